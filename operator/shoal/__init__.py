@@ -1,0 +1,1 @@
+"""Shoal: a Kubernetes operator and control plane for GPU inference fleets."""

@@ -1,0 +1,1 @@
+"""Shoal's contracts: the custom resources, the names on child objects, the messages between processes. No I/O."""

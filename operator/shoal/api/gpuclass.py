@@ -1,0 +1,111 @@
+"""GPUClass: a kind of GPU in the fleet. Cluster-scoped; short name `gpuc`."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, StringConstraints
+
+from shoal.api.meta import Column, Conditions, K8s, Kind, LabelValue, Object, Quantity, Rule
+
+
+class Toleration(Object):
+    """A toleration that engine pods of this class get, as in a pod."""
+
+    key: Annotated[str, StringConstraints(max_length=253)] | None = None
+    """The taint's key; absent with operator Exists tolerates every taint."""
+    operator: Literal["Exists", "Equal"] = "Equal"
+    """Exists ignores the value."""
+    value: LabelValue | None = None
+    """The taint's value, for operator Equal."""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """The taint's effect; absent matches all."""
+
+
+class Money(Object):
+    """An amount in a named currency."""
+
+    amount: Quantity
+    """A decimal number, such as "2.49"."""
+    currency: Annotated[str, StringConstraints(min_length=3, max_length=3, pattern=r"^[A-Z]{3}$")] = "USD"
+    """ISO 4217 code."""
+
+
+class GPUClassSpec(Object):
+    """Which nodes belong to the class and what one of its GPUs is."""
+
+    node_selector: Annotated[dict[str, LabelValue], Field(min_length=1, max_length=16)]
+    """Labels that a node of this class carries; usually nvidia.com/gpu.product as GPU feature discovery writes it."""
+    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=16), K8s(list_type="atomic")] = ()
+    """Tolerations that engine pods need to get onto these nodes."""
+    resource_name: Annotated[str, StringConstraints(min_length=1, max_length=253)] = "nvidia.com/gpu"
+    """The extended resource that the device plugin advertises."""
+    memory_per_gpu: Annotated[Quantity, Field(alias="memoryPerGPU")]
+    """Memory of one GPU as its data sheet says, such as 80Gi."""
+    memory_bandwidth_gbps: Annotated[int, Field(ge=1, le=100000)] | None = Field(None, alias="memoryBandwidthGBps")
+    """Memory bandwidth of one GPU in 10^9 bytes per second."""
+    compute_capability: Annotated[str, StringConstraints(max_length=8, pattern=r"^[0-9]+\.[0-9]+$")] | None = None
+    """CUDA compute capability, such as "9.0"."""
+    interconnect: Literal["NVLink", "PCIe"] = "PCIe"
+    """How the GPUs of one node are connected."""
+    hourly_cost: Money | None = None
+    """What one GPU costs per hour. Classes without a price come after those with one."""
+    interruptible: bool = False
+    """Whether nodes of this class may be taken away at short notice (spot)."""
+
+    cel: ClassVar = (
+        Rule(
+            "self.tolerations.all(t, t.operator == 'Exists' || has(t.key))",
+            "a toleration with operator 'Equal' must have a `key`",
+        ),
+    )
+
+
+class GPUCounts(Object):
+    """GPUs of the class, counted over its nodes and over every pod that asks for GPUs, not only Shoal's."""
+
+    capacity: Annotated[int, Field(ge=0)]
+    """GPUs that the nodes have."""
+    allocatable: Annotated[int, Field(ge=0)]
+    """GPUs that healthy, schedulable nodes offer."""
+    allocated: Annotated[int, Field(ge=0)]
+    """GPUs that pods bound to these nodes hold; terminating pods hold theirs until they are gone."""
+    free: Annotated[int, Field(ge=0)]
+    """allocatable minus allocated on schedulable nodes."""
+    largest_free_on_one_node: Annotated[int, Field(ge=0)]
+    """The largest replica, in GPUs, that still fits on one node."""
+
+
+class GPUClassStatus(Object):
+    """What was found."""
+
+    conditions: Conditions = ()
+    """Ready says whether the class has nodes: NodesFound, NoNodes, Invalid."""
+    observed_generation: Annotated[int, Field(ge=0)] | None = None
+    """The generation that this status is about."""
+    nodes: Annotated[int, Field(ge=0)] | None = None
+    """Nodes that match the selector."""
+    gpus: GPUCounts | None = None
+    """Counts over all nodes of the class."""
+
+
+class GPUClass(Kind):
+    """A kind of GPU in the fleet: which nodes have it, what it can hold, what it costs."""
+
+    kind_name: ClassVar = "GPUClass"
+    plural: ClassVar = "gpuclasses"
+    singular: ClassVar = "gpuclass"
+    short_names: ClassVar = ("gpuc",)
+    scope: ClassVar = "Cluster"
+    columns: ClassVar = (
+        Column("Ready", '.status.conditions[?(@.type=="Ready")].status'),
+        Column("Nodes", ".status.nodes", "integer"),
+        Column("GPUs", ".status.gpus.capacity", "integer"),
+        Column("Allocated", ".status.gpus.allocated", "integer"),
+        Column("Free", ".status.gpus.free", "integer"),
+        Column("Largest", ".status.gpus.largestFreeOnOneNode", "integer"),
+        Column("Memory", ".spec.memoryPerGPU", "string", 1),
+        Column("Hourly", ".spec.hourlyCost.amount", "string", 1),
+        Column("Age", ".metadata.creationTimestamp", "date"),
+    )
+
+    spec: GPUClassSpec
+    status: GPUClassStatus | None = None

@@ -1,0 +1,245 @@
+"""Model: what is served. Namespaced; short name `mdl`."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, StringConstraints
+
+from shoal.api.meta import (
+    Column,
+    Conditions,
+    K8s,
+    Kind,
+    LabelValue,
+    Object,
+    Quantity,
+    ResourceName,
+    Rule,
+    SecretReference,
+)
+
+ServedName = Annotated[
+    # No colon: SGLang reads what follows one as an adapter's name. No slash: `namespace/name` always means that object.
+    str,
+    StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"),
+]
+
+
+class Source(Object):
+    """Where the weights are."""
+
+    uri: Annotated[
+        str,
+        StringConstraints(max_length=1024, pattern=r"^(hf|https|pvc|file)://.+$"),
+    ]
+    """hf://owner/repo[@revision], https://host/archive.tar[.gz], pvc://claim[/path], or file:///path (a path inside the
+    stage container's image: for tests and demos)."""
+    digest: Annotated[str, StringConstraints(max_length=71, pattern=r"^sha256:[0-9a-f]{64}$")] | None = None
+    """What the source must be: of an https archive its SHA-256; of a directory the SHA-256 of the output of
+    `find . -type f | LC_ALL=C sort | xargs sha256sum`."""
+    secret_ref: SecretReference | None = None
+    """Credentials in the Model's namespace: key `token` for hf:// and for https:// (sent as a bearer token)."""
+
+
+class Parallelism(Object):
+    """How one replica is spread over GPUs."""
+
+    tensor: Annotated[int, Field(ge=1, le=64)] = 1
+    """Tensor parallelism: GPUs of one replica."""
+
+
+class Engine(Object):
+    """The engine and its arguments."""
+
+    type: Literal["SGLang"] = "SGLang"
+    """The engine's kind."""
+    version: (
+        Annotated[str, StringConstraints(max_length=32, pattern=r"^[0-9]+\.[0-9]+\.[0-9]+([.a-z0-9-]*)$")] | None
+    ) = None
+    """Engine version: the image is looked up in the chart's table. Default: the chart's default."""
+    image: Annotated[str, StringConstraints(max_length=512)] | None = None
+    """An image of your own; `version` must stand beside it, since arguments differ between versions."""
+    context_length: Annotated[int, Field(ge=128, le=10_000_000)] | None = None
+    """Longest prompt plus answer, in tokens. Default: what the model's config says."""
+    parallelism: Parallelism = Parallelism()
+    """GPUs of one replica."""
+    tool_call_parser: Annotated[str, StringConstraints(max_length=64, pattern=r"^[a-z0-9_.-]+$")] | None = None
+    """SGLang's --tool-call-parser."""
+    reasoning_parser: Annotated[str, StringConstraints(max_length=64, pattern=r"^[a-z0-9_.-]+$")] | None = None
+    """SGLang's --reasoning-parser."""
+    extra_args: Annotated[
+        tuple[Annotated[str, StringConstraints(min_length=1, max_length=256)], ...],
+        Field(max_length=64),
+        K8s(list_type="atomic"),
+    ] = ()
+    """Further engine arguments, `--name=value` or `--flag`. Those that Shoal owns, abbreviations and names that this
+    version does not know are refused."""
+
+    cel: ClassVar = (
+        Rule(
+            "!has(self.image) || has(self.version)",
+            "`version` must be set when `image` is: arguments differ by version",
+        ),
+        Rule(
+            "!has(self.extraArgs) || self.extraArgs.all(a, a.startsWith('--'))",
+            "each of `extraArgs` must be '--name=value' or '--flag'",
+        ),
+    )
+
+
+class Variant(Object):
+    """One GPU class that the Model may run on."""
+
+    gpu_class: Annotated[ResourceName, Field(alias="class")]
+    """Name of a GPUClass."""
+
+
+class Scaling(Object):
+    """How many replicas."""
+
+    min_replicas: Annotated[int, Field(ge=0, le=1000)] | None = None
+    """Replicas that are kept. In this version a Model always runs at least one."""
+
+
+class LocalObjectReference(Object):
+    """An object in the same namespace."""
+
+    name: ResourceName
+    """Name of the object."""
+
+
+class EnvVar(Object):
+    """An environment variable of the engine container."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+    """Name of the variable."""
+    value: Annotated[str, StringConstraints(max_length=4096)] = ""
+    """Its value; for secrets mount a Secret through your own image instead."""
+
+
+class Resources(Object):
+    """Requests and limits of the engine container besides GPUs."""
+
+    requests: Annotated[dict[str, Quantity], Field(max_length=8)] = {}
+    """Such as cpu and memory."""
+    limits: Annotated[dict[str, Quantity], Field(max_length=8)] = {}
+    """Such as memory."""
+
+
+class PodTemplate(Object):
+    """Additions to the engine pods."""
+
+    labels: Annotated[dict[str, LabelValue], Field(max_length=32)] = {}
+    """Labels; shoal.dev/ and app.kubernetes.io/ keys are Shoal's."""
+    annotations: Annotated[dict[str, Annotated[str, StringConstraints(max_length=4096)]], Field(max_length=32)] = {}
+    """Annotations; shoal.dev/ keys are Shoal's."""
+    image_pull_secrets: Annotated[
+        tuple[LocalObjectReference, ...], Field(max_length=8), K8s(list_type="map", keys=("name",))
+    ] = ()
+    """Pull secrets in the Model's namespace, besides the chart's."""
+    env: Annotated[tuple[EnvVar, ...], Field(max_length=64), K8s(list_type="map", keys=("name",))] = ()
+    """Environment of the engine container."""
+    resources: Resources = Resources()
+    """CPU and memory of the engine container; default: the chart's amounts per GPU."""
+
+    cel: ClassVar = (
+        Rule(
+            "!has(self.labels) || "
+            "self.labels.all(k, !k.startsWith('shoal.dev/') && !k.startsWith('app.kubernetes.io/'))",
+            "`labels` may not use keys of 'shoal.dev/' or 'app.kubernetes.io/'",
+        ),
+        Rule(
+            "!has(self.annotations) || self.annotations.all(k, !k.startsWith('shoal.dev/'))",
+            "`annotations` may not use keys of 'shoal.dev/'",
+        ),
+    )
+
+
+class ModelSpec(Object):
+    """What is served, from where, on what."""
+
+    served_names: Annotated[tuple[ServedName, ...], Field(max_length=16), K8s(list_type="set")] = ()
+    """What clients put in `model`; default: the object's name. `namespace/name` always works. A short name belongs to
+    the oldest object that claims it."""
+    source: Source
+    """Where the weights are."""
+    engine: Engine = Engine()
+    """The engine and its arguments."""
+    variants: Annotated[tuple[Variant, ...], Field(max_length=8), K8s(list_type="map", keys=("class",))] = ()
+    """GPU classes to use, in order of preference; empty: the cheapest class with room."""
+    scaling: Scaling = Scaling()
+    """How many replicas."""
+    pod: PodTemplate = PodTemplate()
+    """Additions to the engine pods."""
+
+
+class VariantStatus(Object):
+    """What was decided and found for one GPU class."""
+
+    gpu_class: Annotated[ResourceName, Field(alias="class")]
+    """Name of the GPUClass."""
+    gpus_per_replica: Annotated[int, Field(ge=0)] | None = Field(None, alias="gpusPerReplica")
+    """GPUs of one replica."""
+    desired: Annotated[int, Field(ge=0)] = 0
+    """Replicas wanted."""
+    ready: Annotated[int, Field(ge=0)] = 0
+    """Replicas that serve."""
+    hourly_cost: Quantity | None = None
+    """Cost of the wanted replicas per hour."""
+    excluded: Annotated[str, StringConstraints(max_length=512)] | None = None
+    """Why the class is not used."""
+
+
+class ReplicaCounts(Object):
+    """Replicas over all variants."""
+
+    desired: Annotated[int, Field(ge=0)]
+    """Replicas wanted."""
+    ready: Annotated[int, Field(ge=0)]
+    """Replicas that serve."""
+
+
+class ModelStatus(Object):
+    """What was decided and found."""
+
+    conditions: Conditions = ()
+    """Accepted, Placed, Available, Ready; Reconciling and Stalled only while true."""
+    observed_generation: Annotated[int, Field(ge=0)] | None = None
+    """The generation that this status is about."""
+    served_names: Annotated[tuple[ServedName, ...], Field(max_length=16), K8s(list_type="set")] = ()
+    """Short names that this Model owns; a name that an older Model claims is not among them."""
+    variants: Annotated[tuple[VariantStatus, ...], Field(max_length=32), K8s(list_type="map", keys=("class",))] = ()
+    """One entry per GPU class that is used or was looked at."""
+    replicas: ReplicaCounts | None = None
+    """Replicas over all variants."""
+
+
+class Model(Kind):
+    """A model that the fleet serves."""
+
+    kind_name: ClassVar = "Model"
+    plural: ClassVar = "models"
+    singular: ClassVar = "model"
+    short_names: ClassVar = ("mdl",)
+    columns: ClassVar = (
+        Column("Ready", '.status.conditions[?(@.type=="Ready")].status'),
+        Column("Reason", '.status.conditions[?(@.type=="Ready")].reason'),
+        Column("Desired", ".status.replicas.desired", "integer"),
+        Column("Up", ".status.replicas.ready", "integer"),
+        Column("Class", ".status.variants[?(@.desired>0)].class"),
+        Column("Source", ".spec.source.uri", "string", 1),
+        Column("Message", '.status.conditions[?(@.type=="Ready")].message', "string", 1),
+        Column("Age", ".metadata.creationTimestamp", "date"),
+    )
+
+    spec: ModelSpec
+    status: ModelStatus | None = None
+
+    @property
+    def claimed_names(self) -> tuple[str, ...]:
+        """Short names that the Model asks for."""
+        return self.spec.served_names or (self.metadata.name,)
+
+    @property
+    def engine_model_name(self) -> str:
+        """The name under which the engine serves the base model. Never contains a colon."""
+        return self.key

@@ -1,0 +1,84 @@
+"""Every name that two parts of Shoal must agree on: labels, annotations, ports, paths, field managers.
+
+One file, so that a reader finds both ends of each agreement, and a rename is one line.
+"""
+
+from typing import Final
+
+from shoal.api.meta import GROUP
+
+# --- labels ---------------------------------------------------------------------------------------------------------
+LABEL_NAME: Final = "app.kubernetes.io/name"
+LABEL_INSTANCE: Final = "app.kubernetes.io/instance"
+LABEL_COMPONENT: Final = "app.kubernetes.io/component"
+LABEL_PART_OF: Final = "app.kubernetes.io/part-of"
+LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+MANAGED_BY: Final = "shoal"
+
+LABEL_MODEL: Final = f"{GROUP}/model"
+"""Name of the Model, on every object made for it. An engine pod is one that has this and LABEL_COMPONENT=engine."""
+LABEL_MODEL_UID: Final = f"{GROUP}/model-uid"
+LABEL_GPU_CLASS: Final = f"{GROUP}/gpu-class"
+COMPONENT_ENGINE: Final = "engine"
+COMPONENT_GATEWAY: Final = "gateway"
+COMPONENT_OPERATOR: Final = "operator"
+
+# --- annotations ----------------------------------------------------------------------------------------------------
+ANNOTATION_INSTALL_KEY: Final = f"{GROUP}/install-key"
+"""On engine pods: fingerprint of the install key from which the pod's keys were derived (`keys.fingerprint`)."""
+ANNOTATION_ENGINE_VERSION: Final = f"{GROUP}/engine-version"
+ANNOTATION_PAUSED: Final = f"{GROUP}/paused"
+"""On a Model, "true": Shoal decides but applies nothing and says so."""
+
+# --- field managers (architecture, section 5) -----------------------------------------------------------------------
+MANAGER_MODEL: Final = "shoal-model"
+MANAGER_GPUCLASS: Final = "shoal-gpuclass"
+MANAGER_TENANT: Final = "shoal-tenant"
+MANAGER_SCALER: Final = "shoal-scaler"
+MANAGER_INSTALL: Final = "shoal-install"
+
+# --- Shoal's own objects --------------------------------------------------------------------------------------------
+INSTALL_KEY_SECRET: Final = "shoal-install-key"  # noqa: S105 - a name, not a secret
+"""Secret in Shoal's namespace, made by the operator, mounted by gateways. Data: `current`, and `previous` while two
+are valid."""
+LEASE_NAME: Final = "shoal-operator"
+
+# --- containers, ports and paths of an engine pod -------------------------------------------------------------------
+CONTAINER_ENGINE: Final = "engine"
+CONTAINER_AGENT: Final = "agent"
+CONTAINER_STAGE: Final = "stage"
+
+ENGINE_PORT: Final = 30000
+AGENT_PORT: Final = 8400
+"""The agent's API: /v1/replica (keys), /healthz, /metrics."""
+GATEWAY_PORT: Final = 8080
+"""The OpenAI API."""
+OPS_PORT: Final = 9090
+"""Of gateway and operator: /healthz, /readyz, /metrics."""
+
+RUN_DIR: Final = "/shoal/run"
+"""emptyDir shared by agent and engine: `boot` (the engine's boot id), `stalled` (liveness)."""
+BOOT_FILE: Final = f"{RUN_DIR}/boot"
+STALLED_FILE: Final = f"{RUN_DIR}/stalled"
+STAGE_PROGRESS_FILE: Final = f"{RUN_DIR}/stage.json"
+"""Written by the stage container, read by the agent: `replica.StageProgress`."""
+MODELS_DIR: Final = "/shoal/models"
+"""emptyDir: written by the stage container, read-only for the engine."""
+MODEL_PATH: Final = f"{MODELS_DIR}/model"
+"""The engine's --model-path: where the stage container puts the weights (renamed into place when whole)."""
+SOURCE_DIR: Final = "/shoal/source"
+"""Where a pvc:// source is mounted, read-only, in stage and engine; the engine's --model-path then points into it."""
+SOURCE_SECRET_DIR: Final = "/shoal/source-secret"  # noqa: S105
+"""The Secret of `source.secretRef`, mounted in the stage container only."""
+KEYS_DIR: Final = "/shoal/keys"
+"""The Model's key Secret. The engine mounts `engine.yaml` only, the agent `agent.json` only."""
+ENGINE_CONFIG_FILE: Final = f"{KEYS_DIR}/engine.yaml"
+"""SGLang's --config: api-key and admin-api-key."""
+AGENT_KEYS_FILE: Final = f"{KEYS_DIR}/agent.json"
+"""`keys.AgentKeys` as JSON."""
+HOME_DIR: Final = "/shoal/home"
+"""emptyDir: HOME and the engine's compile caches."""
+INSTALL_KEY_DIR: Final = "/shoal/install-key"
+"""Where gateways mount the install key's Secret."""
+SPOOL_DIR: Final = "/var/lib/shoal"
+"""The gateway's persistent volume: the spool of usage records."""

@@ -1,0 +1,69 @@
+"""Condition types and reasons. The reason of a condition is also the reason of the event that tells of it."""
+
+from typing import Final
+
+# --- condition types ------------------------------------------------------------------------------------------------
+ACCEPTED: Final = "Accepted"
+PLACED: Final = "Placed"
+AVAILABLE: Final = "Available"
+READY: Final = "Ready"
+RECONCILING: Final = "Reconciling"
+STALLED: Final = "Stalled"
+
+# --- any kind -------------------------------------------------------------------------------------------------------
+INVALID: Final = "Invalid"
+"""The stored object does not pass this version's validation."""
+PENDING: Final = "Pending"
+"""Seen, not yet worked on."""
+PAUSED: Final = "Paused"
+"""shoal.dev/paused is set: decided, not applied."""
+
+# --- GPUClass -------------------------------------------------------------------------------------------------------
+NODES_FOUND: Final = "NodesFound"
+NO_NODES: Final = "NoNodes"
+
+# --- Model: Accepted ------------------------------------------------------------------------------------------------
+VALID: Final = "Valid"
+CLASS_NOT_FOUND: Final = "ClassNotFound"
+ARGUMENTS_REFUSED: Final = "ArgumentsRefused"
+VERSION_UNKNOWN: Final = "VersionUnknown"
+NAME_CLAIMED: Final = "NameClaimed"
+"""A short name belongs to an older Model; namespace/name still works."""
+SECRET_NOT_FOUND: Final = "SecretNotFound"  # noqa: S105
+
+# --- Model: Placed --------------------------------------------------------------------------------------------------
+PLACED_ON: Final = "Placed"
+NO_CAPACITY: Final = "NoCapacity"
+NO_CLASS: Final = "NoClass"
+"""There is no GPUClass at all."""
+
+# --- Model: Available, Ready ----------------------------------------------------------------------------------------
+REPLICAS_READY: Final = "ReplicasReady"
+STARTING: Final = "Starting"
+NO_REPLICA: Final = "NoReplica"
+UNSCHEDULABLE: Final = "Unschedulable"
+ENGINE_FAILED: Final = "EngineFailed"
+"""The engine's container keeps exiting; the message has its own last lines."""
+PODS_REFUSED: Final = "PodsRefused"
+"""The API server refuses the pods (quota, admission)."""
+
+# --- staging (also in the stage container's termination message) ----------------------------------------------------
+SOURCE_UNREACHABLE: Final = "SourceUnreachable"
+SOURCE_NOT_FOUND: Final = "SourceNotFound"
+SOURCE_INVALID: Final = "SourceInvalid"
+"""Fetched, but not a model: no config.json, no weights, a broken archive."""
+GATED: Final = "Gated"
+"""The repository needs credentials that were not given or not accepted."""
+DIGEST_MISMATCH: Final = "DigestMismatch"
+DISK_FULL: Final = "DiskFull"
+STAGE_REASONS: Final = frozenset(
+    {SOURCE_UNREACHABLE, SOURCE_NOT_FOUND, SOURCE_INVALID, GATED, DIGEST_MISMATCH, DISK_FULL}
+)
+
+# --- Tenant ---------------------------------------------------------------------------------------------------------
+ACTIVE: Final = "Active"
+SUSPENDED: Final = "Suspended"
+NO_USABLE_KEY: Final = "NoUsableKey"
+MODEL_NOT_FOUND: Final = "ModelNotFound"
+KEY_CLAIMED: Final = "KeyClaimed"
+"""The same key hash stands on an older Tenant, which keeps it."""

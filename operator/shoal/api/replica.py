@@ -1,0 +1,70 @@
+"""Messages of `GET /v1/replica`, the agent's stream (streams.md).
+
+Server-sent events, one JSON object per `data:` line, no `event:` field. The first message has `full: true` and every
+key that the agent knows; later ones carry the keys that changed, with absolute values. `seq` grows by one with each
+message that carries keys; a heartbeat (every 5 s) repeats the last `seq` and has no keys. A gap in `seq` or another
+`boot` means: connect again. 12 s of silence: the stream is down and what it said is unknown. A key that is absent is
+unknown, never zero. Unknown keys are ignored.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+HEARTBEAT_SECONDS = 5.0
+SILENCE_SECONDS = 12.0
+
+Phase = Literal["fetching", "loading", "ready", "stalled", "draining"]
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, serialize_by_alias=True, extra="ignore", frozen=True
+    )
+
+
+class StageProgress(Message):
+    """What the stage container tells of itself, through a file."""
+
+    state: Literal["fetching", "verifying", "done", "failed"]
+    bytes_done: int = 0
+    bytes_total: int | None = None
+    """None: the source does not say."""
+    reason: str | None = None
+    """With `failed`: a reason of `reasons.py`, such as SourceUnreachable."""
+    message: str | None = None
+
+
+class ReplicaKeys(Message):
+    """The state of one replica. None is "unknown"."""
+
+    phase: Phase | None = None
+    fetched_bytes: int | None = None
+    fetch_total_bytes: int | None = None
+    engine_boot: str | None = None
+    """Random per start of the engine's process; counters below belong to it."""
+    running: int | None = None
+    """Requests in the running batch."""
+    waiting: int | None = None
+    """Requests in the engine's queue."""
+    waiting_tokens: int | None = None
+    """Their prompt tokens that no cache covers."""
+    kv_tokens_used: int | None = None
+    """KV cache tokens in use, evictable prefix cache not counted."""
+    kv_tokens_total: int | None = None
+    prompt_tokens_total: int | None = None
+    """Monotonic per engine boot."""
+    generation_tokens_total: int | None = None
+    """Monotonic per engine boot."""
+
+
+class ReplicaMessage(Message):
+    """One event of the stream."""
+
+    boot: str
+    """The agent's boot id."""
+    seq: int
+    full: bool = False
+    keys: ReplicaKeys | None = None
+    """None in a heartbeat. Only the keys present in the JSON are meant (`model_fields_set`)."""

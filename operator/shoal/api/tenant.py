@@ -1,0 +1,75 @@
+"""Tenant: who may use the fleet. Cluster-scoped; holds key hashes only, so it can live in Git."""
+
+from datetime import datetime
+from typing import Annotated, ClassVar
+
+from pydantic import Field, StringConstraints
+
+from shoal.api.meta import Column, Conditions, K8s, Kind, Name, Object
+
+
+class TenantKey(Object):
+    """One API key, as the SHA-256 of the bearer token. Rotate by adding one and removing the other."""
+
+    name: Name
+    """Name of the key; it stands on usage records."""
+    sha256: Annotated[str, StringConstraints(min_length=64, max_length=64, pattern=r"^[0-9a-f]{64}$")]
+    """SHA-256 of the key in lower-case hex: printf %s "$KEY" | sha256sum."""
+    expires: datetime | None = None
+    """After this moment the key is refused."""
+    disabled: bool = False
+    """A disabled key is refused and stays listed."""
+
+
+class TenantModel(Object):
+    """A Model that the tenant may use."""
+
+    namespace: Name
+    """Namespace of the Model."""
+    name: Name
+    """Name of the Model."""
+
+
+class TenantSpec(Object):
+    """Keys and grants."""
+
+    external_id: Annotated[str, StringConstraints(max_length=128)] | None = Field(None, alias="externalID")
+    """The customer in your own billing system; copied to every usage record."""
+    suspended: bool = False
+    """A suspended tenant is refused."""
+    keys: Annotated[tuple[TenantKey, ...], Field(max_length=64), K8s(list_type="map", keys=("name",))] = ()
+    """API keys, as hashes."""
+    models: Annotated[
+        tuple[TenantModel, ...], Field(max_length=256), K8s(list_type="map", keys=("namespace", "name"))
+    ] = ()
+    """Models that the tenant may use."""
+
+
+class TenantStatus(Object):
+    """What was found."""
+
+    conditions: Conditions = ()
+    """Ready: Active, Suspended, NoUsableKey, ModelNotFound, KeyClaimed, Invalid."""
+    observed_generation: Annotated[int, Field(ge=0)] | None = None
+    """The generation that this status is about."""
+    active_keys: Annotated[int, Field(ge=0)] | None = None
+    """Keys that are neither disabled nor expired."""
+
+
+class Tenant(Kind):
+    """Who may use which Models with which keys."""
+
+    kind_name: ClassVar = "Tenant"
+    plural: ClassVar = "tenants"
+    singular: ClassVar = "tenant"
+    scope: ClassVar = "Cluster"
+    columns: ClassVar = (
+        Column("Ready", '.status.conditions[?(@.type=="Ready")].status'),
+        Column("Reason", '.status.conditions[?(@.type=="Ready")].reason'),
+        Column("Keys", ".status.activeKeys", "integer"),
+        Column("External-ID", ".spec.externalID", "string", 1),
+        Column("Age", ".metadata.creationTimestamp", "date"),
+    )
+
+    spec: TenantSpec
+    status: TenantStatus | None = None

@@ -1,0 +1,78 @@
+"""The usage record: one per accepted request, a CloudEvent 1.0 (gateway.md, section 1).
+
+Rows of the spool are (id, kind): `open` at admission, `checkpoint` while it streams, `final` at the end, whatever
+happened. Token counts are the engine's own; None is "unknown", which an explicit 0 is not.
+"""
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+EVENT_TYPE = "dev.shoal.usage.v1"
+
+RecordKind = Literal["open", "checkpoint", "final"]
+Outcome = Literal["answered", "rejected", "cancelled", "failed", "refused", "cut"]
+"""answered: the engine's answer went out whole. rejected: the engine's own 4xx went out. cancelled: the client left.
+failed: the engine was lost after the first byte. refused: no replica could serve (503 with Retry-After). cut: the
+gateway died; its open row was closed at the next start."""
+CountSource = Literal["final", "continuous", "none"]
+"""Where the counts come from: the engine's closing usage block, its last running usage before a cut, or nowhere."""
+
+
+class UsageData(BaseModel):
+    """`data` of the event."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, serialize_by_alias=True, frozen=True)
+
+    request_id: str
+    kind: RecordKind
+    tenant: str
+    external_id: str | None = None
+    key_name: str
+    endpoint: str
+    """Path of the API, such as /v1/chat/completions."""
+    model: str
+    """namespace/name of the Model."""
+    model_requested: str
+    """What the client put in `model`."""
+    stream: bool
+    outcome: Outcome | None = None
+    """Only in a final row."""
+    status: int | None = None
+    """HTTP status that the client got."""
+    input_tokens: int | None = None
+    """Includes cached ones."""
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    """Includes reasoning ones."""
+    reasoning_tokens: int | None = None
+    count_source: CountSource = "none"
+    attempts: int = 0
+    """Replicas that the request was sent to."""
+    replica: str | None = None
+    """namespace/pod that answered."""
+    node: str | None = None
+    gpu_class: str | None = None
+    engine_boot: str | None = None
+    ttft_ms: float | None = None
+    """From acceptance to the first body byte of the answer."""
+    duration_ms: float | None = None
+
+
+class UsageRecord(BaseModel):
+    """A CloudEvent. (source, id) is unique: dedupe by it, in the transaction of the write."""
+
+    model_config = ConfigDict(frozen=True)
+
+    specversion: Literal["1.0"] = "1.0"
+    id: str
+    """<request id>:<kind> for open and final rows, <request id>:checkpoint:<n> for checkpoints."""
+    source: str
+    """Names the installation, never a pod: a re-ship by another pod must keep the key."""
+    type: str = EVENT_TYPE
+    subject: str
+    """The tenant."""
+    time: datetime
+    data: UsageData

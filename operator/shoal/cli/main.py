@@ -1,0 +1,44 @@
+"""`shoal`: one entry point. Sub-commands load their code only when called, so that the agent stays small."""
+
+import importlib
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+_COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    # name: (module:attribute, help shown without importing it)
+    "operator": ("shoal.runtime.operator:command", "Run the operator."),
+    "gateway": ("shoal.runtime.gateway:command", "Run the gateway, or look into its spool."),
+    "agent": ("shoal.runtime.agent:command", "Run an engine pod's agent, or stage a model."),
+    "sim": ("shoal.sim.cli:command", "Run the engine simulator."),
+    "lab": ("shoal.lab.cli:command", "A real Kubernetes on this machine, without Docker."),
+    "demo": ("shoal.cli.demo:command", "Serve two Models end to end and ask one a question."),
+    "generate": ("shoal.cli.generate:command", "Write crds/, chart schemas and reference docs."),
+}
+
+
+class _Lazy(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="shoal")
+def main() -> None:
+    """Shoal: a Kubernetes operator and control plane for GPU inference fleets."""
+
+
+def run(args: Sequence[str]) -> None:
+    """Calls `shoal ARGS` in this process; for tests."""
+    main(list(args), standalone_mode=False)
