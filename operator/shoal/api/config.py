@@ -1,0 +1,86 @@
+"""The operator's configuration file, as the chart writes it (`SHOAL_CONFIG`, default /etc/shoal/config.yaml).
+
+One file, because it decides the shape of every engine pod: the engine table, proxy, hub mirror, security defaults.
+"""
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+
+class _Section(BaseModel):
+    # forbid: a misspelt chart value must not be ignored
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+
+
+class NamedValue(_Section):
+    name: str
+    value: str = ""
+
+
+class EngineVersion(_Section):
+    """One row of the engine table."""
+
+    image: str
+    command: tuple[str, ...] = ("python3", "-m", "sglang.launch_server")
+    """What starts the server; Shoal's arguments follow."""
+    args: tuple[str, ...] = ()
+    """Platform arguments for every Model, such as --device cpu. A Model's own extraArgs come after these."""
+    env: tuple[NamedValue, ...] = ()
+
+
+class Engines(_Section):
+    default_version: str
+    versions: dict[str, EngineVersion]
+    cpu_per_gpu: str = Field("4", alias="cpuPerGPU")
+    """CPU request of an engine per GPU (a Quantity)."""
+    memory_per_gpu: str = Field("32Gi", alias="memoryPerGPU")
+    """Memory request and limit of an engine per GPU (a Quantity); /dev/shm counts towards it."""
+
+
+class AgentImage(_Section):
+    image: str
+    """Shoal's own image: agent and stage containers."""
+    pull_policy: str = "IfNotPresent"
+    cpu: str = "50m"
+    memory: str = "128Mi"
+
+
+class Proxy(_Section):
+    http: str = ""
+    https: str = ""
+    no_proxy: str = ""
+
+
+class CABundle(_Section):
+    """A ConfigMap in each Model's namespace with further CA certificates."""
+
+    config_map: str = ""
+    key: str = "ca.crt"
+
+
+class Pods(_Section):
+    """What every engine pod gets."""
+
+    run_as_user: int = 65532
+    run_as_root: bool = False
+    """For an engine image that does not work as a numeric user; leaves the restricted pod standard."""
+    image_pull_secrets: tuple[str, ...] = ()
+    priority_class_name: str = ""
+    network_policy: bool = True
+    """A NetworkPolicy per Model: engine port from gateways; agent port from gateways and operators."""
+    scraper_namespaces: tuple[str, ...] = ()
+    """Namespaces from which metrics may be scraped; empty: all."""
+
+
+class OperatorConfig(_Section):
+    """The whole file."""
+
+    engines: Engines
+    agent: AgentImage
+    proxy: Proxy = Proxy()
+    ca_bundle: CABundle = CABundle()
+    hub_endpoint: str = ""
+    """HF_ENDPOINT of the stage containers: a mirror of the Hugging Face hub."""
+    pods: Pods = Pods()
+    resync_seconds: float = 600.0
+    log_level: str = "info"
