@@ -1,0 +1,96 @@
+# Two commands matter on a fresh machine: `make demo` and `make test`. Both install what they need.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+ENGINE ?= simulator        # simulator | sglang (the real engine, on the CPU)
+CLUSTER ?= lab             # lab | current (what kubectl points to)
+NAME ?= demo               # name of the demo's lab
+IMAGE ?= shoal:dev
+PYTEST_ARGS ?=
+
+# uv from PATH, else a private copy beside the project.
+UV := $(shell command -v uv 2>/dev/null || echo .venv-uv/bin/uv)
+RUN := $(UV) run --frozen
+
+.PHONY: help
+help: ## Show this help
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.venv-uv/bin/uv:
+	@echo "uv is not on PATH: installing a private copy into .venv-uv"
+	@python3 -m venv .venv-uv && .venv-uv/bin/pip install --quiet uv
+
+.PHONY: setup
+setup: $(filter .venv-uv/%,$(UV)) ## Install the Python environment (locked)
+	@$(UV) sync --frozen --quiet
+
+.PHONY: demo
+demo: setup ## Serve two Models end to end and ask one (ENGINE=simulator|sglang, CLUSTER=lab|current)
+	@$(RUN) shoal demo up --engine $(strip $(ENGINE)) --cluster $(strip $(CLUSTER)) --name $(strip $(NAME))
+
+.PHONY: demo-down
+demo-down: setup ## Remove everything that `make demo` made
+	@$(RUN) shoal demo down --cluster $(strip $(CLUSTER)) --name $(strip $(NAME))
+
+.PHONY: test
+test: setup lint typecheck verify test-unit test-lab ## Lint, types, generated files, and all tests that fit on one machine
+
+.PHONY: test-unit
+test-unit: setup ## Tests that need neither root nor a lab
+	@$(RUN) pytest -m "not lab and not engine and not apiserver" $(PYTEST_ARGS)
+
+.PHONY: test-lab
+test-lab: setup models ## Tests on real API servers and on the lab (the lab needs root)
+	@$(RUN) shoal lab binaries
+	@$(RUN) pytest -m "(lab or apiserver) and not engine" $(PYTEST_ARGS)
+
+.PHONY: test-engine
+test-engine: setup models ## The contract suite on the real SGLang engine, on the CPU (installs it: 0.7 GB)
+	@images/engine-cpu/install.sh
+	@$(RUN) pytest -m engine $(PYTEST_ARGS)
+
+.PHONY: bench
+bench: setup ## Print the figures: gateway beside Envoy and smg, lab start-up, operator with 500 Models
+	@$(UV) sync --frozen --quiet --group bench
+	@$(RUN) --group bench python -m tests.bench
+
+.PHONY: models
+models: setup ## Make the tiny models that the image, the demo and the tests serve
+	@$(RUN) python images/shoal/make_models.py
+
+.PHONY: generate
+generate: setup ## Write crds/, chart schemas and the reference docs from the code
+	@$(RUN) shoal generate
+
+.PHONY: verify
+verify: setup ## Fail when generated files are not what the code says
+	@$(RUN) shoal generate --check
+
+.PHONY: lint
+lint: setup ## Format check, lint, import layers
+	@$(RUN) ruff format --check --quiet operator tests images
+	@$(RUN) ruff check --quiet operator tests images
+	@$(RUN) lint-imports --no-logo >/tmp/shoal-imports.$$$$ || { cat /tmp/shoal-imports.$$$$; rm -f /tmp/shoal-imports.$$$$; exit 1; }; rm -f /tmp/shoal-imports.$$$$
+
+.PHONY: typecheck
+typecheck: setup ## pyright, strict
+	@$(RUN) pyright --warnings
+
+.PHONY: format
+format: setup ## Format and fix what can be fixed
+	@$(RUN) ruff format operator tests images
+	@$(RUN) ruff check --fix operator tests images
+
+.PHONY: chart
+chart: setup ## Lint and package the charts into dist/
+	@$(RUN) shoal lab helm -- lint charts/shoal-crds charts/shoal
+	@$(RUN) shoal lab helm -- package --destination dist charts/shoal-crds charts/shoal
+
+.PHONY: image
+image: models ## Build Shoal's image with docker, podman or buildah (IMAGE=name:tag)
+	@images/shoal/build.sh $(IMAGE)
+
+.PHONY: clean
+clean: ## Remove caches inside the checkout
+	@rm -rf dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
