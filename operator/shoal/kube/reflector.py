@@ -1,0 +1,175 @@
+"""Keeps a copy of one kind: list, watch, list again when told to. The copy outlives the API server's absence.
+
+`on_event` hears "upsert" for every new or changed object and "delete" for every one that is gone, also when the
+deletion itself was missed (an API server restarted, a watch expired): a list that no longer has it says so.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+import structlog
+
+from shoal.api.meta import JsonObject
+from shoal.kube.client import Client
+from shoal.kube.errors import Gone, KubeError, NotFound
+from shoal.kube.resources import Resource
+
+log = structlog.get_logger()
+
+ReflectorEvent = Literal["upsert", "delete"]
+FIRST_BACKOFF: Final = 0.5
+LONGEST_BACKOFF: Final = 15.0
+CRD_BACKOFF: Final = 2.0
+"""Seconds between looks for a kind that is not installed yet: a person may be installing it right now."""
+
+
+def object_key(obj: JsonObject) -> str:
+    """`namespace/name`, or `name` for a cluster-scoped object."""
+    metadata = obj["metadata"]
+    namespace = metadata.get("namespace")
+    return f"{namespace}/{metadata['name']}" if namespace else metadata["name"]
+
+
+class Reflector:
+    """One kind, optionally in one namespace or with a selector.
+
+    `project` makes of each raw object what is kept and handed to `on_event`; None from it means "not of interest" and
+    reads as absent. `on_event` must not block; what it raises is logged and does not stop the stream.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        resource: Resource,
+        *,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+        project: Callable[[JsonObject], Any] | None = None,
+        on_event: Callable[[ReflectorEvent, Any], None] | None = None,
+    ) -> None:
+        self._client = client
+        self._resource = resource
+        self._namespace = namespace
+        self._selector = label_selector
+        self._project = project
+        self._on_event = on_event
+        self._objects: dict[str, Any] = {}
+        self._versions: dict[str, str] = {}
+        self._log = log.bind(resource=resource.plural)
+        self.synced = asyncio.Event()
+        """Set when the first list is complete; stays set."""
+        self.missing = False
+        """The API server does not know the kind: its CRD is not installed."""
+        self.connected = False
+        self.last_heard = time.monotonic()
+        """Monotonic time of the last list, event or bookmark."""
+
+    @property
+    def objects(self) -> Mapping[str, Any]:
+        """The copy, by `namespace/name` (or `name`). A live view: take what you need before you await."""
+        return MappingProxyType(self._objects)
+
+    async def run(self) -> None:
+        """Runs until cancelled. Never raises for what an API server does."""
+        backoff = FIRST_BACKOFF
+        version: str | None = None
+        while True:
+            try:
+                if version is None:
+                    version = await self._list()
+                async for event in self._client.watch(
+                    self._resource, version, namespace=self._namespace, label_selector=self._selector
+                ):
+                    self._heard()
+                    backoff = FIRST_BACKOFF
+                    if event.type == "DELETED":
+                        self._remove(object_key(event.object), event.object)
+                    elif event.type != "BOOKMARK":
+                        self._upsert(event.object)
+                    version = str(event.object["metadata"]["resourceVersion"])
+                self._heard()
+                continue  # the server renews its streams by ending them: go on where it ended
+            except Gone:
+                self._log.info("watch expired, listing again")
+                version = None
+                await asyncio.sleep(0.1)
+                continue
+            except NotFound as error:
+                version = None
+                if not self.missing:
+                    self._log.warning(
+                        "the API server does not know this kind; waiting for its CustomResourceDefinition",
+                        error=error.message,
+                    )
+                self.missing, self.connected = True, False
+                backoff = CRD_BACKOFF
+            except KubeError as error:
+                # Anything but a lost connection may mean that the version is no good any more: list again.
+                if error.status is not None:
+                    version = None
+                if self.connected:
+                    self._log.warning("lost the API server; keeping the last state", error=error.message)
+                self.connected = False
+            await asyncio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            backoff = min(backoff * 2, LONGEST_BACKOFF)
+
+    def _heard(self) -> None:
+        if self.missing or not self.connected:
+            self._log.info("watching")
+        self.missing, self.connected = False, True
+        self.last_heard = time.monotonic()
+
+    async def _list(self) -> str:
+        seen: set[str] = set()
+        version = ""
+        async for page in self._client.list_pages(
+            self._resource, namespace=self._namespace, label_selector=self._selector
+        ):
+            for obj in page.items:
+                seen.add(object_key(obj))
+                self._upsert(obj)
+            version = page.resource_version
+            self._heard()
+        for key in [k for k in self._versions if k not in seen]:
+            self._remove(key, None)
+        self.synced.set()
+        return version
+
+    def _upsert(self, obj: JsonObject) -> None:
+        key = object_key(obj)
+        version = str(obj["metadata"].get("resourceVersion", ""))
+        if self._versions.get(key) == version and version:
+            return
+        self._versions[key] = version
+        value: Any = obj
+        if self._project is not None:
+            try:
+                value = self._project(obj)
+            except Exception as error:
+                # One object that cannot be read must not blind us to all others; it reads as absent.
+                self._log.warning("object cannot be read", key=key, error=str(error))
+                value = None
+        if value is None:
+            if key in self._objects:
+                self._tell("delete", self._objects.pop(key))
+            return
+        self._objects[key] = value
+        self._tell("upsert", value)
+
+    def _remove(self, key: str, raw: JsonObject | None) -> None:
+        self._versions.pop(key, None)
+        if key in self._objects:
+            value = self._objects.pop(key)
+            self._tell("delete", raw if self._project is None and raw is not None else value)
+
+    def _tell(self, kind: ReflectorEvent, value: Any) -> None:
+        if self._on_event is None:
+            return
+        try:
+            self._on_event(kind, value)
+        except Exception:
+            self._log.exception("listener failed")

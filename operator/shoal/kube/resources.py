@@ -1,0 +1,62 @@
+"""The kinds that Shoal talks about with the API server, and their URLs."""
+
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from shoal.api.gpuclass import GPUClass
+from shoal.api.meta import GROUP, VERSION, Kind
+from shoal.api.model import Model
+from shoal.api.tenant import Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One kind as the API server serves it. An empty group is the core group."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def root(self) -> str:
+        return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+
+    def path(self, *, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
+        """URL path of the collection, an object or its subresource. Without a namespace: over all namespaces."""
+        parts = [self.root]
+        if self.namespaced and namespace is not None:
+            parts += ["namespaces", quote(namespace, safe="")]
+        parts.append(self.plural)
+        if name is not None:
+            if self.namespaced and namespace is None:
+                raise ValueError(f"{self.kind} {name}: a namespace is needed")
+            parts.append(quote(name, safe=""))
+        if subresource is not None:
+            parts.append(subresource)
+        return "/".join(parts)
+
+
+def of_kind(kind: type[Kind]) -> Resource:
+    """The resource of one of Shoal's own kinds."""
+    return Resource(GROUP, VERSION, kind.plural, kind.kind_name, kind.scope == "Namespaced")
+
+
+MODELS = of_kind(Model)
+GPUCLASSES = of_kind(GPUClass)
+TENANTS = of_kind(Tenant)
+
+PODS = Resource("", "v1", "pods", "Pod")
+NODES = Resource("", "v1", "nodes", "Node", namespaced=False)
+SECRETS = Resource("", "v1", "secrets", "Secret")
+DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
+PDBS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
+NETWORKPOLICIES = Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
+LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+EVENTS = Resource("events.k8s.io", "v1", "events", "Event")
+NAMESPACES = Resource("", "v1", "namespaces", "Namespace", namespaced=False)
