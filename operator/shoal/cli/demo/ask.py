@@ -1,0 +1,57 @@
+"""The question: the `openai` SDK, streamed, as any user of the fleet would ask it."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import click
+from rich.console import Console
+
+QUESTION = "Which replica answers me?"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back."""
+
+    text: str
+    request_id: str
+    ttft_seconds: float
+    """Time to the first token, seen by the client."""
+    seconds: float
+    usage: dict[str, Any]
+
+
+def ask(base_url: str, api_key: str, model: str, console: Console) -> Answer:
+    """Streams one chat completion and prints it as it comes. Raises ClickException with the API's own error."""
+    import openai
+
+    start = time.monotonic()
+    first: float | None = None
+    parts: list[str] = []
+    usage: dict[str, Any] = {}
+    client = openai.OpenAI(base_url=f"{base_url}/v1", api_key=api_key, timeout=60, max_retries=2)
+    try:
+        with client.chat.completions.with_raw_response.create(
+            model=model,
+            messages=[{"role": "user", "content": QUESTION}],
+            max_tokens=48,
+            stream=True,
+            stream_options={"include_usage": True},
+        ).parse() as stream:
+            request_id = stream.response.headers.get("x-request-id", "")
+            for chunk in stream:
+                if chunk.usage:
+                    usage = chunk.usage.model_dump(exclude_none=True)
+                for choice in chunk.choices:
+                    if choice.delta.content:
+                        first = first or time.monotonic()
+                        parts.append(choice.delta.content)
+                        console.print(choice.delta.content, end="", style="cyan", markup=False, highlight=False)
+            console.print()
+    except openai.APIError as e:
+        raise click.ClickException(f"the gateway answered: {e}") from e
+    finally:
+        client.close()
+    end = time.monotonic()
+    return Answer("".join(parts), request_id, (first or end) - start, end - start, usage)

@@ -1,0 +1,127 @@
+"""Where the demo runs: in a lab of its own, or on the cluster that kubectl points to."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+NAMESPACE = "shoal-system"
+"""Where the demo installs Shoal."""
+GATEWAY_SERVICE = "shoal-gateway"
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """kubectl and helm, and how they reach the cluster."""
+
+    kubectl: Path
+    helm: Path
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def run(self, program: Path, args: Sequence[str], stdin: str | None, timeout: float) -> str:
+        """Output of the program. Raises ClickException with the program's own error text."""
+        try:
+            done = subprocess.run(
+                [str(program), *args],
+                input=stdin,
+                env={**os.environ, **self.env},
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as e:
+            raise click.ClickException(f"{program.name} {' '.join(args)}: no answer within {timeout:.0f} s") from e
+        if done.returncode:
+            raise click.ClickException(f"{program.name} {' '.join(args)} failed:\n{done.stderr.strip()}")
+        return done.stdout
+
+
+class Cluster(ABC):
+    """A Kubernetes cluster, as the demo uses it."""
+
+    tools: Tools
+
+    def kubectl(self, *args: str, stdin: str | None = None, timeout: float = 60) -> str:
+        return self.tools.run(self.tools.kubectl, args, stdin, timeout)
+
+    def helm(self, *args: str, timeout: float = 300) -> str:
+        return self.tools.run(self.tools.helm, args, None, timeout)
+
+    def get(self, *args: str) -> list[dict[str, Any]]:
+        """`kubectl get ... -o json`, as objects."""
+        return json.loads(self.kubectl("get", *args, "-o", "json")).get("items", [])
+
+    @abstractmethod
+    def gateway(self) -> "Iterator[str]":
+        """Context manager: the gateway's base URL on this machine."""
+
+    @abstractmethod
+    def exec(self, pod: str, *argv: str) -> str:
+        """Runs a command in a pod of Shoal's namespace and returns its output."""
+
+    @abstractmethod
+    def try_it(self) -> list[str]:
+        """Shell lines that set up a terminal for kubectl and curl against this cluster."""
+
+
+class CurrentCluster(Cluster):
+    """The cluster that kubectl points to."""
+
+    def __init__(self) -> None:
+        found = {name: shutil.which(name) for name in ("kubectl", "helm")}
+        missing = [name for name, path in found.items() if path is None]
+        if missing:
+            raise click.ClickException(f"{' and '.join(missing)} must be on PATH for --cluster current")
+        self.tools = Tools(Path(found["kubectl"] or ""), Path(found["helm"] or ""))
+        try:
+            self.kubectl("version", timeout=15)
+        except click.ClickException as e:
+            raise click.ClickException(f"kubectl does not reach a cluster: {e.message}") from e
+
+    @property
+    def context(self) -> str:
+        return self.kubectl("config", "current-context").strip()
+
+    @contextmanager
+    def gateway(self) -> Iterator[str]:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        forward = subprocess.Popen(
+            [self.tools.kubectl, "-n", NAMESPACE, "port-forward", f"svc/{GATEWAY_SERVICE}", f"{port}:80"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            deadline = time.monotonic() + 15
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                    break
+                except OSError as e:
+                    if forward.poll() is not None or time.monotonic() > deadline:
+                        forward.kill()
+                        raise click.ClickException(f"kubectl port-forward failed: {forward.communicate()[1]}") from e
+                    time.sleep(0.1)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            forward.terminate()
+            forward.wait(10)
+
+    def exec(self, pod: str, *argv: str) -> str:
+        return self.kubectl("-n", NAMESPACE, "exec", pod, "--", *argv)
+
+    def try_it(self) -> list[str]:
+        return [f"kubectl -n {NAMESPACE} port-forward svc/{GATEWAY_SERVICE} 8080:80 &", "GATEWAY=http://127.0.0.1:8080"]
