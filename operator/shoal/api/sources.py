@@ -1,0 +1,68 @@
+"""What a Model's source URI means: one parser for manifests (mounts), staging (fetching) and the engine (its path)."""
+
+import posixpath
+from dataclasses import dataclass
+from typing import Literal, get_args
+from urllib.parse import urlsplit
+
+from shoal.api import names
+
+Scheme = Literal["hf", "https", "pvc", "file"]
+SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceUri:
+    """A source, taken apart. Which fields are set depends on the scheme."""
+
+    scheme: Scheme
+    uri: str
+    repo: str = ""
+    """hf: owner/repo."""
+    revision: str | None = None
+    """hf: branch, tag or commit; None: the default branch."""
+    claim: str = ""
+    """pvc: name of the PersistentVolumeClaim in the Model's namespace."""
+    path: str = ""
+    """pvc: the folder inside the volume, "" for its root. file: an absolute path."""
+
+
+def parse_source(uri: str) -> SourceUri:
+    """Takes a source URI apart. Raises ValueError with a message for the person who wrote it."""
+    scheme, separator, rest = uri.partition("://")
+    if not separator or scheme not in SCHEMES or not rest:
+        raise ValueError(f"{uri!r} is not a source: write hf://owner/repo, https://host/archive.tar, pvc://claim/path")
+    if scheme == "hf":
+        repo, at, revision = rest.partition("@")
+        owner, slash, name = repo.partition("/")
+        if not (owner and slash and name) or "/" in name or (at and not revision):
+            raise ValueError(f"{uri!r} does not name a repository: write hf://owner/repo or hf://owner/repo@revision")
+        return SourceUri("hf", uri, repo=repo, revision=revision or None)
+    if scheme == "https":
+        parts = urlsplit(uri)
+        if not parts.hostname or parts.username is not None:
+            raise ValueError(
+                "an https:// source names a host and carries no user or password: use `secretRef` for a token"
+            )
+        return SourceUri("https", uri)
+    if scheme == "pvc":
+        claim, _, path = rest.partition("/")
+        if not claim or ".." in path.split("/"):
+            raise ValueError(f"{uri!r} does not name a folder of a volume: write pvc://claim or pvc://claim/path")
+        return SourceUri(
+            "pvc", uri, claim=claim, path="" if not path.strip("/") else posixpath.normpath(path.strip("/"))
+        )
+    if not rest.startswith("/"):
+        raise ValueError(f"{uri!r} has no absolute path: write file:///path, with three slashes")
+    return SourceUri("file", uri, path=posixpath.normpath(rest))
+
+
+def engine_model_path(uri: str) -> str:
+    """The engine's --model-path: where the stage container leaves the weights, or the mounted volume they lie on.
+
+    Raises ValueError as `parse_source` does.
+    """
+    source = parse_source(uri)
+    if source.scheme == "pvc":
+        return posixpath.join(names.SOURCE_DIR, source.path) if source.path else names.SOURCE_DIR
+    return names.MODEL_PATH

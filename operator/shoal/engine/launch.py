@@ -1,0 +1,148 @@
+"""The engine's command line: built here and nowhere else, and checked against what the engine itself accepts."""
+
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+from shoal.api import names
+from shoal.api.model import Model
+from shoal.api.sources import engine_model_path
+from shoal.engine.owned import OWNED, owner
+
+__all__ = ["arguments_of", "check_extra_args", "engine_args", "engine_model_path", "known_versions"]
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of an engine version."""
+
+    name: str
+    """Canonical spelling, without dashes."""
+    takes: Literal["none", "one", "optional", "list"]
+    type: Literal["int", "float"] | None = None
+    choices: tuple[str, ...] = ()
+
+
+@cache
+def _tables() -> dict[str, dict[str, Argument]]:
+    table = json.loads(files("shoal.engine").joinpath("sglang_args.json").read_text())
+    by_spelling: dict[str, Argument] = {}
+    for name, entry in table["arguments"].items():
+        argument = Argument(name, entry["takes"], entry.get("type"), tuple(entry.get("choices", ())))
+        by_spelling |= dict.fromkeys([name, *entry.get("aliases", ())], argument)
+    return {table["version"]: by_spelling}
+
+
+def known_versions() -> tuple[str, ...]:
+    """Engine versions whose arguments are known."""
+    return tuple(_tables())
+
+
+def arguments_of(version: str) -> Mapping[str, Argument] | None:
+    """The version's arguments by every spelling (without dashes), or None for a version that has no table.
+
+    What follows the number, as in 0.5.23-cpu, names a build of the same version.
+    """
+    number = re.match(r"\d+\.\d+\.\d+(\.?(post|rc|dev)\d+)?", version)
+    return _tables().get(number.group() if number else version)
+
+
+def engine_args(
+    model: Model, version: str, *, model_path: str, port: int, tensor: int, platform_args: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Arguments of the engine for this Model, without the command that starts it.
+
+    `version` is the engine version that the Model gets, `platform_args` are those of its row in the engine table; the
+    Model's own extraArgs come last, so they win over those.
+    """
+    engine = model.spec.engine
+    fields = {
+        "context-length": engine.context_length,
+        "tool-call-parser": engine.tool_call_parser,
+        "reasoning-parser": engine.reasoning_parser,
+    }
+    return (
+        f"--model-path={model_path}",
+        f"--served-model-name={model.engine_model_name}",
+        "--host=0.0.0.0",
+        f"--port={port}",
+        f"--tp-size={tensor}",
+        # Two words: SGLang looks for exactly "--config" and would ignore --config=FILE, and with it the keys.
+        "--config",
+        names.ENGINE_CONFIG_FILE,
+        "--enable-metrics",
+        "--enable-cache-report",
+        *(f"--{name}={value}" for name, value in fields.items() if value is not None),
+        *platform_args,
+        *engine.extra_args,
+    )
+
+
+def check_extra_args(version: str, extra_args: Sequence[str]) -> list[str]:
+    """What is wrong with these extraArgs, one sentence each for the person who wrote them; empty when all is well.
+
+    Refused are names that the version does not know, abbreviations (argparse would complete them, and so let an owned
+    argument through), arguments that Shoal owns, a value that is missing or not wanted, and a name given twice.
+    """
+    if not extra_args:
+        return []
+    table = arguments_of(version)
+    if table is None:
+        known = ", ".join(known_versions())
+        return [f"extraArgs cannot be checked for engine version {version}: this release of Shoal knows {known}"]
+    problems: list[str] = []
+    seen: set[str] = set()
+    for arg in extra_args:
+        spelling, equals, value = arg.removeprefix("--").partition("=")
+        argument = table.get(spelling)
+        if not arg.startswith("--"):
+            problems.append(f"{arg!r} is not an argument: write '--name=value' or '--flag', one per item")
+        elif argument is None:
+            problems.append(_unknown(version, spelling, table))
+        elif why := owner(argument.name):
+            problems.append(f"--{spelling} is owned by Shoal: {why}")
+        elif argument.name in seen:
+            problems.append(f"--{argument.name} is given twice")
+        elif problem := _value_problem(argument, spelling, value if equals else None):
+            problems.append(problem)
+        if argument is not None:
+            seen.add(argument.name)
+    return problems
+
+
+def _unknown(version: str, spelling: str, table: Mapping[str, Argument]) -> str:
+    if not spelling.strip():
+        return "an item of extraArgs has no name: write '--name=value' or '--flag'"
+    first, _, rest = spelling.partition(" ")
+    if rest and first in table:
+        return f"'--{spelling}' has a blank where '=' belongs: write --{first}={rest.strip()}"
+    completions = sorted({table[name].name for name in table if name.startswith(spelling)})
+    if completions:
+        owned = next((name for name in completions if owner(name)), None)
+        full = owned or completions[0]
+        advice = f", which is owned by Shoal: {owner(owned)}" if owned else ": write it out"
+        return f"--{spelling} is an abbreviation of --{full}{advice}"
+    near = difflib.get_close_matches(spelling.replace("_", "-"), [*table, *OWNED], n=1, cutoff=0.7)
+    hint = f"; did you mean --{near[0]}?" if near else ""
+    return f"SGLang {version} has no argument --{spelling}{hint}"
+
+
+def _value_problem(argument: Argument, spelling: str, value: str | None) -> str | None:
+    if argument.takes == "none":
+        return None if value is None else f"--{spelling} takes no value: write it without '='"
+    if value is None:
+        return None if argument.takes == "optional" else f"--{spelling} needs a value: write --{spelling}=VALUE"
+    if argument.choices and value not in argument.choices:
+        return f"--{spelling} must be one of {', '.join(argument.choices)}; got {value!r}"
+    if argument.type is not None:
+        try:
+            {"int": int, "float": float}[argument.type](value)
+        except ValueError:
+            wanted = "a whole number" if argument.type == "int" else "a number"
+            return f"--{spelling} must be {wanted}; got {value!r}"
+    return None

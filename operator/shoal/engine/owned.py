@@ -1,0 +1,94 @@
+"""Engine arguments that a Model may not set, each with the reason or with what to use instead.
+
+An argument is owned when Shoal sets it from a field, when the pods, keys or routes that Shoal makes would no longer
+fit the engine, or when it would change what the engine serves without Shoal knowing.
+"""
+
+from typing import Final
+
+_SOURCE = "use spec.source"
+_FIXED = "Shoal sets it the same for every engine"
+_KEYS = "Shoal gives every engine its keys through a file"
+_ONE_POD = "a replica is one pod; use spec.engine.parallelism.tensor for its GPUs"
+_GPUS = "it changes how many GPUs a replica needs; use spec.engine.parallelism.tensor"
+_REPLICAS = "use spec.scaling for more replicas; --attn-dp-size splits attention inside one"
+_ADAPTERS = "adapters are not part of a Model"
+_ROLES = "engines that do only a part of the work are not supported"
+_PLAIN = "gateways and probes reach the engine by plain HTTP/1.1 inside the cluster"
+_NO_GRPC = "SGLang's gRPC server does not check the engine's keys"
+_PRIORITY = "the order of requests is decided at the gateway"
+
+OWNED: Final[dict[str, str]] = {
+    "model-path": _SOURCE,
+    "revision": "write the revision into spec.source.uri, as hf://owner/repo@revision",
+    "model-checksum": "use spec.source.digest",
+    "download-dir": "Shoal fetches the weights before the engine starts",
+    "delete-ckpt-after-loading": "a restarted engine loads the same files again",
+    "served-model-name": "use spec.servedNames",
+    "context-length": "use spec.engine.contextLength",
+    "tool-call-parser": "use spec.engine.toolCallParser",
+    "reasoning-parser": "use spec.engine.reasoningParser",
+    "tp-size": "use spec.engine.parallelism.tensor",
+    "pp-size": _GPUS,
+    "dwdp-size": _GPUS,
+    "base-gpu-id": "the GPUs of a pod are chosen by Kubernetes",
+    "gpu-id-step": "the GPUs of a pod are chosen by Kubernetes",
+    "dp-size": _REPLICAS,
+    "enable-dp-attention": _REPLICAS,
+    "nnodes": _ONE_POD,
+    "node-rank": _ONE_POD,
+    "dist-init-addr": _ONE_POD,
+    "use-ray": _ONE_POD,
+    "elastic-ep-backend": _ONE_POD,
+    "host": _FIXED,
+    "port": _FIXED,
+    "config": _FIXED,
+    "enable-metrics": _FIXED,
+    "enable-cache-report": _FIXED,
+    "fastapi-root-path": _FIXED,
+    "api-key": _KEYS,
+    "admin-api-key": _KEYS,
+    "tokenizer-worker-num": "SGLang does not support keys with more than one tokenizer worker",
+    "gated-launch-port": "the engine would wait for a call that nobody makes",
+    "grpc-port": _NO_GRPC,
+    "grpc-mode": _NO_GRPC,
+    "smg-grpc-mode": _NO_GRPC,
+    "smg-http-sidecar-port": _NO_GRPC,
+    "sidecar": _NO_GRPC,
+    "sidecar-args": _NO_GRPC,
+    "enable-http2": _PLAIN,
+    "enable-ssl-refresh": _PLAIN,
+    "encoder-only": _ROLES,
+    "language-only": _ROLES,
+    "encoder-urls": _ROLES,
+    "encoder-register-urls": _ROLES,
+    "enable-pd-role-switch": _ROLES,
+    "enable-priority-scheduling": _PRIORITY,
+    "default-priority-value": _PRIORITY,
+    "schedule-low-priority-values-first": _PRIORITY,
+    "priority-scheduling-preemption-threshold": _PRIORITY,
+    "disable-priority-preemption": _PRIORITY,
+    "abort-on-priority-when-disabled": _PRIORITY,
+    "enable-lora": _ADAPTERS,
+    "enable-lora-overlap-loading": _ADAPTERS,
+    "experts-shared-outer-loras": _ADAPTERS,
+    "max-loaded-loras": _ADAPTERS,
+    "max-lora-chunk-size": _ADAPTERS,
+    "max-lora-rank": _ADAPTERS,
+    "max-loras-per-batch": _ADAPTERS,
+}
+
+_FAMILIES: Final[tuple[tuple[str, str], ...]] = (
+    ("lora-", _ADAPTERS),
+    ("ssl-", _PLAIN),
+    ("http2-", _PLAIN),
+    ("disaggregation-", _ROLES),
+    ("decoupled-spec-", _ROLES),
+)
+
+
+def owner(name: str) -> str | None:
+    """Why a Model may not set this argument (canonical name without dashes), or None when it may."""
+    if name in OWNED:
+        return OWNED[name]
+    return next((why for prefix, why in _FAMILIES if name.startswith(prefix)), None)

@@ -1,0 +1,161 @@
+"""The engine's command line, and what a person reads whose extraArgs are refused."""
+
+import pytest
+
+from shoal.api.model import Model
+from shoal.api.sources import parse_source
+from shoal.engine import owned
+from shoal.engine.launch import arguments_of, check_extra_args, engine_args, engine_model_path, known_versions
+
+VERSION = "0.5.23"
+
+
+def make_model(**engine: object) -> Model:
+    return Model.model_validate(
+        {
+            "metadata": {"name": "chat", "namespace": "team-a"},
+            "spec": {"source": {"uri": "file:///models/tiny"}, "engine": engine},
+        }
+    )
+
+
+def test_arguments_name_the_model_by_namespace_and_hide_the_keys():
+    args = engine_args(make_model(), VERSION, model_path="/shoal/models/model", port=30000, tensor=2)
+    assert args == (
+        "--model-path=/shoal/models/model",
+        "--served-model-name=team-a/chat",
+        "--host=0.0.0.0",
+        "--port=30000",
+        "--tp-size=2",
+        "--config",
+        "/shoal/keys/engine.yaml",
+        "--enable-metrics",
+        "--enable-cache-report",
+    )
+
+
+def test_fields_become_arguments_and_extra_args_come_last():
+    model = make_model(
+        contextLength=8192, toolCallParser="qwen25", reasoningParser="auto", extraArgs=["--mem-fraction-static=0.8"]
+    )
+    args = engine_args(model, VERSION, model_path="/m", port=1, tensor=1, platform_args=("--device=cpu",))
+    assert args[-5:] == (
+        "--context-length=8192",
+        "--tool-call-parser=qwen25",
+        "--reasoning-parser=auto",
+        "--device=cpu",
+        "--mem-fraction-static=0.8",
+    )
+
+
+@pytest.mark.parametrize(
+    "arg",
+    [
+        "--mem-fraction-static=0.8",
+        "--trust-remote-code",
+        "--quantization=fp8",
+        "--enable-hicache",  # another spelling of --enable-hierarchical-cache
+        "--no-enable-tf32-matmul",
+        "--chat-template=/x/y=z.jinja",
+    ],
+)
+def test_arguments_that_are_the_models_own_business_pass(arg: str):
+    assert check_extra_args(VERSION, [arg]) == []
+
+
+@pytest.mark.parametrize(
+    ("arg", "message"),
+    [
+        ("--tp-size=2", "--tp-size is owned by Shoal: use spec.engine.parallelism.tensor"),
+        ("--tensor-parallel-size=2", "--tensor-parallel-size is owned by Shoal: use spec.engine.parallelism.tensor"),
+        (
+            "--tp=2",
+            "--tp is an abbreviation of --tp-size, which is owned by Shoal: use spec.engine.parallelism.tensor",
+        ),
+        (
+            "--api=k",
+            "--api is an abbreviation of --api-key, which is owned by Shoal: "
+            "Shoal gives every engine its keys through a file",
+        ),
+        ("--model=x", "--model is owned by Shoal: use spec.source"),
+        ("--api-key=k", "--api-key is owned by Shoal: Shoal gives every engine its keys through a file"),
+        ("--lora-paths=x", "--lora-paths is owned by Shoal: adapters are not part of a Model"),
+        ("--chunked-prefill=2", "--chunked-prefill is an abbreviation of --chunked-prefill-size: write it out"),
+        (
+            "--mem_fraction_static=0.8",
+            "SGLang 0.5.23 has no argument --mem_fraction_static; did you mean --mem-fraction-static?",
+        ),
+        ("--enable-warp-drive", "SGLang 0.5.23 has no argument --enable-warp-drive"),
+        ("--mem-fraction-static", "--mem-fraction-static needs a value: write --mem-fraction-static=VALUE"),
+        ("--mem-fraction-static=lots", "--mem-fraction-static must be a number; got 'lots'"),
+        ("--page-size=1.5", "--page-size must be a whole number; got '1.5'"),
+        (
+            "--mem-fraction-static 0.8",
+            "'--mem-fraction-static 0.8' has a blank where '=' belongs: write --mem-fraction-static=0.8",
+        ),
+        ("--trust-remote-code=true", "--trust-remote-code takes no value: write it without '='"),
+        (
+            "--dtype=int3",
+            "--dtype must be one of auto, bfloat16, float, float16, float32, half; got 'int3'",
+        ),
+        ("-x", "'-x' is not an argument: write '--name=value' or '--flag', one per item"),
+        ("--", "an item of extraArgs has no name: write '--name=value' or '--flag'"),
+    ],
+)
+def test_refused_arguments_say_why_and_what_to_do(arg: str, message: str):
+    assert check_extra_args(VERSION, [arg]) == [message]
+
+
+def test_every_problem_is_told_at_once():
+    assert len(check_extra_args(VERSION, ["--port=1", "--nope", "--sleep-on-idle", "--sleep-on-idle"])) == 3
+
+
+def test_an_unknown_version_is_refused_only_where_extra_args_need_checking():
+    assert check_extra_args("9.9.9", []) == []
+    assert check_extra_args("9.9.9", ["--sleep-on-idle"]) == [
+        "extraArgs cannot be checked for engine version 9.9.9: this release of Shoal knows 0.5.23"
+    ]
+
+
+def test_a_build_of_a_known_version_has_its_arguments():
+    assert check_extra_args("0.5.23-cpu", ["--port=1"])
+    assert arguments_of("0.5.2") is None
+
+
+@pytest.mark.parametrize("version", known_versions())
+def test_every_owned_argument_exists_under_its_canonical_name(version: str):
+    table = arguments_of(version)
+    assert table is not None
+    assert [name for name in owned.OWNED if name not in table or table[name].name != name] == []
+
+
+@pytest.mark.parametrize(
+    ("uri", "path"),
+    [
+        ("pvc://weights", "/shoal/source"),
+        ("pvc://weights/", "/shoal/source"),
+        ("pvc://weights/llama/8b/", "/shoal/source/llama/8b"),
+        ("pvc://weights/.hidden", "/shoal/source/.hidden"),
+        ("hf://org/repo@main", "/shoal/models/model"),
+        ("https://host/m.tar", "/shoal/models/model"),
+        ("file:///models/tiny", "/shoal/models/model"),
+    ],
+)
+def test_the_engine_reads_a_volume_in_place_and_all_else_where_it_was_staged(uri: str, path: str):
+    assert engine_model_path(uri) == path
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("s3://bucket", "is not a source"),
+        ("hf://only-a-name", "does not name a repository"),
+        ("hf://a/b@", "does not name a repository"),
+        ("pvc://claim/../other", "does not name a folder of a volume"),
+        ("file://models", "three slashes"),
+        ("https://user:pass@host/x.tar", "use `secretRef` for a token"),
+    ],
+)
+def test_a_source_that_makes_no_sense_is_told_so(uri: str, message: str):
+    with pytest.raises(ValueError, match=message):
+        parse_source(uri)
