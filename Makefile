@@ -23,7 +23,8 @@ help: ## Show this help
 
 .PHONY: setup
 setup: $(filter .venv-uv/%,$(UV)) ## Install the Python environment (locked)
-	@$(UV) sync --frozen --quiet
+	@$(UV) sync --frozen --quiet --compile-bytecode
+	@$(RUN) python -m compileall -q operator/shoal  # containers of the lab run as a user who cannot write byte code
 
 .PHONY: demo
 demo: setup ## Serve two Models end to end and ask one (ENGINE=simulator|sglang, CLUSTER=lab|current)
