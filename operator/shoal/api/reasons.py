@@ -46,6 +46,12 @@ ENGINE_FAILED: Final = "EngineFailed"
 """The engine's container keeps exiting; the message has its own last lines."""
 PODS_REFUSED: Final = "PodsRefused"
 """The API server refuses the pods (quota, admission)."""
+IMAGE_UNAVAILABLE: Final = "ImageUnavailable"
+"""A container's image cannot be pulled."""
+NAME_TAKEN: Final = "NameTaken"
+"""An object that Shoal needs to make exists already and is not Shoal's."""
+REFUSED: Final = "Refused"
+"""The API server refuses an object that Shoal makes (admission, RBAC)."""
 
 # --- staging (also in the stage container's termination message) ----------------------------------------------------
 SOURCE_UNREACHABLE: Final = "SourceUnreachable"
@@ -56,6 +62,8 @@ GATED: Final = "Gated"
 """The repository needs credentials that were not given or not accepted."""
 DIGEST_MISMATCH: Final = "DigestMismatch"
 DISK_FULL: Final = "DiskFull"
+STAGE_FAILED: Final = "StageFailed"
+"""The stage container ended without saying why (killed for memory, for instance)."""
 STAGE_REASONS: Final = frozenset(
     {SOURCE_UNREACHABLE, SOURCE_NOT_FOUND, SOURCE_INVALID, GATED, DIGEST_MISMATCH, DISK_FULL}
 )

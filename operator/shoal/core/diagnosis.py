@@ -1,0 +1,116 @@
+"""Why replicas do not serve, from what their pods say. One answer: the cause that a person would fix first."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from shoal.api import names, reasons
+from shoal.core.facts import Container, Pod
+
+_IMAGE_REASONS: Final = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
+)
+_CONFIG_REASONS: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+_PERMANENT: Final = frozenset(
+    {
+        reasons.SOURCE_NOT_FOUND,
+        reasons.SOURCE_INVALID,
+        reasons.GATED,
+        reasons.DIGEST_MISMATCH,
+        reasons.IMAGE_UNAVAILABLE,
+        reasons.ENGINE_FAILED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a replica does not serve."""
+
+    reason: str
+    message: str
+
+    @property
+    def waits_for_a_person(self) -> bool:
+        """Trying again will not help. A source that cannot be reached, or a full cluster, may change by itself."""
+        return self.reason in _PERMANENT
+
+
+def diagnose(pods: Iterable[Pod]) -> Cause | None:
+    """The cause to show for these engine pods, or None when nothing is known to be wrong.
+
+    Order: staging, images and container set-up, the engine, the scheduler; of equals the pod first by name.
+    """
+    sick = sorted((p for p in pods if not p.ready and not p.deleting and not p.finished), key=lambda p: p.name)
+    for look in (_staging, _container, _engine, _scheduling):
+        for pod in sick:
+            if cause := look(pod):
+                return cause
+    return None
+
+
+def _staging(pod: Pod) -> Cause | None:
+    stage = pod.container(names.CONTAINER_STAGE)
+    if stage is None or stage.exit_code in (None, 0) or (stage.running and stage.restarts == 0):
+        return None
+    reason, message = _termination(stage)
+    return Cause(reason, f"{message} (pod {pod.key}, attempt {stage.restarts + 1})")
+
+
+def _termination(stage: Container) -> tuple[str, str]:
+    """What the stage container wrote. Not every end lets it write: it may be killed for memory."""
+    text = (stage.exit_message or "").strip()
+    try:
+        said: Any = json.loads(text)
+    except ValueError:
+        said = None
+    match said:
+        case {"reason": str(reason), "message": str(message)} if reason in reasons.STAGE_REASONS:
+            return reason, message
+        case _:
+            pass
+    detail = text or stage.exit_reason or "no message"
+    return reasons.STAGE_FAILED, f"staging ended with exit code {stage.exit_code}: {detail}"
+
+
+def _container(pod: Pod) -> Cause | None:
+    for container in pod.containers:
+        reason = container.waiting_reason
+        said = container.waiting_message or reason
+        if reason in _IMAGE_REASONS:
+            return Cause(reasons.IMAGE_UNAVAILABLE, f"container {container.name} of pod {pod.key}: {reason}: {said}")
+        if reason in _CONFIG_REASONS:
+            return Cause(reasons.ENGINE_FAILED, f"container {container.name} of pod {pod.key}: {reason}: {said}")
+    return None
+
+
+def _engine(pod: Pod) -> Cause | None:
+    engine = pod.container(names.CONTAINER_ENGINE)
+    if engine is None or engine.exit_code is None or engine.ready:
+        return None
+    said = (engine.exit_message or engine.exit_reason or "no message").strip()
+    times = f"{engine.restarts} restart{'' if engine.restarts == 1 else 's'}"
+    return Cause(
+        reasons.ENGINE_FAILED, f"the engine of pod {pod.key} ended with exit code {engine.exit_code} ({times}): {said}"
+    )
+
+
+def _scheduling(pod: Pod) -> Cause | None:
+    return Cause(reasons.UNSCHEDULABLE, f"pod {pod.key}: {pod.unschedulable}") if pod.unschedulable else None
+
+
+def progress(pods: Sequence[Pod]) -> str:
+    """Where starting replicas are, for people: a state per phase, never a number that changes all the time."""
+    phases = {"scheduled": 0, "staging": 0, "loading": 0}
+    for pod in pods:
+        if pod.ready or pod.deleting or pod.finished:
+            continue
+        engine, stage = pod.container(names.CONTAINER_ENGINE), pod.container(names.CONTAINER_STAGE)
+        if engine is not None and engine.running:
+            phases["loading"] += 1
+        elif stage is not None and stage.running:
+            phases["staging"] += 1
+        elif pod.node:
+            phases["scheduled"] += 1
+    return ", ".join(f"{count} {phase}" for phase, count in phases.items() if count)

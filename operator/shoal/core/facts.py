@@ -1,0 +1,113 @@
+"""What decisions know of pods, nodes and Deployments: small, immutable, without what no decision reads."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    key: str
+    value: str
+    effect: str
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    name: str
+    labels: Mapping[str, str]
+    ready: bool
+    unschedulable: bool
+    """Cordoned."""
+    taints: tuple[Taint, ...]
+    capacity: Mapping[str, int]
+    """Extended resources only (names with a slash), such as nvidia.com/gpu."""
+    allocatable: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """The state of one container of an engine pod. None is unknown or none."""
+
+    name: str
+    ready: bool
+    restarts: int
+    waiting_reason: str | None
+    waiting_message: str | None
+    exit_code: int | None
+    """Of the current or the last termination."""
+    exit_reason: str | None
+    exit_message: str | None
+    """The termination message: what the container wrote, or its last log lines."""
+    running: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    namespace: str
+    name: str
+    uid: str
+    node: str | None
+    finished: bool
+    """Succeeded or Failed: holds nothing any more."""
+    deleting: bool
+    ready: bool
+    requests: Mapping[str, int]
+    """Extended resources that the pod holds once it is bound."""
+    model_uid: str | None
+    """Set on engine pods; the fields below are read of these only."""
+    gpu_class: str | None = None
+    install_key: str | None = None
+    created: datetime | None = None
+    unschedulable: str | None = None
+    """The scheduler's own sentence."""
+    containers: tuple[Container, ...] = ()
+    """Init containers first."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    def container(self, name: str) -> Container | None:
+        return next((c for c in self.containers if c.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A variant as it stands in the cluster."""
+
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str
+    model_uid: str
+    gpu_class: str
+    gpus_per_replica: int
+    resource_name: str
+    generation: int
+    observed_generation: int
+    replicas: int
+    """Of the spec."""
+    replicas_managers: frozenset[str]
+    """Field managers that own spec.replicas."""
+    updated: int
+    ready: int
+    """Ready replicas, of whatever revision."""
+    total: int
+    """Pods that exist, of whatever revision; terminating ones not counted."""
+    refused: str | None
+    """Why the API server refuses its pods (quota, admission)."""
+    deleting: bool
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def settled(self) -> bool:
+        """Every pod is of the current revision, and as many as wanted are ready."""
+        return (
+            self.observed_generation >= self.generation
+            and self.updated == self.replicas == self.total
+            and self.ready >= self.replicas
+        )

@@ -1,0 +1,258 @@
+"""What the status of a Model says, decided from what was observed."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from shoal.api import names, reasons
+from shoal.api.gpuclass import GPUClass
+from shoal.api.meta import ConditionStatus
+from shoal.api.model import Model, ModelStatus, ReplicaCounts, VariantStatus
+from shoal.api.sources import parse_source
+from shoal.core.conditions import Finding, merge
+from shoal.core.diagnosis import Cause, diagnose, progress
+from shoal.core.facts import Deployment, Pod
+from shoal.core.placement import Placement
+
+_FAR: Final = datetime.max.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a Model is not accepted."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServedNames:
+    """The short names that a Model asked for."""
+
+    owned: tuple[str, ...]
+    lost: tuple[tuple[str, str], ...]
+    """(name, key of the older Model that has it)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """All that the status is computed from."""
+
+    model: Model
+    problems: tuple[Problem, ...]
+    served: ServedNames
+    placement: Placement | None
+    """None while the Model is not accepted."""
+    deployments: tuple[Deployment, ...]
+    pods: tuple[Pod, ...]
+    """The Model's own engine pods."""
+    failure: Problem | None = None
+    """What went wrong when the plan was applied."""
+    paused: bool = False
+
+
+def wanted_replicas(model: Model) -> int:
+    """A Model always runs at least one replica: going to zero needs a hold at the gateway."""
+    return max(1, model.spec.scaling.min_replicas or 0)
+
+
+def is_paused(model: Model) -> bool:
+    return model.metadata.annotations.get(names.ANNOTATION_PAUSED) == "true"
+
+
+def served_names(model: Model, others: Iterable[Model]) -> ServedNames:
+    """A short name belongs to its oldest claimant: creation time, then uid. `others` may include the Model itself."""
+    claimants: dict[str, list[Model]] = {name: [] for name in model.claimed_names}
+    for other in others:
+        if other.metadata.uid != model.metadata.uid and other.metadata.deletion_timestamp is None:
+            for name in other.claimed_names:
+                if name in claimants:
+                    claimants[name].append(other)
+    owned: list[str] = []
+    lost: list[tuple[str, str]] = []
+    for name, rivals in claimants.items():
+        oldest = min([model, *rivals], key=age)
+        if oldest is model:
+            owned.append(name)
+        else:
+            lost.append((name, oldest.key))
+    return ServedNames(tuple(owned), tuple(lost))
+
+
+def age(model: Model) -> tuple[datetime, str]:
+    return (model.metadata.creation_timestamp or _FAR, model.metadata.uid)
+
+
+def problems(
+    model: Model,
+    *,
+    classes: Mapping[str, GPUClass],
+    versions: Sequence[str],
+    version: str,
+    argument_problems: Sequence[str],
+    secret_missing: str | None,
+) -> tuple[Problem, ...]:
+    """Why the Model cannot be accepted as it stands; empty when it can.
+
+    `version` is the engine version that it gets, `versions` the rows of the engine table, `argument_problems` what the
+    engine layer says about extraArgs, `secret_missing` the sentence about a Secret that does not exist.
+    """
+    found: list[Problem] = []
+    try:
+        parse_source(model.spec.source.uri)
+    except ValueError as error:
+        found.append(Problem(reasons.SOURCE_INVALID, f"spec.source.uri: {error}"))
+    missing = [v.gpu_class for v in model.spec.variants if v.gpu_class not in classes]
+    if missing:
+        have = ", ".join(sorted(classes)) or "none"
+        found.append(
+            Problem(
+                reasons.CLASS_NOT_FOUND,
+                f"spec.variants: there is no GPUClass {' or '.join(repr(m) for m in missing)}; there are: {have}",
+            )
+        )
+    if model.spec.engine.image is None and version not in versions:
+        have = ", ".join(sorted(versions))
+        found.append(
+            Problem(
+                reasons.VERSION_UNKNOWN,
+                f"spec.engine.version: {version!r} is not in the engine table, which has: {have}; "
+                "set spec.engine.image to use another image",
+            )
+        )
+    if argument_problems:
+        found.append(Problem(reasons.ARGUMENTS_REFUSED, "spec.engine.extraArgs: " + "; ".join(argument_problems)))
+    if secret_missing:
+        found.append(Problem(reasons.SECRET_NOT_FOUND, secret_missing))
+    return tuple(found)
+
+
+def first_status(model: Model, now: datetime) -> ModelStatus:
+    """What is written before any work: without it, tools take a Model without a Ready condition for ready."""
+    waiting = "seen, not yet worked on"
+    findings = [
+        *(
+            Finding(kind, "Unknown", reasons.PENDING, waiting)
+            for kind in (reasons.ACCEPTED, reasons.PLACED, reasons.AVAILABLE, reasons.READY)
+        ),
+        Finding(reasons.RECONCILING, "True", reasons.PENDING, waiting),
+    ]
+    return ModelStatus(
+        conditions=merge((), findings, generation=model.metadata.generation, now=now),
+        observed_generation=model.metadata.generation,
+    )
+
+
+def status(seen: Observed, now: datetime) -> ModelStatus:
+    """The whole status. Equal observations give an equal status, apart from the times of conditions that flipped."""
+    model = seen.model
+    old = model.status.conditions if model.status else ()
+    by_class = {d.gpu_class: d for d in seen.deployments if not d.deleting}
+    variants: list[VariantStatus] = []
+    if seen.placement is not None:
+        for plan in seen.placement.variants:
+            found = by_class.get(plan.gpu_class)
+            variants.append(
+                VariantStatus(
+                    gpu_class=plan.gpu_class,
+                    gpusPerReplica=plan.gpus,
+                    desired=plan.replicas,
+                    ready=min(found.ready, plan.replicas) if found else 0,
+                    hourly_cost=plan.hourly_cost,
+                )
+            )
+        variants += [
+            VariantStatus(gpu_class=e.gpu_class, gpusPerReplica=None, excluded=e.why)
+            for e in seen.placement.excluded[: 32 - len(variants)]
+        ]
+        desired = wanted_replicas(model)
+    else:
+        variants = [
+            VariantStatus(gpu_class=c, gpusPerReplica=d.gpus_per_replica, desired=d.replicas, ready=d.ready)
+            for c, d in sorted(by_class.items())
+        ]
+        desired = sum(d.replicas for d in by_class.values())
+    ready = sum(v.ready for v in variants)
+    return ModelStatus(
+        conditions=merge(old, _findings(seen, desired, ready), generation=model.metadata.generation, now=now),
+        observed_generation=model.metadata.generation,
+        served_names=seen.served.owned,
+        variants=tuple(variants),
+        replicas=ReplicaCounts(desired=desired, ready=ready),
+    )
+
+
+def _findings(seen: Observed, desired: int, ready: int) -> list[Finding]:
+    accepted = _accepted(seen)
+    placed = _placed(seen)
+    cause = _cause(seen)
+    serving = f"{ready} of {desired} replicas ready"
+    if ready:
+        available = Finding(reasons.AVAILABLE, "True", reasons.REPLICAS_READY, serving)
+    elif cause:
+        available = Finding(reasons.AVAILABLE, "False", cause.reason, cause.message)
+    else:
+        available = Finding(reasons.AVAILABLE, "False", reasons.NO_REPLICA, "no replica is ready")
+    done = Finding(reasons.READY, "True", reasons.REPLICAS_READY, serving)
+    summary = _not_ready(seen, desired, ready, cause) or done
+    if seen.paused:
+        note = f"annotation {names.ANNOTATION_PAUSED} is set: decided, nothing applied. {summary.message}"
+        summary = Finding(reasons.READY, summary.status, reasons.PAUSED, note)
+    findings = [accepted, placed, available, summary]
+    if summary.status != "True" or seen.failure:
+        stuck = seen.problems or seen.failure or (cause is not None and cause.waits_for_a_person) or seen.paused
+        findings.append(
+            Finding(reasons.STALLED if stuck else reasons.RECONCILING, "True", summary.reason, summary.message)
+        )
+    return findings
+
+
+def _accepted(seen: Observed) -> Finding:
+    if seen.problems:
+        text = "; ".join(p.message for p in seen.problems)
+        return Finding(reasons.ACCEPTED, "False", seen.problems[0].reason, text)
+    if seen.served.lost:
+        text = "; ".join(f"served name '{name}' belongs to the older Model {key}" for name, key in seen.served.lost)
+        return Finding(
+            reasons.ACCEPTED, "True", reasons.NAME_CLAIMED, f"{text}; '{seen.model.key}' always means this one"
+        )
+    return Finding(reasons.ACCEPTED, "True", reasons.VALID, "the specification is valid")
+
+
+def _placed(seen: Observed) -> Finding:
+    placement = seen.placement
+    if placement is None:
+        return Finding(reasons.PLACED, "Unknown", reasons.PENDING, "not looked at until the Model is accepted")
+    status: ConditionStatus = "False" if placement.missing else "True"
+    return Finding(reasons.PLACED, status, placement.reason, placement.message)
+
+
+def _cause(seen: Observed) -> Cause | None:
+    refused = next((d.refused for d in seen.deployments if d.refused), None)
+    found = diagnose(seen.pods)
+    if refused and (found is None or found.reason == reasons.UNSCHEDULABLE):
+        return Cause(reasons.PODS_REFUSED, refused)
+    return found
+
+
+def _not_ready(seen: Observed, desired: int, ready: int, cause: Cause | None) -> Finding | None:
+    """Why Ready is not True, the nearest cause first; None when it is."""
+
+    def no(reason: str, message: str) -> Finding:
+        return Finding(reasons.READY, "False", reason, message)
+
+    if seen.problems:
+        return no(seen.problems[0].reason, "; ".join(p.message for p in seen.problems))
+    if seen.failure:
+        return no(seen.failure.reason, seen.failure.message)
+    if seen.placement is not None and seen.placement.missing:
+        return no(seen.placement.reason, seen.placement.message)
+    settled = all(d.settled for d in seen.deployments if not d.deleting)
+    if ready >= desired and settled and seen.deployments:
+        return None
+    if cause:
+        return no(cause.reason, cause.message)
+    where = progress(seen.pods)
+    state = f"{ready} of {desired} replicas ready" + (f"; {where}" if where else "")
+    return no(reasons.STARTING, state)

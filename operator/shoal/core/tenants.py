@@ -1,0 +1,73 @@
+"""What the status of a Tenant says."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from shoal.api import reasons
+from shoal.api.tenant import Tenant, TenantKey, TenantStatus
+from shoal.core.conditions import Finding, merge
+
+_FAR: Final = datetime.max.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    status: TenantStatus
+    again_at: datetime | None
+    """When the next key expires, so that the status is right without anybody touching the Tenant."""
+
+
+def usable(key: TenantKey, now: datetime) -> bool:
+    return not key.disabled and (key.expires is None or key.expires > now)
+
+
+def age(tenant: Tenant) -> tuple[datetime, str]:
+    return (tenant.metadata.creation_timestamp or _FAR, tenant.metadata.uid)
+
+
+def decide(tenant: Tenant, *, rivals: Iterable[Tenant], models: Collection[str], now: datetime) -> Decision:
+    """`rivals` are Tenants that list one of the same hashes; `models` are the keys of all Models.
+
+    A hash belongs to the oldest Tenant that lists it (creation time, then uid), as gateways look it up.
+    """
+    older = [t for t in rivals if t.metadata.uid != tenant.metadata.uid and age(t) < age(tenant)]
+    taken = {k.sha256: t.metadata.name for t in sorted(older, key=age, reverse=True) for k in t.spec.keys}
+    claimed = [(k.name, taken[k.sha256]) for k in tenant.spec.keys if k.sha256 in taken]
+    active = [k for k in tenant.spec.keys if usable(k, now) and k.sha256 not in taken]
+    missing = [f"{m.namespace}/{m.name}" for m in tenant.spec.models if f"{m.namespace}/{m.name}" not in models]
+    finding = _ready(tenant, active, claimed, missing, now)
+    expiries = [k.expires for k in tenant.spec.keys if usable(k, now) and k.expires is not None]
+    old = tenant.status.conditions if tenant.status else ()
+    generation = tenant.metadata.generation
+    return Decision(
+        TenantStatus(
+            conditions=merge(old, [finding], generation=generation, now=now),
+            observed_generation=generation,
+            active_keys=len(active),
+        ),
+        min(expiries, default=None),
+    )
+
+
+def _ready(
+    tenant: Tenant, active: list[TenantKey], claimed: list[tuple[str, str]], missing: list[str], now: datetime
+) -> Finding:
+    if tenant.spec.suspended:
+        return Finding(reasons.READY, "False", reasons.SUSPENDED, "suspended: every request is refused")
+    if not active:
+        disabled = sum(k.disabled for k in tenant.spec.keys)
+        expired = sum(not k.disabled and not usable(k, now) for k in tenant.spec.keys)
+        text = f"none of {len(tenant.spec.keys)} keys can be used: {disabled} disabled, {expired} expired"
+        if claimed:
+            text += f", {len(claimed)} listed by an older Tenant"
+        return Finding(reasons.READY, "False", reasons.NO_USABLE_KEY, text if tenant.spec.keys else "no key is listed")
+    if claimed:
+        text = "; ".join(f"key '{name}' belongs to the older Tenant '{owner}'" for name, owner in claimed)
+        return Finding(reasons.READY, "False", reasons.KEY_CLAIMED, text)
+    if missing:
+        text = f"there is no Model {', '.join(missing)}; the others can be used"
+        return Finding(reasons.READY, "False", reasons.MODEL_NOT_FOUND, text)
+    count = f"{len(active)} key" + ("" if len(active) == 1 else "s")
+    return Finding(reasons.READY, "True", reasons.ACTIVE, f"{count}, {len(tenant.spec.models)} models")
