@@ -4,16 +4,16 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from shoal.api.meta import Column, Conditions, K8s, Kind, LabelValue, Object, Quantity, Rule
+from shoal.api.meta import NAME_IS_LABEL, Column, Conditions, K8s, Kind, LabelValue, Object, Quantity, Rule
 
 
 class Toleration(Object):
     """A toleration that engine pods of this class get, as in a pod."""
 
     key: Annotated[str, StringConstraints(max_length=253)] | None = None
-    """The taint's key; absent with operator Exists tolerates every taint."""
+    """The taint's key; absent with operator Exists: every taint."""
     operator: Literal["Exists", "Equal"] = "Equal"
-    """Exists ignores the value."""
+    """How the taint is compared: Equal with `value`, or Exists whatever its value."""
     value: LabelValue | None = None
     """The taint's value, for operator Equal."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
@@ -25,8 +25,12 @@ class Money(Object):
 
     amount: Quantity
     """A decimal number, such as "2.49"."""
-    currency: Annotated[str, StringConstraints(min_length=3, max_length=3, pattern=r"^[A-Z]{3}$")] = "USD"
-    """ISO 4217 code."""
+    currency: Annotated[
+        str,
+        StringConstraints(min_length=3, max_length=3, pattern=r"^[A-Z]{3}$"),
+        K8s(pattern_message="must be an ISO 4217 code, such as 'USD'"),
+    ] = "USD"
+    """Currency as its ISO 4217 code."""
 
 
 class GPUClassSpec(Object):
@@ -36,13 +40,28 @@ class GPUClassSpec(Object):
     """Labels that a node of this class carries; usually nvidia.com/gpu.product as GPU feature discovery writes it."""
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=16), K8s(list_type="atomic")] = ()
     """Tolerations that engine pods need to get onto these nodes."""
-    resource_name: Annotated[str, StringConstraints(min_length=1, max_length=253)] = "nvidia.com/gpu"
+    resource_name: Annotated[
+        str,
+        StringConstraints(
+            min_length=1,
+            max_length=253,
+            pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+        ),
+        K8s(pattern_message="must be a domain, '/' and a name, such as 'nvidia.com/gpu'"),
+    ] = "nvidia.com/gpu"
     """The extended resource that the device plugin advertises."""
     memory_per_gpu: Annotated[Quantity, Field(alias="memoryPerGPU")]
     """Memory of one GPU as its data sheet says, such as 80Gi."""
     memory_bandwidth_gbps: Annotated[int, Field(ge=1, le=100000)] | None = Field(None, alias="memoryBandwidthGBps")
     """Memory bandwidth of one GPU in 10^9 bytes per second."""
-    compute_capability: Annotated[str, StringConstraints(max_length=8, pattern=r"^[0-9]+\.[0-9]+$")] | None = None
+    compute_capability: (
+        Annotated[
+            str,
+            StringConstraints(max_length=8, pattern=r"^[0-9]+\.[0-9]+$"),
+            K8s(pattern_message='must be a CUDA compute capability in quotes, such as "9.0"'),
+        ]
+        | None
+    ) = None
     """CUDA compute capability, such as "9.0"."""
     interconnect: Literal["NVLink", "PCIe"] = "PCIe"
     """How the GPUs of one node are connected."""
@@ -53,8 +72,14 @@ class GPUClassSpec(Object):
 
     cel: ClassVar = (
         Rule(
-            "self.tolerations.all(t, t.operator == 'Exists' || has(t.key))",
+            "!has(self.tolerations) || self.tolerations.all(t, t.operator == 'Exists' || has(t.key))",
             "a toleration with operator 'Equal' must have a `key`",
+        ),
+        Rule(
+            # A quantity that does not parse is told by the field's own rule.
+            "!isQuantity(string(self.memoryPerGPU)) || "
+            "quantity(string(self.memoryPerGPU)).compareTo(quantity('1Gi')) >= 0",
+            "`memoryPerGPU` must be at least '1Gi'; write the unit, as in '80Gi'",
         ),
     )
 
@@ -69,7 +94,7 @@ class GPUCounts(Object):
     allocated: Annotated[int, Field(ge=0)]
     """GPUs that pods bound to these nodes hold; terminating pods hold theirs until they are gone."""
     free: Annotated[int, Field(ge=0)]
-    """allocatable minus allocated on schedulable nodes."""
+    """GPUs that a new pod could get: allocatable minus allocated, on schedulable nodes."""
     largest_free_on_one_node: Annotated[int, Field(ge=0)]
     """The largest replica, in GPUs, that still fits on one node."""
 
@@ -78,7 +103,7 @@ class GPUClassStatus(Object):
     """What was found."""
 
     conditions: Conditions = ()
-    """Ready says whether the class has nodes: NodesFound, NoNodes, Invalid."""
+    """Condition Ready says whether the class has nodes: NodesFound, NoNodes, Invalid."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """The generation that this status is about."""
     nodes: Annotated[int, Field(ge=0)] | None = None
@@ -106,6 +131,8 @@ class GPUClass(Kind):
         Column("Hourly", ".spec.hourlyCost.amount", "string", 1),
         Column("Age", ".metadata.creationTimestamp", "date"),
     )
+
+    cel: ClassVar = (NAME_IS_LABEL,)
 
     spec: GPUClassSpec
     status: GPUClassStatus | None = None

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, StringConstraints
 from pydantic.alias_generators import to_camel
+from pydantic_core import CoreSchema
 
 GROUP = "shoal.dev"
 VERSION = "v1alpha1"
@@ -27,13 +28,20 @@ class Rule:
     message: str
     field_path: str | None = None
 
+    def as_validation(self) -> dict[str, str]:
+        """The rule as an entry of `x-kubernetes-validations`."""
+        entry = {"rule": self.rule, "message": self.message}
+        return entry | {"fieldPath": self.field_path} if self.field_path else entry
+
 
 @dataclass(frozen=True, slots=True)
 class K8s:
     """Kubernetes facts of a field or a model that JSON schema has no word for.
 
     `list_type` is atomic, set or map (with `keys`); `cel` are rules on this node; `immutable` adds `self == oldSelf`;
-    `quantity` makes the field a Kubernetes Quantity (`x-kubernetes-int-or-string`).
+    `quantity` makes the field a Kubernetes Quantity (`x-kubernetes-int-or-string`). `pattern_message` is what a person
+    reads when the field's pattern does not match. `default_in_code` keeps the field's default out of the schema, so
+    that it is not written into stored objects and a later version may decide it.
     """
 
     list_type: Literal["atomic", "set", "map"] | None = None
@@ -41,6 +49,28 @@ class K8s:
     cel: Sequence[Rule] = ()
     immutable: bool = False
     quantity: bool = False
+    pattern_message: str | None = None
+    default_in_code: bool = False
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Writes the marker beside what pydantic says of the field; `schema.py` makes a structural schema of both."""
+        node = handler.resolve_ref_schema(handler(schema))
+        if self.list_type:
+            node["x-kubernetes-list-type"] = self.list_type
+        if self.keys:
+            node["x-kubernetes-list-map-keys"] = list(self.keys)
+        if self.quantity:
+            node["x-shoal-quantity"] = True
+        if self.pattern_message:
+            node["x-shoal-pattern-message"] = self.pattern_message
+        if self.default_in_code:
+            node["x-shoal-default-in-code"] = True
+        rules = [rule.as_validation() for rule in self.cel]
+        if self.immutable:
+            rules.append({"rule": "self == oldSelf", "message": "may not be changed; make a new object instead"})
+        if rules:
+            node["x-kubernetes-validations"] = [*node.get("x-kubernetes-validations", []), *rules]
+        return node
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,30 +98,51 @@ class Object(BaseModel):
     cel: ClassVar[Sequence[Rule]] = ()
     """CEL rules on the whole object."""
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        node = handler.resolve_ref_schema(handler(schema))
+        if cls.cel:
+            node["x-kubernetes-validations"] = [rule.as_validation() for rule in cls.cel]
+        return node
+
 
 # Quantities stay strings: money and memory are never floats. `core` parses them.
 Quantity = Annotated[
     str,
     Field(max_length=32, pattern=r"^([0-9]+|[0-9]*\.[0-9]+)(m|k|Ki|Mi|Gi|Ti|M|G|T)?$", coerce_numbers_to_str=True),
-    K8s(quantity=True),
+    K8s(quantity=True, pattern_message="must be a quantity, such as '80Gi', '500m' or '2.49'"),
 ]
-Name = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+Name = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"),
+    K8s(pattern_message="must be lower-case letters, digits and '-', with a letter or digit at both ends"),
+]
 ResourceName = Annotated[
-    str, StringConstraints(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+    str,
+    StringConstraints(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"),
+    K8s(pattern_message="must be lower-case letters, digits, '-' and '.', with a letter or digit at both ends"),
 ]
-LabelValue = Annotated[str, StringConstraints(max_length=63)]
+LabelValue = Annotated[
+    str,
+    StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"),
+    K8s(pattern_message="must be a label's value: letters, digits, '-', '_', '.', with a letter or digit at both ends"),
+]
+NAME_IS_LABEL = Rule(
+    "self.metadata.name.size() <= 63",
+    "`metadata.name` may not be longer than 63 characters: it becomes a label of every pod",
+)
 Bytes = Annotated[int, Field(ge=0)]
 
 ConditionStatus = Literal["True", "False", "Unknown"]
 
 
 class Condition(Object):
-    """metav1.Condition. `lastTransitionTime` moves only when `status` flips."""
+    """Condition as in metav1.Condition. `lastTransitionTime` moves only when `status` flips."""
 
     type: Annotated[str, StringConstraints(max_length=64)]
     """Type of condition in CamelCase."""
     status: ConditionStatus
-    """True, False or Unknown."""
+    """Status of the condition: True, False or Unknown."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """The generation of the spec that this condition was computed from."""
     last_transition_time: datetime

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, StringConstraints
 
 from shoal.api.meta import (
+    NAME_IS_LABEL,
     Column,
     Conditions,
     K8s,
@@ -21,6 +22,15 @@ ServedName = Annotated[
     # No colon: SGLang reads what follows one as an adapter's name. No slash: `namespace/name` always means that object.
     str,
     StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"),
+    K8s(
+        pattern_message="must be letters, digits, '.', '_' and '-', with a letter or digit at both ends; "
+        "':' and '/' have a meaning of their own in a model's name"
+    ),
+]
+ParserName = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=64, pattern=r"^[a-z0-9_.-]+$"),
+    K8s(pattern_message="must be the name of an SGLang parser: lower-case letters, digits, '_', '.' and '-'"),
 ]
 
 
@@ -29,22 +39,44 @@ class Source(Object):
 
     uri: Annotated[
         str,
-        StringConstraints(max_length=1024, pattern=r"^(hf|https|pvc|file)://.+$"),
+        StringConstraints(
+            max_length=1024,
+            pattern=r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9._/-]+)?"
+            r"|https://[^/\s@]+/\S+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/\S*)?|file:///\S+)$",
+        ),
+        K8s(
+            pattern_message="must be 'hf://owner/repo[@revision]', 'https://host/archive.tar[.gz]', "
+            "'pvc://claim[/path]' or 'file:///path'"
+        ),
     ]
-    """hf://owner/repo[@revision], https://host/archive.tar[.gz], pvc://claim[/path], or file:///path (a path inside the
-    stage container's image: for tests and demos)."""
-    digest: Annotated[str, StringConstraints(max_length=71, pattern=r"^sha256:[0-9a-f]{64}$")] | None = None
-    """What the source must be: of an https archive its SHA-256; of a directory the SHA-256 of the output of
+    """Address of the weights: hf://owner/repo[@revision], https://host/archive.tar[.gz], pvc://claim[/path], or
+    file:///path (a path inside the stage container's image: for tests and demos)."""
+    digest: (
+        Annotated[
+            str,
+            StringConstraints(max_length=71, pattern=r"^sha256:[0-9a-f]{64}$"),
+            K8s(pattern_message="must be 'sha256:' and 64 lower-case hex digits"),
+        ]
+        | None
+    ) = None
+    """Digest that the source must have: of an https archive its SHA-256; of a directory the SHA-256 of the output of
     `find . -type f | LC_ALL=C sort | xargs sha256sum`."""
     secret_ref: SecretReference | None = None
     """Credentials in the Model's namespace: key `token` for hf:// and for https:// (sent as a bearer token)."""
+
+    cel: ClassVar = (
+        Rule(
+            "!self.uri.startsWith('pvc://') || self.uri.split('/').all(part, part != '..')",
+            "a path of `uri` may not contain '..'",
+        ),
+    )
 
 
 class Parallelism(Object):
     """How one replica is spread over GPUs."""
 
-    tensor: Annotated[int, Field(ge=1, le=64)] = 1
-    """Tensor parallelism: GPUs of one replica."""
+    tensor: Annotated[int, Field(ge=1, le=64), K8s(default_in_code=True)] = 1
+    """Tensor parallelism: GPUs of one replica. Default: 1."""
 
 
 class Engine(Object):
@@ -53,19 +85,24 @@ class Engine(Object):
     type: Literal["SGLang"] = "SGLang"
     """The engine's kind."""
     version: (
-        Annotated[str, StringConstraints(max_length=32, pattern=r"^[0-9]+\.[0-9]+\.[0-9]+([.a-z0-9-]*)$")] | None
+        Annotated[
+            str,
+            StringConstraints(max_length=32, pattern=r"^[0-9]+\.[0-9]+\.[0-9]+([.a-z0-9-]*)$"),
+            K8s(pattern_message="must be a version, such as '0.5.23'"),
+        ]
+        | None
     ) = None
     """Engine version: the image is looked up in the chart's table. Default: the chart's default."""
-    image: Annotated[str, StringConstraints(max_length=512)] | None = None
+    image: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
     """An image of your own; `version` must stand beside it, since arguments differ between versions."""
     context_length: Annotated[int, Field(ge=128, le=10_000_000)] | None = None
     """Longest prompt plus answer, in tokens. Default: what the model's config says."""
     parallelism: Parallelism = Parallelism()
     """GPUs of one replica."""
-    tool_call_parser: Annotated[str, StringConstraints(max_length=64, pattern=r"^[a-z0-9_.-]+$")] | None = None
-    """SGLang's --tool-call-parser."""
-    reasoning_parser: Annotated[str, StringConstraints(max_length=64, pattern=r"^[a-z0-9_.-]+$")] | None = None
-    """SGLang's --reasoning-parser."""
+    tool_call_parser: ParserName | None = None
+    """Name of the parser that reads tool calls out of the answer (SGLang's --tool-call-parser)."""
+    reasoning_parser: ParserName | None = None
+    """Name of the parser that tells reasoning from the answer (SGLang's --reasoning-parser)."""
     extra_args: Annotated[
         tuple[Annotated[str, StringConstraints(min_length=1, max_length=256)], ...],
         Field(max_length=64),
@@ -110,28 +147,40 @@ class LocalObjectReference(Object):
 class EnvVar(Object):
     """An environment variable of the engine container."""
 
-    name: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+    name: Annotated[
+        str,
+        StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"),
+        K8s(pattern_message="must be letters, digits and '_', not beginning with a digit"),
+    ]
     """Name of the variable."""
     value: Annotated[str, StringConstraints(max_length=4096)] = ""
-    """Its value; for secrets mount a Secret through your own image instead."""
+    """Value of the variable. It is readable by whoever may read the Model: no secrets here."""
 
 
 class Resources(Object):
     """Requests and limits of the engine container besides GPUs."""
 
     requests: Annotated[dict[str, Quantity], Field(max_length=8)] = {}
-    """Such as cpu and memory."""
+    """Requests by resource, such as cpu and memory."""
     limits: Annotated[dict[str, Quantity], Field(max_length=8)] = {}
-    """Such as memory."""
+    """Limits by resource, such as memory."""
+
+    cel: ClassVar = (
+        Rule(
+            "(!has(self.requests) || self.requests.all(k, !k.startsWith('nvidia.com/'))) && "
+            "(!has(self.limits) || self.limits.all(k, !k.startsWith('nvidia.com/')))",
+            "GPUs may not be set here: they come from the GPUClass and `engine.parallelism`",
+        ),
+    )
 
 
 class PodTemplate(Object):
     """Additions to the engine pods."""
 
     labels: Annotated[dict[str, LabelValue], Field(max_length=32)] = {}
-    """Labels; shoal.dev/ and app.kubernetes.io/ keys are Shoal's."""
+    """Labels of the pods; shoal.dev/ and app.kubernetes.io/ keys are Shoal's."""
     annotations: Annotated[dict[str, Annotated[str, StringConstraints(max_length=4096)]], Field(max_length=32)] = {}
-    """Annotations; shoal.dev/ keys are Shoal's."""
+    """Annotations of the pods; shoal.dev/ keys are Shoal's."""
     image_pull_secrets: Annotated[
         tuple[LocalObjectReference, ...], Field(max_length=8), K8s(list_type="map", keys=("name",))
     ] = ()
@@ -139,7 +188,7 @@ class PodTemplate(Object):
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64), K8s(list_type="map", keys=("name",))] = ()
     """Environment of the engine container."""
     resources: Resources = Resources()
-    """CPU and memory of the engine container; default: the chart's amounts per GPU."""
+    """CPU and memory of the engine container. Default: the chart's amounts per GPU."""
 
     cel: ClassVar = (
         Rule(
@@ -158,8 +207,8 @@ class ModelSpec(Object):
     """What is served, from where, on what."""
 
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16), K8s(list_type="set")] = ()
-    """What clients put in `model`; default: the object's name. `namespace/name` always works. A short name belongs to
-    the oldest object that claims it."""
+    """Names that clients put in `model`. Default: the object's name. `namespace/name` always works. A short name
+    belongs to the oldest object that claims it."""
     source: Source
     """Where the weights are."""
     engine: Engine = Engine()
@@ -202,7 +251,7 @@ class ModelStatus(Object):
     """What was decided and found."""
 
     conditions: Conditions = ()
-    """Accepted, Placed, Available, Ready; Reconciling and Stalled only while true."""
+    """Conditions Accepted, Placed, Available and Ready; Reconciling and Stalled only while true."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """The generation that this status is about."""
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16), K8s(list_type="set")] = ()
@@ -230,6 +279,8 @@ class Model(Kind):
         Column("Message", '.status.conditions[?(@.type=="Ready")].message', "string", 1),
         Column("Age", ".metadata.creationTimestamp", "date"),
     )
+
+    cel: ClassVar = (NAME_IS_LABEL,)
 
     spec: ModelSpec
     status: ModelStatus | None = None

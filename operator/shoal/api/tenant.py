@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, StringConstraints
 
-from shoal.api.meta import Column, Conditions, K8s, Kind, Name, Object
+from shoal.api.meta import Column, Conditions, K8s, Kind, Name, Object, Rule
 
 
 class TenantKey(Object):
@@ -13,8 +13,15 @@ class TenantKey(Object):
 
     name: Name
     """Name of the key; it stands on usage records."""
-    sha256: Annotated[str, StringConstraints(min_length=64, max_length=64, pattern=r"^[0-9a-f]{64}$")]
-    """SHA-256 of the key in lower-case hex: printf %s "$KEY" | sha256sum."""
+    sha256: Annotated[
+        str,
+        StringConstraints(max_length=64, pattern=r"^[0-9a-f]{64}$"),
+        K8s(
+            pattern_message="must be the SHA-256 of the key, 64 lower-case hex digits, never the key itself: "
+            'printf %s "$KEY" | sha256sum'
+        ),
+    ]
+    """The SHA-256 of the key in lower-case hex, as `printf %s "$KEY" | sha256sum` prints it."""
     expires: datetime | None = None
     """After this moment the key is refused."""
     disabled: bool = False
@@ -26,7 +33,11 @@ class TenantModel(Object):
 
     namespace: Name
     """Namespace of the Model."""
-    name: Name
+    name: Annotated[
+        str,
+        StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"),
+        K8s(pattern_message="must be lower-case letters, digits, '-' and '.', with a letter or digit at both ends"),
+    ]
     """Name of the Model."""
 
 
@@ -38,18 +49,26 @@ class TenantSpec(Object):
     suspended: bool = False
     """A suspended tenant is refused."""
     keys: Annotated[tuple[TenantKey, ...], Field(max_length=64), K8s(list_type="map", keys=("name",))] = ()
-    """API keys, as hashes."""
+    """API keys of the tenant, as hashes."""
     models: Annotated[
         tuple[TenantModel, ...], Field(max_length=256), K8s(list_type="map", keys=("namespace", "name"))
     ] = ()
     """Models that the tenant may use."""
+
+    cel: ClassVar = (
+        Rule(
+            "!has(self.keys) || self.keys.all(k, self.keys.exists_one(o, o.sha256 == k.sha256))",
+            "two of `keys` have the same `sha256`: a request could not be told from the other key's",
+        ),
+    )
 
 
 class TenantStatus(Object):
     """What was found."""
 
     conditions: Conditions = ()
-    """Ready: Active, Suspended, NoUsableKey, ModelNotFound, KeyClaimed, Invalid."""
+    """Condition Ready says whether the tenant can ask: Active, Suspended, NoUsableKey, ModelNotFound, KeyClaimed,
+    Invalid."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """The generation that this status is about."""
     active_keys: Annotated[int, Field(ge=0)] | None = None
