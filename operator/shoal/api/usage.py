@@ -27,6 +27,8 @@ class UsageData(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, serialize_by_alias=True, frozen=True)
 
     request_id: str
+    client_request_id: str | None = None
+    """The client's own x-request-id, where it sent a usable one."""
     kind: RecordKind
     tenant: str
     external_id: str | None = None

@@ -1,0 +1,75 @@
+"""Who a bearer key is: Tenants hold SHA-256 hashes, so the lookup is by hash and never by the key itself."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from shoal.api.tenant import Tenant
+
+DenialReason = Literal["unknown", "disabled", "expired", "suspended"]
+
+_FAR = datetime.max.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What one API key stands for."""
+
+    tenant: str
+    external_id: str | None
+    key_name: str
+    expires: datetime | None
+    disabled: bool
+    suspended: bool
+    grants: frozenset[str]
+    """`namespace/name` of the Models that the tenant may use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """Why a key was refused."""
+
+    reason: DenialReason
+    tenant: str | None = None
+
+
+def index_keys(tenants: Iterable[Tenant]) -> dict[str, Identity]:
+    """SHA-256 of a key -> whose it is. A hash that two Tenants list belongs to the older one (then the smaller uid)."""
+    index: dict[str, Identity] = {}
+    for tenant in sorted(tenants, key=lambda t: (t.metadata.creation_timestamp or _FAR, t.metadata.uid)):
+        spec = tenant.spec
+        grants = frozenset(f"{grant.namespace}/{grant.name}" for grant in spec.models)
+        for key in spec.keys:
+            index.setdefault(
+                key.sha256,
+                Identity(
+                    tenant=tenant.metadata.name,
+                    external_id=spec.external_id,
+                    key_name=key.name,
+                    expires=_aware(key.expires),
+                    disabled=key.disabled,
+                    suspended=spec.suspended,
+                    grants=grants,
+                ),
+            )
+    return index
+
+
+def authenticate(index: Mapping[str, Identity], sha256: str, now: datetime) -> Identity | Denied:
+    """The identity behind the hash of a key, or why it is refused at `now` (an aware datetime)."""
+    identity = index.get(sha256)
+    if identity is None:
+        return Denied("unknown")
+    if identity.disabled:
+        return Denied("disabled", identity.tenant)
+    if identity.expires is not None and now >= identity.expires:
+        return Denied("expired", identity.tenant)
+    if identity.suspended:
+        return Denied("suspended", identity.tenant)
+    return identity
+
+
+def _aware(moment: datetime | None) -> datetime | None:
+    # The API server demands RFC 3339 with a zone; an object from elsewhere may lack it, and comparing would raise.
+    return moment if moment is None or moment.tzinfo is not None else moment.replace(tzinfo=UTC)

@@ -1,0 +1,146 @@
+"""What the gateway knows of the cluster: an immutable snapshot, swapped when the API server tells of a change.
+
+Keeps what it last knew while the API server is away. An object that does not validate is left out and counted.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pydantic
+import structlog
+
+from shoal.api import names
+from shoal.api.meta import JsonObject
+from shoal.api.model import Model
+from shoal.api.tenant import Tenant
+from shoal.core.access import Identity, index_keys
+from shoal.core.resolve import ServedModel, names_for, served_model
+from shoal.core.routing import Replica
+
+log = structlog.get_logger()
+
+Source = Literal["models", "tenants", "pods"]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One state of the cluster. `words` caches what each set of grants can name."""
+
+    models: Mapping[str, ServedModel] = field(default_factory=dict[str, ServedModel])
+    keys: Mapping[str, Identity] = field(default_factory=dict[str, Identity])
+    replicas: Mapping[str, tuple[Replica, ...]] = field(default_factory=dict[str, tuple[Replica, ...]])
+    """By `namespace/name` of the Model."""
+    _words: dict[frozenset[str], dict[str, ServedModel]] = field(
+        default_factory=dict[frozenset[str], dict[str, ServedModel]]
+    )
+
+    def words(self, identity: Identity) -> Mapping[str, ServedModel]:
+        """Every word that this tenant can put in `model`."""
+        known = self._words.get(identity.grants)
+        if known is None:
+            known = self._words[identity.grants] = names_for(identity.grants, self.models)
+        return known
+
+    def replicas_of(self, model: ServedModel) -> tuple[Replica, ...]:
+        """Pods of this very Model: those of a deleted one of the same name have other keys."""
+        return tuple(r for r in self.replicas.get(model.key, ()) if r.model_uid == model.uid)
+
+
+class Directory:
+    """Makes snapshots from three live mappings (a reflector's `objects`, or a dict in a test)."""
+
+    def __init__(
+        self,
+        models: Mapping[str, ServedModel],
+        tenants: Mapping[str, Tenant],
+        pods: Mapping[str, Replica],
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.snapshot = Snapshot()
+        self._models = models
+        self._tenants = tenants
+        self._pods = pods
+        self._changed = changed
+        self._dirty: set[Source] = set()
+
+    def mark(self, source: Source) -> None:
+        """Says that a mapping changed. The snapshot follows in the next turn of the loop: a first list of thousands of
+        objects costs one rebuild and not thousands."""
+        if not self._dirty:
+            asyncio.get_running_loop().call_soon(self.rebuild)
+        self._dirty.add(source)
+
+    def rebuild(self) -> None:
+        """Brings the snapshot up to date with what was marked."""
+        old = self.snapshot
+        dirty, self._dirty = self._dirty, set()
+        models = dict(self._models) if "models" in dirty else old.models
+        keys = index_keys(self._tenants.values()) if "tenants" in dirty else old.keys
+        replicas = old.replicas
+        if "pods" in dirty:
+            by_model: dict[str, list[Replica]] = {}
+            for replica in self._pods.values():
+                by_model.setdefault(replica.model, []).append(replica)
+            replicas = {model: tuple(sorted(pods, key=lambda r: r.key)) for model, pods in by_model.items()}
+        self.snapshot = Snapshot(models, keys, replicas)
+        self._changed()
+
+
+def project_model(obj: JsonObject, invalid: Callable[[str], None]) -> ServedModel | None:
+    """A Model as the reflector keeps it; None, and a call of `invalid`, when it does not validate."""
+    try:
+        return served_model(Model.model_validate(obj))
+    except pydantic.ValidationError as error:
+        _skipped("Model", obj, error, invalid)
+        return None
+
+
+def project_tenant(obj: JsonObject, invalid: Callable[[str], None]) -> Tenant | None:
+    """A Tenant as the reflector keeps it, without its status."""
+    try:
+        return Tenant.model_validate({"metadata": obj.get("metadata"), "spec": obj.get("spec")})
+    except pydantic.ValidationError as error:
+        _skipped("Tenant", obj, error, invalid)
+        return None
+
+
+def project_pod(obj: JsonObject) -> Replica | None:
+    """What routing needs of an engine pod; None for a pod that is none or has ended."""
+    metadata: Mapping[str, Any] = obj.get("metadata") or {}
+    labels: Mapping[str, str] = metadata.get("labels") or {}
+    annotations: Mapping[str, str] = metadata.get("annotations") or {}
+    spec: Mapping[str, Any] = obj.get("spec") or {}
+    status: Mapping[str, Any] = obj.get("status") or {}
+    model = labels.get(names.LABEL_MODEL)
+    if model is None or status.get("phase") in ("Succeeded", "Failed"):
+        return None
+    conditions: list[Mapping[str, Any]] = status.get("conditions") or []
+    return Replica(
+        uid=str(metadata.get("uid", "")),
+        namespace=str(metadata.get("namespace", "")),
+        name=str(metadata.get("name", "")),
+        model=f"{metadata.get('namespace', '')}/{model}",
+        model_uid=labels.get(names.LABEL_MODEL_UID, ""),
+        ip=status.get("podIP") or None,
+        ready=any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions),
+        deleting=metadata.get("deletionTimestamp") is not None,
+        install_key=annotations.get(names.ANNOTATION_INSTALL_KEY),
+        gpu_class=labels.get(names.LABEL_GPU_CLASS),
+        node=spec.get("nodeName"),
+    )
+
+
+def _skipped(kind: str, obj: JsonObject, error: pydantic.ValidationError, invalid: Callable[[str], None]) -> None:
+    metadata: Mapping[str, Any] = obj.get("metadata") or {}
+    invalid(kind)
+    # Of the error only places and kinds of fault: values stay out of the log.
+    faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['type']}" for fault in error.errors()[:5]]
+    log.warning(
+        "object left out: it does not validate",
+        kind=kind,
+        namespace=metadata.get("namespace"),
+        name=metadata.get("name"),
+        faults=faults,
+    )

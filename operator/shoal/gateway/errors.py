@@ -1,0 +1,109 @@
+"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}. Also the engine's own flat ones."""
+
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+import orjson
+
+RETRY_AFTER_MAX_SECONDS: Final = 60
+"""Clients ignore a longer Retry-After."""
+
+_TYPES: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "invalid_request_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
+class ApiError(Exception):
+    """What the client is told. `reason` is the label of the metric, `headers` go out with the answer."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None,
+        *,
+        param: str | None = None,
+        type: str | None = None,
+        retry_after: int | None = None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.type = type or _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+        self.retry_after = None if retry_after is None else max(1, min(retry_after, RETRY_AFTER_MAX_SECONDS))
+        self.headers = headers
+        if self.retry_after is not None:
+            self.headers = (*headers, (b"retry-after", str(self.retry_after).encode()))
+
+    def body(self) -> bytes:
+        return orjson.dumps({"error": self._error()})
+
+    def event(self) -> bytes:
+        """The same as a server-sent event, for when the status is already out."""
+        error = self._error()
+        if self.retry_after is not None:
+            error["retry_after"] = self.retry_after
+        return b"data: " + orjson.dumps({"error": error}) + b"\n\n"
+
+    def _error(self) -> dict[str, Any]:
+        return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+
+
+def from_engine(status: int, raw: bytes) -> ApiError:
+    """The engine's error (flat, nested, or no JSON at all) in OpenAI's shape."""
+    try:
+        decoded: object = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        decoded = None
+    fields: Mapping[str, object] = cast(Mapping[str, object], decoded) if isinstance(decoded, dict) else {}
+    inner = fields.get("error")
+    if isinstance(inner, dict):
+        fields = cast(Mapping[str, object], inner)
+    elif isinstance(inner, str):
+        fields = {"message": inner}
+    message = fields.get("message")
+    kind = fields.get("type")
+    param = fields.get("param")
+    code = fields.get("code")
+    return ApiError(
+        status,
+        message if isinstance(message, str) and message else f"the engine answered with status {status}",
+        # SGLang repeats the status as the code; OpenAI's codes are words.
+        code if isinstance(code, str) and not code.isdigit() else None,
+        param=param if isinstance(param, str) else None,
+        # SGLang's types are Python or HTTP words (BadRequestError, "503"); OpenAI's SDKs go by status.
+        type=kind if isinstance(kind, str) and kind.endswith("_error") else None,
+    )
+
+
+def engine_status(event: Mapping[str, Any], default: int = 500) -> int:
+    """The HTTP status that an error event of the engine stands for: its `code`."""
+    error = event.get("error")
+    code = cast(Mapping[str, object], error).get("code") if isinstance(error, dict) else None
+    if isinstance(code, str) and code.isdigit():
+        code = int(code)
+    return code if isinstance(code, int) and 400 <= code <= 599 else default
+
+
+def model_not_found(word: str) -> ApiError:
+    shown = word if len(word) <= 200 else word[:200] + "..."
+    return ApiError(
+        404,
+        f"The model `{shown}` does not exist or you do not have access to it.",
+        "model_not_found",
+        param="model",
+    )
+
+
+def unavailable(message: str, code: str, retry_after: int) -> ApiError:
+    return ApiError(503, message, code, type="server_error", retry_after=retry_after)

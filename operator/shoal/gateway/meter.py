@@ -1,0 +1,171 @@
+"""The meter of one request: collects what its usage record says, and writes the record's rows.
+
+Rows are built as plain dicts, because two are made per request; `shoal.api.usage` is what they must validate as (a test
+says so). Prompt, answer and key never come here.
+"""
+
+import time
+from datetime import UTC, datetime
+from typing import Any, Final, cast
+
+import orjson
+
+from shoal.api.usage import EVENT_TYPE, CountSource, Outcome, RecordKind
+from shoal.core.access import Identity
+from shoal.core.resolve import ServedModel
+from shoal.core.routing import Replica
+from shoal.ledger.spool import Row
+
+CHECKPOINT_SECONDS: Final = 1.0
+
+
+class Meter:
+    """One accepted request."""
+
+    __slots__ = (
+        "_base",
+        "_checkpoints",
+        "_source",
+        "_started",
+        "_usage",
+        "attempts",
+        "count_source",
+        "engine_boot",
+        "first_byte",
+        "id",
+        "model",
+        "outcome",
+        "replica",
+        "status",
+    )
+
+    def __init__(
+        self,
+        id: str,
+        source: str,
+        identity: Identity,
+        model: ServedModel,
+        *,
+        endpoint: str,
+        word: str,
+        stream: bool,
+        client_request_id: str | None = None,
+    ) -> None:
+        self.id = id
+        self.model = model.key
+        self._source = source
+        self._started = time.monotonic()
+        self._usage: bytes | None = None
+        self._checkpoints = 0
+        self._base: dict[str, Any] = {
+            "requestId": id,
+            "clientRequestId": client_request_id,
+            "tenant": identity.tenant,
+            "externalId": identity.external_id,
+            "keyName": identity.key_name,
+            "endpoint": endpoint,
+            "model": model.key,
+            "modelRequested": word,
+            "stream": stream,
+        }
+        self.outcome: Outcome | None = None
+        self.status: int | None = None
+        self.attempts = 0
+        self.replica: Replica | None = None
+        self.engine_boot: str | None = None
+        self.first_byte: float | None = None
+        self.count_source: CountSource = "none"
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    @property
+    def seconds_to_first_byte(self) -> float | None:
+        return None if self.first_byte is None else self.first_byte - self._started
+
+    def count(self, usage: bytes, source: CountSource) -> None:
+        """Keeps the engine's usage block (its JSON), to be parsed once at the end."""
+        self._usage = usage
+        self.count_source = source
+
+    def answer_began(self) -> None:
+        if self.first_byte is None:
+            self.first_byte = time.monotonic()
+
+    def tokens(self) -> dict[str, int | None]:
+        """The counts so far. What the engine did not say is None."""
+        if self._usage is None:
+            return dict(_NO_COUNTS)
+        return parse_usage(self._usage, final=self.count_source == "final")
+
+    def open_row(self) -> Row:
+        return self._row("open", f"{self.id}:open", _NO_COUNTS)
+
+    def checkpoint_row(self) -> Row:
+        self._checkpoints += 1
+        return self._row("checkpoint", f"{self.id}:checkpoint:{self._checkpoints}", self.tokens())
+
+    def final_row(self) -> Row:
+        return self._row("final", f"{self.id}:final", self.tokens())
+
+    def _row(self, kind: RecordKind, id: str, counts: dict[str, int | None]) -> Row:
+        replica = self.replica
+        first = self.seconds_to_first_byte
+        data = {
+            **self._base,
+            "kind": kind,
+            "outcome": self.outcome,
+            "status": self.status,
+            **counts,
+            "countSource": self.count_source,
+            "attempts": self.attempts,
+            "replica": replica.key if replica else None,
+            "node": replica.node if replica else None,
+            "gpuClass": replica.gpu_class if replica else None,
+            "engineBoot": self.engine_boot,
+            "ttftMs": None if first is None else round(first * 1000, 3),
+            "durationMs": None if kind == "open" else round(self.seconds * 1000, 3),
+        }
+        record = {
+            "specversion": "1.0",
+            "id": id,
+            "source": self._source,
+            "type": EVENT_TYPE,
+            "subject": self._base["tenant"],
+            "time": datetime.now(UTC),
+            "data": data,
+        }
+        return (id, self.id, kind, orjson.dumps(record))
+
+
+_NO_COUNTS: Final[dict[str, int | None]] = {
+    "inputTokens": None,
+    "cachedTokens": None,
+    "outputTokens": None,
+    "reasoningTokens": None,
+}
+
+
+def parse_usage(usage: bytes, *, final: bool) -> dict[str, int | None]:
+    """Counts of an engine's usage block. Cached tokens stand in the closing block only: before it they are unknown."""
+    try:
+        decoded: object = orjson.loads(usage)
+    except orjson.JSONDecodeError:
+        return dict(_NO_COUNTS)
+    if not isinstance(decoded, dict):
+        return dict(_NO_COUNTS)
+    block = cast(dict[str, object], decoded)
+    details = block.get("prompt_tokens_details")
+    cached = _number(cast(dict[str, object], details), "cached_tokens") if final and isinstance(details, dict) else None
+    return {
+        "inputTokens": _number(block, "prompt_tokens"),
+        "cachedTokens": cached,
+        "outputTokens": _number(block, "completion_tokens"),
+        "reasoningTokens": _number(block, "reasoning_tokens"),
+    }
+
+
+def _number(block: dict[str, object], name: str) -> int | None:
+    value = block.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -1,0 +1,213 @@
+"""The gateway's parts, put together and run: watches, streams, spool, two servers, housekeeping, the stop."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from functools import partial
+
+import structlog
+
+from shoal.api import names
+from shoal.core.routing import Replica
+from shoal.gateway.app import Gateway
+from shoal.gateway.directory import Directory, Source, project_model, project_pod, project_tenant
+from shoal.gateway.fleet import Fleet
+from shoal.gateway.installkey import KeyRing
+from shoal.gateway.metrics import Metrics
+from shoal.gateway.ops import Ops
+from shoal.gateway.server import Server, make_server
+from shoal.gateway.settings import GatewaySettings
+from shoal.gateway.upstream import Pool
+from shoal.kube.client import Client
+from shoal.kube.reflector import Reflector
+from shoal.kube.resources import MODELS, PODS, TENANTS
+from shoal.ledger.spool import Spool
+
+log = structlog.get_logger()
+
+ENGINE_PODS = (
+    f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE},{names.LABEL_MODEL}"
+)
+
+
+class Process:
+    """One gateway. `run` returns after a stop that was asked for by SIGTERM, SIGINT or `stop`."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        client: Client,
+        *,
+        engine_port: Callable[[Replica], int] = lambda _: names.ENGINE_PORT,
+    ) -> None:
+        self.settings = settings
+        self.metrics = Metrics(settings.max_tracked_models)
+        self.key_ring = KeyRing(settings.install_key_dir)
+        self.fleet = Fleet(self.key_ring)
+        self.spool = Spool(settings.spool_dir)
+        self.pool = Pool(connect_timeout=settings.connect_seconds)
+        invalid: Callable[[str], None] = lambda kind: self.metrics.invalid.labels(kind).inc()  # noqa: E731
+        self._reflectors: dict[Source, Reflector] = {
+            "models": Reflector(
+                client, MODELS, project=partial(project_model, invalid=invalid), on_event=self._marks("models")
+            ),
+            "tenants": Reflector(
+                client, TENANTS, project=partial(project_tenant, invalid=invalid), on_event=self._marks("tenants")
+            ),
+            "pods": Reflector(
+                client, PODS, label_selector=ENGINE_PODS, project=project_pod, on_event=self._marks("pods")
+            ),
+        }
+        self.directory = Directory(
+            self._reflectors["models"].objects,
+            self._reflectors["tenants"].objects,
+            self._reflectors["pods"].objects,
+            self._follow,
+        )
+        self.gateway = Gateway(
+            settings,
+            self.directory,
+            self.fleet,
+            self.key_ring,
+            self.spool,
+            self.pool,
+            self.metrics,
+            engine_port=engine_port,
+        )
+        self.server = make_server(
+            self.gateway,
+            host=settings.host,
+            port=settings.port,
+            keep_alive=settings.keep_alive_seconds,
+            tls_cert=settings.tls_cert,
+            tls_key=settings.tls_key,
+            max_head_bytes=settings.max_head_bytes,
+            head_seconds=settings.body_seconds,
+            max_connections=settings.max_connections,
+            stop_seconds=int(settings.request_seconds + settings.body_seconds) + 1,
+        )
+        self.ops = make_server(
+            Ops(self.metrics.registry, self.missing, self._refresh_gauges),
+            host=settings.ops_host,
+            port=settings.ops_port,
+            keep_alive=5,
+            stop_seconds=1,
+        )
+        self._stop = asyncio.Event()
+        self._tls_seen: tuple[int, ...] | None = None
+
+    def stop(self) -> None:
+        """Asks for a graceful stop; asking again changes nothing."""
+        if not self._stop.is_set():
+            log.info("stopping: unready now, then no new requests, then the streams to their end")
+        self._stop.set()
+
+    def missing(self) -> dict[str, str]:
+        """Why the gateway is not ready, by part; empty when it is."""
+        missing: dict[str, str] = {}
+        if self._stop.is_set():
+            missing["stopping"] = "asked to stop"
+        for source, reflector in self._reflectors.items():
+            if reflector.synced.is_set():
+                continue  # once it knows, it goes on with what it knows, whatever becomes of the API server
+            if reflector.missing:
+                missing[source] = "the API server does not know this kind: the CustomResourceDefinitions are missing"
+            else:
+                missing[source] = "not listed yet: the API server is not reachable, or does not allow it"
+        if not self.key_ring:
+            missing["installKey"] = f"no install key in {self.settings.install_key_dir}: the operator makes it"
+        if self.spool.error is not None:
+            missing["spool"] = self.spool.error
+        return missing
+
+    async def run(self, started: Callable[[], None] = lambda: None) -> None:
+        """Runs until stopped. `started` is called when both ports listen."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        self.spool.start()
+        self.key_ring.refresh()
+        self.fleet.streams.start()
+        try:
+            async with asyncio.TaskGroup() as group:
+                background = [group.create_task(r.run()) for r in self._reflectors.values()]
+                background.append(group.create_task(self._housekeeping()))
+                ops = group.create_task(self._serve(self.ops))
+                await _listening(self.ops)
+                main = group.create_task(self._serve(self.server))
+                await _listening(self.server)
+                log.info("serving", port=self.server.port, ops_port=self.ops.port, tls=bool(self.settings.tls_cert))
+                started()
+                await self._stop.wait()
+                self.gateway.stopping = True
+                # Endpoints and load balancers learn of us with a delay: until then requests still come.
+                await asyncio.sleep(self.settings.settle_seconds)
+                self.server.should_exit = True
+                await main
+                self.ops.should_exit = True
+                await ops
+                for task in background:
+                    task.cancel()
+        finally:
+            await self.fleet.streams.close()
+            self.pool.close()
+            await self.spool.stop()
+            log.info("stopped")
+
+    async def _serve(self, server: Server) -> None:
+        try:
+            await server.serve()
+        except SystemExit:
+            # uvicorn's way to say that it could not listen; it would slip past the task group.
+            config = server.config
+            raise RuntimeError(f"cannot listen on {config.host}:{config.port}") from None
+
+    async def _housekeeping(self) -> None:
+        while True:
+            if self.key_ring.refresh():
+                self._follow()
+            self.pool.sweep()
+            self.server.sweep()
+            self._reload_tls()
+            await asyncio.sleep(1.0)
+
+    def _reload_tls(self) -> None:
+        cert, key = self.settings.tls_cert, self.settings.tls_key
+        context = self.server.config.ssl if self.server.config.loaded else None
+        if context is None or cert is None:
+            return
+        try:
+            seen = tuple(path.stat().st_mtime_ns for path in (cert, key) if path is not None)
+            if self._tls_seen is not None and seen != self._tls_seen:
+                context.load_cert_chain(cert, key)
+                log.info("TLS certificate read again")
+            self._tls_seen = seen
+        except OSError as error:
+            log.warning("cannot read the TLS certificate again; keeping the old one", error=str(error))
+
+    def _marks(self, source: Source) -> Callable[[str, object], None]:
+        return lambda _kind, _object: self.directory.mark(source)
+
+    def _follow(self) -> None:
+        self.fleet.follow(self.directory.snapshot)
+
+    def _refresh_gauges(self) -> None:
+        metrics, snapshot = self.metrics, self.directory.snapshot
+        metrics.ready.set(not self.missing())
+        metrics.spool_ok.set(self.spool.error is None)
+        metrics.spool_backlog.set(self.spool.backlog)
+        metrics.spool_rows.set(self.spool.stats.rows)
+        metrics.spool_failures.set(self.spool.stats.failures)
+        metrics.spool_dropped.set(self.spool.stats.dropped)
+        live = len(self.fleet.heard)
+        metrics.streams.labels("live").set(live)
+        metrics.streams.labels("down").set(max(0, self.fleet.streams.wanted - live))
+        metrics.objects.labels("Model").set(len(snapshot.models))
+        metrics.objects.labels("TenantKey").set(len(snapshot.keys))
+        metrics.objects.labels("Pod").set(sum(map(len, snapshot.replicas.values())))
+        metrics.body_bytes.set(self.gateway.budget.held)
+
+
+async def _listening(server: Server) -> None:
+    while not server.started:  # noqa: ASYNC110 - uvicorn has a flag and no event
+        await asyncio.sleep(0.01)

@@ -1,0 +1,136 @@
+"""uvicorn, with the bounds that a public port needs and a stop that cuts nobody off."""
+
+import asyncio
+import contextlib
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, Final, cast
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from shoal.gateway.errors import ApiError
+
+_STUCK_SECONDS: Final = 30.0
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Bounds a request's head in bytes and time, and the number of connections; uvicorn itself has no such bounds."""
+
+    max_head_bytes = 32 * 1024
+    head_seconds = 60.0
+    max_connections = 16384
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_bytes = 0
+        self._head_since: float | None = self.loop.time()
+        self._stuck_since: float | None = None
+        if len(self.connections) > self.max_connections:
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._head_since is not None:
+            self._head_bytes += len(data)
+            # A body may come in the same read as its head, so one read is allowed on top.
+            if self._head_bytes - len(data) > self.max_head_bytes or len(data) > self.max_head_bytes + 256 * 1024:
+                self._refuse(431, "The head of the request is too large.", "head_too_large")
+                return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        if self._head_since is None:
+            self._head_since = self.loop.time()
+            self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head_since = None
+        if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > self.max_head_bytes:
+            self._refuse(431, "The head of the request is too large.", "head_too_large")
+            return
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "This is not a valid HTTP request.", "invalid_http")
+
+    def sweep(self, now: float) -> None:
+        """Drops clients that do not finish their head, and closed ones that do not take what was written."""
+        if self._head_since is not None and now - self._head_since > self.head_seconds:
+            self.transport.abort()
+        if self.transport.is_closing() and self.flow.write_paused:
+            if self._stuck_since is None:
+                self._stuck_since = now
+            elif now - self._stuck_since > _STUCK_SECONDS:
+                self.transport.abort()
+
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        if self.transport.is_closing():
+            return
+        body = ApiError(status, message, code).body()
+        self.transport.write(
+            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
+            % (status, b"Bad Request" if status == 400 else b"Request Header Fields Too Large", len(body), body)
+        )
+        self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """A server whose signals are the caller's business: it stops when `should_exit` is set, and not by force."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on, once `started`."""
+        return self.servers[0].sockets[0].getsockname()[1]
+
+    def sweep(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for connection in list(self.server_state.connections):
+            cast(BoundedProtocol, connection).sweep(now)
+
+
+def make_server(
+    app: Any,
+    *,
+    host: str,
+    port: int,
+    keep_alive: int,
+    backlog: int = 2048,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+    max_head_bytes: int = 32 * 1024,
+    head_seconds: float = 60.0,
+    max_connections: int = 16384,
+    stop_seconds: int | None = None,
+) -> Server:
+    """A server on httptools. `stop_seconds` bounds how long a stop waits for what is in flight."""
+    protocol = type(
+        "Protocol",
+        (BoundedProtocol,),
+        {"max_head_bytes": max_head_bytes, "head_seconds": head_seconds, "max_connections": max_connections},
+    )
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        date_header=True,
+        proxy_headers=False,
+        backlog=backlog,
+        timeout_keep_alive=keep_alive,
+        timeout_graceful_shutdown=stop_seconds,
+        ssl_certfile=tls_cert,
+        ssl_keyfile=tls_key,
+    )
+    return Server(config)

@@ -1,0 +1,129 @@
+"""Server-sent events of an engine: put together across reads, edited as bytes, parsed only where it must be.
+
+Editing bytes is safe because of JSON's own rule: inside a string every quote is escaped, so `"usage":` and `"model":`
+can only be keys. Compact JSON (SGLang's) and JSON with one space after colons and commas are understood.
+"""
+
+from typing import Any, Final, cast
+
+import orjson
+
+MAX_EVENT_BYTES: Final = 32 * 1024 * 1024
+DONE: Final = b"data: [DONE]"
+
+_USAGE: Final = b'"usage":'
+_NO_CHOICES: Final = b'"choices":[]'
+
+
+class EventTooLarge(Exception):
+    """An event that does not end within MAX_EVENT_BYTES."""
+
+
+class Splitter:
+    """Bytes in, whole events out (without their closing blank line). Ends of line may be LF, CRLF or CR."""
+
+    __slots__ = ("_held_return", "_rest")
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._held_return = False
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """
+        Raises:
+            EventTooLarge: the upstream sends no end of event.
+        """
+        if self._held_return or b"\r" in data:
+            data = self._normal(data)
+        if self._rest:
+            data = self._rest + data
+        events = data.split(b"\n\n")
+        self._rest = events.pop()
+        if len(self._rest) > MAX_EVENT_BYTES:
+            raise EventTooLarge
+        return [event for event in (part.strip(b"\n") for part in events) if event]
+
+    def _normal(self, data: bytes) -> bytes:
+        # A CR at the end of a read may be the first half of a CRLF: wait for the next byte.
+        if self._held_return:
+            data = b"\r" + data
+        self._held_return = data.endswith(b"\r")
+        if self._held_return:
+            data = data[:-1]
+        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
+def find_usage(event: bytes) -> tuple[int, int] | None:
+    """Where the object behind `"usage":` stands: (start, end) of the `{...}`; None when there is none (or null)."""
+    at = event.rfind(_USAGE)
+    if at < 0:
+        return None
+    start = at + len(_USAGE)
+    while event[start : start + 1] == b" ":
+        start += 1
+    if event[start : start + 1] != b"{":
+        return None
+    depth = 0
+    at = start
+    while True:
+        close = event.find(b"}", at)
+        if close < 0:
+            return None
+        depth += event.count(b"{", at, close) - 1
+        at = close + 1
+        if depth == 0:
+            return start, at
+
+
+def without_usage(event: bytes, span: tuple[int, int]) -> bytes:
+    """The event without its `usage` member; `span` is what `find_usage` said."""
+    start, end = span
+    key = event.rfind(_USAGE, 0, start)
+    if event[key - 1 : key] == b",":
+        return event[: key - 1] + event[end:]
+    if event[end : end + 1] == b",":
+        return event[:key] + event[end + 1 :]
+    if event[key - 2 : key] == b", ":
+        return event[: key - 2] + event[end:]
+    return event[:key] + event[end:].lstrip(b", ")
+
+
+def is_closing_usage(event: bytes) -> bool:
+    """Whether this is the chunk that carries only the closing usage."""
+    return _NO_CHOICES in event or b'"choices": []' in event
+
+
+def is_error(event: bytes) -> bool:
+    """Whether an event is an error of the engine: `data: {"error": ...}`."""
+    return event.startswith((b'data: {"error"', b'data:{"error"'))
+
+
+def payload(event: bytes) -> dict[str, Any] | None:
+    """The decoded JSON object of an event's `data:` lines, or None."""
+    data = b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))
+    try:
+        decoded: object = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    return cast(dict[str, Any], decoded) if isinstance(decoded, dict) else None
+
+
+class ModelName:
+    """Puts the client's word where the engine wrote its own name of the model."""
+
+    __slots__ = ("_compact", "_new", "_spaced", "_word", "same")
+
+    def __init__(self, engine_name: str, word: str) -> None:
+        quoted = orjson.dumps(engine_name)
+        self._word = word
+        self._compact = b'"model":' + quoted
+        self._spaced = b'"model": ' + quoted
+        self._new = b'"model":' + orjson.dumps(word)
+        self.same = engine_name == word
+
+    def rewrite(self, data: bytes) -> bytes:
+        if self.same:
+            return data
+        if self._compact in data:
+            return data.replace(self._compact, self._new, 1)
+        return data.replace(self._spaced, self._new, 1)

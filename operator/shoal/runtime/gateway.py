@@ -1,0 +1,120 @@
+"""`shoal gateway`: the entry points."""
+
+import contextlib
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from shoal.api import names
+
+if TYPE_CHECKING:
+    from shoal.api.usage import UsageRecord
+    from shoal.ledger.spool import SpooledRecord
+
+
+@click.group(name="gateway")
+def command() -> None:
+    """Run the gateway, or look into its spool."""
+
+
+@command.command("run")
+@click.option("--kubeconfig", help="Instead of KUBECONFIG, ~/.kube/config or the pod's service account.")
+def run(kubeconfig: str | None) -> None:
+    """Serve the OpenAI API. Settings come from SHOAL_GATEWAY_* (docs/gateway.md)."""
+    import pydantic
+    import uvloop
+
+    from shoal.gateway.settings import GatewaySettings
+    from shoal.runtime import logs
+
+    try:
+        settings = GatewaySettings()  # pyright: ignore[reportCallIssue]
+    except pydantic.ValidationError as error:
+        faults = "; ".join(f"SHOAL_GATEWAY_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors())
+        raise click.ClickException(faults) from None
+    logs.configure(settings.log_level)
+
+    async def main() -> None:
+        from shoal.gateway.process import Process
+        from shoal.kube.client import Client
+
+        client = await Client.from_environment(kubeconfig=kubeconfig)
+        async with client:
+            await Process(settings, client).run()
+
+    try:
+        uvloop.run(main())
+    except* ValueError as group:
+        raise click.ClickException("; ".join(map(str, group.exceptions))) from None
+    except* RuntimeError as group:
+        raise click.ClickException("; ".join(map(str, group.exceptions))) from None
+
+
+@command.command("records")
+@click.option(
+    "--path", type=click.Path(path_type=Path), default=Path(names.SPOOL_DIR), show_default=True, help="Spool folder."
+)
+@click.option("--request", help="Only this request: its id, the answer's `id`, or the client's own x-request-id.")
+@click.option(
+    "--limit", type=click.IntRange(1, 100_000), default=20, show_default=True, help="The newest so many rows."
+)
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--follow", is_flag=True, help="Go on with new rows as they come.")
+@click.option("--all-rows", is_flag=True, help="Also open and checkpoint rows; by default only final ones are shown.")
+def records(path: Path, request: str | None, limit: int, output: str, follow: bool, all_rows: bool) -> None:
+    """Print usage records from the spool, also while the gateway runs."""
+    from shoal.ledger.spool import SpooledRecord, SpoolReader
+
+    try:
+        reader = SpoolReader(path)
+    except FileNotFoundError as error:
+        raise click.ClickException(str(error)) from None
+
+    def show(rows: list[SpooledRecord]) -> None:
+        for row in rows:
+            if output == "json":
+                click.echo(json.dumps({"seq": row.seq, "shipped": row.shipped, **row.record.model_dump(mode="json")}))
+            else:
+                click.echo(_line(row.record))
+
+    kinds = None if all_rows else ("final",)
+    with contextlib.closing(reader):
+        if output == "table":
+            click.echo(_HEADER)
+        last = reader.last_seq()
+        show(reader.newest(limit, request, kinds=kinds))
+        with contextlib.suppress(KeyboardInterrupt):
+            while follow:
+                time.sleep(0.2)
+                rows = list(reader.after(last))
+                if rows:
+                    last = rows[-1].seq
+                show([r for r in rows if _wanted(r, request, kinds)])
+
+
+_HEADER = (
+    f"{'TIME':<20} {'REQUEST':<36} {'TENANT':<12} {'MODEL':<24} {'KIND':<10} {'OUTCOME':<9} {'STATUS':>6} "
+    f"{'INPUT':>7} {'CACHED':>7} {'OUTPUT':>7} {'TTFT-MS':>9} {'MS':>10} REPLICA"
+)
+
+
+def _line(record: "UsageRecord") -> str:
+    data = record.data
+
+    def number(value: float | None, width: int) -> str:
+        return f"{'-' if value is None else value:>{width}}"
+
+    return (
+        f"{record.time:%Y-%m-%dT%H:%M:%SZ} {data.request_id:<36} {data.tenant:<12} {data.model:<24} {data.kind:<10} "
+        f"{data.outcome or '-':<9} {number(data.status, 6)} {number(data.input_tokens, 7)} "
+        f"{number(data.cached_tokens, 7)} {number(data.output_tokens, 7)} {number(data.ttft_ms, 9)} "
+        f"{number(data.duration_ms, 10)} {data.replica or '-'}"
+    )
+
+
+def _wanted(row: "SpooledRecord", request: str | None, kinds: tuple[str, ...] | None) -> bool:
+    data = row.record.data
+    return (kinds is None or row.kind in kinds) and (request in (None, data.request_id, data.client_request_id))
