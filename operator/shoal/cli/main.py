@@ -6,6 +6,8 @@ from typing import Final
 
 import click
 
+from shoal.runtime import logs
+
 _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     # name: (module:attribute, help shown without importing it)
     "operator": ("shoal.runtime.operator:command", "Run the operator."),
@@ -37,6 +39,7 @@ class _Lazy(click.Group):
 @click.version_option(package_name="shoal")
 def main() -> None:
     """Shoal: a Kubernetes operator and control plane for GPU inference fleets."""
+    logs.configure()
 
 
 def run(args: Sequence[str]) -> None:

@@ -1,0 +1,273 @@
+"""The simulated engine: model, scheduler, loop, faults, journal and the state that probes show."""
+
+import asyncio
+import os
+import signal
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import structlog
+
+from shoal.sim import timing
+from shoal.sim.answers import SimulatedAnswer
+from shoal.sim.args import EngineArgs, engine_params
+from shoal.sim.faults import Fault, Faults
+from shoal.sim.journal import Entry, Journal, prompt_hash
+from shoal.sim.kv import KVCache
+from shoal.sim.loop import Clock, EngineLoop, RealClock
+from shoal.sim.metrics import Metrics
+from shoal.sim.scheduler import QueueFullError, Scheduler
+from shoal.sim.scheduler import Sequence as Seq
+from shoal.sim.tokenizer import ModelFolder
+
+_log = structlog.get_logger()
+
+QUEUE_FULL: Final = "The request queue is full."
+
+
+class BadRequestError(ValueError):
+    """Refused with 400 and this message."""
+
+
+@dataclass(slots=True)
+class Sampling:
+    """What of a request's parameters changes its course."""
+
+    max_new_tokens: int | None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    seed: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """The sequences of one request."""
+
+    sequences: list[Seq]
+    fault: Fault | None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    outcome: str | None = None
+    """Set by a fault, for the journal."""
+
+    @property
+    def finished(self) -> bool:
+        return all(s.finish is not None for s in self.sequences)
+
+    @property
+    def struck(self) -> bool:
+        """Whether the fault's token has been reached."""
+        return self.fault is not None and any(s.held for s in self.sequences)
+
+    async def change(self) -> None:
+        """Returns when a sequence has moved on since the last call."""
+        await self.changed.wait()
+        self.changed.clear()
+
+
+class SimEngine:
+    """One engine. `run` drives it; everything else belongs to the event loop that runs it."""
+
+    def __init__(self, args: EngineArgs, *, clock: Clock | None = None, journal: Journal | None = None) -> None:
+        self.args = args
+        self.clock: Clock = clock or RealClock()
+        self.model = ModelFolder.load(args.model_path)
+        self.context_length = args.context_length or self.model.context_length
+        capacity = args.max_total_tokens or timing.kv_tokens(args.gpu, args.tp_size, args.mem_fraction_static)
+        self.max_running = args.max_running_requests or max(1, min(4096, capacity // 2))
+        self.scheduler = Scheduler(
+            kv=KVCache(capacity, share=args.radix_cache),
+            timing=timing.Timing.of(engine_params()[args.gpu]),
+            chunk=args.chunked_prefill_size,
+            max_running=self.max_running,
+            max_queued=args.max_queued_requests,
+            share_prefixes=args.radix_cache,
+        )
+        self.loop = EngineLoop(self.scheduler, self.clock, speed=args.speed)
+        self.metrics = Metrics(args.served_model_name, self.scheduler, self.loop.throughput, self.context_length)
+        self.faults = Faults()
+        self.journal = journal or Journal(None)
+        self.status: Literal["Starting", "Up", "UnHealthy"] = "Starting"
+        self.draining = False
+        self.started = time.time()
+        self._batches: set[Batch] = set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request has not been answered yet."""
+        return bool(self._batches)
+
+    @asynccontextmanager
+    async def generate(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        *,
+        n: int,
+        sampling: Sampling,
+        rid: str | list[str] | None,
+        path: str,
+        model: str,
+        stream: bool,
+    ) -> AsyncGenerator[Batch]:
+        """Queues one request, and sees to its end: whoever leaves the block early aborts it.
+
+        Raises BadRequestError and scheduler.QueueFullError.
+        """
+        limits = [self._limit(prompt, sampling.max_new_tokens) for prompt in prompts]
+        batch = Batch([], self.faults.take())
+        rids = self._rids(rid, len(prompts) * n)
+        for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
+            for choice in range(n):
+                seed = self.args.seed if sampling.seed is None else sampling.seed
+                batch.sequences.append(
+                    Seq(
+                        rid=rids[i * n + choice],
+                        prompt=prompt,
+                        answer=SimulatedAnswer(self.model.tokenizer, prompt, seed=seed, choice=choice),
+                        max_new_tokens=limit,
+                        stop=sampling.stop,
+                        stop_token_ids=sampling.stop_token_ids,
+                        ignore_eos=sampling.ignore_eos,
+                        on_update=batch.changed.set,
+                        hold_after=self._hold(batch.fault),
+                    )
+                )
+        self._batches.add(batch)
+        try:
+            self._strike_first(batch)
+            for sequence in batch.sequences:
+                self.scheduler.submit(sequence, self.clock.now())
+            self.loop.wake()
+            yield batch
+        except QueueFullError:
+            batch.outcome = batch.outcome or "rejected"
+            raise
+        finally:
+            self._batches.discard(batch)
+            for sequence in batch.sequences:
+                self.scheduler.abort(sequence, self.clock.now())
+                self._record(batch, sequence, path=path, model=model, stream=stream)
+
+    async def health(self, *, generate: bool, timeout: float = 20.0) -> bool:
+        """Whether a token can be generated. Takes at least a second, as SGLang's does."""
+        if self.status == "Starting" or self.draining:
+            return False
+        if not generate:
+            return True
+        await asyncio.sleep(1.0)
+        alive = not self.scheduler.paused and await self.loop.alive(timeout)
+        self.status = "Up" if alive else "UnHealthy"
+        return alive
+
+    def abort(self, rid: str | None, *, everything: bool = False) -> None:
+        """Ends one sequence by its id, or all."""
+        for sequence in list(self.scheduler.sequences()):
+            if everything or sequence.rid == rid:
+                self.scheduler.abort(sequence, self.clock.now())
+
+    def pause(self, mode: str) -> None:
+        """Stops generating; mode abort ends what runs."""
+        self.scheduler.paused = True
+        if mode == "abort":
+            self.abort(None, everything=True)
+
+    def resume(self) -> None:
+        self.scheduler.paused = False
+        self.loop.wake()
+
+    def crash(self) -> None:
+        """Dies at once, as SGLang does when its scheduler dies."""
+        _log.error("the engine crashes")
+        self.journal.close()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def strike(self, batch: Batch) -> None:
+        """Lets the faults that concern the whole engine happen."""
+        if batch.fault is None:
+            return
+        batch.outcome = batch.fault.kind
+        if batch.fault.kind == "crash":
+            self.crash()
+        elif batch.fault.kind == "stall":
+            self.loop.stall()
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _strike_first(self, batch: Batch) -> None:
+        fault = batch.fault
+        if fault is None:
+            return
+        batch.outcome = fault.kind
+        if fault.after_tokens == 0 and fault.kind in ("crash", "stall"):
+            self.strike(batch)
+
+    @staticmethod
+    def _hold(fault: Fault | None) -> int | None:
+        if fault is None or fault.kind == "slow" or (fault.kind == "stall" and fault.after_tokens == 0):
+            return None
+        return fault.after_tokens
+
+    def _limit(self, prompt: tuple[int, ...], asked: int | None) -> int:
+        """How many tokens may be generated. Raises BadRequestError with SGLang's messages."""
+        tokens, context, capacity = len(prompt), self.context_length, self.scheduler.kv.capacity
+        if tokens >= context:
+            raise BadRequestError(
+                f"The input ({tokens} tokens) is longer than the model's context length ({context} tokens)."
+            )
+        if asked is not None and tokens + asked > context:
+            raise BadRequestError(
+                f"Requested token count exceeds the model's maximum context length of {context} tokens. You requested "
+                f"a total of {tokens + asked} tokens: {tokens} tokens from the input messages and {asked} tokens for "
+                "the completion. Please reduce the number of tokens in the input messages or the completion to fit "
+                "within the limit."
+            )
+        longest = min(context, capacity) - 1
+        if tokens >= longest:
+            raise BadRequestError(
+                f"Input length ({tokens} tokens) exceeds the maximum allowed length ({longest} tokens). "
+                "Use a shorter input or enable --allow-auto-truncate."
+            )
+        return min(longest - tokens, longest if asked is None else asked)
+
+    def _rids(self, rid: str | list[str] | None, count: int) -> list[str]:
+        if isinstance(rid, str) and count == 1:
+            given = [rid]
+        elif isinstance(rid, list) and len(rid) == count:
+            given = rid
+        else:
+            # SGLang, too, makes up its own when one id is given for several sequences.
+            return [uuid.uuid4().hex for _ in range(count)]
+        running = {sequence.rid for batch in self._batches for sequence in batch.sequences}
+        for one in given:
+            if one in running:
+                raise BadRequestError(f"Duplicate request ID detected: {one}")
+        return given
+
+    def _record(self, batch: Batch, sequence: Seq, *, path: str, model: str, stream: bool) -> None:
+        self.metrics.finished(sequence, stream=stream)
+        now, wall = self.clock.now(), time.time()
+
+        def at(moment: float | None) -> float | None:
+            return None if moment is None else round(wall - (now - moment), 6)
+
+        finish = sequence.finish
+        self.journal.write(
+            Entry(
+                rid=sequence.rid,
+                path=path,
+                model=model,
+                stream=stream,
+                prompt_sha256=prompt_hash(sequence.prompt),
+                prompt_tokens=len(sequence.prompt),
+                cached_tokens=sequence.cached,
+                completion_tokens=len(sequence.output),
+                arrived=round(wall - (now - (sequence.arrived or now)), 6),
+                first_token=at(sequence.first_token),
+                finished=at(sequence.finished) or wall,
+                outcome=batch.outcome or (finish.type if finish else "abort"),
+            )
+        )

@@ -1,0 +1,192 @@
+"""Requests as SGLang takes them, and answers as it gives them: fields, order and quirks included.
+
+Requests are validated with pydantic, since SGLang's messages are pydantic's. Answers are built as dicts.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, Field, ValidationError, field_validator
+
+DEFAULT_MODEL: Final = "default"
+_ROLES: Final = ("system", "assistant", "tool", "function", "developer", "latest_reminder", "root", "user")
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class _Generation(BaseModel):
+    """What chat and completions share. Fields that change nothing here are checked and then ignored."""
+
+    model: str = DEFAULT_MODEL
+    n: int = 1
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool = False
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[str, float] | None = None
+    lora_path: str | list[str | None] | None = None
+    rid: list[str] | str | None = None
+    priority: int | None = None
+    user: str | None = None
+
+
+class CompletionRequest(_Generation):
+    prompt: list[int] | list[list[int]] | str | list[str]
+    echo: bool = False
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+    @field_validator("max_tokens")
+    @classmethod
+    def _positive(cls, value: int) -> int:
+        if value <= 0:
+            raise ValueError("max_tokens must be positive")
+        return value
+
+
+class Function(BaseModel):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(BaseModel):
+    type: str = "function"
+    function: Function
+
+
+class Message(BaseModel):
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+    @field_validator("role")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value.lower() not in _ROLES:
+            known = ", ".join(f"'{role}'" for role in _ROLES[:-1])
+            raise ValueError(f"'role' must be one of {known} (case-insensitive).")
+        return value.lower()
+
+    def text(self) -> str:
+        """The text parts, joined by blanks as SGLang joins them for templates that want plain text."""
+        if not isinstance(self.content, list):
+            return self.content or ""
+        return " ".join(str(part.get("text", "")) for part in self.content if part.get("type") == "text")
+
+
+class ChatRequest(_Generation):
+    messages: list[Message]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["auto", "required", "none"] | dict[str, Any] = "auto"
+
+
+class EmbeddingRequest(BaseModel):
+    input: list[int] | list[list[int]] | str | list[str]
+    model: str = DEFAULT_MODEL
+    encoding_format: str = "float"
+    dimensions: int | None = None
+    rid: list[str] | str | None = None
+
+
+class SamplingParams(BaseModel):
+    max_new_tokens: int = 128
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    n: int = 1
+
+
+class GenerateRequest(BaseModel):
+    """SGLang's native /generate, for one prompt."""
+
+    text: str | None = None
+    input_ids: list[int] | None = None
+    sampling_params: SamplingParams = Field(default_factory=SamplingParams)
+    stream: bool = False
+    rid: str | None = None
+
+
+def validation_message(error: ValidationError) -> str:
+    """SGLang's text for a body that does not fit its schema."""
+    lines: list[str] = []
+    for item in error.errors(include_url=False):
+        shown = {
+            "type": item["type"],
+            "loc": ("body", *item["loc"]),
+            "msg": item["msg"],
+            "input": item["input"],
+        }
+        lines.append(f"  {shown}")
+    plural = "s" if len(lines) > 1 else ""
+    return f"{len(lines)} validation error{plural}:\n" + "\n".join(lines)
+
+
+def error_body(message: str, *, kind: str = "BadRequestError", code: int = 400) -> dict[str, Any]:
+    """SGLang's flat error of the OpenAI routes."""
+    return {"object": "error", "message": message, "type": kind, "param": None, "code": code}
+
+
+def usage(prompt: int, completion: int, cached: int | None) -> dict[str, Any]:
+    """The usage block; `cached` None where it is not reported."""
+    return {
+        "prompt_tokens": prompt,
+        "total_tokens": prompt + completion,
+        "completion_tokens": completion,
+        "prompt_tokens_details": None if cached is None else {"cached_tokens": cached},
+        "reasoning_tokens": 0,
+        "completion_tokens_details": None,
+    }
+
+
+def weight_versions(tokens: int) -> dict[str, Any]:
+    """`metadata` of answers that are not streamed."""
+    return {"weight_version": "default", "weight_versions": [{"version": "default", "start": 0, "end": tokens}]}
+
+
+def stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    found = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    return tuple(s for s in found if s)
+
+
+def sampling_complaint(max_new: int | None, temperature: float | None, top_p: float | None) -> str | None:
+    """SGLang's message for parameters outside their range."""
+    if temperature is not None and not (temperature >= 0 and temperature != float("inf")):
+        return f"temperature must be a non-negative finite number, got {temperature}."
+    if top_p is not None and not 0 < top_p <= 1:
+        return f"top_p must be in (0, 1], got {top_p}."
+    if max_new is not None and max_new < 0:
+        return f"max_new_tokens must be at least 0, got {max_new}."
+    return None
+
+
+_ADAPTER = re.compile(r"[^:]*:\s*(?P<adapter>.*\S)\s*$")
+
+
+def adapter_of(model: str, served: str, lora_path: str | list[str | None] | None) -> str | None:
+    """The adapter that a request names: what stands behind the first colon of `model`, else `lora_path`."""
+    if model != served:
+        text = model[len(served) :] if model.startswith(served + ":") else model
+        match = _ADAPTER.match(text)
+        if match is not None:
+            return match["adapter"]
+    if isinstance(lora_path, list):
+        return next((name for name in lora_path if name), None)
+    return lora_path
