@@ -28,13 +28,16 @@ def merge(
     merged: list[Condition] = []
     for finding in findings:
         known = before.get(finding.type)
-        flipped = known is None or known.status != finding.status
+        if known is not None and known.status == finding.status:
+            since = known.last_transition_time
+        else:
+            since = now.replace(microsecond=0)
         merged.append(
             Condition(
                 type=finding.type,
                 status=finding.status,
                 observed_generation=generation,
-                last_transition_time=now.replace(microsecond=0) if flipped else known.last_transition_time,
+                last_transition_time=since,
                 reason=finding.reason,
                 message=shorten(finding.message),
             )

@@ -1,5 +1,4 @@
 """What the API server may answer, as types. Controllers decide by them; nobody parses messages."""
-# ruff: noqa: N818 - named as the API server names them
 
 from collections.abc import Mapping
 from typing import Any

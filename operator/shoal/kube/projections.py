@@ -1,0 +1,233 @@
+"""From raw objects to what decisions know: small enough that a large cluster fits into memory."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Generic, TypeVar, cast
+
+import orjson
+from pydantic import ValidationError
+
+from shoal.api import names
+from shoal.api.meta import JsonObject, Kind, ObjectMeta
+from shoal.core import facts, quantity
+
+K = TypeVar("K", bound=Kind)
+
+_NEVER_READ: Final = ("managedFields",)
+
+
+@dataclass(frozen=True, slots=True)
+class Custom(Generic[K]):
+    """One of Shoal's own objects. `object` is None when what is stored does not pass this version's validation."""
+
+    metadata: ObjectMeta
+    object: K | None
+    error: str
+    status: JsonObject
+    """As stored: what a new status is compared with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """An object that Shoal made, kept as bytes: it is decoded only to be compared with what it should be."""
+
+    namespace: str
+    name: str
+    uid: str
+    model_uid: str
+    raw: bytes
+    deployment: facts.Deployment | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    def decode(self) -> JsonObject:
+        return orjson.loads(self.raw)
+
+
+def custom(kind: type[K], raw: JsonObject) -> Custom[K]:
+    metadata = ObjectMeta.model_validate(raw["metadata"])
+    status: JsonObject = _map(raw, "status")
+    try:
+        return Custom(metadata, kind.model_validate(raw), "", status)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()[:5])
+        return Custom(metadata, None, problems, status)
+
+
+def node(raw: JsonObject) -> facts.Node:
+    spec, status = _map(raw, "spec"), _map(raw, "status")
+    return facts.Node(
+        name=raw["metadata"]["name"],
+        labels=_map(raw["metadata"], "labels"),
+        ready=_condition(status, "Ready").get("status") == "True",
+        unschedulable=bool(spec.get("unschedulable")),
+        taints=tuple(
+            facts.Taint(t.get("key", ""), t.get("value", ""), t.get("effect", "")) for t in _seq(spec, "taints")
+        ),
+        capacity=_extended(status.get("capacity")),
+        allocatable=_extended(status.get("allocatable")),
+    )
+
+
+def pod(raw: JsonObject) -> facts.Pod | None:
+    """Every pod that asks for an extended resource, and every engine pod; the others are of no interest."""
+    metadata, spec, status = raw["metadata"], _map(raw, "spec"), _map(raw, "status")
+    labels: Mapping[str, str] = _map(metadata, "labels")
+    ours = labels.get(names.LABEL_COMPONENT) == names.COMPONENT_ENGINE
+    model_uid = labels.get(names.LABEL_MODEL_UID) if ours else None
+    requests = pod_requests(spec)
+    if model_uid is None and not requests:
+        return None
+    base = facts.Pod(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        node=spec.get("nodeName"),
+        finished=status.get("phase") in ("Succeeded", "Failed"),
+        deleting="deletionTimestamp" in metadata,
+        ready=_condition(status, "Ready").get("status") == "True",
+        requests=requests,
+        model_uid=model_uid,
+    )
+    if model_uid is None:
+        return base
+    scheduled = _condition(status, "PodScheduled")
+    waits = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
+    created = metadata.get("creationTimestamp")
+    return facts.Pod(
+        namespace=base.namespace,
+        name=base.name,
+        uid=base.uid,
+        node=base.node,
+        finished=base.finished,
+        deleting=base.deleting,
+        ready=base.ready,
+        requests=requests,
+        model_uid=model_uid,
+        gpu_class=labels.get(names.LABEL_GPU_CLASS),
+        install_key=_map(metadata, "annotations").get(names.ANNOTATION_INSTALL_KEY),
+        created=datetime.fromisoformat(created) if created else None,
+        unschedulable=str(scheduled.get("message", "")) if waits else None,
+        containers=tuple(
+            _container(c) for c in [*_seq(status, "initContainerStatuses"), *_seq(status, "containerStatuses")]
+        ),
+    )
+
+
+def pod_requests(spec: JsonObject) -> dict[str, int]:
+    """Extended resources that a pod holds: the most of any init container or of all others together, as the scheduler
+    counts; a native sidecar counts with the others."""
+    together: dict[str, int] = {}
+    largest: dict[str, int] = {}
+    for container in _seq(spec, "containers"):
+        for name, amount in _asked(container).items():
+            together[name] = together.get(name, 0) + amount
+    for container in _seq(spec, "initContainers"):
+        for name, amount in _asked(container).items():
+            if container.get("restartPolicy") == "Always":
+                together[name] = together.get(name, 0) + amount
+            else:
+                largest[name] = max(largest.get(name, 0), amount)
+    found = {name: max(together.get(name, 0), largest.get(name, 0)) for name in together | largest}
+    return {name: amount for name, amount in found.items() if amount}
+
+
+def deployment(raw: JsonObject) -> Child | None:
+    metadata, spec, status = raw["metadata"], _map(raw, "spec"), _map(raw, "status")
+    labels: Mapping[str, str] = _map(metadata, "labels")
+    kept = child(raw)
+    if kept is None or names.LABEL_GPU_CLASS not in labels:
+        return kept
+    gpus = pod_requests(_map(_map(spec, "template"), "spec"))
+    resource, amount = next(iter(gpus.items()), ("", 0))
+    failure = _condition(status, "ReplicaFailure")
+    return Child(
+        namespace=kept.namespace,
+        name=kept.name,
+        uid=kept.uid,
+        model_uid=kept.model_uid,
+        raw=kept.raw,
+        deployment=facts.Deployment(
+            namespace=kept.namespace,
+            name=kept.name,
+            uid=kept.uid,
+            resource_version=metadata.get("resourceVersion", ""),
+            model_uid=kept.model_uid,
+            gpu_class=labels[names.LABEL_GPU_CLASS],
+            gpus_per_replica=amount,
+            resource_name=resource,
+            generation=metadata.get("generation") or 0,
+            observed_generation=status.get("observedGeneration") or 0,
+            replicas=spec.get("replicas", 1),
+            replicas_managers=frozenset(_owners(metadata, "replicas")),
+            updated=status.get("updatedReplicas") or 0,
+            ready=status.get("readyReplicas") or 0,
+            total=status.get("replicas") or 0,
+            refused=str(failure.get("message")) if failure.get("status") == "True" else None,
+            deleting="deletionTimestamp" in metadata,
+        ),
+    )
+
+
+def child(raw: JsonObject) -> Child | None:
+    """A child by its labels and its owner; a copy that somebody made of one has the labels only."""
+    metadata = raw["metadata"]
+    owner = next((o for o in _seq(metadata, "ownerReferences") if o.get("controller")), None)
+    if owner is None:
+        return None
+    slim = raw | {"metadata": {k: v for k, v in metadata.items() if k not in _NEVER_READ}}
+    slim.pop("status", None)
+    return Child(metadata["namespace"], metadata["name"], metadata["uid"], owner["uid"], orjson.dumps(slim))
+
+
+def _owners(metadata: JsonObject, spec_field: str) -> set[str]:
+    return {
+        entry.get("manager", "")
+        for entry in _seq(metadata, "managedFields")
+        if f"f:{spec_field}" in _map(_map(entry, "fieldsV1"), "f:spec")
+    }
+
+
+def _condition(status: JsonObject, kind: str) -> JsonObject:
+    found = [c for c in _seq(status, "conditions") if c.get("type") == kind]
+    return found[0] if found else {}
+
+
+def _extended(amounts: Mapping[str, Any] | None) -> dict[str, int]:
+    return {name: quantity.count(amount) for name, amount in (amounts or {}).items() if "/" in name}
+
+
+def _asked(container: JsonObject) -> dict[str, int]:
+    resources = _map(container, "resources")
+    return _extended(_map(resources, "limits") | _map(resources, "requests"))
+
+
+def _container(status: JsonObject) -> facts.Container:
+    state, last = _map(status, "state"), _map(status, "lastState")
+    waiting = _map(state, "waiting")
+    ended = _map(state, "terminated") or _map(last, "terminated")
+    return facts.Container(
+        name=status.get("name", ""),
+        ready=bool(status.get("ready")),
+        restarts=status.get("restartCount") or 0,
+        waiting_reason=waiting.get("reason"),
+        waiting_message=waiting.get("message"),
+        exit_code=ended.get("exitCode"),
+        exit_reason=ended.get("reason"),
+        exit_message=ended.get("message"),
+        running="running" in state,
+    )
+
+
+def _map(obj: Mapping[str, Any], field: str) -> JsonObject:
+    """A field that is an object, or an empty one: absent and null are the same in the API."""
+    value: Any = obj.get(field)
+    return cast("JsonObject", value) if isinstance(value, dict) else {}
+
+
+def _seq(obj: Mapping[str, Any], field: str) -> list[JsonObject]:
+    value: Any = obj.get(field)
+    return cast("list[JsonObject]", value) if isinstance(value, list) else []

@@ -1,0 +1,148 @@
+"""A work queue of keys: each key waits at most once, runs at most once at a time, and backs off by itself."""
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import prometheus_client
+import structlog
+
+log = structlog.get_logger()
+
+DEPTH = prometheus_client.Gauge("shoal_queue_depth", "Keys that wait for a reconcile.", ["queue"])
+RECONCILES = prometheus_client.Counter(
+    "shoal_reconciles", "Reconciles by outcome: done, again (asked to be called later), error.", ["queue", "outcome"]
+)
+RECONCILE_SECONDS = prometheus_client.Histogram(
+    "shoal_reconcile_seconds", "Duration of one reconcile.", ["queue"], buckets=(0.005, 0.02, 0.1, 0.5, 2, 10, 60)
+)
+
+Handler = Callable[[str], Awaitable[float | None]]
+"""Reconciles a key; returns seconds after which it wants to be called again, or None."""
+
+FIRST_BACKOFF: Final = 0.5
+LONGEST_BACKOFF: Final = 120.0
+
+
+class Bucket:
+    """A token bucket over the monotonic clock: `rate` per second, `burst` at once."""
+
+    def __init__(self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic):
+        self._rate, self._burst, self._clock = rate, burst, clock
+        self._tokens, self._at = float(burst), clock()
+
+    def take(self) -> float:
+        """Takes a token; returns the seconds to wait until it is there."""
+        now = self._clock()
+        self._tokens = min(float(self._burst), self._tokens + (now - self._at) * self._rate)
+        self._at = now
+        self._tokens -= 1
+        return max(0.0, -self._tokens / self._rate)
+
+
+class WorkQueue:
+    """Feed it from callbacks with `add`; `run` works it off until cancelled."""
+
+    def __init__(self, name: str, *, workers: int = 4, bucket: Bucket | None = None):
+        self.name = name
+        self._workers = workers
+        self._bucket = bucket or Bucket(rate=200, burst=1000)
+        self._waiting: deque[str] = deque()
+        self._dirty: set[str] = set()
+        self._running: dict[str, float] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._failures: dict[str, int] = {}
+        self._wake = asyncio.Event()
+
+    def add(self, key: str) -> None:
+        """Wants the key reconciled soon. A key that runs now runs once more afterwards."""
+        if key in self._dirty:
+            return
+        self._dirty.add(key)
+        if key not in self._running:
+            self._waiting.append(key)
+            self._wake.set()
+        DEPTH.labels(self.name).set(len(self._dirty))
+
+    def add_after(self, key: str, seconds: float) -> None:
+        """Wants the key reconciled after this time; of several wishes the earliest counts."""
+        loop = asyncio.get_running_loop()
+        known = self._timers.get(key)
+        if known is not None:
+            if known.when() <= loop.time() + seconds:
+                return
+            known.cancel()
+        self._timers[key] = loop.call_later(seconds, self._due, key)
+
+    def _due(self, key: str) -> None:
+        self._timers.pop(key, None)
+        self.add(key)
+
+    def idle(self) -> bool:
+        """Nothing waits and nothing runs; what is due later does not count."""
+        return not self._dirty and not self._running
+
+    def longest_running(self) -> float:
+        """Seconds since the oldest reconcile that still runs began; 0 when none does."""
+        return time.monotonic() - min(self._running.values()) if self._running else 0.0
+
+    async def run(self, handle: Handler) -> None:
+        """Works until cancelled. Whatever waits is kept for the next run: leadership may come back."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._workers):
+                    group.create_task(self._work(handle))
+        finally:
+            for timer in self._timers.values():
+                timer.cancel()
+            self._timers.clear()
+
+    async def _work(self, handle: Handler) -> None:
+        while True:
+            while not self._waiting:
+                self._wake.clear()
+                await self._wake.wait()
+            key = self._waiting.popleft()
+            self._dirty.discard(key)
+            self._running[key] = time.monotonic()
+            try:
+                await asyncio.sleep(self._bucket.take())
+                await self._once(handle, key)
+            except asyncio.CancelledError:
+                self._dirty.add(key)  # not done: the next run begins with it
+                raise
+            finally:
+                del self._running[key]
+                if key in self._dirty:
+                    self._waiting.append(key)
+                    self._wake.set()
+                DEPTH.labels(self.name).set(len(self._dirty))
+
+    async def _once(self, handle: Handler, key: str) -> None:
+        begin = time.monotonic()
+        try:
+            again = await handle(key)
+        except Exception as error:
+            failures = self._failures[key] = self._failures.get(key, 0) + 1
+            delay = min(LONGEST_BACKOFF, FIRST_BACKOFF * 2 ** min(failures - 1, 10)) * random.uniform(0.5, 1.0)  # noqa: S311
+            log.warning(
+                "reconcile failed",
+                queue=self.name,
+                key=key,
+                error=str(error) or type(error).__name__,
+                failures=failures,
+                again_in=round(delay, 1),
+                exc_info=failures == 3,
+            )
+            RECONCILES.labels(self.name, "error").inc()
+            self.add_after(key, delay)
+        else:
+            self._failures.pop(key, None)
+            RECONCILES.labels(self.name, "done" if again is None else "again").inc()
+            if again is not None:
+                self.add_after(key, max(0.05, again))
+        finally:
+            RECONCILE_SECONDS.labels(self.name).observe(time.monotonic() - begin)

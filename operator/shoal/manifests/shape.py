@@ -1,0 +1,79 @@
+"""What the objects of a Model are made from, and what they all carry."""
+
+from dataclasses import dataclass
+
+from shoal.api import names
+from shoal.api.config import EngineVersion, OperatorConfig
+from shoal.api.gpuclass import GPUClass
+from shoal.api.meta import API_VERSION, JsonObject
+from shoal.api.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One variant of a Model, decided."""
+
+    model: Model
+    gpu_class: GPUClass
+    gpus: int
+    """Per replica."""
+    version: str
+    """Engine version that the Model gets."""
+    config: OperatorConfig
+    install_key: str
+    """Fingerprint of the install key whose keys the pods carry."""
+
+
+def engine_version(model: Model, config: OperatorConfig) -> str:
+    """The version that the Model asks for, or the table's default."""
+    return model.spec.engine.version or config.engines.default_version
+
+
+def engine_row(model: Model, config: OperatorConfig) -> EngineVersion:
+    """The row of the engine table for the Model, with its own image if it names one.
+
+    Raises KeyError for a version that is not in the table when there is no image of the Model's own.
+    """
+    version = engine_version(model, config)
+    image = model.spec.engine.image
+    row = config.engines.versions.get(version)
+    if image is None:
+        return config.engines.versions[version]
+    return EngineVersion(image=image) if row is None else row.model_copy(update={"image": image})
+
+
+def labels(model: Model) -> dict[str, str]:
+    """Labels of every object that is made for a Model."""
+    return {
+        names.LABEL_NAME: "shoal-engine",
+        names.LABEL_INSTANCE: model.metadata.name,
+        names.LABEL_COMPONENT: names.COMPONENT_ENGINE,
+        names.LABEL_PART_OF: "shoal",
+        names.LABEL_MANAGED_BY: names.MANAGED_BY,
+        names.LABEL_MODEL: model.metadata.name,
+        names.LABEL_MODEL_UID: model.metadata.uid,
+    }
+
+
+def selector(model: Model) -> dict[str, str]:
+    """Selects all engine pods of a Model, and none of a namesake that was deleted."""
+    return {names.LABEL_COMPONENT: names.COMPONENT_ENGINE, names.LABEL_MODEL_UID: model.metadata.uid}
+
+
+def metadata(model: Model, name: str, **extra_labels: str) -> JsonObject:
+    """Name, labels and owner of a child: deleting the Model deletes it."""
+    return {
+        "name": name,
+        "namespace": model.metadata.namespace,
+        "labels": labels(model) | extra_labels,
+        "ownerReferences": [
+            {
+                "apiVersion": API_VERSION,
+                "kind": Model.kind_name,
+                "name": model.metadata.name,
+                "uid": model.metadata.uid,
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ],
+    }
