@@ -336,7 +336,7 @@ class _Request:
             else:
                 await self._whole(prepared, meter, answer, replica)
         finally:
-            answer.abort()
+            answer.release()
 
     async def _whole(self, prepared: _Prepared, meter: Meter, answer: Answer, replica: Replica) -> None:
         try:

@@ -65,8 +65,8 @@ class Answer(Protocol):
         """The rest of the body. Raises UpstreamError."""
         ...
 
-    def abort(self) -> None:
-        """Closes the connection unless the answer is whole; pending reads raise Aborted. Idempotent."""
+    def release(self) -> None:
+        """Ends the use of this answer, exactly once: a whole one gives its connection back, any other closes it."""
         ...
 
 
@@ -89,8 +89,10 @@ class AbortHandle:
 
     def hold(self, answer: "_Connection") -> None:
         self._answer = answer
-        if self.aborted:
-            answer.abort()
+        answer.handle = self
+
+    def drop(self) -> None:
+        self._answer = None
 
     def abort(self) -> None:
         self.aborted = True
@@ -120,6 +122,8 @@ class _Connection(asyncio.Protocol):
         self._framed = False
         self._interim = False
         self._busy = False
+        self._keep_alive = False
+        self.handle: AbortHandle | None = None
         self._error: UpstreamError | None = None
         self.status = 0
         self.content_type = b""
@@ -198,6 +202,7 @@ class _Connection(asyncio.Protocol):
             self._interim = self._framed = False
             return
         self._complete = True
+        self._keep_alive = self._parser.should_keep_alive()
         self._wake()
 
     # --- a request --------------------------------------------------------------------------------------------------
@@ -212,8 +217,8 @@ class _Connection(asyncio.Protocol):
         self.status = 0
         self.content_type = b""
         transport = self._transport
-        if transport is None:
-            raise ConnectionLost("the connection was never made")
+        if transport is None or transport.is_closing():
+            raise ConnectionLost("the engine closed the connection")
         transport.write(head + body if len(body) < _HIGH_WATER else head)
         if len(body) >= _HIGH_WATER:
             transport.write(body)
@@ -234,7 +239,6 @@ class _Connection(asyncio.Protocol):
                     self._transport.resume_reading()
                 return data
             if self._complete:
-                self._finish()
                 return b""
             self._check()
             await self._wait()
@@ -248,6 +252,18 @@ class _Connection(asyncio.Protocol):
                 raise AnswerTooLarge(f"the engine's answer is larger than {limit} bytes")
             parts.append(data)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def release(self) -> None:
+        if self.handle is not None:
+            # Whoever could cut this request off must not be able to cut off the next one on this connection.
+            self.handle.drop()
+            self.handle = None
+        whole = self._busy and self._complete and not self._chunks and not self._until_close
+        self._busy = False
+        if whole and self.usable and self._keep_alive and not self._read_paused:
+            self._pool.give_back(self._target, self)
+        else:
+            self.close()
 
     def abort(self) -> None:
         if self._busy:
@@ -268,15 +284,6 @@ class _Connection(asyncio.Protocol):
         data = b"".join(self._chunks)
         self._chunks.clear()
         return data
-
-    def _finish(self) -> None:
-        if not self._busy:
-            return
-        self._busy = False
-        if self.usable and not self._until_close and self._parser.should_keep_alive() and not self._read_paused:
-            self._pool.give_back(self._target, self)
-        else:
-            self.close()
 
     def _check(self) -> None:
         if self._error is not None:
@@ -310,26 +317,27 @@ class Pool:
 
     async def start(self, target: Target, head: bytes, body: bytes, abort: AbortHandle) -> Answer:
         while (connection := self._take(target)) is not None:
-            abort.hold(connection)
             try:
-                await connection.send(head, body)
+                await self._send(connection, head, body, abort)
             except ConnectionLost:
                 if connection.any_byte:
                     raise
                 # The engine closed it while it was idle: the request did not reach it.
                 continue
-            except BaseException:
-                connection.abort()
-                raise
             return connection
         connection = await self._connect(target)
+        await self._send(connection, head, body, abort)
+        return connection
+
+    async def _send(self, connection: _Connection, head: bytes, body: bytes, abort: AbortHandle) -> None:
         abort.hold(connection)
         try:
+            if abort.aborted:
+                raise Aborted("the request was cut off")
             await connection.send(head, body)
         except BaseException:
-            connection.abort()
+            connection.release()
             raise
-        return connection
 
     def give_back(self, target: Target, connection: _Connection) -> None:
         idle = self._idle.setdefault(target, [])

@@ -1,0 +1,174 @@
+"""A gateway in the test's own process, on a real port, with fake engines behind it."""
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from shoal.api import keys
+from shoal.api.replica import ReplicaKeys
+from shoal.api.tenant import Tenant
+from shoal.api.usage import UsageRecord
+from shoal.core.resolve import ServedModel
+from shoal.core.routing import Replica
+from shoal.gateway.app import Gateway
+from shoal.gateway.directory import Directory
+from shoal.gateway.fleet import Fleet
+from shoal.gateway.installkey import KeyRing
+from shoal.gateway.metrics import Metrics
+from shoal.gateway.server import Server, make_server
+from shoal.gateway.settings import GatewaySettings
+from shoal.gateway.upstream import Pool
+from shoal.ledger.spool import Spool, SpoolReader
+from tests.support.fake_engine import FakeEngine
+
+API_KEY = "sk-test-acme"
+INSTALL_KEY = b"an install key of 32 bytes......"
+MODEL = ServedModel("chat/llama", "uid-llama", "chat/llama", ("llama",), datetime(2026, 1, 1, tzinfo=UTC))
+
+
+def tenant(name: str = "acme", key: str = API_KEY, models: Sequence[str] = ("chat/llama",), **spec: Any) -> Tenant:
+    key_fields = {f: spec.pop(f) for f in ("expires", "disabled") if f in spec}
+    return Tenant.model_validate(
+        {
+            "metadata": {"name": name, "uid": f"uid-{name}", "creationTimestamp": "2026-01-01T00:00:00Z"},
+            "spec": {
+                "externalID": "cus_1",
+                "keys": [{"name": "prod", "sha256": hashlib.sha256(key.encode()).hexdigest(), **key_fields}],
+                "models": [dict(zip(("namespace", "name"), m.split("/"), strict=True)) for m in models],
+                **spec,
+            },
+        }
+    )
+
+
+def replica(number: int = 1, model: ServedModel = MODEL, **changes: Any) -> Replica:
+    namespace, name = model.key.split("/")
+    fields: dict[str, Any] = {
+        "uid": f"pod-{number}",
+        "namespace": namespace,
+        "name": f"{name}-{number}",
+        "model": model.key,
+        "model_uid": model.uid,
+        "ip": "127.0.0.1",
+        "ready": True,
+        "deleting": False,
+        "install_key": keys.fingerprint(INSTALL_KEY),
+        "gpu_class": "l4-24gb",
+        "node": f"node-{number}",
+        **changes,
+    }
+    return Replica(**fields)
+
+
+class GatewayUnderTest:
+    def __init__(self, tmp_path: Path, engines: Sequence[FakeEngine], **settings: Any) -> None:
+        key_dir = tmp_path / "install-key"
+        key_dir.mkdir(exist_ok=True)
+        (key_dir / "current").write_bytes(INSTALL_KEY)
+        self.settings = GatewaySettings(
+            install_key_dir=key_dir, spool_dir=tmp_path / "spool", **{"host": "127.0.0.1", "port": 0, **settings}
+        )
+        self.models = {MODEL.key: MODEL}
+        self.tenants = {"acme": tenant()}
+        self.pods = {f"chat/llama-{n}": replica(n) for n in range(1, len(engines) + 1)}
+        self.ports = {f"pod-{n}": engine.port for n, engine in enumerate(engines, 1)}
+        self.ring = KeyRing(key_dir)
+        self.ring.refresh()
+        self.fleet = Fleet(self.ring)
+        self.metrics = Metrics()
+        self.spool = Spool(self.settings.spool_dir)
+        self.pool = Pool(keep_alive=4.0, connect_timeout=1.0)
+        self.directory = Directory(self.models, self.tenants, self.pods)
+        self.app = Gateway(
+            self.settings,
+            self.directory,
+            self.fleet,
+            self.ring,
+            self.spool,
+            self.pool,
+            self.metrics,
+            engine_port=lambda r: self.ports[r.uid],
+        )
+        self.server: Server = make_server(
+            self.app,
+            host="127.0.0.1",
+            port=0,
+            keep_alive=5,
+            max_head_bytes=self.settings.max_head_bytes,
+            tls_cert=self.settings.tls_cert,
+            tls_key=self.settings.tls_key,
+            stop_seconds=10,
+        )
+        self.session: aiohttp.ClientSession
+
+    def changed(self) -> None:
+        for source in ("models", "tenants", "pods"):
+            self.directory.mark(source)
+        self.directory.rebuild()
+
+    def hear(self, number: int, **said: Any) -> None:
+        self.fleet.heard_of(f"pod-{number}", ReplicaKeys(**{"phase": "ready", "engine_boot": f"boot-{number}", **said}))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.port}"
+
+    async def post(self, body: Any = None, path: str = "/v1/chat/completions", key: str | None = API_KEY, **kw: Any):
+        headers = {**({"authorization": f"Bearer {key}"} if key else {}), **kw.pop("headers", {})}
+        if isinstance(body, bytes):
+            return await self.session.post(self.url + path, data=body, headers=headers, **kw)
+        return await self.session.post(self.url + path, json=body, headers=headers, **kw)
+
+    async def records(self, kind: str = "final", count: int = 1) -> list[UsageRecord]:
+        """Waits until `count` rows of the kind are there."""
+        async with asyncio.timeout(10):
+            while True:
+                reader = SpoolReader(self.settings.spool_dir)
+                rows = [r.record for r in reader.newest(1000) if kind in ("", r.kind)]
+                reader.close()
+                if len(rows) >= count:
+                    return rows
+                await asyncio.sleep(0.01)
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+@contextlib.asynccontextmanager
+async def gateway(tmp_path: Path, *engines: FakeEngine, live: bool = True, **settings: Any):
+    """Starts everything; with `live` every replica has a stream."""
+    async with contextlib.AsyncExitStack() as stack:
+        for engine in engines:
+            if not engine.port:
+                await stack.enter_async_context(engine.running())
+        it = GatewayUnderTest(tmp_path, engines, **settings)
+        it.changed()
+        if live:
+            for number in range(1, len(engines) + 1):
+                it.hear(number)
+        it.spool.start()
+        await it.spool.opened()
+        serving = asyncio.create_task(it.server.serve())
+        while not it.server.started:
+            await asyncio.sleep(0.005)
+        it.session = aiohttp.ClientSession()
+        try:
+            yield it
+        finally:
+            await it.session.close()
+            it.server.should_exit = True
+            await serving
+            it.pool.close()
+            await it.spool.stop()
+
+
+async def lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    async for line in response.content:
+        if line.startswith(b"data:"):
+            yield line[5:].strip()

@@ -1,0 +1,600 @@
+"""What a client of the gateway sees, request by request."""
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from shoal.api import keys
+from shoal.core.resolve import ServedModel
+from tests.support.fake_engine import EngineRequest, FakeEngine
+from tests.support.gateway import API_KEY, INSTALL_KEY, MODEL, gateway, lines, replica, tenant
+
+CHAT = {"model": "llama", "messages": [{"role": "user", "content": "hi"}]}
+
+
+async def test_answers_and_records(tmp_path: Path):
+    engine = FakeEngine()
+    async with gateway(tmp_path, engine) as it:
+        response = await it.post(CHAT, headers={"x-request-id": "mine-1", "x-override-priority": "9"})
+        answer = await response.json()
+        assert response.status == 200
+        assert answer["model"] == "llama"
+        # what looks like JSON inside the text stays the text
+        assert answer["choices"][0]["message"]["content"] == 'abc "model":"chat/llama" "usage":{'
+        assert response.headers["x-request-id"] == "mine-1"
+        assert "x-shoal-replica" not in response.headers
+        (record,) = await it.records()
+        data = record.data
+        assert response.headers["x-shoal-request-id"] == data.request_id == answer["id"]
+        assert (data.tenant, data.external_id, data.key_name) == ("acme", "cus_1", "prod")
+        assert (data.model, data.model_requested, data.client_request_id) == ("chat/llama", "llama", "mine-1")
+        assert (data.input_tokens, data.cached_tokens, data.output_tokens) == (7, 4, 3)
+        assert (data.outcome, data.status, data.count_source, data.attempts) == ("answered", 200, "final", 1)
+        assert (data.replica, data.node, data.gpu_class) == ("chat/llama-1", "node-1", "l4-24gb")
+        assert data.engine_boot == "boot-1"
+        assert record.source == "shoal"
+        assert record.id == f"{data.request_id}:final"
+        (opened,) = await it.records("open")
+        assert opened.data.outcome is None
+        sent = engine.requests[0]
+        assert sent.headers["authorization"] == f"Bearer {keys.derive(INSTALL_KEY, 'gateway', 'uid-llama')}"
+        assert "x-override-priority" not in sent.headers
+        assert sent.body["rid"] == data.request_id
+
+
+async def test_streams_and_strips_what_was_not_asked_for(tmp_path: Path):
+    engine = FakeEngine()
+    async with gateway(tmp_path, engine) as it:
+        response = await it.post({**CHAT, "stream": True, "stream_options": {"include_usage": False}})
+        got = [line async for line in lines(response)]
+        assert got[-1] == b"[DONE]"
+        chunks = [json.loads(line) for line in got[:-1]]
+        assert [c["choices"][0]["delta"]["content"] for c in chunks] == ["a", "b", "c"]
+        assert all(c["model"] == "llama" and "usage" not in c for c in chunks)
+        assert engine.requests[0].body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+        (record,) = await it.records()
+        assert (record.data.input_tokens, record.data.cached_tokens, record.data.output_tokens) == (7, 4, 3)
+        assert record.data.count_source == "final"
+        assert record.data.ttft_ms is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "in_chunks", "closing"),
+    [({"include_usage": True}, False, True), ({"include_usage": True, "continuous_usage_stats": True}, True, True)],
+)
+async def test_usage_that_was_asked_for_stays(tmp_path: Path, options: dict, in_chunks: bool, closing: bool):
+    async with gateway(tmp_path, FakeEngine()) as it:
+        response = await it.post({**CHAT, "stream": True, "stream_options": options})
+        chunks = [json.loads(line) async for line in lines(response) if line != b"[DONE]"]
+        assert all(("usage" in c) == in_chunks for c in chunks if c["choices"])
+        assert any(not c["choices"] for c in chunks) == closing
+        assert chunks[-1]["usage"]["prompt_tokens"] == 7
+
+
+async def test_only_allowed_fields_reach_the_engine(tmp_path: Path):
+    engine = FakeEngine()
+    async with gateway(tmp_path, engine) as it:
+        await it.post(
+            {
+                **CHAT,
+                "temperature": 0.5,
+                "chat_template_kwargs": {"enable_thinking": False},
+                "rid": "stolen",
+                "priority": 99,
+                "lora_path": "other-tenant",
+                "bootstrap_host": "x",
+                "custom_logit_processor": "x",
+                "extra_key": "x",
+                "cache_salt": "x",
+                "session_params": {},
+                "made_up": 1,
+            }
+        )
+        sent = engine.requests[0].body
+        assert set(sent) == {"messages", "temperature", "chat_template_kwargs", "model", "rid"}
+        assert sent["model"] == "chat/llama"
+        assert sent["rid"] != "stolen"
+
+
+async def test_completions_and_embeddings(tmp_path: Path):
+    engine = FakeEngine()
+    async with gateway(tmp_path, engine) as it:
+        response = await it.post({"model": "chat/llama", "input": ["x", "y"]}, "/v1/embeddings")
+        assert (await response.json())["model"] == "chat/llama"
+        assert "rid" not in engine.requests[0].body
+        response = await it.post({"model": "llama", "prompt": "x"}, "/v1/completions")
+        assert response.status == 200
+        first, second = await it.records(count=2)
+        assert (first.data.endpoint, first.data.input_tokens, first.data.cached_tokens) == ("/v1/embeddings", 5, None)
+        assert second.data.endpoint == "/v1/completions"
+
+
+async def test_models(tmp_path: Path):
+    async with gateway(tmp_path, FakeEngine()) as it:
+        it.models["chat/other"] = ServedModel("chat/other", "u2", "chat/other", ("other",), None)
+        it.changed()
+        headers = {"authorization": f"Bearer {API_KEY}"}
+        listed = await (await it.session.get(f"{it.url}/v1/models", headers=headers)).json()
+        assert [m["id"] for m in listed["data"]] == ["llama"]
+        assert listed["object"] == "list"
+        for name in ("llama", "chat/llama"):
+            one = await it.session.get(f"{it.url}/v1/models/{name}", headers=headers)
+            assert (await one.json())["id"] == name
+        unknown = await it.session.get(f"{it.url}/v1/models/other", headers=headers)
+        assert unknown.status == 404
+        assert (await it.session.get(f"{it.url}/v1/models")).status == 401
+
+
+# --- bad input ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "message"),
+    [
+        (b"{", 400, "invalid_json", "not valid JSON"),
+        (b"", 400, "invalid_json", "not valid JSON"),
+        (b"\xff\xfe", 400, "invalid_json", "not valid JSON"),
+        (b"[1]", 400, "invalid_json", "must be a JSON object"),
+        (b'"x"', 400, "invalid_json", "must be a JSON object"),
+        (b"[" * 5000 + b"]" * 5000, 400, "invalid_json", "not valid JSON"),
+        ({"messages": []}, 400, "missing_model", "You must provide `model`"),
+        ({"model": ""}, 400, "missing_model", "You must provide `model`"),
+        ({"model": 3}, 400, "invalid_type", "`model` must be a string"),
+        ({"model": "llama", "stream": "yes"}, 400, "invalid_type", "`stream` must be true or false"),
+        ({"model": "llama", "stream_options": 1}, 400, "invalid_type", "`stream_options` must be an object"),
+        (
+            {"model": "gpt-9"},
+            404,
+            "model_not_found",
+            "The model `gpt-9` does not exist or you do not have access to it.",
+        ),
+        ({"model": "chat/secret"}, 404, "model_not_found", "The model `chat/secret` does not exist"),
+        (b" " * 2000, 413, "request_too_large", "larger than 1000 bytes"),
+    ],
+)
+async def test_bad_bodies(tmp_path: Path, body: object, status: int, code: str, message: str):
+    async with gateway(tmp_path, FakeEngine(), max_body_bytes=1000 if status == 413 else 100_000) as it:
+        response = await it.post(body)
+        error = (await response.json())["error"]
+        assert (response.status, error["code"]) == (status, code)
+        assert message in error["message"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert await it.records("", count=0) == []
+
+
+async def test_a_body_without_length_is_bounded_too(tmp_path: Path):
+    async def endless():
+        for _ in range(100):
+            yield b"x" * 1000
+
+    async with gateway(tmp_path, FakeEngine(), max_body_bytes=5000) as it:
+        response = await it.session.post(
+            f"{it.url}/v1/chat/completions", data=endless(), headers={"authorization": f"Bearer {API_KEY}"}
+        )
+        assert response.status == 413
+        assert it.app.budget.held == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "spec", "status", "code", "message"),
+    [
+        (None, {}, 401, "missing_api_key", "No API key"),
+        ("wrong", {}, 401, "invalid_api_key", "Incorrect API key"),
+        ("käse-ключ", {}, 401, "invalid_api_key", "Incorrect API key"),
+        (API_KEY, {"expires": datetime(2020, 1, 1, tzinfo=UTC)}, 401, "expired_api_key", "has expired"),
+        (API_KEY, {"disabled": True}, 401, "disabled_api_key", "is disabled"),
+        (API_KEY, {"suspended": True}, 403, "tenant_suspended", "is suspended"),
+    ],
+)
+async def test_bad_keys(tmp_path: Path, key: str | None, spec: dict, status: int, code: str, message: str):
+    async with gateway(tmp_path, FakeEngine()) as it:
+        it.tenants["acme"] = tenant(**spec)
+        it.changed()
+        response = await it.post(CHAT, key=key)
+        error = (await response.json())["error"]
+        assert (response.status, error["code"]) == (status, code)
+        assert message in error["message"]
+        assert await it.records("", count=0) == []
+
+
+async def test_a_change_of_the_tenant_holds_for_the_next_request(tmp_path: Path):
+    async with gateway(tmp_path, FakeEngine()) as it:
+        assert (await it.post(CHAT)).status == 200
+        it.tenants["acme"] = tenant(suspended=True)
+        it.directory.mark("tenants")
+        await asyncio.sleep(0)
+        assert (await it.post(CHAT)).status == 403
+
+
+async def test_unknown_paths_and_methods(tmp_path: Path):
+    async with gateway(tmp_path, FakeEngine()) as it:
+        response = await it.session.get(f"{it.url}/generate")
+        assert (response.status, (await response.json())["error"]["code"]) == (404, "unknown_path")
+        response = await it.session.get(f"{it.url}/v1/chat/completions")
+        assert (response.status, response.headers["allow"]) == (405, "POST")
+        response = await it.session.post(f"{it.url}/v1/models")
+        assert (response.status, response.headers["allow"]) == (405, "GET")
+
+
+async def test_the_engines_flat_errors_get_the_right_shape(tmp_path: Path):
+    async def refuse(request: EngineRequest) -> None:
+        body = {"object": "error", "message": "messages: Field required", "type": "BadRequestError", "code": 400}
+        await request.answer(400, json.dumps(body).encode())
+
+    async with gateway(tmp_path, FakeEngine(refuse)) as it:
+        response = await it.post({"model": "llama", "stream": True})
+        assert response.status == 400
+        assert await response.json() == {
+            "error": {
+                "message": "messages: Field required",
+                "type": "invalid_request_error",
+                "param": None,
+                "code": None,
+            }
+        }
+        (record,) = await it.records()
+        assert (record.data.outcome, record.data.status, record.data.input_tokens) == ("rejected", 400, None)
+
+
+async def test_an_engines_crash_answer(tmp_path: Path):
+    async def crash(request: EngineRequest) -> None:
+        await request.answer(500, b"Internal Server Error", "text/plain")
+
+    async with gateway(tmp_path, FakeEngine(crash)) as it:
+        response = await it.post(CHAT)
+        assert response.status == 500
+        assert (await response.json())["error"]["message"] == "the engine answered with status 500"
+        assert (await it.records())[0].data.outcome == "failed"
+
+
+async def test_heads_that_are_too_large_or_no_http(tmp_path: Path):
+    async with gateway(tmp_path, FakeEngine(), max_head_bytes=4096) as it:
+        for raw, status in (
+            (b"GET /v1/models HTTP/1.1\r\nx: " + b"y" * 9000 + b"\r\n\r\n", 431),
+            (b"nonsense\r\n\r\n", 400),
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", it.server.port)
+            writer.write(raw)
+            answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 %d" % status)
+            assert b'"error":{"message"' in answer
+            writer.close()
+
+
+async def test_too_many_requests_at_once(tmp_path: Path):
+    release = asyncio.Event()
+
+    async def wait(request: EngineRequest) -> None:
+        await release.wait()
+        await request.answer(200, b'{"model":"chat/llama"}')
+
+    async with gateway(tmp_path, FakeEngine(wait), max_requests=1) as it:
+        first = asyncio.create_task(it.post(CHAT))
+        await it.records("open")
+        second = await it.post(CHAT)
+        assert (second.status, second.headers["retry-after"]) == (503, "2")
+        release.set()
+        assert (await first).status == 200
+
+
+# --- replicas -----------------------------------------------------------------------------------------------------------
+
+
+async def test_no_replica(tmp_path: Path):
+    async with gateway(tmp_path) as it:
+        response = await it.post(CHAT)
+        error = (await response.json())["error"]
+        assert response.status == 503
+        assert int(response.headers["retry-after"]) <= 60
+        assert error["message"] == "The model `llama` cannot serve right now: it has no replica. Try again."
+        it.pods["p"] = replica(1, ready=False)
+        it.changed()
+        response = await it.post(CHAT)
+        assert "no replica is ready yet" in (await response.json())["error"]["message"]
+        first, second = await it.records(count=2)
+        assert {first.data.outcome, second.data.outcome} == {"refused"}
+        assert first.data.replica is None
+
+
+async def test_pods_of_an_older_model_of_the_same_name_are_not_used(tmp_path: Path):
+    async with gateway(tmp_path, FakeEngine()) as it:
+        it.models["chat/llama"] = ServedModel("chat/llama", "uid-new", "chat/llama", ("llama",), MODEL.created)
+        it.changed()
+        assert (await it.post(CHAT)).status == 503
+
+
+async def test_all_streams_down_falls_back_to_ready_pods(tmp_path: Path):
+    async with gateway(tmp_path, FakeEngine(), live=False) as it:
+        assert (await it.post(CHAT)).status == 200
+        assert it.metric("shoal_gateway_fallback_choices_total") == 1
+
+
+async def test_spreads_over_replicas_by_what_is_in_flight(tmp_path: Path):
+    release = asyncio.Event()
+
+    async def wait(request: EngineRequest) -> None:
+        await release.wait()
+        await request.answer(200, b'{"model":"chat/llama"}')
+
+    engines = [FakeEngine(wait), FakeEngine(wait), FakeEngine(wait)]
+    async with gateway(tmp_path, *engines) as it:
+        posts = [asyncio.create_task(it.post(CHAT)) for _ in range(9)]
+        async with asyncio.timeout(5):
+            while sum(len(e.requests) for e in engines) < 9:
+                await asyncio.sleep(0.01)
+        release.set()
+        assert [len(e.requests) for e in engines] == [3, 3, 3]
+        assert {(await p).status for p in posts} == {200}
+
+
+async def refuse_connections(tmp_path: Path) -> int:
+    server = await asyncio.start_server(lambda r, w: w.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+    return port
+
+
+def failing(how: str):
+    async def behave(request: EngineRequest) -> None:
+        match how:
+            case "reset":
+                request.writer.transport.abort()
+            case "unavailable":
+                await request.answer(503, b'{"object":"error","message":"The request queue is full.","code":503}')
+            case "unauthorized":
+                await request.answer(401, b'{"error":"Unauthorized"}')
+            case "error-event":
+                await request.begin_stream()
+                await request.chunk(b'data: {"error":{"object":"error","message":"full","code":503}}\n\n')
+                await request.chunk(b"data: [DONE]\n\n")
+                await request.end_stream()
+            case "stream-without-event":
+                await request.begin_stream()
+                await request.chunk(b": ping\n\n")
+                request.writer.transport.abort()
+            case _:
+                raise AssertionError(how)
+
+    return behave
+
+
+@pytest.mark.parametrize(
+    ("how", "stream", "reason"),
+    [
+        ("reset", False, "lost"),
+        ("unavailable", False, "unavailable"),
+        ("unavailable", True, "unavailable"),
+        ("unauthorized", False, "unauthorized"),
+        ("error-event", True, "unavailable"),
+        ("stream-without-event", True, "lost"),
+    ],
+)
+async def test_retries_on_another_replica_before_the_first_byte(tmp_path: Path, how: str, stream: bool, reason: str):
+    bad, good = FakeEngine(failing(how)), FakeEngine()
+    async with gateway(tmp_path, bad, good) as it:
+        for _ in range(2):
+            response = await it.post({**CHAT, "stream": stream})
+            assert response.status == 200
+            assert b'"c' in await response.read() or not stream
+        records = await it.records(count=2)
+        assert sorted(r.data.attempts for r in records) == [1, 2]
+        assert {(r.data.replica, r.data.outcome) for r in records} == {("chat/llama-2", "answered")}
+        assert it.metric("shoal_gateway_retries_total", reason=reason) == 1
+        assert not it.fleet.in_flight("pod-1")
+
+
+async def test_a_port_that_is_closed_is_retried_elsewhere(tmp_path: Path):
+    bad = FakeEngine(port=await refuse_connections(tmp_path))
+    async with gateway(tmp_path, bad, FakeEngine()) as it:
+        assert [(await it.post(CHAT)).status for _ in range(2)] == [200, 200]
+        assert it.metric("shoal_gateway_retries_total", reason="connect") == 1
+
+
+async def test_when_all_replicas_refuse(tmp_path: Path):
+    engines = [FakeEngine(failing("unavailable")) for _ in range(5)]
+    async with gateway(tmp_path, *engines) as it:
+        response = await it.post(CHAT)
+        assert response.status == 503
+        assert "no replica could take the request" in (await response.json())["error"]["message"]
+        assert sum(len(e.requests) for e in engines) == 3  # attempts are bounded
+        (record,) = await it.records()
+        assert (record.data.outcome, record.data.status, record.data.attempts) == ("refused", 503, 3)
+
+
+async def test_an_engine_lost_after_the_first_byte_is_told_and_never_retried(tmp_path: Path):
+    async def die(request: EngineRequest) -> None:
+        await request.begin_stream()
+        await request.chunk(request.delta("a", 1))
+        await asyncio.sleep(0.05)
+        request.writer.transport.abort()
+
+    engines = [FakeEngine(die), FakeEngine(die)]
+    async with gateway(tmp_path, *engines) as it:
+        response = await it.post({**CHAT, "stream": True})
+        got = [json.loads(line) async for line in lines(response)]
+        assert got[0]["choices"][0]["delta"]["content"] == "a"
+        assert got[-1]["error"]["code"] == "replica_lost"
+        assert sum(len(e.requests) for e in engines) == 1
+        (record,) = await it.records()
+        assert (record.data.outcome, record.data.output_tokens, record.data.count_source) == ("failed", 1, "continuous")
+        assert record.data.cached_tokens is None  # known only at the end
+
+
+async def test_a_stream_that_ends_without_done_is_incomplete(tmp_path: Path):
+    async def stop_early(request: EngineRequest) -> None:
+        await request.begin_stream()
+        await request.chunk(request.delta("a", 1))
+        await request.end_stream()
+
+    async with gateway(tmp_path, FakeEngine(stop_early)) as it:
+        response = await it.post({**CHAT, "stream": True})
+        assert b"replica_lost" in await response.read()
+        assert (await it.records())[0].data.outcome == "failed"
+
+
+async def test_an_error_event_in_mid_stream(tmp_path: Path):
+    async def fail(request: EngineRequest) -> None:
+        await request.begin_stream()
+        await request.chunk(request.delta("a", 1))
+        await asyncio.sleep(0.02)
+        await request.chunk(b'data: {"error":{"object":"error","message":"out of memory","code":500}}\n\n')
+        await request.chunk(b"data: [DONE]\n\n")
+        await request.end_stream()
+
+    async with gateway(tmp_path, FakeEngine(fail)) as it:
+        response = await it.post({**CHAT, "stream": True})
+        got = [line async for line in lines(response)]
+        assert json.loads(got[1])["error"]["message"] == "out of memory"
+        assert got[-1] == b"[DONE]"
+        assert (await it.records())[0].data.outcome == "failed"
+
+
+async def test_a_first_error_event_becomes_a_status(tmp_path: Path):
+    async def fail(request: EngineRequest) -> None:
+        await request.begin_stream()
+        await request.chunk(b'data: {"error":{"object":"error","message":"too long","code":400}}\n\n')
+        await request.end_stream()
+
+    async with gateway(tmp_path, FakeEngine(fail)) as it:
+        response = await it.post({**CHAT, "stream": True})
+        assert (response.status, (await response.json())["error"]["message"]) == (400, "too long")
+        assert (await it.records())[0].data.outcome == "rejected"
+
+
+async def test_a_reset_on_a_reused_connection_is_not_seen(tmp_path: Path):
+    engine = FakeEngine(keep_alive=0.1)
+    async with gateway(tmp_path, engine) as it:
+        assert (await it.post(CHAT)).status == 200
+        await asyncio.sleep(0.3)
+        assert (await it.post(CHAT)).status == 200
+        assert engine.connections == 2
+        assert {r.data.attempts for r in await it.records(count=2)} == {1}
+
+
+async def test_connections_are_reused(tmp_path: Path):
+    engine = FakeEngine()
+    async with gateway(tmp_path, engine) as it:
+        for stream in (False, True, False):
+            await (await it.post({**CHAT, "stream": stream})).read()
+        assert engine.connections == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_ends_the_engines_work(tmp_path: Path, stream: bool):
+    aborted = asyncio.Event()
+
+    async def endless(request: EngineRequest) -> None:
+        if stream:
+            await request.begin_stream()
+            for n in range(1, 4):
+                await request.chunk(request.delta("x", n))
+        await request.gone.wait()
+        aborted.set()
+
+    async with gateway(tmp_path, FakeEngine(endless)) as it:
+        if stream:
+            response = await it.post({**CHAT, "stream": True})
+            await response.content.readline()
+            response.close()
+        else:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await it.post(CHAT)
+        async with asyncio.timeout(5):
+            await aborted.wait()
+        (record,) = await it.records()
+        assert record.data.outcome == "cancelled"
+        assert (record.data.output_tokens, record.data.count_source) == (
+            (3, "continuous") if stream else (None, "none")
+        )
+        assert it.app.in_flight == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_has_a_deadline(tmp_path: Path, stream: bool):
+    async def slow(request: EngineRequest) -> None:
+        if stream:
+            await request.begin_stream()
+            await request.chunk(request.delta("x", 1))
+        await request.gone.wait()
+
+    async with gateway(tmp_path, FakeEngine(slow), request_seconds=0.3) as it:
+        response = await it.post({**CHAT, "stream": stream})
+        text = await response.read()
+        assert b"took longer than 0.3 s" in text
+        assert response.status == (200 if stream else 504)
+        assert (await it.records())[0].data.outcome == "failed"
+
+
+async def test_checkpoints_while_it_streams(tmp_path: Path):
+    async def slow(request: EngineRequest) -> None:
+        await request.begin_stream()
+        for n in range(1, 14):
+            await request.chunk(request.delta("x", n))
+            await asyncio.sleep(0.1)
+        await request.chunk(request.closing())
+        await request.chunk(b"data: [DONE]\n\n")
+        await request.end_stream()
+
+    async with gateway(tmp_path, FakeEngine(slow)) as it:
+        response = await it.post({**CHAT, "stream": True})
+        await response.read()
+        (record,) = await it.records("checkpoint")
+        assert record.id.endswith(":checkpoint:1")
+        assert 5 <= (record.data.output_tokens or 0) <= 13
+        assert record.data.outcome is None
+
+
+async def test_a_slow_reader_slows_the_engine_and_fills_no_memory(tmp_path: Path):
+    sent = 0
+    finished = asyncio.Event()
+
+    async def flood(request: EngineRequest) -> None:
+        nonlocal sent
+        await request.begin_stream()
+        for n in range(2000):
+            await request.chunk(request.delta("y" * 50_000, n))
+            sent += 50_000
+        finished.set()
+
+    async with gateway(tmp_path, FakeEngine(flood)) as it:
+        response = await it.post({**CHAT, "stream": True})
+        before = -1
+        async with asyncio.timeout(20):
+            while before != sent:
+                before = sent
+                await asyncio.sleep(0.5)
+        assert not finished.is_set()
+        assert sent < 40_000_000
+        response.close()
+        assert (await it.records())[0].data.outcome == "cancelled"
+
+
+async def test_nothing_is_served_that_cannot_be_recorded(tmp_path: Path):
+    (tmp_path / "spool").write_text("a file where the folder should be")
+    engine = FakeEngine()
+    async with engine.running():
+        from tests.support.gateway import GatewayUnderTest
+
+        it = GatewayUnderTest(tmp_path, [engine])
+        it.changed()
+        it.spool.start()
+        sent: list[dict] = []
+
+        async def receive():
+            return {"type": "http.request", "body": json.dumps(CHAT).encode(), "more_body": False}
+
+        async def send(message: dict):
+            sent.append(message)
+
+        headers = [(b"authorization", f"Bearer {API_KEY}".encode())]
+        scope = {"type": "http", "path": "/v1/chat/completions", "method": "POST", "headers": headers}
+        await it.app(scope, receive, send)
+        await it.spool.stop()
+        assert sent[0]["status"] == 503
+        assert b"cannot record usage" in sent[1]["body"]
+        assert engine.requests == []
