@@ -1,0 +1,33 @@
+"""What to tell and when: pure functions over the keys of the stream (streams.md)."""
+
+from collections.abc import Mapping
+from typing import Final
+
+Keys = Mapping[str, object]
+"""Keys of `replica.ReplicaKeys` by attribute name; None is unknown."""
+
+KV_STEP: Final = 0.02
+"""A move of KV use, as a share of the capacity, that is told at once."""
+QUIET_SECONDS: Final = 1.0
+"""Other changes are told at most this often."""
+
+
+def difference(told: Keys, now: Keys) -> dict[str, object]:
+    """The keys whose value is another than what was told; a key that became unknown is None."""
+    return {name: now.get(name) for name in {*told, *now} if told.get(name) != now.get(name)}
+
+
+def matters(told: Keys, now: Keys) -> bool:
+    """Whether a change must be told at once: the phase, a restart, something that became known or unknown, a queue
+    that appeared or went, or KV use that moved by 2 points."""
+    changed = difference(told, now)
+    if "phase" in changed or "engine_boot" in changed:
+        return True
+    if any((told.get(name) is None) != (now.get(name) is None) for name in changed):
+        return True
+    if "waiting" in changed and (told.get("waiting") == 0 or now.get("waiting") == 0):
+        return True
+    before, after, total = told.get("kv_tokens_used"), now.get("kv_tokens_used"), now.get("kv_tokens_total")
+    if isinstance(before, int) and isinstance(after, int) and isinstance(total, int) and total > 0:
+        return abs(after - before) / total >= KV_STEP
+    return False

@@ -1,0 +1,159 @@
+"""The agent's HTTP server: the replica's stream for those who have a key, /healthz and /metrics for all."""
+
+import asyncio
+import contextlib
+import hmac
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import structlog
+from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from pydantic import ValidationError
+
+from shoal.agent.observe import Observer
+from shoal.agent.stream import Hub, TooManyReaders
+from shoal.api.keys import AgentKeys
+from shoal.api.replica import HEARTBEAT_SECONDS
+from shoal.engine.client import EngineClient
+
+WRITE_SECONDS: Final = 10.0
+"""A reader that takes no byte for so long is dropped."""
+KEYS_SECONDS: Final = 2.0
+"""Between two tries to read a key file that is not there or not usable."""
+
+log = structlog.get_logger()
+
+
+def read_keys(path: Path) -> AgentKeys:
+    """Reads `agent.json`. Raises ValueError that says what is wrong, without its content."""
+    try:
+        return AgentKeys.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    except ValidationError as error:
+        fields = ", ".join(".".join(map(str, problem["loc"])) or problem["type"] for problem in error.errors())
+        raise ValueError(f"{path} is not the agent's key file: {fields}") from None
+
+
+class Agent:
+    """One engine pod's agent: observes in the background and serves what it sees."""
+
+    def __init__(self, engine_url: str, keys_file: Path, hub: Hub, observer: Observer) -> None:
+        self._engine_url = engine_url
+        self._keys_file = keys_file
+        self._hub = hub
+        self._observer = observer
+        self._keys: AgentKeys | None = None
+        self._registry = CollectorRegistry()
+        self._registry.register(_Metrics(hub, observer))
+
+    def app(self) -> web.Application:
+        """The web application; its observing starts and ends with it."""
+        app = web.Application()
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/v1/replica", self._replica)
+        return app
+
+    async def observe(self) -> None:
+        """Waits for the keys, then looks at the engine for ever."""
+        await self._load_keys()
+        assert self._keys is not None  # noqa: S101 - _load_keys returns with keys only
+        # trust_env stays off: the engine is in this pod, and a proxy must not come between.
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=4)) as session:
+            engine = EngineClient(session, self._engine_url, api_key=self._keys.engine, admin_key=self._keys.admin)
+            await self._observer.run(engine)
+
+    async def _load_keys(self) -> None:
+        problem = ""
+        while True:
+            try:
+                self._keys = await asyncio.to_thread(read_keys, self._keys_file)
+                log.info("agent.keys_loaded")
+                return
+            except ValueError as error:
+                if str(error) != problem:
+                    problem = str(error)
+                    log.error("agent.no_keys", problem=problem, consequence="/v1/replica answers 503 until it is there")
+            await asyncio.sleep(KEYS_SECONDS)
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(self._registry), content_type="text/plain", charset="utf-8")
+
+    async def _replica(self, request: web.Request) -> web.StreamResponse:
+        if self._keys is None:
+            return _refusal(503, "the agent has no keys yet")
+        if self._caller(request.headers.get("Authorization", ""), self._keys) is None:
+            return _refusal(401, "a key of this replica is needed, as a bearer token")
+        try:
+            with self._hub.reader() as reader:
+                response = web.StreamResponse(
+                    headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+                )
+                await response.prepare(request)
+                with contextlib.suppress(ConnectionError, TimeoutError):
+                    while True:
+                        try:
+                            message = await reader.next(HEARTBEAT_SECONDS)
+                        except TimeoutError:
+                            message = self._hub.heartbeat()
+                        if message is None:
+                            break
+                        async with asyncio.timeout(WRITE_SECONDS):
+                            await response.write(message)
+                return response
+        except TooManyReaders:
+            return _refusal(503, "too many readers")
+
+    @staticmethod
+    def _caller(authorization: str, keys: AgentKeys) -> str | None:
+        """The role of the caller. All keys are compared, so that the time tells nothing."""
+        scheme, _, given = authorization.partition(" ")
+        found = None
+        for role, key in keys.callers.items():
+            if hmac.compare_digest(given.encode(), key.encode()):
+                found = role
+        return found if scheme.lower() == "bearer" and given else None
+
+
+class _Metrics(Collector):
+    def __init__(self, hub: Hub, observer: Observer) -> None:
+        self._hub = hub
+        self._observer = observer
+
+    def collect(self) -> list[Metric]:
+        readers = GaugeMetricFamily("shoal_agent_stream_readers", "Open streams.", value=self._hub.readers)
+        told = CounterMetricFamily("shoal_agent_stream_messages", "Messages with keys.", value=self._hub.seq)
+        dropped = CounterMetricFamily("shoal_agent_stream_dropped", "Readers too slow.", value=self._hub.dropped)
+        errors = CounterMetricFamily("shoal_agent_engine_errors", "Failed calls to the engine.", labels=["kind"])
+        for kind, count in self._observer.errors.items():
+            errors.add_metric([kind], count)
+        return [readers, told, dropped, errors]
+
+
+def _refusal(status: int, message: str) -> web.Response:
+    headers = {"Retry-After": "2"} if status == 503 else {"WWW-Authenticate": "Bearer"}
+    return web.json_response({"error": {"message": message}}, status=status, headers=headers)
+
+
+async def serve(agent: Agent, hub: Hub, *, host: str, port: int, stop: asyncio.Event) -> None:
+    """Serves until `stop`, then ends every stream and returns at once."""
+    runner = web.AppRunner(agent.app(), access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+        log.info("agent.serving", host=host, port=port, boot=hub.boot)
+        async with asyncio.TaskGroup() as tasks:
+            observing = tasks.create_task(agent.observe())
+            await stop.wait()
+            observing.cancel()
+    finally:
+        hub.close()
+        await runner.cleanup()

@@ -1,0 +1,85 @@
+"""Unpacks an archive from outside: regular files and folders only, and none outside the target."""
+
+import shutil
+import tarfile
+import zipfile
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from shoal.agent.stage.errors import StageError, require_room
+from shoal.api import reasons
+
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_CHUNK = 1 << 20
+
+
+def unpack(archive: Path, target: Path, source: str) -> None:
+    """Unpacks a tar (plain, gzip, bzip2, xz) or a zip into `target`. `source` names it in messages.
+
+    Raises StageError(SourceInvalid) for anything that is not a file or a folder inside the target: links, devices,
+    absolute or climbing names. Links are refused altogether: without them no name can lead out.
+    """
+    try:
+        if zipfile.is_zipfile(archive):
+            _unpack_zip(archive, target, source)
+        else:
+            _unpack_tar(archive, target, source)
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+        with archive.open("rb") as file:
+            if file.read(4) == _ZSTD:
+                raise StageError(
+                    reasons.SOURCE_INVALID, f"{source} is compressed with zstd: use .tar, .tar.gz or .zip"
+                ) from None
+        raise StageError(
+            reasons.SOURCE_INVALID, f"{source} is not a whole tar or zip archive: {error or 'it ends too early'}"
+        ) from None
+
+
+def _unpack_tar(archive: Path, target: Path, source: str) -> None:
+    with tarfile.open(archive, "r:*") as tar:
+        for member in tar:
+            path = _inside(member.name, target, source)
+            if member.isdir():
+                path.mkdir(parents=True, exist_ok=True)
+            elif member.isreg() and (content := tar.extractfile(member)) is not None:
+                with content:
+                    _write(content, path, member.size)
+            else:
+                raise _unwanted(member.name, source)
+
+
+def _unpack_zip(archive: Path, target: Path, source: str) -> None:
+    with zipfile.ZipFile(archive) as file:
+        for member in file.infolist():
+            path = _inside(member.filename, target, source)
+            kind = (member.external_attr >> 28) & 0xF  # the file type of a Unix mode: 0 unknown, 4 folder, 8 file
+            if member.is_dir():
+                path.mkdir(parents=True, exist_ok=True)
+            elif kind not in (0, 8):
+                raise _unwanted(member.filename, source)
+            elif member.flag_bits & 1:
+                raise StageError(reasons.SOURCE_INVALID, f"{source}: {member.filename} is encrypted")
+            else:
+                with file.open(member) as content:
+                    _write(content, path, member.file_size)
+
+
+def _write(content: IO[bytes], path: Path, size: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    require_room(path.parent, size)
+    with path.open("wb") as out:
+        shutil.copyfileobj(content, out, _CHUNK)
+
+
+def _inside(name: str, target: Path, source: str) -> Path:
+    pure = PurePosixPath(name.replace("\\", "/"))
+    if pure.is_absolute() or ".." in pure.parts or "\0" in name:
+        raise StageError(reasons.SOURCE_INVALID, f"{source}: {name!r} leads out of the archive; nothing was kept")
+    return target.joinpath(*pure.parts)
+
+
+def _unwanted(name: str, source: str) -> StageError:
+    return StageError(
+        reasons.SOURCE_INVALID,
+        f"{source}: {name!r} is neither a file nor a folder; pack files only (tar -h follows links)",
+    )

@@ -1,0 +1,221 @@
+"""What Shoal asks an engine: SGLang's HTTP API as seen from the same pod. No policy, and no data traffic.
+
+The gateway's request path has a client of its own, built for throughput.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Literal, cast
+
+import aiohttp
+
+READY_SECONDS: Final = 2.0
+"""/ready does no generation; /health does, takes over a second, and is never asked."""
+LOADS_SECONDS: Final = 2.0
+METRICS_SECONDS: Final = 5.0
+SERVER_INFO_SECONDS: Final = 10.0
+"""Goes through the scheduler, so it is slow while that is busy."""
+_LIMIT: Final = 8 << 20
+"""Longest answer that is read, in bytes."""
+
+
+class EngineError(Exception):
+    """The engine did not answer as it should. The message has no key in it."""
+
+
+class EngineUnreachable(EngineError):
+    """Nothing listens, or the connection broke: the engine is starting, restarting or gone."""
+
+
+class EngineTimeout(EngineError):
+    """Something listens and did not answer in time."""
+
+
+class EngineRefused(EngineError):
+    """An answer with an error status."""
+
+    def __init__(self, path: str, status: int) -> None:
+        super().__init__(f"{path} answered {status}")
+        self.status = status
+
+
+class EngineGarbled(EngineError):
+    """An answer that is not what this engine's version gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """Load of one engine, summed over its data-parallel ranks. None: the engine did not say."""
+
+    running: int | None
+    """Requests in the running batch."""
+    waiting: int | None
+    """Requests in the queue."""
+    waiting_tokens: int | None
+    """Prompt tokens of those that no cache covers."""
+    kv_tokens_used: int | None
+    """Tokens in the KV cache, evictable prefix cache not counted."""
+    kv_tokens_total: int | None
+    """Tokens that the KV cache holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Monotonic since the engine's start; requests are counted when they end. None: not counted yet."""
+
+    prompt_tokens: int | None
+    generation_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """The part of /server_info that Shoal needs. The answer also holds both keys in clear: nothing else is kept."""
+
+    version: str | None
+    kv_tokens_total: int | None
+    context_length: int | None
+
+
+class EngineClient:
+    """Talks to one engine. Every call has a deadline and raises EngineError, nothing else."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, *, api_key: str | None, admin_key: str | None) -> None:
+        self._session = session
+        self._url = url.rstrip("/")
+        self._keys: dict[str, str | None] = {"api": api_key, "admin": admin_key}
+
+    async def ready(self) -> bool:
+        """Whether the engine serves. False: it answers that it does not (starting, or told to stop)."""
+        try:
+            await self._get("/ready", READY_SECONDS, auth=None)
+        except EngineRefused as error:
+            if error.status == 503:
+                return False
+            raise
+        return True
+
+    async def loads(self) -> Loads:
+        """Load now; from shared memory, so cheap and prompt."""
+        return parse_loads(await self._get("/v1/loads", LOADS_SECONDS, auth="api"))
+
+    async def counters(self) -> Counters:
+        """Token counters, from /metrics."""
+        return parse_counters(await self._get("/metrics", METRICS_SECONDS, auth=None))
+
+    async def server_info(self) -> ServerInfo:
+        """What the engine resolved its arguments to."""
+        return parse_server_info(await self._get("/server_info", SERVER_INFO_SECONDS, auth="api"))
+
+    async def _get(self, path: str, seconds: float, *, auth: Literal["api", "admin"] | None) -> bytes:
+        key = self._keys[auth] if auth else None
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                self._session.get(self._url + path, headers=headers, allow_redirects=False) as response,
+            ):
+                body = await _read(response, path)
+        except TimeoutError:
+            raise EngineTimeout(f"{path} did not answer within {seconds:g} s") from None
+        except (aiohttp.ClientConnectionError, ConnectionError) as error:
+            raise EngineUnreachable(f"{path}: {type(error).__name__}") from None
+        except (aiohttp.ClientError, ValueError) as error:
+            raise EngineGarbled(f"{path}: {type(error).__name__}") from None
+        if response.status != 200:
+            raise EngineRefused(path, response.status)
+        return body
+
+
+async def _read(response: aiohttp.ClientResponse, path: str) -> bytes:
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > _LIMIT:
+            raise EngineGarbled(f"{path}: more than {_LIMIT} bytes")
+    return bytes(body)
+
+
+def parse_loads(body: bytes) -> Loads:
+    """Reads /v1/loads. A count that one rank leaves out is unknown in the sum. Raises EngineGarbled."""
+    answer = _object(body, "/v1/loads")
+    ranks = answer.get("loads")
+    if not isinstance(ranks, list) or not ranks:
+        raise EngineGarbled("/v1/loads: no loads")
+    rows = [cast("dict[str, object]", row) if isinstance(row, dict) else {} for row in cast("list[object]", ranks)]
+
+    def total(name: str) -> int | None:
+        return _sum(_count(row.get(name)) for row in rows)
+
+    return Loads(
+        running=total("num_running_reqs"),
+        waiting=total("num_waiting_reqs"),
+        waiting_tokens=total("num_waiting_uncached_tokens"),
+        kv_tokens_used=total("num_used_tokens"),
+        kv_tokens_total=total("max_total_num_tokens"),
+    )
+
+
+def parse_counters(body: bytes) -> Counters:
+    """Reads the two token counters out of Prometheus text, summed over their label sets.
+
+    A counter appears with its first value, so an absent one is unknown. By hand: a full parser of some eighty families
+    with histograms takes many times as long, every few seconds, in every pod.
+    """
+    sums: dict[str, float] = {}
+    for line in body.decode(errors="replace").splitlines():
+        if line.startswith(("sglang:prompt_tokens_total", "sglang:generation_tokens_total")):
+            name, _, rest = line.partition("{")
+            value = rest.rpartition("}")[2].split() if rest else line.split()[1:]
+            try:
+                sums[name.split()[0]] = sums.get(name.split()[0], 0.0) + float(value[0])
+            except (ValueError, IndexError):
+                continue
+
+    def count(name: str) -> int | None:
+        value = sums.get(name)
+        return int(value) if value is not None and 0 <= value < 2**63 else None
+
+    return Counters(count("sglang:prompt_tokens_total"), count("sglang:generation_tokens_total"))
+
+
+def parse_server_info(body: bytes) -> ServerInfo:
+    """Reads /server_info. Raises EngineGarbled."""
+    answer = _object(body, "/server_info")
+    version = answer.get("version")
+    states = answer.get("internal_states")
+    capacities: list[int | None] = []
+    for state in cast("list[Any]", states) if isinstance(states, list) else []:
+        memory = cast("dict[str, Any]", state).get("memory_usage") if isinstance(state, dict) else None
+        capacities.append(
+            _count(cast("dict[str, object]", memory).get("token_capacity")) if isinstance(memory, dict) else None
+        )
+    return ServerInfo(
+        version=version if isinstance(version, str) else None,
+        kv_tokens_total=_sum(capacities) if capacities else None,
+        context_length=_count(answer.get("context_length")),
+    )
+
+
+def _object(body: bytes, path: str) -> dict[str, Any]:
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        raise EngineGarbled(f"{path}: not JSON") from None
+    if not isinstance(answer, dict):
+        raise EngineGarbled(f"{path}: not a JSON object")
+    return cast("dict[str, Any]", answer)
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    total = 0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
