@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write SGLang's own arguments as a table (JSON on stdout): what `operator/shoal/engine/sglang_args.json` is made of.
 
-Usage: VENV/bin/python dump_server_args.py        (VENV: see install_engine.sh)
+Usage: VENV/bin/python dump_server_args.py        (VENV: see install.sh)
 
 Per canonical name (the first spelling): `aliases`, `takes` (none, one, optional, list), `type` (int or float) and
 `choices`, all as argparse itself holds them, so that the table cannot differ from what the engine will accept.

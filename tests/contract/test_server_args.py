@@ -32,7 +32,7 @@ def engine_python() -> str:
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     python = Path(os.environ.get("SHOAL_ENGINE_VENV", cache / "shoal" / "engine-cpu" / "venv")) / "bin" / "python"
     if not python.exists():
-        pytest.fail(f"{python} is missing: run images/engine-cpu/install_engine.sh {python.parents[1]}")
+        pytest.fail(f"{python} is missing: run images/engine-cpu/install.sh")
     return str(python)
 
 
