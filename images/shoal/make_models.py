@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import serialize
+from safetensors import TensorSpec, serialize
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 VOCABULARY, HIDDEN, LAYERS, HEADS, KV_HEADS, INTERMEDIATE, CONTEXT = 512, 64, 2, 4, 2, 128, 4096
@@ -87,15 +87,15 @@ def make_tokenizer(folder: Path, text: str) -> Tokenizer:
     return tokenizer
 
 
-def make_weights(tokenizer: Tokenizer, seed: int) -> dict[str, dict[str, Any]]:
-    """Tensors in float32, as `safetensors.serialize` wants them."""
+def make_weights(tokenizer: Tokenizer, seed: int) -> dict[str, tuple[list[int], "array[float]"]]:
+    """Shapes and values in float32."""
     source = random.Random(seed)  # noqa: S311 - reproducible on purpose
-    weights: dict[str, dict[str, Any]] = {}
+    weights: dict[str, tuple[list[int], array[float]]] = {}
 
     def put(name: str, shape: list[int], values: "array[float]") -> None:
         if sys.byteorder == "big":
             values.byteswap()
-        weights[name] = {"dtype": "float32", "shape": shape, "data": values.tobytes()}
+        weights[name] = (shape, values)
 
     def noise(rows: int, columns: int, scale: float) -> "array[float]":
         return array("f", (source.gauss(0, scale) for _ in range(rows * columns)))
@@ -161,8 +161,14 @@ def make_model(folder: Path, spec: Spec) -> None:
         },
     )
     write_json(folder / "generation_config.json", {"bos_token_id": bos, "eos_token_id": eos})
+    # A TensorSpec holds an address only: `weights` keeps the values alive.
+    weights = make_weights(tokenizer, spec.seed)
+    specs = {
+        name: TensorSpec("float32", shape, values.buffer_info()[0], len(values) * values.itemsize)
+        for name, (shape, values) in weights.items()
+    }
     # Not serialize_file: it writes with mode 0600, and engines do not run as the owner.
-    (folder / "model.safetensors").write_bytes(serialize(make_weights(tokenizer, spec.seed), {"format": "pt"}))
+    (folder / "model.safetensors").write_bytes(serialize(specs, {"format": "pt"}))
 
 
 def digest(folder: Path) -> str:
