@@ -164,7 +164,12 @@ def make_model(folder: Path, spec: Spec) -> None:
     # A TensorSpec holds an address only: `weights` keeps the values alive.
     weights = make_weights(tokenizer, spec.seed)
     specs = {
-        name: TensorSpec("float32", shape, values.buffer_info()[0], len(values) * values.itemsize)
+        name: TensorSpec(
+            dtype="float32",
+            shape=shape,
+            data_ptr=values.buffer_info()[0],
+            data_len=len(values) * values.itemsize,
+        )
         for name, (shape, values) in weights.items()
     }
     # Not serialize_file: it writes with mode 0600, and engines do not run as the owner.
