@@ -1,0 +1,172 @@
+"""The replica's stream: what is told, when, and what becomes of readers that do not keep up."""
+
+import json
+
+import pytest
+
+from shoal.agent import stream
+from shoal.agent.changes import difference, matters
+from shoal.agent.phase import Probe, phase
+from shoal.agent.stream import Hub, Reader, TooManyReaders
+from shoal.api.replica import ReplicaMessage, StageProgress
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def hub(clock: Clock) -> Hub:
+    return Hub(clock)
+
+
+IDLE = {"phase": "ready", "engine_boot": "b1", "running": 0, "waiting": 0, "kv_tokens_used": 0, "kv_tokens_total": 1000}
+
+
+async def read(reader: Reader) -> dict[str, object]:
+    message = await reader.next(1.0)
+    assert message is not None
+    return json.loads(message.removeprefix(b"data: "))
+
+
+async def test_a_reader_gets_the_full_state_and_then_what_changed(hub: Hub):
+    hub.update(IDLE)
+    with hub.reader() as reader:
+        assert await read(reader) == {
+            "boot": hub.boot,
+            "seq": 1,
+            "full": True,
+            "keys": {
+                "phase": "ready",
+                "engineBoot": "b1",
+                "running": 0,
+                "waiting": 0,
+                "kvTokensUsed": 0,
+                "kvTokensTotal": 1000,
+            },
+        }
+        hub.update(IDLE | {"waiting": 3})
+        assert await read(reader) == {"boot": hub.boot, "seq": 2, "keys": {"waiting": 3}}
+
+
+async def test_what_became_unknown_is_told_as_null_and_is_absent_from_the_full_state(hub: Hub):
+    hub.update(IDLE)
+    with hub.reader() as reader:
+        await read(reader)
+        hub.update({**IDLE, "running": None})
+        message = await reader.next(1.0)
+        assert message is not None
+        assert b'"keys":{"running":null}' in message
+        parsed = ReplicaMessage.model_validate_json(message.removeprefix(b"data: "))
+        assert parsed.keys is not None
+        assert parsed.keys.model_fields_set == {"running"}
+        assert parsed.keys.running is None
+    with hub.reader() as another:
+        full = await read(another)
+    assert "running" not in full["keys"]  # pyright: ignore[reportOperatorIssue]
+
+
+def test_a_heartbeat_repeats_the_seq_and_has_no_keys(hub: Hub):
+    hub.update(IDLE)
+    assert json.loads(hub.heartbeat().removeprefix(b"data: ")) == {"boot": hub.boot, "seq": 1}
+
+
+def test_small_changes_wait_for_a_second(hub: Hub, clock: Clock):
+    hub.update(IDLE)
+    clock.now += 0.4
+    assert hub.update(IDLE | {"running": 1}) is False
+    clock.now += 0.7
+    assert hub.update(IDLE | {"running": 1}) is True
+    clock.now += 9
+    assert hub.update(IDLE | {"running": 1}) is False
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"phase": "draining"},
+        {"engine_boot": "b2"},
+        {"waiting": 1},
+        {"kv_tokens_used": 20},
+        {"running": None},
+    ],
+)
+def test_changes_that_matter_are_told_at_once(hub: Hub, change: dict[str, object]):
+    hub.update(IDLE)
+    assert hub.update(IDLE | change) is True
+
+
+@pytest.mark.parametrize("change", [{"running": 5}, {"kv_tokens_used": 19}, {"generation_tokens_total": 7}])
+def test_changes_that_do_not_matter_are_not(change: dict[str, object]):
+    before = IDLE | {"generation_tokens_total": 1}
+    assert difference(before, before | change) == change
+    assert matters(before, before | change) is False
+
+
+async def test_a_slow_reader_is_dropped_and_the_others_go_on(hub: Hub):
+    with hub.reader() as slow, hub.reader() as quick:
+        await read(quick)
+        for number in range(stream.QUEUE + 1):
+            hub.update(IDLE | {"engine_boot": f"b{number}"})
+            await read(quick)
+        assert await slow.next(1.0) is None
+        assert hub.dropped == 1
+        assert hub.readers == 1
+
+
+async def test_readers_are_bounded(hub: Hub, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stream, "READERS", 1)
+    with hub.reader(), pytest.raises(TooManyReaders), hub.reader():
+        pass
+    with hub.reader() as reader:
+        assert (await read(reader))["full"] is True
+
+
+async def test_closing_ends_every_reader_also_a_late_one(hub: Hub):
+    with hub.reader() as reader:
+        hub.close()
+        assert await reader.next(1.0) is None
+    with hub.reader() as late:
+        assert await late.next(1.0) is None
+
+
+FETCHING = StageProgress(state="fetching", bytes_done=1)
+STAGED = StageProgress(state="done")
+
+
+@pytest.mark.parametrize(
+    ("stage", "boot", "probe", "was_ready", "silent", "expected"),
+    [
+        (None, None, None, False, 0, None),
+        (FETCHING, None, None, False, 0, "fetching"),
+        (StageProgress(state="failed"), None, None, False, 0, "fetching"),
+        (STAGED, None, None, False, 0, "loading"),
+        (STAGED, "b", Probe.CLOSED, False, 0, "loading"),
+        (STAGED, "b", Probe.NOT_READY, False, 0, "loading"),
+        (STAGED, "b", Probe.SILENT, False, 9, "loading"),
+        (STAGED, "b", Probe.READY, False, 0, "ready"),
+        (None, "b", Probe.READY, True, 0, "ready"),
+        (STAGED, "b", Probe.NOT_READY, True, 0, "draining"),
+        (STAGED, "b", Probe.CLOSED, True, 0, "loading"),
+        (STAGED, "b", Probe.SILENT, True, 1, "ready"),
+        (STAGED, "b", Probe.SILENT, True, 3, None),
+    ],
+)
+def test_the_phase_is_what_was_seen(
+    stage: StageProgress | None,
+    boot: str | None,
+    probe: Probe | None,
+    was_ready: bool,
+    silent: int,
+    expected: str | None,
+):
+    assert phase(stage, boot, probe, was_ready=was_ready, silent=silent, before="ready") == expected

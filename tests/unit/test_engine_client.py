@@ -1,0 +1,121 @@
+"""What the agent learns from an engine, and what it does with answers that make no sense."""
+
+import asyncio
+
+import aiohttp
+import pytest
+from aiohttp.test_utils import TestServer, unused_port
+
+from shoal.engine import client as module
+from shoal.engine.client import (
+    Counters,
+    EngineClient,
+    EngineGarbled,
+    EngineRefused,
+    EngineTimeout,
+    EngineUnreachable,
+    Loads,
+    ServerInfo,
+    parse_counters,
+    parse_loads,
+)
+from tests.support.fake_engine import FakeEngine, load
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+async def client(engine: FakeEngine):
+    server = TestServer(engine.app())
+    await server.start_server()
+    async with aiohttp.ClientSession() as session:
+        yield EngineClient(session, str(server.make_url("")), api_key="engine-key", admin_key="admin-key")
+    await server.close()
+
+
+async def test_load_is_summed_over_data_parallel_ranks(engine: FakeEngine, client: EngineClient):
+    engine.ranks = [load(running=2, waiting=1, waiting_tokens=40, used=300), load(running=1, used=100)]
+    assert await client.loads() == Loads(3, 1, 40, 400, 2000)
+
+
+async def test_ready_tells_a_stopping_engine_from_a_broken_one(engine: FakeEngine, client: EngineClient):
+    assert await client.ready() is True
+    engine.ready = 503
+    assert await client.ready() is False
+    engine.ready = 500
+    with pytest.raises(EngineRefused, match="/ready answered 500"):
+        await client.ready()
+
+
+async def test_a_wrong_key_is_an_error_that_does_not_tell_the_key(engine: FakeEngine, client: EngineClient):
+    engine.key = "another"
+    with pytest.raises(EngineRefused) as caught:
+        await client.loads()
+    assert caught.value.status == 401
+    assert "engine-key" not in str(caught.value)
+
+
+async def test_server_info_keeps_nothing_but_what_is_needed(client: EngineClient):
+    assert await client.server_info() == ServerInfo("0.5.23", 20000, 4096)
+
+
+async def test_an_engine_that_hangs_is_a_timeout(
+    engine: FakeEngine, client: EngineClient, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "LOADS_SECONDS", 0.05)
+    engine.hang = True
+    with pytest.raises(EngineTimeout):
+        await client.loads()
+
+
+async def test_a_closed_port_is_unreachable():
+    async with aiohttp.ClientSession() as session:
+        client = EngineClient(session, f"http://127.0.0.1:{unused_port()}", api_key=None, admin_key=None)
+        with pytest.raises(EngineUnreachable):
+            await client.ready()
+
+
+async def test_an_endless_answer_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch, client: EngineClient):
+    monkeypatch.setattr(module, "_LIMIT", 10)
+    with pytest.raises(EngineGarbled):
+        await client.loads()
+
+
+@pytest.mark.parametrize("body", [b"", b"nonsense", b"[]", b"{}", b'{"loads": []}', b'{"loads": 3}', b"\xff\xfe"])
+def test_garbage_for_loads_is_an_error_and_never_zero(body: bytes):
+    with pytest.raises(EngineGarbled):
+        parse_loads(body)
+
+
+def test_a_count_that_is_missing_or_senseless_is_unknown():
+    body = b'{"loads": [{"num_running_reqs": 2, "num_waiting_reqs": -1, "num_used_tokens": "x"}, {}]}'
+    assert parse_loads(body) == Loads(None, None, None, None, None)
+    assert parse_loads(b'{"loads": [{"num_running_reqs": 2}]}').running == 2
+
+
+def test_counters_are_summed_over_their_label_sets():
+    text = (
+        "# HELP sglang:prompt_tokens_total x\n"
+        'sglang:prompt_tokens_total{model_name="a} b",is_streaming="true"} 10.0\n'
+        'sglang:prompt_tokens_total{is_streaming="false"} 5.0 1700000000\n'
+        "sglang:generation_tokens_total 7.0\n"
+        'sglang:generation_tokens_total{x="y"} NaN-ish\n'
+    )
+    assert parse_counters(text.encode()) == Counters(15, 7)
+
+
+def test_a_counter_that_has_not_appeared_is_unknown():
+    assert parse_counters(b"sglang:num_running_reqs 1\n") == Counters(None, None)
+    assert parse_counters(b"sglang:prompt_tokens_total{} inf\n").prompt_tokens is None
+
+
+async def test_cancelling_a_call_is_not_an_engine_error(engine: FakeEngine, client: EngineClient):
+    engine.hang = True
+    call = asyncio.create_task(client.loads())
+    await asyncio.sleep(0.05)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
