@@ -9,7 +9,9 @@ from pydantic.alias_generators import to_camel
 
 class _Section(BaseModel):
     # forbid: a misspelt chart value must not be ignored
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, use_attribute_docstrings=True
+    )
 
 
 class NamedValue(_Section):
@@ -21,11 +23,13 @@ class EngineVersion(_Section):
     """One row of the engine table."""
 
     image: str
+    """The engine's image."""
     command: tuple[str, ...] = ("python3", "-m", "sglang.launch_server")
     """What starts the server; Shoal's arguments follow."""
     args: tuple[str, ...] = ()
     """Platform arguments for every Model, such as --device cpu. A Model's own extraArgs come after these."""
     env: tuple[NamedValue, ...] = ()
+    """Environment of every engine of this version."""
 
 
 class Engines(_Section):
@@ -47,25 +51,33 @@ class AgentImage(_Section):
 
 class Proxy(_Section):
     http: str = ""
+    """HTTP_PROXY of the stage containers."""
     https: str = ""
+    """HTTPS_PROXY of the stage containers."""
     no_proxy: str = ""
+    """NO_PROXY of the stage containers."""
 
 
 class CABundle(_Section):
     """A ConfigMap in each Model's namespace with further CA certificates."""
 
     config_map: str = ""
+    """Name of the ConfigMap; empty: none."""
     key: str = "ca.crt"
+    """Its key that holds the certificates."""
 
 
 class Pods(_Section):
     """What every engine pod gets."""
 
     run_as_user: int = 65532
+    """Numeric user and group of all containers of an engine pod."""
     run_as_root: bool = False
     """For an engine image that does not work as a numeric user; leaves the restricted pod standard."""
     image_pull_secrets: tuple[str, ...] = ()
+    """Names of pull secrets that each Model's namespace has."""
     priority_class_name: str = ""
+    """PriorityClass of engine pods."""
     network_policy: bool = True
     """A NetworkPolicy per Model: engine port from gateways; agent port from gateways and operators."""
     scraper_namespaces: tuple[str, ...] = ()

@@ -179,13 +179,13 @@ def _resolve(
     node = copy.deepcopy(node)
     while True:
         if "$ref" in node:
-            name = cast(str, node.pop("$ref")).removeprefix("#/$defs/")
+            name = cast("str", node.pop("$ref")).removeprefix("#/$defs/")
             if name in inside:
                 raise SchemaError(f"{path}: {name} contains itself")
-            inside += (name,)
+            inside = (*inside, str(name))
             node = {**copy.deepcopy(defs[name]), **node}
         elif "anyOf" in node:
-            members = [member for member in node.pop("anyOf") if member.get("type") != "null"]
+            members: list[JsonObject] = [member for member in node.pop("anyOf") if member.get("type") != "null"]
             if len(members) != 1:
                 raise SchemaError(f"{path}: {_REFUSED['oneOf']}")
             node = {**members[0], **node}

@@ -1,0 +1,132 @@
+{{/* Labels of every object. Call with (dict "root" $ "component" "gateway"); the component may be left out. */}}
+{{- define "shoal.labels" -}}
+{{ include "shoal.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name (.root.Chart.Version | replace "+" "_") }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Labels by which the pods of a component are found. */}}
+{{- define "shoal.selector" -}}
+app.kubernetes.io/name: {{ if .component }}shoal-{{ .component }}{{ else }}shoal{{ end }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+{{- if .component }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+app.kubernetes.io/part-of: shoal
+{{- end }}
+
+{{/* Labels of the pods: without the chart's version, which would roll them for nothing. */}}
+{{- define "shoal.podLabels" -}}
+{{ include "shoal.selector" . }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Shoal's image; a digest wins over a tag. */}}
+{{- define "shoal.image" -}}
+{{- $image := .Values.image -}}
+{{- if $image.digest -}}
+{{ $image.repository }}@{{ $image.digest }}
+{{- else -}}
+{{ $image.repository }}:{{ $image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{/* The operator's configuration file: `OperatorConfig` of api/config.py. */}}
+{{- define "shoal.config" -}}
+{{- $engines := .Values.engines -}}
+{{- $versions := $engines.versions -}}
+{{- if not (hasKey $versions $engines.defaultVersion) -}}
+{{- fail (printf "engines.defaultVersion %q is not a row of engines.versions (%s)" $engines.defaultVersion (keys $versions | sortAlpha | join ", ")) -}}
+{{- end -}}
+{{- if $engines.simulator.enabled -}}
+{{- $simulated := dict -}}
+{{- range $version, $row := $versions -}}
+{{- $_ := set $simulated $version (dict "image" (include "shoal.image" $) "command" (list "shoal" "sim" "engine") "args" $engines.simulator.args "env" $engines.simulator.env) -}}
+{{- end -}}
+{{- $versions = $simulated -}}
+{{- end -}}
+engines:
+  defaultVersion: {{ $engines.defaultVersion | quote }}
+  cpuPerGPU: {{ $engines.cpuPerGPU | quote }}
+  memoryPerGPU: {{ $engines.memoryPerGPU | quote }}
+  versions:
+    {{- toYaml $versions | nindent 4 }}
+agent:
+  image: {{ include "shoal.image" . | quote }}
+  pullPolicy: {{ .Values.image.pullPolicy }}
+  cpu: {{ .Values.agent.cpu | quote }}
+  memory: {{ .Values.agent.memory | quote }}
+proxy:
+  {{- toYaml .Values.proxy | nindent 2 }}
+caBundle:
+  {{- toYaml .Values.caBundle | nindent 2 }}
+hubEndpoint: {{ .Values.hubEndpoint | quote }}
+pods:
+  {{- $pods := omit .Values.pods "runAsUser" }}
+  {{- toYaml $pods | nindent 2 }}
+  runAsUser: {{ int64 .Values.pods.runAsUser }}
+resyncSeconds: {{ int64 .Values.operator.resyncSeconds }}
+logLevel: {{ .Values.operator.logLevel }}
+{{- end }}
+
+{{/* What operator and gateway pods have in common. Call with (dict "root" $ "component" "gateway" "of" .Values.gateway). */}}
+{{- define "shoal.podSpec" -}}
+serviceAccountName: shoal-{{ .component }}
+enableServiceLinks: false
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  fsGroup: 65532
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile:
+    type: RuntimeDefault
+{{- with .root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- with .of.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .of.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .of.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+affinity:
+  {{- if .of.affinity }}
+  {{- toYaml .of.affinity | nindent 2 }}
+  {{- else }}
+  podAntiAffinity:
+    preferredDuringSchedulingIgnoredDuringExecution:
+      - weight: 100
+        podAffinityTerm:
+          topologyKey: kubernetes.io/hostname
+          labelSelector:
+            matchLabels:
+              {{- include "shoal.selector" . | nindent 14 }}
+  {{- end }}
+{{- with .of.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* Security context of Shoal's containers: the restricted pod standard, and a read-only root. */}}
+{{- define "shoal.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}

@@ -1,0 +1,92 @@
+"""What Shoal's processes may do at the API server: the chart's roles are generated from here.
+
+One row per use, with its reason. A verb that nothing uses is a finding in a security review; one that is missing is
+a 403 in production: change the row together with the call.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from shoal.api import names
+from shoal.api.meta import GROUP
+
+READ: Final = ("get", "list", "watch")
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """Verbs on resources of one API group, and why."""
+
+    why: str
+    group: str
+    resources: tuple[str, ...]
+    verbs: tuple[str, ...]
+    resource_names: tuple[str, ...] = ()
+
+
+OPERATOR: Final = (
+    Permission("what is declared", GROUP, ("gpuclasses", "models", "tenants"), READ),
+    Permission(
+        "what was found and decided", GROUP, ("gpuclasses/status", "models/status", "tenants/status"), ("patch",)
+    ),
+    Permission(
+        "children are owned by their Model (asked for where OwnerReferencesPermissionEnforcement is on)",
+        GROUP,
+        ("models/finalizers",),
+        ("update",),
+    ),
+    Permission("free GPUs, and why a replica does not start", "", ("nodes", "pods"), READ),
+    Permission("one Deployment per variant of a Model", "apps", ("deployments",), (*READ, "create", "patch", "delete")),
+    Permission("replicas, through a field manager of their own", "apps", ("deployments/scale",), ("patch",)),
+    Permission("children of a Model", "policy", ("poddisruptionbudgets",), (*READ, "create", "patch", "delete")),
+    Permission("children of a Model", "networking.k8s.io", ("networkpolicies",), (*READ, "create", "patch", "delete")),
+    Permission(
+        "key Secrets of Models, and whether a source's Secret is there",
+        "",
+        ("secrets",),
+        (*READ, "create", "patch", "delete"),
+    ),
+    Permission("what happened, for people", "events.k8s.io", ("events",), ("create", "patch")),
+)
+"""The operator, in all namespaces."""
+
+OPERATOR_OWN_NAMESPACE: Final = (
+    Permission("who leads", "coordination.k8s.io", ("leases",), ("create",)),
+    Permission("who leads", "coordination.k8s.io", ("leases",), ("get", "update"), (names.LEASE_NAME,)),
+)
+"""The operator, in its own namespace."""
+
+GATEWAY: Final = (
+    Permission("whose keys, and which models", GROUP, ("models", "tenants"), READ),
+    Permission("replicas", "", ("pods",), READ),
+)
+"""The gateway, in all namespaces. No Secrets: the install key is mounted."""
+
+VIEWERS: Final = (Permission("reading", GROUP, ("gpuclasses", "models", "tenants"), READ),)
+EDITORS: Final = (
+    Permission(
+        "Models of their namespace",
+        GROUP,
+        ("models",),
+        (*READ, "create", "update", "patch", "delete", "deletecollection"),
+    ),
+)
+PLATFORM: Final = (
+    Permission(
+        "the fleet and its tenants",
+        GROUP,
+        ("gpuclasses", "tenants"),
+        (*READ, "create", "update", "patch", "delete", "deletecollection"),
+    ),
+)
+"""For those who run the fleet: bound by hand, never aggregated."""
+
+
+def rules(permissions: tuple[Permission, ...]) -> list[dict[str, list[str]]]:
+    """The rows as `rules` of a Role."""
+    return [
+        {"apiGroups": [p.group], "resources": list(p.resources)}
+        | ({"resourceNames": list(p.resource_names)} if p.resource_names else {})
+        | {"verbs": list(p.verbs)}
+        for p in permissions
+    ]

@@ -1,0 +1,232 @@
+"""The values of charts/shoal, as models: values.yaml, its comments, its JSON schema and a table for the docs.
+
+What the operator's configuration file has too is taken from `api/config.py`, so that chart and operator cannot differ.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from shoal.api.config import CABundle, EngineVersion, NamedValue, Pods, Proxy
+
+Free = dict[str, Any]
+"""Something that goes into an object as it is; Kubernetes' own API checks it."""
+
+
+class Section(BaseModel):
+    # forbid: a misspelt value must not be ignored
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, use_attribute_docstrings=True
+    )
+
+
+class Image(Section):
+    repository: str = Field(default="ghcr.io/shoal-dev/shoal", min_length=1)
+    """Shoal's image, of operator, gateway, agent and stage containers."""
+    tag: str = ""
+    """Tag. Default: the chart's appVersion."""
+    digest: str = Field(default="", pattern=r"^(sha256:[0-9a-f]{64})?$")
+    """Digest, `sha256:...`; wins over the tag."""
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    """Pull policy of Shoal's image."""
+    pull_secrets: tuple[str, ...] = ()
+    """Names of pull secrets in the release's namespace. For engine pods see `pods.imagePullSecrets`."""
+
+
+class Placement(Section):
+    """What the pods of operator and gateway have in common."""
+
+    resources: Free
+    """Requests and limits of the container."""
+    node_selector: dict[str, str] = {}
+    """Labels of the nodes."""
+    tolerations: tuple[Free, ...] = ()
+    """Tolerations."""
+    affinity: Free = {}
+    """Affinity. Default: replicas prefer different nodes."""
+    topology_spread_constraints: tuple[Free, ...] = ()
+    """Topology spread constraints."""
+    priority_class_name: str = ""
+    """PriorityClass."""
+    pod_labels: dict[str, str] = {}
+    """Further labels of the pods."""
+    pod_annotations: dict[str, str] = {}
+    """Further annotations of the pods."""
+    extra_env: tuple[Free, ...] = ()
+    """Further environment variables, as in a container."""
+    service_account_annotations: dict[str, str] = {}
+    """Annotations of the ServiceAccount."""
+
+
+class Operator(Placement):
+    replicas: int = Field(default=2, ge=1, le=5)
+    """Pods; one leads by a Lease, the others stand by."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Log level."""
+    resync_seconds: int = Field(default=600, ge=10)
+    """How often everything is listed anew, against missed watch events."""
+    resources: Free = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
+    """Requests and limits of the container."""
+
+
+class Service(Section):
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
+    """Type of the Service."""
+    port: int = Field(default=80, ge=1, le=65535)
+    """Port of the Service; 443 fits when `gateway.tls` is set."""
+    annotations: dict[str, str] = {}
+    """Annotations, such as those of a cloud's load balancer."""
+
+
+class Persistence(Section):
+    enabled: bool = True
+    """Keep usage records on a volume. Without it a deleted pod's records that nobody took are lost."""
+    size: str = "2Gi"
+    """Size of each gateway's volume."""
+    storage_class_name: str = ""
+    """StorageClass; empty: the cluster's default."""
+
+
+class Tls(Section):
+    secret_name: str = ""
+    """Secret of type kubernetes.io/tls in the release's namespace. Empty: plain HTTP. Reread when it changes."""
+
+
+class Ingress(Section):
+    enabled: bool = False
+    """Make an Ingress."""
+    class_name: str = ""
+    """IngressClass."""
+    annotations: dict[str, str] = {}
+    """Annotations; streams need a long read timeout and no response buffering at the proxy."""
+    host: str = ""
+    """Host name; empty: every one."""
+    tls_secret_name: str = ""
+    """Secret with the certificate for the Ingress; empty: no TLS there."""
+
+
+class HTTPRoute(Section):
+    enabled: bool = False
+    """Make an HTTPRoute of the Gateway API."""
+    annotations: dict[str, str] = {}
+    """Annotations."""
+    parent_refs: tuple[Free, ...] = ()
+    """Gateways that it attaches to."""
+    hostnames: tuple[str, ...] = ()
+    """Host names; empty: every one."""
+
+
+class Gateway(Placement):
+    replicas: int = Field(default=2, ge=1)
+    """Pods."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Log level."""
+    installation: str = Field(default="shoal", min_length=1, max_length=128)
+    """Names this installation: `source` of every usage record. Give each cluster its own, and never change it."""
+    request_seconds: int = Field(default=900, ge=1)
+    """Longest that one request may take; also decides the pods' termination grace period."""
+    max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
+    """Largest request body in bytes."""
+    replica_header: bool = False
+    """Tell clients which pod answered, in the header x-shoal-replica."""
+    resources: Free = {"requests": {"cpu": "500m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
+    """Requests and limits of the container."""
+    service: Service = Service()
+    """The Service `shoal-gateway`."""
+    persistence: Persistence = Persistence()
+    """The spool of usage records."""
+    tls: Tls = Tls()
+    """TLS at the gateway itself."""
+    ingress: Ingress = Ingress()
+    """An Ingress in front of the gateway."""
+    http_route: HTTPRoute = HTTPRoute()
+    """A route of the Gateway API in front of the gateway."""
+
+
+class Simulator(Section):
+    enabled: bool = False
+    """Run `shoal sim engine` from Shoal's image instead of every engine of the table: for clusters without GPUs."""
+    args: tuple[str, ...] = ()
+    """Arguments for each simulated engine, such as --sim-speed=4."""
+    env: tuple[NamedValue, ...] = ()
+    """Environment of each simulated engine."""
+
+
+class Engines(Section):
+    default_version: str = Field(default="0.5.23", min_length=1)
+    """Version for Models that name none; a row of the table below."""
+    versions: dict[str, EngineVersion] = {"0.5.23": EngineVersion(image="lmsysorg/sglang:v0.5.23")}
+    """The engine table: version -> image, command, args (for every Model), env."""
+    cpu_per_gpu: str = Field(default="4", alias="cpuPerGPU", min_length=1)
+    """CPU request of an engine per GPU."""
+    memory_per_gpu: str = Field(default="32Gi", alias="memoryPerGPU", min_length=1)
+    """Memory request and limit of an engine per GPU; /dev/shm counts towards it."""
+    simulator: Simulator = Simulator()
+    """The engine simulator."""
+
+
+class Agent(Section):
+    cpu: str = Field(default="50m", min_length=1)
+    """CPU request of the agent in each engine pod."""
+    memory: str = Field(default="128Mi", min_length=1)
+    """Memory request and limit of the agent in each engine pod."""
+
+
+class NetworkPolicy(Section):
+    enabled: bool = True
+    """NetworkPolicies for operator and gateway. For engine pods see `pods.networkPolicy`."""
+
+
+class DisruptionBudget(Section):
+    enabled: bool = True
+    """PodDisruptionBudgets for operator and gateway: a drain of nodes takes one pod at a time."""
+
+
+class Rbac(Section):
+    aggregate: bool = True
+    """Let the cluster's own view, edit and admin roles cover Models (and view GPUClasses and Tenants)."""
+
+
+class Monitor(Section):
+    enabled: bool = False
+    """Needs the CustomResourceDefinitions of the Prometheus operator."""
+    interval: str = "15s"
+    """Interval between scrapes."""
+    labels: dict[str, str] = {}
+    """Labels by which your Prometheus finds it."""
+
+
+class Values(Section):
+    image: Image = Image()
+    """Shoal's own image."""
+    common_labels: dict[str, str] = {}
+    """Labels for every object of the chart."""
+    operator: Operator = Operator()
+    """The operator."""
+    gateway: Gateway = Gateway()
+    """The gateway: the OpenAI API."""
+    engines: Engines = Engines()
+    """Which engines there are."""
+    agent: Agent = Agent()
+    """The agent, beside each engine."""
+    pods: Pods = Pods()
+    """What every engine pod gets."""
+    proxy: Proxy = Proxy()
+    """HTTP proxy for staging weights."""
+    ca_bundle: CABundle = CABundle()
+    """Further CA certificates for staging weights."""
+    hub_endpoint: str = ""
+    """A mirror of the Hugging Face hub, such as https://hub.example.com. Empty: the hub."""
+    network_policy: NetworkPolicy = NetworkPolicy()
+    """Who may reach Shoal's own pods."""
+    pod_disruption_budget: DisruptionBudget = DisruptionBudget()
+    """Drains of nodes."""
+    rbac: Rbac = Rbac()
+    """Roles for people."""
+    service_monitor: Monitor = Monitor()
+    """ServiceMonitors for operator and gateway."""
+    pod_monitor: Monitor = Monitor()
+    """A PodMonitor for the agents of all engine pods."""
+    extra_objects: tuple[Free, ...] = ()
+    """Further objects to install with the chart, rendered as templates."""
