@@ -20,7 +20,7 @@ def covers(live: Any, wanted: Any) -> bool:
         found = cast("Mapping[str, Any]", live)
         return all(covers(found.get(name), value) for name, value in fields.items())
     if isinstance(wanted, list | tuple):
-        items = cast("list[Any]", list(cast("list[Any]", wanted)))
+        items = list(cast("list[Any]", wanted))
         if not isinstance(live, list):
             return not items
         return _covers_list(cast("list[Any]", live), items)

@@ -14,7 +14,7 @@ from shoal.core import facts, quantity
 
 K = TypeVar("K", bound=Kind)
 
-_NEVER_READ: Final = ("managedFields",)
+_NEVER_COMPARED: Final = ("managedFields", "resourceVersion", "generation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def child(raw: JsonObject) -> Child | None:
     owner = next((o for o in _seq(metadata, "ownerReferences") if o.get("controller")), None)
     if owner is None:
         return None
-    slim = raw | {"metadata": {k: v for k, v in metadata.items() if k not in _NEVER_READ}}
+    slim = raw | {"metadata": {k: v for k, v in metadata.items() if k not in _NEVER_COMPARED}}
     slim.pop("status", None)
     return Child(metadata["namespace"], metadata["name"], metadata["uid"], owner["uid"], orjson.dumps(slim))
 

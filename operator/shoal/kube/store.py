@@ -62,6 +62,9 @@ class Table(Generic[T]):
     def items(self) -> Iterator[tuple[str, T]]:
         return ((k, e.value) for k, e in self._entries.items() if e.value is not None)
 
+    def known_keys(self) -> list[str]:
+        return [key for key, _ in self.items()]
+
     def by(self, index: str, word: str) -> tuple[T, ...]:
         """Values that the index lists under this word."""
         return tuple(self._indexes[index].get(word, {}).values())

@@ -1,0 +1,54 @@
+"""GPUClass: nodes and pods -> counts and Ready."""
+
+from typing import Final
+
+from shoal.api import names, reasons
+from shoal.api.gpuclass import GPUClass, GPUClassStatus
+from shoal.controllers.capacity import Capacity
+from shoal.controllers.status import write_status
+from shoal.controllers.world import World
+from shoal.core import gpuclasses
+from shoal.core.conditions import Finding, merge
+from shoal.kube.projections import Custom
+from shoal.kube.queue import WorkQueue
+from shoal.kube.resources import GPUCLASSES
+
+SETTLE_SECONDS: Final = 1.0
+"""Pods come and go in bunches; the counts are written once per bunch."""
+
+
+class GPUClassController:
+    def __init__(self, world: World, capacity: Capacity, queue: WorkQueue):
+        self._world, self._capacity, self.queue = world, capacity, queue
+        world.classes.listeners.append(self._class)
+        capacity.changed.append(self._counts)
+
+    def _class(self, key: str, before: Custom[GPUClass] | None, after: Custom[GPUClass] | None) -> None:
+        if after is not None:
+            self.queue.add(key)
+
+    def _counts(self) -> None:
+        for key in self._world.classes.known_keys():
+            self.queue.add_after(key, SETTLE_SECONDS)
+
+    def enqueue_all(self) -> None:
+        for key in self._world.classes.known_keys():
+            self.queue.add(key)
+
+    async def reconcile(self, key: str) -> float | None:
+        custom = self._world.classes.get(key)
+        if custom is None or custom.metadata.deletion_timestamp is not None:
+            return None
+        now = self._world.now()
+        if custom.object is None:
+            message = f"what is stored does not pass this version's validation: {custom.error}"
+            finding = Finding(reasons.READY, "False", reasons.INVALID, message)
+            generation = custom.metadata.generation
+            old = GPUClassStatus.model_validate(custom.status).conditions
+            status = GPUClassStatus(
+                conditions=merge(old, [finding], generation=generation, now=now), observed_generation=generation
+            )
+        else:
+            status = gpuclasses.status(custom.object, self._capacity.usage(custom.object), now)
+        await write_status(self._world, GPUCLASSES, self._world.classes, custom, status, manager=names.MANAGER_GPUCLASS)
+        return None

@@ -1,0 +1,78 @@
+"""The one status write of a reconcile: only on change, with an event where a condition changed its mind."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import structlog
+
+from shoal.api import reasons
+from shoal.api.meta import JsonObject, Kind
+from shoal.api.meta import Object as ApiObject
+from shoal.controllers.world import World
+from shoal.kube.errors import NotFound
+from shoal.kube.events import Event
+from shoal.kube.projections import Custom
+from shoal.kube.resources import Resource
+from shoal.kube.store import Table
+
+log = structlog.get_logger()
+
+_TOLD = (reasons.READY, reasons.ACCEPTED, reasons.PLACED)
+"""Conditions whose changes are events; Available goes with Ready."""
+
+
+async def write_status(
+    world: World,
+    resource: Resource,
+    table: Table[Any],
+    custom: Custom[Any],
+    status: ApiObject,
+    *,
+    manager: str,
+) -> bool:
+    """Applies the whole status if it differs from what is stored. Returns whether it wrote."""
+    wanted: JsonObject = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    if wanted == custom.status:
+        return False
+    metadata = custom.metadata
+    body: JsonObject = {
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        # The uid is a precondition: a namesake made meanwhile is another object.
+        "metadata": {"name": metadata.name, "uid": metadata.uid},
+        "status": wanted,
+    }
+    if metadata.namespace:
+        body["metadata"]["namespace"] = metadata.namespace
+    since = table.mark()
+    try:
+        answer = await world.client.apply_status(resource, body, manager=manager)
+    except NotFound:
+        return False  # deleted meanwhile
+    table.upsert(answer, since=since)
+    before: list[JsonObject] = custom.status.get("conditions") or []
+    after: list[JsonObject] = wanted.get("conditions") or []
+    for event in _events(resource, custom, before, after):
+        world.recorder.emit(event)
+    return True
+
+
+def _events(
+    resource: Resource, custom: Custom[Kind], before: Iterable[JsonObject], after: Iterable[JsonObject]
+) -> Iterable[Event]:
+    known = {c["type"]: (c["status"], c["reason"]) for c in before}
+    said: set[str] = set()
+    for condition in after:
+        kind, now = condition["type"], (condition["status"], condition["reason"])
+        if kind not in _TOLD or known.get(kind) == now or condition["reason"] in (reasons.PENDING, *said):
+            continue
+        said.add(condition["reason"])  # Accepted, Placed and Ready often have the same cause
+        good = condition["status"] == "True" and condition["reason"] != reasons.NAME_CLAIMED
+        yield Event(
+            resource,
+            custom.metadata,
+            "Normal" if good or condition["reason"] == reasons.STARTING else "Warning",
+            condition["reason"],
+            condition["message"],
+            "Reconcile",
+        )

@@ -1,0 +1,73 @@
+"""Tenant: keys and grants -> Ready. Gateways do not wait for it: they read the specification."""
+
+from shoal.api import names, reasons
+from shoal.api.model import Model
+from shoal.api.tenant import Tenant, TenantStatus
+from shoal.controllers.status import write_status
+from shoal.controllers.world import World
+from shoal.core import tenants
+from shoal.core.conditions import Finding, merge
+from shoal.kube.projections import Custom
+from shoal.kube.queue import WorkQueue
+from shoal.kube.resources import TENANTS
+
+_LONGEST_WAIT = 24 * 3600.0
+
+
+class TenantController:
+    def __init__(self, world: World, queue: WorkQueue):
+        self._world, self.queue = world, queue
+        world.tenants.listeners.append(self._tenant)
+        world.models.listeners.append(self._model)
+
+    def _tenant(self, key: str, before: Custom[Tenant] | None, after: Custom[Tenant] | None) -> None:
+        if after is not None:
+            self.queue.add(key)
+        for custom in (before, after):
+            for listed in custom.object.spec.keys if custom and custom.object else ():
+                for rival in self._world.tenants.by("hash", listed.sha256):
+                    self.queue.add(rival.metadata.name)
+
+    def _model(self, key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
+        if before is None or after is None:
+            for tenant in self._world.tenants.by("model", key):
+                self.queue.add(tenant.metadata.name)
+
+    def enqueue_all(self) -> None:
+        for key in self._world.tenants.known_keys():
+            self.queue.add(key)
+
+    async def reconcile(self, key: str) -> float | None:
+        world = self._world
+        custom = world.tenants.get(key)
+        if custom is None or custom.metadata.deletion_timestamp is not None:
+            return None
+        now = world.now()
+        again = None
+        if custom.object is None:
+            message = f"what is stored does not pass this version's validation: {custom.error}"
+            finding = Finding(reasons.READY, "False", reasons.INVALID, message)
+            generation = custom.metadata.generation
+            old = TenantStatus.model_validate(custom.status).conditions
+            status = TenantStatus(
+                conditions=merge(old, [finding], generation=generation, now=now), observed_generation=generation
+            )
+        else:
+            tenant = custom.object
+            rivals = [
+                rival.object
+                for listed in tenant.spec.keys
+                for rival in world.tenants.by("hash", listed.sha256)
+                if rival.object is not None and rival.metadata.uid != tenant.metadata.uid
+            ]
+            known = {
+                key
+                for grant in tenant.spec.models
+                if world.models.get(key := f"{grant.namespace}/{grant.name}") is not None
+            }
+            decision = tenants.decide(tenant, rivals=rivals, models=known, now=now)
+            status = decision.status
+            if decision.again_at is not None:
+                again = min((decision.again_at - now).total_seconds(), _LONGEST_WAIT)
+        await write_status(world, TENANTS, world.tenants, custom, status, manager=names.MANAGER_TENANT)
+        return again

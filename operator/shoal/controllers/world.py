@@ -1,0 +1,90 @@
+"""What every controller works with: the store's tables, the client, the configuration. Nothing here decides."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from shoal.api.config import OperatorConfig
+from shoal.api.gpuclass import GPUClass
+from shoal.api.meta import JsonObject
+from shoal.api.model import Model
+from shoal.api.tenant import Tenant
+from shoal.core import facts
+from shoal.kube import projections
+from shoal.kube.client import Client
+from shoal.kube.events import Recorder
+from shoal.kube.projections import Child, Custom
+from shoal.kube.store import Table
+
+
+def _model_uid(child: Child | facts.Pod) -> Iterable[str]:
+    return (child.model_uid,) if child.model_uid else ()
+
+
+def _uid(custom: Custom[Any]) -> Iterable[str]:
+    return (custom.metadata.uid,)
+
+
+def _claims(custom: Custom[Model]) -> Iterable[str]:
+    return custom.object.claimed_names if custom.object else ()
+
+
+def _listed_classes(custom: Custom[Model]) -> Iterable[str]:
+    return [v.gpu_class for v in custom.object.spec.variants] if custom.object else ()
+
+
+def _hashes(custom: Custom[Tenant]) -> Iterable[str]:
+    return [k.sha256 for k in custom.object.spec.keys] if custom.object else ()
+
+
+def _granted(custom: Custom[Tenant]) -> Iterable[str]:
+    return [f"{m.namespace}/{m.name}" for m in custom.object.spec.models] if custom.object else ()
+
+
+def _models() -> Table[Custom[Model]]:
+    return Table(
+        lambda raw: projections.custom(Model, raw),
+        indexes={"uid": _uid, "claim": _claims, "class": _listed_classes},
+    )
+
+
+def _children(project: Callable[[JsonObject], Child | None]) -> Table[Child]:
+    return Table(project, indexes={"model": _model_uid})
+
+
+@dataclass(slots=True)
+class World:
+    """The operator's view of the cluster, and its hands."""
+
+    client: Client
+    config: OperatorConfig
+    namespace: str
+    """Shoal's own."""
+    recorder: Recorder
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    models: Table[Custom[Model]] = field(default_factory=_models)
+    classes: Table[Custom[GPUClass]] = field(
+        default_factory=lambda: Table(lambda raw: projections.custom(GPUClass, raw))
+    )
+    tenants: Table[Custom[Tenant]] = field(
+        default_factory=lambda: Table(
+            lambda raw: projections.custom(Tenant, raw), indexes={"hash": _hashes, "model": _granted}
+        )
+    )
+    nodes: Table[facts.Node] = field(default_factory=lambda: Table(projections.node))
+    pods: Table[facts.Pod] = field(default_factory=lambda: Table(projections.pod, indexes={"model": _model_uid}))
+    deployments: Table[Child] = field(default_factory=lambda: _children(projections.deployment))
+    budgets: Table[Child] = field(default_factory=lambda: _children(projections.child))
+    policies: Table[Child] = field(default_factory=lambda: _children(projections.child))
+
+    def model_by_uid(self, uid: str | None) -> Custom[Model] | None:
+        return next(iter(self.models.by("uid", uid)), None) if uid else None
+
+    def accepted_classes(self) -> dict[str, GPUClass]:
+        """Classes that can be used: valid and not being deleted."""
+        return {
+            c.metadata.name: c.object
+            for c in self.classes.values()
+            if c.object is not None and c.metadata.deletion_timestamp is None
+        }

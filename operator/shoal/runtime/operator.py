@@ -1,0 +1,236 @@
+"""`shoal operator run`: wiring, leadership, probes, the end."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import click
+import prometheus_client
+import structlog
+import yaml
+from aiohttp import web
+from pydantic import ValidationError
+
+from shoal.api import names
+from shoal.api.config import OperatorConfig
+from shoal.controllers.capacity import Capacity
+from shoal.controllers.gpuclass import GPUClassController
+from shoal.controllers.installkey import InstallKeySource
+from shoal.controllers.model import ModelController
+from shoal.controllers.tenant import TenantController
+from shoal.controllers.world import World
+from shoal.kube import auth
+from shoal.kube.client import Client
+from shoal.kube.events import Recorder
+from shoal.kube.lease import Elector
+from shoal.kube.queue import WorkQueue
+from shoal.kube.resources import DEPLOYMENTS, GPUCLASSES, MODELS, NETWORKPOLICIES, NODES, PDBS, PODS, TENANTS
+from shoal.kube.watch import Watched, Watcher
+from shoal.runtime import logs
+
+log = structlog.get_logger()
+
+STUCK_SECONDS: Final = 300.0
+"""A reconcile that runs longer hangs: each of its calls has a deadline far below."""
+BEAT_SECONDS: Final = 1.0
+OURS: Final = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},{names.LABEL_MODEL}"
+
+
+class Operator:
+    """One operator process. `run` until cancelled."""
+
+    def __init__(
+        self,
+        client: Client,
+        config: OperatorConfig,
+        namespace: str,
+        *,
+        identity: str | None = None,
+        kubeconfig: str | None = None,
+        context: str | None = None,
+    ):
+        self.identity = identity or f"{socket.gethostname()}-{secrets.token_hex(3)}"
+        self.client = client
+        self.recorder = Recorder(client, self.identity[:128])
+        self.world = world = World(client, config, namespace, self.recorder)
+        self.capacity = Capacity(world)
+        self.install = InstallKeySource(client, namespace)
+        self.models = ModelController(world, self.capacity, self.install, WorkQueue("model", workers=8))
+        self.classes = GPUClassController(world, self.capacity, WorkQueue("gpuclass", workers=2))
+        self.tenants = TenantController(world, WorkQueue("tenant", workers=2))
+        self.elector = Elector(client, namespace, names.LEASE_NAME, self.identity)
+        self.watcher = Watcher(
+            client,
+            [
+                Watched(GPUCLASSES, world.classes),
+                Watched(TENANTS, world.tenants),
+                Watched(MODELS, world.models),
+                Watched(NODES, world.nodes),
+                Watched(PODS, world.pods),
+                Watched(DEPLOYMENTS, world.deployments, OURS),
+                Watched(PDBS, world.budgets, OURS),
+                Watched(NETWORKPOLICIES, world.policies, OURS),
+            ],
+            credentials=lambda: auth.load(kubeconfig, context),
+            resync_seconds=config.resync_seconds,
+        )
+        self.watcher.resynced.append(self._compare_all)
+        self._beat = time.monotonic()
+
+    @property
+    def queues(self) -> tuple[WorkQueue, ...]:
+        return (self.models.queue, self.classes.queue, self.tenants.queue)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._heart())
+            group.create_task(self.watcher.run())
+            # Only who knows the cluster may lead; who does not lead keeps knowing it.
+            await self.watcher.synced.wait()
+            log.info("synced", models=len(self.world.models), pods=len(self.world.pods), nodes=len(self.world.nodes))
+            group.create_task(self.elector.run(self._lead))
+
+    async def _lead(self) -> None:
+        self._compare_all()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.install.run())
+            group.create_task(self.recorder.run())
+            group.create_task(self.classes.queue.run(self.classes.reconcile))
+            group.create_task(self.tenants.queue.run(self.tenants.reconcile))
+            group.create_task(self.models.queue.run(self.models.reconcile))
+
+    def _compare_all(self) -> None:
+        self.classes.enqueue_all()
+        self.tenants.enqueue_all()
+        self.models.enqueue_all()
+
+    async def _heart(self) -> None:
+        while True:
+            self._beat = time.monotonic()
+            await asyncio.sleep(BEAT_SECONDS)
+
+    # --- probes -----------------------------------------------------------------------------------------------------
+
+    def sick(self) -> list[str]:
+        """Why the process should be restarted; empty when it need not be."""
+        now, health = time.monotonic(), self.watcher.health
+        silence = now - health.last_heard
+        longest = 3 * self.world.config.resync_seconds + 300
+        problems: list[str] = []
+        if now - self._beat > 30:
+            problems.append(f"the event loop stood still for {now - self._beat:.0f} s")
+        if self.watcher.synced.is_set() and silence > longest:
+            problems.append(f"nothing heard from the API server for {silence:.0f} s")
+        problems += [
+            f"a reconcile of {queue.name} runs for {queue.longest_running():.0f} s"
+            for queue in self.queues
+            if queue.longest_running() > STUCK_SECONDS
+        ]
+        return problems
+
+    def unready(self) -> list[str]:
+        """Why the process is of no use yet."""
+        health = self.watcher.health
+        if health.missing_kinds:
+            kinds = ", ".join(f"{plural}.shoal.dev" for plural in sorted(health.missing_kinds))
+            return [f"CustomResourceDefinitions are missing: {kinds}; install the chart shoal-crds"]
+        return [] if self.watcher.synced.is_set() else ["not every kind was listed yet"]
+
+
+def ops_app(operator: Operator) -> web.Application:
+    """/healthz, /readyz, /metrics."""
+
+    def answer(problems: list[str]) -> web.Response:
+        return web.Response(status=503 if problems else 200, text="\n".join(problems or ["ok"]) + "\n")
+
+    async def healthz(_: web.Request) -> web.Response:
+        return answer(operator.sick())
+
+    async def readyz(_: web.Request) -> web.Response:
+        return answer(operator.unready())
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(
+            body=prometheus_client.generate_latest(), headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST}
+        )
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+    return app
+
+
+def read_config(path: Path) -> OperatorConfig:
+    """Reads the operator's configuration file. Raises click.ClickException with what is wrong in it."""
+    try:
+        config = OperatorConfig.model_validate(yaml.safe_load(path.read_text()))
+    except OSError as error:
+        raise click.ClickException(f"{path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise click.ClickException(f"{path} is not YAML: {error}") from error
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(str(p) for p in e['loc'])}: {e['msg']}" for e in error.errors())
+        raise click.ClickException(f"{path}: {problems}") from error
+    if config.engines.default_version not in config.engines.versions:
+        have = ", ".join(config.engines.versions)
+        raise click.ClickException(
+            f"{path}: engines.defaultVersion {config.engines.default_version!r} is not one of engines.versions: {have}"
+        )
+    return config
+
+
+async def serve(config: OperatorConfig, namespace: str, *, host: str, port: int, kubeconfig: str | None = None) -> None:
+    """Runs an operator until SIGTERM or SIGINT; then the workers stop, the Lease is freed, and it returns."""
+    async with await Client.from_environment(kubeconfig=kubeconfig) as client:
+        operator = Operator(client, config, namespace, identity=os.environ.get("POD_NAME"), kubeconfig=kubeconfig)
+        runner = web.AppRunner(ops_app(operator), access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, host, port).start()
+            log.info("operator", identity=operator.identity, namespace=namespace, api_server=client.server, port=port)
+            task = asyncio.ensure_future(operator.run())
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, task.cancel)
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            log.info("stopped")
+        finally:
+            await runner.cleanup()
+
+
+@click.group()
+def command() -> None:
+    """The operator."""
+
+
+@command.command()
+@click.option(
+    "--config",
+    "path",
+    envvar="SHOAL_CONFIG",
+    default="/etc/shoal/config.yaml",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="The configuration file that the chart writes.",
+)
+@click.option("--namespace", envvar="POD_NAMESPACE", default="shoal-system", show_default=True, help="Shoal's own.")
+@click.option("--host", default="0.0.0.0", show_default=True, help="Address of probes and metrics.")  # noqa: S104
+@click.option("--port", envvar="SHOAL_OPS_PORT", default=names.OPS_PORT, show_default=True, help="Their port.")
+def run(path: Path, namespace: str, host: str, port: int) -> None:
+    """Runs the operator: reconciles GPUClasses, Models and Tenants while it holds the Lease."""
+    config = read_config(path)
+    logs.configure(config.log_level)
+    try:
+        asyncio.run(serve(config, namespace, host=host, port=port))
+    except ValueError as error:  # no credentials
+        raise click.ClickException(str(error)) from error
+    except BaseExceptionGroup as error:
+        log.exception("the operator ends", error=str(error))
+        sys.exit(1)
