@@ -5,15 +5,18 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
+
+from shoal.lab.api import Lab
 
 NAMESPACE = "shoal-system"
 """Where the demo installs Shoal."""
@@ -55,16 +58,17 @@ class Cluster(ABC):
     def kubectl(self, *args: str, stdin: str | None = None, timeout: float = 60) -> str:
         return self.tools.run(self.tools.kubectl, args, stdin, timeout)
 
-    def helm(self, *args: str, timeout: float = 300) -> str:
-        return self.tools.run(self.tools.helm, args, None, timeout)
+    def helm(self, *args: str, values: Mapping[str, Any] | None = None, timeout: float = 300) -> str:
+        """Runs helm; `values` go to its standard input, for `-f -`."""
+        return self.tools.run(self.tools.helm, args, None if values is None else json.dumps(values), timeout)
 
     def get(self, *args: str) -> list[dict[str, Any]]:
         """`kubectl get ... -o json`, as objects."""
         return json.loads(self.kubectl("get", *args, "-o", "json")).get("items", [])
 
     @abstractmethod
-    def gateway(self) -> "Iterator[str]":
-        """Context manager: the gateway's base URL on this machine."""
+    def gateway(self) -> AbstractContextManager[str]:
+        """The gateway's base URL on this machine, for as long as the context lasts."""
 
     @abstractmethod
     def exec(self, pod: str, *argv: str) -> str:
@@ -94,7 +98,7 @@ class CurrentCluster(Cluster):
         return self.kubectl("config", "current-context").strip()
 
     @contextmanager
-    def gateway(self) -> Iterator[str]:
+    def gateway(self) -> Generator[str]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -125,3 +129,36 @@ class CurrentCluster(Cluster):
 
     def try_it(self) -> list[str]:
         return [f"kubectl -n {NAMESPACE} port-forward svc/{GATEWAY_SERVICE} 8080:80 &", "GATEWAY=http://127.0.0.1:8080"]
+
+
+class LabCluster(Cluster):
+    """A lab of the demo's own: a real control plane on this machine, GPU nodes as processes."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.tools = Tools(
+            kubectl=lab.state.binaries / "kubectl", helm=lab.state.helm, env={"KUBECONFIG": str(lab.kubeconfig)}
+        )
+
+    @contextmanager
+    def gateway(self) -> Generator[str]:
+        yield f"http://127.0.0.1:{self.lab.forward_port(NAMESPACE, GATEWAY_SERVICE, 80)}"
+
+    def exec(self, pod: str, *argv: str) -> str:
+        shoal = [sys.executable, "-m", "shoal", "lab", "exec", "--name", self.lab.state.name]
+        done = subprocess.run(
+            [*shoal, "--pod", f"{NAMESPACE}/{pod}", "--", *argv],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise click.ClickException(f"{' '.join(argv)} in {pod} failed:\n{done.stderr.strip()}")
+        return done.stdout
+
+    def try_it(self) -> list[str]:
+        name = self.lab.state.name
+        port = self.lab.forward_port(NAMESPACE, GATEWAY_SERVICE, 80)
+        return [
+            f"export KUBECONFIG={self.lab.kubeconfig}",
+            f"export PATH={self.lab.state.binaries}:{self.lab.state.helm.parent}:$PATH   # kubectl, helm ({name})",
+            f"GATEWAY=http://127.0.0.1:{port}",
+        ]

@@ -1,7 +1,7 @@
 """What the demo shows of its progress: a line per stage with its time, and a table while it waits."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ class Stages:
     times: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
 
     @contextmanager
-    def stage(self, title: str, *, spin: bool = True) -> Iterator[None]:
+    def stage(self, title: str, *, spin: bool = True) -> Generator[None]:
         """Runs one stage. `spin=False` for stages that print progress of their own."""
         start = time.monotonic()
         try:
