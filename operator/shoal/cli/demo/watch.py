@@ -16,7 +16,8 @@ from shoal.cli.demo.clusters import Cluster
 def condition(obj: dict[str, Any], type: str) -> dict[str, Any]:
     """The condition of this type, or {} while there is none."""
     conditions: list[dict[str, Any]] = obj.get("status", {}).get("conditions", [])
-    return next((c for c in conditions if c["type"] == type), {})
+    unset: dict[str, Any] = {}
+    return next((c for c in conditions if c["type"] == type), unset)
 
 
 def pod_doing(pod: dict[str, Any]) -> str:
