@@ -220,6 +220,7 @@ class Watcher:
 
 def _settings(watched: list[Watched]) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
+    logging.getLogger("kopf").setLevel(logging.ERROR)  # it tells of every event it handled
     settings.posting.enabled = False  # we have a recorder of our own
     settings.posting.level = logging.CRITICAL
     settings.peering.standalone = True
