@@ -1,0 +1,154 @@
+"""One suite, two engines: the simulator in every test run, real SGLang in `make test-engine`.
+
+Where they differ the simulator is wrong.
+"""
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.support.engines import ADMIN_KEY, API_KEY, EngineProcess, Kind, running_engine
+
+KINDS = [
+    pytest.param("sim", id="sim"),
+    # Three starts of the real engine take longer than a usual test may.
+    pytest.param("sglang", id="sglang", marks=[pytest.mark.engine, pytest.mark.timeout(400)]),
+]
+
+
+@dataclass(slots=True)
+class Answer:
+    """One whole answer."""
+
+    status: int
+    content_type: str | None
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[Any]:
+        """Of a stream: each event parsed; `[DONE]` as text."""
+        found: list[Any] = []
+        for block in self.body.decode().split("\n\n"):
+            if block:
+                assert block.startswith("data: "), block
+                data = block.removeprefix("data: ")
+                found.append(data if data == "[DONE]" else json.loads(data))
+        return found
+
+
+@dataclass(slots=True)
+class Client:
+    """Calls one engine as the gateway does."""
+
+    engine: EngineProcess
+    session: aiohttp.ClientSession
+    tasks: list[asyncio.Task[Any]] = field(default_factory=list[asyncio.Task[Any]])
+
+    async def call(
+        self, method: str, path: str, body: Any = None, *, key: str | None = API_KEY, raw: bytes | None = None,
+        content_type: str = "application/json",
+    ) -> Answer:  # fmt: skip
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        data = raw if raw is not None else None if body is None else json.dumps(body).encode()
+        if data is not None:
+            headers["content-type"] = content_type
+        async with self.session.request(method, self.engine.url + path, data=data, headers=headers) as response:
+            return Answer(response.status, response.headers.get("content-type"), await response.read())
+
+    async def get(self, path: str, **kw: Any) -> Answer:
+        return await self.call("GET", path, **kw)
+
+    async def post(self, path: str, body: Any = None, **kw: Any) -> Answer:
+        return await self.call("POST", path, body, **kw)
+
+    async def admin(self, path: str, body: Any) -> Answer:
+        return await self.call("POST", path, body, key=ADMIN_KEY)
+
+    def background(self, path: str, body: Any) -> asyncio.Task[Answer]:
+        """A request that runs while the test goes on."""
+        task = asyncio.create_task(self.post(path, body))
+        self.tasks.append(task)
+        return task
+
+    async def load(self) -> dict[str, Any]:
+        return (await self.get("/v1/loads")).json["loads"][0]
+
+    async def until(self, what: str, test: Any, timeout: float = 30.0) -> None:
+        """Waits until `test(load)` is true."""
+        async with asyncio.timeout(timeout):
+            while not test(await self.load()):
+                await asyncio.sleep(0.02)
+
+    async def idle(self) -> None:
+        await self.until("idle", lambda load: load["num_running_reqs"] + load["num_waiting_reqs"] == 0)
+
+    async def metric(self, name: str) -> float:
+        """Sum over all label sets; 0 if the family has not appeared yet."""
+        text = (await self.get("/metrics", key=None)).body.decode()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name + "{"))
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """One engine for all tests that leave it as they found it."""
+    kind: Kind = request.param
+    with running_engine(kind, tmp_path_factory.mktemp(kind)) as process:
+        yield process
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """For tests that start an engine of their own."""
+    return request.param
+
+
+async def _client(process: EngineProcess) -> AsyncIterator[Client]:
+    timeout = aiohttp.ClientTimeout(total=120)
+    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True)) as session:
+        client = Client(process, session)
+        try:
+            yield client
+        finally:
+            for task in client.tasks:
+                task.cancel()
+            await asyncio.gather(*client.tasks, return_exceptions=True)
+
+
+@pytest.fixture
+async def client(engine: EngineProcess) -> AsyncIterator[Client]:
+    async for client in _client(engine):
+        await client.idle()
+        yield client
+
+
+# --- which rows ran on which engine ---------------------------------------------------------------------------------
+
+_rows: dict[str, dict[str, str]] = defaultdict(dict)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if "tests/contract/test_engine_" not in report.nodeid or (report.when != "call" and report.passed):
+        return
+    name, _, params = report.nodeid.rpartition("::")[2].partition("[")
+    first, _, rest = params.rstrip("]").partition("-")
+    _rows[f"{name} {rest}".strip()][first] = report.outcome
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if not _rows:
+        return
+    terminalreporter.section("engine contract: rows by engine")
+    width = max(len(row) for row in _rows)
+    for row, outcomes in _rows.items():
+        columns = "  ".join(f"{kind} {outcomes.get(kind, 'not run'):8}" for kind in ("sim", "sglang"))
+        terminalreporter.write_line(f"{row:{width}}  {columns}")
