@@ -3,16 +3,14 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from shoal.api import names
 from shoal.api.meta import GROUP
-from shoal.cli.demo import enginecpu, fakegpus
+from shoal.cli.demo import enginecpu, fakegpus, steps
 from shoal.cli.demo.ask import QUESTION, Answer, ask
 from shoal.cli.demo.clusters import NAMESPACE, Cluster, CurrentCluster, LabCluster
 from shoal.cli.demo.stages import Stages
@@ -20,15 +18,6 @@ from shoal.cli.demo.watch import wait_until_ready
 from shoal.lab.api import Lab
 from shoal.lab.api import down as lab_down
 from shoal.lab.errors import LabError
-
-ROOT = Path(__file__).parents[4]
-EXAMPLES = ROOT / "examples"
-DEMO_NAMESPACE = "demo"
-DEMO_KEY = "sk-demo-acme-5f0c2b7e9a"
-"""The key whose hash stands in examples/tenant.yaml: a demo's, not a secret."""
-DEMO_FILES = ("gpuclasses.yaml", "models.yaml", "tenant.yaml")
-
-EngineChoice = Literal["simulator", "sglang"]
 
 
 @click.group()
@@ -57,34 +46,34 @@ def command() -> None:
     "--image", default="shoal:dev", show_default=True, help="Shoal's image, for --cluster current (see `make image`)."
 )
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds to wait for the Models.")
-def up(engine: EngineChoice, where: str, name: str, image: str, timeout: float) -> None:
+def up(engine: steps.EngineChoice, where: str, name: str, image: str, timeout: float) -> None:
     """Start (or reuse) a cluster, install Shoal, apply examples/, ask a question, and leave everything up."""
     console = Console(highlight=False)
     stages = Stages(console)
     try:
         with stages.stage("Tiny models", spin=False):
-            subprocess.run([sys.executable, str(ROOT / "images" / "shoal" / "make_models.py")], check=True)
+            subprocess.run([sys.executable, str(steps.ROOT / "images" / "shoal" / "make_models.py")], check=True)
         if engine == "sglang":
             if where == "current":
                 raise click.UsageError("--engine sglang runs SGLang from this machine's disk: only with --cluster lab")
             with stages.stage("SGLang for the CPU", spin=False):
-                enginecpu.install(ROOT)
+                enginecpu.install(steps.ROOT)
         cluster = _cluster(stages, where, name, engine)
         with stages.stage("Shoal installed with helm"):
-            _install(cluster, engine, image, in_lab=where == "lab")
+            steps.install(cluster, engine, steps.LAB_IMAGE if where == "lab" else image)
         with stages.stage("Examples applied"):
-            _apply_examples(cluster)
+            steps.apply_examples(cluster)
         with stages.stage("Models Ready", spin=False):
-            wait_until_ready(cluster, DEMO_NAMESPACE, console, timeout)
+            wait_until_ready(cluster, steps.DEMO_NAMESPACE, console, timeout)
         with cluster.gateway() as url:
-            model = json.loads(cluster.kubectl("get", f"models.{GROUP}", "-n", DEMO_NAMESPACE, "-o", "json"))["items"][
-                0
-            ]
+            model = json.loads(cluster.kubectl("get", f"models.{GROUP}", "-n", steps.DEMO_NAMESPACE, "-o", "json"))[
+                "items"
+            ][0]
             served = model["metadata"]["name"]
             console.print(f'\n[bold]openai.OpenAI(base_url="{url}/v1")[/], model [bold]{served}[/]: {QUESTION}')
             with stages.stage("Answer", spin=False):
-                answer = ask(url, DEMO_KEY, served, console)
-        record = _usage_record(cluster, answer)
+                answer = ask(url, steps.DEMO_KEY, served, console)
+        record = steps.usage_record(cluster, answer.request_id)
         console.print(_served_by(answer, record))
         console.print(stages.summary())
         _try_it(console, cluster, served)
@@ -104,7 +93,7 @@ def down(where: str, name: str) -> None:
             raise click.ClickException(str(e)) from e
         return
     cluster = CurrentCluster()
-    files = [arg for file in reversed(DEMO_FILES) for arg in ("-f", str(EXAMPLES / file))]
+    files = [arg for file in reversed(steps.EXAMPLE_FILES) for arg in ("-f", str(steps.EXAMPLES / file))]
     cluster.kubectl("delete", "--ignore-not-found", "--wait=true", *files, timeout=300)
     for release in ("shoal", "shoal-crds"):
         cluster.helm("uninstall", release, "--namespace", NAMESPACE, "--ignore-not-found", "--wait")
@@ -114,7 +103,7 @@ def down(where: str, name: str) -> None:
     fakegpus.undo(cluster)
 
 
-def _cluster(stages: Stages, where: str, name: str, engine: EngineChoice) -> Cluster:
+def _cluster(stages: Stages, where: str, name: str, engine: steps.EngineChoice) -> Cluster:
     if where == "current":
         cluster = CurrentCluster()
         stages.console.print(f"Cluster: [bold]{cluster.context}[/]")
@@ -128,36 +117,6 @@ def _cluster(stages: Stages, where: str, name: str, engine: EngineChoice) -> Clu
         images = {"sglang": enginecpu.image()} if engine == "sglang" else {}
         lab = Lab.up(name, extra_images=images, say=lambda line: stages.console.print(f"  {line}", markup=False))
     return LabCluster(lab)
-
-
-def _install(cluster: Cluster, engine: EngineChoice, image: str, *, in_lab: bool) -> None:
-    """Both charts, and waits until operator and gateway are up."""
-    repository, _, tag = ("shoal:lab" if in_lab else image).rpartition(":")
-    values: dict[str, Any] = {"image": {"repository": repository, "tag": tag}}
-    if engine == "simulator":
-        values["engines"] = {"simulator": {"enabled": True}}
-    else:
-        values |= enginecpu.VALUES
-    where = ("--namespace", NAMESPACE, "--create-namespace", "--wait")
-    cluster.helm("upgrade", "--install", "shoal-crds", str(ROOT / "charts" / "shoal-crds"), *where)
-    cluster.helm("upgrade", "--install", "shoal", str(ROOT / "charts" / "shoal"), *where, "-f", "-", values=values)
-
-
-def _apply_examples(cluster: Cluster) -> None:
-    cluster.kubectl("apply", *[arg for file in DEMO_FILES for arg in ("-f", str(EXAMPLES / file))])
-
-
-def _usage_record(cluster: Cluster, answer: Answer) -> dict[str, Any]:
-    """The final usage record of the request, from the spool of whichever gateway served it."""
-    selector = f"{names.LABEL_COMPONENT}={names.COMPONENT_GATEWAY}"
-    for pod in cluster.get("pods", "-n", NAMESPACE, "-l", selector):
-        command = ("shoal", "gateway", "records", "--request", answer.request_id, "-o", "json")
-        output = cluster.exec(pod["metadata"]["name"], *command)
-        rows = [json.loads(line) for line in output.splitlines() if line.strip()]
-        for row in rows:
-            if row["data"]["kind"] == "final":
-                return row
-    raise click.ClickException(f"no gateway has a usage record of request {answer.request_id}")
 
 
 def _served_by(answer: Answer, record: dict[str, Any]) -> Table:
@@ -182,9 +141,9 @@ def _try_it(console: Console, cluster: Cluster, served: str) -> None:
     console.print("\n[bold]Try it yourself[/]")
     for line in (
         *cluster.try_it(),
-        f"kubectl get models,gpuclasses,tenants,pods -n {DEMO_NAMESPACE}",
-        f"kubectl describe model {served} -n {DEMO_NAMESPACE}",
-        f"curl -N $GATEWAY/v1/chat/completions -H 'Authorization: Bearer {DEMO_KEY}' -d '{body}'",
+        f"kubectl get models,gpuclasses,tenants,pods -n {steps.DEMO_NAMESPACE}",
+        f"kubectl describe model {served} -n {steps.DEMO_NAMESPACE}",
+        f"curl -N $GATEWAY/v1/chat/completions -H 'Authorization: Bearer {steps.DEMO_KEY}' -d '{body}'",
         "make demo-down",
     ):
         console.print(f"  {line}", markup=False, soft_wrap=True)

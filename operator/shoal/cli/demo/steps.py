@@ -1,0 +1,61 @@
+"""The steps of the demo, each usable by itself: the end-to-end tests take the same ones."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import click
+
+from shoal.api import names
+from shoal.cli.demo import enginecpu
+from shoal.cli.demo.clusters import NAMESPACE, Cluster
+
+ROOT: Final = Path(__file__).parents[4]
+EXAMPLES: Final = ROOT / "examples"
+EXAMPLE_FILES: Final = ("gpuclasses.yaml", "models.yaml", "tenant.yaml")
+DEMO_NAMESPACE: Final = "demo"
+DEMO_KEY: Final = "sk-demo-acme-5f0c2b7e9a"
+"""The key whose hash stands in examples/tenant.yaml: public, not a secret."""
+LAB_IMAGE: Final = "shoal:lab"
+
+EngineChoice = Literal["simulator", "sglang"]
+
+
+def install(cluster: Cluster, engine: EngineChoice, image: str, values: Mapping[str, Any] | None = None) -> None:
+    """Installs both charts and waits until operator and gateway are up. `values` go over the demo's own."""
+    repository, _, tag = image.rpartition(":")
+    own: dict[str, Any] = {"image": {"repository": repository, "tag": tag}}
+    if engine == "simulator":
+        own["engines"] = {"simulator": {"enabled": True}}
+    else:
+        own |= enginecpu.VALUES
+    where = ("--namespace", NAMESPACE, "--create-namespace", "--wait")
+    cluster.helm("upgrade", "--install", "shoal-crds", str(ROOT / "charts" / "shoal-crds"), *where)
+    cluster.helm(
+        "upgrade",
+        "--install",
+        "shoal",
+        str(ROOT / "charts" / "shoal"),
+        *where,
+        "-f",
+        "-",
+        values=own | dict(values or {}),
+    )
+
+
+def apply_examples(cluster: Cluster) -> None:
+    cluster.kubectl("apply", *[arg for file in EXAMPLE_FILES for arg in ("-f", str(EXAMPLES / file))])
+
+
+def usage_record(cluster: Cluster, request_id: str) -> dict[str, Any]:
+    """The final usage record of the request, from the spool of whichever gateway served it."""
+    selector = f"{names.LABEL_COMPONENT}={names.COMPONENT_GATEWAY}"
+    for pod in cluster.get("pods", "-n", NAMESPACE, "-l", selector):
+        command = ("shoal", "gateway", "records", "--request", request_id, "-o", "json")
+        output = cluster.exec(pod["metadata"]["name"], *command)
+        rows = [json.loads(line) for line in output.splitlines() if line.strip()]
+        for row in rows:
+            if row["data"]["kind"] == "final":
+                return row
+    raise click.ClickException(f"no gateway has a usage record of request {request_id}")
