@@ -1,0 +1,64 @@
+"""One lab for the whole suite, with Shoal installed by helm and the examples applied, as a user has it after the demo."""
+
+import json
+import os
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from shoal.cli.demo import steps
+from shoal.cli.demo.clusters import LabCluster
+from shoal.cli.demo.watch import wait_until_ready
+from shoal.lab.api import Lab
+from tests.support.waiting import until
+
+
+class Fleet(LabCluster):
+    """The lab with Shoal in it, and what the tests ask of it."""
+
+    def model(self, name: str, namespace: str = steps.DEMO_NAMESPACE) -> dict[str, Any]:
+        return json.loads(self.kubectl("get", "models.shoal.dev", name, "-n", namespace, "-o", "json"))
+
+    def condition(self, name: str, type: str, namespace: str = steps.DEMO_NAMESPACE) -> dict[str, Any]:
+        conditions = self.model(name, namespace).get("status", {}).get("conditions", [])
+        return next((c for c in conditions if c["type"] == type), {"reason": None, "message": ""})
+
+    def apply(self, *objects: dict[str, Any]) -> None:
+        self.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}))
+
+    def make_model(self, name: str, namespace: str = steps.DEMO_NAMESPACE, **spec: Any) -> None:
+        source = {"uri": "file:///opt/shoal/models/tiny-chat"}
+        metadata = {"name": name, "namespace": namespace}
+        self.apply(
+            {
+                "apiVersion": "shoal.dev/v1alpha1",
+                "kind": "Model",
+                "metadata": metadata,
+                "spec": {"source": source} | spec,
+            }
+        )
+
+    def delete_model(self, name: str, namespace: str = steps.DEMO_NAMESPACE) -> None:
+        self.kubectl("delete", "models.shoal.dev", name, "-n", namespace, "--ignore-not-found", timeout=120)
+
+    def expect(self, name: str, type: str, reason: str, *, within: float = 60) -> str:
+        """Waits until the condition has this reason, and returns its message."""
+        until(lambda: self.condition(name, type)["reason"] == reason, within, lambda: self.condition(name, type))
+        return self.condition(name, type)["message"]
+
+
+@pytest.fixture(scope="session")
+def fleet() -> Generator[Fleet]:
+    if os.geteuid() != 0:
+        pytest.skip("the lab needs root")
+    lab = Lab.up(f"e2e-{os.getpid()}")
+    try:
+        fleet = Fleet(lab)
+        steps.install(fleet, "simulator", steps.LAB_IMAGE)
+        steps.apply_examples(fleet)
+        wait_until_ready(fleet, steps.DEMO_NAMESPACE, Console(quiet=True), 120)
+        yield fleet
+    finally:
+        lab.down()

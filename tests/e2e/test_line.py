@@ -1,0 +1,259 @@
+"""The line end to end: a declared Model answers the `openai` SDK, on a real control plane, installed by helm."""
+
+import base64
+import json
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+import openai
+import pytest
+
+from shoal.api.keys import hash_api_key
+from shoal.cli.demo import steps
+from shoal.cli.demo.clusters import NAMESPACE
+from tests.e2e.conftest import Fleet
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
+
+SHOAL_KINDS = "models.shoal.dev,gpuclasses.shoal.dev,tenants.shoal.dev"
+CHILD_KINDS = "deployments,poddisruptionbudgets,networkpolicies,secrets"
+
+
+@pytest.fixture
+def client(fleet: Fleet) -> openai.OpenAI:
+    port = fleet.lab.forward_port()
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=steps.DEMO_KEY, max_retries=0, timeout=30)
+
+
+def children(fleet: Fleet, model: str) -> list[dict[str, Any]]:
+    return fleet.get(CHILD_KINDS, "-n", steps.DEMO_NAMESPACE, "-l", f"shoal.dev/model={model}")
+
+
+def test_streamed_answer_and_its_usage_record(fleet: Fleet, client: openai.OpenAI) -> None:
+    response = client.chat.completions.with_raw_response.create(
+        model="tiny-chat",
+        messages=[{"role": "user", "content": "Who are you?"}],
+        max_tokens=12,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(response.parse())
+    usage = next(c.usage for c in chunks if c.usage)
+    assert all(c.model == "tiny-chat" for c in chunks)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    record = steps.usage_record(fleet, response.headers["x-request-id"])
+    data = record["data"]
+    assert record["subject"] == "acme"
+    assert (data["inputTokens"], data["outputTokens"]) == (usage.prompt_tokens, usage.completion_tokens)
+    assert (data["outcome"], data["countSource"], data["gpuClass"]) == ("answered", "final", "l40s-48gb")
+    assert data["model"] == "demo/tiny-chat"
+    assert data["replica"].startswith("demo/tiny-chat-l40s-48gb-")
+
+
+def test_every_endpoint_answers_with_the_clients_own_model_name(client: openai.OpenAI) -> None:
+    assert {m.id for m in client.models.list()} >= {"tiny-chat", "tiny-code"}
+    answer = client.chat.completions.create(
+        model="demo/tiny-code", messages=[{"role": "user", "content": "hi"}], max_tokens=3
+    )
+    assert answer.model == "demo/tiny-code"
+    assert client.completions.create(model="tiny-code", prompt="def f", max_tokens=3).choices[0].text
+    assert client.embeddings.create(model="tiny-code", input="words").data[0].embedding
+
+
+def test_wrong_key_and_unknown_model_are_told_apart(fleet: Fleet, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.AuthenticationError, match="key"):
+        client.with_options(api_key="sk-not-a-key").models.list()
+    with pytest.raises(openai.NotFoundError, match="no-such-model"):
+        client.completions.create(model="no-such-model", prompt="x")
+
+
+def test_tenants_reach_only_what_they_were_granted_and_stop_within_a_second(
+    fleet: Fleet, client: openai.OpenAI
+) -> None:
+    key = "sk-other-tenant"
+    spec = {
+        "keys": [{"name": "k", "sha256": hash_api_key(key)}],
+        "models": [{"namespace": "demo", "name": "tiny-code"}],
+    }
+    other = {"apiVersion": "shoal.dev/v1alpha1", "kind": "Tenant", "metadata": {"name": "other"}, "spec": spec}
+    fleet.apply(other)
+    theirs = client.with_options(api_key=key)
+
+    def admitted() -> bool:
+        try:
+            return bool(theirs.completions.create(model="tiny-code", prompt="x", max_tokens=1).choices)
+        except openai.AuthenticationError:
+            return False
+
+    until(admitted, 10)
+    with pytest.raises(openai.NotFoundError):
+        theirs.completions.create(model="tiny-chat", prompt="x", max_tokens=1)
+    assert not {m.id for m in theirs.models.list()} & {"tiny-chat", "demo/tiny-chat"}
+    fleet.apply(other | {"spec": spec | {"suspended": True}})
+
+    def refused() -> bool:
+        try:
+            theirs.models.list()
+        except (openai.PermissionDeniedError, openai.AuthenticationError):
+            return True
+        return False
+
+    until(refused, 5)
+    fleet.kubectl("delete", "tenants.shoal.dev", "other")
+
+
+def test_kubectl_shows_and_waits(fleet: Fleet) -> None:
+    fleet.kubectl("wait", "--for=condition=Ready", "model/tiny-chat", "-n", "demo", "--timeout=10s")
+    table = fleet.kubectl("get", "models.shoal.dev", "tiny-chat", "-n", "demo")
+    assert "l40s-48gb" in table
+    assert "True" in table
+    classes = fleet.kubectl("get", "gpuclasses").splitlines()
+    l40s = next(line.split() for line in classes if line.startswith("l40s-48gb"))
+    assert l40s[1:4] == ["True", "3", "12"]
+    assert "acme" in fleet.kubectl("get", "tenants")
+    described = fleet.kubectl("describe", "model", "tiny-chat", "-n", "demo")
+    assert "Placed" in described
+
+
+def test_a_child_changed_by_hand_is_put_right(fleet: Fleet) -> None:
+    name = "tiny-code-l4-24gb"
+    deployment = ("deployment", name, "-n", "demo")
+    assert fleet.kubectl("get", *deployment)
+    patch = {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 1}}}}
+    fleet.kubectl("patch", *deployment, "--type=merge", "-p", json.dumps(patch))
+    path = "jsonpath={.spec.template.spec.terminationGracePeriodSeconds}"
+    until(lambda: fleet.kubectl("get", *deployment, "-o", path) != "1", 20)
+    fleet.kubectl("delete", *deployment)
+    until(lambda: name in fleet.kubectl("get", "deployments", "-n", "demo"), 20)
+    fleet.kubectl("wait", "--for=condition=Ready", "model/tiny-code", "-n", "demo", "--timeout=60s")
+
+
+def test_deleting_a_model_removes_all_that_it_made(fleet: Fleet) -> None:
+    fleet.make_model("short-lived")
+    fleet.kubectl("wait", "--for=condition=Ready", "model/short-lived", "-n", "demo", "--timeout=60s")
+    kinds = {child["kind"] for child in children(fleet, "short-lived")}
+    assert kinds == {"Deployment", "PodDisruptionBudget", "NetworkPolicy", "Secret"}
+    fleet.delete_model("short-lived")
+    until(lambda: not children(fleet, "short-lived"), 30, lambda: children(fleet, "short-lived"))
+    until(lambda: not fleet.get("pods", "-n", "demo", "-l", "shoal.dev/model=short-lived"), 60)
+
+
+def test_every_field_has_one_writer(fleet: Fleet) -> None:
+    """Invariant 7: read from the managedFields of everything that Shoal made."""
+
+    def leaves(fields: dict[str, Any], path: str = "") -> set[str]:
+        found: set[str] = set()
+        for key, value in fields.items():
+            if key == ".":
+                continue
+            here = f"{path}/{key}"
+            found |= leaves(value, here) if value else {here}
+        return found
+
+    shared: list[str] = []
+    objects = fleet.get(f"{SHOAL_KINDS},{CHILD_KINDS}", "-n", "demo", "--show-managed-fields")
+    ours = [o for o in objects if o["metadata"].get("labels", {}).get("app.kubernetes.io/managed-by") == "shoal"]
+    assert len(ours) >= 8
+    for o in [*ours, *(o for o in objects if o["apiVersion"].startswith("shoal.dev"))]:
+        writers: dict[str, set[str]] = {}
+        for entry in o["metadata"]["managedFields"]:
+            for leaf in leaves(entry.get("fieldsV1", {})):
+                writers.setdefault(leaf, set()).add(entry["manager"])
+        who = f"{o['kind']}/{o['metadata']['name']}"
+        shared += [f"{who} {leaf}: {sorted(by)}" for leaf, by in writers.items() if len(by) > 1]
+        if o["kind"] == "Deployment":
+            assert writers["/f:spec/f:replicas"] == {"shoal-scaler"}, who
+        if o["apiVersion"].startswith("shoal.dev"):
+            in_spec = {w for leaf, by in writers.items() if leaf.startswith("/f:spec") for w in by}
+            assert not {w for w in in_spec if w.startswith("shoal-")}, f"{who}: Shoal wrote into spec"
+    assert shared == []
+
+
+def test_a_quiet_fleet_costs_zero_writes(fleet: Fleet) -> None:
+    """Invariant 8: nothing that Shoal owns moves, and the operators' own counters of writes stand still."""
+
+    def versions() -> dict[str, str]:
+        objects = fleet.get(f"{SHOAL_KINDS},{CHILD_KINDS}", "-A")
+        return {f"{o['kind']}/{o['metadata']['name']}": o["metadata"]["resourceVersion"] for o in objects}
+
+    def writes() -> float:
+        total = 0.0
+        for pod in fleet.get("pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=operator"):
+            text = fleet.lab.exec("curl", "-fsS", f"http://{pod['status']['podIP']}:9090/metrics")
+            samples = [line for line in text.splitlines() if line.startswith("shoal_kube_writes_total{")]
+            assert samples, "the operator does not count its writes"
+            total += sum(float(line.split()[-1]) for line in samples if "leases" not in line)
+        return total
+
+    time.sleep(5)  # what earlier tests set in motion comes to rest
+    before, written = versions(), writes()
+    time.sleep(30)
+    assert versions() == before
+    assert writes() == written
+
+
+def test_no_prompt_key_or_answer_leaks(fleet: Fleet, client: openai.OpenAI) -> None:
+    """Invariant 14: a canary in the prompt, in a rejected key and in the answer is found nowhere."""
+    canary = "canary-7f3b9e-prompt"
+    response = client.chat.completions.with_raw_response.create(
+        model="tiny-chat", messages=[{"role": "user", "content": canary}], max_tokens=24
+    )
+    answer = response.parse().choices[0].message.content or ""
+    assert len(answer) > 10
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key="sk-canary-7f3b9e-key").models.list()
+    with pytest.raises(openai.BadRequestError):
+        client.post("/chat/completions", body={"model": "tiny-chat", "messages": canary}, cast_to=object)
+
+    keys: list[str] = [steps.DEMO_KEY]
+    for secret in fleet.get("secrets", "-A"):
+        keys += [
+            value
+            for name, raw in secret.get("data", {}).items()
+            if name in ("current", "previous") and len(value := base64.b64decode(raw).decode()) > 16
+        ]
+    assert len(keys) >= 2
+    haystacks: dict[str, str] = {}
+    resources = fleet.kubectl("api-resources", "--verbs=list", "-o", "name").split()
+    for resource in resources:
+        if resource == "secrets":
+            continue
+        haystacks[resource] = fleet.kubectl("get", resource, "-A", "-o", "json", "--show-managed-fields")
+    for pod in fleet.get("pods", "-A"):
+        where = (pod["metadata"]["name"], "-n", pod["metadata"]["namespace"])
+        haystacks[f"log {where[0]}"] = fleet.kubectl("logs", *where, "--all-containers", "--tail=-1")
+        if pod["metadata"]["namespace"] == NAMESPACE:
+            haystacks[f"metrics {where[0]}"] = fleet.lab.exec(
+                "curl", "-fsS", f"http://{pod['status']['podIP']}:9090/metrics"
+            )
+    found = [
+        f"{needle[:12]}... in {place}"
+        for place, text in haystacks.items()
+        for needle in (canary, "canary-7f3b9e", answer, *keys)
+        if needle in text
+    ]
+    assert found == []
+
+
+def test_metrics_speak_opentelemetry_genai(fleet: Fleet, client: openai.OpenAI) -> None:
+    client.completions.create(model="tiny-code", prompt="x", max_tokens=2)
+    texts: list[str] = []
+    for pod in fleet.get("pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=gateway"):
+        url = f"http://{pod['status']['podIP']}:9090/metrics"
+        texts.append(fleet.lab.exec("curl", "-fsS", url))
+    text = "\n".join(texts)
+    assert "gen_ai_server_request_duration_seconds" in text
+    assert 'demo/tiny-code"' in text
+
+
+def test_gateway_port_is_open_on_the_hosts_loopback_only_for_the_lab(fleet: Fleet) -> None:
+    request = urllib.request.Request(f"http://127.0.0.1:{fleet.lab.forward_port()}/v1/models")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=10)
+    body = json.loads(refused.value.read())
+    refused.value.close()
+    assert refused.value.code == 401
+    assert set(body["error"]) == {"message", "type", "param", "code"}
