@@ -163,6 +163,8 @@ def _unreachable(url: str, error: Exception) -> StageError:
             text = f"{host} did not answer in time: check source.uri and the chart's proxy settings"
         case _Busy():
             text = f"{url} cannot be fetched now: {error}"
+        case aiohttp.ClientPayloadError():
+            text = f"the connection to {host} broke off again and again"
         case _:
             text = f"the connection to {host} broke off ({error or type(error).__name__})"
     return StageError(reasons.SOURCE_UNREACHABLE, text)

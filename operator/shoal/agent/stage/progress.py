@@ -1,9 +1,9 @@
 """Tells the agent how far staging is: a small file, replaced at most twice a second."""
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 from shoal.api.replica import StageProgress
@@ -38,19 +38,23 @@ class Progress:
         )
         write_progress(self._path, progress)
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def fetching(self) -> AsyncGenerator[None]:
         """Keeps the file fresh while the body runs."""
 
-        async def repeat() -> None:
-            while True:
-                await self.report("fetching")
-                await asyncio.sleep(INTERVAL_SECONDS)
+        ended = asyncio.Event()
 
-        await self.report("fetching")
+        async def repeat() -> None:
+            while not ended.is_set():
+                await self.report("fetching")
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(INTERVAL_SECONDS):
+                        await ended.wait()
+
         task = asyncio.create_task(repeat())
         try:
             yield
         finally:
-            task.cancel()
+            # Not cancelled: a write that goes on in its thread would meet the next one.
+            ended.set()
             await asyncio.gather(task, return_exceptions=True)

@@ -23,6 +23,8 @@ from shoal.api import names, reasons
 from shoal.api.replica import StageProgress
 from shoal.api.sources import SourceUri, parse_source
 
+_TERMINATION_LIMIT = 4096
+
 log = structlog.get_logger()
 
 
@@ -311,7 +313,10 @@ def _report_failure(paths: StagePaths, failure: StageError) -> None:
 def termination_message(outcome: StageResult | StageError) -> str:
     """What the stage container leaves for the operator: JSON of at most 4096 bytes (the kubelet cuts more off)."""
     if isinstance(outcome, StageError):
-        return json.dumps({"reason": outcome.reason, "message": str(outcome)[:2000]}, ensure_ascii=True)[:4096]
+        message = str(outcome)[:2000]
+        while len(text := json.dumps({"reason": outcome.reason, "message": message})) > _TERMINATION_LIMIT:
+            message = message[: len(message) // 2]
+        return text
     content = {"digest": outcome.digest, "bytes": outcome.bytes, "seconds": outcome.seconds, "commit": outcome.commit}
     return json.dumps({key: value for key, value in content.items() if value is not None})
 

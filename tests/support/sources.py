@@ -1,0 +1,215 @@
+"""Places from which models come, small enough for a test: a folder, an HTTPS server, a hub."""
+
+import asyncio
+import hashlib
+import io
+import json
+import ssl
+import struct
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+
+def safetensors(size: int = 64) -> bytes:
+    """A whole safetensors file with one tensor of `size` bytes."""
+    header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    return struct.pack("<Q", len(header)) + header + bytes(i % 251 for i in range(size))
+
+
+def model_files(size: int = 64) -> dict[str, bytes]:
+    """The files of a small model."""
+    return {
+        "config.json": b'{"model_type": "llama"}',
+        "tokenizer.json": b"{}",
+        "model.safetensors": safetensors(size),
+    }
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> Path:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder
+
+
+def tar_of(files: Mapping[str, bytes], mode: str = "w:gz") -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode) as tar:  # pyright: ignore[reportCallIssue, reportArgumentType]
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def localhost_tls(folder: Path) -> tuple[ssl.SSLContext, Path]:
+    """A server's context for localhost, and the file with the certificate that vouches for it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(minutes=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]), False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
+        .sign(key, hashes.SHA256())
+    )
+    cert_file, key_file = folder / "tls.crt", folder / "tls.key"
+    cert_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    key_file.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(cert_file, key_file)
+    return context, cert_file
+
+
+@dataclass
+class ArchiveServer:
+    """Serves one archive under any path, and misbehaves as told."""
+
+    body: bytes
+    status: int = 200
+    token: str | None = None
+    """Asked of every request, if set."""
+    break_after: int | None = None
+    """Bytes of each answer after which the connection is cut."""
+    ranges: bool = True
+    etag: str = '"v1"'
+    redirect: str | None = None
+    requested: list[str | None] = field(default_factory=list)
+    """The Range header of each request."""
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/{path:.*}", self._answer)
+        return app
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        self.requested.append(request.headers.get("Range"))
+        if self.redirect is not None:
+            raise web.HTTPFound(self.redirect)
+        if self.token is not None and request.headers.get("Authorization") != f"Bearer {self.token}":
+            return web.Response(status=401)
+        if self.status != 200:
+            return web.Response(status=self.status)
+        start, status = 0, 200
+        wanted = request.headers.get("Range")
+        if wanted and self.ranges and request.headers.get("If-Range") == self.etag:
+            start, status = int(wanted.removeprefix("bytes=").removesuffix("-")), 206
+        rest = self.body[start:]
+        headers = {"ETag": self.etag, "Content-Length": str(len(rest))}
+        if status == 206:
+            headers["Content-Range"] = f"bytes {start}-{len(self.body) - 1}/{len(self.body)}"
+        response = web.StreamResponse(status=status, headers=headers)
+        await response.prepare(request)
+        if self.break_after is not None and self.break_after < len(rest):
+            await response.write(rest[: self.break_after])
+            await asyncio.sleep(0.05)  # a client's library may drop what came in the same moment as the break
+            assert request.transport is not None
+            request.transport.close()
+            return response
+        await response.write(rest)
+        return response
+
+
+@dataclass
+class HubServer:
+    """The part of the Hugging Face hub's API that a download of a repository needs."""
+
+    files: dict[str, bytes]
+    repo: str = "team/tiny"
+    branches: dict[str, str] = field(default_factory=lambda: {"main": "a" * 40})
+    gated: bool = False
+    """Everything but the repository's description needs `token`."""
+    private: bool = False
+    token: str = "hub-token"
+    status: int | None = None
+    """Answered to everything, if set."""
+    fail_file: str | None = None
+    """A file whose content cannot be had now."""
+    fetched: list[str] = field(default_factory=list)
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/api/models/{owner}/{name}", self._info)
+        app.router.add_get("/api/models/{owner}/{name}/revision/{revision}", self._info)
+        app.router.add_get("/api/models/{owner}/{name}/tree/{revision}", self._tree)
+        app.router.add_route("*", "/{owner}/{name}/resolve/{revision}/{path:.*}", self._file)
+        return app
+
+    def _refused(self, request: web.Request, *, content: bool) -> web.Response | None:
+        if self.status is not None:
+            return web.json_response({"error": "no"}, status=self.status)
+        authorized = request.headers.get("Authorization") == f"Bearer {self.token}"
+        name = f"{request.match_info['owner']}/{request.match_info['name']}"
+        if name != self.repo:
+            status = 404 if request.headers.get("Authorization") else 401
+            return web.json_response({"error": "x"}, status=status, headers={"X-Error-Code": "RepoNotFound"})
+        if self.private and not authorized:
+            return web.json_response({"error": "x"}, status=401, headers={"X-Error-Code": "RepoNotFound"})
+        if self.gated and content and not authorized:
+            status = 403 if request.headers.get("Authorization") else 401
+            return web.json_response({"error": "x"}, status=status, headers={"X-Error-Code": "GatedRepo"})
+        return None
+
+    def _commit(self, request: web.Request) -> str | None:
+        revision = request.match_info.get("revision", "main")
+        return revision if revision in self.branches.values() else self.branches.get(revision)
+
+    async def _info(self, request: web.Request) -> web.Response:
+        refused = self._refused(request, content=False)
+        if refused is not None:
+            return refused
+        commit = self._commit(request)
+        if commit is None:
+            return web.json_response({"error": "x"}, status=404, headers={"X-Error-Code": "RevisionNotFound"})
+        siblings = [{"rfilename": name, "size": len(content)} for name, content in self.files.items()]
+        return web.json_response(
+            {"id": self.repo, "modelId": self.repo, "sha": commit, "siblings": siblings, "private": self.private}
+        )
+
+    async def _tree(self, request: web.Request) -> web.Response:
+        refused = self._refused(request, content=False)
+        if refused is not None:
+            return refused
+        rows = [
+            {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha256(content).hexdigest()[:40]}
+            for name, content in self.files.items()
+        ]
+        return web.json_response(rows)
+
+    async def _file(self, request: web.Request) -> web.Response:
+        refused = self._refused(request, content=True)
+        if refused is not None:
+            return refused
+        name, commit = request.match_info["path"], self._commit(request)
+        if commit is None or name not in self.files:
+            return web.json_response({"error": "x"}, status=404, headers={"X-Error-Code": "EntryNotFound"})
+        if request.method == "GET":
+            if name == self.fail_file:
+                return web.Response(status=500)
+            self.fetched.append(name)
+        content = self.files[name]
+        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()[:40]}"', "X-Repo-Commit": commit}
+        if request.method == "HEAD":
+            return web.Response(headers=headers | {"Content-Length": str(len(content))})
+        return web.Response(body=content, headers=headers)
