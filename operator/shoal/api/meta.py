@@ -41,7 +41,8 @@ class K8s:
     `list_type` is atomic, set or map (with `keys`); `cel` are rules on this node; `immutable` adds `self == oldSelf`;
     `quantity` makes the field a Kubernetes Quantity (`x-kubernetes-int-or-string`). `pattern_message` is what a person
     reads when the field's pattern does not match. `default_in_code` keeps the field's default out of the schema, so
-    that it is not written into stored objects and a later version may decide it.
+    that it is not written into stored objects and a later version may decide it. `pattern_in_rules` leaves the pattern
+    to a CEL rule of the object around the field.
     """
 
     list_type: Literal["atomic", "set", "map"] | None = None
@@ -51,6 +52,7 @@ class K8s:
     quantity: bool = False
     pattern_message: str | None = None
     default_in_code: bool = False
+    pattern_in_rules: bool = False
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Writes the marker beside what pydantic says of the field; `schema.py` makes a structural schema of both."""
@@ -65,6 +67,8 @@ class K8s:
             node["x-shoal-pattern-message"] = self.pattern_message
         if self.default_in_code:
             node["x-shoal-default-in-code"] = True
+        if self.pattern_in_rules:
+            node.pop("pattern", None)
         rules = [rule.as_validation() for rule in self.cel]
         if self.immutable:
             rules.append({"rule": "self == oldSelf", "message": "may not be changed; make a new object instead"})

@@ -13,19 +13,21 @@ class TenantKey(Object):
 
     name: Name
     """Name of the key; it stands on usage records."""
-    sha256: Annotated[
-        str,
-        StringConstraints(max_length=64, pattern=r"^[0-9a-f]{64}$"),
-        K8s(
-            pattern_message="must be the SHA-256 of the key, 64 lower-case hex digits, never the key itself: "
-            'printf %s "$KEY" | sha256sum'
-        ),
-    ]
+    sha256: Annotated[str, StringConstraints(max_length=64, pattern=r"^[0-9a-f]{64}$"), K8s(pattern_in_rules=True)]
     """The SHA-256 of the key in lower-case hex, as `printf %s "$KEY" | sha256sum` prints it."""
     expires: datetime | None = None
     """After this moment the key is refused."""
     disabled: bool = False
     """A disabled key is refused and stays listed."""
+
+    cel: ClassVar = (
+        # On the object and not on the field: a field's message repeats its value, which may be the key itself.
+        Rule(
+            "self.sha256.matches('^[0-9a-f]{64}$')",
+            "`sha256` must be the SHA-256 of the key, 64 lower-case hex digits, never the key itself: "
+            'printf %s "$KEY" | sha256sum',
+        ),
+    )
 
 
 class TenantModel(Object):

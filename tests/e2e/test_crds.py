@@ -1,0 +1,264 @@
+"""The custom resources on a real API server: what is stored, what is refused, and what a person reads then."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.apiserver import ApiServer
+
+pytestmark = pytest.mark.apiserver
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+GPU_CLASS: dict[str, Any] = {
+    "apiVersion": "shoal.dev/v1alpha1",
+    "kind": "GPUClass",
+    "metadata": {"name": "h100"},
+    "spec": {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}, "memoryPerGPU": "80Gi"},
+}
+MODEL: dict[str, Any] = {
+    "apiVersion": "shoal.dev/v1alpha1",
+    "kind": "Model",
+    "metadata": {"name": "m", "namespace": "default"},
+    "spec": {"source": {"uri": "hf://owner/repo"}},
+}
+TENANT: dict[str, Any] = {
+    "apiVersion": "shoal.dev/v1alpha1",
+    "kind": "Tenant",
+    "metadata": {"name": "acme"},
+    "spec": {"keys": [{"name": "a", "sha256": "0" * 64}], "models": [{"namespace": "default", "name": "m"}]},
+}
+
+
+def changed(base: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy with one field set; `path` is dotted, relative to the object."""
+    found = copy.deepcopy(base)
+    *parents, last = path.split(".")
+    node: Any = found
+    for name in parents:
+        node = node[int(name)] if isinstance(node, list) else node.setdefault(name, {})
+    node[int(last) if isinstance(node, list) else last] = value
+    return found
+
+
+def model(path: str, value: Any) -> dict[str, Any]:
+    return changed(MODEL, path, value)
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    # --- Model: source
+    ("no source", changed(MODEL, "spec", {}), "spec.source: Required value"),
+    (
+        "unknown scheme",
+        model("spec.source.uri", "ftp://host/model"),
+        "must be 'hf://owner/repo[@revision]', 'https://host/archive.tar[.gz]', 'pvc://claim[/path]' or 'file:///path'",
+    ),
+    (
+        "password in the URI",
+        model("spec.source.uri", "https://user:secret@host/m.tar"),
+        "spec.source.uri: Invalid value",
+    ),
+    ("path out of the claim", model("spec.source.uri", "pvc://claim/../other"), "a path of `uri` may not contain '..'"),
+    ("long URI", model("spec.source.uri", "https://h/" + "x" * 1100), "may not be more than 1024"),
+    ("digest", model("spec.source.digest", "sha256:ABC"), "must be 'sha256:' and 64 lower-case hex digits"),
+    # --- Model: engine
+    ("unknown engine", model("spec.engine.type", "vLLM"), 'Unsupported value: "vLLM": supported values: "SGLang"'),
+    (
+        "image without version",
+        model("spec.engine.image", "registry.example.com/sglang:x"),
+        "`version` must be set when `image` is: arguments differ by version",
+    ),
+    ("version", model("spec.engine.version", "latest"), "must be a version, such as '0.5.23'"),
+    ("no GPU", model("spec.engine.parallelism.tensor", 0), "should be greater than or equal to 1"),
+    ("too many GPUs", model("spec.engine.parallelism.tensor", 65), "should be less than or equal to 64"),
+    ("words for numbers", model("spec.engine.contextLength", "32k"), "must be of type integer"),
+    ("short context", model("spec.engine.contextLength", 1), "should be greater than or equal to 128"),
+    (
+        "bare argument",
+        model("spec.engine.extraArgs", ["tp=2"]),
+        "each of `extraArgs` must be '--name=value' or '--flag'",
+    ),
+    ("parser", model("spec.engine.toolCallParser", "llama3 --api-key=x"), "must be the name of an SGLang parser"),
+    # --- Model: names, variants, replicas, pod
+    ("colon in a name", model("spec.servedNames", ["base:adapter"]), "':' and '/' have a meaning of their own"),
+    ("slash in a name", model("spec.servedNames", ["other/model"]), "':' and '/' have a meaning of their own"),
+    ("the same name twice", model("spec.servedNames", ["a", "a"]), 'Duplicate value: "a"'),
+    ("too many names", model("spec.servedNames", [f"n{i}" for i in range(17)]), "must have at most 16 items"),
+    (
+        "the same class twice",
+        model("spec.variants", [{"class": "a"}, {"class": "a"}]),
+        "spec.variants[1]: Duplicate value",
+    ),
+    (
+        "class in capitals",
+        model("spec.variants", [{"class": "H100"}]),
+        "must be lower-case letters, digits, '-' and '.'",
+    ),
+    ("negative replicas", model("spec.scaling.minReplicas", -1), "should be greater than or equal to 0"),
+    ("our label", model("spec.pod.labels", {"shoal.dev/model": "x"}), "`labels` may not use keys of 'shoal.dev/'"),
+    ("our annotation", model("spec.pod.annotations", {"shoal.dev/x": "y"}), "`annotations` may not use keys of"),
+    ("a label's value", model("spec.pod.labels", {"team": "a b"}), "must be a label's value"),
+    (
+        "GPUs as a resource",
+        model("spec.pod.resources.limits", {"nvidia.com/gpu": 2}),
+        "GPUs may not be set here: they come from the GPUClass and `engine.parallelism`",
+    ),
+    ("not an amount", model("spec.pod.resources.requests", {"memory": "lots"}), "must be a quantity, such as '80Gi'"),
+    ("a variable's name", model("spec.pod.env", [{"name": "1A"}]), "must be letters, digits and '_'"),
+    ("long name", changed(MODEL, "metadata.name", "m" * 64), "`metadata.name` may not be longer than 63 characters"),
+    ("unknown field", model("spec.replicas", 3), 'unknown field "spec.replicas"'),
+    # --- GPUClass
+    ("no selector", changed(GPU_CLASS, "spec.nodeSelector", {}), "should have at least 1 properties"),
+    (
+        "memory without a unit",
+        changed(GPU_CLASS, "spec.memoryPerGPU", 80),
+        "`memoryPerGPU` must be at least '1Gi'; write the unit, as in '80Gi'",
+    ),
+    ("memory", changed(GPU_CLASS, "spec.memoryPerGPU", "80 GB"), "must be a quantity, such as '80Gi'"),
+    (
+        "toleration without a key",
+        changed(GPU_CLASS, "spec.tolerations", [{"effect": "NoSchedule"}]),
+        "a toleration with operator 'Equal' must have a `key`",
+    ),
+    ("resource name", changed(GPU_CLASS, "spec.resourceName", "gpu"), "must be a domain, '/' and a name"),
+    ("interconnect", changed(GPU_CLASS, "spec.interconnect", "nvlink"), 'supported values: "NVLink", "PCIe"'),
+    ("currency", changed(GPU_CLASS, "spec.hourlyCost", {"amount": "1", "currency": "usd"}), "must be an ISO 4217 code"),
+    (
+        "capability as a number",
+        changed(GPU_CLASS, "spec.computeCapability", 9.0),
+        "spec.computeCapability: Invalid value",
+    ),
+    # --- Tenant
+    (
+        "the key instead of its hash",
+        changed(TENANT, "spec.keys.0.sha256", "sk-very-secret"),
+        "must be the SHA-256 of the key, 64 lower-case hex digits, never the key itself",
+    ),
+    (
+        "two keys of one name",
+        changed(TENANT, "spec.keys", [{"name": "a", "sha256": "0" * 64}, {"name": "a", "sha256": "1" * 64}]),
+        "spec.keys[1]: Duplicate value",
+    ),
+    (
+        "one key under two names",
+        changed(TENANT, "spec.keys", [{"name": "a", "sha256": "0" * 64}, {"name": "b", "sha256": "0" * 64}]),
+        "two of `keys` have the same `sha256`",
+    ),
+    ("expiry", changed(TENANT, "spec.keys.0.expires", "next year"), "must be of type date-time"),
+    (
+        "the same grant twice",
+        changed(TENANT, "spec.models", [{"namespace": "d", "name": "m"}, {"namespace": "d", "name": "m"}]),
+        "spec.models[1]: Duplicate value",
+    ),
+]
+
+
+@pytest.mark.parametrize(("bad", "message"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
+def test_bad_object_is_refused_with_words_that_help(apiserver: ApiServer, bad: dict[str, Any], message: str) -> None:
+    done = apiserver.apply(bad, dry_run=True)
+
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+def test_a_tenants_key_that_stands_in_place_of_its_hash_is_not_repeated(apiserver: ApiServer) -> None:
+    """The message goes to terminals and CI logs."""
+    done = apiserver.apply(changed(TENANT, "spec.keys.0.sha256", "sk-very-secret"), dry_run=True)
+
+    assert done.returncode != 0
+    assert "sk-very-secret" not in done.stderr
+
+
+EXAMPLES = sorted((REPOSITORY / "examples").rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: str(p.relative_to(REPOSITORY)))
+def test_example_is_accepted(apiserver: ApiServer, path: Path) -> None:
+    for namespace in ("demo", "chat"):
+        apiserver.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+
+    done = apiserver.run("apply", "--server-side", "--dry-run=server", "-f", str(path))
+
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == len([o for o in yaml.safe_load_all(path.read_text()) if o])
+
+
+def test_the_shortest_model_is_stored_as_it_was_written(apiserver: ApiServer) -> None:
+    """Nothing that a later version may decide is written into people's objects."""
+    apiserver.apply(MODEL)
+
+    assert apiserver.json("get", "model", "m")["spec"] == MODEL["spec"]
+
+
+def test_static_defaults_are_stored(apiserver: ApiServer) -> None:
+    apiserver.apply(
+        changed(
+            changed(GPU_CLASS, "spec.tolerations", [{"key": "nvidia.com/gpu"}]), "spec.hourlyCost", {"amount": "2.49"}
+        )
+    )
+
+    spec = apiserver.json("get", "gpuc", "h100")["spec"]
+
+    assert spec["resourceName"] == "nvidia.com/gpu"
+    assert spec["interconnect"] == "PCIe"
+    assert spec["interruptible"] is False
+    assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Equal"}]
+    assert spec["hourlyCost"] == {"amount": "2.49", "currency": "USD"}
+
+
+def test_status_is_a_subresource(apiserver: ApiServer) -> None:
+    apiserver.apply(changed(TENANT, "status", {"activeKeys": 7}))
+    assert "status" not in apiserver.json("get", "tenant", "acme")
+
+    apiserver.kubectl(
+        "patch", "tenant", "acme", "--subresource=status", "--type=merge", '-p={"status":{"activeKeys":1}}'
+    )
+    assert apiserver.json("get", "tenant", "acme")["status"] == {"activeKeys": 1}
+
+
+def test_columns_say_what_matters(apiserver: ApiServer) -> None:
+    apiserver.apply(MODEL)
+    condition = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "ReplicasReady",
+        "message": "1 of 1 replicas serve",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    status = {
+        "conditions": [condition],
+        "replicas": {"desired": 2, "ready": 1},
+        "variants": [{"class": "l4-24gb", "excluded": "no room"}, {"class": "l40s-48gb", "desired": 2, "ready": 1}],
+    }
+    apiserver.kubectl(
+        "patch", "model", "m", "--subresource=status", "--type=merge", f"-p={yaml.safe_dump({'status': status})}"
+    )
+
+    head, row = apiserver.kubectl("get", "mdl", "m").splitlines()
+    assert head.split() == ["NAME", "READY", "REASON", "DESIRED", "UP", "CLASS", "AGE"]
+    assert row.split()[:6] == ["m", "True", "ReplicasReady", "2", "1", "l40s-48gb"]
+    assert "hf://owner/repo" in apiserver.kubectl("get", "mdl", "m", "-o", "wide")
+    assert apiserver.run("wait", "--for=condition=Ready", "model/m", "--timeout=5s").returncode == 0
+
+    assert apiserver.kubectl("get", "gpuclasses,tenants", "--ignore-not-found") is not None
+    assert "model" in apiserver.kubectl("api-resources", "--categories=shoal", "-o", "name")
+
+
+def test_explain_tells_fields(apiserver: ApiServer) -> None:
+    text = " ".join(apiserver.kubectl("explain", "model.spec.source.uri").split())
+
+    assert "hf://owner/repo[@revision]" in text
+
+
+def test_two_managers_own_different_keys_of_one_tenant(apiserver: ApiServer) -> None:
+    """A list map: one team's apply does not remove the other's key."""
+    for team, digit in (("a", "0"), ("b", "1")):
+        tenant = changed(TENANT, "metadata.name", "shared")
+        tenant["spec"] = {"keys": [{"name": team, "sha256": digit * 64}]}
+        manager = f"--field-manager=team-{team}"
+        apiserver.kubectl("apply", "--server-side", manager, "-f", "-", text=yaml.safe_dump(tenant))
+
+    assert [key["name"] for key in apiserver.json("get", "tenant", "shared")["spec"]["keys"]] == ["a", "b"]

@@ -1,0 +1,68 @@
+"""The examples by the same models that the operator reads them with."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from shoal.api.meta import Kind
+from shoal.api.model import Model
+from shoal.api.schema import KINDS
+from shoal.api.sources import parse_source
+from shoal.api.tenant import Tenant
+from shoal.cli.generate.command import repository_root
+
+EXAMPLES = sorted((repository_root() / "examples").rglob("*.yaml"))
+
+
+def _objects(path: Path) -> list[dict[str, Any]]:
+    return [one for one in yaml.safe_load_all(path.read_text(encoding="utf-8")) if one]
+
+
+def _kinds(path: Path) -> list[Kind]:
+    known = {kind.kind_name: kind for kind in KINDS}
+    return [known[one["kind"]].model_validate(one) for one in _objects(path) if one["kind"] in known]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
+def test_example_validates_and_says_nothing_that_is_ignored(path: Path) -> None:
+    for one in _objects(path):
+        kind = next((k for k in KINDS if k.kind_name == one["kind"]), None)
+        if kind is None:
+            assert one["kind"] == "Namespace"
+            continue
+        read = kind.model_validate(one).model_dump(mode="json", by_alias=True, exclude_unset=True)
+        assert read["spec"] == one["spec"]
+
+
+def test_sources_of_the_examples_parse() -> None:
+    sources = [parse_source(m.spec.source.uri).scheme for p in EXAMPLES for m in _kinds(p) if isinstance(m, Model)]
+
+    assert set(sources) == {"file", "hf", "pvc", "https"}
+
+
+def test_the_demos_tenant_has_the_key_that_its_comment_tells() -> None:
+    path = repository_root() / "examples" / "tenant.yaml"
+    told = next(line.split()[-1] for line in path.read_text().splitlines() if "is public" in line)
+    (tenant,) = _kinds(path)
+
+    assert isinstance(tenant, Tenant)
+    assert tenant.spec.keys[0].sha256 == hashlib.sha256(told.encode()).hexdigest()
+
+
+def test_the_demos_tenant_may_use_the_demos_models() -> None:
+    folder = repository_root() / "examples"
+    models = {m.key for m in _kinds(folder / "models.yaml") if isinstance(m, Model)}
+    (tenant,) = _kinds(folder / "tenant.yaml")
+
+    assert isinstance(tenant, Tenant)
+    assert {f"{grant.namespace}/{grant.name}" for grant in tenant.spec.models} == models
+
+
+def test_classes_that_the_examples_name_are_there() -> None:
+    classes = {c.metadata.name for c in _kinds(repository_root() / "examples" / "gpuclasses.yaml")}
+    named = {v.gpu_class for p in EXAMPLES for m in _kinds(p) if isinstance(m, Model) for v in m.spec.variants}
+
+    assert named <= classes
