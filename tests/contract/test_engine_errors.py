@@ -33,9 +33,9 @@ WORDED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         CHAT,
         {"messages": [USER], "max_tokens": 9000},
         error(
-            "Requested token count exceeds the model's maximum context length of 4096 tokens. You requested a total of "
-            "9005 tokens: 5 tokens from the input messages and 9000 tokens for the completion. Please reduce the number "
-            "of tokens in the input messages or the completion to fit within the limit."
+            "Requested token count exceeds the model's maximum context length of 4096 tokens. You requested a total "
+            "of 9005 tokens: 5 tokens from the input messages and 9000 tokens for the completion. Please reduce the "
+            "number of tokens in the input messages or the completion to fit within the limit."
         ),
     ),
     (
@@ -59,16 +59,16 @@ WORDED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         COMPLETIONS,
         {"prompt": "x", "model": f"{SERVED}:adapter"},
         error(
-            "LoRA adapter 'adapter' was requested, but LoRA is not enabled. Please launch the server with --enable-lora "
-            "flag and preload adapters using --lora-paths or /load_lora_adapter endpoint."
+            "LoRA adapter 'adapter' was requested, but LoRA is not enabled. Please launch the server with "
+            "--enable-lora flag and preload adapters using --lora-paths or /load_lora_adapter endpoint."
         ),
     ),
     (
         "/v1/embeddings",
         {"input": "hello"},
         error(
-            "This model does not appear to be an embedding model by default. Please add `--is-embedding` when launching "
-            "the server or try another model."
+            "This model does not appear to be an embedding model by default. Please add `--is-embedding` when "
+            "launching the server or try another model."
         ),
     ),
     (
@@ -97,7 +97,9 @@ async def test_refused_with_these_very_words(client: Client, path: str, body: di
 
 
 @pytest.mark.parametrize(("path", "body", "part"), INVALID, ids=lambda value: str(value)[:30])
-async def test_a_body_that_does_not_fit_is_a_400_never_a_422(client: Client, path: str, body: dict[str, Any], part: str):
+async def test_a_body_that_does_not_fit_is_a_400_never_a_422(
+    client: Client, path: str, body: dict[str, Any], part: str
+):
     answer = await client.post(path, body)
     assert answer.status == 400
     assert answer.json | {"message": ""} == error("", "Bad Request")

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -98,7 +98,7 @@ def command(kind: Kind, port: int, config: Path, *more: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def running_engine(kind: Kind, folder: Path, *more: str, wait: bool = True) -> Iterator[EngineProcess]:
+def running_engine(kind: Kind, folder: Path, *more: str, wait: bool = True) -> Generator[EngineProcess]:
     """Starts an engine with its keys in a --config file, as in a pod, and kills it at the end."""
     folder.mkdir(parents=True, exist_ok=True)
     make_models()

@@ -322,6 +322,7 @@ class _Writer:
     def __init__(self, job: _Job, *, report_cache: bool) -> None:
         self._job = job
         self._report_cache = report_cache
+        self._latest: str | None = None
 
     def whole(self, sequences: list[Sequence]) -> dict[str, Any]:
         raise NotImplementedError
@@ -344,9 +345,10 @@ class _Writer:
     def _head(self, rid: str, kind: str) -> dict[str, Any]:
         return {"id": rid, "object": kind, "created": self._job.created, "model": self._job.model}
 
-    def _last_rid(self, sequences: list[Sequence]) -> str:
-        if sequences:
-            return sequences[-1].rid
+    def _closing_rid(self) -> str:
+        """The id of what closes a stream: that of the choice which spoke last, as in SGLang."""
+        if self._latest is not None:
+            return self._latest
         return self._job.rid if isinstance(self._job.rid, str) else uuid.uuid4().hex
 
     def _answer(self, sequences: list[Sequence], kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -372,6 +374,7 @@ class _CompletionWriter(_Writer):
         return self._answer(sequences, "text_completion", choices)
 
     def chunks(self, index: int, sequence: Sequence, text: str) -> list[bytes]:
+        self._latest = sequence.rid
         reason, matched = _reason(sequence)
         usage = p.usage(len(sequence.prompt), len(sequence.output), None) if self._job.continuous_usage else None
         return [
@@ -388,7 +391,7 @@ class _CompletionWriter(_Writer):
         if not self._job.include_usage:
             return []
         usage = {key: value for key, value in self._usage(sequences).items() if value is not None}
-        rid = self._last_rid(sequences)
+        rid = self._closing_rid()
         return [orjson.dumps({**self._head(rid, "text_completion"), "choices": [], "usage": usage})]
 
 
@@ -406,14 +409,15 @@ class _ChatWriter(_Writer):
         return self._answer(sequences, "chat.completion", choices)
 
     def chunks(self, index: int, sequence: Sequence, text: str) -> list[bytes]:
+        self._latest = sequence.rid
         found: list[bytes] = []
         if index not in self._begun:
             self._begun[index] = sequence
-            found.append(self._chunk(index, sequence, {"role": "assistant", "content": ""}))
+            found.append(self._chunk(index, sequence.rid, {"role": "assistant", "content": ""}))
         if text:
             cached = (sequence.cached or 0) if self._report_cache else None
             usage = p.usage(len(sequence.prompt), len(sequence.output), cached) if self._job.continuous_usage else None
-            found.append(self._chunk(index, sequence, {"content": text}, usage=usage))
+            found.append(self._chunk(index, sequence.rid, {"content": text}, usage=usage))
         if sequence.finish is not None:
             self._ended.append(index)
         return found
@@ -421,10 +425,10 @@ class _ChatWriter(_Writer):
     def last(self, sequences: list[Sequence]) -> list[bytes]:
         # Reasons come after the text of all choices, in the order in which they ended.
         found = [
-            self._chunk(index, self._begun[index], {}, reason=_reason(self._begun[index])) for index in self._ended
+            self._chunk(index, self._closing_rid(), {}, reason=_reason(self._begun[index])) for index in self._ended
         ]
         if self._job.include_usage:
-            rid = self._last_rid(sequences)
+            rid = self._closing_rid()
             head = self._head(rid, "chat.completion.chunk")
             found.append(orjson.dumps({**head, "choices": [], "usage": self._usage(sequences)}))
         return found
@@ -432,14 +436,14 @@ class _ChatWriter(_Writer):
     def _chunk(
         self,
         index: int,
-        sequence: Sequence,
+        rid: str,
         delta: dict[str, Any],
         *,
         reason: tuple[str | None, str | int | None] = (None, None),
         usage: dict[str, Any] | None = None,
     ) -> bytes:
         choice = _choice(index, {"delta": {"reasoning_content": None, **delta}}, *reason)
-        body = {**self._head(sequence.rid, "chat.completion.chunk"), "choices": [choice]}
+        body = {**self._head(rid, "chat.completion.chunk"), "choices": [choice]}
         return orjson.dumps(body if usage is None else {**body, "usage": usage})
 
 
