@@ -25,7 +25,7 @@ from shoal.gateway.server import Server, make_server
 from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.upstream import Pool
 from shoal.ledger.spool import Spool, SpoolReader
-from tests.support.fake_engine import FakeEngine
+from tests.support.scripted_engine import ScriptedEngine
 
 API_KEY = "sk-test-acme"
 INSTALL_KEY = b"an install key of 32 bytes......"
@@ -67,7 +67,7 @@ def replica(number: int = 1, model: ServedModel = MODEL, **changes: Any) -> Repl
 
 
 class GatewayUnderTest:
-    def __init__(self, tmp_path: Path, engines: Sequence[FakeEngine], **settings: Any) -> None:
+    def __init__(self, tmp_path: Path, engines: Sequence[ScriptedEngine], **settings: Any) -> None:
         key_dir = tmp_path / "install-key"
         key_dir.mkdir(exist_ok=True)
         (key_dir / "current").write_bytes(INSTALL_KEY)
@@ -141,7 +141,7 @@ class GatewayUnderTest:
 
 
 @contextlib.asynccontextmanager
-async def gateway(tmp_path: Path, *engines: FakeEngine, live: bool = True, **settings: Any):
+async def gateway(tmp_path: Path, *engines: ScriptedEngine, live: bool = True, **settings: Any):
     """Starts everything; with `live` every replica has a stream."""
     async with contextlib.AsyncExitStack() as stack:
         for engine in engines:

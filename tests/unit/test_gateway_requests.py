@@ -9,14 +9,14 @@ import pytest
 
 from shoal.api import keys
 from shoal.core.resolve import ServedModel
-from tests.support.fake_engine import EngineRequest, FakeEngine
+from tests.support.scripted_engine import EngineRequest, ScriptedEngine
 from tests.support.gateway import API_KEY, INSTALL_KEY, MODEL, gateway, lines, replica, tenant
 
 CHAT = {"model": "llama", "messages": [{"role": "user", "content": "hi"}]}
 
 
 async def test_answers_and_records(tmp_path: Path):
-    engine = FakeEngine()
+    engine = ScriptedEngine()
     async with gateway(tmp_path, engine) as it:
         response = await it.post(CHAT, headers={"x-request-id": "mine-1", "x-override-priority": "9"})
         answer = await response.json()
@@ -46,7 +46,7 @@ async def test_answers_and_records(tmp_path: Path):
 
 
 async def test_streams_and_strips_what_was_not_asked_for(tmp_path: Path):
-    engine = FakeEngine()
+    engine = ScriptedEngine()
     async with gateway(tmp_path, engine) as it:
         response = await it.post({**CHAT, "stream": True, "stream_options": {"include_usage": False}})
         got = [line async for line in lines(response)]
@@ -66,7 +66,7 @@ async def test_streams_and_strips_what_was_not_asked_for(tmp_path: Path):
     [({"include_usage": True}, False, True), ({"include_usage": True, "continuous_usage_stats": True}, True, True)],
 )
 async def test_usage_that_was_asked_for_stays(tmp_path: Path, options: dict, in_chunks: bool, closing: bool):
-    async with gateway(tmp_path, FakeEngine()) as it:
+    async with gateway(tmp_path, ScriptedEngine()) as it:
         response = await it.post({**CHAT, "stream": True, "stream_options": options})
         chunks = [json.loads(line) async for line in lines(response) if line != b"[DONE]"]
         assert all(("usage" in c) == in_chunks for c in chunks if c["choices"])
@@ -75,7 +75,7 @@ async def test_usage_that_was_asked_for_stays(tmp_path: Path, options: dict, in_
 
 
 async def test_only_allowed_fields_reach_the_engine(tmp_path: Path):
-    engine = FakeEngine()
+    engine = ScriptedEngine()
     async with gateway(tmp_path, engine) as it:
         await it.post(
             {
@@ -100,7 +100,7 @@ async def test_only_allowed_fields_reach_the_engine(tmp_path: Path):
 
 
 async def test_completions_and_embeddings(tmp_path: Path):
-    engine = FakeEngine()
+    engine = ScriptedEngine()
     async with gateway(tmp_path, engine) as it:
         response = await it.post({"model": "chat/llama", "input": ["x", "y"]}, "/v1/embeddings")
         assert (await response.json())["model"] == "chat/llama"
@@ -113,7 +113,7 @@ async def test_completions_and_embeddings(tmp_path: Path):
 
 
 async def test_models(tmp_path: Path):
-    async with gateway(tmp_path, FakeEngine()) as it:
+    async with gateway(tmp_path, ScriptedEngine()) as it:
         it.models["chat/other"] = ServedModel("chat/other", "u2", "chat/other", ("other",), None)
         it.changed()
         headers = {"authorization": f"Bearer {API_KEY}"}
@@ -156,7 +156,7 @@ async def test_models(tmp_path: Path):
     ],
 )
 async def test_bad_bodies(tmp_path: Path, body: object, status: int, code: str, message: str):
-    async with gateway(tmp_path, FakeEngine(), max_body_bytes=1000 if status == 413 else 100_000) as it:
+    async with gateway(tmp_path, ScriptedEngine(), max_body_bytes=1000 if status == 413 else 100_000) as it:
         response = await it.post(body)
         error = (await response.json())["error"]
         assert (response.status, error["code"]) == (status, code)
@@ -170,7 +170,7 @@ async def test_a_body_without_length_is_bounded_too(tmp_path: Path):
         for _ in range(100):
             yield b"x" * 1000
 
-    async with gateway(tmp_path, FakeEngine(), max_body_bytes=5000) as it:
+    async with gateway(tmp_path, ScriptedEngine(), max_body_bytes=5000) as it:
         response = await it.session.post(
             f"{it.url}/v1/chat/completions", data=endless(), headers={"authorization": f"Bearer {API_KEY}"}
         )
@@ -190,7 +190,7 @@ async def test_a_body_without_length_is_bounded_too(tmp_path: Path):
     ],
 )
 async def test_bad_keys(tmp_path: Path, key: str | None, spec: dict, status: int, code: str, message: str):
-    async with gateway(tmp_path, FakeEngine()) as it:
+    async with gateway(tmp_path, ScriptedEngine()) as it:
         it.tenants["acme"] = tenant(**spec)
         it.changed()
         response = await it.post(CHAT, key=key)
@@ -201,7 +201,7 @@ async def test_bad_keys(tmp_path: Path, key: str | None, spec: dict, status: int
 
 
 async def test_a_change_of_the_tenant_holds_for_the_next_request(tmp_path: Path):
-    async with gateway(tmp_path, FakeEngine()) as it:
+    async with gateway(tmp_path, ScriptedEngine()) as it:
         assert (await it.post(CHAT)).status == 200
         it.tenants["acme"] = tenant(suspended=True)
         it.directory.mark("tenants")
@@ -210,7 +210,7 @@ async def test_a_change_of_the_tenant_holds_for_the_next_request(tmp_path: Path)
 
 
 async def test_unknown_paths_and_methods(tmp_path: Path):
-    async with gateway(tmp_path, FakeEngine()) as it:
+    async with gateway(tmp_path, ScriptedEngine()) as it:
         response = await it.session.get(f"{it.url}/generate")
         assert (response.status, (await response.json())["error"]["code"]) == (404, "unknown_path")
         response = await it.session.get(f"{it.url}/v1/chat/completions")
@@ -224,7 +224,7 @@ async def test_the_engines_flat_errors_get_the_right_shape(tmp_path: Path):
         body = {"object": "error", "message": "messages: Field required", "type": "BadRequestError", "code": 400}
         await request.answer(400, json.dumps(body).encode())
 
-    async with gateway(tmp_path, FakeEngine(refuse)) as it:
+    async with gateway(tmp_path, ScriptedEngine(refuse)) as it:
         response = await it.post({"model": "llama", "stream": True})
         assert response.status == 400
         assert await response.json() == {
@@ -243,7 +243,7 @@ async def test_an_engines_crash_answer(tmp_path: Path):
     async def crash(request: EngineRequest) -> None:
         await request.answer(500, b"Internal Server Error", "text/plain")
 
-    async with gateway(tmp_path, FakeEngine(crash)) as it:
+    async with gateway(tmp_path, ScriptedEngine(crash)) as it:
         response = await it.post(CHAT)
         assert response.status == 500
         assert (await response.json())["error"]["message"] == "the engine answered with status 500"
@@ -251,7 +251,7 @@ async def test_an_engines_crash_answer(tmp_path: Path):
 
 
 async def test_heads_that_are_too_large_or_no_http(tmp_path: Path):
-    async with gateway(tmp_path, FakeEngine(), max_head_bytes=4096) as it:
+    async with gateway(tmp_path, ScriptedEngine(), max_head_bytes=4096) as it:
         for raw, status in (
             (b"GET /v1/models HTTP/1.1\r\nx: " + b"y" * 9000 + b"\r\n\r\n", 431),
             (b"nonsense\r\n\r\n", 400),
@@ -271,7 +271,7 @@ async def test_too_many_requests_at_once(tmp_path: Path):
         await release.wait()
         await request.answer(200, b'{"model":"chat/llama"}')
 
-    async with gateway(tmp_path, FakeEngine(wait), max_requests=1) as it:
+    async with gateway(tmp_path, ScriptedEngine(wait), max_requests=1) as it:
         first = asyncio.create_task(it.post(CHAT))
         await it.records("open")
         second = await it.post(CHAT)
@@ -300,14 +300,14 @@ async def test_no_replica(tmp_path: Path):
 
 
 async def test_pods_of_an_older_model_of_the_same_name_are_not_used(tmp_path: Path):
-    async with gateway(tmp_path, FakeEngine()) as it:
+    async with gateway(tmp_path, ScriptedEngine()) as it:
         it.models["chat/llama"] = ServedModel("chat/llama", "uid-new", "chat/llama", ("llama",), MODEL.created)
         it.changed()
         assert (await it.post(CHAT)).status == 503
 
 
 async def test_all_streams_down_falls_back_to_ready_pods(tmp_path: Path):
-    async with gateway(tmp_path, FakeEngine(), live=False) as it:
+    async with gateway(tmp_path, ScriptedEngine(), live=False) as it:
         assert (await it.post(CHAT)).status == 200
         assert it.metric("shoal_gateway_fallback_choices_total") == 1
 
@@ -319,7 +319,7 @@ async def test_spreads_over_replicas_by_what_is_in_flight(tmp_path: Path):
         await release.wait()
         await request.answer(200, b'{"model":"chat/llama"}')
 
-    engines = [FakeEngine(wait), FakeEngine(wait), FakeEngine(wait)]
+    engines = [ScriptedEngine(wait), ScriptedEngine(wait), ScriptedEngine(wait)]
     async with gateway(tmp_path, *engines) as it:
         posts = [asyncio.create_task(it.post(CHAT)) for _ in range(9)]
         async with asyncio.timeout(5):
@@ -374,7 +374,7 @@ def failing(how: str):
     ],
 )
 async def test_retries_on_another_replica_before_the_first_byte(tmp_path: Path, how: str, stream: bool, reason: str):
-    bad, good = FakeEngine(failing(how)), FakeEngine()
+    bad, good = ScriptedEngine(failing(how)), ScriptedEngine()
     async with gateway(tmp_path, bad, good) as it:
         for _ in range(2):
             response = await it.post({**CHAT, "stream": stream})
@@ -388,14 +388,14 @@ async def test_retries_on_another_replica_before_the_first_byte(tmp_path: Path, 
 
 
 async def test_a_port_that_is_closed_is_retried_elsewhere(tmp_path: Path):
-    bad = FakeEngine(port=await refuse_connections(tmp_path))
-    async with gateway(tmp_path, bad, FakeEngine()) as it:
+    bad = ScriptedEngine(port=await refuse_connections(tmp_path))
+    async with gateway(tmp_path, bad, ScriptedEngine()) as it:
         assert [(await it.post(CHAT)).status for _ in range(2)] == [200, 200]
         assert it.metric("shoal_gateway_retries_total", reason="connect") == 1
 
 
 async def test_when_all_replicas_refuse(tmp_path: Path):
-    engines = [FakeEngine(failing("unavailable")) for _ in range(5)]
+    engines = [ScriptedEngine(failing("unavailable")) for _ in range(5)]
     async with gateway(tmp_path, *engines) as it:
         response = await it.post(CHAT)
         assert response.status == 503
@@ -412,7 +412,7 @@ async def test_an_engine_lost_after_the_first_byte_is_told_and_never_retried(tmp
         await asyncio.sleep(0.05)
         request.writer.transport.abort()
 
-    engines = [FakeEngine(die), FakeEngine(die)]
+    engines = [ScriptedEngine(die), ScriptedEngine(die)]
     async with gateway(tmp_path, *engines) as it:
         response = await it.post({**CHAT, "stream": True})
         got = [json.loads(line) async for line in lines(response)]
@@ -430,7 +430,7 @@ async def test_a_stream_that_ends_without_done_is_incomplete(tmp_path: Path):
         await request.chunk(request.delta("a", 1))
         await request.end_stream()
 
-    async with gateway(tmp_path, FakeEngine(stop_early)) as it:
+    async with gateway(tmp_path, ScriptedEngine(stop_early)) as it:
         response = await it.post({**CHAT, "stream": True})
         assert b"replica_lost" in await response.read()
         assert (await it.records())[0].data.outcome == "failed"
@@ -445,7 +445,7 @@ async def test_an_error_event_in_mid_stream(tmp_path: Path):
         await request.chunk(b"data: [DONE]\n\n")
         await request.end_stream()
 
-    async with gateway(tmp_path, FakeEngine(fail)) as it:
+    async with gateway(tmp_path, ScriptedEngine(fail)) as it:
         response = await it.post({**CHAT, "stream": True})
         got = [line async for line in lines(response)]
         assert json.loads(got[1])["error"]["message"] == "out of memory"
@@ -459,14 +459,14 @@ async def test_a_first_error_event_becomes_a_status(tmp_path: Path):
         await request.chunk(b'data: {"error":{"object":"error","message":"too long","code":400}}\n\n')
         await request.end_stream()
 
-    async with gateway(tmp_path, FakeEngine(fail)) as it:
+    async with gateway(tmp_path, ScriptedEngine(fail)) as it:
         response = await it.post({**CHAT, "stream": True})
         assert (response.status, (await response.json())["error"]["message"]) == (400, "too long")
         assert (await it.records())[0].data.outcome == "rejected"
 
 
 async def test_a_reset_on_a_reused_connection_is_not_seen(tmp_path: Path):
-    engine = FakeEngine(keep_alive=0.1)
+    engine = ScriptedEngine(keep_alive=0.1)
     async with gateway(tmp_path, engine) as it:
         assert (await it.post(CHAT)).status == 200
         await asyncio.sleep(0.3)
@@ -476,7 +476,7 @@ async def test_a_reset_on_a_reused_connection_is_not_seen(tmp_path: Path):
 
 
 async def test_connections_are_reused(tmp_path: Path):
-    engine = FakeEngine()
+    engine = ScriptedEngine()
     async with gateway(tmp_path, engine) as it:
         for stream in (False, True, False):
             await (await it.post({**CHAT, "stream": stream})).read()
@@ -495,7 +495,7 @@ async def test_a_client_that_leaves_ends_the_engines_work(tmp_path: Path, stream
         await request.gone.wait()
         aborted.set()
 
-    async with gateway(tmp_path, FakeEngine(endless)) as it:
+    async with gateway(tmp_path, ScriptedEngine(endless)) as it:
         if stream:
             response = await it.post({**CHAT, "stream": True})
             await response.content.readline()
@@ -522,7 +522,7 @@ async def test_a_request_has_a_deadline(tmp_path: Path, stream: bool):
             await request.chunk(request.delta("x", 1))
         await request.gone.wait()
 
-    async with gateway(tmp_path, FakeEngine(slow), request_seconds=0.3) as it:
+    async with gateway(tmp_path, ScriptedEngine(slow), request_seconds=0.3) as it:
         response = await it.post({**CHAT, "stream": stream})
         text = await response.read()
         assert b"took longer than 0.3 s" in text
@@ -540,7 +540,7 @@ async def test_checkpoints_while_it_streams(tmp_path: Path):
         await request.chunk(b"data: [DONE]\n\n")
         await request.end_stream()
 
-    async with gateway(tmp_path, FakeEngine(slow)) as it:
+    async with gateway(tmp_path, ScriptedEngine(slow)) as it:
         response = await it.post({**CHAT, "stream": True})
         await response.read()
         (record,) = await it.records("checkpoint")
@@ -561,7 +561,7 @@ async def test_a_slow_reader_slows_the_engine_and_fills_no_memory(tmp_path: Path
             sent += 50_000
         finished.set()
 
-    async with gateway(tmp_path, FakeEngine(flood)) as it:
+    async with gateway(tmp_path, ScriptedEngine(flood)) as it:
         response = await it.post({**CHAT, "stream": True})
         before = -1
         async with asyncio.timeout(20):
@@ -576,7 +576,7 @@ async def test_a_slow_reader_slows_the_engine_and_fills_no_memory(tmp_path: Path
 
 async def test_nothing_is_served_that_cannot_be_recorded(tmp_path: Path):
     (tmp_path / "spool").write_text("a file where the folder should be")
-    engine = FakeEngine()
+    engine = ScriptedEngine()
     async with engine.running():
         from tests.support.gateway import GatewayUnderTest
 

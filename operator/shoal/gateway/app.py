@@ -49,7 +49,10 @@ _EVENT_STREAM: Final = (
     # nginx and its kind would hold the chunks back otherwise
     (b"x-accel-buffering", b"no"),
 )
-_COMMIT_SECONDS: Final = 10.0
+DISCONNECT: Final = "shoal.on_disconnect"
+"""Key of the scope where the request leaves what to call when its client goes, if the server offers the key. ASGI's own
+way is to await `receive()`, which costs a task per request. The server puts GONE there when the client has left."""
+GONE: Final = object()
 _RETRY_AFTER: Final = {"none": 30, "not-ready": 10, "turned-away": 5, "tried": 2}
 _DENIED: Final = {
     "unknown": (401, "Incorrect API key provided.", "invalid_api_key"),
@@ -199,7 +202,6 @@ class _Request:
             self._headers.get(b"content-length"),
             settings.max_body_bytes,
             app.budget,
-            settings.body_seconds,
         )
         try:
             await self._accept(identity, raw)
@@ -223,12 +225,9 @@ class _Request:
             client_request_id=self._client_id,
         )
         try:
-            async with asyncio.timeout(_COMMIT_SECONDS):
-                await app.spool.commit(meter.open_row())
+            await app.spool.commit(meter.open_row())
         except SpoolUnavailable:
-            raise _cannot_record() from None
-        except TimeoutError:
-            # The row may still reach the disk: its final row says that nothing was served.
+            # The row may be on disk all the same: its final row says that nothing was served.
             meter.outcome, meter.status = "refused", 503
             app.spool.put(meter.final_row())
             raise _cannot_record() from None
@@ -242,9 +241,15 @@ class _Request:
 
     async def _serve(self, prepared: _Prepared, meter: Meter) -> None:
         app = self._app
-        app.metrics.in_flight.inc()
         abort = AbortHandle()
-        watcher = asyncio.create_task(self._watch(abort))
+        watcher: asyncio.Task[None] | None = None
+        if DISCONNECT in self._scope:
+            if self._scope[DISCONNECT] is GONE:
+                abort.abort()
+            else:
+                self._scope[DISCONNECT] = abort.abort
+        else:
+            watcher = asyncio.create_task(self._watch(abort))
         try:
             async with asyncio.timeout(app.settings.request_seconds):
                 await self._attempts(prepared, meter, abort)
@@ -267,10 +272,10 @@ class _Request:
                 meter.outcome = "failed"
             app.spool.put(meter.final_row())
             self._observe(meter)
-            app.metrics.in_flight.dec()
-            watcher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watcher
+            if watcher is not None:
+                watcher.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await watcher
 
     async def _watch(self, abort: AbortHandle) -> None:
         """Waits for the client to leave, and cuts the engine off at once."""
@@ -305,7 +310,7 @@ class _Request:
                 return
             except _Retry as retry:
                 app.metrics.retries.labels(retry.reason).inc()
-                log.info("attempt failed", request=self._id, pod=replica.key, reason=retry.reason)
+                log.debug("attempt failed", request=self._id, pod=replica.key, reason=retry.reason)
             finally:
                 app.fleet.leave(replica.uid)
         meter.outcome = "refused"
@@ -490,7 +495,6 @@ class _Request:
     def _observe(self, meter: Meter) -> None:
         outcome = meter.outcome or "failed"
         series = self._app.metrics.of(meter.model, self._path)
-        series.requests[outcome].inc()
         series.duration[outcome].observe(meter.seconds)
         if (first := meter.seconds_to_first_byte) is not None:
             series.first_token.observe(first)

@@ -1,6 +1,5 @@
 """The request's body: read under limits, checked, and made into the engine's."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -113,52 +112,34 @@ class Budget:
         self.held -= size
 
 
-async def read_body(receive: Receive, declared: bytes | None, limit: int, budget: Budget, timeout: float) -> bytes:
-    """The whole body. Its size is taken from `budget`; the caller gives it back.
+async def read_body(receive: Receive, declared: bytes | None, limit: int, budget: Budget) -> bytes:
+    """The whole body. Its size is taken from `budget`; the caller gives it back. How long a client may take is the
+    server's to bound (`BoundedProtocol.sweep`): a timeout here would cost each request more than its parsing.
 
     Raises:
-        ApiError: 413 over `limit` bytes, 408 when it takes more than `timeout` seconds, 503 over the budget.
+        ApiError: 413 over `limit` bytes, 503 over the budget.
         Disconnected: the client left.
     """
     if declared is not None and declared.isdigit() and int(declared) > limit:
         raise too_large(limit)
-    message = await _receive(receive, timeout)
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body"):
-        if len(body) > limit:
-            raise too_large(limit)
-        budget.take(len(body))
-        return body
-    parts = [body]
-    size = len(body)
-    budget.take(size)
+    size = 0
+    parts: list[bytes] = []
     try:
-        async with asyncio.timeout(timeout):
-            while message.get("more_body"):
-                message = await _receive(receive, timeout)
-                part: bytes = message.get("body", b"")
-                budget.take(len(part))
-                size += len(part)
-                parts.append(part)
-                if size > limit:
-                    raise too_large(limit)
-    except BaseException as error:
-        budget.give(size)
-        if isinstance(error, TimeoutError):
-            raise _slow(timeout) from None
-        raise
-    return b"".join(parts)
-
-
-async def _receive(receive: Receive, timeout: float) -> Message:
-    try:
-        async with asyncio.timeout(timeout):
+        while True:
             message = await receive()
-    except TimeoutError:
-        raise _slow(timeout) from None
-    if message["type"] == "http.disconnect":
-        raise Disconnected
-    return message
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            part: bytes = message.get("body", b"")
+            if size + len(part) > limit:
+                raise too_large(limit)
+            budget.take(len(part))
+            size += len(part)
+            parts.append(part)
+            if not message.get("more_body"):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+    except BaseException:
+        budget.give(size)
+        raise
 
 
 def parse(raw: bytes, endpoint: str) -> Parsed:
@@ -216,12 +197,6 @@ def too_large(limit: int) -> ApiError:
     # The rest of the body is not read, so the connection cannot be used again.
     return ApiError(
         413, f"The body is larger than {limit} bytes.", "request_too_large", headers=((b"connection", b"close"),)
-    )
-
-
-def _slow(timeout: float) -> ApiError:
-    return ApiError(
-        408, f"The body did not arrive within {timeout:g} s.", "request_timeout", headers=((b"connection", b"close"),)
     )
 
 

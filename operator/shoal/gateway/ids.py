@@ -1,17 +1,18 @@
 """Request ids."""
 
-import os
+import random
 import re
 import time
 from typing import Final
 
+_random: Final = random.Random()  # noqa: S311 - seeded by the system; an id must be unique, not secret
 _CLIENT_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _TRACEPARENT: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def uuid7() -> str:
     """A UUID of version 7 (RFC 9562, section 5.7): sorts by time, so index pages are filled in order."""
-    value = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10))
+    value = (time.time_ns() // 1_000_000) << 80 | _random.getrandbits(80)
     value = value & ~(0xF << 76) | 0x7 << 76
     value = value & ~(0x3 << 62) | 0x2 << 62
     text = f"{value:032x}"

@@ -27,6 +27,7 @@ class Meter:
         "_checkpoints",
         "_source",
         "_started",
+        "_tokens",
         "_usage",
         "attempts",
         "count_source",
@@ -56,6 +57,7 @@ class Meter:
         self._source = source
         self._started = time.monotonic()
         self._usage: bytes | None = None
+        self._tokens: dict[str, int | None] | None = None
         self._checkpoints = 0
         self._base: dict[str, Any] = {
             "requestId": id,
@@ -87,6 +89,7 @@ class Meter:
     def count(self, usage: bytes, source: CountSource) -> None:
         """Keeps the engine's usage block (its JSON), to be parsed once at the end."""
         self._usage = usage
+        self._tokens = None
         self.count_source = source
 
     def answer_began(self) -> None:
@@ -96,8 +99,10 @@ class Meter:
     def tokens(self) -> dict[str, int | None]:
         """The counts so far. What the engine did not say is None."""
         if self._usage is None:
-            return dict(_NO_COUNTS)
-        return parse_usage(self._usage, final=self.count_source == "final")
+            return _NO_COUNTS
+        if self._tokens is None:
+            self._tokens = parse_usage(self._usage, final=self.count_source == "final")
+        return self._tokens
 
     def open_row(self) -> Row:
         return self._row("open", f"{self.id}:open", _NO_COUNTS)
@@ -110,23 +115,23 @@ class Meter:
         return self._row("final", f"{self.id}:final", self.tokens())
 
     def _row(self, kind: RecordKind, id: str, counts: dict[str, int | None]) -> Row:
-        replica = self.replica
-        first = self.seconds_to_first_byte
-        data = {
-            **self._base,
-            "kind": kind,
-            "outcome": self.outcome,
-            "status": self.status,
-            **counts,
-            "countSource": self.count_source,
-            "attempts": self.attempts,
-            "replica": replica.key if replica else None,
-            "node": replica.node if replica else None,
-            "gpuClass": replica.gpu_class if replica else None,
-            "engineBoot": self.engine_boot,
-            "ttftMs": None if first is None else round(first * 1000, 3),
-            "durationMs": None if kind == "open" else round(self.seconds * 1000, 3),
-        }
+        # What is unknown is left out: the row is smaller, and absent reads as None.
+        data: dict[str, Any] = {**self._base, "kind": kind, "countSource": self.count_source}
+        if kind != "open":
+            data["attempts"] = self.attempts
+            data["durationMs"] = round(self.seconds * 1000, 3)
+            data.update((name, value) for name, value in counts.items() if value is not None)
+            if self.outcome is not None:
+                data["outcome"] = self.outcome
+            if self.status is not None:
+                data["status"] = self.status
+            if (replica := self.replica) is not None:
+                data["replica"] = replica.key
+                data["node"] = replica.node
+                data["gpuClass"] = replica.gpu_class
+                data["engineBoot"] = self.engine_boot
+            if (first := self.seconds_to_first_byte) is not None:
+                data["ttftMs"] = round(first * 1000, 3)
         record = {
             "specversion": "1.0",
             "id": id,

@@ -168,6 +168,7 @@ class Process:
                 self._follow()
             self.pool.sweep()
             self.server.sweep()
+            self.spool.check()
             self._reload_tls()
             await asyncio.sleep(1.0)
 
@@ -193,6 +194,7 @@ class Process:
 
     def _refresh_gauges(self) -> None:
         metrics, snapshot = self.metrics, self.directory.snapshot
+        metrics.in_flight.set(self.gateway.in_flight)
         metrics.ready.set(not self.missing())
         metrics.spool_ok.set(self.spool.error is None)
         metrics.spool_backlog.set(self.spool.backlog)

@@ -2,13 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from shoal.gateway.app import DISCONNECT, GONE
 from shoal.gateway.errors import ApiError
 
 _STUCK_SECONDS: Final = 30.0
@@ -26,6 +28,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._head_since: float | None = self.loop.time()
         self._stuck_since: float | None = None
+        self._body_since = 0.0
         if len(self.connections) > self.max_connections:
             transport.abort()
 
@@ -46,10 +49,21 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_since = None
+        self._body_since = self.loop.time()
+        self.scope[DISCONNECT] = None  # pyright: ignore[reportGeneralTypeIssues]
         if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > self.max_head_bytes:
             self._refuse(431, "The head of the request is too large.", "head_too_large")
             return
         super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.cycle is not None and not self.cycle.response_complete:  # pyright: ignore[reportUnnecessaryComparison]
+            scope = cast(dict[str, Any], self.cycle.scope)
+            gone: Callable[[], None] | None = scope.get(DISCONNECT)
+            scope[DISCONNECT] = GONE
+            if gone is not None:
+                gone()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "This is not a valid HTTP request.", "invalid_http")
@@ -58,6 +72,14 @@ class BoundedProtocol(HttpToolsProtocol):
         """Drops clients that do not finish their head, and closed ones that do not take what was written."""
         if self._head_since is not None and now - self._head_since > self.head_seconds:
             self.transport.abort()
+        cycle = self.cycle
+        if (
+            cycle is not None  # pyright: ignore[reportUnnecessaryComparison] - None before the first request
+            and cycle.more_body
+            and not cycle.response_started
+            and now - self._body_since > self.head_seconds
+        ):
+            self._refuse(408, f"The body did not arrive within {self.head_seconds:g} s.", "request_timeout")
         if self.transport.is_closing() and self.flow.write_paused:
             if self._stuck_since is None:
                 self._stuck_since = now
@@ -70,7 +92,7 @@ class BoundedProtocol(HttpToolsProtocol):
         body = ApiError(status, message, code).body()
         self.transport.write(
             b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
-            % (status, b"Bad Request" if status == 400 else b"Request Header Fields Too Large", len(body), body)
+            % (status, HTTPStatus(status).phrase.encode(), len(body), body)
         )
         self.transport.close()
 

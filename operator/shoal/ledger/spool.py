@@ -9,6 +9,7 @@ get a final row with outcome `cut` and the counts of their last checkpoint.
 import asyncio
 import contextlib
 import fcntl
+import functools
 import os
 import sqlite3
 import threading
@@ -43,6 +44,10 @@ CREATE TABLE IF NOT EXISTS records (
 CREATE TABLE IF NOT EXISTS probe (one INTEGER PRIMARY KEY CHECK (one = 1), at REAL NOT NULL);
 """
 _INSERT: Final = "INSERT OR IGNORE INTO records (id, request, kind, body) VALUES (?, ?, ?, ?)"
+_MOST_ROWS: Final = 64
+"""Rows per statement."""
+STUCK_SECONDS: Final = 10.0
+"""After so long a commit that does not return counts as a disk that does not work."""
 
 Row = tuple[str, str, RecordKind, bytes]
 """(id, request id, kind, record as JSON)."""
@@ -74,7 +79,7 @@ class _Batch:
 
 
 class Spool:
-    """Make and use it in one event loop. `start` returns at once; the writer thread opens the file, and opens it again."""
+    """Make and use it in one event loop. `start` returns at once; the writer thread opens the file, again and again."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / FILE_NAME
@@ -88,6 +93,7 @@ class Spool:
         self._thread: threading.Thread | None = None
         self._loop = asyncio.get_running_loop()
         self._opened: asyncio.Event = asyncio.Event()
+        self._writing: tuple[float, _Batch] | None = None
 
     @property
     def error(self) -> str | None:
@@ -142,6 +148,17 @@ class Spool:
             self._changed.notify()
         await future
 
+    def check(self) -> None:
+        """Refuses what has waited too long for the disk; call it about once a second."""
+        writing = self._writing
+        if writing is None or time.monotonic() - writing[0] < STUCK_SECONDS:
+            return
+        self._error = f"the disk has not answered for {STUCK_SECONDS:g} s"
+        with self._changed:
+            waiting, self._pending.waiting = self._pending.waiting, []
+        error = SpoolUnavailable(self._error)
+        _reject([future for _, future in (*waiting, *writing[1].waiting)], error)
+
     async def stop(self) -> None:
         """Writes what is left and closes the file."""
         with self._changed:
@@ -174,8 +191,10 @@ class Spool:
                     if self._error is None and self._wait_work():
                         continue
                 try:
+                    self._writing = (time.monotonic(), batch)
                     self._write(connection, batch)
                 except (OSError, sqlite3.Error) as error:
+                    self._writing = None
                     with contextlib.suppress(sqlite3.Error):
                         connection.rollback()
                     self._fail(error)
@@ -185,6 +204,7 @@ class Spool:
                         log.error("usage records are lost: the spool did not take them", rows=self.backlog)
                         return
                 else:
+                    self._writing = None
                     self._acknowledge(batch)
 
     def _open(self, stack: contextlib.ExitStack) -> sqlite3.Connection:
@@ -197,14 +217,14 @@ class Spool:
             # Two writers would close each other's open rows as cut.
             raise OSError(f"another gateway uses the spool {self.path}") from None
         try:
-            connection = sqlite3.connect(self.path, isolation_level=None, timeout=10)
+            connection = sqlite3.connect(self.path, isolation_level=None, timeout=10, cached_statements=_MOST_ROWS + 16)
         except BaseException:
             os.close(lock)
             raise
         try:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
-            connection.execute("PRAGMA wal_autocheckpoint=2000")
+            connection.execute("PRAGMA wal_autocheckpoint=8000")
             connection.executescript(_SCHEMA)
             self.stats.closed_as_cut += _close_open_rows(connection)
         except BaseException:
@@ -218,14 +238,25 @@ class Spool:
 
     def _write(self, connection: sqlite3.Connection, batch: _Batch) -> None:
         rows = [*self._kept, *batch.rows, *(row for row, _ in batch.waiting)]
+        # One statement for many rows: sqlite3 gives up and takes back the GIL at each step, and takes it from a loop
+        # that is busy. A batch that fits into one statement needs no transaction around it either.
+        if 0 < len(rows) <= _MOST_ROWS:
+            connection.execute(_insert(len(rows)), [value for row in rows for value in row])
+            self._written(len(rows))
+            return
         connection.execute("BEGIN IMMEDIATE")
         if rows:
-            connection.executemany(_INSERT, rows)
+            for at in range(0, len(rows), _MOST_ROWS):
+                part = rows[at : at + _MOST_ROWS]
+                connection.execute(_insert(len(part)), [value for row in part for value in row])
         elif self._error is not None:
             # Nothing to write, but we must find out whether the disk takes rows again.
             connection.execute("INSERT OR REPLACE INTO probe VALUES (1, ?)", (time.time(),))
         connection.execute("COMMIT")
-        self.stats.rows += len(rows)
+        self._written(len(rows))
+
+    def _written(self, rows: int) -> None:
+        self.stats.rows += rows
         self.stats.commits += 1
         if self._error is not None:
             log.info("the spool takes records again", path=str(self.path))
@@ -276,6 +307,11 @@ class Spool:
             if not self._stopping:
                 self._changed.wait_for(lambda: self._stopping, _RETRY_SECONDS)
             return self._stopping
+
+
+@functools.cache
+def _insert(rows: int) -> str:
+    return f"{_INSERT}{', (?, ?, ?, ?)' * (rows - 1)}"
 
 
 def _resolve(futures: list[asyncio.Future[None]]) -> None:
