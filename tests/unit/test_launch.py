@@ -1,11 +1,14 @@
 """The engine's command line, and what a person reads whose extraArgs are refused."""
 
+from pathlib import Path
+
 import pytest
 
 from shoal.api.model import Model
 from shoal.api.sources import parse_source
 from shoal.engine import owned
 from shoal.engine.launch import arguments_of, check_extra_args, engine_args, engine_model_path, known_versions
+from shoal.sim import args as sim_args
 
 VERSION = "0.5.23"
 
@@ -46,6 +49,16 @@ def test_fields_become_arguments_and_extra_args_come_last():
         "--device=cpu",
         "--mem-fraction-static=0.8",
     )
+
+
+def test_the_simulator_takes_the_same_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = tmp_path / "engine.yaml"
+    config.write_text("api-key: client\nadmin-api-key: admin\n")
+    monkeypatch.setattr("shoal.api.names.ENGINE_CONFIG_FILE", str(config))
+    model = make_model(contextLength=2048, toolCallParser="qwen25", reasoningParser="auto")
+    parsed = sim_args.parse(engine_args(model, VERSION, model_path=str(tmp_path), port=30000, tensor=2), {})
+    assert (parsed.api_key, parsed.admin_api_key) == ("client", "admin")
+    assert (parsed.served_model_name, parsed.context_length, parsed.tp_size) == ("team-a/chat", 2048, 2)
 
 
 @pytest.mark.parametrize(

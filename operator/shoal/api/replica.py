@@ -1,10 +1,10 @@
 """Messages of `GET /v1/replica`, the agent's stream (streams.md).
 
 Server-sent events, one JSON object per `data:` line, no `event:` field. The first message has `full: true` and every
-key that the agent knows; later ones carry the keys that changed, with absolute values. `seq` grows by one with each
-message that carries keys; a heartbeat (every 5 s) repeats the last `seq` and has no keys. A gap in `seq` or another
-`boot` means: connect again. 12 s of silence: the stream is down and what it said is unknown. A key that is absent is
-unknown, never zero. Unknown keys are ignored.
+key that the agent knows; later ones carry the keys that changed, with absolute values; null says that a key became
+unknown. `seq` grows by one with each message that carries keys; a heartbeat (every 5 s) repeats the last `seq` and has
+no keys. A gap in `seq` or another `boot` means: connect again. 12 s of silence: the stream is down and what it said is
+unknown. A key that is absent from the full state is unknown, never zero. Unknown keys are ignored.
 """
 
 from typing import Literal
