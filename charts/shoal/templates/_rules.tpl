@@ -8,7 +8,6 @@
   - models
   - tenants
   verbs:
-  - get
   - list
   - watch
 # what was found and decided
@@ -34,7 +33,6 @@
   - nodes
   - pods
   verbs:
-  - get
   - list
   - watch
 # one Deployment per variant of a Model
@@ -80,15 +78,13 @@
   - create
   - patch
   - delete
-# key Secrets of Models, and whether a source's Secret is there
+# the install key, the key Secrets of Models, and whether a source's Secret is there
 - apiGroups:
   - ''
   resources:
   - secrets
   verbs:
   - get
-  - list
-  - watch
   - create
   - patch
   - delete
@@ -98,6 +94,7 @@
   resources:
   - events
   verbs:
+  - get
   - create
   - patch
 {{- end }}
@@ -128,7 +125,6 @@
   - models
   - tenants
   verbs:
-  - get
   - list
   - watch
 # replicas
@@ -137,7 +133,6 @@
   resources:
   - pods
   verbs:
-  - get
   - list
   - watch
 {{- end }}

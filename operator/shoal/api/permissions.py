@@ -10,7 +10,12 @@ from typing import Final
 from shoal.api import names
 from shoal.api.meta import GROUP
 
+FOLLOW: Final = ("list", "watch")
+"""What a reflector does."""
+KEEP: Final = ("get", "list", "watch", "create", "patch", "delete")
+"""What a controller does with its children; server-side apply of a new object asks for `create` too."""
 READ: Final = ("get", "list", "watch")
+WRITE: Final = ("create", "update", "patch", "delete", "deletecollection")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +30,7 @@ class Permission:
 
 
 OPERATOR: Final = (
-    Permission("what is declared", GROUP, ("gpuclasses", "models", "tenants"), READ),
+    Permission("what is declared", GROUP, ("gpuclasses", "models", "tenants"), FOLLOW),
     Permission(
         "what was found and decided", GROUP, ("gpuclasses/status", "models/status", "tenants/status"), ("patch",)
     ),
@@ -35,18 +40,18 @@ OPERATOR: Final = (
         ("models/finalizers",),
         ("update",),
     ),
-    Permission("free GPUs, and why a replica does not start", "", ("nodes", "pods"), READ),
-    Permission("one Deployment per variant of a Model", "apps", ("deployments",), (*READ, "create", "patch", "delete")),
+    Permission("free GPUs, and why a replica does not start", "", ("nodes", "pods"), FOLLOW),
+    Permission("one Deployment per variant of a Model", "apps", ("deployments",), KEEP),
     Permission("replicas, through a field manager of their own", "apps", ("deployments/scale",), ("patch",)),
-    Permission("children of a Model", "policy", ("poddisruptionbudgets",), (*READ, "create", "patch", "delete")),
-    Permission("children of a Model", "networking.k8s.io", ("networkpolicies",), (*READ, "create", "patch", "delete")),
+    Permission("children of a Model", "policy", ("poddisruptionbudgets",), KEEP),
+    Permission("children of a Model", "networking.k8s.io", ("networkpolicies",), KEEP),
     Permission(
-        "key Secrets of Models, and whether a source's Secret is there",
+        "the install key, the key Secrets of Models, and whether a source's Secret is there",
         "",
         ("secrets",),
-        (*READ, "create", "patch", "delete"),
+        ("get", "create", "patch", "delete"),
     ),
-    Permission("what happened, for people", "events.k8s.io", ("events",), ("create", "patch")),
+    Permission("what happened, for people", "events.k8s.io", ("events",), ("get", "create", "patch")),
 )
 """The operator, in all namespaces."""
 
@@ -57,28 +62,14 @@ OPERATOR_OWN_NAMESPACE: Final = (
 """The operator, in its own namespace."""
 
 GATEWAY: Final = (
-    Permission("whose keys, and which models", GROUP, ("models", "tenants"), READ),
-    Permission("replicas", "", ("pods",), READ),
+    Permission("whose keys, and which models", GROUP, ("models", "tenants"), FOLLOW),
+    Permission("replicas", "", ("pods",), FOLLOW),
 )
 """The gateway, in all namespaces. No Secrets: the install key is mounted."""
 
 VIEWERS: Final = (Permission("reading", GROUP, ("gpuclasses", "models", "tenants"), READ),)
-EDITORS: Final = (
-    Permission(
-        "Models of their namespace",
-        GROUP,
-        ("models",),
-        (*READ, "create", "update", "patch", "delete", "deletecollection"),
-    ),
-)
-PLATFORM: Final = (
-    Permission(
-        "the fleet and its tenants",
-        GROUP,
-        ("gpuclasses", "tenants"),
-        (*READ, "create", "update", "patch", "delete", "deletecollection"),
-    ),
-)
+EDITORS: Final = (Permission("Models of their namespace", GROUP, ("models",), (*READ, *WRITE)),)
+PLATFORM: Final = (Permission("the fleet and its tenants", GROUP, ("gpuclasses", "tenants"), (*READ, *WRITE)),)
 """For those who run the fleet: bound by hand, never aggregated."""
 
 
