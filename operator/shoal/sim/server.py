@@ -83,7 +83,8 @@ async def _serve(args: EngineArgs, engine: SimEngine) -> int:
 async def _until_drained(engine: SimEngine, interrupted: asyncio.Event, poll_seconds: float) -> None:
     """Returns when told to stop and nothing is left to do. New requests are still accepted: only Kubernetes can turn
     them away, and steady traffic therefore prolongs the drain, as it does with SGLang."""
-    while not (engine.draining and not engine.busy):
+    # An engine whose health check failed does not wait for what it cannot finish.
+    while not (engine.draining and (not engine.busy or engine.status == "UnHealthy")):
         try:
             async with asyncio.timeout(poll_seconds):
                 await interrupted.wait()
