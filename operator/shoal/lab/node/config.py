@@ -48,7 +48,7 @@ class NodeSpec(_Section):
     """Of the TLS server on `NodeConfig.host_address`. Unique in the lab. Status-only nodes may share one."""
     labels: dict[str, str] = {}
     taints: tuple[Taint, ...] = ()
-    capacity: Capacity = Capacity()
+    capacity: Capacity = Field(default_factory=lambda: Capacity.model_validate({}))
     kubeconfig: Path | None = None
     """This node's own identity (system:node:NAME). Without it, the process's `kubeconfig`."""
 

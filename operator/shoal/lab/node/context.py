@@ -1,0 +1,54 @@
+"""What all pods of one node share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from shoal.lab.kubeapi import Api
+from shoal.lab.node.config import NodeConfig, NodeSpec
+from shoal.lab.node.events import Events
+from shoal.lab.node.network import Network
+from shoal.lab.node.objects import Objects
+from shoal.lab.node.runtime import Runtime
+
+
+class Gpus:
+    """The node's GPU indexes. The scheduler counts; this says which ones."""
+
+    def __init__(self, count: int) -> None:
+        self._free = list(range(count))
+
+    def take(self, count: int) -> list[int]:
+        """The lowest free ones. Raises ValueError when there are too few (a pod bound without the scheduler)."""
+        if count > len(self._free):
+            raise ValueError(f"requested {count} GPUs, {len(self._free)} are free")
+        taken, self._free = self._free[:count], self._free[count:]
+        return taken
+
+    def give_back(self, indexes: list[int]) -> None:
+        self._free = sorted(self._free + indexes)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeContext:
+    config: NodeConfig
+    node: NodeSpec
+    api: Api
+    runtime: Runtime
+    objects: Objects
+    events: Events
+    network: Network
+    gpus: Gpus
+    http: aiohttp.ClientSession
+    """For probes and hooks: no time-outs of its own, no kept connections."""
+    scratch: Path
+    """The node's tmpfs."""
+    host_mounts: list[str]
+    passable: Mapping[str, list[str]]
+    """Image repository in the table -> folders that every user may walk through."""
+
+    @property
+    def log_dir(self) -> Path:
+        return self.config.log_dir / self.node.name

@@ -1,0 +1,49 @@
+"""The argv that runs a command inside a running container, for `shoal lab exec --pod`."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+class NotRunning(Exception):
+    """No such container runs. The message lists those that do."""
+
+
+def argv(run_dir: Path, namespace: str, pod: str, container: str | None, command: Sequence[str]) -> list[str]:
+    """`run_dir` is the node's (`NodeConfig.run_dir`). Needs root. Raises NotRunning."""
+    folder = run_dir / "containers"
+    prefix = f"{namespace}_{pod}_"
+    files = {path.stem.removeprefix(prefix): path for path in sorted(folder.glob(f"{prefix}*.json"))}
+    if container is None and len(files) == 1:
+        container = next(iter(files))
+    if container is None or container not in files:
+        known = ", ".join(files) or "none"
+        raise NotRunning(f"{namespace}/{pod}:{container or ''}: no such running container; running here: {known}")
+    made: dict[str, Any] = json.loads(files[container].read_text())
+    pid = _first_process(made["mountNamespace"])
+    if pid is None:
+        raise NotRunning(f"{namespace}/{pod}:{container} has just ended")
+    groups = ["--groups", ",".join(map(str, made["groups"]))] if made["groups"] else ["--clear-groups"]
+    return [
+        *("nsenter", "--target", str(pid), "--mount", "--net", "--uts", "--ipc", "--pid", "--root", "--wdns"),
+        made["cwd"],
+        *("setpriv", "--reuid", str(made["uid"]), "--regid", str(made["gid"]), *groups, "--"),
+        *("env", "-i", *(f"{name}={value}" for name, value in made["env"].items()), *command),
+    ]
+
+
+def _first_process(mount_namespace: str) -> int | None:
+    """The container's PID 1, by its number in the caller's pid namespace."""
+    for entry in sorted((name for name in os.listdir("/proc") if name.isdigit()), key=int):
+        try:
+            if os.readlink(f"/proc/{entry}/ns/mnt") != mount_namespace:
+                continue
+            status = Path(f"/proc/{entry}/status").read_text()
+        except OSError:
+            continue  # it ended meanwhile
+        numbers = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()
+        if numbers[-1] == "1":
+            return int(entry)
+    return None

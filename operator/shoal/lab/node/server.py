@@ -1,0 +1,313 @@
+"""The kubelet's server, for the API server only: `kubectl logs` and `kubectl exec`.
+
+The API server presents its client certificate; nothing else gets in. Exec is a WebSocket from end to end, which the
+API server hands on because the Node declares ExtendWebSocketsToKubelet (on by default since Kubernetes 1.36).
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import ssl
+import struct
+import termios
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import structlog
+from aiohttp import WSMsgType, web
+
+from shoal.lab.node import logs
+from shoal.lab.node.config import NodeConfig
+from shoal.lab.node.container import Container
+from shoal.lab.node.launch import log_path
+from shoal.lab.node.pod import Pod
+from shoal.lab.node.runtime import Process, StartError
+
+_log = structlog.get_logger()
+
+_STDIN, _STDOUT, _STDERR, _ERROR, _RESIZE, _CLOSE = 0, 1, 2, 3, 4, 255
+"""Channels of v5.channel.k8s.io: the first byte of each message."""
+_PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+_CHUNK = 1 << 15
+
+
+class Server:
+    """`pods` is the live table of each node that this process runs, by the pod's uid."""
+
+    def __init__(self, config: NodeConfig, pods: Mapping[str, Mapping[str, Pod]]) -> None:
+        self._config = config
+        self._pods = pods
+
+    async def run(self) -> None:
+        app = web.Application()
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._logs)
+        for path in ("/exec/{namespace}/{pod}/{container}", "/exec/{namespace}/{pod}/{uid}/{container}"):
+            app.router.add_route("*", path, self._exec)
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(self._config.client_ca))
+        context.load_cert_chain(self._config.serving_cert, self._config.serving_key)
+        context.verify_mode = ssl.CERT_REQUIRED
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+        await runner.setup()
+        try:
+            for port in sorted({node.kubelet_port for node in self._config.nodes}):
+                await web.TCPSite(runner, self._config.host_address, port, ssl_context=context).start()
+            await asyncio.Event().wait()
+        finally:
+            await runner.cleanup()
+
+    async def _healthz(self, _request: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    def _find(self, request: web.Request) -> Container:
+        """Raises HTTPNotFound with a kubelet's sentence."""
+        namespace, name, container = (request.match_info[key] for key in ("namespace", "pod", "container"))
+        for pods in self._pods.values():
+            for pod in pods.values():
+                if pod.metadata["namespace"] == namespace and pod.metadata["name"] == name:
+                    for candidate in pod.containers:
+                        if candidate.name == container:
+                            return candidate
+                    raise web.HTTPNotFound(text=f"container {container} not found in pod {name}_{namespace}\n")
+        raise web.HTTPNotFound(text=f"pod {name}_{namespace} not found on this node\n")
+
+    # --- logs -------------------------------------------------------------------------------------------------------
+
+    async def _logs(self, request: web.Request) -> web.StreamResponse:
+        query = request.query
+        path, follow = self._log_file(request)
+        if not path.exists():
+            raise web.HTTPBadRequest(text=f"no log of container {request.match_info['container']} yet\n")
+        try:
+            since = _since(query)
+            tail = int(query["tailLines"]) if "tailLines" in query else None
+            limit = int(query["limitBytes"]) if "limitBytes" in query else None
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=f"{error}\n") from error
+        response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        await response.prepare(request)
+        lines = logs.read(path, follow=follow, tail=tail, since=since, timestamps=query.get("timestamps") == "true")
+        with contextlib.suppress(ConnectionResetError):
+            async for data in lines:
+                if limit is not None:
+                    data, limit = data[:limit], limit - len(data[:limit])
+                await response.write(data)
+                if limit == 0:
+                    break
+            await response.write_eof()
+        return response
+
+    def _log_file(self, request: web.Request) -> Any:
+        try:
+            container = self._find(request)
+        except web.HTTPNotFound:
+            # a pod that is over has no life here, but its logs stay until its object is deleted
+            found = self._log_of_ended(request)
+            if found is None:
+                raise
+            return found, None
+        restart = container.record.restarts
+        waiting = "waiting" in container.record.state
+        if request.query.get("previous") == "true":
+            restart = restart if waiting and container.record.last else restart - 1
+            if restart < 0:
+                name = container.name
+                raise web.HTTPBadRequest(text=f'previous terminated container "{name}" in pod not found\n')
+            return log_path(container, restart), None
+        follow = asyncio.Event()
+        if request.query.get("follow") != "true" or container.process is None or container.process.exit_code is not None:
+            follow.set()
+        else:
+            process = container.process
+            watcher = asyncio.create_task(_set_at_end(process, follow))
+            request.task.add_done_callback(lambda _: watcher.cancel()) if request.task else None
+        return log_path(container, restart), follow
+
+    def _log_of_ended(self, request: web.Request) -> Any:
+        namespace, name, container = (request.match_info[key] for key in ("namespace", "pod", "container"))
+        for node in self._config.nodes:
+            folder = self._config.log_dir / node.name
+            found = sorted(
+                folder.glob(f"{namespace}_{name}_*/{container}/*.log"), key=lambda path: path.stat().st_mtime
+            )
+            if found:
+                return found[-1]
+        return None
+
+    # --- exec -------------------------------------------------------------------------------------------------------
+
+    async def _exec(self, request: web.Request) -> web.StreamResponse:
+        container = self._find(request)
+        if request.headers.get("Upgrade", "").lower() != "websocket":
+            raise web.HTTPBadRequest(text="the lab's nodes serve exec over WebSockets only (kubectl 1.31 or later)\n")
+        socket = web.WebSocketResponse(protocols=_PROTOCOLS, heartbeat=30)
+        await socket.prepare(request)
+        query = request.query
+        argv = query.getall("command", [])
+        wants = {name: query.get(name) in ("1", "true") for name in ("input", "tty")}
+        session = _ExecSession(socket, container, argv, tty=wants["tty"], stdin=wants["input"])
+        try:
+            status = await session.run()
+        except StartError as error:
+            status = _failure(f"error executing command in container: {error}", 126)
+        with contextlib.suppress(ConnectionResetError):
+            await socket.send_bytes(bytes([_ERROR]) + json.dumps(status).encode())
+            await socket.close()
+        return socket
+
+
+async def _set_at_end(process: Process, event: asyncio.Event) -> None:
+    await process.wait()
+    # what was still in the pipe
+    await asyncio.sleep(logs.FOLLOW_SECONDS)
+    event.set()
+
+
+def _since(query: Mapping[str, str]) -> str | None:
+    """As the log's own times, to be compared as text."""
+    if "sinceTime" in query:
+        moment = datetime.fromisoformat(query["sinceTime"]).astimezone(UTC)
+    elif "sinceSeconds" in query:
+        moment = datetime.now(UTC) - timedelta(seconds=int(query["sinceSeconds"]))
+    else:
+        return None
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%f000Z")
+
+
+def _failure(message: str, code: int) -> dict[str, Any]:
+    return {
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": "NonZeroExitCode",
+        "details": {"causes": [{"reason": "ExitCode", "message": str(code)}]},
+        "code": 500,
+    }
+
+
+class _ExecSession:
+    """One command: bytes from the WebSocket to the process and back, until the process ends."""
+
+    def __init__(
+        self, socket: web.WebSocketResponse, container: Container, argv: list[str], *, tty: bool, stdin: bool
+    ) -> None:
+        self._socket = socket
+        self._container = container
+        self._argv = argv
+        self._tty = tty
+        self._stdin = stdin
+        self._input: int | None = None
+        self._outputs: list[tuple[int, int]] = []
+        """Channel and file."""
+
+    async def run(self) -> dict[str, Any]:
+        """Raises StartError. Ends the process when the client goes."""
+        theirs = self._open()
+        try:
+            process = await self._container.exec(self._argv, theirs, self._tty)
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            for fd in set(theirs):
+                os.close(fd)
+        pumps = [asyncio.create_task(self._pump(channel, fd)) for channel, fd in self._outputs]
+        receiving = asyncio.create_task(self._receive())
+        waiting = asyncio.create_task(process.wait())
+        try:
+            await asyncio.wait([receiving, waiting], return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                process.send_signal(signal.SIGKILL)  # the client has gone
+            code = await waiting
+            await asyncio.wait(pumps, timeout=1.0)  # a child that it left behind may hold the pipes
+        finally:
+            for task in (*pumps, receiving):
+                task.cancel()
+            await asyncio.gather(*pumps, receiving, return_exceptions=True)
+            self._close()
+        if code == 0:
+            return {"metadata": {}, "status": "Success"}
+        return _failure(f"command terminated with exit code {code}", code)
+
+    def _open(self) -> tuple[int, ...]:
+        """The process's ends: stdin, stdout, stderr."""
+        if self._tty:
+            ours, theirs = os.openpty()
+            os.set_blocking(ours, False)
+            self._outputs = [(_STDOUT, ours)]
+            self._input = ours
+            return theirs, theirs, theirs
+        ends: list[int] = []
+        if self._stdin:
+            read, self._input = os.pipe()
+            os.set_blocking(self._input, False)
+            ends.append(read)
+        else:
+            ends.append(os.open("/dev/null", os.O_RDONLY))
+        for channel in (_STDOUT, _STDERR):
+            read, write = os.pipe()
+            os.set_blocking(read, False)
+            self._outputs.append((channel, read))
+            ends.append(write)
+        return tuple(ends)
+
+    def _close(self) -> None:
+        self._close_input()
+        for _, fd in self._outputs:
+            os.close(fd)
+        self._outputs = []
+
+    def _close_input(self) -> None:
+        if self._input is not None and not self._tty:
+            os.close(self._input)
+        self._input = None
+
+    async def _pump(self, channel: int, fd: int) -> None:
+        while True:
+            try:
+                data = os.read(fd, _CHUNK)
+            except BlockingIOError:
+                await _ready(fd, write=False)
+                continue
+            except OSError:
+                return  # a terminal whose last user has gone
+            if not data:
+                return
+            await self._socket.send_bytes(bytes([channel]) + data)
+
+    async def _receive(self) -> None:
+        async for message in self._socket:
+            if message.type != WSMsgType.BINARY or not message.data:
+                continue
+            channel, data = message.data[0], message.data[1:]
+            if channel == _STDIN and self._input is not None:
+                await self._write(data)
+            elif channel == _CLOSE and data[:1] == bytes([_STDIN]):
+                self._close_input()
+            elif channel == _RESIZE and self._tty and self._input is not None:
+                size = json.loads(data)
+                fcntl.ioctl(self._input, termios.TIOCSWINSZ, struct.pack("HHHH", size["Height"], size["Width"], 0, 0))
+
+    async def _write(self, data: bytes) -> None:
+        while data and self._input is not None:
+            try:
+                data = data[os.write(self._input, data) :]
+            except BlockingIOError:
+                await _ready(self._input, write=True)
+            except OSError:
+                return  # it does not read any more
+
+
+async def _ready(fd: int, *, write: bool) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    add, remove = (loop.add_writer, loop.remove_writer) if write else (loop.add_reader, loop.remove_reader)
+    add(fd, lambda: ready.done() or ready.set_result(None))
+    try:
+        await ready
+    finally:
+        remove(fd)
