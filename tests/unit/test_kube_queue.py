@@ -1,0 +1,96 @@
+"""The work queue: once per key, never twice at a time, backing off by itself."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from shoal.kube.queue import Bucket, Handler, WorkQueue
+
+
+@contextlib.asynccontextmanager
+async def working(queue: WorkQueue, handle: Handler) -> AsyncIterator[None]:
+    task = asyncio.create_task(queue.run(handle))
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(holds: object) -> None:
+    async with asyncio.timeout(5):
+        while not holds():  # type: ignore[operator]  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_a_key_that_is_added_often_runs_once_and_again_if_it_was_added_while_it_ran() -> None:
+    queue, runs, gate = WorkQueue("t"), [], asyncio.Event()
+
+    async def handle(key: str) -> None:
+        runs.append(key)
+        await gate.wait()
+
+    for _ in range(5):
+        queue.add("a")
+    async with working(queue, handle):
+        await until(lambda: runs == ["a"])
+        queue.add("a")
+        queue.add("a")
+        await asyncio.sleep(0.05)
+        assert runs == ["a"]  # single flight
+        gate.set()
+        await until(lambda: runs == ["a", "a"])
+        await until(queue.idle)
+    assert runs == ["a", "a"]
+
+
+async def test_a_failing_key_is_tried_again_and_does_not_hold_up_others(monkeypatch) -> None:
+    monkeypatch.setattr("shoal.kube.queue.FIRST_BACKOFF", 0.02)
+    queue, seen = WorkQueue("t", workers=1), {"bad": 0, "good": 0}
+
+    async def handle(key: str) -> None:
+        seen[key] += 1
+        if key == "bad" and seen["bad"] < 3:
+            raise RuntimeError("no")
+
+    queue.add("bad")
+    queue.add("good")
+    async with working(queue, handle):
+        await until(lambda: seen == {"bad": 3, "good": 1})
+
+
+async def test_what_was_cut_short_is_done_by_the_next_leader() -> None:
+    queue, runs, hang = WorkQueue("t"), [], asyncio.Event()
+
+    async def handle(key: str) -> None:
+        runs.append(key)
+        await hang.wait()
+
+    queue.add("a")
+    async with working(queue, handle):
+        await until(lambda: runs == ["a"])
+    assert not queue.idle()
+    hang.set()
+    async with working(queue, handle):
+        await until(lambda: runs == ["a", "a"])
+
+
+async def test_a_reconcile_may_ask_to_be_called_later() -> None:
+    queue, runs = WorkQueue("t"), []
+
+    async def handle(key: str) -> float | None:
+        runs.append(key)
+        return 0.05 if len(runs) == 1 else None
+
+    queue.add("a")
+    async with working(queue, handle):
+        await until(lambda: len(runs) == 2)
+
+
+def test_the_bucket_lets_a_burst_through_and_then_the_rate() -> None:
+    now = 0.0
+    bucket = Bucket(rate=10, burst=2, clock=lambda: now)
+    assert [round(bucket.take(), 3) for _ in range(4)] == [0.0, 0.0, 0.1, 0.2]
+    now = 1.0
+    assert bucket.take() == 0.0

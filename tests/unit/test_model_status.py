@@ -1,0 +1,117 @@
+"""The conditions of a Model, as GitOps tools and people read them."""
+
+from datetime import UTC, datetime, timedelta
+
+from shoal.api.model import Model
+from shoal.core.conditions import Finding, merge, shorten
+from shoal.core.facts import Deployment
+from shoal.core.models import Observed, Problem, ServedNames, first_status, served_names, status
+from shoal.core.placement import Placement, VariantPlan
+
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+PLACED = Placement((VariantPlan("l4", 1, 1, "0.43"),), (), 0, "Placed", "1 on l4, 1 GPU each")
+
+
+def model(name: str = "chat", *, created: datetime = NOW, uid: str = "u", names: tuple[str, ...] = ()) -> Model:
+    return Model.model_validate(
+        {
+            "metadata": {
+                "name": name,
+                "namespace": "ns",
+                "uid": uid,
+                "generation": 3,
+                "creationTimestamp": created.isoformat(),
+            },
+            "spec": {"source": {"uri": "file:///m"}, "servedNames": list(names)},
+        }
+    )
+
+
+def deployment(*, ready: int = 1, updated: int = 1, total: int = 1, refused: str | None = None) -> Deployment:
+    return Deployment(
+        "ns", "chat-l4", "d", "1", "u", "l4", 1, "nvidia.com/gpu", 1, 1, 1,
+        frozenset({"shoal-scaler"}), updated, ready, total, refused, False,
+    )  # fmt: skip
+
+
+def observed(**changes) -> Observed:
+    base = {
+        "model": model(),
+        "problems": (),
+        "served": ServedNames(("chat",), ()),
+        "placement": PLACED,
+        "deployments": (deployment(),),
+        "pods": (),
+    }
+    return Observed(**(base | changes))
+
+
+def told(seen: Observed) -> dict[str, tuple[str, str]]:
+    return {c.type: (c.status, c.reason) for c in status(seen, NOW).conditions}
+
+
+def test_at_first_sight_nothing_is_claimed() -> None:
+    first = first_status(model(), NOW)
+    assert first.observed_generation == 3
+    assert {c.type: c.status for c in first.conditions} == {
+        "Accepted": "Unknown",
+        "Placed": "Unknown",
+        "Available": "Unknown",
+        "Ready": "Unknown",
+        "Reconciling": "True",
+    }
+
+
+def test_a_model_that_serves_has_neither_reconciling_nor_stalled() -> None:
+    assert told(observed()) == {
+        "Accepted": ("True", "Valid"),
+        "Placed": ("True", "Placed"),
+        "Available": ("True", "ReplicasReady"),
+        "Ready": ("True", "ReplicasReady"),
+    }
+
+
+def test_a_rollout_is_available_and_not_ready() -> None:
+    found = told(observed(deployments=(deployment(updated=0, total=2),)))
+    assert found["Available"][0] == "True"
+    assert found["Ready"] == ("False", "Starting")
+    assert found["Reconciling"] == ("True", "Starting")
+
+
+def test_a_refused_model_that_still_serves_is_available_and_stalled() -> None:
+    found = told(observed(problems=(Problem("ClassNotFound", "no class"),), placement=None))
+    assert found["Accepted"] == ("False", "ClassNotFound")
+    assert found["Placed"] == ("Unknown", "Pending")
+    assert found["Available"] == ("True", "ReplicasReady")
+    assert found["Stalled"] == ("True", "ClassNotFound")
+
+
+def test_equal_observations_give_an_equal_status_at_any_time() -> None:
+    first = status(observed(), NOW)
+    again = model().model_copy(update={"status": first})
+    assert status(observed(model=again), NOW + timedelta(hours=1)) == first
+
+
+def test_the_transition_time_moves_only_when_the_status_flips() -> None:
+    first = merge((), [Finding("Ready", "False", "Starting", "0 of 1")], generation=1, now=NOW)
+    later = NOW + timedelta(minutes=1)
+    (same,) = merge(first, [Finding("Ready", "False", "Unschedulable", "full")], generation=2, now=later)
+    assert (same.last_transition_time, same.reason, same.observed_generation) == (NOW, "Unschedulable", 2)
+    (flipped,) = merge(first, [Finding("Ready", "True", "ReplicasReady", "1 of 1")], generation=2, now=later)
+    assert flipped.last_transition_time == later
+
+
+def test_a_long_message_keeps_its_end() -> None:
+    text = shorten("Traceback " + "x" * 5000 + " CUDA out of memory")
+    assert len(text) <= 1024
+    assert text.startswith("Traceback")
+    assert text.endswith("CUDA out of memory")
+
+
+def test_a_name_belongs_to_the_oldest_and_of_equals_to_the_lower_uid() -> None:
+    older = model("a", created=NOW - timedelta(days=1), uid="z", names=("llama",))
+    first, second = model("b", uid="b", names=("llama",)), model("c", uid="c", names=("llama", "own"))
+    everyone = [older, first, second]
+    assert served_names(older, everyone) == ServedNames(("llama",), ())
+    assert served_names(second, everyone) == ServedNames(("own",), (("llama", "ns/a"),))
+    assert served_names(first, [first, second]) == ServedNames(("llama",), ())
