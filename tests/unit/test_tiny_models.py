@@ -1,0 +1,38 @@
+"""The tiny models that the demo and the tests serve."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from safetensors import deserialize
+from tokenizers import Tokenizer
+
+SCRIPT = Path(__file__).parents[2] / "images" / "shoal" / "make_models.py"
+
+
+def make(folder: Path) -> dict[str, bytes]:
+    subprocess.run([sys.executable, str(SCRIPT), str(folder)], check=True, capture_output=True, timeout=60)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_they_are_the_same_bytes_each_time_small_and_readable_by_all(tmp_path: Path):
+    first, second = make(tmp_path / "a"), make(tmp_path / "b")
+    assert first == second
+    assert {name.split("/")[0] for name in first} == {"tiny-chat", "tiny-code"}
+    assert first["tiny-chat/model.safetensors"] != first["tiny-code/model.safetensors"]
+    assert sum(map(len, first.values())) < 1_500_000
+    for path in (tmp_path / "a").rglob("*"):
+        assert path.stat().st_mode & 0o004, f"{path} must be readable by an engine that runs as another user"
+
+
+def test_weights_fit_the_configuration(tmp_path: Path):
+    files = make(tmp_path)
+    config = json.loads(files["tiny-chat/config.json"])
+    tensors = dict(deserialize(files["tiny-chat/model.safetensors"]))
+    assert tensors["model.embed_tokens.weight"]["shape"] == [config["vocab_size"], config["hidden_size"]]
+    assert f"model.layers.{config['num_hidden_layers'] - 1}.mlp.up_proj.weight" in tensors
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tiny-chat" / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() <= config["vocab_size"]
+    text = "any text: Käse, 魚, \n"
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
