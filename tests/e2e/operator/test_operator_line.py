@@ -1,0 +1,424 @@
+"""A Model becomes Deployments, pods and a status; what is asked of the operator by people is asked here."""
+
+import asyncio
+import json
+
+import pytest
+
+from shoal.api import keys, names
+from shoal.api.meta import JsonObject
+from shoal.kube.client import Client
+from shoal.kube.resources import (
+    DEPLOYMENTS,
+    EVENTS,
+    GPUCLASSES,
+    MODELS,
+    NETWORKPOLICIES,
+    PDBS,
+    PODS,
+    SECRETS,
+    TENANTS,
+)
+from tests.support.controlplane import CRDS, Fleet, add_node, install_crds
+from tests.support.operators import condition, eventually, gpu_class, model, model_with, running_operator
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
+
+
+async def test_a_model_runs_on_the_cheapest_class_and_leaves_nothing_behind(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(model("chat", ns))
+        ready = await model_with(client, ns, "chat", "Ready", "True")
+        assert ready["status"]["observedGeneration"] == 1
+        assert ready["status"]["servedNames"] == ["chat"]
+        assert ready["status"]["replicas"] == {"desired": 1, "ready": 1}
+        assert [v["class"] for v in ready["status"]["variants"] if v["desired"]] == ["l4"]
+        assert {c["type"] for c in ready["status"]["conditions"]} == {"Accepted", "Placed", "Available", "Ready"}
+        said = fleet.plane.run_kubectl("wait", "--for=condition=Ready", "--timeout=10s", f"-n={ns}", "model/chat")
+        assert "condition met" in said
+        counted = await eventually(
+            lambda: client.get(GPUCLASSES, "l4"), lambda c: (c["status"].get("gpus") or {}).get("allocated") == 1
+        )
+        assert counted["status"]["gpus"] == {
+            "capacity": 2,
+            "allocatable": 2,
+            "allocated": 1,
+            "free": 1,
+            "largestFreeOnOneNode": 1,
+        }
+        await client.delete(MODELS, "chat", ns)
+        for resource in (DEPLOYMENTS, PODS, PDBS, NETWORKPOLICIES, SECRETS):
+            # The garbage collector looks for new kinds every 30 s.
+            await eventually(
+                lambda r=resource: fleet.all(r, namespace=ns),
+                lambda left: not left,
+                seconds=90,
+                what=f"{resource.plural} gone",
+            )
+
+
+async def test_a_quiet_fleet_costs_no_writes(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with (
+        await Client.from_environment(kubeconfig=fleet.kubeconfig) as own,
+        running_operator(own, fleet.kubeconfig) as operator,
+    ):
+        await fleet.apply(model("chat", ns))
+        await fleet.apply(model("code", ns, variants=[{"class": "h100"}], engine={"parallelism": {"tensor": 4}}))
+        await fleet.apply(_tenant("acme", ns, "chat"))
+        for name in ("chat", "code"):
+            await model_with(client, ns, name, "Ready", "True")
+        await asyncio.sleep(3)  # bunched counts and events
+        assert all(queue.idle() for queue in operator.queues)
+        before = _writes(own)
+        lines = len(fleet.plane.audit.read_text().splitlines())
+        operator._compare_all()  # what a resync does
+        await asyncio.sleep(5)
+        assert all(queue.idle() for queue in operator.queues)
+        assert _writes(own) == before
+        audited = [json.loads(line) for line in fleet.plane.audit.read_text().splitlines()[lines:]]
+        ours = [
+            f"{e['verb']} {e['requestURI']}"
+            for e in audited
+            if e.get("userAgent") == "shoal" and e["objectRef"]["resource"] != "leases"
+        ]
+        assert ours == []
+
+
+async def test_what_is_edited_or_deleted_by_hand_is_put_right(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(model("chat", ns))
+        await model_with(client, ns, "chat", "Ready", "True")
+        kubectl = fleet.plane.run_kubectl
+        kubectl("set", "image", f"-n={ns}", "deployment/chat-l4", "engine=evil:latest")
+        kubectl("scale", f"-n={ns}", "deployment/chat-l4", "--replicas=2")
+
+        def as_decided(found: JsonObject) -> bool:
+            spec = found["spec"]
+            engine = spec["template"]["spec"]["containers"][0]
+            return engine["image"] == "lmsysorg/sglang:v0.5.23" and spec["replicas"] == 1
+
+        await eventually(lambda: client.get(DEPLOYMENTS, "chat-l4", ns), as_decided)
+        for resource, name in ((PDBS, "chat-engine"), (NETWORKPOLICIES, "chat-engine"), (DEPLOYMENTS, "chat-l4")):
+            old = await client.get(resource, name, ns)
+            kubectl("delete", resource.plural, f"-n={ns}", name)
+            await eventually(
+                lambda r=resource: fleet.all(r, namespace=ns),
+                lambda found, uid=old["metadata"]["uid"]: [o["metadata"]["uid"] for o in found] not in ([], [uid]),
+                what=f"{resource.kind} made again",
+            )
+        await model_with(client, ns, "chat", "Ready", "True")
+
+
+async def test_every_field_has_one_writer(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(model("chat", ns))
+        await model_with(client, ns, "chat", "Ready", "True")
+    objects = [await client.get(MODELS, "chat", ns), await client.get(GPUCLASSES, "l4")]
+    for resource in (DEPLOYMENTS, PDBS, NETWORKPOLICIES, SECRETS):
+        objects += await fleet.all(resource, namespace=ns)
+    for obj in objects:
+        owners: dict[str, set[str]] = {}
+        for entry in obj["metadata"]["managedFields"]:
+            for path in _paths(entry["fieldsV1"]):
+                owners.setdefault(path, set()).add(entry["manager"])
+        shared = {path: who for path, who in owners.items() if len(who) > 1}
+        assert shared == {}, obj["kind"]
+    deployment = next(o for o in objects if o["kind"] == "Deployment")
+    managers = {e["manager"]: set(_paths(e["fieldsV1"])) for e in deployment["metadata"]["managedFields"]}
+    assert managers["shoal-scaler"] == {"f:spec/f:replicas"}
+    assert "f:spec/f:replicas" not in managers["shoal-model"]
+
+
+async def test_gpus_are_not_promised_twice(fleet: Fleet) -> None:
+    """Ten Models at once, two cheap GPUs: the others go where there is room, and nobody waits on a full class."""
+    client, ns = fleet.client, fleet.namespace
+    async with running_operator(client, fleet.kubeconfig):
+        await asyncio.gather(*(fleet.apply(model(f"m{i}", ns)) for i in range(11)))
+        await eventually(
+            lambda: fleet.all(MODELS, namespace=ns),
+            lambda found: sum(condition(m, "Ready").get("status") == "True" for m in found) == 10,
+            seconds=60,
+            what="ten of eleven Models ready",
+        )
+        deployments = await fleet.all(DEPLOYMENTS, namespace=ns)
+        asked: dict[str, int] = {}
+        for d in deployments:
+            name = d["metadata"]["labels"][names.LABEL_GPU_CLASS]
+            asked[name] = asked.get(name, 0) + d["spec"]["replicas"]
+        assert asked == {"l4": 2, "h100": 8}
+        left = [m for m in await fleet.all(MODELS, namespace=ns) if condition(m, "Ready")["status"] != "True"]
+        waiting = left[0]["metadata"]["name"]
+        full = "no room for a replica of 1 GPU: l4: 0 of 2 GPUs free; h100: 0 of 8 GPUs free"
+        placed = await eventually(
+            lambda: client.get(MODELS, waiting, ns), lambda m: condition(m, "Placed").get("message") == full
+        )
+        assert condition(placed, "Placed")["reason"] == "NoCapacity"
+        assert condition(placed, "Ready")["message"] == full
+        await add_node(client, "l4-1", {"nvidia.com/gpu.product": "L4"}, 2)
+        await model_with(client, ns, waiting, "Ready", "True")
+
+
+async def test_two_models_with_one_served_name(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(model("first", ns, servedNames=["llama"]))
+        await model_with(client, ns, "first", "Ready", "True")
+        await asyncio.sleep(1.1)  # creation times have seconds
+        await fleet.apply(model("second", ns, servedNames=["llama", "second"]))
+        second = await model_with(client, ns, "second", "Ready", "True")
+        assert condition(second, "Accepted")["status"] == "True"
+        assert condition(second, "Accepted")["reason"] == "NameClaimed"
+        assert condition(second, "Accepted")["message"] == (
+            f"served name 'llama' belongs to the older Model {ns}/first; '{ns}/second' always means this one"
+        )
+        assert second["status"]["servedNames"] == ["second"]
+        await client.delete(MODELS, "first", ns)
+        await model_with(client, ns, "second", "Accepted", "True", "Valid")
+
+
+async def test_an_unknown_class_is_named_and_accepted_once_it_exists(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(model("chat", ns, variants=[{"class": "b200"}]))
+        refused = await model_with(client, ns, "chat", "Accepted", "False", "ClassNotFound")
+        assert condition(refused, "Ready")["message"] == (
+            "spec.variants: there is no GPUClass 'b200'; there are: h100, l4"
+        )
+        assert condition(refused, "Stalled")["status"] == "True"
+        assert await fleet.all(DEPLOYMENTS, namespace=ns) == []
+        await fleet.apply(gpu_class("b200", "B200"))
+        empty = await model_with(client, ns, "chat", "Placed", "False", "NoCapacity")
+        assert condition(empty, "Ready")["message"] == (
+            "no room for a replica of 1 GPU: b200: no node has the class's labels"
+        )
+
+
+async def test_arguments_that_shoal_owns_are_refused(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with running_operator(client, fleet.kubeconfig):
+        extra = ["--served-model-name=x", "--context-len=4096"]
+        await fleet.apply(model("chat", ns, engine={"extraArgs": extra}))
+        refused = await model_with(client, ns, "chat", "Accepted", "False", "ArgumentsRefused")
+        message = condition(refused, "Accepted")["message"]
+        assert message.startswith("spec.engine.extraArgs: --served-model-name is owned by Shoal: use spec.servedNames")
+        assert "--context-len is an abbreviation of --context-length" in message
+
+
+async def test_a_missing_secret_is_named_and_found_when_it_comes(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.controllers.model.controller.LOOK_AGAIN_SECONDS", 0.5)
+    client, ns = fleet.client, fleet.namespace
+    async with running_operator(client, fleet.kubeconfig):
+        source = {"uri": "hf://meta-llama/Llama-3.1-8B", "secretRef": {"name": "hub"}}
+        await fleet.apply(model("chat", ns, source=source))
+        refused = await model_with(client, ns, "chat", "Accepted", "False", "SecretNotFound")
+        assert condition(refused, "Accepted")["message"] == (
+            f"spec.source.secretRef: there is no Secret {ns}/hub; create it with the key `token`"
+        )
+        fleet.plane.run_kubectl("create", "secret", "generic", "hub", f"-n={ns}", "--from-literal=token=t")
+        await model_with(client, ns, "chat", "Ready", "True")
+
+
+async def test_a_name_that_is_taken_is_left_alone(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    fleet.plane.run_kubectl("create", "deployment", "chat-l4", f"-n={ns}", "--image=other", "--replicas=0")
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(model("chat", ns))
+        stuck = await model_with(client, ns, "chat", "Ready", "False", "NameTaken")
+        assert condition(stuck, "Stalled")["message"] == (
+            f"Deployment {ns}/chat-l4 exists and does not belong to this Model: rename or delete one of them"
+        )
+    theirs = await client.get(DEPLOYMENTS, "chat-l4", ns)
+    assert theirs["spec"]["template"]["spec"]["containers"][0]["image"] == "other"
+    await client.delete(DEPLOYMENTS, "chat-l4", ns)
+
+
+async def test_a_paused_model_is_decided_and_not_applied(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(model("chat", ns, annotations={names.ANNOTATION_PAUSED: "true"}))
+        paused = await model_with(client, ns, "chat", "Ready", "False", "Paused")
+        assert condition(paused, "Placed")["status"] == "True"
+        assert await fleet.all(DEPLOYMENTS, namespace=ns) == []
+        await fleet.apply(model("chat", ns))
+        await model_with(client, ns, "chat", "Ready", "True")
+
+
+async def test_a_variant_that_is_no_longer_listed_goes(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(model("chat", ns, variants=[{"class": "l4"}]))
+        await model_with(client, ns, "chat", "Ready", "True")
+        await fleet.apply(model("chat", ns, variants=[{"class": "h100"}]))
+        await eventually(
+            lambda: fleet.all(DEPLOYMENTS, namespace=ns),
+            lambda found: [d["metadata"]["name"] for d in found] == ["chat-h100"],
+        )
+        await model_with(client, ns, "chat", "Ready", "True")
+
+
+async def test_what_the_stage_container_said_is_what_the_model_says(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    fleet.kubelet.hold = True
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(model("chat", ns))
+        (pod,) = await eventually(
+            lambda: fleet.all(PODS, namespace=ns), lambda found: found and found[0]["spec"].get("nodeName")
+        )
+        said = {"reason": "DigestMismatch", "message": "the archive's SHA-256 is sha256:11, not sha256:22"}
+        ended = {"exitCode": 1, "message": json.dumps(said), "reason": "Error"}
+        status = {
+            "name": "stage",
+            "image": "shoal:test",
+            "imageID": "",
+            "ready": False,
+            "restartCount": 2,
+            "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 20s"}},
+            "lastState": {"terminated": ended},
+        }
+        await client.merge_patch(
+            PODS,
+            pod["metadata"]["name"],
+            ns,
+            {"status": {"phase": "Pending", "initContainerStatuses": [status]}},
+            manager="kubelet",
+            subresource="status",
+        )
+        failed = await model_with(client, ns, "chat", "Ready", "False", "DigestMismatch")
+        assert condition(failed, "Ready")["message"] == (
+            f"the archive's SHA-256 is sha256:11, not sha256:22 (pod {ns}/{pod['metadata']['name']}, attempt 3)"
+        )
+        events = await eventually(
+            lambda: fleet.all(EVENTS, namespace=ns),
+            lambda found: [e for e in found if e.get("reason") == "DigestMismatch"],
+        )
+        assert any(e["regarding"]["kind"] == "Model" for e in events)
+
+
+async def test_quota_that_refuses_the_pods_is_told(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    fleet.plane.run_kubectl("create", "quota", "none", f"-n={ns}", "--hard=pods=0")
+    await asyncio.sleep(1)
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(model("chat", ns))
+        refused = await model_with(client, ns, "chat", "Ready", "False", "PodsRefused")
+        assert "exceeded quota: none" in condition(refused, "Ready")["message"]
+
+
+async def test_a_new_install_key_rolls_the_pods_and_the_old_one_goes_with_the_last(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.controllers.installkey.READ_SECONDS", 0.3)
+    client, ns = fleet.client, fleet.namespace
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(model("chat", ns))
+        await model_with(client, ns, "chat", "Ready", "True")
+        secret = await client.get(SECRETS, names.INSTALL_KEY_SECRET, "shoal-system")
+        (old,) = [s["metadata"]["name"] for s in await fleet.all(SECRETS, namespace=ns)]
+        fresh = b"f" * 64
+        import base64
+
+        data = {"current": base64.b64encode(fresh).decode(), "previous": secret["data"]["current"]}
+        await client.merge_patch(SECRETS, names.INSTALL_KEY_SECRET, "shoal-system", {"data": data}, manager="person")
+        new = f"chat-keys-{keys.fingerprint(fresh)}"
+        await eventually(
+            lambda: fleet.all(SECRETS, namespace=ns),
+            lambda found: [s["metadata"]["name"] for s in found] == [new],
+            what=f"{old} replaced by {new}",
+        )
+        (pod,) = await eventually(lambda: fleet.all(PODS, namespace=ns), lambda found: len(found) == 1)
+        assert pod["metadata"]["annotations"][names.ANNOTATION_INSTALL_KEY] == keys.fingerprint(fresh)
+        made = (await client.get(SECRETS, new, ns))["data"]["agent.json"]
+        uid = (await client.get(MODELS, "chat", ns))["metadata"]["uid"]
+        assert json.loads(base64.b64decode(made))["engine"] == keys.derive(fresh, "gateway", uid)
+
+
+async def test_tenants_say_whether_they_can_be_used(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(_tenant("acme", ns, "chat"))
+
+        async def ready(name: str, reason: str) -> str:
+            found = await eventually(
+                lambda: client.get(TENANTS, name), lambda t: condition(t, "Ready").get("reason") == reason
+            )
+            return condition(found, "Ready")["message"]
+
+        assert await ready("acme", "ModelNotFound") == f"there is no Model {ns}/chat; the others can be used"
+        await fleet.apply(model("chat", ns))
+        assert await ready("acme", "Active") == "1 key, 1 models"
+        await asyncio.sleep(1.1)
+        await fleet.apply(_tenant("thief", ns, "chat"))
+        assert await ready("thief", "NoUsableKey") == (
+            "none of 1 keys can be used: 0 disabled, 0 expired, 1 listed by an older Tenant"
+        )
+        await client.merge_patch(TENANTS, "acme", None, {"spec": {"suspended": True}}, manager="person")
+        await ready("acme", "Suspended")
+
+
+async def test_the_operator_waits_for_crds_and_says_so(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    for plural in ("models", "gpuclasses", "tenants"):
+        await client.delete(CRDS, f"{plural}.shoal.dev")
+    await eventually(lambda: client.discover("shoal.dev", "v1alpha1"), lambda found: not found)
+    async with running_operator(client, fleet.kubeconfig) as operator:
+        await asyncio.sleep(1)
+        assert operator.unready() == [
+            "CustomResourceDefinitions are missing: gpuclasses.shoal.dev, models.shoal.dev, tenants.shoal.dev; "
+            "install the chart shoal-crds"
+        ]
+        assert operator.sick() == []
+        await install_crds(client)
+        await fleet.apply(gpu_class("l4", "L4"))
+        await fleet.apply(model("chat", ns))
+        await model_with(client, ns, "chat", "Ready", "True", seconds=60)
+        assert operator.unready() == []
+
+
+async def test_the_api_server_restarts_under_the_operator(fleet: Fleet) -> None:
+    client, ns, plane = fleet.client, fleet.namespace, fleet.plane
+    async with running_operator(client, fleet.kubeconfig) as operator:
+        await fleet.apply(model("before", ns))
+        await model_with(client, ns, "before", "Ready", "True")
+        await asyncio.to_thread(plane.kill_api_server)
+        await asyncio.sleep(3)
+        assert operator.sick() == []
+        assert operator.world.models.get(f"{ns}/before") is not None
+        await asyncio.to_thread(plane.start_api_server)
+        await fleet.apply(model("after", ns))
+        await model_with(client, ns, "after", "Ready", "True", seconds=90)
+        await client.delete(MODELS, "before", ns)
+        await eventually(
+            lambda: fleet.all(DEPLOYMENTS, namespace=ns),
+            lambda found: [d["metadata"]["name"] for d in found] == ["after-l4"],
+            seconds=60,
+        )
+
+
+def _tenant(name: str, namespace: str, model_name: str) -> JsonObject:
+    return {
+        "apiVersion": "shoal.dev/v1alpha1",
+        "kind": "Tenant",
+        "metadata": {"name": name},
+        "spec": {
+            "keys": [{"name": "k", "sha256": keys.hash_api_key("sk-test")}],
+            "models": [{"namespace": namespace, "name": model_name}],
+        },
+    }
+
+
+def _writes(client: Client) -> dict[tuple[str, str], int]:
+    return {call: count for call, count in client.writes.items() if call[1] != "leases"}
+
+
+def _paths(fields: JsonObject, prefix: str = "") -> list[str]:
+    """Leaves of a fieldsV1 tree."""
+    found: list[str] = []
+    for name, below in fields.items():
+        path = f"{prefix}/{name}" if prefix else name
+        inner = {k: v for k, v in below.items() if k != "."}
+        found += _paths(inner, path) if inner else [path]
+    return found

@@ -1,0 +1,347 @@
+"""A real control plane on loopback without root and without nodes: etcd, API server, controllers, scheduler.
+
+Nodes are objects, pods are bound by the real scheduler, and `StatusKubelet` says of them what a kubelet would say.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import yaml
+
+from shoal.api.meta import JsonObject
+from shoal.kube.client import Client
+from shoal.kube.errors import Conflict, KubeError, NotFound
+from shoal.kube.reflector import Reflector
+from shoal.kube.resources import GPUCLASSES, MODELS, NODES, PODS, TENANTS, Resource
+from shoal.lab import binaries as lab_binaries
+from shoal.lab import pki
+
+CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for s in sockets:
+            s.bind(("127.0.0.1", 0))
+        return [s.getsockname()[1] for s in sockets]
+
+
+class ControlPlane:
+    """Start it, use `kubeconfig`, stop it. Nothing of it survives `stop`."""
+
+    def __init__(self, directory: Path, binaries: lab_binaries.Binaries) -> None:
+        self.directory = directory
+        self._binaries = binaries
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.api_port, self._etcd, self._peer = free_ports(3)
+        self.url = f"https://127.0.0.1:{self.api_port}"
+        self.kubeconfig = directory / "kubeconfig"
+        self.audit = directory / "audit.log"
+
+    @property
+    def kubectl(self) -> Path:
+        return self._binaries.path("kubectl")
+
+    def start(self) -> None:
+        addresses = pki.Addresses(self.url, self.url, ["127.0.0.1", "10.96.0.1", "localhost"], "127.0.0.1")
+        pki.write(self.directory / "pki", addresses, [], self.kubeconfig)
+        (self.directory / "audit.yaml").write_text(
+            yaml.safe_dump(
+                {
+                    "apiVersion": "audit.k8s.io/v1",
+                    "kind": "Policy",
+                    "omitStages": ["RequestReceived", "ResponseStarted"],
+                    "rules": [
+                        {"level": "None", "verbs": ["get", "list", "watch"]},
+                        {"level": "Metadata"},
+                    ],
+                }
+            )
+        )
+        etcd = f"http://127.0.0.1:{self._etcd}"
+        self._spawn(
+            "etcd",
+            "--name=t",
+            f"--data-dir={self.directory}/etcd",
+            f"--listen-client-urls={etcd}",
+            f"--advertise-client-urls={etcd}",
+            f"--listen-peer-urls=http://127.0.0.1:{self._peer}",
+            f"--initial-advertise-peer-urls=http://127.0.0.1:{self._peer}",
+            f"--initial-cluster=t=http://127.0.0.1:{self._peer}",
+            "--unsafe-no-fsync",
+            "--log-level=error",
+        )
+        self.start_api_server()
+        for name in ("kube-controller-manager", "kube-scheduler"):
+            config = f"{self.directory}/pki/{name}.kubeconfig"
+            extra: list[str] = []
+            if name == "kube-controller-manager":
+                extra = [
+                    # Nodes here have no kubelet that renews a lease.
+                    "--controllers=*,-node-lifecycle-controller",
+                    "--use-service-account-credentials=true",
+                    f"--service-account-private-key-file={self.directory}/pki/sa.key",
+                    f"--root-ca-file={self.directory}/pki/ca.crt",
+                    "--allocate-node-cidrs=false",
+                    "--concurrent-deployment-syncs=20",
+                    "--concurrent-replicaset-syncs=20",
+                    "--concurrent-gc-syncs=20",
+                ]
+            self._spawn(
+                name,
+                f"--kubeconfig={config}",
+                f"--authentication-kubeconfig={config}",
+                f"--authorization-kubeconfig={config}",
+                "--bind-address=127.0.0.1",
+                "--secure-port=0" if name == "kube-scheduler" else f"--secure-port={free_ports(1)[0]}",
+                "--leader-elect=false",
+                "--kube-api-qps=300",
+                "--kube-api-burst=600",
+                *extra,
+            )
+        self._wait("/api/v1/namespaces/default/serviceaccounts/default")
+
+    def start_api_server(self) -> None:
+        d = self.directory / "pki"
+        self._spawn(
+            "kube-apiserver",
+            f"--etcd-servers=http://127.0.0.1:{self._etcd}",
+            "--bind-address=127.0.0.1",
+            "--advertise-address=127.0.0.1",
+            "--endpoint-reconciler-type=none",
+            f"--secure-port={self.api_port}",
+            "--authorization-mode=Node,RBAC",
+            f"--client-ca-file={d}/ca.crt",
+            f"--tls-cert-file={d}/apiserver.crt",
+            f"--tls-private-key-file={d}/apiserver.key",
+            f"--service-account-key-file={d}/sa.pub",
+            f"--service-account-signing-key-file={d}/sa.key",
+            "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+            "--service-cluster-ip-range=10.96.0.0/16",
+            f"--audit-policy-file={self.directory}/audit.yaml",
+            f"--audit-log-path={self.audit}",
+            "--audit-log-mode=blocking",
+        )
+        self._wait("/readyz")
+
+    def kill_api_server(self) -> None:
+        process = self._processes.pop("kube-apiserver")
+        process.kill()
+        process.wait()
+
+    def stop(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+        for process in self._processes.values():
+            process.wait()
+        self._processes.clear()
+
+    def run_kubectl(self, *args: str, stdin: str | None = None, check: bool = True) -> str:
+        done = subprocess.run(
+            [self.kubectl, *args],
+            input=stdin,
+            text=True,
+            capture_output=True,
+            timeout=60,
+            check=False,
+            env=os.environ | {"KUBECONFIG": str(self.kubeconfig)},
+        )
+        if check and done.returncode:
+            raise AssertionError(f"kubectl {' '.join(args)}: {done.stdout}{done.stderr}")
+        return done.stdout + done.stderr
+
+    def _spawn(self, name: str, *args: str) -> None:
+        with (self.directory / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [self._binaries.path(name), *args], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def _wait(self, path: str) -> None:
+        deadline = time.monotonic() + 90
+        while not self._raw(path):
+            for name, process in self._processes.items():
+                assert process.poll() is None, f"{name} ended; its last words are in {self.directory / name}.log"
+            assert time.monotonic() < deadline, f"{path} is not there"
+            time.sleep(0.1)
+
+    def _raw(self, path: str) -> str:
+        done = subprocess.run(
+            [self.kubectl, "get", "--raw", path, "--request-timeout=5s"],
+            text=True,
+            capture_output=True,
+            timeout=30,
+            check=False,
+            env=os.environ | {"KUBECONFIG": str(self.kubeconfig)},
+        )
+        return done.stdout if done.returncode == 0 else ""
+
+
+@contextlib.contextmanager
+def control_plane(directory: Path) -> Iterator[ControlPlane]:
+    """Uses the lab's binaries. Raises LabError where there are none."""
+    plane = ControlPlane(directory, lab_binaries.find_or_build())
+    try:
+        plane.start()
+        yield plane
+    finally:
+        plane.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+async def install_crds(client: Client) -> None:
+    for path in sorted((ROOT / "crds").glob("*.yaml")):
+        await client.apply(CRDS, yaml.safe_load(path.read_text()), manager="test")
+    async with asyncio.timeout(30):
+        while len(await client.discover("shoal.dev", "v1alpha1")) < 3:  # noqa: ASYNC110 - another process's doing
+            await asyncio.sleep(0.1)
+
+
+async def add_node(
+    client: Client, name: str, labels: dict[str, str], gpus: int, *, resource: str = "nvidia.com/gpu"
+) -> None:
+    """A GPU node as its kubelet and the device plugin would report it."""
+    taint = {"key": resource, "value": "present", "effect": "NoSchedule"}
+    node: JsonObject = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": labels | {"kubernetes.io/hostname": name}},
+        "spec": {"taints": [taint]},
+    }
+    await client.create(NODES, node)
+    amounts = {"cpu": "192", "memory": "2Ti", "pods": "1000", resource: str(gpus)}
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "", "lastTransitionTime": now}
+    status: JsonObject = {"status": {"capacity": amounts, "allocatable": amounts, "conditions": [ready]}}
+    await client.merge_patch(NODES, name, None, status, manager="kubelet", subresource="status")
+    await client.merge_patch(NODES, name, None, {"spec": {"taints": [taint]}}, manager="kubelet")
+
+
+class StatusKubelet:
+    """Says of bound pods that they run and are ready, and takes deleted ones away. `hold` leaves pods as they are."""
+
+    def __init__(self, client: Client, *, hold: bool = False) -> None:
+        self._client = client
+        self.hold = hold
+        self._todo: asyncio.Queue[JsonObject] = asyncio.Queue()
+        self._reflector = Reflector(client, PODS, on_event=self._heard)
+        self._done: set[tuple[str, bool]] = set()
+
+    def _heard(self, kind: str, pod: JsonObject) -> None:
+        if kind == "upsert" and pod["spec"].get("nodeName"):
+            self._todo.put_nowait(pod)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._reflector.run())
+            for _ in range(8):
+                group.create_task(self._work())
+
+    async def _work(self) -> None:
+        while True:
+            pod = await self._todo.get()
+            metadata = pod["metadata"]
+            deleting = "deletionTimestamp" in metadata
+            step = (metadata["uid"], deleting)
+            if step in self._done or (self.hold and not deleting):
+                continue
+            self._done.add(step)
+            try:
+                if deleting:
+                    await self._client.delete(PODS, metadata["name"], metadata["namespace"], uid=metadata["uid"])
+                    await _force(self._client, metadata)
+                else:
+                    await self._client.merge_patch(
+                        PODS,
+                        metadata["name"],
+                        metadata["namespace"],
+                        {"status": running(pod)},
+                        manager="kubelet",
+                        subresource="status",
+                    )
+            except (NotFound, Conflict):
+                pass
+            except KubeError:
+                self._done.discard(step)
+                await asyncio.sleep(0.5)
+                self._todo.put_nowait(pod)
+
+
+async def _force(client: Client, metadata: JsonObject) -> None:
+    """Grace period 0: what a kubelet sends once the containers have ended."""
+    body: JsonObject = {
+        "kind": "DeleteOptions",
+        "apiVersion": "v1",
+        "gracePeriodSeconds": 0,
+        "preconditions": {"uid": metadata["uid"]},
+    }
+    path = PODS.path(namespace=metadata["namespace"], name=metadata["name"])
+    with contextlib.suppress(NotFound, Conflict):
+        await client._call("delete", PODS, "DELETE", path, body=body, idempotent=True)
+
+
+def running(pod: JsonObject) -> JsonObject:
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def started(container: JsonObject) -> JsonObject:
+        return {
+            "name": container["name"],
+            "image": container["image"],
+            "imageID": "",
+            "ready": True,
+            "started": True,
+            "restartCount": 0,
+            "state": {"running": {"startedAt": now}},
+        }
+
+    spec = pod["spec"]
+    init = [
+        started(c)
+        if c.get("restartPolicy") == "Always"
+        else started(c)
+        | {"started": False, "state": {"terminated": {"exitCode": 0, "startedAt": now, "finishedAt": now}}}
+        for c in spec.get("initContainers", [])
+    ]
+    return {
+        "phase": "Running",
+        "podIP": "10.244.0.10",
+        "startTime": now,
+        "conditions": [
+            {"type": kind, "status": "True", "lastTransitionTime": now}
+            for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+        ],
+        "initContainerStatuses": init,
+        "containerStatuses": [started(c) for c in spec["containers"]],
+    }
+
+
+@dataclass(slots=True)
+class Fleet:
+    """A cluster with two classes, two nodes and a kubelet that says that everything runs."""
+
+    plane: ControlPlane
+    client: Client
+    kubelet: StatusKubelet
+    namespace: str
+
+    @property
+    def kubeconfig(self) -> str:
+        return str(self.plane.kubeconfig)
+
+    async def apply(self, obj: JsonObject) -> JsonObject:
+        """As a person does it."""
+        resource = {"Model": MODELS, "GPUClass": GPUCLASSES, "Tenant": TENANTS}[obj["kind"]]
+        return await self.client.apply(resource, obj, manager="person")
+
+    async def all(self, resource: object, **kw: str) -> list[JsonObject]:
+        return [o async for o in self.client.list(resource, **kw)]  # type: ignore[arg-type]

@@ -1,0 +1,100 @@
+"""An operator in the test's own process, and objects for it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from shoal.api.config import AgentImage, Engines, EngineVersion, OperatorConfig
+from shoal.api.meta import API_VERSION, JsonObject
+from shoal.kube.client import Client
+from shoal.kube.resources import MODELS
+from shoal.runtime.operator import Operator
+
+CONFIG = OperatorConfig(
+    engines=Engines(
+        default_version="0.5.23",
+        versions={"0.5.23": EngineVersion(image="lmsysorg/sglang:v0.5.23")},
+        cpuPerGPU="1",
+        memoryPerGPU="1Gi",
+    ),
+    agent=AgentImage(image="shoal:test"),
+)
+NAMESPACE = "shoal-system"
+
+
+def model(name: str, namespace: str, *, annotations: dict[str, str] | None = None, **spec: Any) -> JsonObject:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "Model",
+        "metadata": {"name": name, "namespace": namespace, "annotations": annotations or {}},
+        "spec": {"source": {"uri": "file:///models/tiny"}, **spec},
+    }
+
+
+def gpu_class(name: str, product: str, *, cost: str | None = None, memory: str = "80Gi") -> JsonObject:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "GPUClass",
+        "metadata": {"name": name},
+        "spec": {
+            "nodeSelector": {"nvidia.com/gpu.product": product},
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+            "memoryPerGPU": memory,
+            **({"hourlyCost": {"amount": cost, "currency": "USD"}} if cost else {}),
+        },
+    }
+
+
+def condition(obj: JsonObject, kind: str) -> JsonObject:
+    found = [c for c in (obj.get("status") or {}).get("conditions", []) if c["type"] == kind]
+    return found[0] if found else {}
+
+
+async def eventually(
+    read: Callable[[], Any], holds: Callable[[Any], bool], *, seconds: float = 30, what: str = ""
+) -> Any:
+    """Reads until it holds; the last thing read is in the message when it never does."""
+    last: Any = None
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                last = await read()
+                if holds(last):
+                    return last
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise AssertionError(
+            f"{what or 'it'} did not come true within {seconds:.0f} s; last: {str(last)[:1500]}"
+        ) from None
+
+
+async def model_with(
+    client: Client, namespace: str, name: str, kind: str, status: str, reason: str | None = None, *, seconds: float = 30
+) -> JsonObject:
+    """Waits for a condition of a Model."""
+
+    def holds(obj: JsonObject) -> bool:
+        found = condition(obj, kind)
+        return found.get("status") == status and reason in (None, found.get("reason"))
+
+    return await eventually(
+        lambda: client.get(MODELS, name, namespace), holds, seconds=seconds, what=f"{kind}={status} ({reason})"
+    )
+
+
+@contextlib.asynccontextmanager
+async def running_operator(
+    client: Client, kubeconfig: str, *, config: OperatorConfig = CONFIG, identity: str = "test"
+) -> AsyncIterator[Operator]:
+    """Runs an operator; stops it and checks that nothing went wrong in it."""
+    operator = Operator(client, config, NAMESPACE, identity=identity, kubeconfig=kubeconfig)
+    task = asyncio.create_task(operator.run())
+    try:
+        yield operator
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
