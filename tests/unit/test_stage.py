@@ -4,7 +4,9 @@ import errno
 import hashlib
 import io
 import json
+import os
 import shutil
+import ssl
 import subprocess
 import sys
 import tarfile
@@ -20,6 +22,7 @@ from shoal.agent.stage import folders, https, hub
 from shoal.agent.stage.errors import StageError
 from shoal.agent.stage.progress import write_progress
 from shoal.agent.stage.run import StagePaths, StageRequest, run_stage, stage, termination_message
+from shoal.agent.stage.trust import with_public_roots
 from shoal.api import reasons
 from shoal.api.replica import StageProgress
 from tests.support.sources import (
@@ -378,6 +381,22 @@ async def test_an_untrusted_certificate_is_explained(serve: Serve, paths: StageP
     error = await failure(StageRequest(uri), paths)
     assert error.reason == reasons.SOURCE_UNREACHABLE
     assert str(error) == "the certificate of localhost is not trusted: add its CA to the chart's caBundle"
+
+
+async def test_a_ca_bundle_adds_to_the_public_roots(serve: Serve, paths: StagePaths, monkeypatch: pytest.MonkeyPatch):
+    uri = await serve(ArchiveServer(tar_of(model_files())))
+    bundle = Path(os.environ["SSL_CERT_FILE"])
+    combined = with_public_roots(bundle, paths.target.with_name(".ca.crt"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(combined))
+    await stage(StageRequest(uri), paths)
+    context = ssl.create_default_context(cafile=str(combined))
+    assert len(context.get_ca_certs()) > 50
+
+
+def test_a_ca_bundle_without_certificates_is_refused(tmp_path: Path):
+    (tmp_path / "ca.crt").write_text("hello")
+    with pytest.raises(ssl.SSLError):
+        with_public_roots(tmp_path / "ca.crt", tmp_path / "combined.crt")
 
 
 def hostile_tar(*members: tarfile.TarInfo) -> bytes:

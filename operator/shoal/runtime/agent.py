@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import ssl
 import sys
 from pathlib import Path
 
@@ -60,6 +61,7 @@ def _leave(number: int, _: object) -> None:
 @click.option("--secret-dir", default=names.SOURCE_SECRET_DIR, show_default=True, type=click.Path(path_type=Path))
 @click.option("--progress", default=names.STAGE_PROGRESS_FILE, show_default=True, type=click.Path(path_type=Path))
 @click.option("--termination-log", default=TERMINATION_LOG, show_default=True, type=click.Path(path_type=Path))
+@click.option("--ca-bundle", envvar="SSL_CERT_FILE", default="", help="Further CA certificates (SSL_CERT_FILE).")
 @click.option("--log-level", default="info", envvar="SHOAL_LOG_LEVEL", show_default=True)
 def stage(
     uri: str,
@@ -70,10 +72,12 @@ def stage(
     secret_dir: Path,
     progress: Path,
     termination_log: Path,
+    ca_bundle: str,
     log_level: str,
 ) -> None:
     """Bring a model to where the engine reads it, whole and verified."""
     from shoal.agent.stage.run import StagePaths, StageRequest, run_stage
+    from shoal.agent.stage.trust import with_public_roots
 
     configure(log_level)
     # As number 1 of its container a process has no default action for SIGTERM, and a download in a thread cannot be
@@ -86,6 +90,13 @@ def stage(
         except OSError as error:
             click.echo(f"termination message not written: {error}", err=True)
 
+    if ca_bundle:
+        try:
+            combined = with_public_roots(Path(ca_bundle), target.with_name(".ca.crt"))
+            os.environ["SSL_CERT_FILE"] = str(combined)  # read by Python's TLS and by the hub's client alike
+        except (OSError, ssl.SSLError) as error:
+            click.echo(f"the CA bundle {ca_bundle} is not usable, going on without it: {error}", err=True)
+            os.environ.pop("SSL_CERT_FILE", None)
     request = StageRequest(uri, digest or None, hub_endpoint.rstrip("/") or None)
     paths = StagePaths(target=target, source=source_dir, secret=secret_dir, progress=progress)
     sys.exit(run_stage(request, paths, write_termination))
