@@ -1,0 +1,229 @@
+"""The charts, rendered by the real helm: what they contain, what they refuse, and whether it agrees with the code."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from shoal.api import names, permissions
+from shoal.api.config import OperatorConfig
+from shoal.gateway.settings import GatewaySettings
+from tests.support.charts import CHART, CRDS, EVERYTHING, ROOT, SETS, SMALL, helm, rendered
+
+GOLDEN = Path(__file__).with_name("golden")
+
+
+def one(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    (found,) = [o for o in objects if (o["kind"], o["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+def pod_spec(objects: list[dict[str, Any]], component: str) -> dict[str, Any]:
+    kind = "Deployment" if component == "operator" else "StatefulSet"
+    return one(objects, kind, f"shoal-{component}")["spec"]["template"]["spec"]
+
+
+def config(objects: list[dict[str, Any]]) -> OperatorConfig:
+    text = one(objects, "ConfigMap", "shoal-operator")["data"]["config.yaml"]
+    return OperatorConfig.model_validate(yaml.safe_load(text))
+
+
+@pytest.mark.parametrize("chart", [CHART, CRDS], ids=lambda c: c.name)
+def test_helm_lint(chart: Path) -> None:
+    done = helm("lint", "--strict", str(chart))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_rendering_is_what_was_reviewed(name: str) -> None:
+    """Golden files: a change of the chart shows in the diff as what reaches the cluster. Write them anew with
+    `SHOAL_WRITE_GOLDEN=1 pytest tests/charts`."""
+    text = helm("template", "shoal", str(CHART), "--namespace", "shoal-system", values=SETS[name]).stdout
+    path = GOLDEN / f"{name}.yaml"
+    if os.environ.get("SHOAL_WRITE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_operators_configuration_is_what_the_code_reads(name: str) -> None:
+    read = config(rendered(SETS[name]))
+
+    assert read.engines.default_version in read.engines.versions
+    if name == "everything":
+        assert read.engines.versions["0.5.24"].args == ("--device=cuda",)
+        assert read.agent.image == "registry.example.com/shoal@sha256:" + "0" * 64
+        assert read.pods.run_as_user == 1000
+        assert read.proxy.https == "http://proxy.example.com:3128"
+        assert read.ca_bundle.config_map == "ca"
+        assert read.hub_endpoint == "https://hub.example.com"
+        assert read.pods.scraper_namespaces == ("monitoring",)
+
+
+def test_the_simulator_takes_the_place_of_every_engine() -> None:
+    read = config(rendered(SMALL))
+
+    row = read.engines.versions["0.5.23"]
+    assert row.command == ("shoal", "sim", "engine")
+    assert row.image == read.agent.image == "ghcr.io/shoal-dev/shoal:0.1.0"
+    assert row.args == ("--sim-speed=4",)
+    assert [(e.name, e.value) for e in row.env] == [("A", "b")]
+
+
+def test_a_changed_configuration_rolls_the_operator() -> None:
+    def checksum(values: dict[str, Any]) -> str:
+        template = one(rendered(values), "Deployment", "shoal-operator")["spec"]["template"]
+        return template["metadata"]["annotations"]["checksum/config"]
+
+    assert checksum({}) == checksum({"gateway": {"replicas": 5}})
+    assert checksum({}) != checksum({"hubEndpoint": "https://hub.example.com"})
+
+
+def test_names_ports_and_paths_agree_with_the_code() -> None:
+    objects = rendered({})
+    gateway, operator = pod_spec(objects, "gateway"), pod_spec(objects, "operator")
+    container = gateway["containers"][0]
+
+    assert {p["name"]: p["containerPort"] for p in container["ports"]} == {
+        "api": names.GATEWAY_PORT,
+        "ops": names.OPS_PORT,
+    }
+    assert operator["containers"][0]["ports"][0]["containerPort"] == names.OPS_PORT
+    assert {m["name"]: m["mountPath"] for m in container["volumeMounts"]} == {
+        "spool": names.SPOOL_DIR,
+        "install-key": names.INSTALL_KEY_DIR,
+        "tmp": "/tmp",
+    }
+    secret = next(v["secret"] for v in gateway["volumes"] if v["name"] == "install-key")
+    assert secret == {"secretName": names.INSTALL_KEY_SECRET, "optional": True}
+    lease = one(objects, "Role", "shoal-operator")["rules"][1]["resourceNames"]
+    assert lease == [names.LEASE_NAME]
+    for component in (names.COMPONENT_GATEWAY, names.COMPONENT_OPERATOR):
+        kind = "Deployment" if component == "operator" else "StatefulSet"
+        labels = one(objects, kind, f"shoal-{component}")["spec"]["template"]["metadata"]["labels"]
+        # By these the engine pods' NetworkPolicies know operator and gateways.
+        assert labels[names.LABEL_COMPONENT] == component
+        assert labels[names.LABEL_PART_OF] == "shoal"
+    policy = one(objects, "NetworkPolicy", "shoal-gateway")["spec"]["ingress"]
+    assert [rule["ports"][0]["port"] for rule in policy] == [names.GATEWAY_PORT, names.OPS_PORT]
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_gateways_settings_are_ones_that_it_reads(name: str) -> None:
+    spec = pod_spec(rendered(SETS[name]), "gateway")
+    prefix = "SHOAL_GATEWAY_"
+    given = {
+        e["name"].removeprefix(prefix).lower(): e["value"]
+        for e in spec["containers"][0]["env"]
+        if e["name"].startswith(prefix)
+    }
+
+    assert set(given) <= set(GatewaySettings.model_fields)
+    settings = GatewaySettings.model_validate(given)
+    # Long enough for the longest request, and for what comes before and after it.
+    longest = settings.settle_seconds + settings.request_seconds + settings.body_seconds
+    assert spec["terminationGracePeriodSeconds"] > longest
+
+
+def test_tls_reaches_gateway_and_service() -> None:
+    objects = rendered(EVERYTHING)
+    container = pod_spec(objects, "gateway")["containers"][0]
+    env = {e["name"]: e.get("value") for e in container["env"]}
+    mount = next(m["mountPath"] for m in container["volumeMounts"] if m["name"] == "tls")
+
+    assert env["SHOAL_GATEWAY_TLS_CERT"] == f"{mount}/tls.crt"
+    assert env["SHOAL_GATEWAY_TLS_KEY"] == f"{mount}/tls.key"
+    (port,) = one(objects, "Service", "shoal-gateway")["spec"]["ports"]
+    assert (port["name"], port["port"], port["targetPort"]) == ("https", 443, "api")
+
+
+def test_without_persistence_there_is_no_claim() -> None:
+    spec = one(rendered(SMALL), "StatefulSet", "shoal-gateway")["spec"]
+
+    assert "volumeClaimTemplates" not in spec
+    assert {"name": "spool", "emptyDir": {}} in spec["template"]["spec"]["volumes"]
+
+
+def test_roles_are_the_codes_own_tables() -> None:
+    objects = rendered({})
+
+    assert one(objects, "ClusterRole", "shoal-operator")["rules"] == permissions.rules(permissions.OPERATOR)
+    assert one(objects, "ClusterRole", "shoal-gateway")["rules"] == permissions.rules(permissions.GATEWAY)
+    own = one(objects, "Role", "shoal-operator")
+    assert own["metadata"]["namespace"] == "shoal-system"
+    assert own["rules"] == permissions.rules(permissions.OPERATOR_OWN_NAMESPACE)
+    for kind, component in (
+        ("ClusterRoleBinding", "operator"),
+        ("ClusterRoleBinding", "gateway"),
+        ("RoleBinding", "operator"),
+    ):
+        binding = one(objects, kind, f"shoal-{component}")
+        assert binding["subjects"] == [
+            {"kind": "ServiceAccount", "name": f"shoal-{component}", "namespace": "shoal-system"}
+        ]
+        assert pod_spec(objects, component)["serviceAccountName"] == f"shoal-{component}"
+
+
+def test_the_gateway_may_read_no_secret_and_write_nothing() -> None:
+    rules = permissions.rules(permissions.GATEWAY)
+
+    assert not any("secrets" in rule["resources"] for rule in rules)
+    assert {verb for rule in rules for verb in rule["verbs"]} <= {"get", "list", "watch"}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"gatway": {}}, "additional properties 'gatway' not allowed"),
+        ({"gateway": {"replica": 2}}, "additional properties 'replica' not allowed"),
+        ({"gateway": {"replicas": 0}}, "minimum: got 0, want 1"),
+        ({"gateway": {"replicas": "two"}}, "got string, want integer"),
+        ({"image": {"digest": "latest"}}, "does not match pattern"),
+        ({"image": {"pullPolicy": "Sometimes"}}, "must be one of 'Always', 'IfNotPresent', 'Never'"),
+        ({"engines": {"versions": {"0.5.23": {"img": "x"}}}}, "additional properties 'img' not allowed"),
+        ({"engines": {"versions": {"0.6.0": {"args": []}}}}, "missing property 'image'"),
+        ({"engines": {"defaultVersion": "9.9.9"}}, 'engines.defaultVersion "9.9.9" is not a row of engines.versions'),
+        ({"gateway": {"httpRoute": {"enabled": True}}}, "gateway.httpRoute.parentRefs must name the Gateway"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else json.dumps(v)[:40],
+)
+def test_wrong_values_are_refused(values: dict[str, Any], words: str) -> None:
+    done = helm("template", "shoal", str(CHART), values=values)
+
+    assert done.returncode != 0
+    assert words in done.stderr
+
+
+def test_the_crd_chart_holds_what_crds_holds() -> None:
+    objects = {o["metadata"]["name"]: o for o in rendered({}, CRDS)}
+
+    for path in sorted((ROOT / "crds").glob("*.yaml")):
+        crd = yaml.safe_load(path.read_text())
+        chart = objects.pop(crd["metadata"]["name"])
+        assert chart["spec"] == crd["spec"]
+        assert chart["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert not objects
+    assert all("annotations" not in o["metadata"] for o in rendered({"keep": False}, CRDS))
+
+
+@pytest.mark.parametrize("chart", [CHART, CRDS], ids=lambda c: c.name)
+def test_every_value_has_a_comment(chart: Path) -> None:
+    previous = ""
+    for line in (chart / "values.yaml").read_text().splitlines():
+        key = line.strip().split(":")[0]
+        in_default = line.startswith("    ") and not previous.strip().startswith("#")
+        if line.strip() and not line.strip().startswith("#") and not in_default:
+            assert previous.strip().startswith("#"), f"{chart.name}: {key} has no comment"
+        previous = line
+
+
+def test_versions_agree() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    for chart in (CHART, CRDS):
+        said = yaml.safe_load((chart / "Chart.yaml").read_text())
+        assert f'version = "{said["appVersion"]}"' in project
+        assert said["version"] == said["appVersion"]

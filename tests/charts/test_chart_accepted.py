@@ -1,0 +1,89 @@
+"""What the chart renders, sent to a real API server under the restricted pod standard (server-side dry run)."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from tests.support.apiserver import ApiServer
+from tests.support.charts import SETS, rendered
+
+pytestmark = pytest.mark.apiserver
+
+FOREIGN = {"ServiceMonitor", "PodMonitor", "HTTPRoute"}
+"""Kinds of other projects, which this API server does not have."""
+
+
+@pytest.fixture(scope="module")
+def namespace(apiserver: ApiServer) -> str:
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    metadata = {"name": "shoal-system", "labels": labels}
+    assert apiserver.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}).returncode == 0
+    return "shoal-system"
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_object_is_accepted(apiserver: ApiServer, namespace: str, name: str) -> None:
+    objects = [o for o in rendered(SETS[name]) if o["kind"] not in FOREIGN]
+
+    done = apiserver.apply(*objects, dry_run=True)
+
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    assert len(done.stdout.splitlines()) == len(objects)
+
+
+def _pods(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for one in objects:
+        if one["kind"] not in ("Deployment", "StatefulSet"):
+            continue
+        template = copy.deepcopy(one["spec"]["template"])
+        claims = [{"name": c["metadata"]["name"], "emptyDir": {}} for c in one["spec"].get("volumeClaimTemplates", [])]
+        template["spec"]["volumes"] += claims
+        metadata = template["metadata"] | {"name": one["metadata"]["name"], "namespace": "shoal-system"}
+        found.append({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
+    return found
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_pods_keep_to_the_restricted_standard(apiserver: ApiServer, namespace: str, name: str) -> None:
+    objects = rendered(SETS[name])
+    accounts = [o for o in objects if o["kind"] == "ServiceAccount"]
+    assert apiserver.apply(*accounts).returncode == 0
+
+    for pod in _pods(objects):
+        pod["spec"].pop("priorityClassName", None)
+        done = apiserver.apply(pod, dry_run=True)
+        assert done.returncode == 0, done.stderr
+
+        # The check can fail: the same pod with one field less is refused.
+        del pod["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"]
+        refused = apiserver.apply(pod, dry_run=True)
+        assert 'violates PodSecurity "restricted:latest"' in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("who", "verb", "what", "allowed"),
+    [
+        ("shoal-operator", "patch", "models.shoal.dev --subresource=status -A", True),
+        ("shoal-operator", "update", "models.shoal.dev -A", False),
+        ("shoal-operator", "patch", "deployments.apps --subresource=scale -n demo", True),
+        ("shoal-operator", "list", "secrets -A", False),
+        ("shoal-operator", "get", "secrets -n demo", True),
+        ("shoal-operator", "update", "leases.coordination.k8s.io/shoal-operator -n shoal-system", True),
+        ("shoal-operator", "update", "leases.coordination.k8s.io/other -n shoal-system", False),
+        ("shoal-operator", "delete", "pods -n demo", False),
+        ("shoal-gateway", "watch", "tenants.shoal.dev", True),
+        ("shoal-gateway", "get", "secrets -n shoal-system", False),
+        ("shoal-gateway", "patch", "tenants.shoal.dev", False),
+    ],
+)
+def test_who_may_do_what(apiserver: ApiServer, namespace: str, who: str, verb: str, what: str, allowed: bool) -> None:
+    roles = [o for o in rendered({}) if o["apiVersion"].startswith("rbac.")]
+    assert apiserver.apply(*roles).returncode == 0
+    account = f"--as=system:serviceaccount:shoal-system:{who}"
+
+    done = apiserver.run("auth", "can-i", verb, *what.split(), account)
+
+    assert done.stdout.strip() == ("yes" if allowed else "no"), done.stderr

@@ -1,0 +1,108 @@
+"""The charts rendered by the real helm, for several sets of values."""
+
+import json
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from shoal.lab import binaries
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART, CRDS = ROOT / "charts" / "shoal", ROOT / "charts" / "shoal-crds"
+
+EVERYTHING: dict[str, Any] = {
+    "image": {"repository": "registry.example.com/shoal", "digest": "sha256:" + "0" * 64, "pullSecrets": ["registry"]},
+    "commonLabels": {"team": "platform"},
+    "operator": {
+        "replicas": 3,
+        "nodeSelector": {"pool": "cpu"},
+        "tolerations": [{"key": "cpu", "operator": "Exists"}],
+        "priorityClassName": "system-cluster-critical",
+        "podLabels": {"a": "b"},
+        "podAnnotations": {"c": "d"},
+        "extraEnv": [{"name": "X", "value": "y"}],
+        "serviceAccountAnnotations": {"e": "f"},
+    },
+    "gateway": {
+        "replicas": 3,
+        "requestSeconds": 1800,
+        "maxBodyBytes": 33554432,
+        "service": {"type": "LoadBalancer", "port": 443, "annotations": {"lb": "internal"}},
+        "persistence": {"size": "10Gi", "storageClassName": "fast"},
+        "tls": {"secretName": "tls"},
+        "ingress": {"enabled": True, "className": "nginx", "host": "llm.example.com", "tlsSecretName": "cert"},
+        "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["llm.example.com"]},
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "topology.kubernetes.io/zone",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": {"app.kubernetes.io/component": "gateway"}},
+            }
+        ],
+        "affinity": {"nodeAffinity": {}},
+    },
+    "engines": {
+        "defaultVersion": "0.5.24",
+        "versions": {
+            "0.5.24": {
+                "image": "registry.example.com/sglang:0.5.24",
+                "command": ["python", "-m", "sglang.launch_server"],
+                "args": ["--device=cuda"],
+                "env": [{"name": "NCCL_DEBUG", "value": "WARN"}],
+            }
+        },
+    },
+    "pods": {"imagePullSecrets": ["registry"], "scraperNamespaces": ["monitoring"], "runAsUser": 1000},
+    "proxy": {"https": "http://proxy.example.com:3128", "noProxy": ".svc"},
+    "caBundle": {"configMap": "ca"},
+    "hubEndpoint": "https://hub.example.com",
+    "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "podMonitor": {"enabled": True},
+    "extraObjects": [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "extra", "namespace": "{{ .Release.Namespace }}"},
+        }
+    ],
+}
+SMALL: dict[str, Any] = {
+    "operator": {"replicas": 1},
+    "gateway": {"replicas": 1, "persistence": {"enabled": False}},
+    "engines": {"simulator": {"enabled": True, "args": ["--sim-speed=4"], "env": [{"name": "A", "value": "b"}]}},
+    "networkPolicy": {"enabled": False},
+    "podDisruptionBudget": {"enabled": False},
+    "rbac": {"aggregate": False},
+}
+SETS: dict[str, dict[str, Any]] = {"defaults": {}, "everything": EVERYTHING, "small": SMALL}
+
+
+@cache
+def _helm() -> Path:
+    tools = binaries.find()
+    if tools is None:
+        pytest.skip("helm is not there: run `shoal lab binaries`")
+    return tools.helm
+
+
+def helm(*args: str, values: dict[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
+    extra = [] if values is None else ["-f", "-"]
+    return subprocess.run(
+        [_helm(), *args, *extra],
+        input=None if values is None else json.dumps(values),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def rendered(values: dict[str, Any], chart: Path = CHART) -> list[dict[str, Any]]:
+    done = helm("template", "shoal", str(chart), "--namespace", "shoal-system", values=values)
+    assert done.returncode == 0, done.stderr
+    return [one for one in yaml.safe_load_all(done.stdout) if one]
