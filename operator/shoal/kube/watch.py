@@ -177,7 +177,12 @@ class Watcher:
         try:
             asyncio.run(
                 kopf.operator(
-                    registry=self._registry(loop), settings=_settings(self._watched), clusterwide=True, stop_flag=stop
+                    registry=self._registry(loop),
+                    settings=_settings(self._watched),
+                    clusterwide=True,
+                    stop_flag=stop,
+                    # Of no use without peering; but for its default kopf asks the user's name, and a numeric one has none.
+                    identity="shoal",  # pyright: ignore[reportArgumentType]
                 )
             )
         except Exception as error:
