@@ -1,0 +1,201 @@
+"""The objects of a Model: their contract with the agent, the engine and the cluster."""
+
+import base64
+import json
+
+import pytest
+import yaml
+from inline_snapshot import snapshot
+
+from shoal.api import keys, names
+from shoal.api.config import CABundle, OperatorConfig, Pods, Proxy
+from shoal.api.gpuclass import GPUClass
+from shoal.api.model import Model
+from shoal.core import children
+from shoal.kube.projections import pod_requests
+from shoal.manifests import model as manifests
+from shoal.manifests.shape import Shape
+from tests.support.operators import CONFIG
+
+CLASS = GPUClass.model_validate(
+    {
+        "metadata": {"name": "l4"},
+        "spec": {
+            "nodeSelector": {"nvidia.com/gpu.product": "L4"},
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+            "memoryPerGPU": "24Gi",
+        },
+    }
+)
+
+
+def shape(config: OperatorConfig = CONFIG, *, gpus: int = 1, **spec) -> Shape:
+    model = Model.model_validate(
+        {
+            "metadata": {"name": "chat", "namespace": "ns", "uid": "u-1", "generation": 1},
+            "spec": {"source": {"uri": "hf://org/model"}, **spec},
+        }
+    )
+    return Shape(model, CLASS, gpus, "0.5.23", config, "abcd1234")
+
+
+def pod_spec(given: Shape) -> dict:
+    return manifests.deployment(given, surge=False)["spec"]["template"]["spec"]
+
+
+def containers(given: Shape) -> dict[str, dict]:
+    spec = pod_spec(given)
+    return {c["name"]: c for c in spec["initContainers"] + spec["containers"]}
+
+
+def test_the_deployment_is_the_same_every_time_and_keeps_replicas_to_others() -> None:
+    first, second = manifests.deployment(shape(), surge=False), manifests.deployment(shape(), surge=False)
+    assert json.dumps(first) == json.dumps(second)
+    assert "replicas" not in first["spec"]
+    assert manifests.deployment(shape(), surge=False, replicas=0)["spec"]["replicas"] == 0
+    assert first["metadata"] == snapshot({'name': 'chat-l4', 'namespace': 'ns', 'labels': {'app.kubernetes.io/name': 'shoal-engine', 'app.kubernetes.io/instance': 'chat', 'app.kubernetes.io/component': 'engine', 'app.kubernetes.io/part-of': 'shoal', 'app.kubernetes.io/managed-by': 'shoal', 'shoal.dev/model': 'chat', 'shoal.dev/model-uid': 'u-1', 'shoal.dev/gpu-class': 'l4'}, 'ownerReferences': [{'apiVersion': 'shoal.dev/v1alpha1', 'kind': 'Model', 'name': 'chat', 'uid': 'u-1', 'controller': True, 'blockOwnerDeletion': True}]})
+    assert first["spec"]["selector"] == snapshot({'matchLabels': {'app.kubernetes.io/component': 'engine', 'shoal.dev/model-uid': 'u-1', 'shoal.dev/gpu-class': 'l4'}})
+
+
+def test_a_rollout_surges_only_where_there_is_room() -> None:
+    def rolling(*, surge: bool) -> dict:
+        return manifests.deployment(shape(), surge=surge)["spec"]["strategy"]["rollingUpdate"]
+
+    assert rolling(surge=True) == {"maxSurge": 1, "maxUnavailable": 0}
+    assert rolling(surge=False) == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+def test_the_order_in_the_pod_is_agent_stage_engine() -> None:
+    spec = pod_spec(shape())
+    assert [(c["name"], c.get("restartPolicy")) for c in spec["initContainers"]] == [
+        ("agent", "Always"),
+        ("stage", None),
+    ]
+    assert "startupProbe" not in spec["initContainers"][1]
+    assert [c["name"] for c in spec["containers"]] == ["engine"]
+
+
+def test_the_engine_container() -> None:
+    assert containers(shape(gpus=2))["engine"] == snapshot({'name': 'engine', 'image': 'lmsysorg/sglang:v0.5.23', 'imagePullPolicy': 'IfNotPresent', 'command': ['sh', '-c', 'cat /proc/sys/kernel/random/uuid > /shoal/run/boot && rm -f /shoal/run/stalled && exec "$@"', 'engine', 'python3', '-m', 'sglang.launch_server'], 'args': ['--model-path=/shoal/models/model', '--served-model-name=ns/chat', '--host=0.0.0.0', '--port=30000', '--tp-size=2', '--config', '/shoal/keys/engine.yaml', '--enable-metrics', '--enable-cache-report'], 'env': [{'name': 'HOME', 'value': '/shoal/home'}], 'ports': [{'name': 'engine', 'containerPort': 30000, 'protocol': 'TCP'}], 'startupProbe': {'httpGet': {'path': '/ready', 'port': 30000, 'scheme': 'HTTP'}, 'periodSeconds': 2, 'timeoutSeconds': 5, 'failureThreshold': 1800}, 'readinessProbe': {'httpGet': {'path': '/ready', 'port': 30000, 'scheme': 'HTTP'}, 'periodSeconds': 5, 'timeoutSeconds': 5, 'failureThreshold': 3}, 'livenessProbe': {'exec': {'command': ['test', '!', '-e', '/shoal/run/stalled']}, 'periodSeconds': 10, 'timeoutSeconds': 5, 'failureThreshold': 2}, 'resources': {'requests': {'cpu': '2', 'memory': '2Gi', 'nvidia.com/gpu': '2'}, 'limits': {'memory': '2Gi', 'nvidia.com/gpu': '2'}}, 'securityContext': {'allowPrivilegeEscalation': False, 'capabilities': {'drop': ['ALL']}}, 'terminationMessagePolicy': 'FallbackToLogsOnError', 'volumeMounts': [{'name': 'models', 'mountPath': '/shoal/models', 'readOnly': True}, {'name': 'run', 'mountPath': '/shoal/run'}, {'name': 'home', 'mountPath': '/shoal/home'}, {'name': 'shm', 'mountPath': '/dev/shm'}, {'name': 'engine-key', 'mountPath': '/shoal/keys', 'readOnly': True}]})
+
+
+def test_the_agent_container() -> None:
+    assert containers(shape())["agent"] == snapshot({'name': 'agent', 'image': 'shoal:test', 'imagePullPolicy': 'IfNotPresent', 'restartPolicy': 'Always', 'command': ['shoal', 'agent', 'serve'], 'ports': [{'name': 'agent', 'containerPort': 8400, 'protocol': 'TCP'}], 'env': [{'name': 'POD_NAME', 'valueFrom': {'fieldRef': {'apiVersion': 'v1', 'fieldPath': 'metadata.name'}}}, {'name': 'POD_NAMESPACE', 'valueFrom': {'fieldRef': {'apiVersion': 'v1', 'fieldPath': 'metadata.namespace'}}}, {'name': 'POD_IP', 'valueFrom': {'fieldRef': {'apiVersion': 'v1', 'fieldPath': 'status.podIP'}}}, {'name': 'NODE_NAME', 'valueFrom': {'fieldRef': {'apiVersion': 'v1', 'fieldPath': 'spec.nodeName'}}}], 'startupProbe': {'httpGet': {'path': '/healthz', 'port': 8400, 'scheme': 'HTTP'}, 'periodSeconds': 1, 'timeoutSeconds': 5, 'failureThreshold': 60}, 'resources': {'requests': {'cpu': '50m', 'memory': '128Mi'}, 'limits': {'memory': '128Mi'}}, 'securityContext': {'allowPrivilegeEscalation': False, 'capabilities': {'drop': ['ALL']}}, 'terminationMessagePolicy': 'FallbackToLogsOnError', 'volumeMounts': [{'name': 'run', 'mountPath': '/shoal/run'}, {'name': 'agent-key', 'mountPath': '/shoal/keys', 'readOnly': True}]})
+
+
+def test_the_stage_container_gets_what_fetching_needs_and_no_engine_key() -> None:
+    config = CONFIG.model_copy(
+        update={
+            "hub_endpoint": "https://hub.example",
+            "proxy": Proxy(https="http://proxy:3128", no_proxy=".svc"),
+            "ca_bundle": CABundle(config_map="corporate-ca"),
+        }
+    )
+    source = {"uri": "hf://org/model", "secretRef": {"name": "hub"}}
+    stage = containers(shape(config, source=source))["stage"]
+    assert {e["name"]: e["value"] for e in stage["env"]} == snapshot({'SHOAL_STAGE_URI': 'hf://org/model', 'HOME': '/shoal/home', 'HF_ENDPOINT': 'https://hub.example', 'HTTPS_PROXY': 'http://proxy:3128', 'NO_PROXY': '.svc', 'SSL_CERT_FILE': '/shoal/ca/ca.crt'})
+    assert {m["mountPath"]: m.get("readOnly", False) for m in stage["volumeMounts"]} == snapshot({'/shoal/models': False, '/shoal/run': False, '/shoal/home': False, '/shoal/source-secret': True, '/shoal/ca': True})
+    assert names.KEYS_DIR not in {m["mountPath"] for m in stage["volumeMounts"]}
+
+
+def test_a_volume_source_is_mounted_where_the_engine_reads_it() -> None:
+    found = containers(shape(source={"uri": "pvc://weights/llama"}))
+    assert "--model-path=/shoal/source/llama" in found["engine"]["args"]
+    for name in ("stage", "engine"):
+        mounts = {m["mountPath"]: m for m in found[name]["volumeMounts"]}
+        assert mounts[names.SOURCE_DIR]["readOnly"]
+    volumes = {v["name"]: v for v in pod_spec(shape(source={"uri": "pvc://weights/llama"}))["volumes"]}
+    assert volumes["source"]["persistentVolumeClaim"] == {"claimName": "weights", "readOnly": True}
+
+
+def test_pods_keep_to_the_restricted_standard() -> None:
+    spec = pod_spec(shape())
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"] == snapshot({'runAsNonRoot': True, 'runAsUser': 65532, 'runAsGroup': 65532, 'fsGroup': 65532, 'seccompProfile': {'type': 'RuntimeDefault'}})
+    for container in spec["initContainers"] + spec["containers"]:
+        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert not any("hostPath" in volume for volume in spec["volumes"])
+    root = CONFIG.model_copy(update={"pods": Pods(run_as_root=True)})
+    assert "runAsUser" not in pod_spec(shape(root))["securityContext"]
+
+
+def test_the_pod_asks_for_the_gpus_of_its_parallelism_once() -> None:
+    assert pod_requests(pod_spec(shape(gpus=4))) == {"nvidia.com/gpu": 4}
+
+
+@pytest.mark.parametrize(
+    ("own", "resources"),
+    [
+        (
+            {},
+            {
+                "requests": {"cpu": "2", "memory": "2Gi", "nvidia.com/gpu": "2"},
+                "limits": {"memory": "2Gi", "nvidia.com/gpu": "2"},
+            },
+        ),
+        (
+            {"requests": {"cpu": "1500m", "memory": "8192Mi"}},
+            {
+                "requests": {"cpu": "1500m", "memory": "8Gi", "nvidia.com/gpu": "2"},
+                "limits": {"memory": "8Gi", "nvidia.com/gpu": "2"},
+            },
+        ),
+        (
+            {"limits": {"memory": "1Gi"}},
+            {
+                "requests": {"cpu": "2", "memory": "1Gi", "nvidia.com/gpu": "2"},
+                "limits": {"memory": "1Gi", "nvidia.com/gpu": "2"},
+            },
+        ),
+    ],
+)
+def test_a_models_own_resources_win_and_never_contradict_each_other(own: dict, resources: dict) -> None:
+    assert containers(shape(gpus=2, pod={"resources": own}))["engine"]["resources"] == resources
+
+
+def test_a_models_own_image_and_environment() -> None:
+    found = containers(
+        shape(engine={"image": "mine:1", "version": "0.5.23"}, pod={"env": [{"name": "NCCL_DEBUG", "value": "INFO"}]})
+    )
+    assert found["engine"]["image"] == "mine:1"
+    assert {"name": "NCCL_DEBUG", "value": "INFO"} in found["engine"]["env"]
+
+
+def test_each_side_gets_its_keys_and_only_those() -> None:
+    install = b"k" * 64
+    secret = manifests.keys_secret(shape().model, install)
+    assert secret["immutable"] is True
+    assert secret["metadata"]["name"] == f"chat-keys-{keys.fingerprint(install)}"
+    engine = yaml.safe_load(base64.b64decode(secret["data"]["engine.yaml"]))
+    agent = keys.AgentKeys.model_validate_json(base64.b64decode(secret["data"]["agent.json"]))
+    assert engine == {
+        "api-key": keys.derive(install, "gateway", "u-1"),
+        "admin-api-key": keys.derive(install, "agent", "u-1"),
+    }
+    assert (agent.engine, agent.admin) == (engine["api-key"], engine["admin-api-key"])
+    assert set(agent.callers) == {"gateway", "operator", "ledger"}
+    volumes = {v["name"]: v["secret"]["items"] for v in pod_spec(shape())["volumes"] if "secret" in v}
+    assert volumes == {
+        "engine-key": [{"key": "engine.yaml", "path": "engine.yaml"}],
+        "agent-key": [{"key": "agent.json", "path": "agent.json"}],
+    }
+
+
+def test_who_may_reach_the_pods() -> None:
+    assert manifests.network_policy(shape().model, CONFIG, "shoal-system")["spec"] == snapshot({'podSelector': {'matchLabels': {'app.kubernetes.io/component': 'engine', 'shoal.dev/model-uid': 'u-1'}}, 'policyTypes': ['Ingress'], 'ingress': [{'ports': [{'protocol': 'TCP', 'port': 30000}], 'from': [{'namespaceSelector': {'matchLabels': {'kubernetes.io/metadata.name': 'shoal-system'}}, 'podSelector': {'matchLabels': {'app.kubernetes.io/component': 'gateway', 'app.kubernetes.io/part-of': 'shoal'}}}]}, {'ports': [{'protocol': 'TCP', 'port': 8400}]}]})
+    config = CONFIG.model_copy(update={"pods": Pods(scraper_namespaces=("monitoring",))})
+    rules = manifests.network_policy(shape().model, config, "shoal-system")["spec"]["ingress"]
+    scraper = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    assert all(scraper in rule["from"] for rule in rules)
+
+
+def test_one_replica_at_a_time_may_be_disrupted() -> None:
+    budget = manifests.disruption_budget(shape().model)
+    assert budget["spec"] == snapshot({'maxUnavailable': 1, 'selector': {'matchLabels': {'app.kubernetes.io/component': 'engine', 'shoal.dev/model-uid': 'u-1'}}})
+
+
+def test_long_names_stay_within_a_label_and_apart() -> None:
+    one, two = children.deployment("m" * 60, "h100-80gb"), children.deployment("m" * 60, "l40s-48gb")
+    assert one != two
+    assert len(one) <= 52
+    assert children.deployment("chat", "h100.80gb") == "chat-h100-80gb"
