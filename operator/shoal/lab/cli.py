@@ -44,7 +44,8 @@ def command() -> None:
     """A real Kubernetes on this machine, without Docker.
 
     A real control plane (etcd, API server, controllers, scheduler) and nodes that run each container as local
-    processes, with network, probes, logs and signals as a kubelet has them. GPU nodes only claim their GPUs. Needs root.
+    processes, with network, probes, logs and signals as a kubelet has them. GPU nodes only claim their GPUs. Needs
+    root.
     """
 
 

@@ -1,4 +1,4 @@
-"""One process inside the lab: what a real cluster has in kube-proxy, CoreDNS and a storage provisioner, and the forwarders.
+"""One process inside the lab: what a cluster has in kube-proxy, CoreDNS and a storage provisioner, and the forwarders.
 
 Started by the supervisor as `python -m shoal.lab.cluster`, with sockets of the host's network handed down.
 """

@@ -4,6 +4,9 @@ resolver about everything else.
 `Zone` is pure. `serve` listens on UDP and TCP; answers too long for UDP are truncated, and clients come again by TCP.
 """
 
+# dnslib has annotations for a part of itself only.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 import asyncio
 import ipaddress
 import secrets
@@ -12,7 +15,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import structlog
 from dnslib import CNAME, PTR, QTYPE, RCODE, RR, SOA, SRV, A, DNSError, DNSHeader, DNSRecord
@@ -179,8 +182,7 @@ class Upstream(asyncio.DatagramProtocol):
         self._transport: asyncio.DatagramTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.DatagramTransport)  # noqa: S101 - by asyncio's contract
-        self._transport = transport
+        self._transport = cast("asyncio.DatagramTransport", transport)
 
     def datagram_received(self, data: bytes, addr: tuple[str | Any, int]) -> None:
         if len(data) >= 12:
@@ -279,8 +281,7 @@ class _Udp(asyncio.DatagramProtocol):
         self._transport: asyncio.DatagramTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.DatagramTransport)  # noqa: S101 - by asyncio's contract
-        self._transport = transport
+        self._transport = cast("asyncio.DatagramTransport", transport)
 
     def datagram_received(self, data: bytes, addr: tuple[str | Any, int]) -> None:
         assert self._transport is not None  # noqa: S101 - by asyncio's contract

@@ -126,12 +126,12 @@ class Fleet(_Section):
             name="status-{n}",
             count=count,
             gpus=8,
-            gpu_product="NVIDIA-H100-80GB-HBM3",
-            gpu_memory_mib=81559,
+            gpuProduct="NVIDIA-H100-80GB-HBM3",
+            gpuMemoryMiB=81559,
             cpu="192",
             memory="2Ti",
             status_only=True,
-        )  # pyright: ignore[reportCallIssue] - pyright does not see populate_by_name beside an explicit alias
+        )
         return Fleet(nodes=(*self.nodes, group), images=self.images)
 
 
@@ -173,7 +173,7 @@ def load(path: Path | None) -> Fleet:
         return Fleet.model_validate(data)
     except ValidationError as error:
         lines = [
-            f"  {'.'.join(str(part) for part in problem['loc']) or 'file'}: {problem['msg'].removeprefix('Value error, ')}"
+            f"  {'.'.join(map(str, problem['loc'])) or 'file'}: {problem['msg'].removeprefix('Value error, ')}"
             for problem in error.errors()
         ]
         raise LabError("\n".join([f"fleet file {source}:", *lines])) from error

@@ -1,7 +1,7 @@
 """Loopback forwarders: from a port of the host to the API server or to a Service in the lab.
 
-A socket belongs for ever to the network namespace in which it was made. The supervisor opens the listening sockets before
-it enters the lab's; here they are accepted, and connected inside.
+A socket belongs for ever to the network namespace in which it was made. The supervisor opens the listening sockets
+before it enters the lab's; here their connections are accepted, and led on inside.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The lab's image table: from an image's repository name to how its processes run on this machine.
 
-The lab pulls nothing. A container sees this machine's files with its own layer above them, so an "image" is only what is
-put in front: folders on PATH, files bound in, an environment.
+The lab pulls nothing. A container sees this machine's files with its own layer above them, so an "image" is only what
+is put in front: folders on PATH, files bound in, an environment.
 """
 
 import os

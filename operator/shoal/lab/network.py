@@ -1,4 +1,4 @@
-"""The lab's network: one network namespace that holds everything, so that it never touches the host's addresses and rules.
+"""The lab's network: one network namespace that holds everything, so that the host's own is never touched.
 
 `pods0` is a bridge to which each pod's own namespace is attached; `lo` holds the address that the API server and all
 kubelets share, and the cluster DNS's. Addresses are the same in every lab.

@@ -168,8 +168,8 @@ class Addresses:
 def write(directory: Path, addresses: Addresses, nodes: Sequence[str], kubeconfig_outside: Path) -> None:
     """Writes every key, certificate and kubeconfig of a lab to `directory` (private to the user).
 
-    Files: `ca`, `front-proxy-ca`, `apiserver`, `apiserver-kubelet-client`, `front-proxy-client`, `kubelet` (serving, shared
-    by the nodes) as `.crt` and `.key`; `sa.key`, `sa.pub`; `NAME.kubeconfig` for admin, the controllers and
+    Files: `ca`, `front-proxy-ca`, `apiserver`, `apiserver-kubelet-client`, `front-proxy-client`, `kubelet` (serving,
+    shared by the nodes) as `.crt` and `.key`; `sa.key`, `sa.pub`; `NAME.kubeconfig` for admin, the controllers and
     `node-NAME`.
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,7 +1,7 @@
 """ClusterIP Services: from Services and EndpointSlices to one nftables table. Pure; `cluster.py` watches and loads.
 
-The choices are kube-proxy's: ready endpoints; if there are none, those that terminate but still serve; if there are none
-either, the connection is refused. A connection from a pod to itself through its Service is masqueraded.
+The choices are kube-proxy's: ready endpoints; if there are none, those that terminate but still serve; if there are
+none either, the connection is refused. A connection from a pod to itself through its Service is masqueraded.
 """
 
 import ipaddress
@@ -46,11 +46,12 @@ Object = Mapping[str, Any]
 
 def is_ready(endpoint: Object) -> bool:
     """A missing condition is to be read as true (API documentation of EndpointConditions)."""
-    return (endpoint.get("conditions") or {}).get("ready") is not False
+    conditions: Object = endpoint.get("conditions") or {}
+    return conditions.get("ready") is not False
 
 
 def _serves_while_terminating(endpoint: Object) -> bool:
-    conditions = endpoint.get("conditions") or {}
+    conditions: Object = endpoint.get("conditions") or {}
     return bool(conditions.get("terminating")) and bool(conditions.get("serving"))
 
 
@@ -58,7 +59,8 @@ def slices_by_service(slices: Iterable[Object]) -> dict[tuple[str, str], list[Ob
     """(namespace, service) -> its IPv4 EndpointSlices."""
     result: dict[tuple[str, str], list[Object]] = defaultdict(list)
     for item in slices:
-        service = (item["metadata"].get("labels") or {}).get(_SERVICE_NAME)
+        labels: Object = item["metadata"].get("labels") or {}
+        service = labels.get(_SERVICE_NAME)
         if service and item.get("addressType") == "IPv4":
             result[item["metadata"]["namespace"], service].append(item)
     return result
@@ -67,8 +69,8 @@ def slices_by_service(slices: Iterable[Object]) -> dict[tuple[str, str], list[Ob
 def service_ports(services: Iterable[Object], slices: Iterable[Object]) -> list[ServicePort]:
     """Every port of every Service with an IPv4 ClusterIP, in a stable order.
 
-    Left out: headless and ExternalName Services (DNS answers for them), and the cluster DNS itself, which listens on its
-    ClusterIP.
+    Left out: headless and ExternalName Services (DNS answers for them), and the cluster DNS itself, which listens on
+    its ClusterIP.
     """
     by_service = slices_by_service(slices)
     result: list[ServicePort] = []
@@ -146,6 +148,11 @@ def ruleset(ports: Iterable[ServicePort], *, masquerade_all: bool) -> str:
     masquerade = (
         "ct status dnat masquerade" if masquerade_all else "ct status dnat ip saddr . ip daddr @hairpin masquerade"
     )
+    # A reset for TCP: an ICMP error in answer to a bridged pod's first packet does not reach it on every kernel.
+    refusal = [
+        "    meta l4proto tcp ip daddr . meta l4proto . th dport @refused reject with tcp reset",
+        "    ip daddr . meta l4proto . th dport @refused reject",
+    ]
     lines = [
         f"add table ip {TABLE}",
         f"delete table ip {TABLE}",
@@ -174,11 +181,11 @@ def ruleset(ports: Iterable[ServicePort], *, masquerade_all: bool) -> str:
         "  }",
         "  chain refuse_forwarded {",
         "    type filter hook forward priority filter; policy accept;",
-        "    ip daddr . meta l4proto . th dport @refused reject",
+        *refusal,
         "  }",
         "  chain refuse_own {",
         "    type filter hook output priority filter; policy accept;",
-        "    ip daddr . meta l4proto . th dport @refused reject",
+        *refusal,
         "  }",
         "}",
         "",

@@ -1,8 +1,8 @@
 """Where a lab keeps its things, and what is known of a running one.
 
 On disk, in `$XDG_STATE_HOME/shoal/lab/NAME/`: `kubeconfig`, `state.json`, `pki/`, `logs/`, `volumes/`, etcd's data.
-Short-lived, in `/run/shoal-lab/NAME/`: the supervisor's socket and the mount point of the lab's own tmpfs. Everything else
-(network, mounts, processes) lives in namespaces that end with the supervisor.
+Short-lived, in `/run/shoal-lab/NAME/`: the supervisor's socket and the mount point of the lab's own tmpfs. Everything
+else (network, mounts, processes) lives in namespaces that end with the supervisor.
 """
 
 import os
@@ -117,7 +117,11 @@ class Paths:
 
     def node_run(self, node: str) -> Path:
         """Small state of a node that `shoal lab exec` reads from the host."""
-        return self.run / "nodes" / node
+        return self.node_runs / node
+
+    @property
+    def node_runs(self) -> Path:
+        return self.run / "nodes"
 
     @property
     def configs(self) -> Path:

@@ -1,9 +1,9 @@
 """The lab's PID 1: it makes the namespaces, starts every other process, and tells of those that end.
 
-`python -m shoal.lab.supervisor CONFIG` opens the host's sockets, enters new network, mount and process namespaces, and goes
-on there as a daemon. Because it is PID 1 of its process namespace, the kernel ends everything in the lab when it ends,
-however that happens; mounts and network go with the last process. Nothing is restarted by itself: a lab is for seeing
-what a cluster does when something dies.
+`python -m shoal.lab.supervisor CONFIG` opens the host's sockets, enters new network, mount and process namespaces, and
+goes on there as a daemon. Because it is PID 1 of its process namespace, the kernel ends everything in the lab when it
+ends, however that happens; mounts and network go with the last process. Nothing is restarted by itself: a lab is for
+seeing what a cluster does when something dies.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import orjson
 import structlog
@@ -64,7 +64,7 @@ class Progress(BaseModel):
     text: str = ""
 
 
-# --- processes ------------------------------------------------------------------------------------------------------------
+# --- processes --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -165,7 +165,7 @@ class Processes:
         return self.known[name]
 
 
-# --- in the host's namespaces -----------------------------------------------------------------------------------------------
+# --- in the host's namespaces -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ def _open_host_sockets(config: SupervisorConfig) -> _HostSockets:
     return _HostSockets(_listen(config.api_port, "the API server"), tuple(forwards), upstream)
 
 
-# --- inside the lab -----------------------------------------------------------------------------------------------------------
+# --- inside the lab ---------------------------------------------------------------------------------------------------
 
 
 def _mount_own(paths: Paths) -> None:
@@ -226,7 +226,7 @@ def _mount_own(paths: Paths) -> None:
 def _first(error: BaseException) -> BaseException:
     """The innermost first of nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     return error
 
 
@@ -375,7 +375,7 @@ class Supervisor:
         file.write_text(config.model_dump_json(by_alias=True, indent=2))
         self._processes.start(name, [sys.executable, "-m", "shoal.lab.node", "--config", str(file)])
 
-    # --- the control socket -----------------------------------------------------------------------------------------------
+    # --- the control socket -------------------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answer: dict[str, Any]
@@ -425,11 +425,11 @@ class Supervisor:
         return
 
 
-# --- entry ----------------------------------------------------------------------------------------------------------------------
+# --- entry ------------------------------------------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str]) -> None:
-    """Opens sockets and namespaces, forks, and returns in the parent; the child is the lab's PID 1 and never returns."""
+    """Opens sockets and namespaces, forks, returns in the parent; the child is the lab's PID 1 and never returns."""
     config = SupervisorConfig.model_validate_json(Path(argv[0]).read_bytes())
     paths = Paths.of(config.name)
     try:

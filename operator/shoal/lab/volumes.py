@@ -38,7 +38,7 @@ def storage_class() -> dict[str, Any]:
 
 def wants_volume(claim: Object) -> str | None:
     """The node for which a volume is to be made; None when the claim is bound, being deleted, or not ours."""
-    annotations = claim["metadata"].get("annotations") or {}
+    annotations: Object = claim["metadata"].get("annotations") or {}
     spec = claim["spec"]
     if spec.get("volumeName") or claim["metadata"].get("deletionTimestamp"):
         return None
@@ -128,7 +128,8 @@ class Provisioner:
         _log.info("volume_made", name=volume["metadata"]["name"], node=node)
 
     async def _remove(self, volume: Object) -> None:
-        ours = (volume["metadata"].get("annotations") or {}).get(_PROVISIONED_BY) == PROVISIONER
+        annotations: Object = volume["metadata"].get("annotations") or {}
+        ours = annotations.get(_PROVISIONED_BY) == PROVISIONER
         if not ours or volume.get("status", {}).get("phase") != "Released":
             return
         folder = Path(volume["spec"]["local"]["path"])
