@@ -180,9 +180,9 @@ class Watcher:
                     registry=self._registry(loop),
                     settings=_settings(self._watched),
                     clusterwide=True,
+                    # Named, since kopf would ask the system for a user's name, which a numeric user does not have.
+                    identity="shoal",  # pyright: ignore[reportArgumentType] - a NewType that kopf does not export
                     stop_flag=stop,
-                    # Of no use without peering; but for its default kopf asks the user's name, and a numeric one has none.
-                    identity="shoal",  # pyright: ignore[reportArgumentType]
                 )
             )
         except Exception as error:

@@ -35,7 +35,7 @@ def ask(base_url: str, api_key: str, model: str, console: Console) -> Answer:
         with client.chat.completions.with_raw_response.create(
             model=model,
             messages=[{"role": "user", "content": QUESTION}],
-            max_tokens=48,
+            max_tokens=64,
             stream=True,
             stream_options={"include_usage": True},
         ).parse() as stream:

@@ -1,6 +1,7 @@
 """The demo's two commands: `up` runs the whole line, `down` removes what it made."""
 
 import json
+import logging
 import subprocess
 import sys
 from typing import Any
@@ -49,6 +50,7 @@ def command() -> None:
 def up(engine: steps.EngineChoice, where: str, name: str, image: str, timeout: float) -> None:
     """Start (or reuse) a cluster, install Shoal, apply examples/, ask a question, and leave everything up."""
     console = Console(highlight=False)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # the SDK's client tells of every request
     stages = Stages(console)
     try:
         with stages.stage("Tiny models", spin=False):
@@ -73,7 +75,8 @@ def up(engine: steps.EngineChoice, where: str, name: str, image: str, timeout: f
             console.print(f'\n[bold]openai.OpenAI(base_url="{url}/v1")[/], model [bold]{served}[/]: {QUESTION}')
             with stages.stage("Answer", spin=False):
                 answer = ask(url, steps.DEMO_KEY, served, console)
-        record = steps.usage_record(cluster, answer.request_id)
+        with stages.stage("Usage record"):
+            record = steps.usage_record(cluster, answer.request_id)
         console.print(_served_by(answer, record))
         console.print(stages.summary())
         _try_it(console, cluster, served)
