@@ -80,10 +80,15 @@ async def test_an_id_can_be_used_by_one_running_request_only(client: Client):
     await client.admin("/abort_request", {"rid": "twice"})
 
 
-async def test_a_full_queue_is_a_503_and_in_a_stream_an_event(client: Client):
-    for i in range(MAX_RUNNING + MAX_QUEUED):
+async def fill(client: Client, count: int) -> None:
+    """Starts long requests one after another: several at once would overflow the short queue while they arrive."""
+    for i in range(count):
         client.background(COMPLETIONS, long_request(COMPLETIONS, f"fill {i}", rid=f"fill-{i}"))
         await client.until("one more", lambda load, i=i: load["num_running_reqs"] + load["num_waiting_reqs"] > i)
+
+
+async def test_a_full_queue_is_a_503_and_in_a_stream_an_event(client: Client):
+    await fill(client, MAX_RUNNING + MAX_QUEUED)
     for path in (COMPLETIONS, CHAT):
         answer = await client.post(path, long_request(path, "too many"))
         assert (answer.status, answer.json) == (503, FULL | {"type": "503"})
@@ -105,12 +110,11 @@ async def test_a_full_queue_is_a_503_and_in_a_stream_an_event(client: Client):
 
 
 async def test_a_waiting_request_runs_when_another_ends(client: Client):
-    for i in range(MAX_RUNNING):
-        client.background(COMPLETIONS, long_request(COMPLETIONS, f"run {i}", rid=f"run-{i}"))
+    await fill(client, MAX_RUNNING)
     await client.until("all run", lambda load: load["num_running_reqs"] == MAX_RUNNING)
     waiting = client.background(COMPLETIONS, {"prompt": "wait", "max_tokens": 2})
     await client.until("waits", lambda load: load["num_waiting_reqs"] == 1)
-    await client.admin("/abort_request", {"rid": "run-0"})
+    await client.admin("/abort_request", {"rid": "fill-0"})
     assert (await waiting).json["usage"]["completion_tokens"] == 2
     await client.admin("/abort_request", {"abort_all": True})
 
