@@ -1,0 +1,156 @@
+"""The optional policies: admission on a real API server, health scripts in a real Lua."""
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.apiserver import ApiServer
+
+POLICIES = Path(__file__).resolve().parents[2] / "policies"
+OPERATOR = "--as=system:serviceaccount:shoal-system:shoal-operator"
+CONTROLLER = "--as=system:serviceaccount:kube-system:replicaset-controller"
+PERSON = "--as=alice"
+MASTERS = "--as-group=system:masters"
+
+LABELS = {"shoal.dev/model": "m", "shoal.dev/model-uid": "u", "app.kubernetes.io/managed-by": "shoal"}
+
+
+def pod(name: str, labels: dict[str, str]) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "guarded", "labels": labels},
+        "spec": {"automountServiceAccountToken": False, "containers": [{"name": "c", "image": "x"}]},
+    }
+
+
+def budget(name: str, labels: dict[str, str]) -> dict[str, Any]:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": name, "namespace": "guarded", "labels": labels},
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels}},
+    }
+
+
+def send(server: ApiServer, user: str, verb: str, one: dict[str, Any], *args: str) -> subprocess.CompletedProcess[str]:
+    return server.run(verb, user, MASTERS, *args, "-f", "-", text=json.dumps(one))
+
+
+@pytest.fixture(scope="module")
+def guarded(apiserver: ApiServer) -> Iterator[ApiServer]:
+    apiserver.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "guarded"}})
+    apiserver.apply(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": "guarded"}}
+    )
+    apiserver.kubectl("apply", "-f", str(POLICIES / "admission"))
+    # A policy takes a moment to act.
+    deadline = time.monotonic() + 30
+    while send(apiserver, PERSON, "create", budget("probe", LABELS), "--dry-run=server").returncode == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    yield apiserver
+    apiserver.kubectl("delete", "-f", str(POLICIES / "admission"))
+
+
+@pytest.mark.apiserver
+def test_only_shoal_writes_the_children_of_a_model(guarded: ApiServer) -> None:
+    assert send(guarded, OPERATOR, "create", budget("m", LABELS)).returncode == 0
+
+    for verb, one in (("apply", budget("m", LABELS | {"x": "y"})), ("delete", budget("m", LABELS))):
+        done = send(guarded, PERSON, verb, one)
+        assert done.returncode != 0
+        assert "m belongs to a Model: change the Model instead. Shoal would undo this." in done.stderr
+
+    taken = budget("m", {"x": "y"})  # takes the label away in the same step
+    assert "belongs to a Model" in send(guarded, PERSON, "replace", taken).stderr
+    assert send(guarded, OPERATOR, "delete", budget("m", LABELS)).returncode == 0
+
+
+@pytest.mark.apiserver
+def test_nobody_passes_a_pod_off_as_an_engine(guarded: ApiServer) -> None:
+    done = send(guarded, PERSON, "create", pod("fake", LABELS))
+    assert "only Shoal's Deployments make such pods" in done.stderr
+
+    assert send(guarded, PERSON, "create", pod("other", {"app": "x"})).returncode == 0
+    relabelled = guarded.run("label", "-n=guarded", "pod/other", "shoal.dev/model=m", PERSON, MASTERS)
+    assert "may not be changed" in relabelled.stderr
+
+    assert send(guarded, CONTROLLER, "create", pod("engine", LABELS)).returncode == 0
+    moved = guarded.run("label", "-n=guarded", "--overwrite", "pod/engine", "shoal.dev/model=n", PERSON, MASTERS)
+    assert "may not be changed" in moved.stderr
+    # What people do to pods otherwise stays possible.
+    assert guarded.run("label", "-n=guarded", "pod/engine", "note=seen", PERSON, MASTERS).returncode == 0
+    assert guarded.run("delete", "-n=guarded", "pod/engine", "--wait=false", PERSON, MASTERS).returncode == 0
+
+
+@pytest.mark.apiserver
+def test_other_peoples_objects_are_left_alone(guarded: ApiServer) -> None:
+    assert send(guarded, PERSON, "create", budget("mine", {"app": "x"})).returncode == 0
+    assert send(guarded, PERSON, "delete", budget("mine", {"app": "x"})).returncode == 0
+
+
+# --- health in GitOps tools -------------------------------------------------------------------------------------------
+
+
+def condition(kind: str, status: str, reason: str = "Some", message: str = "words") -> dict[str, Any]:
+    return {"type": kind, "status": status, "reason": reason, "message": message}
+
+
+CASES: list[tuple[str, dict[str, Any], str]] = [
+    ("not seen yet", {}, "Progressing"),
+    ("an older generation", {"observedGeneration": 1, "conditions": [condition("Ready", "True")]}, "Progressing"),
+    ("starting", {"observedGeneration": 2, "conditions": [condition("Ready", "False")]}, "Progressing"),
+    ("unknown", {"observedGeneration": 2, "conditions": [condition("Ready", "Unknown")]}, "Progressing"),
+    ("ready", {"observedGeneration": 2, "conditions": [condition("Ready", "True")]}, "Healthy"),
+    (
+        "waits for a person",
+        {"observedGeneration": 2, "conditions": [condition("Ready", "False"), condition("Stalled", "True")]},
+        "Degraded",
+    ),
+]
+
+
+def lua_literal(value: Any) -> str:
+    match value:
+        case dict():
+            return "{" + ",".join(f"[{lua_literal(k)}]={lua_literal(v)}" for k, v in value.items()) + "}"
+        case list():
+            return "{" + ",".join(map(lua_literal, value)) + "}"
+        case bool():
+            return str(value).lower()
+        case _:
+            return repr(value)
+
+
+def argo_health(obj: dict[str, Any]) -> tuple[str, str]:
+    lua = shutil.which("lua5.4") or shutil.which("lua5.1") or shutil.which("lua")
+    if lua is None:
+        pytest.skip("lua is not installed")
+    script = (POLICIES / "argocd" / "health.lua").read_text()
+    program = f"obj = {lua_literal(obj)}\nlocal h = (function()\n{script}\nend)()\nprint(h.status) print(h.message)"
+    done = subprocess.run([lua, "-"], input=program, capture_output=True, text=True, timeout=10, check=True)
+    status, message = done.stdout.splitlines()
+    return status, message
+
+
+@pytest.mark.parametrize(("status", "health"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_argo_cd_sees_the_same_health(status: dict[str, Any], health: str) -> None:
+    obj: dict[str, Any] = {"metadata": {"generation": 2}} | ({"status": status} if status else {})
+
+    assert argo_health(obj)[0] == health
+
+
+def test_argo_cd_tells_the_reason_and_the_pause() -> None:
+    ready = condition("Ready", "True", "ReplicasReady", "2 of 2 serve")
+    obj = {"metadata": {"generation": 2}, "status": {"observedGeneration": 2, "conditions": [ready]}}
+    assert argo_health(obj) == ("Healthy", "ReplicasReady: 2 of 2 serve")
+
+    obj["metadata"]["annotations"] = {"shoal.dev/paused": "true"}
+    assert argo_health(obj)[0] == "Suspended"
