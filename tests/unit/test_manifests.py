@@ -53,8 +53,41 @@ def test_the_deployment_is_the_same_every_time_and_keeps_replicas_to_others() ->
     assert json.dumps(first) == json.dumps(second)
     assert "replicas" not in first["spec"]
     assert manifests.deployment(shape(), surge=False, replicas=0)["spec"]["replicas"] == 0
-    assert first["metadata"] == snapshot({'name': 'chat-l4', 'namespace': 'ns', 'labels': {'app.kubernetes.io/name': 'shoal-engine', 'app.kubernetes.io/instance': 'chat', 'app.kubernetes.io/component': 'engine', 'app.kubernetes.io/part-of': 'shoal', 'app.kubernetes.io/managed-by': 'shoal', 'shoal.dev/model': 'chat', 'shoal.dev/model-uid': 'u-1', 'shoal.dev/gpu-class': 'l4'}, 'ownerReferences': [{'apiVersion': 'shoal.dev/v1alpha1', 'kind': 'Model', 'name': 'chat', 'uid': 'u-1', 'controller': True, 'blockOwnerDeletion': True}]})
-    assert first["spec"]["selector"] == snapshot({'matchLabels': {'app.kubernetes.io/component': 'engine', 'shoal.dev/model-uid': 'u-1', 'shoal.dev/gpu-class': 'l4'}})
+    assert first["metadata"] == snapshot(
+        {
+            "name": "chat-l4",
+            "namespace": "ns",
+            "labels": {
+                "app.kubernetes.io/name": "shoal-engine",
+                "app.kubernetes.io/instance": "chat",
+                "app.kubernetes.io/component": "engine",
+                "app.kubernetes.io/part-of": "shoal",
+                "app.kubernetes.io/managed-by": "shoal",
+                "shoal.dev/model": "chat",
+                "shoal.dev/model-uid": "u-1",
+                "shoal.dev/gpu-class": "l4",
+            },
+            "ownerReferences": [
+                {
+                    "apiVersion": "shoal.dev/v1alpha1",
+                    "kind": "Model",
+                    "name": "chat",
+                    "uid": "u-1",
+                    "controller": True,
+                    "blockOwnerDeletion": True,
+                }
+            ],
+        }
+    )
+    assert first["spec"]["selector"] == snapshot(
+        {
+            "matchLabels": {
+                "app.kubernetes.io/component": "engine",
+                "shoal.dev/model-uid": "u-1",
+                "shoal.dev/gpu-class": "l4",
+            }
+        }
+    )
 
 
 def test_a_rollout_surges_only_where_there_is_room() -> None:
@@ -76,11 +109,101 @@ def test_the_order_in_the_pod_is_agent_stage_engine() -> None:
 
 
 def test_the_engine_container() -> None:
-    assert containers(shape(gpus=2))["engine"] == snapshot({'name': 'engine', 'image': 'lmsysorg/sglang:v0.5.23', 'imagePullPolicy': 'IfNotPresent', 'command': ['sh', '-c', 'cat /proc/sys/kernel/random/uuid > /shoal/run/boot && rm -f /shoal/run/stalled && exec "$@"', 'engine', 'python3', '-m', 'sglang.launch_server'], 'args': ['--model-path=/shoal/models/model', '--served-model-name=ns/chat', '--host=0.0.0.0', '--port=30000', '--tp-size=2', '--config', '/shoal/keys/engine.yaml', '--enable-metrics', '--enable-cache-report'], 'env': [{'name': 'HOME', 'value': '/shoal/home'}], 'ports': [{'name': 'engine', 'containerPort': 30000, 'protocol': 'TCP'}], 'startupProbe': {'httpGet': {'path': '/ready', 'port': 30000, 'scheme': 'HTTP'}, 'periodSeconds': 2, 'timeoutSeconds': 5, 'failureThreshold': 1800}, 'readinessProbe': {'httpGet': {'path': '/ready', 'port': 30000, 'scheme': 'HTTP'}, 'periodSeconds': 5, 'timeoutSeconds': 5, 'failureThreshold': 3}, 'livenessProbe': {'exec': {'command': ['test', '!', '-e', '/shoal/run/stalled']}, 'periodSeconds': 10, 'timeoutSeconds': 5, 'failureThreshold': 2}, 'resources': {'requests': {'cpu': '2', 'memory': '2Gi', 'nvidia.com/gpu': '2'}, 'limits': {'memory': '2Gi', 'nvidia.com/gpu': '2'}}, 'securityContext': {'allowPrivilegeEscalation': False, 'capabilities': {'drop': ['ALL']}}, 'terminationMessagePolicy': 'FallbackToLogsOnError', 'volumeMounts': [{'name': 'models', 'mountPath': '/shoal/models', 'readOnly': True}, {'name': 'run', 'mountPath': '/shoal/run'}, {'name': 'home', 'mountPath': '/shoal/home'}, {'name': 'shm', 'mountPath': '/dev/shm'}, {'name': 'engine-key', 'mountPath': '/shoal/keys', 'readOnly': True}]})
+    assert containers(shape(gpus=2))["engine"] == snapshot(
+        {
+            "name": "engine",
+            "image": "lmsysorg/sglang:v0.5.23",
+            "imagePullPolicy": "IfNotPresent",
+            "command": [
+                "sh",
+                "-c",
+                'cat /proc/sys/kernel/random/uuid > /shoal/run/boot && rm -f /shoal/run/stalled && exec "$@"',
+                "engine",
+                "python3",
+                "-m",
+                "sglang.launch_server",
+            ],
+            "args": [
+                "--model-path=/shoal/models/model",
+                "--served-model-name=ns/chat",
+                "--host=0.0.0.0",
+                "--port=30000",
+                "--tp-size=2",
+                "--config",
+                "/shoal/keys/engine.yaml",
+                "--enable-metrics",
+                "--enable-cache-report",
+            ],
+            "env": [{"name": "HOME", "value": "/shoal/home"}],
+            "ports": [{"name": "engine", "containerPort": 30000, "protocol": "TCP"}],
+            "startupProbe": {
+                "httpGet": {"path": "/ready", "port": 30000, "scheme": "HTTP"},
+                "periodSeconds": 2,
+                "timeoutSeconds": 5,
+                "failureThreshold": 1800,
+            },
+            "readinessProbe": {
+                "httpGet": {"path": "/ready", "port": 30000, "scheme": "HTTP"},
+                "periodSeconds": 5,
+                "timeoutSeconds": 5,
+                "failureThreshold": 3,
+            },
+            "livenessProbe": {
+                "exec": {"command": ["test", "!", "-e", "/shoal/run/stalled"]},
+                "periodSeconds": 10,
+                "timeoutSeconds": 5,
+                "failureThreshold": 2,
+            },
+            "resources": {
+                "requests": {"cpu": "2", "memory": "2Gi", "nvidia.com/gpu": "2"},
+                "limits": {"memory": "2Gi", "nvidia.com/gpu": "2"},
+            },
+            "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+            "volumeMounts": [
+                {"name": "models", "mountPath": "/shoal/models", "readOnly": True},
+                {"name": "run", "mountPath": "/shoal/run"},
+                {"name": "home", "mountPath": "/shoal/home"},
+                {"name": "shm", "mountPath": "/dev/shm"},
+                {"name": "engine-key", "mountPath": "/shoal/keys", "readOnly": True},
+            ],
+        }
+    )
 
 
 def test_the_agent_container() -> None:
-    assert containers(shape())["agent"] == snapshot({'name': 'agent', 'image': 'shoal:test', 'imagePullPolicy': 'IfNotPresent', 'restartPolicy': 'Always', 'command': ['shoal', 'agent', 'serve'], 'ports': [{'name': 'agent', 'containerPort': 8400, 'protocol': 'TCP'}], 'env': [{'name': 'POD_NAME', 'valueFrom': {'fieldRef': {'apiVersion': 'v1', 'fieldPath': 'metadata.name'}}}, {'name': 'POD_NAMESPACE', 'valueFrom': {'fieldRef': {'apiVersion': 'v1', 'fieldPath': 'metadata.namespace'}}}, {'name': 'POD_IP', 'valueFrom': {'fieldRef': {'apiVersion': 'v1', 'fieldPath': 'status.podIP'}}}, {'name': 'NODE_NAME', 'valueFrom': {'fieldRef': {'apiVersion': 'v1', 'fieldPath': 'spec.nodeName'}}}], 'startupProbe': {'httpGet': {'path': '/healthz', 'port': 8400, 'scheme': 'HTTP'}, 'periodSeconds': 1, 'timeoutSeconds': 5, 'failureThreshold': 60}, 'resources': {'requests': {'cpu': '50m', 'memory': '128Mi'}, 'limits': {'memory': '128Mi'}}, 'securityContext': {'allowPrivilegeEscalation': False, 'capabilities': {'drop': ['ALL']}}, 'terminationMessagePolicy': 'FallbackToLogsOnError', 'volumeMounts': [{'name': 'run', 'mountPath': '/shoal/run'}, {'name': 'agent-key', 'mountPath': '/shoal/keys', 'readOnly': True}]})
+    assert containers(shape())["agent"] == snapshot(
+        {
+            "name": "agent",
+            "image": "shoal:test",
+            "imagePullPolicy": "IfNotPresent",
+            "restartPolicy": "Always",
+            "command": ["shoal", "agent", "serve"],
+            "ports": [{"name": "agent", "containerPort": 8400, "protocol": "TCP"}],
+            "env": [
+                {"name": "POD_NAME", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
+                {
+                    "name": "POD_NAMESPACE",
+                    "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}},
+                },
+                {"name": "POD_IP", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
+                {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "spec.nodeName"}}},
+            ],
+            "startupProbe": {
+                "httpGet": {"path": "/healthz", "port": 8400, "scheme": "HTTP"},
+                "periodSeconds": 1,
+                "timeoutSeconds": 5,
+                "failureThreshold": 60,
+            },
+            "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "128Mi"}},
+            "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+            "volumeMounts": [
+                {"name": "run", "mountPath": "/shoal/run"},
+                {"name": "agent-key", "mountPath": "/shoal/keys", "readOnly": True},
+            ],
+        }
+    )
 
 
 def test_the_stage_container_gets_what_fetching_needs_and_no_engine_key() -> None:
@@ -93,8 +216,25 @@ def test_the_stage_container_gets_what_fetching_needs_and_no_engine_key() -> Non
     )
     source = {"uri": "hf://org/model", "secretRef": {"name": "hub"}}
     stage = containers(shape(config, source=source))["stage"]
-    assert {e["name"]: e["value"] for e in stage["env"]} == snapshot({'SHOAL_STAGE_URI': 'hf://org/model', 'HOME': '/shoal/home', 'HF_ENDPOINT': 'https://hub.example', 'HTTPS_PROXY': 'http://proxy:3128', 'NO_PROXY': '.svc', 'SSL_CERT_FILE': '/shoal/ca/ca.crt'})
-    assert {m["mountPath"]: m.get("readOnly", False) for m in stage["volumeMounts"]} == snapshot({'/shoal/models': False, '/shoal/run': False, '/shoal/home': False, '/shoal/source-secret': True, '/shoal/ca': True})
+    assert {e["name"]: e["value"] for e in stage["env"]} == snapshot(
+        {
+            "SHOAL_STAGE_URI": "hf://org/model",
+            "HOME": "/shoal/home",
+            "HF_ENDPOINT": "https://hub.example",
+            "HTTPS_PROXY": "http://proxy:3128",
+            "NO_PROXY": ".svc",
+            "SSL_CERT_FILE": "/shoal/ca/ca.crt",
+        }
+    )
+    assert {m["mountPath"]: m.get("readOnly", False) for m in stage["volumeMounts"]} == snapshot(
+        {
+            "/shoal/models": False,
+            "/shoal/run": False,
+            "/shoal/home": False,
+            "/shoal/source-secret": True,
+            "/shoal/ca": True,
+        }
+    )
     assert names.KEYS_DIR not in {m["mountPath"] for m in stage["volumeMounts"]}
 
 
@@ -111,7 +251,15 @@ def test_a_volume_source_is_mounted_where_the_engine_reads_it() -> None:
 def test_pods_keep_to_the_restricted_standard() -> None:
     spec = pod_spec(shape())
     assert spec["automountServiceAccountToken"] is False
-    assert spec["securityContext"] == snapshot({'runAsNonRoot': True, 'runAsUser': 65532, 'runAsGroup': 65532, 'fsGroup': 65532, 'seccompProfile': {'type': 'RuntimeDefault'}})
+    assert spec["securityContext"] == snapshot(
+        {
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "runAsGroup": 65532,
+            "fsGroup": 65532,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+    )
     for container in spec["initContainers"] + spec["containers"]:
         assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     assert not any("hostPath" in volume for volume in spec["volumes"])
@@ -182,7 +330,29 @@ def test_each_side_gets_its_keys_and_only_those() -> None:
 
 
 def test_who_may_reach_the_pods() -> None:
-    assert manifests.network_policy(shape().model, CONFIG, "shoal-system")["spec"] == snapshot({'podSelector': {'matchLabels': {'app.kubernetes.io/component': 'engine', 'shoal.dev/model-uid': 'u-1'}}, 'policyTypes': ['Ingress'], 'ingress': [{'ports': [{'protocol': 'TCP', 'port': 30000}], 'from': [{'namespaceSelector': {'matchLabels': {'kubernetes.io/metadata.name': 'shoal-system'}}, 'podSelector': {'matchLabels': {'app.kubernetes.io/component': 'gateway', 'app.kubernetes.io/part-of': 'shoal'}}}]}, {'ports': [{'protocol': 'TCP', 'port': 8400}]}]})
+    assert manifests.network_policy(shape().model, CONFIG, "shoal-system")["spec"] == snapshot(
+        {
+            "podSelector": {"matchLabels": {"app.kubernetes.io/component": "engine", "shoal.dev/model-uid": "u-1"}},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {
+                    "ports": [{"protocol": "TCP", "port": 30000}],
+                    "from": [
+                        {
+                            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "shoal-system"}},
+                            "podSelector": {
+                                "matchLabels": {
+                                    "app.kubernetes.io/component": "gateway",
+                                    "app.kubernetes.io/part-of": "shoal",
+                                }
+                            },
+                        }
+                    ],
+                },
+                {"ports": [{"protocol": "TCP", "port": 8400}]},
+            ],
+        }
+    )
     config = CONFIG.model_copy(update={"pods": Pods(scraper_namespaces=("monitoring",))})
     rules = manifests.network_policy(shape().model, config, "shoal-system")["spec"]["ingress"]
     scraper = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
@@ -191,7 +361,12 @@ def test_who_may_reach_the_pods() -> None:
 
 def test_one_replica_at_a_time_may_be_disrupted() -> None:
     budget = manifests.disruption_budget(shape().model)
-    assert budget["spec"] == snapshot({'maxUnavailable': 1, 'selector': {'matchLabels': {'app.kubernetes.io/component': 'engine', 'shoal.dev/model-uid': 'u-1'}}})
+    assert budget["spec"] == snapshot(
+        {
+            "maxUnavailable": 1,
+            "selector": {"matchLabels": {"app.kubernetes.io/component": "engine", "shoal.dev/model-uid": "u-1"}},
+        }
+    )
 
 
 def test_long_names_stay_within_a_label_and_apart() -> None:

@@ -1,0 +1,131 @@
+"""The operator is killed before and after its k-th write, for every k: it always ends with the same objects."""
+
+import asyncio
+import contextlib
+import json
+from typing import Any
+
+import pytest
+
+from shoal.api.meta import JsonObject
+from shoal.kube.client import Client
+from shoal.kube.resources import DEPLOYMENTS, MODELS, NETWORKPOLICIES, PDBS, SECRETS
+from shoal.runtime.operator import Operator
+from tests.support.controlplane import Fleet
+from tests.support.operators import CONFIG, NAMESPACE, condition, eventually, model, model_with, running_operator
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+
+_CHILDREN = (DEPLOYMENTS, PDBS, NETWORKPOLICIES, SECRETS)
+_MOST_WRITES = 40
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing catches it, and no further call goes out."""
+
+
+class MortalClient(Client):
+    """Dies before or after its k-th write. Leases and events do not count: losing one costs nothing."""
+
+    die_at: int | None = None
+    after = False
+    written = 0
+    dead = False
+
+    async def _call(self, verb: Any, resource: Any, method: str, path: str, **kw: Any) -> JsonObject:
+        if self.dead:
+            raise Killed
+        counts = verb not in ("get", "list") and resource.plural not in ("leases", "events")
+        if counts:
+            self.written += 1
+            if self.written == self.die_at and not self.after:
+                self.dead = True
+                raise Killed
+        answer = await super()._call(verb, resource, method, path, **kw)
+        if self.dead or (counts and self.written == self.die_at):
+            self.dead = True
+            raise Killed
+        return answer
+
+
+async def _run_until_dead_or_ready(fleet: Fleet, die_at: int, *, after: bool) -> bool:
+    """Returns whether the operator died."""
+    client = await MortalClient.from_environment(kubeconfig=fleet.kubeconfig)
+    client.die_at, client.after = die_at, after
+    async with client:
+        # The same identity each time: a restarted container keeps its pod's name and need not wait for its own lease.
+        operator = Operator(client, CONFIG, NAMESPACE, identity="test", kubeconfig=fleet.kubeconfig)
+        task = asyncio.create_task(operator.run())
+        ready = asyncio.create_task(model_with(fleet.client, fleet.namespace, "chat", "Ready", "True", seconds=60))
+        await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED)
+        died = task.done()
+        for one in (task, ready):
+            one.cancel()
+        with contextlib.suppress(BaseExceptionGroup, asyncio.CancelledError, Killed):
+            await task
+        with contextlib.suppress(asyncio.CancelledError):
+            await ready
+        return died
+
+
+async def _objects(fleet: Fleet) -> str:
+    """All that was made, without what differs from one creation to the next."""
+    ns = fleet.namespace
+    found = [await fleet.client.get(MODELS, "chat", ns)]
+    for resource in _CHILDREN:
+        found += await fleet.all(resource, namespace=ns)
+    uid = found[0]["metadata"]["uid"]
+    kept: list[JsonObject] = []
+    for obj in found:
+        metadata = obj["metadata"]
+        managers = sorted({(e["manager"], e.get("subresource", "")) for e in metadata["managedFields"]})
+        status = obj.get("status", {}) if obj["kind"] == "Model" else {}
+        for one in status.get("conditions", []):
+            one.pop("lastTransitionTime")
+        kept.append(
+            {
+                "kind": obj["kind"],
+                "name": metadata["name"],
+                "labels": metadata.get("labels"),
+                "owners": metadata.get("ownerReferences"),
+                "managers": managers,
+                "spec": obj.get("spec"),
+                "data": sorted(obj.get("data", {})),
+                "status": status,
+            }
+        )
+    return json.dumps(kept, indent=1, sort_keys=True).replace(uid, "UID")
+
+
+async def _begin_again(fleet: Fleet) -> None:
+    await fleet.client.delete(MODELS, "chat", fleet.namespace)
+    for resource in _CHILDREN:
+        await eventually(lambda r=resource: fleet.all(r, namespace=fleet.namespace), lambda left: not left, seconds=90)
+
+
+async def test_killed_at_every_write_it_converges_to_the_same_objects(fleet: Fleet) -> None:
+    ns = fleet.namespace
+    wanted = model("chat", ns, variants=[{"class": "h100"}], engine={"parallelism": {"tensor": 2}})
+    async with running_operator(fleet.client, fleet.kubeconfig):
+        await fleet.apply(wanted)
+        await model_with(fleet.client, ns, "chat", "Ready", "True")
+    undisturbed = await _objects(fleet)
+    assert condition(await fleet.client.get(MODELS, "chat", ns), "Stalled") == {}
+
+    deaths = 0
+    for after in (False, True):
+        for k in range(1, _MOST_WRITES):
+            await _begin_again(fleet)
+            await fleet.apply(wanted)
+            died = await _run_until_dead_or_ready(fleet, k, after=after)
+            if died:
+                deaths += 1
+                async with running_operator(fleet.client, fleet.kubeconfig):
+                    await model_with(fleet.client, ns, "chat", "Ready", "True", seconds=60)
+            assert await _objects(fleet) == undisturbed, f"killed {'after' if after else 'before'} write {k}"
+            if not died:
+                break
+        else:
+            pytest.fail(f"the operator wrote {_MOST_WRITES} times and was not done")
+    # Status at first sight, key Secret, two policies, Deployment, scale, and the statuses on the way to Ready.
+    assert deaths >= 2 * 8
