@@ -6,6 +6,8 @@ import io
 import json
 import os
 import shutil
+import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -87,6 +89,16 @@ async def test_links_inside_the_image_become_files(model: Path, paths: StagePath
     await stage(StageRequest(f"file://{model}"), paths)
     assert (paths.target / "generation_config.json").read_bytes() == b"{}"
     assert not (paths.target / "generation_config.json").is_symlink()
+
+
+async def test_a_read_only_folder_becomes_one_that_can_be_moved(model: Path, paths: StagePaths):
+    write_files(model, {"sub/a.json": b"{}"})
+    for folder in (model, model / "sub"):
+        folder.chmod(0o555)
+    await stage(StageRequest(f"file://{model}"), paths)
+    assert (paths.target.stat().st_mode & 0o200, (paths.target / "sub").stat().st_mode & 0o200) == (0o200, 0o200)
+    for folder in (model, model / "sub"):
+        folder.chmod(0o755)
 
 
 async def test_a_finished_stage_is_not_done_again(model: Path, paths: StagePaths):
@@ -617,6 +629,27 @@ def test_the_command_stages_and_leaves_a_message(model: Path, tmp_path: Path, pa
     code, message = command(f"file://{model}", shell_digest(model))
     assert (code, message["digest"]) == (0, shell_digest(model))
     assert staged_files(paths) == model_files()
+
+
+def test_the_command_leaves_at_once_when_it_is_told_to(tmp_path: Path, paths: StagePaths):
+    """As number 1 of its container it would not die of the signal by itself."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        process = subprocess.Popen(
+            [
+                sys.executable, "-c", "from shoal.cli.main import main; main()", "agent", "stage",
+                f"--uri=https://127.0.0.1:{silent.getsockname()[1]}/x.tar", f"--target={paths.target}",
+                f"--progress={paths.progress}", f"--termination-log={tmp_path / 'log'}",
+                f"--secret-dir={paths.secret}",
+            ],
+        )  # fmt: skip
+        try:
+            connection, _ = silent.accept()
+            with connection:
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(30) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+            process.wait(30)
 
 
 def test_the_agent_stays_small():

@@ -55,8 +55,15 @@ def digest_of(folder: Path) -> str:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copies a folder; links are followed, so that the copy stands alone. Raises OSError."""
-    shutil.copytree(source, target, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    """Copies a folder; links are followed, so that the copy stands alone. Raises OSError.
+
+    Content only: with the modes of the source's folders the copy might not be writable, and could not be moved.
+    """
+    for root, _, file_names in os.walk(source, followlinks=True):
+        into = target / Path(root).relative_to(source)
+        into.mkdir(parents=True, exist_ok=True)
+        for name in file_names:
+            shutil.copyfile(Path(root, name), into / name)
 
 
 def sync(folder: Path) -> None:
