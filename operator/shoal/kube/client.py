@@ -204,7 +204,10 @@ class Client:
         timeout = aiohttp.ClientTimeout(
             total=server_seconds + 30, sock_connect=10, sock_read=min(silence_seconds, server_seconds + 10)
         )
-        response = await self._open("GET", resource.path(namespace=namespace), params=params, timeout=timeout)
+        try:
+            response = await self._open("GET", resource.path(namespace=namespace), params=params, timeout=timeout)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unavailable(f"watch of {resource.plural}: {error or type(error).__name__}") from error
         try:
             REQUESTS.labels("watch", resource.plural, response.status).inc()
             if response.status != 200:
@@ -220,7 +223,7 @@ class Client:
                 for line in lines:
                     if line:
                         yield _watch_event(orjson.loads(line))
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(f"watch of {resource.plural} broke: {error or type(error).__name__}") from error
         finally:
             response.close()
