@@ -17,11 +17,11 @@ def _kubelet(path: Path, to_spawner: socket.socket | None) -> None:
 
     config = NodeConfig.read(path)
     _logging(config.log_level)
-    if to_spawner is None:
+    if config.status_only is not None:
         from shoal.lab.node import statusonly
 
-        asyncio.run(statusonly.run(config))
-    else:
+        asyncio.run(statusonly.run(config, config.status_only))
+    elif to_spawner is not None:
         from shoal.lab.node import kubelet
 
         asyncio.run(kubelet.run(config, to_spawner))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from shoal.lab.kubeapi import ApiError
-from shoal.lab.node import hooks, images, launch, probes
+from shoal.lab.node import fields, hooks, images, launch, probes
 from shoal.lab.node.env import ConfigError
 from shoal.lab.node.launch import Launch
 from shoal.lab.node.logs import LogWriter, tail_of
@@ -184,7 +184,7 @@ class Container:
         record.ready = record.started and "readinessProbe" not in self.spec and self.kind != "init"
         if record.started:
             self.up.set()
-        self._write_enter_file(made)
+        self._write_enter_file(made, process)
         self.pod.changed()
         return process
 
@@ -272,7 +272,7 @@ class Container:
             return
         if not quiet:
             self.event("Killing", f"Stopping container {self.name}")
-        hook: Json | None = (self.spec.get("lifecycle") or {}).get("preStop")
+        hook: Json | None = fields.mapping(self.spec, "lifecycle").get("preStop")
         if hook:
             # the hook is not cut when the time is up: a kubelet leaves its connection open
             task = asyncio.create_task(self._hook(hook))
@@ -352,11 +352,10 @@ class Container:
         folder = self.pod.node.config.run_dir / "containers"
         return folder / f"{metadata['namespace']}_{metadata['name']}_{self.name}.json"
 
-    def _write_enter_file(self, made: Launch) -> None:
+    def _write_enter_file(self, made: Launch, process: Process) -> None:
         """For `enter.py`. By the mount namespace's number, which means the same in every pid namespace."""
-        assert self.process is not None
         try:
-            namespace = os.readlink(f"/proc/{self.process.pid}/ns/mnt")
+            namespace = os.readlink(f"/proc/{process.pid}/ns/mnt")
         except OSError:
             return  # it has ended already
         content = {"mountNamespace": namespace, "env": made.spec["env"], "cwd": made.spec["cwd"], **made.spec["user"]}

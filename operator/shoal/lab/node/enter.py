@@ -27,8 +27,18 @@ def argv(run_dir: Path, namespace: str, pod: str, container: str | None, command
         raise NotRunning(f"{namespace}/{pod}:{container} has just ended")
     groups = ["--groups", ",".join(map(str, made["groups"]))] if made["groups"] else ["--clear-groups"]
     return [
-        *("nsenter", "--target", str(pid), "--mount", "--net", "--uts", "--ipc", "--pid", "--root", "--wdns"),
-        made["cwd"],
+        *(
+            "nsenter",
+            "--target",
+            str(pid),
+            "--mount",
+            "--net",
+            "--uts",
+            "--ipc",
+            "--pid",
+            "--root",
+            f"--wdns={made['cwd']}",
+        ),
         *("setpriv", "--reuid", str(made["uid"]), "--regid", str(made["gid"]), *groups, "--"),
         *("env", "-i", *(f"{name}={value}" for name, value in made["env"].items()), *command),
     ]

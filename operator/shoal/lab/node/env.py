@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from shoal.lab.node import fields
 from shoal.lab.node.quantity import ceiling
 
 Json = dict[str, Any]
@@ -54,8 +55,8 @@ def field_value(pod: Json, path: str, address: str, node: str, host: str) -> str
 def resource_value(container: Json, reference: Json, allocatable: Mapping[str, str]) -> str:
     """The downward API's resourceFieldRef: whole units of the divisor, rounded up; without a limit, the node's."""
     kind, _, resource = reference["resource"].partition(".")
-    resources: Json = container.get("resources") or {}
-    value = (resources.get(kind) or {}).get(resource)
+    resources: Json = fields.mapping(container, "resources")
+    value: Any = fields.mapping(resources, kind).get(resource)
     if value is None and kind == "limits":
         value = allocatable.get(resource)
     return str(ceiling(str(value or "0"), str(reference.get("divisor") or "1")))

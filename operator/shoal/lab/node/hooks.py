@@ -5,7 +5,7 @@ from typing import Any
 
 import aiohttp
 
-from shoal.lab.node import probes
+from shoal.lab.node import fields, probes
 
 Json = dict[str, Any]
 USER_AGENT = "kube-lifecycle/1.36"
@@ -31,6 +31,6 @@ async def run(target: probes.Target, hook: Json) -> None:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise HookFailed(str(error) or type(error).__name__) from error
     elif "exec" in hook:
-        message = await probes.run_command(target, hook["exec"].get("command") or [])
+        message = await probes.run_command(target, fields.words(hook["exec"], "command"))
         if message is not None:
             raise HookFailed(message)

@@ -60,6 +60,7 @@ def host_mounts(exclude: Iterable[Path]) -> list[str]:
         point = before.split(" ")[4]
         if point == "/" or after.split(" ")[0] not in _DISK_FILE_SYSTEMS or "\\" in point:
             continue
-        if not point.startswith(("/proc", "/sys", "/dev", "/run", "/tmp", *skip)):
+        # the folders that every container has its own of
+        if not point.startswith(("/proc", "/sys", "/dev", "/run", "/tmp", *skip)):  # noqa: S108
             found.append(point)
     return found

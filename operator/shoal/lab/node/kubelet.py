@@ -10,7 +10,7 @@ import aiohttp
 import structlog
 
 from shoal.lab.kubeapi import Api, Reflector
-from shoal.lab.node import images, linux, registration
+from shoal.lab.node import fields, images, linux, registration
 from shoal.lab.node.config import NodeConfig
 from shoal.lab.node.context import Gpus, NodeContext
 from shoal.lab.node.events import Events
@@ -111,9 +111,9 @@ class Kubelet:
         uid: str = metadata["uid"]
         for other in list(self.pods.values()):
             # deleted and made again under the same name while no watch was open
-            if other.uid != uid and other.metadata["name"] == metadata["name"]:
-                if other.metadata["namespace"] == metadata["namespace"]:
-                    other.removed()
+            same_name = all(other.metadata[key] == metadata[key] for key in ("namespace", "name"))
+            if same_name and other.uid != uid:
+                other.removed()
         pod = self.pods.get(uid)
         if kind == "delete":
             if pod is not None:
@@ -122,7 +122,7 @@ class Kubelet:
         if pod is not None:
             pod.update(item)
             return
-        over = (item.get("status") or {}).get("phase") in _OVER
+        over = fields.mapping(item, "status").get("phase") in _OVER
         if over and "deletionTimestamp" not in metadata:
             return
         pod = self.pods[uid] = Pod(self._context, item)

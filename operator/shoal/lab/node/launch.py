@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.lab.node import images
+from shoal.lab.node import fields, images
 from shoal.lab.node.config import GPU_RESOURCE, Image
 from shoal.lab.node.env import ConfigError, expand, field_value, resource_value
 from shoal.lab.node.linux import CAPABILITIES
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-_DEFAULT_CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID", "SETFCAP", "SETPCAP", "NET_BIND_SERVICE", "SYS_CHROOT", "KILL", "AUDIT_WRITE"]
+_DEFAULT_CAPABILITIES = [
+    "CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID", "SETFCAP", "SETPCAP",
+    "NET_BIND_SERVICE", "SYS_CHROOT", "KILL", "AUDIT_WRITE",
+]  # fmt: skip
 """containerd's."""
 
 
@@ -40,8 +43,8 @@ async def prepare(container: "Container") -> Launch:
     row = images.find(node.config.images, spec["image"])
     image = node.config.images[row]
     env = await environment(container, image)
-    command = [expand(word, env) for word in spec.get("command") or []]
-    arguments = [expand(word, env) for word in spec.get("args") or []]
+    command = [expand(word, env) for word in fields.words(spec, "command")]
+    arguments = [expand(word, env) for word in fields.words(spec, "args")]
     argv = (command or list(image.command)) + arguments
     if not argv:
         raise CreateError(f'no command specified: the pod names none, and the image "{spec["image"]}" has none')
@@ -58,10 +61,10 @@ async def prepare(container: "Container") -> Launch:
         *pod.files(),
         _mount(message, spec.get("terminationMessagePath") or "/dev/termination-log", False),
     ]
-    for wanted in spec.get("volumeMounts") or []:
+    for wanted in fields.items(spec, "volumeMounts"):
         volume = pod.volumes.source(wanted, env, expand)
         mounts.append(_mount(volume.path, wanted["mountPath"], volume.read_only or bool(wanted.get("readOnly"))))
-    security: Json = spec.get("securityContext") or {}
+    security: Json = fields.mapping(spec, "securityContext")
     made = ContainerSpec(
         sandbox=pod.uid,
         folder=str(folder),
@@ -95,12 +98,12 @@ async def environment(container: "Container", image: Image) -> dict[str, str]:
     env |= {"KUBERNETES_SERVICE_PORT_HTTPS": "443", "KUBERNETES_PORT": f"tcp://{config.service_address}:443"}
     if pod.node.node.capacity.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, pod.gpus_of(container.name)))
-    for source in spec.get("envFrom") or []:
+    for source in fields.items(spec, "envFrom"):
         plural, reference = _reference(source)
         prefix: str = source.get("prefix") or ""
         for key, value in (await _read(container, plural, reference)).items():
             env[prefix + key] = value.decode(errors="replace")
-    for entry in spec.get("env") or []:
+    for entry in fields.items(spec, "env"):
         value = await _value(container, entry, env)
         if value is not None:
             env[entry["name"]] = value
@@ -109,7 +112,7 @@ async def environment(container: "Container", image: Image) -> dict[str, str]:
 
 async def _value(container: "Container", entry: Json, env: dict[str, str]) -> str | None:
     pod = container.pod
-    source: Json = entry.get("valueFrom") or {}
+    source: Json = fields.mapping(entry, "valueFrom")
     if "fieldRef" in source:
         path = source["fieldRef"]["fieldPath"]
         return field_value(pod.pod, path, pod.address, pod.node.node.name, pod.node.config.host_address)
@@ -149,21 +152,22 @@ async def _read(container: "Container", plural: str, reference: Json) -> dict[st
 
 def user(pod: Json, container: Json, image: Image) -> User:
     """Raises ConfigError when the image would run as root and must not."""
-    shared: Json = pod.get("securityContext") or {}
-    own: Json = container.get("securityContext") or {}
-    both = shared | own
+    shared: Json = fields.mapping(pod, "securityContext")
+    own: Json = fields.mapping(container, "securityContext")
+    both: Json = shared | own
     uid = int(both.get("runAsUser", image.user))
     if both.get("runAsNonRoot") and uid == 0:
         raise ConfigError("container has runAsNonRoot and image will run as root")
     gid = int(both.get("runAsGroup", 0))
-    groups = {int(group) for group in shared.get("supplementalGroups") or []}
+    groups = {int(group) for group in fields.words(shared, "supplementalGroups")}
     if "fsGroup" in shared:
         groups.add(int(shared["fsGroup"]))
-    wanted: Json = own.get("capabilities") or {}
+    wanted: Json = fields.mapping(own, "capabilities")
     if own.get("privileged"):
         capabilities = list(CAPABILITIES)
     else:
-        dropped, added = set(wanted.get("drop") or []), [name.removeprefix("CAP_") for name in wanted.get("add") or []]
+        dropped = fields.words(wanted, "drop")
+        added = [name.removeprefix("CAP_") for name in fields.words(wanted, "add")]
         kept = [] if "ALL" in dropped else [name for name in _DEFAULT_CAPABILITIES if name not in dropped]
         capabilities = list(CAPABILITIES) if "ALL" in added else kept + added
     return User(
@@ -176,5 +180,5 @@ def user(pod: Json, container: Json, image: Image) -> User:
 
 
 def gpu_count(spec: Json) -> int:
-    resources: Json = spec.get("resources") or {}
-    return int((resources.get("limits") or {}).get(GPU_RESOURCE, 0))
+    resources: Json = fields.mapping(spec, "resources")
+    return int(fields.mapping(resources, "limits").get(GPU_RESOURCE, 0))

@@ -22,8 +22,15 @@ class Network:
         self._used: set[int] = set()
         self._last = 1
 
-    def allocate(self) -> str:
-        """The next free address, so that one just given back is not reused at once. Raises NetworkError."""
+    def allocate(self, wanted: str | None = None) -> str:
+        """The wanted address if it is free, else the next free one, so that one just given back is not reused at once.
+
+        Raises NetworkError.
+        """
+        prefix, _, last = (wanted or "").rpartition(".")
+        if prefix == f"{self._config.pod_prefix}.{self._index}" and int(last) not in self._used:
+            self._used.add(int(last))
+            return f"{prefix}.{last}"
         for step in range(1, 254):
             number = 2 + (self._last - 2 + step) % 253
             if number not in self._used:

@@ -16,7 +16,7 @@ import aiohttp
 import structlog
 
 from shoal.lab.kubeapi import ApiError
-from shoal.lab.node import status
+from shoal.lab.node import fields, status
 from shoal.lab.node.container import FORCED_STOP_SECONDS, MINIMUM_STOP_SECONDS, Budget, Container
 from shoal.lab.node.context import NodeContext
 from shoal.lab.node.launch import gpu_count
@@ -48,14 +48,14 @@ class Pod:
         self.hostname: str = (self.spec.get("hostname") or pod["metadata"]["name"])[:63]
         self.terminating = False
         self.folder = node.scratch / "pods" / self.uid
-        inits: list[Json] = self.spec.get("initContainers") or []
+        inits: list[Json] = fields.items(self.spec, "initContainers")
         self.inits = [Container(self, c, "sidecar" if c.get("restartPolicy") == "Always" else "init") for c in inits]
         self.mains = [Container(self, c, "main") for c in self.spec["containers"]]
         self._data = node.config.data_dir / "pods" / self.uid
         self._gpus: dict[str, list[int]] = {}
         self._sandbox = False
-        self._start_time = (pod.get("status") or {}).get("startTime") or status.timestamp()
-        self._conditions: list[Json] = (pod.get("status") or {}).get("conditions") or []
+        self._start_time = fields.mapping(pod, "status").get("startTime") or status.timestamp()
+        self._conditions: list[Json] = fields.mapping(pod, "status").get("conditions") or []
         self._tasks: set[asyncio.Task[None]] = set()
         self._dirty = asyncio.Event()
         self._deletion = asyncio.Event()
@@ -145,7 +145,8 @@ class Pod:
         try:
             if "deletionTimestamp" in self.metadata:
                 self._deletion.set()
-            if not self._deletion.is_set() and not self._over_by_restart():
+            lost = self._over_by_restart()
+            if not self._deletion.is_set() and not lost:
                 self._spawn(self._live())
             await self._wait_for_end()
             await self._terminate()
@@ -175,15 +176,12 @@ class Pod:
 
         True when that ends the pod (restartPolicy Never).
         """
-        reported: Json = self.pod.get("status") or {}
-        before = {
-            entry["name"]: entry
-            for key in ("initContainerStatuses", "containerStatuses")
-            for entry in reported.get(key) or []
-        }
+        reported: Json = fields.mapping(self.pod, "status")
+        reports = fields.items(reported, "initContainerStatuses") + fields.items(reported, "containerStatuses")
+        before = {entry["name"]: entry for entry in reports}
         lost = False
         for container in self.containers:
-            entry: Json = before.get(container.name) or {}
+            entry = fields.mapping(before, container.name)
             if not entry.get("containerID"):
                 continue
             end: Json | None = entry["state"].get("terminated")
@@ -193,7 +191,7 @@ class Pod:
                     "ContainerStatusUnknown",
                 )  # fmt: skip
             container.record.restarts = int(entry.get("restartCount") or 0) + 1
-            container.record.last = {"terminated": end} if end else entry.get("lastState") or {}
+            container.record.last = {"terminated": end} if end else fields.mapping(entry, "lastState")
             if self.spec.get("restartPolicy") == "Never" and end is not None:
                 lost = lost or container.kind == "main"
                 if container.kind == "main":
@@ -254,7 +252,7 @@ class Pod:
     async def _attach(self) -> None:
         if self._sandbox:
             return
-        address = self.address or self.node.network.allocate()
+        address = self.address or self.node.network.allocate(fields.mapping(self.pod, "status").get("podIP"))
         self.address = address
         await self.node.network.attach(self.uid, self.hostname, address)
         self.volumes.set_address(address)
@@ -270,8 +268,8 @@ class Pod:
         if self.spec.get("subdomain"):
             names.insert(0, f"{self.hostname}.{self.spec['subdomain']}.{namespace}.svc.{domain}")
         hosts = ["127.0.0.1\tlocalhost", "::1\tlocalhost ip6-localhost", f"{self.address}\t{' '.join(names)}"]
-        for alias in self.spec.get("hostAliases") or []:
-            hosts.append(f"{alias['ip']}\t{' '.join(alias['hostnames'])}")
+        aliases: list[Json] = fields.items(self.spec, "hostAliases")
+        hosts += [f"{alias['ip']}\t{' '.join(alias['hostnames'])}" for alias in aliases]
         search = f"{namespace}.svc.{domain} svc.{domain} {domain}"
         resolver = f"search {search}\nnameserver {self.node.config.dns_address}\noptions ndots:5\n"
         if self.spec.get("dnsPolicy") == "Default":
@@ -393,7 +391,8 @@ class Pod:
         if self.inits:
             body["initContainerStatuses"] = [container.record.status() for container in self.inits]
         if self.address:
-            body |= {"podIP": self.address, "podIPs": [{"ip": self.address}]}
+            # replace: a strategic merge would add to the address of the pod's life before a restart of the node
+            body |= {"podIP": self.address, "podIPs": [{"$patch": "replace"}, {"ip": self.address}]}
         return body
 
     # --- tasks ------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 import aiohttp
 
+from shoal.lab.node import fields
 from shoal.lab.node.runtime import Process, StartError
 
 Json = dict[str, Any]
@@ -32,7 +33,7 @@ def port_number(spec: Json, port: int | str) -> int:
     """A probe's port by number or by a container port's name. Raises ValueError."""
     if isinstance(port, int):
         return port
-    for declared in spec.get("ports") or []:
+    for declared in fields.items(spec, "ports"):
         if declared.get("name") == port:
             return declared["containerPort"]
     if port.isdigit():
@@ -48,7 +49,7 @@ def url(spec: Json, action: Json, address: str) -> str:
 
 
 def headers(action: Json, agent: str) -> dict[str, str]:
-    given = {header["name"]: header["value"] for header in action.get("httpHeaders") or []}
+    given = {header["name"]: header["value"] for header in fields.items(action, "httpHeaders")}
     return {"User-Agent": agent, "Accept": "*/*"} | given
 
 
@@ -62,7 +63,7 @@ async def check(target: Target, probe: Json) -> str | None:
             if "tcpSocket" in probe:
                 return await _tcp(target, probe["tcpSocket"])
             if "exec" in probe:
-                return await run_command(target, probe["exec"].get("command") or [])
+                return await run_command(target, fields.words(probe["exec"], "command"))
             return "the lab's nodes probe by httpGet, tcpSocket and exec"
     except TimeoutError:
         return f"command timed out after {seconds}s" if "exec" in probe else "context deadline exceeded"

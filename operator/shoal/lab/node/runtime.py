@@ -36,8 +36,7 @@ class Process:
 
     async def wait(self) -> int:
         await self._ended.wait()
-        assert self.exit_code is not None
-        return self.exit_code
+        return -1 if self.exit_code is None else self.exit_code
 
     def send_signal(self, number: int) -> None:
         """To this process alone, as a container runtime does: not to its process group."""

@@ -119,7 +119,11 @@ class Server:
                 raise web.HTTPBadRequest(text=f'previous terminated container "{name}" in pod not found\n')
             return log_path(container, restart), None
         follow = asyncio.Event()
-        if request.query.get("follow") != "true" or container.process is None or container.process.exit_code is not None:
+        if (
+            request.query.get("follow") != "true"
+            or container.process is None
+            or container.process.exit_code is not None
+        ):
             follow.set()
         else:
             process = container.process

@@ -43,7 +43,7 @@ def start_node(kubelet: Callable[[socket.socket], None]) -> int:
         linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
         _init(kubelet)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: os.kill(pid, signal.SIGTERM))
+        signal.signal(number, lambda _number, _frame: os.kill(pid, signal.SIGTERM))
     _, status = os.waitpid(pid, 0)
     return max(os.waitstatus_to_exitcode(status), 0)
 
@@ -81,8 +81,8 @@ class Spawner:
         os.set_blocking(alarm, False)
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: os.kill(self._kubelet_pid, signal.SIGTERM))
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        signal.signal(signal.SIGTERM, lambda _number, _frame: os.kill(self._kubelet_pid, signal.SIGTERM))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         poll = select.poll()
         poll.register(self._kubelet, select.POLLIN)

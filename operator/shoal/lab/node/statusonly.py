@@ -11,8 +11,8 @@ import aiohttp
 import structlog
 
 from shoal.lab.kubeapi import Api, ApiError, Reflector
-from shoal.lab.node import registration
-from shoal.lab.node.config import NodeConfig
+from shoal.lab.node import fields, registration
+from shoal.lab.node.config import NodeConfig, StatusOnly
 from shoal.lab.node.status import timestamp
 
 _log = structlog.get_logger()
@@ -23,16 +23,15 @@ ATTEMPTS = 5
 _OVER = ("Succeeded", "Failed")
 
 
-async def run(config: NodeConfig) -> None:
+async def run(config: NodeConfig, settings: StatusOnly) -> None:
     """Until SIGTERM."""
-    assert config.status_only is not None
     api = Api(config.kubeconfig)
     api.server = config.api_server
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with api:
-        fleet = StatusOnlyNodes(config, api)
+        fleet = StatusOnlyNodes(config, settings, api)
         spread = config.lease_seconds / registration.RENEWALS / len(config.nodes)
         tasks = [
             asyncio.create_task(registration.keep_registered(api, config, node, number * min(spread, 0.02)))
@@ -51,12 +50,11 @@ async def _until(event: asyncio.Event) -> None:
 
 
 class StatusOnlyNodes:
-    def __init__(self, config: NodeConfig, api: Api) -> None:
-        assert config.status_only is not None
+    def __init__(self, config: NodeConfig, settings: StatusOnly, api: Api) -> None:
         self._config = config
         self._api = api
-        self._delay = config.status_only.ready_delay_seconds
-        self._nodes = {node.name: node for node in config.nodes}
+        self._delay = settings.ready_delay_seconds
+        self._names = {node.name for node in config.nodes}
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         """By uid and what is being done."""
         self._calls = asyncio.Semaphore(PARALLEL_CALLS)
@@ -71,7 +69,7 @@ class StatusOnlyNodes:
                 task.cancel()
 
     def _on_change(self, kind: Literal["upsert", "delete"], pod: Json) -> None:
-        if pod["spec"].get("nodeName") not in self._nodes:
+        if pod["spec"].get("nodeName") not in self._names:
             return
         metadata: Json = pod["metadata"]
         if kind == "delete":
@@ -79,7 +77,7 @@ class StatusOnlyNodes:
                 task.cancel()
         elif "deletionTimestamp" in metadata:
             self._once(metadata["uid"], "delete", pod)
-        elif (pod.get("status") or {}).get("phase") not in ("Running", *_OVER):
+        elif fields.mapping(pod, "status").get("phase") not in ("Running", *_OVER):
             self._once(metadata["uid"], "ready", pod)
 
     def _once(self, uid: str, what: str, pod: Json) -> None:
@@ -120,9 +118,8 @@ class StatusOnlyNodes:
 
     def _status(self, pod: Json) -> Json:
         now = timestamp()
-        node = self._nodes[pod["spec"]["nodeName"]]
-        # out of the range of pods that run, and unique among 62,000
-        address = f"{self._config.pod_prefix}.{255 - self._count // 250 % 250 // 250}.{2 + self._count % 250}"
+        # unique among 62,000; nothing answers there, and pods that run may have the same one
+        address = f"{self._config.pod_prefix}.{self._count // 250 % 250}.{2 + self._count % 250}"
 
         def container(spec: Json, sidecar: bool = True) -> Json:
             state: Json = {"running": {"startedAt": now}}
@@ -139,7 +136,7 @@ class StatusOnlyNodes:
                 "state": state,
             }
 
-        inits: list[Json] = pod["spec"].get("initContainers") or []
+        inits: list[Json] = fields.items(pod["spec"], "initContainers")
         return {
             "phase": "Running",
             "hostIP": self._config.host_address,
@@ -153,8 +150,6 @@ class StatusOnlyNodes:
             ],
             "initContainerStatuses": [container(c, c.get("restartPolicy") == "Always") for c in inits],
             "containerStatuses": [container(c) for c in pod["spec"]["containers"]],
-            "nominatedNodeName": None,
-            "message": f"reported by the status-only node {node.name}",
         }
 
 

@@ -16,7 +16,7 @@ import aiohttp
 import structlog
 
 from shoal.lab.kubeapi import Api, ApiError
-from shoal.lab.node import linux, quantity
+from shoal.lab.node import fields, linux, quantity
 from shoal.lab.node.env import ConfigError, field_value, resource_value
 from shoal.lab.node.objects import MissingObject, Objects
 
@@ -59,7 +59,7 @@ class Volumes:
         self._folder = folder
         self._data = data
         self._namespace: str = facts.pod["metadata"]["namespace"]
-        security: Json = facts.pod["spec"].get("securityContext") or {}
+        security: Json = fields.mapping(facts.pod["spec"], "securityContext")
         self._group: int | None = security.get("fsGroup")
         self._mounted: dict[str, Volume] = {}
         self._tmpfs: list[Path] = []
@@ -72,7 +72,7 @@ class Volumes:
 
     async def set_up(self) -> None:
         """Makes every volume that is not there yet. Raises VolumeError; call again later to go on."""
-        for volume in self._facts.pod["spec"].get("volumes") or []:
+        for volume in fields.items(self._facts.pod["spec"], "volumes"):
             name = volume["name"]
             if name not in self._mounted:
                 try:
@@ -144,12 +144,12 @@ class Volumes:
             raise VolumeError(f"PVC {self._namespace}/{name} is not bound")
         volume = await self._api.request("GET", f"/api/v1/persistentvolumes/{volume_name}")
         spec: Json = volume["spec"]
-        path: str | None = (spec.get("local") or spec.get("hostPath") or {}).get("path")
+        path: str | None = (spec.get("local") or fields.mapping(spec, "hostPath")).get("path")
         if path is None:
             raise VolumeError(f'PV {volume_name}: the lab\'s nodes have only "local" and "hostPath" volumes')
-        if not os.path.exists(path):
+        if not os.path.exists(path):  # noqa: ASYNC240 - a local disk
             raise VolumeError(f'path "{path}" does not exist')
-        read_only = bool(source.get("readOnly")) or "ro" in (spec.get("mountOptions") or [])
+        read_only = bool(source.get("readOnly")) or "ro" in fields.words(spec, "mountOptions")
         if self._group is not None and not read_only:
             await asyncio.to_thread(_give_to_group, Path(path), self._group)
         return Volume(Path(path), read_only)
@@ -160,7 +160,7 @@ class Volumes:
         files: dict[str, tuple[bytes, int]] = {}
         mode = int(source.get("defaultMode", 0o644))
         if kind == "projected":
-            for part in source.get("sources") or []:
+            for part in fields.items(source, "sources"):
                 files |= await self._files(*next(iter(part.items())), mode)
         else:
             files = await self._files(kind, source, mode)
@@ -174,7 +174,7 @@ class Volumes:
             case "downwardAPI":
                 return {
                     item["path"]: (self._downward(item).encode(), int(item.get("mode", mode)))
-                    for item in source.get("items") or []
+                    for item in fields.items(source, "items")
                 }
             case "serviceAccountToken":
                 return {source["path"]: await self._token(source)}
@@ -214,7 +214,7 @@ class Volumes:
             return field_value(facts.pod, path, facts.address, facts.node, facts.host_address)
         reference = item["resourceFieldRef"]
         spec = facts.pod["spec"]
-        containers: list[Json] = [*spec["containers"], *(spec.get("initContainers") or [])]
+        containers: list[Json] = [*spec["containers"], *fields.items(spec, "initContainers")]
         container = next(c for c in containers if c["name"] == reference["containerName"])
         return resource_value(container, reference, facts.allocatable)
 
@@ -253,7 +253,7 @@ class Volumes:
             except TimeoutError:
                 self._renew_at = None
             self._stale.clear()
-            for volume in self._facts.pod["spec"].get("volumes") or []:
+            for volume in fields.items(self._facts.pod["spec"], "volumes"):
                 kind = next((key for key in volume if key != "name"), "emptyDir")
                 if kind in ("configMap", "secret", "downwardAPI", "projected"):
                     try:
@@ -286,9 +286,9 @@ class Volumes:
 def content(found: Json) -> dict[str, bytes]:
     """A ConfigMap's or Secret's keys."""
     if "data" in found and found.get("kind") == "Secret":
-        return {key: base64.b64decode(value) for key, value in (found["data"] or {}).items()}
-    text = {key: value.encode() for key, value in (found.get("data") or {}).items()}
-    binary = {key: base64.b64decode(value) for key, value in (found.get("binaryData") or {}).items()}
+        return {key: base64.b64decode(value) for key, value in fields.mapping(found, "data").items()}
+    text = {key: value.encode() for key, value in fields.mapping(found, "data").items()}
+    binary = {key: base64.b64decode(value) for key, value in fields.mapping(found, "binaryData").items()}
     return text | binary
 
 
@@ -354,4 +354,4 @@ def _give_to_group(folder: Path, group: int) -> None:
                 os.chown(path, -1, group)
                 os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) | 0o660)
         os.chown(root, -1, group)
-        os.chmod(root, stat.S_IMODE(os.stat(root).st_mode) | 0o2770)
+        os.chmod(root, stat.S_IMODE(os.stat(root).st_mode) | 0o2770)  # noqa: S103 - what a kubelet does for fsGroup
