@@ -3,7 +3,6 @@
 import asyncio
 import json
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -41,20 +40,17 @@ async def test_a_client_that_leaves_a_stream_stops_it(client: Client, path: str)
         for _ in range(8):
             await response.content.readline()
         assert (await client.load())["num_running_reqs"] == 1
-    left = time.monotonic()
     await client.idle()
-    # 3000 tokens would take far longer on either engine.
-    assert time.monotonic() - left < 4
     assert await client.metric("sglang:num_aborted_requests_total") == aborted + 1
 
 
 async def test_a_client_that_leaves_a_whole_answer_stops_it_a_little_later(client: Client):
+    aborted = await client.metric("sglang:num_aborted_requests_total")
     task = client.background(COMPLETIONS, long_request(COMPLETIONS, "leave"))
     await client.until("running", lambda load: load["num_running_reqs"] == 1)
     task.cancel()
-    left = time.monotonic()
     await client.idle()
-    assert time.monotonic() - left < 8
+    assert await client.metric("sglang:num_aborted_requests_total") == aborted + 1
 
 
 async def test_abort_by_id_ends_an_answer_as_abort(client: Client):
