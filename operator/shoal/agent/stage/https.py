@@ -33,22 +33,23 @@ async def download(
     note = archive.with_suffix(".json")
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
     # A context of our own: it reads SSL_CERT_FILE, by which the chart's CA bundle comes, at this moment.
-    connector = aiohttp.TCPConnector(ssl=ssl.create_default_context())
+    connector = aiohttp.TCPConnector(ssl=await asyncio.to_thread(ssl.create_default_context))
     async with aiohttp.ClientSession(
         connector=connector, timeout=timeout, trust_env=True, auto_decompress=False
     ) as session:
         failures = 0
         while True:
-            before = size_of(archive)
+            before = await asyncio.to_thread(size_of, archive)
             try:
                 await _fetch(session, url, archive, note, token, on_total)
                 return
             except (aiohttp.ClientError, TimeoutError, ConnectionError, _Busy) as error:
-                failures = 0 if size_of(archive) > before else failures + 1
+                have = await asyncio.to_thread(size_of, archive)
+                failures = 0 if have > before else failures + 1
                 problem = _unreachable(url, error)
                 if failures >= ATTEMPTS or isinstance(error, aiohttp.ClientConnectorCertificateError):
                     raise problem from None
-                log.info("stage.retry", problem=str(problem), bytes_done=size_of(archive))
+                log.info("stage.retry", problem=str(problem), bytes_done=have)
             await asyncio.sleep(pause * 2**failures)
 
 
