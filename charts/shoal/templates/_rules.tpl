@@ -54,7 +54,7 @@
   - deployments/scale
   verbs:
   - patch
-# children of a Model
+# children of a Model; garbage collection takes them away
 - apiGroups:
   - policy
   resources:
@@ -65,8 +65,7 @@
   - watch
   - create
   - patch
-  - delete
-# children of a Model
+# children of a Model, unless switched off
 - apiGroups:
   - networking.k8s.io
   resources:

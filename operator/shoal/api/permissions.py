@@ -43,8 +43,10 @@ OPERATOR: Final = (
     Permission("free GPUs, and why a replica does not start", "", ("nodes", "pods"), FOLLOW),
     Permission("one Deployment per variant of a Model", "apps", ("deployments",), KEEP),
     Permission("replicas, through a field manager of their own", "apps", ("deployments/scale",), ("patch",)),
-    Permission("children of a Model", "policy", ("poddisruptionbudgets",), KEEP),
-    Permission("children of a Model", "networking.k8s.io", ("networkpolicies",), KEEP),
+    Permission(
+        "children of a Model; garbage collection takes them away", "policy", ("poddisruptionbudgets",), KEEP[:-1]
+    ),
+    Permission("children of a Model, unless switched off", "networking.k8s.io", ("networkpolicies",), KEEP),
     Permission(
         "the install key, the key Secrets of Models, and whether a source's Secret is there",
         "",

@@ -1,0 +1,98 @@
+"""The operator under the role that the chart gives it: enough for its work, and no write that it never makes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from shoal.api import permissions
+from shoal.api.meta import JsonObject
+from shoal.kube.client import Client
+from shoal.kube.resources import DEPLOYMENTS, EVENTS, MODELS, SECRETS, TENANTS
+from tests.support.charts import rendered
+from tests.support.controlplane import Fleet
+from tests.support.operators import NAMESPACE, eventually, model, model_with, running_operator
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
+
+USER = f"system:serviceaccount:{NAMESPACE}:shoal-operator"
+
+RARE = {
+    ("models/finalizers", "update"): "the API server's own check, where the admission plugin is on",
+    ("secrets", "delete"): "the end of a rotation of the install key",
+    ("networkpolicies", "delete"): "NetworkPolicies switched off",
+    ("events", "patch"): "the same event again",
+}
+"""Granted, not exercised by this test; and when it is used."""
+
+
+def service_account_kubeconfig(fleet: Fleet, path: Path) -> str:
+    """A kubeconfig that holds nothing but a token, as a pod has one."""
+    token = fleet.plane.run_kubectl("create", "token", "shoal-operator", f"--namespace={NAMESPACE}").strip()
+    config = yaml.safe_load(fleet.plane.kubeconfig.read_text())
+    config["users"] = [{"name": config["contexts"][0]["context"]["user"], "user": {"token": token}}]
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+def requests(audit: Path) -> list[JsonObject]:
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    return [line for line in lines if line["user"]["username"] == USER]
+
+
+async def test_the_charts_role_is_enough_and_not_more(fleet: Fleet, audit: Path, tmp_path: Path) -> None:
+    client, ns = fleet.client, fleet.namespace
+    kinds = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+    roles = [o for o in rendered({}) if o["kind"] in kinds]
+    fleet.plane.run_kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(roles))
+    kubeconfig = service_account_kubeconfig(fleet, tmp_path / "kubeconfig")
+
+    async with (
+        await Client.from_environment(kubeconfig=kubeconfig) as own,
+        running_operator(own, kubeconfig),
+    ):
+        await fleet.apply(model("chat", ns))
+        tenant: JsonObject = {
+            "apiVersion": "shoal.dev/v1alpha1",
+            "kind": "Tenant",
+            "metadata": {"name": "acme"},
+            "spec": {"keys": [{"name": "a", "sha256": "0" * 64}], "models": [{"namespace": ns, "name": "chat"}]},
+        }
+        await fleet.apply(tenant)
+        await model_with(client, ns, "chat", "Ready", "True")
+        # Another class: the old variant's Deployment is deleted.
+        await fleet.apply(model("chat", ns, variants=[{"class": "h100"}]))
+        await eventually(
+            lambda: fleet.all(DEPLOYMENTS, namespace=ns),
+            lambda all_: [d["metadata"]["name"] for d in all_] == ["chat-h100"],
+        )
+        # A source's Secret is looked for.
+        await fleet.apply(model("gated", ns, source={"uri": "hf://owner/repo", "secretRef": {"name": "nowhere"}}))
+        await model_with(client, ns, "gated", "Accepted", "False", "SecretNotFound")
+        await eventually(lambda: client.get(TENANTS, "acme"), lambda t: (t.get("status") or {}).get("activeKeys") == 1)
+        await eventually(lambda: fleet.all(EVENTS, namespace=ns), bool)
+        assert await fleet.all(SECRETS, namespace=NAMESPACE)
+        for name in ("chat", "gated"):
+            await client.delete(MODELS, name, ns)
+
+    made = requests(audit)
+    assert made
+    refused = [r for r in made if r["responseStatus"]["code"] == 403]
+    assert not refused, [(r["verb"], r["requestURI"], r["responseStatus"].get("message")) for r in refused]
+
+    used = {
+        ("/".join(filter(None, (r["objectRef"]["resource"], r["objectRef"].get("subresource")))), r["verb"])
+        for r in made
+        if "objectRef" in r
+    }
+    # Server-side apply of an object that is not there yet is a patch in the audit log, and asks for `create` as well.
+    used |= {(resource, "create") for resource, verb in used if verb == "patch"}
+    granted = {
+        (resource, verb)
+        for row in (*permissions.OPERATOR, *permissions.OPERATOR_OWN_NAMESPACE)
+        for resource in row.resources
+        for verb in row.verbs
+        if verb not in permissions.READ
+    }
+    assert granted - used <= set(RARE), "a verb that nothing uses"
