@@ -205,10 +205,9 @@ class Client:
             total=server_seconds + 30, sock_connect=10, sock_read=min(silence_seconds, server_seconds + 10)
         )
         try:
-            response = await self._open("GET", resource.path(namespace=namespace), params=params, timeout=timeout)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unavailable(f"watch of {resource.plural}: {error or type(error).__name__}") from error
+            response: aiohttp.ClientResponse | None = None
         try:
+            response = await self._open("GET", resource.path(namespace=namespace), params=params, timeout=timeout)
             REQUESTS.labels("watch", resource.plural, response.status).inc()
             if response.status != 200:
                 raise await _error(response)
@@ -224,9 +223,10 @@ class Client:
                     if line:
                         yield _watch_event(orjson.loads(line))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unavailable(f"watch of {resource.plural} broke: {error or type(error).__name__}") from error
+            raise Unavailable(f"watch of {resource.plural} broke: {_why(error)}") from error
         finally:
-            response.close()
+            if response is not None:
+                response.close()
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
@@ -390,7 +390,7 @@ class Client:
                 raw = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             REQUESTS.labels(verb, resource.plural, "none").inc()
-            raise Unavailable(f"{verb} {path}: {error or type(error).__name__}") from error
+            raise Unavailable(f"{verb} {path}: {_why(error)}") from error
         return orjson.loads(raw)
 
     async def _open(
@@ -441,6 +441,13 @@ class Client:
             except (ValueError, OSError, TimeoutError) as error:
                 raise Unavailable(f"credentials could not be loaded again: {error}") from error
             self._loaded = time.monotonic()
+
+
+def _why(error: BaseException) -> str:
+    """In one short sentence; aiohttp's own names its TLS context by address."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"cannot connect to {error.host}:{error.port}: {error.os_error.strerror or error.os_error}"
+    return str(error) or type(error).__name__
 
 
 def _selectors(label_selector: str | None, field_selector: str | None) -> dict[str, str]:
