@@ -204,8 +204,7 @@ class Client:
         timeout = aiohttp.ClientTimeout(
             total=server_seconds + 30, sock_connect=10, sock_read=min(silence_seconds, server_seconds + 10)
         )
-        try:
-            response: aiohttp.ClientResponse | None = None
+        response: aiohttp.ClientResponse | None = None
         try:
             response = await self._open("GET", resource.path(namespace=namespace), params=params, timeout=timeout)
             REQUESTS.labels("watch", resource.plural, response.status).inc()
