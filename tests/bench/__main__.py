@@ -1,0 +1,25 @@
+"""`make bench`: all figures, one after the other. Each bench also runs by itself and has its own options (-h)."""
+
+import subprocess
+import sys
+
+BENCHES = {
+    "bench_gateway": "the gateway beside no proxy, Envoy and smg",
+    "bench_lab": "time to a served answer in the lab",
+    "bench_operator": "500 Models at once",
+}
+
+
+def main() -> int:
+    failed: list[str] = []
+    for module, what in BENCHES.items():
+        print(f"\n=== {what} (python -m tests.bench.{module})", flush=True)
+        if subprocess.run([sys.executable, "-m", f"tests.bench.{module}", *sys.argv[1:]], check=False).returncode:
+            failed.append(module)
+    if failed:
+        print(f"\nfailed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
