@@ -166,6 +166,8 @@ def test_the_engine_reads_a_volume_in_place_and_all_else_where_it_was_staged(uri
         ("hf://a/b@", "does not name a repository"),
         ("pvc://claim/../other", "does not name a folder of a volume"),
         ("file://models", "three slashes"),
+        ("https://host:port/x.tar?sig=s3cret", "^'https://host:port/x.tar' is not a URL"),
+        ("https://[::1/x.tar", "is not a URL"),
         ("https://user:pass@host/x.tar", "use `secretRef` for a token"),
     ],
 )

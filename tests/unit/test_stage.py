@@ -411,6 +411,17 @@ def test_a_ca_bundle_without_certificates_is_refused(tmp_path: Path):
         with_public_roots(tmp_path / "ca.crt", tmp_path / "combined.crt")
 
 
+@pytest.mark.parametrize("status", [200, 401, 404, 503])
+async def test_the_key_of_a_signed_url_stands_in_no_message_and_no_log(
+    serve: Serve, paths: StagePaths, status: int, capsys: pytest.CaptureFixture[str]
+):
+    uri = await serve(ArchiveServer(b"no archive", status=status)) + "?X-Signature=s3cret"
+    error = await failure(StageRequest(uri), paths)
+    assert "s3cret" not in str(error)
+    out = capsys.readouterr()
+    assert "s3cret" not in out.out + out.err
+
+
 def hostile_tar(*members: tarfile.TarInfo) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:

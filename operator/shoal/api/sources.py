@@ -1,6 +1,7 @@
 """What a Model's source URI means: one parser for manifests (mounts), staging (fetching) and the engine (its path)."""
 
 import posixpath
+import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 from urllib.parse import urlsplit
@@ -27,6 +28,11 @@ class SourceUri:
     """pvc: the folder inside the volume, "" for its root. file: an absolute path."""
 
 
+def shown(uri: str) -> str:
+    """The source as it may stand in a log, a message or an event: a signed URL carries its key after the "?"."""
+    return re.split(r"[?#]", uri, maxsplit=1)[0] if uri.startswith("https://") else uri
+
+
 def parse_source(uri: str) -> SourceUri:
     """Takes a source URI apart. Raises ValueError with a message for the person who wrote it."""
     scheme, separator, rest = uri.partition("://")
@@ -39,8 +45,12 @@ def parse_source(uri: str) -> SourceUri:
             raise ValueError(f"{uri!r} does not name a repository: write hf://owner/repo or hf://owner/repo@revision")
         return SourceUri("hf", uri, repo=repo, revision=revision or None)
     if scheme == "https":
-        parts = urlsplit(uri)
-        if not parts.hostname or parts.username is not None:
+        try:
+            parts = urlsplit(uri)
+            port = parts.port
+        except ValueError as error:
+            raise ValueError(f"{shown(uri)!r} is not a URL: {error}") from None
+        if not parts.hostname or parts.username is not None or port == 0:
             raise ValueError(
                 "an https:// source names a host and carries no user or password: use `secretRef` for a token"
             )

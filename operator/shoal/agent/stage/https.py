@@ -12,6 +12,7 @@ from yarl import URL
 
 from shoal.agent.stage.errors import StageError, require_room
 from shoal.api import reasons
+from shoal.api.sources import shown
 
 CONNECT_SECONDS = 15.0
 READ_SECONDS = 60.0
@@ -77,7 +78,7 @@ async def _fetch(
         headers |= {"Range": f"bytes={have}-", "If-Range": validator}
     async with session.get(url, headers=headers) as response:
         if response.url.scheme != URL(url).scheme:
-            raise StageError(reasons.SOURCE_UNREACHABLE, f"{url} redirects to {response.url.scheme}://, refused")
+            raise StageError(reasons.SOURCE_UNREACHABLE, f"{shown(url)} redirects to {response.url.scheme}://, refused")
         _check_status(url, response.status, has_token=token is not None)
         if response.status == 416:  # what is there is not a beginning of what the server has
             await asyncio.to_thread(archive.unlink, missing_ok=True)
@@ -141,13 +142,13 @@ def _check_status(url: str, status: int, *, has_token: bool) -> None:
     if status in (401, 403):
         raise StageError(
             reasons.GATED,
-            f"{url} refused the token of source.secretRef ({status}): check the Secret's key `token`"
+            f"{shown(url)} refused the token of source.secretRef ({status}): check the Secret's key `token`"
             if has_token
-            else f"{url} wants credentials ({status}): put a token into key `token` of a Secret and name the Secret in "
-            "source.secretRef",
+            else f"{shown(url)} wants credentials ({status}): put a token into key `token` of a Secret and name the "
+            "Secret in source.secretRef",
         )
     if status in (404, 410):
-        raise StageError(reasons.SOURCE_NOT_FOUND, f"{url} does not exist ({status}): check source.uri")
+        raise StageError(reasons.SOURCE_NOT_FOUND, f"{shown(url)} does not exist ({status}): check source.uri")
     raise _Busy(f"it answered {status}")
 
 
@@ -163,7 +164,7 @@ def _unreachable(url: str, error: Exception) -> StageError:
         case TimeoutError():
             text = f"{host} did not answer in time: check source.uri and the chart's proxy settings"
         case _Busy():
-            text = f"{url} cannot be fetched now: {error}"
+            text = f"{shown(url)} cannot be fetched now: {error}"
         case aiohttp.ClientPayloadError():
             text = f"the connection to {host} broke off again and again"
         case _:

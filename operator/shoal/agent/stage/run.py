@@ -21,7 +21,7 @@ from shoal.agent.stage.errors import StageError, of_os_error, require_room
 from shoal.agent.stage.progress import Progress, write_progress
 from shoal.api import names, reasons
 from shoal.api.replica import StageProgress
-from shoal.api.sources import SourceUri, parse_source
+from shoal.api.sources import SourceUri, parse_source, shown
 
 _TERMINATION_LIMIT = 4096
 
@@ -83,7 +83,7 @@ async def stage(request: StageRequest, paths: StagePaths) -> StageResult:
             raise StageError(reasons.SOURCE_INVALID, str(error)) from None
         result = await _stage(source, request, paths, started)
     except OSError as error:
-        failure = of_os_error(error, f"staging {request.uri}")
+        failure = of_os_error(error, f"staging {shown(request.uri)}")
         await asyncio.to_thread(_report_failure, paths, failure)
         raise failure from error
     except StageError as failure:
@@ -106,7 +106,7 @@ async def _stage(source: SourceUri, request: StageRequest, paths: StagePaths, st
 
     done = await asyncio.to_thread(_finished, request, paths)
     if done is not None:
-        log.info("stage.already_done", uri=request.uri)
+        log.info("stage.already_done", uri=shown(request.uri))
         return result(done.digest, done.bytes, done.commit)
 
     token = await asyncio.to_thread(_read_token, paths.secret)
@@ -137,7 +137,7 @@ async def _verify_in_place(folder: Path, source: SourceUri, request: StageReques
             f"the volume of claim {source.claim} has no folder {source.path or '/'}: check source.uri",
         )
     await Progress(paths.progress, lambda: 0).report("verifying")
-    await asyncio.to_thread(folders.check_model, folder, source.uri)
+    await asyncio.to_thread(folders.check_model, folder, shown(source.uri))
     if not request.digest:
         return None
     digest = await asyncio.to_thread(folders.digest_of, folder)
@@ -206,8 +206,8 @@ def _require_digest(source: SourceUri, request: StageRequest, found: str) -> Non
     if request.digest and found != request.digest:
         raise StageError(
             reasons.DIGEST_MISMATCH,
-            f"{source.uri} has digest {found}, but source.digest says {request.digest}: either the source changed, or "
-            "the digest is not its own",
+            f"{shown(source.uri)} has digest {found}, but source.digest says {request.digest}: either the source "
+            "changed, or the digest is not its own",
         )
 
 
@@ -232,7 +232,7 @@ def _unpack_anew(file: Path, paths: StagePaths, source: SourceUri) -> None:
     shutil.rmtree(paths.files)
     paths.files.mkdir()
     try:
-        archive.unpack(file, paths.files, source.uri)
+        archive.unpack(file, paths.files, shown(source.uri))
     except StageError as error:
         shutil.rmtree(paths.files, ignore_errors=True)
         if error.reason == reasons.SOURCE_INVALID:
@@ -242,7 +242,7 @@ def _unpack_anew(file: Path, paths: StagePaths, source: SourceUri) -> None:
 
 def _finish(request: StageRequest, paths: StagePaths, digest: str | None, commit: str | None) -> int:
     root = folders.model_root(paths.files)
-    folders.check_model(root, request.uri)
+    folders.check_model(root, shown(request.uri))
     folders.sync(root)
     size = folders.size_of(root)
     promise = {"uri": request.uri, "wanted": request.digest, "digest": digest, "bytes": size, "commit": commit}
@@ -326,9 +326,11 @@ def run_stage(request: StageRequest, paths: StagePaths, write_termination: Calla
     outcome: StageResult | StageError
     try:
         outcome = asyncio.run(stage(request, paths))
-        log.info("stage.done", uri=request.uri, bytes=outcome.bytes, seconds=outcome.seconds, digest=outcome.digest)
+        log.info(
+            "stage.done", uri=shown(request.uri), bytes=outcome.bytes, seconds=outcome.seconds, digest=outcome.digest
+        )
     except StageError as error:
         outcome = error
-        log.error("stage.failed", uri=request.uri, reason=error.reason, problem=str(error))
+        log.error("stage.failed", uri=shown(request.uri), reason=error.reason, problem=str(error))
     write_termination(termination_message(outcome))
     return 1 if isinstance(outcome, StageError) else 0
