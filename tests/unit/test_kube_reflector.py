@@ -83,7 +83,7 @@ def _object(name: str, version: str) -> dict[str, Any]:
 
 async def until(holds: Any) -> None:
     async with asyncio.timeout(20):
-        while not holds():  # noqa: ASYNC110
+        while not holds():
             await asyncio.sleep(0.01)
 
 
@@ -176,11 +176,10 @@ async def test_refusals_are_waited_out(server: Server, status: int) -> None:
 async def test_a_stream_that_ends_goes_on_without_a_new_list(server: Server) -> None:
     server.objects = {"a": "1"}
     async with reflecting(server) as (reflector, _):
-        for _ in range(3):
-            await until(lambda: server.streams)
+        for nth in range(1, 4):
+            await until(lambda nth=nth: server.watches == nth and server.streams)
             server.streams[0].put_nowait(None)
-            await until(lambda: not server.streams)
-        await until(lambda: server.streams)
+        await until(lambda: server.watches == 4)
         assert server.lists == 1
         assert reflector.connected
 

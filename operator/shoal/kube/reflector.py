@@ -81,6 +81,7 @@ class Reflector:
             try:
                 if version is None:
                     version = await self._list()
+                begun = time.monotonic()
                 async for event in self._client.watch(
                     self._resource, version, namespace=self._namespace, label_selector=self._selector
                 ):
@@ -92,6 +93,8 @@ class Reflector:
                         self._upsert(event.object)
                     version = str(event.object["metadata"]["resourceVersion"])
                 self._heard()
+                if time.monotonic() - begun < FIRST_BACKOFF:  # something in between ends them at once
+                    await asyncio.sleep(FIRST_BACKOFF)
                 continue  # the server renews its streams by ending them: go on where it ended
             except Gone:
                 self._log.info("watch expired, listing again")
