@@ -1,0 +1,477 @@
+"""The pod life cycle, as it was observed on a real kubelet: order, and lower bounds; never an upper bound in time.
+
+All scenarios run side by side, once; each test then reads its own pod's timeline.
+"""
+
+import asyncio
+import os
+import shutil
+from collections.abc import Awaitable, Callable, Generator
+
+import pytest
+
+from tests.support.lab import make_lab
+from tests.support.podlife import Cluster, Timeline, drain
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
+
+Scenario = Callable[[Cluster, str], Awaitable[None]]
+SCENARIOS: dict[str, Scenario] = {}
+FAILED: dict[str, BaseException] = {}
+
+
+def scenario(function: Scenario) -> Scenario:
+    SCENARIOS[function.__name__.replace("_", "-")] = function
+    return function
+
+
+@pytest.fixture(scope="module")
+def timelines() -> Generator[dict[str, Timeline]]:
+    kubeconfig = os.environ.get("SHOAL_LIFECYCLE_KUBECONFIG")
+    if kubeconfig:
+        kubectl = shutil.which("kubectl")
+        if kubectl is None:
+            pytest.skip("no kubectl on PATH")
+        yield asyncio.run(run_all(Cluster(kubectl, os.environ | {"KUBECONFIG": kubeconfig})))
+        return
+    lab = make_lab({"nodes": [{"name": "cpu-1"}]})
+    try:
+        yield asyncio.run(run_all(Cluster(str(lab.state.binaries / "kubectl"), lab.environment())))
+    finally:
+        lab.down()
+
+
+async def run_all(cluster: Cluster) -> dict[str, Timeline]:
+    async def one(name: str, run: Scenario) -> None:
+        try:
+            await run(cluster, name)
+        except Exception as error:
+            FAILED[name] = error
+
+    await cluster.start()
+    try:
+        names = list(SCENARIOS.items())
+        chosen = os.environ.get("SHOAL_LIFECYCLE_ONLY", "").split()
+        await asyncio.gather(*(one(name, run) for name, run in names if not chosen or name in chosen))
+        await asyncio.sleep(1)
+    finally:
+        await cluster.stop()
+    return cluster.timelines
+
+
+@pytest.fixture
+def timeline(timelines: dict[str, Timeline], request: pytest.FixtureRequest) -> Timeline:
+    """Of the scenario named as the test."""
+    name = request.node.name.removeprefix("test_").replace("_", "-")
+    if name in FAILED:
+        raise AssertionError(f"{FAILED[name]}\n{timelines.get(name)}") from FAILED[name]
+    return timelines[name]
+
+
+async def delete_when_ready(cluster: Cluster, pod: dict[str, object], *options: str) -> None:
+    name = pod["metadata"]["name"]  # type: ignore[index]
+    await cluster.create(pod)
+    await cluster.until(lambda: cluster.ready(name), f"{name} Ready")
+    await cluster.delete(name, *options)
+    await cluster.gone(name)
+
+
+def service(name: str) -> dict[str, object]:
+    spec = {"selector": {"app": name}, "ports": [{"port": 80, "targetPort": 8000}]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
+
+
+# --- deletion: the hook ---------------------------------------------------------------------------------------------
+
+
+@scenario
+async def hook_then_term(cluster: Cluster, name: str) -> None:
+    await delete_when_ready(cluster, cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(2))))
+
+
+def test_hook_then_term(timeline: Timeline) -> None:
+    steps = [("agent", "drain-begin"), ("agent", "drain-end"), ("engine", "SIGTERM"), ("engine", "exit")]
+    timeline.in_order(*steps, ("agent", "SIGTERM"), ("api", "phase: Succeeded"), ("api", "DELETED"))
+    assert "kube-lifecycle/" in str(timeline)
+    timeline.never("event", "FailedPreStopHook")
+
+
+def test_a_draining_pod_stays_ready(timelines: dict[str, Timeline]) -> None:
+    timeline = timelines["hook-then-term"]
+    end = timeline.at("api", "phase: Succeeded")
+    unready = [time for time in timeline.find("api", "Ready: False") if time > timeline.at("api", "Ready: True")]
+    assert all(time >= end for time in unready), str(timeline)
+
+
+def test_no_single_containers_end_is_reported(timelines: dict[str, Timeline]) -> None:
+    timeline = timelines["hook-then-term"]
+    ended = timeline.find("api", "engine: terminated")
+    assert all(time >= timeline.at("api", "phase: Succeeded") for time in ended), str(timeline)
+
+
+@scenario
+async def hook_longer_than_grace(cluster: Cluster, name: str) -> None:
+    deaf = {"TERM_DELAY": 100}
+    pod = cluster.pod(name, [cluster.agent(deaf)], cluster.engine(deaf, drain(60)), grace=4)
+    await delete_when_ready(cluster, pod)
+
+
+def test_hook_longer_than_grace(timeline: Timeline) -> None:
+    begin = timeline.at("agent", "drain-begin")
+    for container in ("engine", "agent"):
+        assert timeline.at(container, "SIGTERM") - begin >= 3.5
+    timeline.never("agent", "drain-end")
+    timeline.never("engine", "exit")  # it died of SIGKILL, and had at least two seconds before
+    assert timeline.at("api", "DELETED") - timeline.at("engine", "SIGTERM") >= 1.9
+    gone = timeline.find("agent", "drain-client-gone")
+    assert all(time >= timeline.at("engine", "SIGTERM") for time in gone), str(timeline)
+
+
+@scenario
+async def hook_answers_500(cluster: Cluster, name: str) -> None:
+    await delete_when_ready(cluster, cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(1, 500))))
+
+
+def test_hook_answers_500(timeline: Timeline) -> None:
+    timeline.in_order(("agent", "drain-end"), ("engine", "SIGTERM"), ("agent", "SIGTERM"), ("api", "DELETED"))
+    timeline.never("event", "FailedPreStopHook")
+
+
+@scenario
+async def hook_is_refused(cluster: Cluster, name: str) -> None:
+    await delete_when_ready(cluster, cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(1, port=9111))))
+
+
+def test_hook_is_refused(timeline: Timeline) -> None:
+    timeline.in_order(("engine", "SIGTERM"), ("engine", "exit"), ("agent", "SIGTERM"), ("api", "DELETED"))
+    assert timeline.find("event", "FailedPreStopHook: PreStopHook failed"), str(timeline)
+
+
+@scenario
+async def hook_and_term_share_the_grace(cluster: Cluster, name: str) -> None:
+    engine = cluster.engine({"TERM_DELAY": 100}, drain(2))
+    await delete_when_ready(cluster, cluster.pod(name, [cluster.agent()], engine, grace=6))
+
+
+def test_hook_and_term_share_the_grace(timeline: Timeline) -> None:
+    begin, term = timeline.at("agent", "drain-begin"), timeline.at("engine", "SIGTERM")
+    killed = timeline.at("agent", "SIGTERM")  # the sidecar's turn comes when the engine is dead
+    assert killed - begin >= 5.5
+    assert killed - term < 6, f"the hook's two seconds must count:\n{timeline}"
+
+
+@scenario
+async def deleted_with_shorter_grace(cluster: Cluster, name: str) -> None:
+    pod = cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(30)), grace=60)
+    await delete_when_ready(cluster, pod, "--grace-period=3")
+
+
+def test_deleted_with_shorter_grace(timeline: Timeline) -> None:
+    assert timeline.at("engine", "SIGTERM") - timeline.at("agent", "drain-begin") >= 2.5
+    timeline.never("agent", "drain-end")
+
+
+@scenario
+async def second_delete_does_not_cut_the_hook(cluster: Cluster, name: str) -> None:
+    await cluster.create(cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(6)), grace=30))
+    await cluster.until(lambda: cluster.ready(name), "Ready")
+    await cluster.delete(name)
+    await asyncio.sleep(2)
+    await cluster.delete(name, "--grace-period=2")
+    await cluster.gone(name)
+
+
+def test_second_delete_does_not_cut_the_hook(timeline: Timeline) -> None:
+    timeline.in_order(("agent", "drain-begin"), ("agent", "drain-end"), ("engine", "SIGTERM"))
+
+
+@scenario
+async def sidecar_dies_during_the_hook(cluster: Cluster, name: str) -> None:
+    await cluster.create(cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(30)), grace=40))
+    await cluster.until(lambda: cluster.ready(name), "Ready")
+    await cluster.delete(name)
+    await asyncio.sleep(2)
+    await cluster.tell(name, 9000, "/exit?code=1")
+    await cluster.gone(name)
+
+
+def test_sidecar_dies_during_the_hook(timeline: Timeline) -> None:
+    timeline.in_order(("agent", "drain-begin"), ("agent", "exit code=1"), ("engine", "SIGTERM"))
+    assert len(timeline.find("agent", "start")) == 1, "a terminating pod restarts nothing"
+    assert timeline.find("event", "FailedPreStopHook"), str(timeline)
+
+
+@scenario
+async def engine_dies_during_its_hook(cluster: Cluster, name: str) -> None:
+    await cluster.create(cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(5)), grace=20))
+    await cluster.until(lambda: cluster.ready(name), "Ready")
+    await cluster.delete(name)
+    await asyncio.sleep(1.5)
+    await cluster.tell(name, 8000, "/exit?code=1")
+    await cluster.gone(name)
+
+
+def test_engine_dies_during_its_hook(timeline: Timeline) -> None:
+    timeline.in_order(("engine", "exit code=1"), ("agent", "drain-end"), ("agent", "SIGTERM"), ("api", "phase: Failed"))
+
+
+@scenario
+async def sleep_hook(cluster: Cluster, name: str) -> None:
+    engine = cluster.engine(hook={"sleep": {"seconds": 3}})
+    await delete_when_ready(cluster, cluster.pod(name, [cluster.agent()], engine))
+
+
+def test_sleep_hook(timeline: Timeline) -> None:
+    killing = timeline.at("event", "Killing: Stopping container engine")
+    assert timeline.at("engine", "SIGTERM") - killing >= 2
+
+
+@scenario
+async def exec_hook(cluster: Cluster, name: str) -> None:
+    tell = "import urllib.request as u; u.urlopen('http://127.0.0.1:9000/drain?delay=1')"
+    engine = cluster.engine(hook={"exec": {"command": ["python3", "-c", tell]}})
+    await delete_when_ready(cluster, cluster.pod(name, [cluster.agent()], engine))
+
+
+def test_exec_hook(timeline: Timeline) -> None:
+    timeline.in_order(("agent", "drain-begin"), ("agent", "drain-end"), ("engine", "SIGTERM"))
+
+
+@scenario
+async def forced(cluster: Cluster, name: str) -> None:
+    pod = cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(20)))
+    await delete_when_ready(cluster, pod, "--grace-period=0", "--force")
+    await asyncio.sleep(4)
+
+
+def test_forced(timeline: Timeline) -> None:
+    """The object is gone at once; the processes still get their hook and SIGTERM."""
+    timeline.in_order(("agent", "drain-begin"), ("engine", "SIGTERM"))
+    assert timeline.at("api", "DELETED") <= timeline.at("engine", "SIGTERM")
+
+
+# --- deletion: sidecars ---------------------------------------------------------------------------------------------
+
+
+@scenario
+async def sidecar_with_hook(cluster: Cluster, name: str) -> None:
+    agent = cluster.agent(lifecycle={"preStop": drain(1)})
+    await delete_when_ready(cluster, cluster.pod(name, [agent], cluster.engine({"TERM_DELAY": 3})))
+
+
+def test_sidecar_with_hook(timeline: Timeline) -> None:
+    """Its hook begins at once, its SIGTERM waits for the engine."""
+    timeline.in_order(("agent", "drain-begin"), ("engine", "exit"), ("agent", "SIGTERM"))
+
+
+@scenario
+async def sidecar_hook_is_longer(cluster: Cluster, name: str) -> None:
+    agent = cluster.agent(lifecycle={"preStop": drain(4)})
+    await delete_when_ready(cluster, cluster.pod(name, [agent], cluster.engine({"TERM_DELAY": 1}), grace=20))
+
+
+def test_sidecar_hook_is_longer(timeline: Timeline) -> None:
+    timeline.in_order(("engine", "exit"), ("agent", "drain-end"), ("agent", "SIGTERM"))
+
+
+@scenario
+async def sidecars_end_in_reverse(cluster: Cluster, name: str) -> None:
+    agents = [
+        cluster.container(f"s{number}", 9000 + number, {"TERM_DELAY": 1}, restartPolicy="Always") for number in (1, 2)
+    ]
+    await delete_when_ready(cluster, cluster.pod(name, agents, cluster.engine({"TERM_DELAY": 1})))
+
+
+def test_sidecars_end_in_reverse(timeline: Timeline) -> None:
+    timeline.in_order(("engine", "exit"), ("s2", "SIGTERM"), ("s2", "exit"), ("s1", "SIGTERM"), ("s1", "exit"))
+
+
+@scenario
+async def engine_uses_up_the_grace(cluster: Cluster, name: str) -> None:
+    pod = cluster.pod(name, [cluster.agent({"TERM_DELAY": 100})], cluster.engine({"TERM_DELAY": 100}), grace=4)
+    await delete_when_ready(cluster, pod)
+
+
+def test_engine_uses_up_the_grace(timeline: Timeline) -> None:
+    """The sidecar has its two seconds nevertheless."""
+    assert timeline.at("agent", "SIGTERM") - timeline.at("engine", "SIGTERM") >= 3.5
+    assert timeline.at("api", "DELETED") - timeline.at("agent", "SIGTERM") >= 1.9
+    timeline.never("agent", "exit")
+
+
+# --- readiness and slices -------------------------------------------------------------------------------------------
+
+
+@scenario
+async def slice_while_draining(cluster: Cluster, name: str) -> None:
+    await cluster.create(service(name))
+    await cluster.create(cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(6)), grace=20))
+    await cluster.until(lambda: cluster.timelines[name].find("slice", "ready=1"), "endpoint ready")
+    await cluster.delete(name)
+    await asyncio.sleep(2)
+    await cluster.tell(name, 8000, "/set?ready=0")
+    await cluster.gone(name)
+    await asyncio.sleep(1)
+
+
+def test_slice_while_draining(timeline: Timeline) -> None:
+    draining, unready = "ready=0 serving=1 terminating=1", "ready=0 serving=0 terminating=1"
+    # readiness is probed during termination too
+    timeline.in_order(("slice", draining), ("engine", "set ready=False"), ("slice", unready), ("agent", "drain-end"))
+    removed = [time for time in timeline.find("slice", "none") if time > timeline.at("slice", unready)]
+    assert removed, f"the endpoint must go:\n{timeline}"
+    assert removed[0] >= timeline.at("engine", "exit")
+
+
+@scenario
+async def liveness_stops_at_deletion(cluster: Cluster, name: str) -> None:
+    live = {"httpGet": {"port": 8000, "path": "/ready"}, "periodSeconds": 1, "failureThreshold": 2}
+    engine = cluster.engine(hook=drain(6), livenessProbe=live)
+    await cluster.create(cluster.pod(name, [cluster.agent()], engine, grace=20))
+    await cluster.until(lambda: cluster.ready(name), "Ready")
+    await cluster.delete(name)
+    await cluster.until(lambda: "deletionTimestamp" in cluster.pods[name]["metadata"], "deletion")
+    await cluster.tell(name, 8000, "/set?ready=0")
+    await cluster.gone(name)
+
+
+def test_liveness_stops_at_deletion(timeline: Timeline) -> None:
+    timeline.in_order(("engine", "set ready=False"), ("agent", "drain-end"), ("engine", "SIGTERM"))
+    assert len(timeline.find("engine", "SIGTERM")) == 1
+
+
+# --- start and restart ----------------------------------------------------------------------------------------------
+
+
+@scenario
+async def startup_probe_holds_the_engine(cluster: Cluster, name: str) -> None:
+    await delete_when_ready(cluster, cluster.pod(name, [cluster.agent({"LISTEN_AFTER": 3})], cluster.engine()))
+
+
+def test_startup_probe_holds_the_engine(timeline: Timeline) -> None:
+    timeline.in_order(("agent", "start"), ("agent", "listen"), ("engine", "start"), ("api", "Ready: True"))
+    assert timeline.at("engine", "start") - timeline.at("agent", "start") >= 3
+
+
+@scenario
+async def readiness_does_not_hold_the_engine(cluster: Cluster, name: str) -> None:
+    agent = cluster.agent(
+        {"READY": 0}, readinessProbe={"httpGet": {"port": 9000, "path": "/ready"}, "periodSeconds": 1}
+    )
+    await cluster.create(cluster.pod(name, [agent], cluster.engine(), grace=3))
+    await cluster.until(lambda: cluster.status(name, "engine")["ready"], "engine ready")
+    assert not cluster.ready(name)
+    await cluster.tell(name, 9000, "/set?ready=1")
+    await cluster.until(lambda: cluster.ready(name), "Ready")
+    await cluster.delete(name)
+    await cluster.gone(name)
+
+
+def test_readiness_does_not_hold_the_engine(timeline: Timeline) -> None:
+    timeline.in_order(("engine", "start"), ("agent", "set ready=True"), ("api", "Ready: True"))
+
+
+@scenario
+async def sidecar_crash(cluster: Cluster, name: str) -> None:
+    await cluster.create(service(name))
+    await cluster.create(cluster.pod(name, [cluster.agent()], cluster.engine(), grace=3))
+    await cluster.until(lambda: cluster.timelines[name].find("slice", "ready=1"), "endpoint ready")
+    await cluster.tell(name, 9000, "/exit?code=1")
+    await cluster.until(lambda: cluster.status(name, "agent")["restartCount"] == 1 and cluster.ready(name), "again")
+    await cluster.delete(name)
+    await cluster.gone(name)
+
+
+def test_sidecar_crash(timeline: Timeline) -> None:
+    crash = timeline.at("agent", "exit code=1")
+    assert len(timeline.find("engine", "start")) == 1, "the engine is untouched"
+    assert [time for time in timeline.find("api", "Ready: False") if time > crash], str(timeline)
+    assert [time for time in timeline.find("slice", "ready=0") if time > crash], str(timeline)
+
+
+@scenario
+async def engine_crash_backs_off(cluster: Cluster, name: str) -> None:
+    await cluster.create(cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(1)), grace=3))
+    await cluster.until(lambda: cluster.ready(name), "Ready")
+    await cluster.tell(name, 8000, "/exit?code=3")
+    await cluster.until(lambda: cluster.status(name, "engine")["restartCount"] == 1 and cluster.ready(name), "again")
+    await cluster.tell(name, 8000, "/exit?code=3")
+    await cluster.until(lambda: cluster.status(name, "engine")["restartCount"] == 2 and cluster.ready(name), "again")
+    last = cluster.status(name, "engine")["lastState"]["terminated"]
+    assert (last["exitCode"], last["reason"]) == (3, "Error")
+    await cluster.delete(name)
+    await cluster.gone(name)
+
+
+def test_engine_crash_backs_off(timeline: Timeline) -> None:
+    timeline.at("api", "engine: waiting CrashLoopBackOff  back-off 10s restarting failed container=engine")
+    assert timeline.at("engine", "start", 2) - timeline.at("engine", "exit code=3", 1) >= 9.9
+    assert len(timeline.find("agent", "start")) == 1, "the sidecar is kept"
+    assert len(timeline.find("agent", "drain-begin")) == 1, "no hook for an exit of its own, one for the deletion"
+
+
+@scenario
+async def liveness_failure(cluster: Cluster, name: str) -> None:
+    live = {"httpGet": {"port": 8000, "path": "/ready"}, "periodSeconds": 1, "failureThreshold": 2}
+    await cluster.create(
+        cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(1), livenessProbe=live), grace=5)
+    )
+    await cluster.until(lambda: cluster.ready(name), "Ready")
+    await cluster.tell(name, 8000, "/set?ready=0")
+    await cluster.until(lambda: cluster.status(name, "engine")["restartCount"] == 1 and cluster.ready(name), "again")
+    await cluster.delete(name)
+    await cluster.gone(name)
+
+
+def test_liveness_failure(timeline: Timeline) -> None:
+    steps = [("engine", "set ready=False"), ("agent", "drain-begin"), ("agent", "drain-end"), ("engine", "SIGTERM")]
+    timeline.in_order(*steps, ("engine", "exit"))
+    assert len(timeline.find("agent", "start")) == 1, "the sidecar is kept"
+    assert timeline.find("event", "Killing: Container engine failed liveness probe, will be restarted")
+    assert timeline.find("event", "Unhealthy: Liveness probe failed: HTTP probe failed with statuscode: 503")
+
+
+@scenario
+async def never_started_engine(cluster: Cluster, name: str) -> None:
+    await cluster.create(cluster.pod(name, [cluster.agent({"LISTEN_AFTER": 100})], cluster.engine(hook=drain(20))))
+    await cluster.until(lambda: cluster.status(name, "agent")["state"].get("running"), "agent runs")
+    await asyncio.sleep(1)
+    await cluster.delete(name)
+    await cluster.gone(name)
+
+
+def test_never_started_engine(timeline: Timeline) -> None:
+    timeline.in_order(("agent", "start"), ("agent", "SIGTERM"), ("api", "DELETED"))
+    timeline.never("engine", "start")
+    timeline.never("agent", "drain-begin")
+
+
+@scenario
+async def policy_never(cluster: Cluster, name: str) -> None:
+    await cluster.create(cluster.pod(name, [cluster.agent()], cluster.engine(), grace=5, restartPolicy="Never"))
+    await cluster.until(lambda: cluster.ready(name), "Ready")
+    await cluster.tell(name, 8000, "/exit?code=3")
+    await cluster.until(lambda: cluster.pods[name]["status"]["phase"] == "Failed", "Failed")
+
+
+def test_policy_never(timeline: Timeline) -> None:
+    timeline.in_order(("engine", "exit code=3"), ("agent", "SIGTERM"), ("api", "phase: Failed"))
+    timeline.never("api", "DELETED")
+
+
+@scenario
+async def init_containers_run_in_order(cluster: Cluster, name: str) -> None:
+    write = "import os; n = '/shared/tries'; k = os.path.exists(n); open(n, 'w'); raise SystemExit(0 if k else 4)"
+    mounts = [{"name": "shared", "mountPath": "/shared"}]
+    flaky = {"name": "flaky", "image": cluster.image, "command": ["python3", "-c", write], "volumeMounts": mounts}
+    pod = cluster.pod(name, [cluster.agent(), flaky], cluster.engine(), volumes=[{"name": "shared", "emptyDir": {}}])
+    await cluster.create(pod)
+    await cluster.until(lambda: cluster.ready(name), "Ready")
+    assert cluster.status(name, "flaky")["restartCount"] == 1
+    assert cluster.status(name, "flaky")["state"]["terminated"]["reason"] == "Completed"
+    await cluster.delete(name)
+    await cluster.gone(name)
+
+
+def test_init_containers_run_in_order(timeline: Timeline) -> None:
+    timeline.in_order(("agent", "listen"), ("api", "flaky: terminated Error 4"), ("engine", "start"))
