@@ -17,7 +17,7 @@ from shoal.api.sources import shown
 CONNECT_SECONDS = 15.0
 READ_SECONDS = 60.0
 """Longest silence of a connection."""
-ATTEMPTS = 5
+ATTEMPTS = 3
 """Tries in a row that bring nothing, before the container gives up and is restarted."""
 _CHUNK = 4 << 20
 
