@@ -19,7 +19,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ def rss_mib(pid: int) -> float:
 
 
 @contextlib.contextmanager
-def started(command: list[str], port: int, log: Path, core: str) -> Iterator[int]:
+def started(command: list[str], port: int, log: Path, core: str) -> Generator[int, None, None]:
     """Runs a program on a core until the block ends; yields its pid when the port answers."""
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -167,13 +167,14 @@ def envoy_config(port: int, upstream: int) -> str:
             "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address(upstream)}}]}],
         },
     }
+    extensions = "type.googleapis.com/envoy.extensions.filters"
     manager = {
-        "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "@type": f"{extensions}.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "in",
         "http_filters": [
             {
                 "name": "envoy.filters.http.router",
-                "typed_config": {"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"},
+                "typed_config": {"@type": f"{extensions}.http.router.v3.Router"},
             }
         ],
         "route_config": {

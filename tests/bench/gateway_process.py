@@ -36,7 +36,7 @@ logs.configure("warning")
 async def main(upstream_port: int, port: int, folder: Path) -> None:
     (folder / "key").mkdir(parents=True, exist_ok=True)
     (folder / "key" / "current").write_bytes(b"bench")
-    settings = GatewaySettings(install_key_dir=folder / "key", spool_dir=folder / "spool")  # pyright: ignore[reportCallIssue]
+    settings = GatewaySettings(install_key_dir=folder / "key", spool_dir=folder / "spool")
     model = ServedModel("bench/model", "uid", "bench/model", ("bench",), None)
     key = {"name": "key", "sha256": hashlib.sha256(API_KEY.encode()).hexdigest()}
     tenant = Tenant.model_validate(

@@ -71,9 +71,7 @@ class GatewayUnderTest:
         key_dir = tmp_path / "install-key"
         key_dir.mkdir(exist_ok=True)
         (key_dir / "current").write_bytes(INSTALL_KEY)
-        self.settings = GatewaySettings(
-            install_key_dir=key_dir, spool_dir=tmp_path / "spool", **{"host": "127.0.0.1", "port": 0, **settings}
-        )
+        self.settings = GatewaySettings(install_key_dir=key_dir, spool_dir=tmp_path / "spool", **settings)
         self.models = {MODEL.key: MODEL}
         self.tenants = {"acme": tenant()}
         self.pods = {f"chat/llama-{n}": replica(n) for n in range(1, len(engines) + 1)}
@@ -113,7 +111,8 @@ class GatewayUnderTest:
         self.directory.rebuild()
 
     def hear(self, number: int, **said: Any) -> None:
-        self.fleet.heard_of(f"pod-{number}", ReplicaKeys(**{"phase": "ready", "engine_boot": f"boot-{number}", **said}))
+        fields: dict[str, Any] = {"phase": "ready", "engine_boot": f"boot-{number}", **said}
+        self.fleet.heard_of(f"pod-{number}", ReplicaKeys(**fields))
 
     @property
     def url(self) -> str:

@@ -3,11 +3,16 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-USAGE = {"prompt_tokens": 7, "total_tokens": 10, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
+USAGE = {
+    "prompt_tokens": 7,
+    "total_tokens": 10,
+    "completion_tokens": 3,
+    "prompt_tokens_details": {"cached_tokens": 4},
+}
 
 
 @dataclass
@@ -28,10 +33,8 @@ class EngineRequest:
         await self.writer.drain()
 
     async def answer(self, status: int, body: bytes, content_type: str = "application/json", extra: str = "") -> None:
-        await self.write(
-            f"HTTP/1.1 {status} X\r\ncontent-type: {content_type}\r\ncontent-length: {len(body)}\r\n{extra}\r\n".encode()
-            + body
-        )
+        head = f"HTTP/1.1 {status} X\r\ncontent-type: {content_type}\r\ncontent-length: {len(body)}\r\n{extra}\r\n"
+        await self.write(head.encode() + body)
 
     async def begin_stream(self) -> None:
         await self.write(
@@ -131,7 +134,7 @@ class ScriptedEngine:
         request.gone.set()
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator["ScriptedEngine"]:
+    async def running(self) -> AsyncGenerator["ScriptedEngine", None]:
         server = await asyncio.start_server(self.handle, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         try:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ async def agent() -> web.AppRunner:
 
 
 @contextlib.asynccontextmanager
-async def running(tmp_path: Path, server: FakeApiServer, **settings: Any) -> AsyncIterator[Process]:
+async def running(tmp_path: Path, server: FakeApiServer) -> AsyncGenerator[Process, None]:
     await server.up()  # takes a port, which then is closed again: the API server is away
     await server.down()
     kubeconfig = tmp_path / "kubeconfig"
@@ -148,7 +148,7 @@ async def running(tmp_path: Path, server: FakeApiServer, **settings: Any) -> Asy
             ops_port=0,
             spool_dir=tmp_path / "spool",
             install_key_dir=tmp_path / "key",
-            **{"settle_seconds": 0.0, **settings},
+            settle_seconds=0.0,
         ),
         client,
     )

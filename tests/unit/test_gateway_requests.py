@@ -9,8 +9,8 @@ import pytest
 
 from shoal.api import keys
 from shoal.core.resolve import ServedModel
-from tests.support.scripted_engine import EngineRequest, ScriptedEngine
 from tests.support.gateway import API_KEY, INSTALL_KEY, MODEL, gateway, lines, replica, tenant
+from tests.support.scripted_engine import EngineRequest, ScriptedEngine
 
 CHAT = {"model": "llama", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -128,7 +128,7 @@ async def test_models(tmp_path: Path):
         assert (await it.session.get(f"{it.url}/v1/models")).status == 401
 
 
-# --- bad input ----------------------------------------------------------------------------------------------------------
+# --- bad input ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ async def test_too_many_requests_at_once(tmp_path: Path):
         assert (await first).status == 200
 
 
-# --- replicas -----------------------------------------------------------------------------------------------------------
+# --- replicas -------------------------------------------------------------------------------------------------------
 
 
 async def test_no_replica(tmp_path: Path):

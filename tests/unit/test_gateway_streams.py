@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
 from aiohttp import web
@@ -39,7 +39,7 @@ async def say(response: web.StreamResponse, **message: object) -> None:
 
 
 @contextlib.asynccontextmanager
-async def listening(agent: Agent) -> AsyncIterator[tuple[ReplicaStreams, list[api.ReplicaKeys | None]]]:
+async def listening(agent: Agent) -> AsyncGenerator[tuple[ReplicaStreams, list[api.ReplicaKeys | None]], None]:
     app = web.Application()
     app.router.add_get("/v1/replica", agent.handle)
     runner = web.AppRunner(app, shutdown_timeout=0.1)

@@ -199,7 +199,7 @@ async def test_a_full_disk_is_told_and_finals_are_kept_until_there_is_room(
         await spool.commit(meter("refused-2").open_row())
     open_meter.outcome = "answered"
     spool.put(open_meter.final_row())
-    assert spool.error == "database or disk is full"
+    assert "disk is full" in (spool.error or "")
     full = False
     async with asyncio.timeout(10):
         while spool.error is not None:

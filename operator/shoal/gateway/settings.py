@@ -14,40 +14,40 @@ class GatewaySettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="SHOAL_GATEWAY_", frozen=True, extra="ignore")
 
     host: str = "0.0.0.0"  # noqa: S104 - a pod's own address; the NetworkPolicy decides who reaches it
-    port: int = Field(names.GATEWAY_PORT, ge=0, le=65535)
+    port: int = Field(default=names.GATEWAY_PORT, ge=0, le=65535)
     ops_host: str = "0.0.0.0"  # noqa: S104
-    ops_port: int = Field(names.OPS_PORT, ge=0, le=65535)
+    ops_port: int = Field(default=names.OPS_PORT, ge=0, le=65535)
     tls_cert: Path | None = None
     """PEM file of the certificate chain; read again when it changes."""
     tls_key: Path | None = None
-    installation: str = Field("shoal", min_length=1, max_length=128)
+    installation: str = Field(default="shoal", min_length=1, max_length=128)
     """Names this installation; the `source` of usage records. The same for all gateways, never a pod's name."""
     install_key_dir: Path = Path(names.INSTALL_KEY_DIR)
     spool_dir: Path = Path(names.SPOOL_DIR)
     log_level: str = "info"
 
-    request_seconds: float = Field(900.0, gt=0)
+    request_seconds: float = Field(default=900.0, gt=0)
     """Longest that one request may take, from acceptance to its last byte."""
-    body_seconds: float = Field(60.0, gt=0)
+    body_seconds: float = Field(default=60.0, gt=0)
     """Longest that a client may take to send its head or its body."""
-    connect_seconds: float = Field(2.0, gt=0)
+    connect_seconds: float = Field(default=2.0, gt=0)
     """Longest that a connection to an engine may take."""
-    attempts: int = Field(3, ge=1, le=10)
+    attempts: int = Field(default=3, ge=1, le=10)
     """Replicas that one request is sent to at most, all before the first byte of an answer."""
-    max_body_bytes: int = Field(16 * _MIB, gt=0)
-    max_held_body_bytes: int = Field(512 * _MIB, gt=0)
+    max_body_bytes: int = Field(default=16 * _MIB, gt=0)
+    max_held_body_bytes: int = Field(default=512 * _MIB, gt=0)
     """Request bodies that are in memory at one time, over all requests."""
-    max_answer_bytes: int = Field(256 * _MIB, gt=0)
+    max_answer_bytes: int = Field(default=256 * _MIB, gt=0)
     """Largest answer that is not a stream."""
-    max_head_bytes: int = Field(32 * 1024, gt=0)
-    max_connections: int = Field(16384, gt=0)
-    max_requests: int = Field(4096, gt=0)
+    max_head_bytes: int = Field(default=32 * 1024, gt=0)
+    max_connections: int = Field(default=16384, gt=0)
+    max_requests: int = Field(default=4096, gt=0)
     """Requests in flight at one time; further ones get a 503 with Retry-After."""
-    keep_alive_seconds: int = Field(75, gt=0)
+    keep_alive_seconds: int = Field(default=75, gt=0)
     """Idle time of a client's connection; longer than that of a load balancer in front."""
-    settle_seconds: float = Field(5.0, ge=0)
+    settle_seconds: float = Field(default=5.0, ge=0)
     """After SIGTERM: how long new requests are still served, so that Endpoints and load balancers can follow."""
-    max_tracked_models: int = Field(1000, gt=0)
+    max_tracked_models: int = Field(default=1000, gt=0)
     """Models with metric series of their own; further ones share the label "other"."""
     replica_header: bool = False
     """Adds x-shoal-replica (namespace/pod) to answers; tells clients what the fleet looks like."""

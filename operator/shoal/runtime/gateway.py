@@ -31,7 +31,7 @@ def run(kubeconfig: str | None) -> None:
     from shoal.runtime import logs
 
     try:
-        settings = GatewaySettings()  # pyright: ignore[reportCallIssue]
+        settings = GatewaySettings()
     except pydantic.ValidationError as error:
         faults = "; ".join(f"SHOAL_GATEWAY_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors())
         raise click.ClickException(faults) from None

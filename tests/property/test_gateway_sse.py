@@ -1,0 +1,112 @@
+"""Server-sent events come out the same however the network cuts them, and editing them as bytes equals editing JSON."""
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.gateway import sse
+
+TEXT = st.text(max_size=40) | st.sampled_from(
+    [
+        '"usage":{',
+        '"model":"chat/llama"',
+        "\\",
+        '\\"usage\\":{"a":1}',
+        "\r\n\n",
+        "data: [DONE]",
+        '{"choices":[]}',
+        "\x00",
+    ]
+)
+
+
+@st.composite
+def chunk(draw: st.DrawFn, usage: bool | None = None) -> dict[str, Any]:
+    event: dict[str, Any] = {
+        "id": draw(TEXT),
+        "object": "chat.completion.chunk",
+        "model": "chat/llama",
+        "choices": [{"index": 0, "delta": {"content": draw(TEXT)}, "finish_reason": draw(TEXT | st.none())}],
+    }
+    if draw(st.booleans()) if usage is None else usage:
+        n = draw(st.integers(0, 10**9))
+        details = draw(st.none() | st.builds(lambda c: {"cached_tokens": c}, st.integers(0, 10**6)))
+        event["usage"] = {"prompt_tokens": n, "completion_tokens": 1, "prompt_tokens_details": details}
+    if draw(st.booleans()):
+        event["sglext"] = {"cached_tokens_details": {"device": 1, "host": 0}}
+    return event
+
+
+def encode(event: dict[str, Any], spaced: bool) -> bytes:
+    separators = (", ", ": ") if spaced else (",", ":")
+    return b"data: " + json.dumps(event, separators=separators, ensure_ascii=False).encode()
+
+
+def decode(event: bytes) -> Any:
+    return json.loads(event.removeprefix(b"data: "))
+
+
+@given(
+    events=st.lists(chunk(), min_size=1, max_size=6),
+    ending=st.sampled_from([b"\n", b"\r\n", b"\r"]),
+    data=st.data(),
+)
+def test_events_survive_any_cut(events: list[dict[str, Any]], ending: bytes, data: st.DataObject):
+    encoded = [encode(event, False) for event in events]
+    wire = b"".join(event + ending * 2 for event in [b": comment", *encoded])
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=12)))
+    splitter = sse.Splitter()
+    got: list[bytes] = []
+    for start, end in zip([0, *cuts], [*cuts, len(wire)], strict=True):
+        got += splitter.feed(wire[start:end])
+    got += splitter.feed(b"\n")  # a CR at the very end waits to see whether a LF follows
+    assert got == [b": comment", *encoded]
+
+
+@given(events=st.lists(chunk(), min_size=1, max_size=4))
+def test_byte_by_byte(events: list[dict[str, Any]]):
+    encoded = [encode(event, False) for event in events]
+    splitter = sse.Splitter()
+    wire = b"".join(event + b"\r\n\r\n" for event in encoded) + b"data: unfinished"
+    got = [event for n in range(len(wire)) for event in splitter.feed(wire[n : n + 1])]
+    assert got == encoded
+
+
+@given(event=chunk(usage=True), spaced=st.booleans())
+def test_usage_is_found_and_taken_out(event: dict[str, Any], spaced: bool):
+    raw = encode(event, spaced)
+    span = sse.find_usage(raw)
+    assert span is not None
+    assert json.loads(raw[span[0] : span[1]]) == event["usage"]
+    rest = {name: value for name, value in event.items() if name != "usage"}
+    assert decode(sse.without_usage(raw, span)) == rest
+
+
+@given(event=chunk(usage=False), spaced=st.booleans())
+def test_text_that_looks_like_usage_is_text(event: dict[str, Any], spaced: bool):
+    assert sse.find_usage(encode(event, spaced)) is None
+    assert not sse.is_closing_usage(encode(event, spaced))
+
+
+@given(event=chunk(), word=TEXT, spaced=st.booleans())
+def test_only_the_model_changes(event: dict[str, Any], word: str, spaced: bool):
+    raw = encode(event, spaced)
+    event_with_word = {**event, "model": word}
+    assert decode(sse.ModelName("chat/llama", word).rewrite(raw)) == event_with_word
+
+
+def test_usage_that_is_null_is_none():
+    assert sse.find_usage(b'data: {"choices":[],"usage":null}') is None
+
+
+def test_usage_as_first_and_only_member():
+    for raw in (
+        b'data: {"usage":{"a":1}}',
+        b'data: {"usage":{"a":{"b":2}},"x":1}',
+        b'data: {"usage": {"a": 1}, "x": 1}',
+    ):
+        span = sse.find_usage(raw)
+        assert span is not None
+        assert decode(sse.without_usage(raw, span)) == ({"x": 1} if b'"x"' in raw else {})

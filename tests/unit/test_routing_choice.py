@@ -1,0 +1,149 @@
+"""Which replica serves, whose a key is, which Model a word means: the pure part of the request path."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from shoal.api.tenant import Tenant
+from shoal.core.access import DenialReason, Denied, Identity, authenticate, index_keys
+from shoal.core.resolve import ServedModel, listed, names_for
+from shoal.core.routing import Choice, Heard, NoReplica, Replica, choose
+from tests.support.gateway import replica
+
+READY = Heard("ready", "boot")
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+def chosen(result: Choice | NoReplica) -> str:
+    assert isinstance(result, Choice)
+    return result.replica.uid
+
+
+def test_fewest_in_flight():
+    pods = [replica(n) for n in (1, 2, 3)]
+    heard = {p.uid: READY for p in pods}
+    assert chosen(choose(pods, heard, {"pod-1": 2, "pod-2": 1, "pod-3": 2})) == "pod-2"
+
+
+def test_equals_take_turns():
+    pods = [replica(n) for n in (1, 2)]
+    heard = {p.uid: READY for p in pods}
+    assert {chosen(choose(pods, heard, {}, turn=turn)) for turn in (1, 2)} == {"pod-1", "pod-2"}
+
+
+@pytest.mark.parametrize(
+    ("pod", "heard", "reason"),
+    [
+        (replica(1, ready=False), READY, "not-ready"),
+        (replica(1, deleting=True), READY, "not-ready"),
+        (replica(1, ip=None), READY, "not-ready"),
+        (replica(1), Heard("draining", "b"), "turned-away"),
+        (replica(1), Heard("stalled", "b"), "turned-away"),
+    ],
+)
+def test_who_is_never_chosen(pod: Replica, heard: Heard, reason: str):
+    result = choose([pod], {"pod-1": heard}, {})
+    assert isinstance(result, NoReplica)
+    assert result.reason == reason
+    assert result.message
+
+
+def test_only_replicas_with_a_live_stream():
+    pods = [replica(1), replica(2)]
+    for turn in range(4):
+        result = choose(pods, {"pod-2": READY}, {"pod-2": 50}, turn=turn)
+        assert chosen(result) == "pod-2"
+        assert isinstance(result, Choice)
+        assert not result.fallback
+
+
+def test_all_streams_down_falls_back_to_ready_pods():
+    result = choose([replica(1), replica(2, ready=False)], {}, {})
+    assert chosen(result) == "pod-1"
+    assert isinstance(result, Choice)
+    assert result.fallback
+
+
+def test_a_draining_replica_is_no_reason_to_fall_back():
+    result = choose([replica(1), replica(2)], {"pod-1": Heard("draining", "b")}, {})
+    assert result == NoReplica("turned-away")
+
+
+def test_what_was_tried_is_not_tried_again():
+    pods = [replica(1), replica(2)]
+    heard = {p.uid: READY for p in pods}
+    assert chosen(choose(pods, heard, {"pod-2": 9}, tried={"pod-1"})) == "pod-2"
+    assert choose(pods, heard, {}, tried={"pod-1", "pod-2"}) == NoReplica("tried")
+    assert choose([], {}, {}) == NoReplica("none")
+
+
+# --- keys -----------------------------------------------------------------------------------------------------------
+
+
+def tenant(name: str, sha: str, created: str = "2026-01-01T00:00:00Z", uid: str = "", **spec: object) -> Tenant:
+    key = {"name": "k", "sha256": sha, **{f: spec.pop(f) for f in ("expires", "disabled") if f in spec}}
+    return Tenant.model_validate(
+        {"metadata": {"name": name, "uid": uid or name, "creationTimestamp": created}, "spec": {"keys": [key], **spec}}
+    )
+
+
+SHA = "a" * 64
+
+
+def test_a_key_that_two_tenants_list_belongs_to_the_older():
+    young = tenant("young", SHA, "2026-05-01T00:00:00Z")
+    old = tenant("old", SHA, "2026-01-01T00:00:00Z")
+    for order in ([young, old], [old, young]):
+        found = authenticate(index_keys(order), SHA, NOW)
+        assert isinstance(found, Identity)
+        assert found.tenant == "old"
+    same = [tenant("b", SHA, uid="2"), tenant("a", SHA, uid="1")]
+    found = authenticate(index_keys(same), SHA, NOW)
+    assert isinstance(found, Identity)
+    assert found.tenant == "a"
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [({"disabled": True}, "disabled"), ({"expires": NOW}, "expired"), ({"suspended": True}, "suspended")],
+)
+def test_refused_keys(spec: dict, reason: DenialReason):
+    assert authenticate(index_keys([tenant("t", SHA, **spec)]), SHA, NOW) == Denied(reason, "t")
+
+
+def test_a_key_holds_until_it_expires():
+    index = index_keys([tenant("t", SHA, expires=NOW)])
+    assert isinstance(authenticate(index, SHA, NOW - timedelta(seconds=1)), Identity)
+    assert authenticate(index, "b" * 64, NOW) == Denied("unknown")
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+def model(key: str, *claims: str, created: datetime | None = NOW, uid: str = "") -> ServedModel:
+    return ServedModel(key, uid or key, key, claims, created)
+
+
+def test_a_short_name_belongs_to_the_oldest_claimant_that_the_tenant_may_use():
+    old, young = model("a/x", "llama", created=NOW - timedelta(1)), model("b/x", "llama")
+    models = {m.key: m for m in (young, old)}
+    assert names_for({"a/x", "b/x"}, models)["llama"] is old
+    assert names_for({"b/x"}, models)["llama"] is young  # a Model outside the grants takes nothing away
+    assert names_for({"b/x"}, models)["b/x"] is young
+    assert "a/x" not in names_for({"b/x"}, models)
+    assert names_for({"gone/x"}, models) == {}
+
+
+def test_equal_age_goes_by_uid():
+    models = {m.key: m for m in (model("a/x", "n", uid="2"), model("b/x", "n", uid="1"))}
+    assert names_for(set(models), models)["n"].key == "b/x"
+
+
+def test_a_claim_cannot_take_the_full_name():
+    models = {m.key: m for m in (model("a/x", "b/y", created=NOW - timedelta(1)), model("b/y", "y"))}
+    assert names_for(set(models), models)["b/y"].key == "b/y"
+
+
+def test_the_list_shows_short_names_and_full_ones_where_there_is_no_short():
+    models = {m.key: m for m in (model("a/x", "n", created=NOW - timedelta(1)), model("b/x", "n"))}
+    assert [word for word, _ in listed(names_for(set(models), models))] == ["b/x", "n"]
