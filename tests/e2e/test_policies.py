@@ -149,7 +149,10 @@ def test_argo_cd_sees_the_same_health(status: dict[str, Any], health: str) -> No
 
 def test_argo_cd_tells_the_reason_and_the_pause() -> None:
     ready = condition("Ready", "True", "ReplicasReady", "2 of 2 serve")
-    obj = {"metadata": {"generation": 2}, "status": {"observedGeneration": 2, "conditions": [ready]}}
+    obj: dict[str, Any] = {
+        "metadata": {"generation": 2},
+        "status": {"observedGeneration": 2, "conditions": [ready]},
+    }
     assert argo_health(obj) == ("Healthy", "ReplicasReady: 2 of 2 serve")
 
     obj["metadata"]["annotations"] = {"shoal.dev/paused": "true"}

@@ -1,0 +1,77 @@
+"""helm install, upgrade, rollback and uninstall on a real API server (no nodes: what runs is for the lab to show)."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.apiserver import ApiServer, start
+from tests.support.charts import CHART, CRDS
+
+pytestmark = pytest.mark.apiserver
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """An API server that has never heard of Shoal."""
+    yield from start(tmp_path_factory.mktemp("bare"))
+
+
+def helm(server: ApiServer, *args: str, values: dict[str, Any] | None = None) -> str:
+    done = subprocess.run(
+        [server.tools.helm, f"--kubeconfig={server.kubeconfig}", *args, *(["-f", "-"] if values else [])],
+        input=json.dumps(values) if values else None,
+        env=os.environ | {"HOME": str(server.folder)},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def release(server: ApiServer, verb: str, name: str, chart: Path, values: dict[str, Any] | None = None) -> str:
+    return helm(server, verb, name, str(chart), "--namespace=shoal-system", "--create-namespace", values=values)
+
+
+def test_install_upgrade_uninstall(bare: ApiServer) -> None:
+    # The release does not need the definitions to be there; operator and gateway wait for them.
+    told = release(bare, "install", "shoal", CHART)
+    assert "helm install shoal-crds charts/shoal-crds" in told
+    release(bare, "install", "shoal-crds", CRDS)
+    bare.kubectl("wait", "--for=condition=Established", "crd/models.shoal.dev", "--timeout=30s")
+
+    claims = bare.json("get", "statefulset", "shoal-gateway", "-n=shoal-system")["spec"]["volumeClaimTemplates"]
+    assert claims[0]["spec"]["resources"]["requests"]["storage"] == "2Gi"
+    bare.kubectl("create", "namespace", "demo")
+    bare.kubectl("apply", "-f", str(CHART.parents[1] / "examples" / "models.yaml"))
+
+    # What may be changed on a running release: everything but the size of existing volumes.
+    values = {
+        "gateway": {"replicas": 3, "tls": {"secretName": "cert"}, "requestSeconds": 60},
+        "hubEndpoint": "https://hub.example.com",
+    }
+    release(bare, "upgrade", "shoal", CHART, values)
+    release(bare, "upgrade", "shoal-crds", CRDS)
+    assert bare.json("get", "statefulset", "shoal-gateway", "-n=shoal-system")["spec"]["replicas"] == 3
+    helm(bare, "rollback", "shoal", "1", "--namespace=shoal-system")
+    assert bare.json("get", "statefulset", "shoal-gateway", "-n=shoal-system")["spec"]["replicas"] == 2
+
+    helm(bare, "uninstall", "shoal", "--namespace=shoal-system")
+    helm(bare, "uninstall", "shoal-crds", "--namespace=shoal-system")
+    left = bare.kubectl(
+        "get",
+        "deploy,statefulset,svc,pdb,netpol,cm,sa,role,rolebinding",
+        "-n=shoal-system",
+        "-l=app.kubernetes.io/part-of=shoal",
+        "-o=name",
+    )
+    assert left == ""
+    assert "shoal" not in bare.kubectl("get", "clusterroles,clusterrolebindings", "-o=name")
+    # People's Models outlive the chart.
+    assert len(bare.json("get", "models", "-n=demo")["items"]) == 2
