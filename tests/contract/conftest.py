@@ -83,7 +83,7 @@ class Client:
     async def load(self) -> dict[str, Any]:
         return (await self.get("/v1/loads")).json["loads"][0]
 
-    async def until(self, what: str, test: Any, timeout: float = 30.0) -> None:
+    async def until(self, what: str, test: Any, timeout: float = 60.0) -> None:
         """Waits until `test(load)` is true."""
         async with asyncio.timeout(timeout):
             while not test(await self.load()):  # noqa: ASYNC110 - another process: only asking tells

@@ -23,7 +23,7 @@ SERVED = "team-a/tiny"
 CONTEXT = 4096
 MAX_RUNNING = 4
 MAX_QUEUED = 2
-START_SECONDS = {"sim": 30.0, "sglang": 240.0}
+START_SECONDS = {"sim": 120.0, "sglang": 300.0}
 
 
 def free_port() -> int:
@@ -87,7 +87,7 @@ class EngineProcess:
 def command(kind: Kind, port: int, config: Path, *more: str) -> list[str]:
     """The command line that both kinds understand, after the program's own name."""
     program = [sys.executable, "-m", "shoal", "sim", "engine"] if kind == "sim" else [str(sglang_launcher())]
-    simulated = ["--sim-load-seconds", "0.3", "--sim-warmup-seconds", "0.3"] if kind == "sim" else []
+    simulated = ["--sim-load-seconds", "0.3", "--sim-warmup-seconds", "1"] if kind == "sim" else []
     return [
         *program,
         *("--model-path", str(MODEL), "--served-model-name", SERVED, "--host", "127.0.0.1", "--port", str(port)),
