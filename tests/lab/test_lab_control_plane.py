@@ -1,7 +1,9 @@
 """What a user finds after `shoal lab up`: a real cluster that real kubectl and helm talk to."""
 
 import http.client
+import re
 import subprocess
+import sys
 
 import pytest
 import yaml
@@ -52,6 +54,48 @@ def test_forwarder_explains_that_the_service_is_not_there(lab: api.Lab) -> None:
     assert answer.status == 503
     assert answer.read() == b"shoal lab: Service shoal-system/shoal-gateway does not exist in the lab (yet)\n"
     client.close()
+
+
+def _shoal(lab: api.Lab, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "shoal", "lab", command, f"--name={lab.state.name}", *arguments],
+        capture_output=True, text=True, timeout=90, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def test_status_names_every_process_and_the_ways_in(lab: api.Lab) -> None:
+    done = _shoal(lab, "status")
+    assert done.returncode == 0, done.stderr
+    for name in ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "node-cpu-1", "node-l4-1"):
+        assert re.search(rf"^  {name} +running for ", done.stdout, re.MULTILINE), done.stdout
+    assert f"export KUBECONFIG={lab.kubeconfig}" in done.stdout
+    assert f"http://127.0.0.1:{lab.forward_port()} leads to shoal-system/shoal-gateway:80" in done.stdout
+
+
+def test_exec_is_inside_the_lab(lab: api.Lab) -> None:
+    assert _shoal(lab, "exec", "--", "getent", "hosts", "kubernetes.default").stdout.split()[0] == "10.96.0.1"
+    assert _shoal(lab, "exec", "--", "sh", "-c", "exit 7").returncode == 7
+    missing = _shoal(lab, "exec", "--pod", "default/none", "--", "true")
+    assert f"Error: no pod default/none runs in lab '{lab.state.name}'" in missing.stderr
+    assert missing.returncode == 1
+
+
+def test_logs_of_a_component_and_of_an_unknown_one(lab: api.Lab) -> None:
+    assert "kube-scheduler" in _shoal(lab, "logs").stdout.split()
+    assert _shoal(lab, "logs", "kube-apiserver", "--lines=3").stdout.count("\n") == 3
+    assert "no log of 'nothing'; there are: " in _shoal(lab, "logs", "nothing").stderr
+
+
+def test_api_server_can_be_killed_and_started_again(lab: api.Lab) -> None:
+    lab.kill("kube-apiserver")
+    try:
+        assert [p.name for p in lab.status().dead()] == []
+        assert "kube-apiserver             switched off" in _shoal(lab, "status").stdout
+        with pytest.raises(api.LabError):
+            lab.kubectl("get", "namespaces", "--request-timeout=3s")
+    finally:
+        lab.start("kube-apiserver")
+    eventually(lambda: "default" in lab.kubectl("get", "namespaces"), "the API server's return")
 
 
 def test_claim_gets_a_volume_and_its_folder_goes_with_it(lab: api.Lab, namespace: str) -> None:

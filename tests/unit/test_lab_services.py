@@ -138,7 +138,7 @@ def test_other_names_are_the_hosts_resolvers_business() -> None:
 
 
 async def test_without_a_resolver_on_the_host_the_answer_is_a_failure_at_once() -> None:
-    reply = await dns.Server().answer(DNSRecord.question("pypi.org").pack())
+    reply = await dns.Server().answer(bytes(DNSRecord.question("pypi.org").pack()))
     assert reply is not None
     assert DNSRecord.parse(reply).header.rcode == RCODE.SERVFAIL
     assert await dns.Server().answer(b"\x00\x01no dns") is None

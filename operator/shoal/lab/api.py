@@ -329,11 +329,26 @@ def _digest(wanted: fleet.Fleet, forwards: Sequence[Forward], table: Mapping[str
 
 @contextmanager
 def _locked(paths: Paths) -> Generator[None]:
-    """`up` and `down` of one lab, one at a time. The lock's file is outside of what `down` removes."""
+    """`up` and `down` of one lab, one at a time. The lock's file goes when no lab is left behind."""
     paths.lock.parent.mkdir(parents=True, exist_ok=True)
-    with paths.lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    while True:
+        with paths.lock.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not _is_file(paths.lock, file.fileno()):
+                continue  # the one before us has removed it: somebody else may hold a new one
+            try:
+                yield
+            finally:
+                if not paths.state.exists():
+                    paths.lock.unlink(missing_ok=True)
+            return
+
+
+def _is_file(path: Path, descriptor: int) -> bool:
+    try:
+        return path.stat().st_ino == os.fstat(descriptor).st_ino
+    except FileNotFoundError:
+        return False
 
 
 def _start(paths: Paths, config: SupervisorConfig, say: Say, timeout: float) -> None:

@@ -29,10 +29,9 @@ def _python_path(prefix: Path) -> tuple[str, ...]:
 
 
 def defaults(engine_environment: Path | None = None) -> dict[str, Image]:
-    """Shoal itself (this Python environment and the tiny models), and SGLang for the CPU where it is installed.
+    """Shoal itself (this Python environment and the tiny models), and SGLang for the CPU if its environment is given.
 
-    `engine_environment` is the virtual environment that holds SGLang; without it the one that `images/engine-cpu`
-    installs, if it is there.
+    `engine_environment` is the virtual environment that `images/engine-cpu` installs.
     """
     models = _repository() / "images" / "shoal" / "rootfs" / "opt" / "shoal"
     table = {

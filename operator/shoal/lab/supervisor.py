@@ -23,7 +23,7 @@ import orjson
 import structlog
 from pydantic import BaseModel, ConfigDict
 
-from shoal.lab import bootstrap, controlplane, dns, network, pki
+from shoal.lab import bootstrap, controlplane, dns, network, nodefork, pki
 from shoal.lab.binaries import Binaries
 from shoal.lab.errors import LabError
 from shoal.lab.fleet import Fleet
@@ -36,6 +36,9 @@ _log = structlog.get_logger()
 _API_TIMEOUT_S: Final = 120.0
 _NODES_TIMEOUT_S: Final = 120.0
 _KILL_TIMEOUT_S: Final = 10.0
+_FORK_TIMEOUT_S: Final = 60.0
+"""The forker's first answer comes when it has loaded the nodes' code; on a busy machine that takes a while."""
+FORKER: Final = "node-forker"
 CLUSTER: Final = "cluster"
 STATUS_NODES: Final = "status-nodes"
 
@@ -73,7 +76,9 @@ class Process:
 
     name: str
     command: Sequence[str]
+    """Of a node: empty, and `node_config` is set."""
     pass_fds: Sequence[int] = ()
+    node_config: Path | None = None
     pid: int | None = None
     started: float = 0.0
     ended: float | None = None
@@ -93,6 +98,10 @@ class Processes:
         self._logs = logs
         self._environment = environment
         self._kept: list[subprocess.Popen[bytes]] = []
+        self._forker: socket.socket | None = None
+        self._forking = asyncio.Lock()
+        self._ended_early: dict[int, int] = {}
+        """Exit statuses of children that are not known (yet): a node may end before its pid has been told."""
         self.known: dict[str, Process] = {}
         self.changed = asyncio.Event()
         """Set whenever a child ended; whoever waits clears it first."""
@@ -119,6 +128,35 @@ class Processes:
         process.pid = child.pid
         self.known[name] = process
 
+    def start_forker(self) -> None:
+        """Starts the process that forks nodes; it loads their code while the API server comes up."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        self._forker = ours
+        with theirs:
+            command = [sys.executable, "-m", "shoal.lab.nodefork", str(theirs.fileno())]
+            self.start(FORKER, command, [theirs.fileno()])
+
+    async def start_node(self, name: str, config: Path) -> None:
+        """Has a node forked. Raises LabError."""
+        if self._forker is None:
+            raise LabError("nodes are started before their forker")
+        loop = asyncio.get_running_loop()
+        request = nodefork.Request(config=str(config), log=str(self._logs / f"{name}.log"))
+        process = Process(name, (), node_config=config, started=time.time())
+        async with self._forking:
+            try:
+                async with asyncio.timeout(_FORK_TIMEOUT_S):
+                    await loop.sock_sendall(self._forker, request.model_dump_json().encode())
+                    answer = await loop.sock_recv(self._forker, 1 << 16)
+                process.pid = nodefork.Answer.model_validate_json(answer).pid
+            except (OSError, TimeoutError, ValueError) as error:
+                raise LabError(f"{name} cannot be started: {FORKER} does not answer ({error})") from error
+            self.known[name] = process
+            if process.pid in self._ended_early:
+                self._note_end(process, self._ended_early[process.pid])
+            self._ended_early.clear()
+
     def reap(self) -> None:
         """Collects every child that has ended. Called on SIGCHLD."""
         while True:
@@ -128,13 +166,18 @@ class Processes:
                 return
             if pid == 0:
                 return
-            for process in self.known.values():
-                if process.pid == pid and process.ended is None:
-                    code = os.waitstatus_to_exitcode(status)
-                    process.ended, process.exit_code = time.time(), code if code >= 0 else 128 - code
-                    if not process.killed_by_user:
-                        _log.error("process_ended", process=process.name, exit_code=process.exit_code)
-            self.changed.set()
+            process = next((p for p in self.known.values() if p.pid == pid and p.ended is None), None)
+            if process is not None:
+                self._note_end(process, status)
+            elif self._forking.locked():
+                self._ended_early[pid] = status
+
+    def _note_end(self, process: Process, status: int) -> None:
+        code = os.waitstatus_to_exitcode(status)
+        process.ended, process.exit_code = time.time(), code if code >= 0 else 128 - code
+        if not process.killed_by_user:
+            _log.error("process_ended", process=process.name, exit_code=process.exit_code)
+        self.changed.set()
 
     async def kill(self, name: str) -> None:
         """SIGKILL, and waits until it is gone. Raises LabError."""
@@ -151,12 +194,15 @@ class Processes:
         except TimeoutError as error:
             raise LabError(f"{name} (pid {process.pid}) does not end") from error
 
-    def restart(self, name: str) -> None:
+    async def restart(self, name: str) -> None:
         """Starts a child again that has ended. Raises LabError."""
         process = self.get(name)
         if process.running:
             raise LabError(f"{name} runs already")
-        self.start(name, process.command, process.pass_fds)
+        if process.node_config is not None:
+            await self.start_node(name, process.node_config)
+        else:
+            self.start(name, process.command, process.pass_fds)
 
     def get(self, name: str) -> Process:
         """Raises LabError with the known names."""
@@ -291,14 +337,15 @@ class Supervisor:
         for name, command in commands.items():
             self._processes.start(name, command)
         self._start_cluster()
+        self._processes.start_forker()
         async with asyncio.TaskGroup() as tasks:
             watcher = tasks.create_task(self._fail_early())
             async with Api(self._paths.admin_kubeconfig) as api:
                 await bootstrap.wait_for_api(api, _API_TIMEOUT_S)
                 self._step(f"API server ready at https://127.0.0.1:{self._state.api_port}")
                 for node in self._nodes:
-                    self._start_node(node)
-                self._start_status_nodes()
+                    await self._start_node(node)
+                await self._start_status_nodes()
                 await bootstrap.apply_basics(api)
                 await bootstrap.wait_for_default_account(api, _API_TIMEOUT_S)
                 self._step("control plane ready")
@@ -332,14 +379,14 @@ class Supervisor:
             command.append(f"--forward={listener.fileno()},{wanted.target()}")
         self._processes.start(CLUSTER, command, descriptors)
 
-    def _start_node(self, node: NodeSpec) -> None:
+    async def _start_node(self, node: NodeSpec) -> None:
         config = self._node_config(node.name, (node,), None)
-        self._start_node_process(f"node-{node.name}", config)
+        await self._start_node_process(f"node-{node.name}", config)
 
-    def _start_status_nodes(self) -> None:
+    async def _start_status_nodes(self) -> None:
         if self._status_nodes:
             config = self._node_config(STATUS_NODES, tuple(self._status_nodes), StatusOnly(ready_delay_seconds=1.0))
-            self._start_node_process(STATUS_NODES, config)
+            await self._start_node_process(STATUS_NODES, config)
 
     def _node_config(self, folder: str, nodes: tuple[NodeSpec, ...], status_only: StatusOnly | None) -> NodeConfig:
         own = nodes[0].kubeconfig if status_only is None else None
@@ -368,12 +415,12 @@ class Supervisor:
             lease_seconds=8.0 if self._config.faults else 40.0,
         )
 
-    def _start_node_process(self, name: str, config: NodeConfig) -> None:
+    async def _start_node_process(self, name: str, config: NodeConfig) -> None:
         for folder in (config.run_dir, config.data_dir, config.log_dir):
             folder.mkdir(parents=True, exist_ok=True)
         file = self._paths.configs / f"{name}.json"
         file.write_text(config.model_dump_json(by_alias=True, indent=2))
-        self._processes.start(name, [sys.executable, "-m", "shoal.lab.node", "--config", str(file)])
+        await self._processes.start_node(name, file)
 
     # --- the control socket -------------------------------------------------------------------------------------------
 
@@ -395,7 +442,7 @@ class Supervisor:
     async def _command(self, request: dict[str, Any]) -> dict[str, Any]:
         handlers: dict[str, Callable[[str], Coroutine[Any, Any, None]]] = {
             "kill": self._processes.kill,
-            "start": self._start,
+            "start": self._processes.restart,
             "status": self._nothing,
         }
         handler = handlers.get(request["command"])
@@ -417,9 +464,6 @@ class Supervisor:
                 for p in self._processes.known.values()
             ],
         }
-
-    async def _start(self, name: str) -> None:
-        self._processes.restart(name)
 
     async def _nothing(self, _name: str) -> None:
         return
