@@ -77,7 +77,7 @@ def test_a_served_name_belongs_to_the_oldest_model(fleet: Fleet) -> None:
 
 
 def test_an_engine_that_exits_shows_its_own_last_lines(fleet: Fleet) -> None:
-    fleet.make_model("bad-engine", engine={"extraArgs": ["--kv-cache-dtype=fp8_e4m3", "--chunked-prefill-size=abc"]})
+    fleet.make_model("bad-engine", pod={"env": [{"name": "SHOAL_SIM_GPU", "value": "abacus"}]})
     message = fleet.expect("bad-engine", "Ready", "EngineFailed")
-    assert "chunked-prefill-size" in message
+    assert "abacus" in message
     fleet.delete_model("bad-engine")
