@@ -1,4 +1,4 @@
-"""One lab for the whole suite, with Shoal installed by helm and the examples applied: what a user has after the demo."""
+"""One lab for the whole suite, with Shoal installed by helm and the examples applied: what a user has after a demo."""
 
 import json
 import os
