@@ -86,7 +86,7 @@ class Client:
     async def until(self, what: str, test: Any, timeout: float = 60.0) -> None:
         """Waits until `test(load)` is true."""
         async with asyncio.timeout(timeout):
-            while not test(await self.load()):  # noqa: ASYNC110 - another process: only asking tells
+            while not test(await self.load()):
                 await asyncio.sleep(0.02)
 
     async def idle(self) -> None:

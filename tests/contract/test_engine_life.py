@@ -154,7 +154,7 @@ async def test_sigterm_drains_and_still_takes_new_requests(kind: Kind, tmp_path:
                 await stream.content.readline()
                 engine.process.send_signal(signal.SIGTERM)
                 async with asyncio.timeout(30):
-                    while engine.ready_state() != "503":  # noqa: ASYNC110 - another process
+                    while engine.ready_state() != "503":
                         await asyncio.sleep(0.02)
                 for path in ("/health", "/ping"):
                     async with session.get(engine.url + path) as answer:

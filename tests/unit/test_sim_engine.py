@@ -253,7 +253,7 @@ async def test_a_client_that_leaves_a_stream_frees_its_place(tmp_path: Path):
     async with running(tmp_path, "--sim-speed", "1") as rig:
         task = asyncio.create_task(rig.complete(stream=True, ignore_eos=True, max_tokens=5000))
         async with asyncio.timeout(10):
-            while not rig.engine.scheduler.running:  # noqa: ASYNC110
+            while not rig.engine.scheduler.running:
                 await asyncio.sleep(0.01)
         rig.leave.set()
         await task
