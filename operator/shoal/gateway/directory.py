@@ -30,8 +30,10 @@ class Snapshot:
 
     models: Mapping[str, ServedModel] = field(default_factory=dict[str, ServedModel])
     keys: Mapping[str, Identity] = field(default_factory=dict[str, Identity])
-    replicas: Mapping[str, tuple[Replica, ...]] = field(default_factory=dict[str, tuple[Replica, ...]])
-    """By `namespace/name` of the Model."""
+    replicas: Mapping[tuple[str, str], tuple[Replica, ...]] = field(
+        default_factory=dict[tuple[str, str], tuple[Replica, ...]]
+    )
+    """By `namespace/name` and uid of the Model: pods of a deleted one of the same name have other keys."""
     _words: dict[frozenset[str], dict[str, ServedModel]] = field(
         default_factory=dict[frozenset[str], dict[str, ServedModel]]
     )
@@ -44,8 +46,8 @@ class Snapshot:
         return known
 
     def replicas_of(self, model: ServedModel) -> tuple[Replica, ...]:
-        """Pods of this very Model: those of a deleted one of the same name have other keys."""
-        return tuple(r for r in self.replicas.get(model.key, ()) if r.model_uid == model.uid)
+        """Pods of this very Model."""
+        return self.replicas.get((model.key, model.uid), ())
 
 
 class Directory:
@@ -80,9 +82,9 @@ class Directory:
         keys = index_keys(self._tenants.values()) if "tenants" in dirty else old.keys
         replicas = old.replicas
         if "pods" in dirty:
-            by_model: dict[str, list[Replica]] = {}
+            by_model: dict[tuple[str, str], list[Replica]] = {}
             for replica in self._pods.values():
-                by_model.setdefault(replica.model, []).append(replica)
+                by_model.setdefault((replica.model, replica.model_uid), []).append(replica)
             replicas = {model: tuple(sorted(pods, key=lambda r: r.key)) for model, pods in by_model.items()}
         self.snapshot = Snapshot(models, keys, replicas)
         self._changed()
