@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -188,7 +188,7 @@ class ControlPlane:
 
 
 @contextlib.contextmanager
-def control_plane(directory: Path) -> Iterator[ControlPlane]:
+def control_plane(directory: Path) -> Generator[ControlPlane]:
     """Uses the lab's binaries. Raises LabError where there are none."""
     plane = ControlPlane(directory, lab_binaries.find_or_build())
     try:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from shoal.api.config import AgentImage, Engines, EngineVersion, OperatorConfig
@@ -86,7 +86,7 @@ async def model_with(
 @contextlib.asynccontextmanager
 async def running_operator(
     client: Client, kubeconfig: str, *, config: OperatorConfig = CONFIG, identity: str = "test"
-) -> AsyncIterator[Operator]:
+) -> AsyncGenerator[Operator]:
     """Runs an operator; stops it and checks that nothing went wrong in it."""
     operator = Operator(client, config, NAMESPACE, identity=identity, kubeconfig=kubeconfig)
     task = asyncio.create_task(operator.run())

@@ -1,6 +1,7 @@
 """Why a replica does not serve, as a person reads it."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from shoal.core.facts import Container, Pod
 
 
 def container(name: str, **state) -> Container:
-    base = {
+    base: dict[str, Any] = {
         "ready": False,
         "restarts": 0,
         "waiting_reason": None,
@@ -23,7 +24,7 @@ def container(name: str, **state) -> Container:
 
 
 def pod(*containers: Container, name: str = "p", **state) -> Pod:
-    base = {
+    base: dict[str, Any] = {
         "namespace": "ns",
         "uid": name,
         "node": "n1",
@@ -84,8 +85,10 @@ def test_the_nearest_cause_of_several_pods_is_shown() -> None:
     waiting = pod(name="a", node=None, unschedulable="full")
     broken = pod(container("engine", exit_code=1, exit_message="boom"), name="b")
     fetching = pod(container("stage", exit_code=1, exit_message=GATED), name="c")
-    assert diagnose([waiting, broken, fetching]).reason == "Gated"
-    assert diagnose([waiting, broken]).reason == "EngineFailed"
+    for pods, reason in (([waiting, broken, fetching], "Gated"), ([waiting, broken], "EngineFailed")):
+        cause = diagnose(pods)
+        assert cause is not None
+        assert cause.reason == reason
 
 
 def test_pods_that_serve_or_go_are_no_cause() -> None:

@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from shoal.kube.queue import Bucket, Handler, WorkQueue
 
 
 @contextlib.asynccontextmanager
-async def working(queue: WorkQueue, handle: Handler) -> AsyncIterator[None]:
+async def working(queue: WorkQueue, handle: Handler) -> AsyncGenerator[None]:
     task = asyncio.create_task(queue.run(handle))
     try:
         yield

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import orjson
@@ -103,7 +103,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.asynccontextmanager
-async def reflecting(server: Server, **options: Any) -> AsyncIterator[tuple[Reflector, list[tuple[str, str]]]]:
+async def reflecting(server: Server, **options: Any) -> AsyncGenerator[tuple[Reflector, list[tuple[str, str]]]]:
     heard: list[tuple[str, str]] = []
     credentials = Credentials(
         f"http://127.0.0.1:{server.port}", ssl.create_default_context(), None, None, None, "ns", False,

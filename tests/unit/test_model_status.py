@@ -1,6 +1,7 @@
 """The conditions of a Model, as GitOps tools and people read them."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from shoal.api.model import Model
 from shoal.core.conditions import Finding, merge, shorten
@@ -35,7 +36,7 @@ def deployment(*, ready: int = 1, updated: int = 1, total: int = 1, refused: str
 
 
 def observed(**changes) -> Observed:
-    base = {
+    base: dict[str, Any] = {
         "model": model(),
         "problems": (),
         "served": ServedNames(("chat",), ()),

@@ -14,7 +14,12 @@ from shoal.runtime.operator import Operator
 from tests.support.controlplane import Fleet
 from tests.support.operators import CONFIG, NAMESPACE, condition, eventually, model, model_with, running_operator
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.timeout(900),
+    # Kopf's thread ends with its process, streams open; in a test the process goes on.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
+]
 
 _CHILDREN = (DEPLOYMENTS, PDBS, NETWORKPOLICIES, SECRETS)
 _MOST_WRITES = 40

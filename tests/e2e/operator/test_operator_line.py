@@ -22,7 +22,12 @@ from shoal.kube.resources import (
 from tests.support.controlplane import CRDS, Fleet, add_node, install_crds
 from tests.support.operators import condition, eventually, gpu_class, model, model_with, running_operator
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.timeout(240),
+    # Kopf's thread ends with its process, streams open; in a test the process goes on.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
+]
 
 
 async def test_a_model_runs_on_the_cheapest_class_and_leaves_nothing_behind(fleet: Fleet) -> None:
@@ -293,7 +298,7 @@ async def test_what_the_stage_container_said_is_what_the_model_says(fleet: Fleet
         )
         events = await eventually(
             lambda: fleet.all(EVENTS, namespace=ns),
-            lambda found: [e for e in found if e.get("reason") == "DigestMismatch"],
+            lambda found: any(e.get("reason") == "DigestMismatch" for e in found),
         )
         assert any(e["regarding"]["kind"] == "Model" for e in events)
 
