@@ -235,11 +235,21 @@ class Cluster:
         }
 
     def agent(self, env: Json | None = None, **more: Any) -> Json:
-        startup = {"httpGet": {"port": 9000, "path": "/"}, "periodSeconds": 1, "failureThreshold": 60}
+        startup = {
+            "httpGet": {"port": 9000, "path": "/"},
+            "periodSeconds": 1,
+            "timeoutSeconds": 5,
+            "failureThreshold": 60,
+        }
         return self.container("agent", 9000, env, restartPolicy="Always", startupProbe=startup, **more)
 
     def engine(self, env: Json | None = None, hook: Json | None = None, **more: Any) -> Json:
-        probe = {"httpGet": {"port": 8000, "path": "/ready"}, "periodSeconds": 1, "failureThreshold": 1}
+        probe = {
+            "httpGet": {"port": 8000, "path": "/ready"},
+            "periodSeconds": 1,
+            "timeoutSeconds": 5,
+            "failureThreshold": 1,
+        }
         lifecycle = {"lifecycle": {"preStop": hook}} if hook else {}
         return self.container("engine", 8000, env, readinessProbe=probe, **lifecycle, **more)
 

@@ -1,4 +1,4 @@
-"""The program of every container in the life-cycle suite: a small HTTP server that tells a collector what happens to it.
+"""The program of every container in the life-cycle suite: an HTTP server that tells a collector what happens to it.
 
 Standard library only, one file: it is passed to `python3 -c` in whatever image has Python. Environment: NAME, PORT,
 COLLECTOR (host of UDP port 9999), TERM_DELAY (seconds from SIGTERM to exit), LISTEN_AFTER, READY.
