@@ -1,0 +1,118 @@
+"""The gateway in front of an engine: what a client gets, what is recorded, through both kinds of engine."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from shoal.core.resolve import ServedModel
+from shoal.gateway.installkey import KeyRing
+from tests.support.engines import API_KEY as ENGINE_KEY
+from tests.support.engines import SERVED, EngineProcess
+from tests.support.gateway import API_KEY, GatewayUnderTest, gateway, replica, tenant
+
+MODEL = ServedModel(SERVED, "uid-tiny", SERVED, ("tiny",), None)
+CHAT: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "Count."}],
+    "max_tokens": 8,
+    "ignore_eos": True,
+}
+
+
+class OneKey(KeyRing):
+    """The engine of these tests has a key of its own, which no install key leads to."""
+
+    def key_for(self, fingerprint: str | None, model_uid: str) -> str | None:
+        return ENGINE_KEY
+
+
+@pytest.fixture
+async def front(engine: EngineProcess, tmp_path: Path) -> AsyncIterator[GatewayUnderTest]:
+    async with gateway(tmp_path) as it:
+        it.models[SERVED] = MODEL
+        it.tenants["acme"] = tenant(models=[SERVED])
+        it.pods[f"{SERVED}-1"] = replica(1, MODEL)
+        it.ports["pod-1"] = engine.port
+        it.app.key_ring = OneKey(tmp_path)
+        it.changed()
+        it.hear(1)
+        yield it
+
+
+async def test_an_answer_and_its_record(front: GatewayUnderTest):
+    answer = await (await front.post(CHAT)).json()
+    assert answer["model"] == "tiny"
+    usage = answer["usage"]
+    assert usage["completion_tokens"] == 8
+    (record,) = await front.records()
+    assert (record.data.outcome, record.data.count_source) == ("answered", "final")
+    assert (record.data.input_tokens, record.data.output_tokens) == (usage["prompt_tokens"], 8)
+    assert answer["id"] == record.data.request_id
+
+
+async def test_a_stream_through_the_openai_sdk(front: GatewayUnderTest):
+    async with openai.AsyncOpenAI(base_url=f"{front.url}/v1", api_key=API_KEY, max_retries=0) as client:
+        stream = await client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "Count."}],
+            max_tokens=8,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        chunks = [chunk async for chunk in stream]
+        assert {chunk.model for chunk in chunks} == {"tiny"}
+        assert all(chunk.choices for chunk in chunks)  # the closing usage was not asked for
+        assert all(chunk.usage is None for chunk in chunks)
+        (record,) = await front.records()
+        assert chunks[0].id == record.data.request_id
+        assert (record.data.output_tokens, record.data.count_source) == (8, "final")
+        assert record.data.cached_tokens is not None
+        models = [model.id async for model in client.models.list()]
+        assert models == ["tiny"]
+        with pytest.raises(openai.NotFoundError, match="does not exist or you do not have access"):
+            await client.chat.completions.create(model="nobody", messages=[])
+        with pytest.raises(openai.AuthenticationError, match="Incorrect API key"):
+            await client.with_options(api_key="wrong").models.list()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_engine_judges_the_rest_of_the_body(front: GatewayUnderTest, stream: bool):
+    response = await front.post({"model": "tiny", "stream": stream})
+    assert response.status == 400
+    error = (await response.json())["error"]
+    assert "messages" in error["message"]
+    assert error["type"] == "invalid_request_error"
+    (record,) = await front.records()
+    assert (record.data.outcome, record.data.status) == ("rejected", 400)
+
+
+async def test_several_prompts_in_one_request(front: GatewayUnderTest):
+    body = {"model": "tiny", "prompt": ["a", "b"], "max_tokens": 4, "ignore_eos": True}
+    response = await front.post(body, "/v1/completions")
+    answer = await response.json()
+    assert response.status == 200, answer
+    assert len(answer["choices"]) == 2
+    assert (await front.records())[0].data.output_tokens == 8
+
+
+async def test_leaving_a_stream_frees_the_engine(front: GatewayUnderTest, engine: EngineProcess):
+    response = await front.post({**CHAT, "stream": True, "max_tokens": 3000})
+    await response.content.readline()
+    response.close()
+    (record,) = await front.records()
+    assert record.data.outcome == "cancelled"
+    assert record.data.count_source == "continuous"
+    assert 1 <= (record.data.output_tokens or 0) < 3000
+    headers = {"authorization": f"Bearer {ENGINE_KEY}"}
+    async with asyncio.timeout(20):
+        while True:
+            async with front.session.get(f"{engine.url}/v1/loads", headers=headers) as loads:
+                load = json.loads(await loads.read())["loads"][0]
+            if load["num_running_reqs"] == 0:
+                break
+            await asyncio.sleep(0.1)
