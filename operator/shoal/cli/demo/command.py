@@ -50,7 +50,7 @@ def command() -> None:
 def up(engine: steps.EngineChoice, where: str, name: str, image: str, timeout: float) -> None:
     """Start (or reuse) a cluster, install Shoal, apply examples/, ask a question, and leave everything up."""
     console = Console(highlight=False)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # the SDK's client tells of every request
+    logging.getLogger().setLevel(logging.WARNING)  # the SDK's HTTP client tells of every request
     stages = Stages(console)
     try:
         with stages.stage("Tiny models", spin=False):
