@@ -53,7 +53,8 @@ class ControlPlane:
     def kubectl(self) -> Path:
         return self._binaries.path("kubectl")
 
-    def start(self) -> None:
+    def start(self, *, controllers: bool = True) -> None:
+        """Without controllers: etcd and the API server only."""
         addresses = pki.Addresses(self.url, self.url, ["127.0.0.1", "10.96.0.1", "localhost"], "127.0.0.1")
         pki.write(self.directory / "pki", addresses, [], self.kubeconfig)
         (self.directory / "audit.yaml").write_text(
@@ -83,6 +84,8 @@ class ControlPlane:
             "--log-level=error",
         )
         self.start_api_server()
+        if not controllers:
+            return
         for name in ("kube-controller-manager", "kube-scheduler"):
             config = f"{self.directory}/pki/{name}.kubeconfig"
             extra: list[str] = []
@@ -203,7 +206,7 @@ async def install_crds(client: Client) -> None:
     for path in sorted((ROOT / "crds").glob("*.yaml")):
         await client.apply(CRDS, yaml.safe_load(path.read_text()), manager="test")
     async with asyncio.timeout(30):
-        while len(await client.discover("shoal.dev", "v1alpha1")) < 3:  # noqa: ASYNC110 - another process's doing
+        while len(await client.discover("shoal.dev", "v1alpha1")) < 3:
             await asyncio.sleep(0.1)
 
 

@@ -107,6 +107,7 @@ class Client:
         if self._session is not None:
             await self._session.close()
             self._session = None
+            await asyncio.sleep(0.05)  # TLS connections end in the loop's next turns, and the loop may end with us
 
     # --- reading ----------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ RESYNCS = prometheus_client.Counter("shoal_resyncs", "Complete lists, and deleti
 
 RETRY_SECONDS: Final = 2.0
 CRD_SECONDS: Final = 2.0
+EXIT_SECONDS: Final = 3.0
 
 
 class _Forever:
@@ -167,6 +168,9 @@ class Watcher:
                 why = await asyncio.shield(done)
             except asyncio.CancelledError:
                 stop.set()
+                begun = time.monotonic()
+                await asyncio.wait([done], timeout=EXIT_SECONDS)  # so that its streams are closed and not just cut
+                log.debug("kopf stopped", seconds=round(time.monotonic() - begun, 1), ended=done.done())
                 raise
             log.warning("the watches ended, starting them again", error=why)
             await asyncio.sleep(RETRY_SECONDS * random.uniform(0.5, 1.0))  # noqa: S311
