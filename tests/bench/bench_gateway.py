@@ -238,6 +238,8 @@ def main() -> None:
             ]
             with started(command, port, folder / "envoy.log", PROXY_CORE) as pid:
                 rows.append(bench.row("Envoy", port, pid))
+        else:
+            _missing("Envoy")
         if (smg := scripts / "smg").exists():
             port, metrics = free_port(), free_port()
             command = [str(smg), "launch", "--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin"]
@@ -246,7 +248,13 @@ def main() -> None:
             with started(command, port, folder / "smg.log", PROXY_CORE) as pid:
                 time.sleep(3)  # it looks at its worker first
                 rows.append(bench.row("smg", port, pid))
+        else:
+            _missing("smg")
     show(rows, foreign)
+
+
+def _missing(name: str) -> None:
+    print(f"{name} is not installed (uv sync --group bench): left out")
 
 
 def show(rows: list[dict[str, Any]], foreign: float) -> None:

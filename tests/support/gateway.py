@@ -99,6 +99,7 @@ class GatewayUnderTest:
             port=0,
             keep_alive=5,
             max_head_bytes=self.settings.max_head_bytes,
+            head_seconds=self.settings.body_seconds,
             tls_cert=self.settings.tls_cert,
             tls_key=self.settings.tls_key,
             stop_seconds=10,

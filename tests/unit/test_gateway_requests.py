@@ -2,10 +2,15 @@
 
 import asyncio
 import json
-from datetime import UTC, datetime
+import ssl
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from shoal.api import keys
 from shoal.core.resolve import ServedModel
@@ -262,6 +267,61 @@ async def test_heads_that_are_too_large_or_no_http(tmp_path: Path):
             assert answer.startswith(b"HTTP/1.1 %d" % status)
             assert b'"error":{"message"' in answer
             writer.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        (
+            b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 100\r\nauthorization: Bearer %s\r\n\r\n{",
+            b"HTTP/1.1 408",
+        ),
+        (b"POST /v1/chat/completions HTTP/1.1\r\n", b""),
+        (b"", b""),
+    ],
+)
+async def test_clients_that_do_not_finish_are_dropped(tmp_path: Path, sent: bytes, answer: bytes):
+    async with gateway(tmp_path, ScriptedEngine(), body_seconds=0.2) as it:
+        reader, writer = await asyncio.open_connection("127.0.0.1", it.server.port)
+        writer.write(sent.replace(b"%s", API_KEY.encode()))
+        await asyncio.sleep(0.4)
+        it.server.sweep()
+        async with asyncio.timeout(10):
+            try:
+                got = await reader.read()
+            except ConnectionResetError:
+                got = b""
+        assert got.startswith(answer)
+        assert bool(got) == bool(answer)
+        writer.close()
+        assert it.app.budget.held == 0
+
+
+async def test_tls(tmp_path: Path):
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(datetime.now(UTC) - timedelta(hours=1))
+        .not_valid_after(datetime.now(UTC) + timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    (tmp_path / "tls.crt").write_bytes(certificate.public_bytes(pem))
+    (tmp_path / "tls.key").write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    async with gateway(tmp_path, ScriptedEngine(), tls_cert=tmp_path / "tls.crt", tls_key=tmp_path / "tls.key") as it:
+        trusting = ssl.create_default_context(cafile=tmp_path / "tls.crt")
+        url = f"https://localhost:{it.server.port}/v1/models"
+        headers = {"authorization": f"Bearer {API_KEY}"}
+        async with it.session.get(url, headers=headers, ssl=trusting) as response:
+            assert response.status == 200
 
 
 async def test_too_many_requests_at_once(tmp_path: Path):

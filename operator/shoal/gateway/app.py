@@ -225,7 +225,11 @@ class _Request:
             client_request_id=self._client_id,
         )
         try:
-            await app.spool.commit(meter.open_row())
+            kept = app.spool.commit(meter.open_row())
+        except SpoolUnavailable:
+            raise _cannot_record() from None
+        try:
+            await kept
         except SpoolUnavailable:
             # The row may be on disk all the same: its final row says that nothing was served.
             meter.outcome, meter.status = "refused", 503
