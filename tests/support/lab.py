@@ -58,6 +58,8 @@ def namespace(lab: api.Lab) -> Generator[str]:
     """A fresh namespace in the shared lab, deleted without waiting."""
     name = f"t-{secrets.token_hex(4)}"
     lab.kubectl("create", "namespace", name)
+    # Pods are refused until the controllers have made it.
+    eventually(lambda: lab.kubectl("get", "serviceaccount", "default", "-n", name), "the default ServiceAccount")
     try:
         yield name
     finally:
