@@ -115,7 +115,7 @@ class Container:
     async def run(self) -> None:
         """Starts the container again and again, as its restart policy says, until then or until the pod ends."""
         try:
-            while not self.pod.terminating:
+            while not self.pod.ending:
                 process = await self._start()
                 if process is not None:
                     await self._attend(process)
@@ -129,7 +129,7 @@ class Container:
     async def _start(self) -> Process | None:
         """The running process; None when it failed to start and the record says how it ended."""
         pull = 0.0
-        while not self.pod.terminating:
+        while not self.pod.ending:
             self._started_at, self._began = timestamp(), time.monotonic()
             try:
                 self.launch = await launch.prepare(self)
@@ -225,14 +225,14 @@ class Container:
             self._backoff = 0.0
         await self.pod.pause(RESTART_SECONDS)
         record.last = {"terminated": end}
-        if self._backoff and not self.pod.terminating:
+        if self._backoff and not self.pod.ending:
             metadata = self.pod.metadata
             who = f"container={self.name} pod={metadata['name']}_{metadata['namespace']}({self.pod.uid})"
             self._wait_state("CrashLoopBackOff", f"back-off {_duration(self._backoff)} restarting failed {who}")
             name = f"{metadata['name']}_{metadata['namespace']}({self.pod.uid})"
             self.event("BackOff", f"Back-off restarting failed container {self.name} in pod {name}", "Warning")
             await self.pod.pause(self._backoff)
-        if self.pod.terminating:
+        if self.pod.ending:
             return False
         record.restarts += 1
         self._backoff = min(self._backoff * 2, LONGEST_BACKOFF) or FIRST_BACKOFF

@@ -86,6 +86,11 @@ class Pod:
         name = f"{self.metadata['namespace']}_{self.metadata['name']}_{self.uid}"
         return self.node.log_dir / name
 
+    @property
+    def ending(self) -> bool:
+        """Nothing may be started any more. Comes a moment before `terminating`."""
+        return self.terminating or self._deletion.is_set()
+
     def container_spec(self, name: str) -> Json:
         return next(container.spec for container in self.containers if container.name == name)
 
@@ -106,6 +111,7 @@ class Pod:
 
     async def pause(self, seconds: float) -> None:
         """Sleeps; a deletion ends it."""
+        await asyncio.sleep(0)  # always gives way, also when the pod is deleted already
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._deletion.wait()
