@@ -1,9 +1,6 @@
 """A real etcd and kube-apiserver for tests: no nodes, no controllers, no root. About 4 s to start."""
 
-import os
 import shutil
-import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,10 +11,8 @@ from typing import Any
 import orjson
 import pytest
 
-from shoal.lab import binaries, pki
-
-START_SECONDS = 90.0
-"""Generous: the machine may be busy with a build."""
+from shoal.lab import binaries
+from tests.support.controlplane import ControlPlane
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,82 +67,13 @@ def start(folder: Path) -> Iterator[ApiServer]:
     tools = binaries.find()
     if tools is None:
         pytest.skip("the control plane's programs are not there: run `shoal lab binaries`")
-    etcd_port, peer_port, api_port = _free_ports(3)
-    url, keys = f"https://127.0.0.1:{api_port}", folder / "pki"
-    kubeconfig = folder / "kubeconfig"
-    pki.write(
-        keys,
-        pki.Addresses(
-            inside=url,
-            outside=url,
-            api_names=("127.0.0.1", "10.96.0.1", "localhost", "kubernetes.default.svc"),
-            node_address="127.0.0.1",
-        ),
-        (),
-        kubeconfig,
-    )
-    etcd, peer = f"http://127.0.0.1:{etcd_port}", f"http://127.0.0.1:{peer_port}"
-    commands = {
-        "etcd": [
-            "--name=test",
-            f"--data-dir={folder}/etcd",
-            f"--listen-client-urls={etcd}",
-            f"--advertise-client-urls={etcd}",
-            f"--listen-peer-urls={peer}",
-            f"--initial-advertise-peer-urls={peer}",
-            f"--initial-cluster=test={peer}",
-            "--unsafe-no-fsync",
-            "--log-level=warn",
-        ],
-        "kube-apiserver": [
-            f"--etcd-servers={etcd}",
-            "--bind-address=127.0.0.1",
-            "--advertise-address=127.0.0.1",
-            "--endpoint-reconciler-type=none",
-            f"--secure-port={api_port}",
-            "--authorization-mode=RBAC",
-            f"--client-ca-file={keys}/ca.crt",
-            f"--tls-cert-file={keys}/apiserver.crt",
-            f"--tls-private-key-file={keys}/apiserver.key",
-            f"--service-account-key-file={keys}/sa.pub",
-            f"--service-account-signing-key-file={keys}/sa.key",
-            "--service-account-issuer=https://kubernetes.default.svc",
-            "--service-cluster-ip-range=10.96.0.0/16",
-            "--profiling=false",
-        ],
-    }
-    server = ApiServer(url, kubeconfig, tools, folder)
-    processes: dict[str, subprocess.Popen[bytes]] = {}
+    plane = ControlPlane(folder, tools)
     try:
-        for name, arguments in commands.items():
-            with (folder / f"{name}.log").open("wb") as log:
-                processes[name] = subprocess.Popen(
-                    [tools.path(name), *arguments], stdout=log, stderr=log, start_new_session=True
-                )
-        deadline = time.monotonic() + START_SECONDS
-        while server.run("get", "--raw", "/readyz", "--request-timeout=2s").returncode != 0:
-            for name, process in processes.items():
-                if process.poll() is not None:
-                    raise AssertionError(f"{name} ended: {(folder / f'{name}.log').read_text()[-2000:]}")
-            assert time.monotonic() < deadline, "the API server does not become ready"
-            time.sleep(0.2)
-        yield server
+        plane.start(controllers=False)
+        yield ApiServer(plane.url, plane.kubeconfig, tools, folder)
     finally:
-        for process in processes.values():
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        plane.stop()
         shutil.rmtree(folder / "etcd", ignore_errors=True)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 @pytest.fixture(scope="session")
