@@ -23,7 +23,7 @@ class Entry:
     time: float
     """Unix seconds: of the event itself for containers, of the watch's delivery for the API."""
     who: str
-    """A container's name, or api, slice, event."""
+    """A container's name, or api, slice, event, test."""
     what: str
 
 
@@ -217,6 +217,7 @@ class Cluster:
         )
 
     async def delete(self, name: str, *options: str) -> None:
+        self.timelines[name].add("test", "deletes")
         await self.kubectl("delete", "pod", name, "--wait=false", *options)
 
     async def gone(self, name: str) -> None:

@@ -10,6 +10,8 @@ FOLLOW_SECONDS = 0.2
 """Pause between looks for more, while following."""
 CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 20
+_TIMES_SHARE = 4
+"""A log with short lines is mostly times; so much more is read to find enough text."""
 
 
 class LogWriter:
@@ -55,11 +57,15 @@ def tail_of(path: Path, size: int) -> str:
     """The last `size` bytes of text, without times: FallbackToLogsOnError."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 4 * size))
-            lines = [line.split(b" ", 3)[-1] for line in file.read().split(b"\n") if line.count(b" ") >= 3]
+            start = max(0, path.stat().st_size - _TIMES_SHARE * size - CHUNK)
+            file.seek(start)
+            lines = file.read().split(b"\n")
     except FileNotFoundError:
         return ""
-    return b"\n".join(lines)[-size:].decode(errors="replace")
+    if start:
+        lines = lines[1:]  # cut in the middle
+    text = b"\n".join(line.split(b" ", 3)[-1] for line in lines if line)
+    return text[-size:].decode(errors="replace")
 
 
 async def read(

@@ -164,7 +164,7 @@ class Volumes:
                 files |= await self._files(*next(iter(part.items())), mode)
         else:
             files = await self._files(kind, source, mode)
-        _publish(self._folder / name, files, self._group)
+        publish(self._folder / name, files, self._group)
 
     async def _files(self, kind: str, source: Json, mode: int) -> dict[str, tuple[bytes, int]]:
         match kind:
@@ -292,7 +292,7 @@ def content(found: Json) -> dict[str, bytes]:
     return text | binary
 
 
-def _publish(folder: Path, files: Mapping[str, tuple[bytes, int]], group: int | None) -> None:
+def publish(folder: Path, files: Mapping[str, tuple[bytes, int]], group: int | None) -> None:
     """Replaces the volume's files all at once, as a kubelet does: a new folder, and one link renamed over the old."""
     data = folder / "..data"
     old = folder / os.readlink(data) if data.is_symlink() else None
