@@ -86,18 +86,6 @@ def test_logs_of_a_component_and_of_an_unknown_one(lab: api.Lab) -> None:
     assert "no log of 'nothing'; there are: " in _shoal(lab, "logs", "nothing").stderr
 
 
-def test_api_server_can_be_killed_and_started_again(lab: api.Lab) -> None:
-    lab.kill("kube-apiserver")
-    try:
-        assert [p.name for p in lab.status().dead()] == []
-        assert "kube-apiserver             switched off" in _shoal(lab, "status").stdout
-        with pytest.raises(api.LabError):
-            lab.kubectl("get", "namespaces", "--request-timeout=3s")
-    finally:
-        lab.start("kube-apiserver")
-    eventually(lambda: "default" in lab.kubectl("get", "namespaces"), "the API server's return")
-
-
 def test_claim_gets_a_volume_and_its_folder_goes_with_it(lab: api.Lab, namespace: str) -> None:
     claim = {
         "apiVersion": "v1",

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import orjson
 import pytest
 
 from shoal.lab import api
@@ -41,6 +42,9 @@ def _sleeper(name: str) -> dict[str, object]:
             "containers": [{"name": "main", "image": "shoal", "command": ["sleep", "31415"]}],
         },
     }
+
+
+_SLEEPER = orjson.dumps(_sleeper("after")).decode()
 
 
 def test_two_labs_side_by_side_do_not_meet(lab: api.Lab) -> None:
@@ -92,6 +96,24 @@ def test_status_tells_of_a_component_that_died_and_up_refuses_to_pretend() -> No
         assert [(p.name, p.exit_code) for p in dead] == [("kube-scheduler", 137)]
         with pytest.raises(api.LabError, match="but kube-scheduler ended: `shoal lab down` removes it"):
             made._must_be(made.state.fleet_digest)
+    finally:
+        made.down()
+
+
+def test_api_server_can_be_killed_and_started_again_and_the_cluster_goes_on() -> None:
+    made = make_lab(_ONE_NODE)
+    try:
+        made.kill("kube-apiserver")
+        status = made.status()
+        assert not status.dead(), "what the user killed has not died by itself"
+        assert [p.name for p in status.processes if not p.running] == ["kube-apiserver"]
+        with pytest.raises(api.LabError):
+            made.kubectl("get", "namespaces", "--request-timeout=3s")
+        made.start("kube-apiserver")
+        eventually(lambda: made.kubectl("get", "namespaces"), "the API server's return")
+        # Scheduler, node and controllers find back by themselves, within client-go's back-off of up to 30 s each.
+        eventually(lambda: not made.kubectl("apply", "-f", "-", stdin=_SLEEPER) or True, "a pod's acceptance", 90)
+        eventually(lambda: get(made, "pod", "after", "-n", "default")["status"]["phase"] == "Running", "the pod", 150)
     finally:
         made.down()
 

@@ -88,8 +88,8 @@ class Api:
             "PATCH", path, body, {"fieldManager": "shoal-lab", "force": "true"}, "application/apply-patch+yaml"
         )
 
-    async def watch(self, path: str, version: str, on_event: Callable[[str, Object], None]) -> str:
-        """One watch until the server ends it; returns the resourceVersion to go on from.
+    async def watch(self, path: str, version: str, on_event: Callable[[str, Object], None]) -> None:
+        """One watch until the server ends it. `on_event` gets bookmarks too.
 
         Raises ApiError with status 410 when `version` is too old.
         """
@@ -111,10 +111,7 @@ class Api:
                     event = orjson.loads(line)
                     if event["type"] == "ERROR":
                         raise ApiError(int(event["object"].get("code") or 500), str(event["object"].get("message")))
-                    version = event["object"]["metadata"]["resourceVersion"]
-                    if event["type"] != "BOOKMARK":
-                        on_event(event["type"], event["object"])
-        return version
+                    on_event(event["type"], event["object"])
 
 
 def key_of(item: Object) -> str:
@@ -131,17 +128,18 @@ class Reflector:
         self._on_change = on_change
         self.objects: dict[str, Object] = {}
         self.synced = asyncio.Event()
+        self._version: str | None = None
+        """To go on from, also after a watch that broke; None: list first."""
 
     async def run(self) -> None:
         """Until cancelled. Errors of the API server are logged and tried again."""
-        version: str | None = None
         while True:
             try:
-                if version is None:
-                    version = await self._list()
-                version = await self._api.watch(self._path, version, self._event)
+                if self._version is None:
+                    self._version = await self._list()
+                await self._api.watch(self._path, self._version, self._event)
             except ApiError as error:
-                version = None
+                self._version = None
                 _log.info("watch_restarts", path=self._path, error=str(error))
                 await asyncio.sleep(0.1 if error.status == 410 else 1.0)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -161,6 +159,9 @@ class Reflector:
         return str(answer["metadata"]["resourceVersion"])
 
     def _event(self, kind: str, item: Object) -> None:
+        self._version = item["metadata"]["resourceVersion"]
+        if kind == "BOOKMARK":
+            return
         if kind == "DELETED":
             self.objects.pop(key_of(item), None)
             self._on_change("delete", item)
