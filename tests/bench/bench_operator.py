@@ -58,7 +58,7 @@ async def bench(plane: ControlPlane, directory: Path, count: int, quiet: float) 
         config.write_text(yaml.safe_dump(CONFIG.model_dump(mode="json", by_alias=True)))
         (port,) = free_ports(1)
         with (directory / "operator.log").open("wb") as log:
-            operator = subprocess.Popen(  # noqa: ASYNC220 - once, before anything is measured
+            operator = subprocess.Popen(
                 [Path(sys.executable).with_name("shoal"), "operator", "run", "--host=127.0.0.1", f"--port={port}"],
                 env=os.environ
                 | {"KUBECONFIG": str(plane.kubeconfig), "SHOAL_CONFIG": str(config), "POD_NAMESPACE": NAMESPACE},
@@ -92,10 +92,10 @@ async def bench(plane: ControlPlane, directory: Path, count: int, quiet: float) 
             async with asyncio.timeout(1200):
                 await done.wait()
             took = time.monotonic() - begin
-            await asyncio.sleep(10)
             busy = _cpu(operator.pid)
             now, most = _memory(operator.pid)
-            await asyncio.sleep(5)
+            while await _wrote_within(plane, 10):
+                pass  # events are posted slowly on purpose: the fleet is quiet when the last one is out
             lines_then = len(plane.audit.read_text().splitlines())
             cpu_then = _cpu(operator.pid)
             await asyncio.sleep(quiet)
@@ -118,6 +118,12 @@ async def bench(plane: ControlPlane, directory: Path, count: int, quiet: float) 
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.gather(*tasks)
             operator.wait(timeout=20)
+
+
+async def _wrote_within(plane: ControlPlane, seconds: float) -> bool:
+    lines = len(plane.audit.read_text().splitlines())
+    await asyncio.sleep(seconds)
+    return bool(_own_writes(plane, lines))
 
 
 def _own_writes(plane: ControlPlane, from_line: int) -> list[str]:

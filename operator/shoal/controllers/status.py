@@ -19,6 +19,8 @@ log = structlog.get_logger()
 
 _TOLD = (reasons.READY, reasons.ACCEPTED, reasons.PLACED)
 """Conditions whose changes are events; Available goes with Ready."""
+_UNREMARKABLE = (reasons.PENDING, reasons.VALID, reasons.STARTING)
+"""On the way to being ready: the condition tells it, an event would only be one more write."""
 
 
 async def write_status(
@@ -64,14 +66,14 @@ def _events(
     said: set[str] = set()
     for condition in after:
         kind, now = condition["type"], (condition["status"], condition["reason"])
-        if kind not in _TOLD or known.get(kind) == now or condition["reason"] in (reasons.PENDING, *said):
+        if kind not in _TOLD or known.get(kind) == now or condition["reason"] in (*_UNREMARKABLE, *said):
             continue
         said.add(condition["reason"])  # Accepted, Placed and Ready often have the same cause
         good = condition["status"] == "True" and condition["reason"] != reasons.NAME_CLAIMED
         yield Event(
             resource,
             custom.metadata,
-            "Normal" if good or condition["reason"] == reasons.STARTING else "Warning",
+            "Normal" if good else "Warning",
             condition["reason"],
             condition["message"],
             "Reconcile",

@@ -39,7 +39,7 @@ class Recorder:
         self._client, self._instance = client, instance
         self._waiting: deque[Event] = deque(maxlen=_QUEUE)
         self._wake = asyncio.Event()
-        self._bucket = Bucket(rate=20, burst=100)
+        self._bucket = Bucket(rate=50, burst=200)
 
     def emit(self, event: Event) -> None:
         self._waiting.append(event)
