@@ -1,6 +1,7 @@
 """What a client of the gateway sees, request by request."""
 
 import asyncio
+import dataclasses
 import json
 import ssl
 from datetime import UTC, datetime, timedelta
@@ -115,6 +116,19 @@ async def test_completions_and_embeddings(tmp_path: Path):
         first, second = await it.records(count=2)
         assert (first.data.endpoint, first.data.input_tokens, first.data.cached_tokens) == ("/v1/embeddings", 5, None)
         assert second.data.endpoint == "/v1/completions"
+
+
+async def test_an_engine_for_embeddings_gets_nothing_else(tmp_path: Path):
+    """SGLang dies of a chat request when it was started with --is-embedding."""
+    engine = ScriptedEngine()
+    async with gateway(tmp_path, engine) as it:
+        it.models["chat/llama"] = dataclasses.replace(MODEL, embeds=True)
+        it.changed()
+        refused = await it.post(CHAT)
+        assert refused.status == 400
+        assert "/v1/embeddings" in (await refused.json())["error"]["message"]
+        assert engine.requests == []
+        assert (await it.post({"model": "llama", "input": "x"}, "/v1/embeddings")).status == 200
 
 
 async def test_models(tmp_path: Path):

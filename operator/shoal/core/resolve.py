@@ -21,6 +21,9 @@ class ServedModel:
     claims: tuple[str, ...]
     """Short names that it asks for."""
     created: datetime | None
+    embeds: bool = False
+    """Whether the engine was started for embeddings. Such an engine makes nothing else, and SGLang dies of a chat or
+    completion request then: one client's mistake would take the replica from everybody."""
 
 
 def served_model(model: Model) -> ServedModel:
@@ -30,6 +33,7 @@ def served_model(model: Model) -> ServedModel:
         engine_name=model.engine_model_name,
         claims=model.claimed_names,
         created=model.metadata.creation_timestamp,
+        embeds="--is-embedding" in model.spec.engine.extra_args,
     )
 
 

@@ -49,6 +49,7 @@ _EVENT_STREAM: Final = (
     # nginx and its kind would hold the chunks back otherwise
     (b"x-accel-buffering", b"no"),
 )
+EMBEDDINGS: Final = "/v1/embeddings"
 DISCONNECT: Final = "shoal.on_disconnect"
 """Key of the scope where the request leaves what to call when its client goes, if the server offers the key. ASGI's own
 way is to await `receive()`, which costs a task per request. The server puts GONE there when the client has left."""
@@ -214,6 +215,8 @@ class _Request:
         model = app.directory.snapshot.words(identity).get(parsed.word)
         if model is None:
             raise errors.model_not_found(parsed.word)
+        if model.embeds and self._path != EMBEDDINGS:
+            raise errors.makes_embeddings(parsed.word)
         meter = Meter(
             self._id,
             app.settings.installation,

@@ -105,5 +105,10 @@ def model_not_found(word: str) -> ApiError:
     )
 
 
+def makes_embeddings(word: str) -> ApiError:
+    text = f"The model `{word}` makes embeddings and nothing else; use /v1/embeddings."
+    return ApiError(400, text, "wrong_endpoint", param="model")
+
+
 def unavailable(message: str, code: str, retry_after: int) -> ApiError:
     return ApiError(503, message, code, type="server_error", retry_after=retry_after)
