@@ -34,7 +34,7 @@ RESYNCS = prometheus_client.Counter("shoal_resyncs", "Complete lists, and deleti
 
 RETRY_SECONDS: Final = 2.0
 CRD_SECONDS: Final = 2.0
-EXIT_SECONDS: Final = 3.0
+EXIT_SECONDS: Final = 1.0
 
 
 class _Forever:

@@ -227,10 +227,16 @@ def run(path: Path, namespace: str, host: str, port: int) -> None:
     """Runs the operator: reconciles GPUClasses, Models and Tenants while it holds the Lease."""
     config = read_config(path)
     logs.configure(config.log_level)
+    code = 0
     try:
         asyncio.run(serve(config, namespace, host=host, port=port))
     except ValueError as error:  # no credentials
         raise click.ClickException(str(error)) from error
     except BaseExceptionGroup as error:
         log.exception("the operator ends", error=str(error))
-        sys.exit(1)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The workers have stopped and the Lease is free. Kopf's thread may still wait for its streams, and the interpreter
+    # would wait for it.
+    os._exit(code)
