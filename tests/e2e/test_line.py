@@ -226,6 +226,8 @@ def test_a_quiet_fleet_costs_zero_writes(fleet: Fleet) -> None:
 def test_no_prompt_key_or_answer_leaks(fleet: Fleet, client: openai.OpenAI) -> None:
     """Invariant 14: a canary in the prompt, in a rejected key and in the answer is found nowhere."""
     canary = "canary-7f3b9e-prompt"
+    for selector in ("demo", NAMESPACE):  # logs of a pod that is only starting are not there yet
+        fleet.kubectl("wait", "--for=condition=Ready", "pod", "--all", "-n", selector, "--timeout=60s", timeout=70)
     response = client.chat.completions.with_raw_response.create(
         model="tiny-chat", messages=[{"role": "user", "content": canary}], max_tokens=24
     )

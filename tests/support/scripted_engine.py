@@ -73,7 +73,7 @@ async def serve_normally(request: EngineRequest) -> None:
     if request.path == "/v1/embeddings":
         body = {
             "data": [{"embedding": [0.1, 0.2], "index": 0, "object": "embedding"}],
-            "model": request.model,
+            "model": "/shoal/models/model",  # SGLang tells its path here
             "object": "list",
             "usage": {"prompt_tokens": 5, "total_tokens": 5, "completion_tokens": 0},
         }

@@ -365,7 +365,8 @@ class _Request:
             meter.count(body[span[0] : span[1]], "final")
         meter.answer_began()
         meter.status = answer.status
-        await self._json(answer.status, prepared.name.rewrite(body), self._replica_header(replica))
+        rewrite = prepared.name.rewrite_whatever if self._path == EMBEDDINGS else prepared.name.rewrite
+        await self._json(answer.status, rewrite(body), self._replica_header(replica))
         meter.outcome = "answered"
 
     async def _stream(self, prepared: _Prepared, meter: Meter, answer: Answer, replica: Replica) -> None:

@@ -4,6 +4,7 @@ Editing bytes is safe because of JSON's own rule: inside a string every quote is
 can only be keys. Compact JSON (SGLang's) and JSON with one space after colons and commas are understood.
 """
 
+import re
 from typing import Any, Final, cast
 
 import orjson
@@ -12,6 +13,7 @@ MAX_EVENT_BYTES: Final = 32 * 1024 * 1024
 DONE: Final = b"data: [DONE]"
 
 _USAGE: Final = b'"usage":'
+_MODEL_FIELD: Final = re.compile(rb'"model":\s*"(?:[^"\\]|\\.)*"')
 _NO_CHOICES: Final = b'"choices":[]'
 
 
@@ -127,3 +129,10 @@ class ModelName:
         if self._compact in data:
             return data.replace(self._compact, self._new, 1)
         return data.replace(self._spaced, self._new, 1)
+
+    def rewrite_whatever(self, data: bytes) -> bytes:
+        """The same for an embeddings answer, in which SGLang writes the path of the weights instead of its own name.
+
+        Such an answer holds no text of the client's or the model's, so the one `"model"` in it is the field.
+        """
+        return _MODEL_FIELD.sub(lambda _: self._new, data, count=1)

@@ -21,9 +21,7 @@ from shoal.kube import auth
 from shoal.kube.errors import Gone, Invalid, KubeError, Unavailable, from_status
 from shoal.kube.resources import Resource
 
-REQUESTS = prometheus_client.Counter(
-    "shoal_kube_requests", "Calls to the API server.", ["verb", "resource", "code"], unit="total"
-)
+REQUESTS = prometheus_client.Counter("shoal_kube_requests", "Calls to the API server.", ["verb", "resource", "code"])
 SECONDS = prometheus_client.Histogram(
     "shoal_kube_request_seconds",
     "Duration of calls to the API server, retries included; watches excluded.",
