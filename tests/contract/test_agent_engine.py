@@ -40,9 +40,9 @@ async def test_a_running_request_shows_in_the_load(client: object, engine: Engin
         asyncio.timeout(60),
     ):
         await response.content.readany()
-        while (loads := await asking.loads()).running != 1:  # noqa: ASYNC110 - another process
+        while (loads := await asking.loads()).running != 1:
             await asyncio.sleep(0.02)
-        while not (loads := await asking.loads()).kv_tokens_used:  # noqa: ASYNC110 - another process
+        while not (loads := await asking.loads()).kv_tokens_used:
             await asyncio.sleep(0.02)
         assert loads.kv_tokens_used < 20000
 

@@ -223,7 +223,7 @@ async def test_without_keys_the_agent_is_up_and_says_503(pod: Pod, tmp_path: Pat
     assert (status, json.loads(text)["error"]["message"]) == (503, "the agent has no keys yet")
     keys.write_text(json.dumps(KEYS))
     async with asyncio.timeout(5):
-        while (await pod.get("/v1/replica", "wrong"))[0] == 503:  # noqa: ASYNC110 - asks another server
+        while (await pod.get("/v1/replica", "wrong"))[0] == 503:
             await asyncio.sleep(0.01)
     async with pod.stream() as stream:
         assert await stream.message() is not None

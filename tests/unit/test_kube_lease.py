@@ -82,7 +82,7 @@ def elector(view: View, identity: str) -> Elector:
 
 async def until(holds: Any) -> None:
     async with asyncio.timeout(10):
-        while not holds():  # noqa: ASYNC110
+        while not holds():
             await asyncio.sleep(0.01)
 
 
