@@ -39,7 +39,7 @@ def on_term(*_):
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, *_):
+    def log_message(self, format, *_):
         pass
 
     def reply(self, code):
