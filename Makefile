@@ -72,7 +72,7 @@ verify: setup ## Fail when generated files are not what the code says
 lint: setup ## Format check, lint, import layers
 	@$(RUN) ruff format --check --quiet operator tests images
 	@$(RUN) ruff check --quiet operator tests images
-	@$(RUN) lint-imports --no-logo >/tmp/shoal-imports.$$$$ || { cat /tmp/shoal-imports.$$$$; rm -f /tmp/shoal-imports.$$$$; exit 1; }; rm -f /tmp/shoal-imports.$$$$
+	@out=$$($(RUN) lint-imports --no-logo) || { echo "$$out"; exit 1; }
 
 .PHONY: typecheck
 typecheck: setup ## pyright, strict
@@ -85,8 +85,8 @@ format: setup ## Format and fix what can be fixed
 
 .PHONY: chart
 chart: setup ## Lint and package the charts into dist/
-	@$(RUN) shoal lab helm -- lint charts/shoal-crds charts/shoal
-	@$(RUN) shoal lab helm -- package --destination dist charts/shoal-crds charts/shoal
+	@helm="$$($(RUN) shoal lab binaries | sed -n 's/^folders: .*://p')/helm"; \
+	"$$helm" lint charts/shoal-crds charts/shoal && "$$helm" package --destination dist charts/shoal-crds charts/shoal
 
 .PHONY: image
 image: models ## Build Shoal's image with docker, podman or buildah (IMAGE=name:tag)
