@@ -82,7 +82,9 @@ class Cluster(ABC):
 class CurrentCluster(Cluster):
     """The cluster that kubectl points to."""
 
-    def __init__(self) -> None:
+    def __init__(self, gateway_url: str | None = None) -> None:
+        """`gateway_url`: where the gateway is reached from here; without it through kubectl port-forward."""
+        self._gateway_url = gateway_url
         found = {name: shutil.which(name) for name in ("kubectl", "helm")}
         missing = [name for name, path in found.items() if path is None]
         if missing:
@@ -99,6 +101,9 @@ class CurrentCluster(Cluster):
 
     @contextmanager
     def gateway(self) -> Generator[str]:
+        if self._gateway_url:
+            yield self._gateway_url.rstrip("/")
+            return
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -128,6 +133,8 @@ class CurrentCluster(Cluster):
         return self.kubectl("-n", NAMESPACE, "exec", pod, "--", *argv)
 
     def try_it(self) -> list[str]:
+        if self._gateway_url:
+            return [f"GATEWAY={self._gateway_url}"]
         return [f"kubectl -n {NAMESPACE} port-forward svc/{GATEWAY_SERVICE} 8080:80 &", "GATEWAY=http://127.0.0.1:8080"]
 
 

@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import click
@@ -16,7 +17,8 @@ from shoal.cli.demo.ask import QUESTION, Answer, ask
 from shoal.cli.demo.clusters import NAMESPACE, Cluster, CurrentCluster, LabCluster
 from shoal.cli.demo.stages import Stages
 from shoal.cli.demo.watch import wait_until_ready
-from shoal.lab.api import Lab
+from shoal.lab import binaries
+from shoal.lab.api import Lab, require_root
 from shoal.lab.api import down as lab_down
 from shoal.lab.errors import LabError
 
@@ -47,31 +49,28 @@ def command() -> None:
     "--image", default="shoal:dev", show_default=True, help="Shoal's image, for --cluster current (see `make image`)."
 )
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds to wait for the Models.")
-def up(engine: steps.EngineChoice, where: str, name: str, image: str, timeout: float) -> None:
+@click.option(
+    "--gateway",
+    "gateway_url",
+    help="URL of the gateway, where an Ingress or load balancer leads to it; default: kubectl port-forward.",
+)
+def up(engine: steps.EngineChoice, where: str, name: str, image: str, timeout: float, gateway_url: str | None) -> None:
     """Start (or reuse) a cluster, install Shoal, apply examples/, ask a question, and leave everything up."""
     console = Console(highlight=False)
     logging.getLogger().setLevel(logging.WARNING)  # the SDK's HTTP client tells of every request
     stages = Stages(console)
+    if engine == "sglang" and where == "current":
+        raise click.UsageError("--engine sglang runs SGLang from this machine's disk: only with --cluster lab")
     try:
-        with stages.stage("Tiny models", spin=False):
-            subprocess.run([sys.executable, str(steps.ROOT / "images" / "shoal" / "make_models.py")], check=True)
-        if engine == "sglang":
-            if where == "current":
-                raise click.UsageError("--engine sglang runs SGLang from this machine's disk: only with --cluster lab")
-            with stages.stage("SGLang for the CPU", spin=False):
-                enginecpu.install(steps.ROOT)
-        cluster = _cluster(stages, where, name, engine)
+        cluster = _current(stages, gateway_url) if where == "current" else _lab(stages, name, engine)
         with stages.stage("Shoal installed with helm"):
             steps.install(cluster, engine, steps.LAB_IMAGE if where == "lab" else image)
         with stages.stage("Examples applied"):
             steps.apply_examples(cluster)
         with stages.stage("Models Ready", spin=False):
-            wait_until_ready(cluster, steps.DEMO_NAMESPACE, console, timeout)
+            models = wait_until_ready(cluster, steps.DEMO_NAMESPACE, console, timeout)
+        served: str = models[0]["metadata"]["name"]
         with cluster.gateway() as url:
-            model = json.loads(cluster.kubectl("get", f"models.{GROUP}", "-n", steps.DEMO_NAMESPACE, "-o", "json"))[
-                "items"
-            ][0]
-            served = model["metadata"]["name"]
             console.print(f'\n[bold]openai.OpenAI(base_url="{url}/v1")[/], model [bold]{served}[/]: {QUESTION}')
             with stages.stage("Answer", spin=False):
                 answer = ask(url, steps.DEMO_KEY, served, console)
@@ -106,20 +105,38 @@ def down(where: str, name: str) -> None:
     fakegpus.undo(cluster)
 
 
-def _cluster(stages: Stages, where: str, name: str, engine: steps.EngineChoice) -> Cluster:
-    if where == "current":
-        cluster = CurrentCluster()
-        stages.console.print(f"Cluster: [bold]{cluster.context}[/]")
-        if not fakegpus.present(cluster):
-            with stages.stage("Fake GPUs, since no node has any (taken away by demo-down)"):
-                told = fakegpus.pretend(cluster)
-            for line in told:
-                stages.console.print(f"  {line}")
-        return cluster
+def _current(stages: Stages, gateway_url: str | None) -> Cluster:
+    """The cluster that kubectl points to, with GPUs made up where it has none."""
+    cluster = CurrentCluster(gateway_url)
+    stages.console.print(f"Cluster: [bold]{cluster.context}[/]")
+    if not fakegpus.present(cluster):
+        with stages.stage("Fake GPUs, since no node has any (demo-down takes them away)"):
+            told = fakegpus.pretend(cluster)
+        for line in told:
+            stages.console.print(f"  {line}")
+    return cluster
+
+
+def _lab(stages: Stages, name: str, engine: steps.EngineChoice) -> Cluster:
+    """A lab with all that its containers run. The build of Kubernetes, where one is needed, begins first and runs
+    beside the rest."""
+    require_root()
+
+    def say(line: str) -> None:
+        stages.console.print(f"  {line}", markup=False)
+
+    with ThreadPoolExecutor(1) as background:
+        programs = background.submit(binaries.find_or_build, None, say)
+        with stages.stage("Tiny models", spin=False):
+            subprocess.run([sys.executable, str(steps.ROOT / "images" / "shoal" / "make_models.py")], check=True)
+        if engine == "sglang":
+            with stages.stage("SGLang for the CPU", spin=False):
+                enginecpu.install(steps.ROOT)
+        with stages.stage("Programs of Kubernetes, and helm", spin=False):
+            programs.result()
     with stages.stage(f"Lab {name!r}: a Kubernetes control plane and 8 nodes", spin=False):
         images = {"sglang": enginecpu.image()} if engine == "sglang" else {}
-        lab = Lab.up(name, extra_images=images, say=lambda line: stages.console.print(f"  {line}", markup=False))
-    return LabCluster(lab)
+        return LabCluster(Lab.up(name, extra_images=images, say=say))
 
 
 def _served_by(answer: Answer, record: dict[str, Any]) -> Table:
