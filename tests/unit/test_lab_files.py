@@ -184,3 +184,12 @@ def test_other_claims_are_left_alone(changes: dict[str, Any]) -> None:
 def test_up_without_root_says_so() -> None:
     with pytest.raises(LabError, match="the lab needs root"):
         api.Lab.up("x")
+
+
+def test_an_environment_below_tmp_is_put_into_the_container(tmp_path: Path) -> None:
+    """A container has a /tmp of its own; a checkout or an engine's environment there must be seen all the same."""
+    environment = tmp_path / "venv"
+    (environment / "bin").mkdir(parents=True)
+    assert str(tmp_path).startswith("/tmp/")
+    hosts = {str(bind.host) for bind in images.defaults(environment)[images.SGLANG].binds}
+    assert str(environment) in hosts

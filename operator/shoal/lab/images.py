@@ -15,6 +15,8 @@ from shoal.lab.node.config import Bind, Image
 SHOAL: Final = "shoal"
 SGLANG: Final = "sglang"
 _MODELS: Final = "/opt/shoal"
+_FRESH: Final = ("/tmp", "/run", "/dev")  # noqa: S108
+"""Folders of which a container does not see this machine's."""
 
 
 def _repository() -> Path:
@@ -26,6 +28,16 @@ def _python_path(prefix: Path) -> tuple[str, ...]:
     virtual environment's `python` is a link, often into somebody's home."""
     base = (prefix / "bin" / "python").resolve().parent
     return (str(prefix / "bin"), str(base))
+
+
+def _hidden(*folders: Path) -> tuple[Bind, ...]:
+    """Binds for what a container needs of this machine below folders that it has afresh: a checkout in /tmp, say."""
+    wanted = dict.fromkeys(folder.resolve() for folder in folders)
+    return tuple(
+        Bind(host=folder, container=str(folder))
+        for folder in wanted
+        if folder.is_dir() and any(folder.is_relative_to(fresh) for fresh in _FRESH)
+    )
 
 
 def defaults(engine_environment: Path | None = None) -> dict[str, Image]:
@@ -40,12 +52,18 @@ def defaults(engine_environment: Path | None = None) -> dict[str, Image]:
             path_prepend=_python_path(Path(sys.prefix)),
             env={"PYTHONDONTWRITEBYTECODE": "1"},
             # Bound from a folder that may not exist yet would fail each pod; the demo makes the models first.
-            binds=(Bind(host=models, container=_MODELS),) if models.is_dir() else (),
+            binds=(
+                *((Bind(host=models, container=_MODELS),) if models.is_dir() else ()),
+                *_hidden(Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[2]),
+            ),
             user=65532,
         )
     }
     if engine_environment is not None:
-        table[SGLANG] = Image(path_prepend=_python_path(engine_environment), user=0)
+        base = (engine_environment / "bin" / "python").resolve().parents[1]
+        table[SGLANG] = Image(
+            path_prepend=_python_path(engine_environment), binds=_hidden(engine_environment, base), user=0
+        )
     return table
 
 
