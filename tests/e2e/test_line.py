@@ -205,16 +205,13 @@ def test_every_field_has_one_writer(fleet: Fleet) -> None:
     assert len(ours()) >= 14
     assert shared_fields(ours()) == []
     # The check can fail: a second writer of one field is found.
-    patch = {"metadata": {"labels": {"shoal.dev/model": "tiny-chat"}}, "apiVersion": "policy/v1"}
-    budget = next(o for o in ours() if o["kind"] == "PodDisruptionBudget")
-    body = patch | {
-        "kind": "PodDisruptionBudget",
-        "metadata": {**patch["metadata"], "name": budget["metadata"]["name"]},
-    }
-    body["metadata"]["labels"]["shoal.dev/model"] = budget["metadata"]["labels"]["shoal.dev/model"]
+    budget = next(o for o in ours() if o["kind"] == "PodDisruptionBudget")["metadata"]
+    label = "shoal.dev/model"
+    metadata = {"name": budget["name"], "labels": {label: budget["labels"][label]}}
+    body = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata}
     fleet.kubectl("apply", "--server-side", "--field-manager=somebody", "-n", "demo", "-f", "-", stdin=json.dumps(body))
     assert any("somebody" in line for line in shared_fields(ours()))
-    fleet.kubectl("delete", "poddisruptionbudget", budget["metadata"]["name"], "-n", "demo")
+    fleet.kubectl("delete", "poddisruptionbudget", budget["name"], "-n", "demo")
     until(lambda: shared_fields(ours()) == [] and len(ours()) >= 14, 20)
 
 
