@@ -3,6 +3,7 @@
 import pytest
 
 from tests.e2e.conftest import Fleet
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 
@@ -81,3 +82,12 @@ def test_an_engine_that_exits_shows_its_own_last_lines(fleet: Fleet) -> None:
     message = fleet.expect("bad-engine", "Ready", "EngineFailed")
     assert "abacus" in message
     fleet.delete_model("bad-engine")
+
+
+def test_a_model_deleted_while_its_engine_loads_gives_its_gpus_back_at_once(fleet: Fleet) -> None:
+    fleet.make_model("deleted-early", pod={"env": [{"name": "SHOAL_SIM_LOAD_SECONDS", "value": "300"}]})
+    selector = ("-n", "demo", "-l", "shoal.dev/model=deleted-early")
+    path = "jsonpath={.items[0].status.containerStatuses[0].state.running.startedAt}"
+    until(lambda: fleet.get("pods", *selector) != [] and fleet.kubectl("get", "pods", *selector, "-o", path) != "", 60)
+    fleet.delete_model("deleted-early")
+    until(lambda: not fleet.get("pods", *selector), 60, lambda: fleet.kubectl("get", "pods", *selector))

@@ -142,16 +142,20 @@ def test_kubectl_shows_and_waits(fleet: Fleet) -> None:
 
 
 def test_a_child_changed_by_hand_is_put_right(fleet: Fleet) -> None:
-    name = "tiny-code-l4-24gb"
-    deployment = ("deployment", name, "-n", "demo")
-    assert fleet.kubectl("get", *deployment)
+    def deployments() -> list[dict[str, Any]]:
+        return fleet.get("deployments", "-n", "demo", "-l", "shoal.dev/model=tiny-code")
+
+    def grace() -> int:
+        return deployments()[0]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+
+    (before,) = deployments()
+    wanted, name = grace(), before["metadata"]["name"]
     patch = {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 1}}}}
-    fleet.kubectl("patch", *deployment, "--type=merge", "-p", json.dumps(patch))
-    path = "jsonpath={.spec.template.spec.terminationGracePeriodSeconds}"
-    until(lambda: fleet.kubectl("get", *deployment, "-o", path) != "1", 20)
-    fleet.kubectl("delete", *deployment)
-    until(lambda: name in fleet.kubectl("get", "deployments", "-n", "demo"), 20)
-    fleet.kubectl("wait", "--for=condition=Ready", "model/tiny-code", "-n", "demo", "--timeout=60s")
+    fleet.kubectl("patch", "deployment", name, "-n", "demo", "--type=merge", "-p", json.dumps(patch))
+    until(lambda: grace() == wanted, 20)
+    fleet.kubectl("delete", "deployment", name, "-n", "demo")
+    until(lambda: [d["metadata"]["uid"] for d in deployments()] not in ([], [before["metadata"]["uid"]]), 20)
+    fleet.kubectl("wait", "--for=condition=Ready", "model/tiny-code", "-n", "demo", "--timeout=60s", timeout=70)
 
 
 def test_deleting_a_model_removes_all_that_it_made(fleet: Fleet) -> None:

@@ -14,6 +14,7 @@ from shoal.api.model import Model
 from shoal.core import children
 from shoal.kube.projections import pod_requests
 from shoal.manifests import model as manifests
+from shoal.manifests.pod import start_script
 from shoal.manifests.shape import Shape
 from tests.support.operators import CONFIG
 
@@ -117,7 +118,7 @@ def test_the_engine_container() -> None:
             "command": [
                 "sh",
                 "-c",
-                'cat /proc/sys/kernel/random/uuid > /shoal/run/boot && rm -f /shoal/run/stalled && exec "$@"',
+                start_script("/shoal/run/boot", "/shoal/run/stalled"),
                 "engine",
                 "python3",
                 "-m",

@@ -1,12 +1,25 @@
 """`shoal`: one entry point. Sub-commands load their code only when called, so that the agent stays small."""
 
 import importlib
+import os
+import signal
 from collections.abc import Sequence
+from types import FrameType
 from typing import Final
 
-import click
 
-from shoal.runtime import logs
+def _leave(number: int, _frame: FrameType | None) -> None:
+    os._exit(128 + number)
+
+
+if os.getpid() == 1:
+    # Number 1 of a container ignores what it has no handler for: a pod deleted while Python still imports would stay for
+    # its whole grace period. Each command puts a handler of its own in this one's place. Hence before the imports below.
+    signal.signal(signal.SIGTERM, _leave)
+
+import click  # noqa: E402
+
+from shoal.runtime import logs  # noqa: E402
 
 _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     # name: (module:attribute, help shown without importing it)

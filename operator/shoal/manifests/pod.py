@@ -17,11 +17,26 @@ GRACE_SECONDS: Final = 330
 """Time for answers in progress after SIGTERM."""
 CA_DIR: Final = "/shoal/ca"
 
-_START: Final = (
-    # A new boot id per start of the process tells the agent of a restart without any Kubernetes token.
-    f'cat /proc/sys/kernel/random/uuid > {names.BOOT_FILE} && rm -f {names.STALLED_FILE} && exec "$@"'
-)
 _LOCKED_DOWN: Final[JsonObject] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def start_script(boot_file: str, stalled_file: str) -> str:
+    """What runs the engine, given as the script's arguments.
+
+    A new boot id per start of the process tells the agent of a restart without any Kubernetes token. The shell stays
+    process number 1 and hands SIGTERM on to the engine, and to nobody else: number 1 has no default action for signals,
+    so an engine that is still loading, before it has a handler, would ignore SIGTERM and hold its GPUs for the whole
+    grace period. The exit code is the engine's.
+    """
+    return f"""\
+cat /proc/sys/kernel/random/uuid > {boot_file} && rm -f {stalled_file} || exit 1
+"$@" & engine=$!
+trap 'kill -TERM $engine' TERM
+wait $engine; code=$?
+while kill -0 $engine 2>/dev/null; do wait $engine; code=$?; done
+wait $engine 2>/dev/null; last=$?
+[ $last = 127 ] || code=$last
+exit $code"""
 
 
 def template(shape: Shape) -> JsonObject:
@@ -159,7 +174,13 @@ def _engine(shape: Shape) -> JsonObject:
         "name": names.CONTAINER_ENGINE,
         "image": row.image,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["sh", "-c", _START, "engine", *row.command],
+        "command": [
+            "sh",
+            "-c",
+            start_script(names.BOOT_FILE, names.STALLED_FILE),
+            "engine",
+            *row.command,
+        ],
         "args": list(args),
         "env": [_value(name, value) for name, value in env.items()],
         "ports": [{"name": "engine", "containerPort": names.ENGINE_PORT, "protocol": "TCP"}],

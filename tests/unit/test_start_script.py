@@ -1,0 +1,85 @@
+"""The shell that starts the engine: signals go through, the exit code comes back, nothing lingers."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from shoal.manifests.pod import start_script
+
+GRACEFUL = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.3), sys.exit(0)))
+print("up", flush=True)
+while True: time.sleep(1)
+"""
+
+
+def start(tmp_path: Path, program: str) -> subprocess.Popen[str]:
+    script = start_script(str(tmp_path / "boot"), str(tmp_path / "stalled"))
+    return subprocess.Popen(
+        ["sh", "-c", script, "engine", sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    )
+
+
+def end(process: subprocess.Popen[str]) -> int:
+    try:
+        return process.wait(20)
+    finally:
+        process.kill()
+        if process.stdout:
+            process.stdout.close()
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_the_exit_code_is_the_engines(tmp_path: Path, code: int) -> None:
+    (tmp_path / "stalled").touch()
+    assert end(start(tmp_path, f"raise SystemExit({code})")) == code
+    assert (tmp_path / "boot").read_text().strip()
+    assert not (tmp_path / "stalled").exists()
+
+
+def test_an_engine_that_drains_is_waited_for(tmp_path: Path) -> None:
+    process = start(tmp_path, GRACEFUL)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGTERM)
+    assert end(process) == 0
+
+
+def test_each_start_has_another_boot_id(tmp_path: Path) -> None:
+    end(start(tmp_path, "pass"))
+    first = (tmp_path / "boot").read_text()
+    end(start(tmp_path, "pass"))
+    assert (tmp_path / "boot").read_text() != first
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_as_number_one_an_engine_without_a_handler_ends_at_sigterm(tmp_path: Path) -> None:
+    """As in a container. The mutation beside it: without the shell the signal is ignored."""
+    loading = 'import time; print("loading", flush=True); time.sleep(60)'
+    script = start_script(str(tmp_path / "boot"), str(tmp_path / "stalled"))
+    for command, ends in ((["sh", "-c", script, "engine"], True), ([], False)):
+        process = subprocess.Popen(
+            ["unshare", "--pid", "--fork", "--kill-child", *command, sys.executable, "-c", loading],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        subprocess.run(["kill", "-TERM", children[0]], check=True)
+        time.sleep(2)
+        assert (process.poll() is not None) is ends
+        end_now(process)
+
+
+def end_now(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait(10)
+    if process.stdout:
+        process.stdout.close()
