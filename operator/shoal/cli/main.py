@@ -13,8 +13,8 @@ def _leave(number: int, _frame: FrameType | None) -> None:
 
 
 if os.getpid() == 1:
-    # Number 1 of a container ignores what it has no handler for: a pod deleted while Python still imports would stay for
-    # its whole grace period. Each command puts a handler of its own in this one's place. Hence before the imports below.
+    # Number 1 of a container ignores what it has no handler for: a pod deleted while Python imports would stay for
+    # its whole grace period. Each command replaces this handler by its own. Hence before the imports below.
     signal.signal(signal.SIGTERM, _leave)
 
 import click  # noqa: E402
