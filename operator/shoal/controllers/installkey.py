@@ -20,6 +20,8 @@ from shoal.manifests.model import install_key_secret
 log = structlog.get_logger()
 
 READ_SECONDS: Final = 30.0
+RETRY_SECONDS: Final = 1.0
+"""While there is none yet: gateways are not ready without it."""
 KEY_BYTES: Final = 32
 
 
@@ -74,13 +76,13 @@ class InstallKeySource:
         return read
 
     async def run(self) -> None:
-        """Reads it again from time to time, until cancelled."""
+        """Makes the key at once if there is none, and reads it again from time to time, until cancelled."""
         while True:
-            await asyncio.sleep(READ_SECONDS)
             try:
                 await self.ensure()
             except (KubeError, InstallKeyError) as error:
-                log.warning("install key not read again; keeping the last one", error=str(error))
+                log.warning("install key not read; keeping the last one if there was one", error=str(error))
+            await asyncio.sleep(READ_SECONDS if self.keys else RETRY_SECONDS)
 
 
 def _parse(secret: JsonObject) -> InstallKeys:
