@@ -32,7 +32,9 @@ def pretend(cluster: Cluster) -> list[str]:
         labels = {"nvidia.com/gpu.product": product, "nvidia.com/gpu.present": "true"}
         metadata = {"metadata": {"labels": labels, "annotations": {ANNOTATION: json.dumps(sorted(labels))}}}
         cluster.kubectl("patch", "node", name, "--type=merge", "-p", json.dumps(metadata))
-        capacity = {"status": {"capacity": {RESOURCE: str(GPUS_PER_NODE)}}}
+        amount = {RESOURCE: str(GPUS_PER_NODE)}
+        # A kubelet keeps what it does not know and works out allocatable itself, within ten seconds; this is sooner.
+        capacity = {"status": {"capacity": amount, "allocatable": amount}}
         cluster.kubectl("patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps(capacity))
         told.append(f"{name}: {GPUS_PER_NODE} x {product}")
     return told
