@@ -34,21 +34,27 @@ _PROGRAMS: Final = {
 
 def require_programs(say: Callable[[str], None]) -> None:
     """Installs what is missing with apt-get where there is one; else raises LabError with the packages' names."""
-    missing = [package for program, package in _PROGRAMS.items() if shutil.which(program) is None]
-    if not missing:
+    if not (missing := _missing()):
         return
-    if shutil.which("apt-get") is not None:
-        say(f"installing {', '.join(missing)} with apt-get")
-        command = ["apt-get", "install", "--yes", "--no-install-recommends", *missing]
+    if shutil.which("apt-get") is None:
+        raise LabError(
+            f"the lab needs {', '.join(missing)}: install the package{'s'[: len(missing) > 1]} and try again"
+        )
+    say(f"installing {', '.join(missing)} with apt-get")
+    install = ["apt-get", "install", "--yes", "--no-install-recommends", *missing]
+    # A fresh machine has no package lists, or old ones; with good ones the update is not needed.
+    for command in (install, ["apt-get", "update"], install):
         result = subprocess.run(
             ["env", "DEBIAN_FRONTEND=noninteractive", *command],
             capture_output=True, text=True, timeout=300, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
-        missing = [package for program, package in _PROGRAMS.items() if shutil.which(program) is None]
-        if not missing:
+        if not _missing():
             return
-        raise LabError(f"`{' '.join(command)}` failed: {(result.stderr or result.stdout).strip()[-500:]}")
-    raise LabError(f"the lab needs {', '.join(missing)}: install the package{'s'[: len(missing) > 1]} and try again")
+    raise LabError(f"`{' '.join(install)}` failed: {(result.stderr or result.stdout).strip()[-500:]}")
+
+
+def _missing() -> list[str]:
+    return [package for program, package in _PROGRAMS.items() if shutil.which(program) is None]
 
 
 def set_up() -> None:
