@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from shoal.lab.node import quantity
 from shoal.lab.node.config import Image
+from shoal.lab.node.context import Gpus
 from shoal.lab.node.env import ConfigError, expand, field_value, resource_value
 from shoal.lab.node.launch import user
 
@@ -79,3 +80,9 @@ def test_users() -> None:
         user({"securityContext": {"runAsNonRoot": True}}, {}, Image())
     dropped = user({}, {"securityContext": {"capabilities": {"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]}}}, image)
     assert dropped["capabilities"] == ["NET_BIND_SERVICE"]
+
+
+def test_a_node_without_gpus_has_none_to_hand_out_and_does_not_refuse() -> None:
+    assert Gpus(0).take(2) == []
+    with pytest.raises(ValueError, match="requested 2 GPUs, 1 are free"):
+        Gpus(1).take(2)

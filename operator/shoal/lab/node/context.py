@@ -18,10 +18,17 @@ class Gpus:
     """The node's GPU indexes. The scheduler counts; this says which ones."""
 
     def __init__(self, count: int) -> None:
+        self._count = count
         self._free = list(range(count))
 
     def take(self, count: int) -> list[int]:
-        """The lowest free ones. Raises ValueError when there are too few (a pod bound without the scheduler)."""
+        """The lowest free ones. Raises ValueError when there are too few (a pod bound without the scheduler).
+
+        A node that has none has no device plugin either: a capacity that somebody patched in is only a number, and a
+        pod that asks for it starts without devices, as on a kubelet.
+        """
+        if self._count == 0:
+            return []
         if count > len(self._free):
             raise ValueError(f"requested {count} GPUs, {len(self._free)} are free")
         taken, self._free = self._free[:count], self._free[count:]
