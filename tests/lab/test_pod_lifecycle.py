@@ -86,7 +86,7 @@ def service(name: str) -> dict[str, object]:
 
 HOOK_BEGAN_SECONDS = 4
 """After a deletion: a busy node hears of it late, and what happens during a hook must not happen before it. What
-a container tells of itself is read only at the end, so it cannot be waited for; the hooks concerned last 12 s or more."""
+a container tells of itself is read only at the end, so it cannot be waited for. The hooks last 12 s or more."""
 
 
 @scenario
