@@ -26,12 +26,15 @@ def start_script(boot_file: str, stalled_file: str) -> str:
     A new boot id per start of the process tells the agent of a restart without any Kubernetes token. The shell stays
     process number 1 and hands SIGTERM on to the engine, and to nobody else: number 1 has no default action for signals,
     so an engine that is still loading, before it has a handler, would ignore SIGTERM and hold its GPUs for the whole
-    grace period. The exit code is the engine's.
+    grace period. The trap stands before the engine starts, so that no signal falls between (a second SIGTERM changes
+    nothing for SGLang). The exit code is the engine's.
     """
     return f"""\
 cat /proc/sys/kernel/random/uuid > {boot_file} && rm -f {stalled_file} || exit 1
+engine= told=
+trap 'told=1; [ -z "$engine" ] || kill -TERM $engine' TERM
 "$@" & engine=$!
-trap 'kill -TERM $engine' TERM
+[ -z "$told" ] || kill -TERM $engine
 wait $engine; code=$?
 while kill -0 $engine 2>/dev/null; do wait $engine; code=$?; done
 wait $engine 2>/dev/null; last=$?
