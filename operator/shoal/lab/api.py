@@ -100,7 +100,7 @@ class Lab:
         say: Say = _silent,
         timeout: float = UP_TIMEOUT_S,
     ) -> Self:
-        """Starts a lab and returns when its nodes are Ready; a healthy one of that name is returned as it is.
+        """Starts a lab and returns when its nodes take pods; a healthy one of that name is returned as it is.
 
         `fleet_data` goes before `fleet_file`; without both it is the default fleet. `status_nodes` more only report.
         `faults`: dead nodes are noticed within seconds. `forwards` are beside the default one, to the gateway; a

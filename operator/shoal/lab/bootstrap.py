@@ -9,9 +9,10 @@ import aiohttp
 
 from shoal.lab import network, volumes
 from shoal.lab.errors import LabError
-from shoal.lab.kubeapi import Api, ApiError
+from shoal.lab.kubeapi import Api, ApiError, Object
 
 _POLL_S: Final = 0.05
+_NOT_READY: Final = "node.kubernetes.io/not-ready"
 
 
 async def wait_for_api(api: Api, timeout: float) -> None:
@@ -64,14 +65,16 @@ async def _until(call: Callable[[], Awaitable[object]], timeout: float) -> None:
 
 
 async def unready_nodes(api: Api, names: Collection[str]) -> list[str]:
-    """Those of `names` whose Node object is missing or not Ready."""
+    """Those of `names` that take no pods yet: Node object missing, not Ready, or still tainted for not being so."""
     items = (await api.request("GET", "/api/v1/nodes"))["items"]
-    ready = {
-        item["metadata"]["name"]
-        for item in items
-        if any(c["type"] == "Ready" and c["status"] == "True" for c in item["status"].get("conditions") or ())
-    }
-    return sorted(set(names) - ready)
+    return sorted(set(names) - {item["metadata"]["name"] for item in items if _takes_pods(item)})
+
+
+def _takes_pods(node: Object) -> bool:
+    # Every new Node is tainted; the node lifecycle controller takes that off some time after the node is Ready.
+    tainted = any(taint["key"] == _NOT_READY for taint in node["spec"].get("taints") or ())
+    conditions = node["status"].get("conditions") or ()
+    return not tainted and any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
 async def wait_for_nodes(api: Api, names: Collection[str], timeout: float) -> None:
