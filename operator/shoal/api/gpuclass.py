@@ -99,17 +99,33 @@ class GPUCounts(Object):
     """The largest replica, in GPUs, that still fits on one node."""
 
 
+class GPUMemory(Object):
+    """Memory of one GPU as sizing counts with it."""
+
+    per_gpu: Annotated[Quantity, Field(alias="perGPU")]
+    """Memory of one GPU."""
+    source: Literal["NodeLabels", "Spec"]
+    """NodeLabels: the least of what the nodes' label nvidia.com/gpu.memory says. Spec: `memoryPerGPU`."""
+    overhead: Quantity | None = None
+    """Memory of one GPU that is gone before an engine asks for any (CUDA context, NCCL), measured: computed back from
+    what engines on this class said of their KV cache. Absent: none has started yet, an estimate is used."""
+
+
 class GPUClassStatus(Object):
     """What was found."""
 
     conditions: Conditions = ()
-    """Condition Ready says whether the class has nodes: NodesFound, NoNodes, Invalid."""
+    """Condition Ready says whether the class has nodes: NodesFound, NoNodes, LabelsDisagree, Overlaps, Invalid."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """The generation that this status is about."""
     nodes: Annotated[int, Field(ge=0)] | None = None
     """Nodes that match the selector."""
     gpus: GPUCounts | None = None
     """Counts over all nodes of the class."""
+    memory: GPUMemory | None = None
+    """Memory of one GPU as sizing counts with it."""
+    largest_node: Annotated[int, Field(ge=0)] | None = None
+    """GPUs of the largest node: no replica can have more."""
 
 
 class GPUClass(Kind):

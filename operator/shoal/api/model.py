@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
+from shoal.api.artifact import ArtifactFacts
 from shoal.api.meta import (
     NAME_IS_LABEL,
     Column,
@@ -42,15 +43,17 @@ class Source(Object):
         StringConstraints(
             max_length=1024,
             pattern=r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9._/-]+)?"
-            r"|https://[^/\s@]+/\S+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/\S*)?|file:///\S+)$",
+            r"|https://[^/\s@]+/\S+|(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/\S*)?|oci://[^/\s]+/\S+"
+            r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/\S*)?|file:///\S+)$",
         ),
         K8s(
-            pattern_message="must be 'hf://owner/repo[@revision]', 'https://host/archive.tar[.gz]', "
-            "'pvc://claim[/path]' or 'file:///path'"
+            pattern_message="must be 'hf://owner/repo[@revision]', 's3://bucket/prefix' (or gs://, az://), "
+            "'https://host/archive.tar[.gz]', 'oci://registry/image:tag', 'pvc://claim[/path]' or 'file:///path'"
         ),
     ]
-    """Address of the weights: hf://owner/repo[@revision], https://host/archive.tar[.gz], pvc://claim[/path], or
-    file:///path (a path inside the stage container's image: for tests and demos)."""
+    """Address of the weights: hf://owner/repo[@revision], s3://bucket/prefix (gs://, az://),
+    https://host/archive.tar[.gz], oci://registry/image:tag, pvc://claim[/path], or file:///path (a path inside the
+    stage container's image: for tests and demos)."""
     digest: (
         Annotated[
             str,
@@ -62,7 +65,8 @@ class Source(Object):
     """Digest that the source must have: of an https archive its SHA-256; of a directory the SHA-256 of the output of
     `find . -type f | LC_ALL=C sort | xargs sha256sum`."""
     secret_ref: SecretReference | None = None
-    """Credentials in the Model's namespace: key `token` for hf:// and for https:// (sent as a bearer token)."""
+    """Credentials in the Model's namespace: key `token` for hf:// and for https:// (sent as a bearer token); for
+    s3://, gs:// and az:// keys named like their environment variables, such as AWS_ACCESS_KEY_ID."""
 
     cel: ClassVar = (
         Rule(
@@ -75,8 +79,8 @@ class Source(Object):
 class Parallelism(Object):
     """How one replica is spread over GPUs."""
 
-    tensor: Annotated[int, Field(ge=1, le=64), K8s(default_in_code=True)] = 1
-    """Tensor parallelism: GPUs of one replica. Default: 1."""
+    tensor: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Tensor parallelism: GPUs of one replica. Default: for each class the smallest number that fits."""
 
 
 class Engine(Object):
@@ -128,6 +132,12 @@ class Variant(Object):
 
     gpu_class: Annotated[ResourceName, Field(alias="class")]
     """Name of a GPUClass."""
+    quantization: Literal["FP8"] | None = None
+    """Quantizes the weights while they are loaded: for a checkpoint that is not quantized itself."""
+    max_replicas: Annotated[int, Field(ge=0, le=1000)] | None = None
+    """Replicas that may run on this class. Default: as many as the Model has."""
+    tensor: Annotated[int, Field(ge=1, le=64)] | None = None
+    """GPUs of one replica on this class. Default: what `engine.parallelism` says."""
 
 
 class Scaling(Object):
@@ -135,6 +145,15 @@ class Scaling(Object):
 
     min_replicas: Annotated[int, Field(ge=0, le=1000)] | None = None
     """Replicas that are kept. In this version a Model always runs at least one."""
+
+
+class Sizing(Object):
+    """Figures for a model that Shoal cannot size by itself; they win over what it computes."""
+
+    weight_bytes: Quantity | None = None
+    """Bytes of the weights on the GPUs of one replica, all together, such as 15Gi."""
+    kv_bytes_per_token: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
+    """Bytes of the KV cache of one token on each GPU of a replica."""
 
 
 class LocalObjectReference(Object):
@@ -215,10 +234,27 @@ class ModelSpec(Object):
     """The engine and its arguments."""
     variants: Annotated[tuple[Variant, ...], Field(max_length=8), K8s(list_type="map", keys=("class",))] = ()
     """GPU classes to use, in order of preference; empty: the cheapest class with room."""
+    priority: Annotated[int, Field(ge=-1000, le=1000), K8s(default_in_code=True)] = 0
+    """Which Model gets GPUs when they are short: the higher number. Default: 0."""
     scaling: Scaling = Scaling()
     """How many replicas."""
+    interruptible_percent: Annotated[int, Field(ge=0, le=100), K8s(default_in_code=True)] = 100
+    """Share of the replicas that may run on interruptible classes. Default: 100."""
+    sizing: Sizing = Sizing()
+    """Figures for a model that Shoal cannot size by itself."""
+    drain_seconds: Annotated[int, Field(ge=0, le=86400), K8s(default_in_code=True)] = 900
+    """How long a replica that is to go may finish its answers. Default: 900."""
     pod: PodTemplate = PodTemplate()
     """Additions to the engine pods."""
+
+
+class KVTokens(Object):
+    """Tokens that the KV cache of one replica holds."""
+
+    predicted: Annotated[int, Field(ge=0)] | None = None
+    """As Shoal computes them."""
+    engine: Annotated[int, Field(ge=0)] | None = None
+    """As the engine itself says, once one has started on this class."""
 
 
 class VariantStatus(Object):
@@ -228,12 +264,21 @@ class VariantStatus(Object):
     """Name of the GPUClass."""
     gpus_per_replica: Annotated[int, Field(ge=0)] | None = Field(None, alias="gpusPerReplica")
     """GPUs of one replica."""
+    kv_tokens_per_replica: KVTokens | None = None
+    """Tokens that the KV cache of one replica holds."""
     desired: Annotated[int, Field(ge=0)] = 0
     """Replicas wanted."""
     ready: Annotated[int, Field(ge=0)] = 0
     """Replicas that serve."""
+    waiting: Annotated[int, Field(ge=0)] | None = None
+    """Replicas that are wanted and wait for GPUs which others still hold; absent: none."""
+    step: Literal["Waiting", "Fetching", "Loading", "Ready"] | None = None
+    """How far the replica that is the least far is: it waits for GPUs, its weights are fetched, its engine loads, it
+    serves. `kubectl shoal status` shows the per cent."""
     hourly_cost: Quantity | None = None
-    """Cost of the wanted replicas per hour."""
+    """Cost of one replica per hour where none is wanted, else of the wanted replicas."""
+    cold_start_seconds: Annotated[int, Field(ge=0)] | None = None
+    """Measured from the pod's creation to Ready, of the last replica that started on this class."""
     excluded: Annotated[str, StringConstraints(max_length=512)] | None = None
     """Why the class is not used."""
 
@@ -256,10 +301,14 @@ class ModelStatus(Object):
     """The generation that this status is about."""
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16), K8s(list_type="set")] = ()
     """Short names that this Model owns; a name that an older Model claims is not among them."""
+    artifact: ArtifactFacts | None = None
+    """What is known of the weights."""
     variants: Annotated[tuple[VariantStatus, ...], Field(max_length=32), K8s(list_type="map", keys=("class",))] = ()
     """One entry per GPU class that is used or was looked at."""
     replicas: ReplicaCounts | None = None
     """Replicas over all variants."""
+    cold_start_seconds: Annotated[int, Field(ge=0)] | None = None
+    """The longest of the measured cold starts of the classes in use."""
 
 
 class Model(Kind):

@@ -22,6 +22,10 @@ LABEL_GPU_CLASS: Final = f"{GROUP}/gpu-class"
 COMPONENT_ENGINE: Final = "engine"
 COMPONENT_GATEWAY: Final = "gateway"
 COMPONENT_OPERATOR: Final = "operator"
+COMPONENT_FACTS: Final = "facts"
+"""The Job that reads a source's metadata."""
+COMPONENT_CACHE: Final = "cache"
+"""The node cache: a DaemonSet in Shoal's namespace."""
 
 # --- annotations ----------------------------------------------------------------------------------------------------
 ANNOTATION_INSTALL_KEY: Final = f"{GROUP}/install-key"

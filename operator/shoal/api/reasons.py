@@ -21,6 +21,10 @@ PAUSED: Final = "Paused"
 # --- GPUClass -------------------------------------------------------------------------------------------------------
 NODES_FOUND: Final = "NodesFound"
 NO_NODES: Final = "NoNodes"
+LABELS_DISAGREE: Final = "LabelsDisagree"
+"""A node's own labels say something else than the class: less memory, another resource."""
+OVERLAPS: Final = "Overlaps"
+"""A node belongs to two classes; its GPUs count for the class that is first by name."""
 
 # --- Model: Accepted ------------------------------------------------------------------------------------------------
 VALID: Final = "Valid"
@@ -31,15 +35,33 @@ NAME_CLAIMED: Final = "NameClaimed"
 """A short name belongs to an older Model; namespace/name still works."""
 SECRET_NOT_FOUND: Final = "SecretNotFound"  # noqa: S105
 
+# --- Model: the facts of its source ---------------------------------------------------------------------------------
+READING_ARTIFACT: Final = "ReadingArtifact"
+"""The Job that reads the source's metadata has not ended yet."""
+SIZE_UNKNOWN: Final = "SizeUnknown"
+"""Shoal does not know this architecture: spec.sizing has to say what it needs."""
+SOURCE_CHANGED: Final = "SourceChanged"
+"""The source is not what it was when it was pinned: a force-pushed revision, files that were overwritten."""
+
 # --- Model: Placed --------------------------------------------------------------------------------------------------
 PLACED_ON: Final = "Placed"
 NO_CAPACITY: Final = "NoCapacity"
+NO_FIT: Final = "NoFit"
+"""No class is large enough, whatever is free."""
+OUTRANKED: Final = "Outranked"
+"""The GPUs went to a Model of higher priority."""
+DRAINING_OTHERS: Final = "DrainingOthers"
+"""Waits for GPUs that replicas which are going still hold."""
+MOVING: Final = "Moving"
+"""Placed; replicas move to a cheaper class."""
 NO_CLASS: Final = "NoClass"
 """There is no GPUClass at all."""
 
 # --- Model: Available, Ready ----------------------------------------------------------------------------------------
 REPLICAS_READY: Final = "ReplicasReady"
 STARTING: Final = "Starting"
+FETCHING: Final = "Fetching"
+LOADING: Final = "Loading"
 NO_REPLICA: Final = "NoReplica"
 UNSCHEDULABLE: Final = "Unschedulable"
 ENGINE_FAILED: Final = "EngineFailed"
@@ -65,7 +87,7 @@ DISK_FULL: Final = "DiskFull"
 STAGE_FAILED: Final = "StageFailed"
 """The stage container ended without saying why (killed for memory, for instance)."""
 STAGE_REASONS: Final = frozenset(
-    {SOURCE_UNREACHABLE, SOURCE_NOT_FOUND, SOURCE_INVALID, GATED, DIGEST_MISMATCH, DISK_FULL}
+    {SOURCE_UNREACHABLE, SOURCE_NOT_FOUND, SOURCE_INVALID, SOURCE_CHANGED, GATED, DIGEST_MISMATCH, DISK_FULL}
 )
 
 # --- Tenant ---------------------------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ class ModelController:
         standing = current(self._world.deployments.by("model", model.metadata.uid))
         return placement.place(
             wanted=models.wanted_replicas(model),
-            gpus=model.spec.engine.parallelism.tensor,
+            gpus=model.spec.engine.parallelism.tensor or 1,
             listed=[v.gpu_class for v in model.spec.variants],
             offers=offers,
             current={name: d.replicas for name, d in standing.items()},

@@ -1,0 +1,81 @@
+"""What is known of a Model's weights without reading them: the facts of one revision of a source.
+
+A small Job reads them once per revision and leaves them in its termination message; the operator keeps them in the
+Model's status. They are all that sizing and placement need, so that a restart asks no source again.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from shoal.api.meta import Bytes, Object
+
+Short = Annotated[str, StringConstraints(max_length=128)]
+
+
+class KVGeometry(Object):
+    """What decides how many bytes one token takes in the KV cache."""
+
+    kind: Literal["Full", "SlidingWindow", "MLA", "DSA", "Hybrid", "Unknown"]
+    """Full: every layer keeps every token (multi-head and grouped-query attention). SlidingWindow: some layers keep a
+    window only. MLA: one latent per token, shared by all heads. DSA: MLA with an index. Hybrid: some layers keep a
+    state of fixed size (linear attention, Mamba) instead. Unknown: Shoal does not know this architecture."""
+    layers: Annotated[int, Field(ge=0)] | None = None
+    """Layers that keep something in the KV cache."""
+    full_layers: Annotated[int, Field(ge=0)] | None = None
+    """SlidingWindow and Hybrid: layers that keep every token."""
+    sliding_window: Annotated[int, Field(ge=1)] | None = None
+    """SlidingWindow: tokens that the other layers keep."""
+    kv_heads: Annotated[int, Field(ge=1)] | None = None
+    """Key-value heads of one layer (not of MLA)."""
+    head_dim: Annotated[int, Field(ge=1)] | None = None
+    """Width of a key."""
+    v_head_dim: Annotated[int, Field(ge=1)] | None = None
+    """Width of a value, where it is not that of a key."""
+    kv_lora_rank: Annotated[int, Field(ge=1)] | None = Field(None, alias="kvLoRARank")
+    """MLA and DSA: width of the latent."""
+    qk_rope_head_dim: Annotated[int, Field(ge=0)] | None = Field(None, alias="qkRopeHeadDim")
+    """MLA and DSA: width of the positional part."""
+    index_head_dim: Annotated[int, Field(ge=1)] | None = None
+    """DSA: width of the index of one layer."""
+    state_bytes_per_request: Bytes | None = None
+    """Hybrid: bytes of the state of one request over all its layers; absent: not known."""
+
+
+class ArtifactFacts(Object):
+    """The facts of one revision of a source."""
+
+    source: Annotated[str, StringConstraints(max_length=1024)]
+    """The source that the facts are of, as the Model named it; a signed URL without what follows its '?'."""
+    revision: Annotated[str, StringConstraints(max_length=128)] | None = None
+    """What the source was resolved to once: the commit of a hub's branch. It is what replicas fetch."""
+    digest: Annotated[str, StringConstraints(max_length=71, pattern=r"^sha256:[0-9a-f]{64}$")] | None = None
+    """Digest of the manifest: names, sizes and validators of all files. Replicas refuse a source with another one."""
+    architecture: Short | None = None
+    """The first of `architectures` of config.json, such as LlamaForCausalLM."""
+    parameters: Annotated[int, Field(ge=0)] | None = None
+    """Parameters, counted from the tensors' shapes; absent where the weights are not safetensors."""
+    weight_bytes: Bytes | None = None
+    """Bytes of all tensors."""
+    file_bytes: Bytes | None = None
+    """Bytes of all files that a replica fetches."""
+    dtype: Short | None = None
+    """The type that computations run in, as the config says: bfloat16, float16, float32."""
+    quantization: Short | None = None
+    """How the weights are quantized, as the checkpoint says (fp8, awq, gptq, ...); absent: they are not."""
+    context_length: Annotated[int, Field(ge=1)] | None = None
+    """The longest context that the model was made for, in tokens."""
+    attention_heads: Annotated[int, Field(ge=1)] | None = None
+    """Query heads: tensor parallelism must divide them."""
+    vocabulary: Annotated[int, Field(ge=1)] | None = None
+    """Size of the vocabulary."""
+    experts: Annotated[int, Field(ge=1)] | None = None
+    """Routed experts of a mixture of experts."""
+    task: Literal["Generate", "Embed"] | None = None
+    """What the architecture is for: it generates text, or it embeds."""
+    multimodal: bool = False
+    """Whether it also reads images, sound or video."""
+    kv: KVGeometry = KVGeometry(kind="Unknown", kvLoRARank=None, qkRopeHeadDim=None)
+    """What decides the size of the KV cache."""
+    kv_bytes_per_token: Bytes | None = None
+    """KV cache of one token over all layers in the config's type, on one GPU; absent: not known."""
