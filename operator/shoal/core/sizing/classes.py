@@ -1,0 +1,39 @@
+"""The GPU of a class, as the class's spec and status and its nodes' own labels say."""
+
+from collections.abc import Iterable
+
+from shoal.api.gpuclass import GPUClass
+from shoal.core import quantity
+from shoal.core.facts import Node
+from shoal.core.sizing.types import GPU
+
+MEMORY_LABEL = "nvidia.com/gpu.memory"
+"""MiB of one GPU, written by GPU feature discovery."""
+_MI = 2**20
+
+
+def memory_of(gpu_class: GPUClass, nodes: Iterable[Node]) -> tuple[int, bool]:
+    """Bytes of one GPU, and whether nodes' labels say so; `nodes` are those of the class. The least counts: a replica
+    may land on any of them."""
+    labelled = [int(text) for n in nodes if (text := n.labels.get(MEMORY_LABEL, "")).isdecimal() and int(text) > 0]
+    return (min(labelled) * _MI, True) if labelled else (int(quantity.parse(gpu_class.spec.memory_per_gpu)), False)
+
+
+def gpu_of(gpu_class: GPUClass, nodes: Iterable[Node]) -> GPU:
+    """The GPU of a class; `nodes` are those of the class, and without any the class's spec counts alone.
+
+    The measured overhead comes from the class's status. Raises ValueError for a quantity that does not parse.
+    """
+    spec, status = gpu_class.spec, gpu_class.status
+    own = list(nodes)
+    memory, _ = memory_of(gpu_class, own)
+    overhead = status.memory.overhead if status and status.memory else None
+    sizes = [n.capacity.get(spec.resource_name, 0) for n in own]
+    capability = spec.compute_capability.split(".") if spec.compute_capability else None
+    return GPU(
+        name=gpu_class.metadata.name,
+        memory_bytes=memory,
+        overhead_bytes=None if overhead is None else int(quantity.parse(overhead)),
+        compute_capability=(int(capability[0]), int(capability[1])) if capability else None,
+        largest_node=max(sizes, default=0) or None,
+    )
