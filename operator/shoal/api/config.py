@@ -84,6 +84,19 @@ class Pods(_Section):
     """Namespaces from which metrics may be scraped; empty: all."""
 
 
+class Cache(_Section):
+    """The node cache, as far as the objects that the operator makes need it."""
+
+    enabled: bool = False
+    """Stage containers ask the node cache; off, each pod fetches into an emptyDir of its own."""
+    host_path: str = "/var/lib/shoal/cache"
+    """The cache's folder on each node."""
+    size: str = "500Gi"
+    """Bound of the cache on each node (a Quantity)."""
+    node_selector: dict[str, str] = {}
+    """Labels of the nodes that have a cache; empty: every Linux node. Engine pods that use it run on these only."""
+
+
 class OperatorConfig(_Section):
     """The whole file."""
 
@@ -94,5 +107,6 @@ class OperatorConfig(_Section):
     hub_endpoint: str = ""
     """HF_ENDPOINT of the stage containers: a mirror of the Hugging Face hub."""
     pods: Pods = Pods()
+    cache: Cache = Cache()
     resync_seconds: float = 600.0
     log_level: str = "info"

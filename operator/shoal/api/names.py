@@ -46,6 +46,10 @@ INSTALL_KEY_SECRET: Final = "shoal-install-key"  # noqa: S105 - a name, not a se
 """Secret in Shoal's namespace, made by the operator, mounted by gateways. Data: `current`, and `previous` while two
 are valid."""
 LEASE_NAME: Final = "shoal-operator"
+CACHE_CLAIM: Final = "shoal-cache"
+"""PersistentVolumeClaim in each namespace that has Models: that namespace's folder of the node cache."""
+CACHE_SOCKET: Final = "cache.sock"
+"""In a namespace's folder of the node cache: who can reach it is of that namespace."""
 
 # --- containers, ports and paths of an engine pod -------------------------------------------------------------------
 CONTAINER_ENGINE: Final = "engine"
@@ -74,6 +78,10 @@ SOURCE_DIR: Final = "/shoal/source"
 """Where a pvc:// source is mounted, read-only, in stage and engine; the engine's --model-path then points into it."""
 SOURCE_SECRET_DIR: Final = "/shoal/source-secret"  # noqa: S105
 """The Secret of `source.secretRef`, mounted in the stage container only."""
+CACHE_DIR: Final = "/shoal/cache"
+"""The namespace's folder of the node cache, read-only, in agent, stage and engine: its socket and its models."""
+CACHE_MODEL_FILE: Final = f"{RUN_DIR}/cache-model"
+"""Written by the stage container, read by the agent: the key of the cached model that this pod uses."""
 KEYS_DIR: Final = "/shoal/keys"
 """The Model's key Secret. The engine mounts `engine.yaml` only, the agent `agent.json` only."""
 ENGINE_CONFIG_FILE: Final = f"{KEYS_DIR}/engine.yaml"

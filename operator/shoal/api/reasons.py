@@ -84,10 +84,21 @@ GATED: Final = "Gated"
 """The repository needs credentials that were not given or not accepted."""
 DIGEST_MISMATCH: Final = "DigestMismatch"
 DISK_FULL: Final = "DiskFull"
+CACHE_UNAVAILABLE: Final = "CacheUnavailable"
+"""The node cache of the pod's node does not answer."""
 STAGE_FAILED: Final = "StageFailed"
 """The stage container ended without saying why (killed for memory, for instance)."""
 STAGE_REASONS: Final = frozenset(
-    {SOURCE_UNREACHABLE, SOURCE_NOT_FOUND, SOURCE_INVALID, SOURCE_CHANGED, GATED, DIGEST_MISMATCH, DISK_FULL}
+    {
+        SOURCE_UNREACHABLE,
+        SOURCE_NOT_FOUND,
+        SOURCE_INVALID,
+        SOURCE_CHANGED,
+        GATED,
+        DIGEST_MISMATCH,
+        DISK_FULL,
+        CACHE_UNAVAILABLE,
+    }
 )
 
 # --- Tenant ---------------------------------------------------------------------------------------------------------
