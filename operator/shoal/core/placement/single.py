@@ -12,6 +12,7 @@ from shoal.api import reasons
 from shoal.api.gpuclass import GPUClass
 from shoal.core import quantity
 from shoal.core.gpus import Usage
+from shoal.core.placement.types import Excluded, Placement, VariantPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,37 +31,6 @@ class Offer:
         the promise counts against whole replicas."""
         promised_replicas = -(-self.promised // gpus)
         return max(0, min(self.usage.fits(gpus) - promised_replicas, (sum(self.usage.free) - self.promised) // gpus))
-
-
-@dataclass(frozen=True, slots=True)
-class VariantPlan:
-    """Replicas on one class."""
-
-    gpu_class: str
-    replicas: int
-    gpus: int
-    """Per replica."""
-    hourly_cost: str | None
-    """Of all its replicas."""
-
-
-@dataclass(frozen=True, slots=True)
-class Excluded:
-    """A class that was looked at and not used."""
-
-    gpu_class: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where the replicas go. `missing` replicas found no room."""
-
-    variants: tuple[VariantPlan, ...]
-    excluded: tuple[Excluded, ...]
-    missing: int
-    reason: str
-    message: str
 
 
 def offer(gpu_class: GPUClass, usage: Usage, promised: int = 0) -> Offer:
