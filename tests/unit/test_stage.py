@@ -20,13 +20,14 @@ from types import SimpleNamespace
 import pytest
 from aiohttp.test_utils import TestServer, unused_port
 
-from shoal.agent.stage import folders, https, hub
-from shoal.agent.stage.errors import StageError
+from shoal.agent.stage import https, hub
 from shoal.agent.stage.progress import write_progress
 from shoal.agent.stage.run import StagePaths, StageRequest, run_stage, stage, termination_message
-from shoal.agent.stage.trust import with_public_roots
 from shoal.api import reasons
 from shoal.api.replica import StageProgress
+from shoal.artifacts import folders
+from shoal.artifacts.errors import ArtifactError
+from shoal.artifacts.trust import with_public_roots
 from tests.support.sources import (
     ArchiveServer,
     HubServer,
@@ -61,8 +62,8 @@ def staged_files(paths: StagePaths) -> dict[str, bytes]:
     }
 
 
-async def failure(request: StageRequest, paths: StagePaths) -> StageError:
-    with pytest.raises(StageError) as caught:
+async def failure(request: StageRequest, paths: StagePaths) -> ArtifactError:
+    with pytest.raises(ArtifactError) as caught:
         await stage(request, paths)
     assert caught.value.reason in reasons.STAGE_REASONS
     progress = StageProgress.model_validate_json(paths.progress.read_bytes())
@@ -130,7 +131,7 @@ async def test_a_missing_folder_is_told_so(paths: StagePaths):
 
 
 async def test_nonsense_for_a_uri_is_told_so(paths: StagePaths):
-    error = await failure(StageRequest("s3://bucket"), paths)
+    error = await failure(StageRequest("ftp://host/x"), paths)
     assert error.reason == reasons.SOURCE_INVALID
     assert "is not a source" in str(error)
 
@@ -616,7 +617,7 @@ def test_the_termination_message_fits_and_names_the_reason(model: Path, paths: S
     assert run_stage(StageRequest("file:///nowhere"), paths, left.append) == 1
     assert json.loads(left[0])["bytes"] > 0
     assert json.loads(left[1])["reason"] == "SourceNotFound"
-    long = termination_message(StageError(reasons.GATED, "ü" * 9000))
+    long = termination_message(ArtifactError(reasons.GATED, "ü" * 9000))
     assert len(long.encode()) <= 4096
     assert json.loads(long)["reason"] == "Gated"
 

@@ -77,7 +77,7 @@ def stage(
 ) -> None:
     """Bring a model to where the engine reads it, whole and verified."""
     from shoal.agent.stage.run import StagePaths, StageRequest, run_stage
-    from shoal.agent.stage.trust import with_public_roots
+    from shoal.artifacts.trust import with_public_roots
 
     configure(log_level)
     # As number 1 of its container a process has no default action for SIGTERM, and a download in a thread cannot be

@@ -10,9 +10,9 @@ import aiohttp
 import structlog
 from yarl import URL
 
-from shoal.agent.stage.errors import StageError, require_room
 from shoal.api import reasons
 from shoal.api.sources import shown
+from shoal.artifacts.errors import ArtifactError, require_room
 
 CONNECT_SECONDS = 15.0
 READ_SECONDS = 60.0
@@ -29,7 +29,7 @@ async def download(
 ) -> None:
     """Fetches `url` into `archive`. What an earlier run left there is kept if the server says that it is the same.
 
-    `pause` is the wait in seconds before the second try; it doubles with each. Raises StageError and OSError.
+    `pause` is the wait in seconds before the second try; it doubles with each. Raises ArtifactError and OSError.
     """
     note = archive.with_suffix(".json")
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
@@ -78,7 +78,9 @@ async def _fetch(
         headers |= {"Range": f"bytes={have}-", "If-Range": validator}
     async with session.get(url, headers=headers) as response:
         if response.url.scheme != URL(url).scheme:
-            raise StageError(reasons.SOURCE_UNREACHABLE, f"{shown(url)} redirects to {response.url.scheme}://, refused")
+            raise ArtifactError(
+                reasons.SOURCE_UNREACHABLE, f"{shown(url)} redirects to {response.url.scheme}://, refused"
+            )
         _check_status(url, response.status, has_token=token is not None)
         if response.status == 416:  # what is there is not a beginning of what the server has
             await asyncio.to_thread(archive.unlink, missing_ok=True)
@@ -140,7 +142,7 @@ def _check_status(url: str, status: int, *, has_token: bool) -> None:
     if status in (200, 206, 416):
         return
     if status in (401, 403):
-        raise StageError(
+        raise ArtifactError(
             reasons.GATED,
             f"{shown(url)} refused the token of source.secretRef ({status}): check the Secret's key `token`"
             if has_token
@@ -148,11 +150,11 @@ def _check_status(url: str, status: int, *, has_token: bool) -> None:
             "Secret in source.secretRef",
         )
     if status in (404, 410):
-        raise StageError(reasons.SOURCE_NOT_FOUND, f"{shown(url)} does not exist ({status}): check source.uri")
+        raise ArtifactError(reasons.SOURCE_NOT_FOUND, f"{shown(url)} does not exist ({status}): check source.uri")
     raise _Busy(f"it answered {status}")
 
 
-def _unreachable(url: str, error: Exception) -> StageError:
+def _unreachable(url: str, error: Exception) -> ArtifactError:
     host = URL(url).host
     match error:
         case aiohttp.ClientConnectorCertificateError():
@@ -169,4 +171,4 @@ def _unreachable(url: str, error: Exception) -> StageError:
             text = f"the connection to {host} broke off again and again"
         case _:
             text = f"the connection to {host} broke off ({error or type(error).__name__})"
-    return StageError(reasons.SOURCE_UNREACHABLE, text)
+    return ArtifactError(reasons.SOURCE_UNREACHABLE, text)

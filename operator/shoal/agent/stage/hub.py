@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
-from shoal.agent.stage.errors import StageError, of_os_error, require_room
 from shoal.api import reasons
 from shoal.api.sources import SourceUri
+from shoal.artifacts.errors import ArtifactError, of_os_error, require_room
 
 API_SECONDS = 30.0
 _TEXT = (".json", ".txt", ".model", ".tiktoken", ".jinja", ".py", ".yaml", ".yml")
@@ -37,7 +37,7 @@ def wanted_files(names: Iterable[str]) -> list[str]:
 
 
 def resolve(source: SourceUri, *, token: str | None, endpoint: str | None) -> tuple[str, dict[str, int | None]]:
-    """The commit that the revision stands for now, and its wanted files with their sizes. Raises StageError."""
+    """The commit that the revision stands for now, and its wanted files with their sizes. Raises ArtifactError."""
     _prepare()
     from huggingface_hub import HfApi
 
@@ -49,7 +49,7 @@ def resolve(source: SourceUri, *, token: str | None, endpoint: str | None) -> tu
         raise explain(error, source, has_token=token is not None) from None
     sizes = {file.rfilename: file.size for file in info.siblings or ()}
     if info.sha is None:
-        raise StageError(reasons.SOURCE_UNREACHABLE, f"{source.uri}: the hub named no commit; check the mirror")
+        raise ArtifactError(reasons.SOURCE_UNREACHABLE, f"{source.uri}: the hub named no commit; check the mirror")
     return info.sha, {name: sizes[name] for name in wanted_files(sizes)}
 
 
@@ -64,7 +64,7 @@ def fetch(
 ) -> None:
     """Fetches the wanted files of `commit` into `target`, going on where an earlier run stopped. Blocks.
 
-    Raises StageError.
+    Raises ArtifactError.
     """
     _prepare()
     from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
@@ -73,7 +73,7 @@ def fetch(
     pinned = SourceUri("hf", source.uri, repo=source.repo, revision=commit)
     _, sizes = resolve(pinned, token=token, endpoint=endpoint)
     if not sizes:
-        raise StageError(reasons.SOURCE_INVALID, f"{source.uri} has no files that an engine could read")
+        raise ArtifactError(reasons.SOURCE_INVALID, f"{source.uri} has no files that an engine could read")
     total = sum(size or 0 for size in sizes.values())
     if None not in sizes.values():
         on_total(total)
@@ -97,7 +97,7 @@ def fetch(
         if not (target / name).is_file() or (size is not None and (target / name).stat().st_size != size)
     ]
     if short:
-        raise StageError(reasons.SOURCE_UNREACHABLE, f"{source.uri}: {short[0]} did not arrive whole")
+        raise ArtifactError(reasons.SOURCE_UNREACHABLE, f"{source.uri}: {short[0]} did not arrive whole")
     shutil.rmtree(target / ".cache", ignore_errors=True)  # the library's own notes are no part of the model
 
 
@@ -107,33 +107,33 @@ def _prepare() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 
-def explain(error: Exception, source: SourceUri, *, has_token: bool) -> StageError:
+def explain(error: Exception, source: SourceUri, *, has_token: bool) -> ArtifactError:
     """What an error of the library means for the person who wrote the Model."""
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
-    if isinstance(error, StageError):
+    if isinstance(error, ArtifactError):
         return error
     chain = list(_chain(error))
     for cause in chain:
         if isinstance(cause, RevisionNotFoundError):
-            return StageError(
+            return ArtifactError(
                 reasons.SOURCE_NOT_FOUND, f"{source.repo} has no revision {source.revision!r}: check source.uri"
             )
         if not isinstance(cause, HfHubHTTPError):
             continue
         status = cause.response.status_code
         if isinstance(cause, GatedRepoError) or status in (401, 403):
-            return StageError(reasons.GATED, _gated(source.repo, status, has_token=has_token))
+            return ArtifactError(reasons.GATED, _gated(source.repo, status, has_token=has_token))
         if isinstance(cause, RepositoryNotFoundError) or status == 404:
-            return StageError(reasons.SOURCE_NOT_FOUND, f"the hub has no repository {source.repo}: check source.uri")
-        return StageError(reasons.SOURCE_UNREACHABLE, f"the hub answered {status} for {source.repo}; trying again")
+            return ArtifactError(reasons.SOURCE_NOT_FOUND, f"the hub has no repository {source.repo}: check source.uri")
+        return ArtifactError(reasons.SOURCE_UNREACHABLE, f"the hub answered {status} for {source.repo}; trying again")
     for cause in chain:
         # An error of the file system names a file; one of the network does not.
         if isinstance(cause, OSError) and (cause.filename is not None or cause.errno == errno.ENOSPC):
             return of_os_error(cause, f"fetching {source.repo}")
     last = chain[-1]
     detail = next(iter(str(last).splitlines()), "") or type(last).__name__
-    return StageError(
+    return ArtifactError(
         reasons.SOURCE_UNREACHABLE,
         f"the hub cannot be reached for {source.repo} ({detail}): check the network, or the chart's hub mirror and "
         "proxy settings",

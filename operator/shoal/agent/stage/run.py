@@ -16,12 +16,13 @@ from pathlib import Path
 
 import structlog
 
-from shoal.agent.stage import archive, folders, https, hub
-from shoal.agent.stage.errors import StageError, of_os_error, require_room
+from shoal.agent.stage import https, hub
 from shoal.agent.stage.progress import Progress, write_progress
 from shoal.api import names, reasons
 from shoal.api.replica import StageProgress
 from shoal.api.sources import SourceUri, parse_source, shown
+from shoal.artifacts import archive, folders
+from shoal.artifacts.errors import ArtifactError, of_os_error, require_room
 
 _TERMINATION_LIMIT = 4096
 
@@ -74,19 +75,19 @@ class StageResult:
 
 
 async def stage(request: StageRequest, paths: StagePaths) -> StageResult:
-    """Stages the source. Raises StageError, after writing it to the progress file too."""
+    """Stages the source. Raises ArtifactError, after writing it to the progress file too."""
     started = time.monotonic()
     try:
         try:
             source = parse_source(request.uri)
         except ValueError as error:
-            raise StageError(reasons.SOURCE_INVALID, str(error)) from None
+            raise ArtifactError(reasons.SOURCE_INVALID, str(error)) from None
         result = await _stage(source, request, paths, started)
     except OSError as error:
         failure = of_os_error(error, f"staging {shown(request.uri)}")
         await asyncio.to_thread(_report_failure, paths, failure)
         raise failure from error
-    except StageError as failure:
+    except ArtifactError as failure:
         await asyncio.to_thread(_report_failure, paths, failure)
         raise
     await asyncio.to_thread(
@@ -132,7 +133,7 @@ async def _stage(source: SourceUri, request: StageRequest, paths: StagePaths, st
 
 async def _verify_in_place(folder: Path, source: SourceUri, request: StageRequest, paths: StagePaths) -> str | None:
     if not await asyncio.to_thread(folder.is_dir):
-        raise StageError(
+        raise ArtifactError(
             reasons.SOURCE_NOT_FOUND,
             f"the volume of claim {source.claim} has no folder {source.path or '/'}: check source.uri",
         )
@@ -148,7 +149,7 @@ async def _verify_in_place(folder: Path, source: SourceUri, request: StageReques
 async def _copy(source: SourceUri, request: StageRequest, paths: StagePaths, progress: Progress) -> str | None:
     folder = Path(source.path)
     if not await asyncio.to_thread(folder.is_dir):
-        raise StageError(
+        raise ArtifactError(
             reasons.SOURCE_NOT_FOUND,
             f"{source.uri} does not exist: file:// names a folder inside the image of the stage container",
         )
@@ -176,7 +177,7 @@ async def _fetch_archive(
     digest = "sha256:" + await asyncio.to_thread(folders.sha256_of, file)
     try:
         _require_digest(source, request, digest)
-    except StageError:
+    except ArtifactError:
         await asyncio.to_thread(file.unlink)  # the next try must not resume from wrong bytes
         raise
     await asyncio.to_thread(_unpack_anew, file, paths, source)
@@ -204,7 +205,7 @@ async def _fetch_repository(
 
 def _require_digest(source: SourceUri, request: StageRequest, found: str) -> None:
     if request.digest and found != request.digest:
-        raise StageError(
+        raise ArtifactError(
             reasons.DIGEST_MISMATCH,
             f"{shown(source.uri)} has digest {found}, but source.digest says {request.digest}: either the source "
             "changed, or the digest is not its own",
@@ -233,7 +234,7 @@ def _unpack_anew(file: Path, paths: StagePaths, source: SourceUri) -> None:
     paths.files.mkdir()
     try:
         archive.unpack(file, paths.files, shown(source.uri))
-    except StageError as error:
+    except ArtifactError as error:
         shutil.rmtree(paths.files, ignore_errors=True)
         if error.reason == reasons.SOURCE_INVALID:
             file.unlink()
@@ -272,7 +273,7 @@ def _read_token(secret: Path) -> str | None:
         return None
     token = _read_text(secret / "token")
     if not token:
-        raise StageError(
+        raise ArtifactError(
             reasons.GATED, "the Secret of source.secretRef has no key `token`: put the access token under that key"
         )
     return token
@@ -301,7 +302,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _report_failure(paths: StagePaths, failure: StageError) -> None:
+def _report_failure(paths: StagePaths, failure: ArtifactError) -> None:
     try:
         write_progress(
             paths.progress, StageProgress(state="failed", reason=failure.reason, message=str(failure)[:1024])
@@ -310,9 +311,9 @@ def _report_failure(paths: StagePaths, failure: StageError) -> None:
         log.warning("stage.progress_not_written", problem=str(error))
 
 
-def termination_message(outcome: StageResult | StageError) -> str:
+def termination_message(outcome: StageResult | ArtifactError) -> str:
     """What the stage container leaves for the operator: JSON of at most 4096 bytes (the kubelet cuts more off)."""
-    if isinstance(outcome, StageError):
+    if isinstance(outcome, ArtifactError):
         message = str(outcome)[:2000]
         while len(text := json.dumps({"reason": outcome.reason, "message": message})) > _TERMINATION_LIMIT:
             message = message[: len(message) // 2]
@@ -323,14 +324,14 @@ def termination_message(outcome: StageResult | StageError) -> str:
 
 def run_stage(request: StageRequest, paths: StagePaths, write_termination: Callable[[str], None]) -> int:
     """The stage container: stages, leaves its termination message, returns the exit code."""
-    outcome: StageResult | StageError
+    outcome: StageResult | ArtifactError
     try:
         outcome = asyncio.run(stage(request, paths))
         log.info(
             "stage.done", uri=shown(request.uri), bytes=outcome.bytes, seconds=outcome.seconds, digest=outcome.digest
         )
-    except StageError as error:
+    except ArtifactError as error:
         outcome = error
         log.error("stage.failed", uri=shown(request.uri), reason=error.reason, problem=str(error))
     write_termination(termination_message(outcome))
-    return 1 if isinstance(outcome, StageError) else 0
+    return 1 if isinstance(outcome, ArtifactError) else 0

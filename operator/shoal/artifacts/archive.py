@@ -6,8 +6,8 @@ import zipfile
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from shoal.agent.stage.errors import StageError, require_room
 from shoal.api import reasons
+from shoal.artifacts.errors import ArtifactError, require_room
 
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _CHUNK = 1 << 20
@@ -16,7 +16,7 @@ _CHUNK = 1 << 20
 def unpack(archive: Path, target: Path, source: str) -> None:
     """Unpacks a tar (plain, gzip, bzip2, xz) or a zip into `target`. `source` names it in messages.
 
-    Raises StageError(SourceInvalid) for anything that is not a file or a folder inside the target: links, devices,
+    Raises ArtifactError(SourceInvalid) for anything that is not a file or a folder inside the target: links, devices,
     absolute or climbing names. Links are refused altogether: without them no name can lead out.
     """
     try:
@@ -27,10 +27,10 @@ def unpack(archive: Path, target: Path, source: str) -> None:
     except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
         with archive.open("rb") as file:
             if file.read(4) == _ZSTD:
-                raise StageError(
+                raise ArtifactError(
                     reasons.SOURCE_INVALID, f"{source} is compressed with zstd: use .tar, .tar.gz or .zip"
                 ) from None
-        raise StageError(
+        raise ArtifactError(
             reasons.SOURCE_INVALID, f"{source} is not a whole tar or zip archive: {error or 'it ends too early'}"
         ) from None
 
@@ -58,7 +58,7 @@ def _unpack_zip(archive: Path, target: Path, source: str) -> None:
             elif kind not in (0, 8):
                 raise _unwanted(member.filename, source)
             elif member.flag_bits & 1:
-                raise StageError(reasons.SOURCE_INVALID, f"{source}: {member.filename} is encrypted")
+                raise ArtifactError(reasons.SOURCE_INVALID, f"{source}: {member.filename} is encrypted")
             else:
                 with file.open(member) as content:
                     _write(content, path, member.file_size)
@@ -74,12 +74,12 @@ def _write(content: IO[bytes], path: Path, size: int) -> None:
 def _inside(name: str, target: Path, source: str) -> Path:
     pure = PurePosixPath(name.replace("\\", "/"))
     if pure.is_absolute() or ".." in pure.parts or "\0" in name:
-        raise StageError(reasons.SOURCE_INVALID, f"{source}: {name!r} leads out of the archive; nothing was kept")
+        raise ArtifactError(reasons.SOURCE_INVALID, f"{source}: {name!r} leads out of the archive; nothing was kept")
     return target.joinpath(*pure.parts)
 
 
-def _unwanted(name: str, source: str) -> StageError:
-    return StageError(
+def _unwanted(name: str, source: str) -> ArtifactError:
+    return ArtifactError(
         reasons.SOURCE_INVALID,
         f"{source}: {name!r} is neither a file nor a folder; pack files only (tar -h follows links)",
     )

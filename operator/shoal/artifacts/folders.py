@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
-from shoal.agent.stage.errors import StageError
 from shoal.api import reasons
+from shoal.artifacts.errors import ArtifactError
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _INDEX = "model.safetensors.index.json"
@@ -86,11 +86,11 @@ def model_root(folder: Path) -> Path:
 
 
 def check_model(folder: Path, source: str) -> None:
-    """Raises StageError(SourceInvalid) unless the folder holds a model: config.json, weights, whole safetensors."""
+    """Raises ArtifactError(SourceInvalid) unless the folder holds a model: config.json, weights, whole safetensors."""
     _check_config(folder, source)
     weights = [path for path in folder.rglob("*") if path.suffix in WEIGHTS and path.is_file()]
     if not weights:
-        raise StageError(
+        raise ArtifactError(
             reasons.SOURCE_INVALID,
             f"{source} has no weights: expected files named {', '.join('*' + w for w in WEIGHTS)}",
         )
@@ -98,11 +98,11 @@ def check_model(folder: Path, source: str) -> None:
     if index.exists():
         shards = _json_object(index, source).get("weight_map")
         if not isinstance(shards, dict):
-            raise StageError(reasons.SOURCE_INVALID, f"{source}: {_INDEX} has no weight_map")
+            raise ArtifactError(reasons.SOURCE_INVALID, f"{source}: {_INDEX} has no weight_map")
         wanted = {str(name) for name in cast("dict[str, object]", shards).values()}
         missing = sorted(name for name in wanted if not (folder / name).exists())
         if missing:
-            raise StageError(
+            raise ArtifactError(
                 reasons.SOURCE_INVALID,
                 f"{source}: {len(missing)} of {len(wanted)} weight files are missing, the first is {missing[0]}",
             )
@@ -115,7 +115,7 @@ def _check_config(folder: Path, source: str) -> None:
     config = folder / "config.json"
     if not config.is_file():
         found = sorted(path.name for path in folder.iterdir())[:5] if folder.is_dir() else []
-        raise StageError(
+        raise ArtifactError(
             reasons.SOURCE_INVALID,
             f"{source} is not a model: it has no config.json (found: {', '.join(found) or 'nothing'})",
         )
@@ -126,9 +126,9 @@ def _json_object(path: Path, source: str) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
     except ValueError as error:
-        raise StageError(reasons.SOURCE_INVALID, f"{source}: {path.name} is not JSON: {error}") from None
+        raise ArtifactError(reasons.SOURCE_INVALID, f"{source}: {path.name} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise StageError(reasons.SOURCE_INVALID, f"{source}: {path.name} is not a JSON object")
+        raise ArtifactError(reasons.SOURCE_INVALID, f"{source}: {path.name} is not a JSON object")
     return cast("dict[str, Any]", value)
 
 
@@ -139,16 +139,16 @@ def _check_safetensors(path: Path, name: str, source: str) -> None:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
         if length > min(size - 8, _HEADER_LIMIT):
-            raise StageError(reasons.SOURCE_INVALID, f"{source}: {name} is not a whole safetensors file")
+            raise ArtifactError(reasons.SOURCE_INVALID, f"{source}: {name} is not a whole safetensors file")
         try:
             header = json.loads(file.read(length))
             ends = [int(tensor["data_offsets"][1]) for key, tensor in header.items() if key != "__metadata__"]
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-            raise StageError(
+            raise ArtifactError(
                 reasons.SOURCE_INVALID, f"{source}: the header of {name} is not that of a safetensors file"
             ) from None
     expected = 8 + length + max(ends, default=0)
     if size != expected:
-        raise StageError(
+        raise ArtifactError(
             reasons.SOURCE_INVALID, f"{source}: {name} has {size} bytes where its header promises {expected}"
         )

@@ -1,0 +1,70 @@
+"""What a source holds at one moment: its files, and what proves later that they are still the same."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file of a source."""
+
+    name: str
+    """Relative to the model's folder, with "/" between its parts."""
+    size: int
+    """Bytes."""
+    validator: str
+    """What changes when the content does: `sha256:<hex>`, `git:<blob id>`, `etag:<entity tag>`,
+    `modified:<HTTP date>`, `ends:<sha256 of both ends>` (see `folder`). "": the source offers nothing."""
+    sha256: str | None = None
+    """Of the content, in hex, where the source tells it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The files of one revision of a source: those that an engine reads."""
+
+    source: str
+    """The address as it may be shown."""
+    origin: str
+    """Who vouches for the files: scheme, host and repository or bucket, in one spelling. Validators of two origins say
+    nothing of each other: whoever runs a server can answer with another's entity tags."""
+    revision: str | None
+    """hf: the commit."""
+    files: tuple[File, ...]
+    """Sorted by name."""
+    archive: bool = False
+    """The one file is an archive (`archive.unpack`), and not part of the model itself."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def digest(self) -> str:
+        """`sha256:` over one line per file, sorted by name in UTF-8: the JSON array [name, size, validator] without
+        spaces, not escaped beyond what JSON asks for, and a newline."""
+        lines = [
+            json.dumps([file.name, file.size, file.validator], ensure_ascii=False, separators=(",", ":")) + "\n"
+            for file in sort(self.files)
+        ]
+        return "sha256:" + hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    def identity(self, file: File) -> str | None:
+        """A key under which `file` may be found again: files of one key have one content, whatever they are called.
+
+        None where nothing vouches for that: such a file has to be fetched to know.
+        """
+        if not file.validator:
+            return None
+        # A commit fixes its files, but a validator of a commit is no more than the name of one of them.
+        name = "" if file.validator.startswith(("sha256:", "git:")) else file.name
+        text = json.dumps([self.origin, name, file.size, file.validator])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sort(files: Iterable[File]) -> tuple[File, ...]:
+    """By name, as bytes: the same everywhere."""
+    return tuple(sorted(files, key=lambda file: file.name.encode()))
