@@ -38,6 +38,16 @@ class KVGeometry(Object):
     """MLA and DSA: width of the positional part."""
     index_head_dim: Annotated[int, Field(ge=1)] | None = None
     """DSA: width of the index of one layer."""
+    index_layers: Annotated[int, Field(ge=0)] | None = None
+    """DSA: layers with an index of their own."""
+    swa_kv_heads: Annotated[int, Field(ge=1)] | None = None
+    """SlidingWindow: key-value heads of a layer with a window, where they are not those of the others."""
+    swa_head_dim: Annotated[int, Field(ge=1)] | None = None
+    """SlidingWindow: width of a key of a layer with a window, where it is not that of the others."""
+    swa_v_head_dim: Annotated[int, Field(ge=1)] | None = None
+    """SlidingWindow: width of a value of a layer with a window, where it is not that of a key."""
+    dtype: Short | None = None
+    """The type that the checkpoint asks for, such as fp8_e4m3; absent: the one that computations run in."""
     state_bytes_per_request: Bytes | None = None
     """Hybrid: bytes of the state of one request over all its layers; absent: not known."""
 
@@ -65,8 +75,14 @@ class ArtifactFacts(Object):
     """How the weights are quantized, as the checkpoint says (fp8, awq, gptq, ...); absent: they are not."""
     context_length: Annotated[int, Field(ge=1)] | None = None
     """The longest context that the model was made for, in tokens."""
+    embedding_bytes: Bytes | None = None
+    """Bytes of the embeddings and the output layer in the config's type; quantizing while loading leaves them."""
+    attention_bytes: Bytes | None = None
+    """Bytes of the attention layers' weights, estimated from their shapes: attention data parallelism repeats them."""
     attention_heads: Annotated[int, Field(ge=1)] | None = None
     """Query heads: tensor parallelism must divide them."""
+    tensor_divisor: Annotated[int, Field(ge=1)] | None = None
+    """Tensor parallelism must divide this too: the widths of the other layers, in blocks of the quantization."""
     vocabulary: Annotated[int, Field(ge=1)] | None = None
     """Size of the vocabulary."""
     experts: Annotated[int, Field(ge=1)] | None = None
@@ -75,7 +91,13 @@ class ArtifactFacts(Object):
     """What the architecture is for: it generates text, or it embeds."""
     multimodal: bool = False
     """Whether it also reads images, sound or video."""
+    vision_layers: Annotated[int, Field(ge=0)] | None = None
+    """Layers of the vision encoder."""
+    vision_width: Annotated[int, Field(ge=0)] | None = None
+    """Hidden size of the vision encoder."""
     kv: KVGeometry = KVGeometry(kind="Unknown", kvLoRARank=None, qkRopeHeadDim=None)
     """What decides the size of the KV cache."""
     kv_bytes_per_token: Bytes | None = None
     """KV cache of one token over all layers in the config's type, on one GPU; absent: not known."""
+    read_by: Annotated[str, StringConstraints(max_length=63)] | None = None
+    """Name of the Job that read them, which is made of `spec.source`: another source has another one."""
