@@ -1,0 +1,161 @@
+"""From a Model and the fleet to what the planner is given: one path for the operator and for `shoal explain`.
+
+classes + nodes          -> members, gpus_of, supplies   (once per change of the fleet)
+Model + facts + gpus     -> Considered                   (once per change of the Model, its facts or the gpus)
+Model + Considered + ... -> Demand                       (once per plan)
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from shoal.api.artifact import ArtifactFacts
+from shoal.api.gpuclass import GPUClass
+from shoal.api.model import Model, Variant
+from shoal.core import quantity
+from shoal.core.facts import Node
+from shoal.core.gpus import takes_pods
+from shoal.core.placement import Candidate, ClassSupply, Demand, NodeRoom, Rejected, Standing
+from shoal.core.sizing import GPU, Misfit, Sized, Tuning, gpu_of, size
+
+Tune = Callable[[Literal["FP8"] | None], Tuning]
+"""What the engine's arguments mean for its memory, given a variant's quantization."""
+
+
+@dataclass(frozen=True, slots=True)
+class Considered:
+    """Every class that a Model may use, looked at."""
+
+    candidates: tuple[Candidate, ...]
+    """Classes on which a replica fits."""
+    rejected: tuple[Rejected, ...]
+    """Classes on which none fits, with the sum that does not work out."""
+    sized: Mapping[str, Sized]
+    """class -> the sums of a replica, for the candidates."""
+
+
+def members(classes: Iterable[GPUClass], nodes: Iterable[Node]) -> dict[str, tuple[Node, ...]]:
+    """class -> its nodes. A node that several classes select counts for the first by name."""
+    ordered = sorted(classes, key=lambda c: c.metadata.name)
+    found: dict[str, list[Node]] = {c.metadata.name: [] for c in ordered}
+    for node in nodes:
+        for gpu_class in ordered:
+            if gpu_class.spec.node_selector.items() <= node.labels.items():
+                found[gpu_class.metadata.name].append(node)
+                break
+    return {name: tuple(of) for name, of in found.items()}
+
+
+def gpus_of(classes: Iterable[GPUClass], nodes: Mapping[str, tuple[Node, ...]]) -> dict[str, GPU]:
+    """class -> one of its GPUs, as sizing sees it. `nodes` are the members.
+
+    Raises ValueError for a quantity that does not parse.
+    """
+    return {c.metadata.name: gpu_of(c, nodes.get(c.metadata.name, ())) for c in classes}
+
+
+def supplies(
+    classes: Iterable[GPUClass],
+    nodes: Mapping[str, tuple[Node, ...]],
+    held: Mapping[tuple[str, str], int],
+    releasing: Mapping[tuple[str, str], int] = MappingProxyType({}),
+) -> tuple[ClassSupply, ...]:
+    """What the classes have, by name. `nodes` are the members; `held` is (node, resource) -> GPUs that bound pods hold
+    (`gpus.held_by_node`), `releasing` how many of them terminating pods hold.
+
+    A node that takes no pods (cordoned, not Ready, tainted) counts as matching and offers nothing.
+    """
+
+    def supply(gpu_class: GPUClass) -> ClassSupply:
+        resource = gpu_class.spec.resource_name
+        own = nodes.get(gpu_class.metadata.name, ())
+        return ClassSupply(
+            gpu_class.metadata.name,
+            tuple(
+                NodeRoom(
+                    node.name,
+                    free=node.allocatable.get(resource, 0) - held.get((node.name, resource), 0),
+                    allocatable=node.allocatable.get(resource, 0),
+                    releasing=releasing.get((node.name, resource), 0),
+                )
+                for node in own
+                if takes_pods(node, gpu_class.spec.tolerations)
+            ),
+            matching=len(own),
+            capacity=sum(node.capacity.get(resource, 0) for node in own),
+        )
+
+    return tuple(supply(c) for c in sorted(classes, key=lambda c: c.metadata.name))
+
+
+def consider(
+    model: Model,
+    facts: ArtifactFacts | None,
+    classes: Mapping[str, GPUClass],
+    gpus: Mapping[str, GPU],
+    tune: Tune,
+) -> Considered:
+    """Sizes a replica on every class that the Model lists (none listed: on all), in that order.
+
+    A listed class that does not exist is left out: that the Model cannot be accepted then is decided elsewhere.
+    """
+    candidates: list[Candidate] = []
+    rejected: list[Rejected] = []
+    sized: dict[str, Sized] = {}
+    listed = model.spec.variants or tuple(Variant.model_validate({"class": name}) for name in sorted(classes))
+    for variant in listed:
+        gpu_class = classes.get(variant.gpu_class)
+        if gpu_class is None:
+            continue
+        found = size(
+            facts,
+            gpus[variant.gpu_class],
+            tensor=variant.tensor or model.spec.engine.parallelism.tensor,
+            context_length=model.spec.engine.context_length,
+            overrides=model.spec.sizing,
+            tuning=tune(variant.quantization),
+        )
+        if isinstance(found, Misfit):
+            rejected.append(Rejected(variant.gpu_class, found.reason, found.why))
+            continue
+        cost = gpu_class.spec.hourly_cost
+        sized[variant.gpu_class] = found
+        candidates.append(
+            Candidate(
+                gpu_class=variant.gpu_class,
+                gpus=found.gpus,
+                hourly_cost=quantity.parse(cost.amount) * found.gpus if cost else None,
+                max_replicas=variant.max_replicas,
+                interruptible=gpu_class.spec.interruptible,
+                kv_tokens=found.kv_tokens,
+            )
+        )
+    return Considered(tuple(candidates), tuple(rejected), sized)
+
+
+def demand(
+    model: Model,
+    considered: Considered,
+    *,
+    wanted: int,
+    minimum: int,
+    standing: Mapping[str, Standing] = MappingProxyType({}),
+    frozen: bool = False,
+) -> Demand:
+    """What a Model asks of the planner. `standing` is what runs of it now, by class; `frozen`: it keeps that as it is,
+    since the Model is paused or its facts are not known yet."""
+    return Demand(
+        key=model.key,
+        uid=model.metadata.uid or model.key,
+        wanted=wanted,
+        candidates=considered.candidates,
+        minimum=minimum,
+        priority=model.spec.priority,
+        created=model.metadata.creation_timestamp,
+        rejected=considered.rejected,
+        standing=standing,
+        interruptible_percent=model.spec.interruptible_percent,
+        drain_seconds=model.spec.drain_seconds,
+        frozen=frozen,
+    )
