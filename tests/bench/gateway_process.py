@@ -16,6 +16,7 @@ from shoal.api.replica import ReplicaKeys
 from shoal.api.tenant import Tenant
 from shoal.core.resolve import ServedModel
 from shoal.core.routing import Replica
+from shoal.gateway import collector
 from shoal.gateway.app import Gateway
 from shoal.gateway.directory import Directory
 from shoal.gateway.fleet import Fleet
@@ -79,6 +80,7 @@ async def main(upstream_port: int, port: int, folder: Path) -> None:
             pool.sweep()
             server.sweep()
 
+    collector.calm()
     sweeping = asyncio.create_task(sweep())
     await server.serve()
     sweeping.cancel()

@@ -9,6 +9,7 @@ import structlog
 
 from shoal.api import names
 from shoal.core.routing import Replica
+from shoal.gateway import collector
 from shoal.gateway.app import Gateway
 from shoal.gateway.directory import Directory, Source, project_model, project_pod, project_tenant
 from shoal.gateway.fleet import Fleet
@@ -137,6 +138,7 @@ class Process:
                 main = group.create_task(self._serve(self.server))
                 await _listening(self.server)
                 log.info("serving", port=self.server.port, ops_port=self.ops.port, tls=bool(self.settings.tls_cert))
+                collector.calm()
                 started()
                 await self._stop.wait()
                 self.gateway.stopping = True
