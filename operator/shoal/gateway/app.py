@@ -17,6 +17,7 @@ from shoal.core.resolve import ServedModel, listed
 from shoal.core.routing import NoReplica, Replica
 from shoal.gateway import errors, ids, sse
 from shoal.gateway.body import ALLOWED, Budget, Disconnected, Parsed, engine_body, parse, read_body
+from shoal.gateway.deadlines import Deadlines
 from shoal.gateway.directory import Directory
 from shoal.gateway.errors import ApiError
 from shoal.gateway.fleet import Fleet
@@ -54,6 +55,9 @@ DISCONNECT: Final = "shoal.on_disconnect"
 """Key of the scope where the request leaves what to call when its client goes, if the server offers the key. ASGI's own
 way is to await `receive()`, which costs a task per request. The server puts GONE there when the client has left."""
 GONE: Final = object()
+ANSWER: Final = "shoal.answer"
+"""Key of the scope where the server may leave `answer(headers, body)`: a whole answer with status 200 in one write.
+ASGI's two messages do the same for 7 % more CPU per request."""
 _RETRY_AFTER: Final = {"none": 30, "not-ready": 10, "turned-away": 5, "tried": 2}
 _DENIED: Final = {
     "unknown": (401, "Incorrect API key provided.", "invalid_api_key"),
@@ -87,6 +91,7 @@ class Gateway:
         self.metrics = metrics
         self.engine_port = engine_port
         self.budget = Budget(settings.max_held_body_bytes)
+        self.deadlines = Deadlines(settings.request_seconds)
         self.in_flight = 0
         self.stopping = False
 
@@ -125,6 +130,7 @@ class _Prepared:
 
 class _Request:
     __slots__ = (
+        "_answer",
         "_app",
         "_client_id",
         "_headers",
@@ -141,6 +147,8 @@ class _Request:
         self._scope = scope
         self._receive = receive
         self._send = send
+        # Taken out of the scope: left there it would be a cycle, and work for the collector.
+        self._answer: Callable[[tuple[tuple[bytes, bytes], ...], bytes], None] | None = scope.pop(ANSWER, None)
         self._path: str = scope["path"]
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._id = ids.uuid7()
@@ -258,7 +266,7 @@ class _Request:
         else:
             watcher = asyncio.create_task(self._watch(abort))
         try:
-            async with asyncio.timeout(app.settings.request_seconds):
+            with app.deadlines.start():
                 await self._attempts(prepared, meter, abort)
         except _ClientGone:
             meter.outcome = "cancelled"
@@ -475,14 +483,23 @@ class _Request:
                 "status": status,
                 "headers": [
                     *headers,
-                    (b"x-request-id", (self._client_id or self._id).encode()),
-                    (b"x-shoal-request-id", self._id.encode()),
+                    *self._ids(),
                     *(((b"connection", b"close"),) if self._app.stopping else ()),
                 ],
             }
         )
 
+    def _ids(self) -> tuple[tuple[bytes, bytes], tuple[bytes, bytes]]:
+        return (
+            (b"x-request-id", (self._client_id or self._id).encode()),
+            (b"x-shoal-request-id", self._id.encode()),
+        )
+
     async def _json(self, status: int, body: bytes, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+        if self._answer is not None and status == 200 and not self._app.stopping:
+            self._started = True
+            self._answer((_JSON, *headers, *self._ids()), body)
+            return
         await self._start(status, (_JSON, (b"content-length", str(len(body)).encode()), *headers))
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
