@@ -112,8 +112,16 @@ def test_claim_gets_a_volume_and_its_folder_goes_with_it(lab: api.Lab, namespace
     }
     apply(lab, claim, pod)
     eventually(lambda: get(lab, "pod", "writer", "-n", namespace)["status"]["phase"] == "Succeeded", "the pod's end")
-    folders = list(lab.paths.volumes.glob(f"{namespace}_data_*"))
+    folders = list(lab.paths.node_data.glob(f"*/disk/var/lib/lab-volumes/{namespace}_data_*"))
     assert [(f / "file").read_text() for f in folders] == ["kept\n"]
     lab.kubectl("delete", "pod/writer", "pvc/data", "-n", namespace)
-    eventually(lambda: not list(lab.paths.volumes.glob(f"{namespace}_data_*")), "the folder's removal")
-    eventually(lambda: not get(lab, "pv")["items"], "the volume's removal")
+    eventually(
+        lambda: not list(lab.paths.node_data.glob(f"*/disk/var/lib/lab-volumes/{namespace}_data_*")),
+        "the folder's removal",
+    )
+
+    def volumes() -> list[str]:
+        items = get(lab, "pv")["items"]
+        return [v["metadata"]["name"] for v in items if v["spec"].get("claimRef", {}).get("namespace") == namespace]
+
+    eventually(lambda: not volumes(), "the volume's removal")

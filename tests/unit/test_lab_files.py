@@ -170,8 +170,8 @@ def _claim(**changes: Any) -> dict[str, Any]:
 
 def test_volume_for_a_claim_is_on_the_node_that_the_scheduler_picked() -> None:
     assert volumes.wants_volume(_claim()) == "cpu-1"
-    volume = volumes.volume_for(_claim(), "cpu-1", Path("/v"))
-    assert volume["spec"]["local"]["path"] == "/v/ns_data_12345678"
+    volume = volumes.volume_for(_claim(), "cpu-1")
+    assert volume["spec"]["local"]["path"] == "/var/lib/lab-volumes/ns_data_12345678"
     assert volume["spec"]["claimRef"]["uid"] == "12345678-aaaa"
 
 

@@ -23,7 +23,7 @@ from typing import Any, Final, Self
 
 import orjson
 
-from shoal.lab import binaries, fleet, images, network
+from shoal.lab import binaries, fleet, images, network, nodes
 from shoal.lab.errors import LabError
 from shoal.lab.node import enter
 from shoal.lab.node.config import Image
@@ -124,7 +124,7 @@ class Lab:
                 say(f"lab {name!r} is up already")
                 return running
             _remove(paths)
-            for folder in (paths.state, paths.run, paths.logs, paths.configs, paths.volumes, paths.node_data):
+            for folder in (paths.state, paths.run, paths.logs, paths.configs, paths.node_data):
                 folder.mkdir(parents=True, exist_ok=True)
             config = SupervisorConfig(
                 name=name,
@@ -278,6 +278,14 @@ class Lab:
     def start_node(self, name: str) -> None:
         """Switches the node on again."""
         self.start(f"node-{name}")
+
+    def replace_node(self, name: str) -> None:
+        """Another machine under the same name, switched on: empty disk, labels as at `up`. Raises LabError."""
+        nodes.replace(self, name)
+
+    def gpu_health(self, name: str, *, healthy: int) -> None:
+        """So many of the node's GPUs work: it offers no more, and pods keep those that they have. Raises LabError."""
+        nodes.set_gpu_health(self, name, healthy)
 
     def _ask(self, command: str, process: str = "") -> dict[str, Any]:
         try:

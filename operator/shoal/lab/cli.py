@@ -238,3 +238,24 @@ def start_node(name: str, node: str) -> None:
     """Switch a node on again."""
     api.Lab.get(name).start_node(node)
     click.echo(f"node {node} is starting")
+
+
+@command.command("replace-node")
+@_name
+@click.argument("node")
+@_clear_errors
+def replace_node(name: str, node: str) -> None:
+    """Put another machine in a node's place: same name, empty disk, labels and taints as at `up`."""
+    api.Lab.get(name).replace_node(node)
+    click.echo(f"node {node} is another machine now, and is starting")
+
+
+@command.command("gpu-health")
+@_name
+@click.option("--healthy", type=int, required=True, metavar="N", help="So many of its GPUs work.")
+@click.argument("node")
+@_clear_errors
+def gpu_health(name: str, healthy: int, node: str) -> None:
+    """Let GPUs of a node fail, or work again. Pods keep those that they have, as with a real device plugin."""
+    api.Lab.get(name).gpu_health(node, healthy=healthy)
+    click.echo(f"node {node} offers {healthy} GPUs")

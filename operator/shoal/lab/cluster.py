@@ -86,7 +86,7 @@ async def _run(arguments: argparse.Namespace) -> None:
         jobs = [
             served.run(),
             server.serve(network.DNS, 53, upstream),
-            Provisioner(api, arguments.volumes).run(),
+            Provisioner(api, arguments.nodes).run(),
             forward.serve(
                 socket.socket(fileno=arguments.api_fd), lambda: forward.Target(network.HOST, network.API_PORT)
             ),
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The process's entry."""
     parser = argparse.ArgumentParser(prog="shoal.lab.cluster")
     parser.add_argument("--kubeconfig", type=Path, required=True)
-    parser.add_argument("--volumes", type=Path, required=True)
+    parser.add_argument("--nodes", type=Path, required=True)
     parser.add_argument("--api-fd", type=int, required=True)
     parser.add_argument("--dns-fd", type=int)
     parser.add_argument("--forward", action="append", default=[], metavar="FD,NAMESPACE/SERVICE:PORT")

@@ -1,6 +1,6 @@
 """Where a lab keeps its things, and what is known of a running one.
 
-On disk, in `$XDG_STATE_HOME/shoal/lab/NAME/`: `kubeconfig`, `state.json`, `pki/`, `logs/`, `volumes/`, etcd's data.
+On disk, in `$XDG_STATE_HOME/shoal/lab/NAME/`: `kubeconfig`, `state.json`, `pki/`, `logs/`, `nodes/`, etcd's data.
 Short-lived, in `/run/shoal-lab/NAME/`: the supervisor's socket and the mount point of the lab's own tmpfs. Everything
 else (network, mounts, processes) lives in namespaces that end with the supervisor.
 """
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
 from shoal.lab.errors import LabError
+from shoal.lab.node import disk
 
 _RUN_ROOT: Final = Path("/run/shoal-lab")
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
@@ -104,16 +105,16 @@ class Paths:
         return self.state / "logs"
 
     @property
-    def volumes(self) -> Path:
-        return self.state / "volumes"
-
-    @property
     def etcd(self) -> Path:
         return self.state / "etcd"
 
     @property
     def node_data(self) -> Path:
         return self.state / "nodes"
+
+    def node_disk(self, node: str) -> Path:
+        """Where hostPath and `local` volumes of a node are."""
+        return disk.root_of(self.node_data / node)
 
     def node_run(self, node: str) -> Path:
         """Small state of a node that `shoal lab exec` reads from the host."""

@@ -370,7 +370,7 @@ class Supervisor:
     def _start_cluster(self) -> None:
         descriptors = [self._sockets.api.fileno()]
         command = [sys.executable, "-m", "shoal.lab.cluster", f"--api-fd={self._sockets.api.fileno()}"]
-        command += [f"--kubeconfig={self._paths.admin_kubeconfig}", f"--volumes={self._paths.volumes}"]
+        command += [f"--kubeconfig={self._paths.admin_kubeconfig}", f"--nodes={self._paths.node_data}"]
         if self._sockets.dns is not None:
             descriptors.append(self._sockets.dns.fileno())
             command.append(f"--dns-fd={self._sockets.dns.fileno()}")

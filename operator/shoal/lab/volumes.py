@@ -1,4 +1,4 @@
-"""The lab's default StorageClass: a folder on this machine for each claim, as kind and k3s do it.
+"""The lab's default StorageClass: a folder on a node's disk for each claim, as kind and k3s do it.
 
 The scheduler picks the node (WaitForFirstConsumer) and names it in an annotation of the claim; then a PersistentVolume
 bound to that node is made for exactly this claim. When the claim is deleted, volume and folder go too.
@@ -13,10 +13,13 @@ import aiohttp
 import structlog
 
 from shoal.lab.kubeapi import Api, ApiError, Object, Reflector
+from shoal.lab.node import disk, rootfs
 
 _log = structlog.get_logger()
 STORAGE_CLASS: Final = "standard"
 PROVISIONER: Final = "lab.shoal.dev/folder"
+FOLDER: Final = "/var/lib/lab-volumes"
+"""On the nodes."""
 _SELECTED_NODE: Final = "volume.kubernetes.io/selected-node"
 _PROVISIONED_BY: Final = "pv.kubernetes.io/provisioned-by"
 
@@ -47,7 +50,7 @@ def wants_volume(claim: Object) -> str | None:
     return annotations.get(_SELECTED_NODE) or None
 
 
-def volume_for(claim: Object, node: str, root: Path) -> dict[str, Any]:
+def volume_for(claim: Object, node: str) -> dict[str, Any]:
     """The PersistentVolume. Its name holds the claim's uid, so that trying twice makes one."""
     metadata, spec = claim["metadata"], claim["spec"]
     name = f"pvc-{metadata['uid']}"
@@ -68,7 +71,7 @@ def volume_for(claim: Object, node: str, root: Path) -> dict[str, Any]:
                 "name": metadata["name"],
                 "uid": metadata["uid"],
             },
-            "local": {"path": str(root / f"{metadata['namespace']}_{metadata['name']}_{metadata['uid'][:8]}")},
+            "local": {"path": f"{FOLDER}/{metadata['namespace']}_{metadata['name']}_{metadata['uid'][:8]}"},
             "nodeAffinity": {
                 "required": {
                     "nodeSelectorTerms": [
@@ -81,11 +84,11 @@ def volume_for(claim: Object, node: str, root: Path) -> dict[str, Any]:
 
 
 class Provisioner:
-    """Makes and removes volumes. One worker: a lab has few claims."""
+    """Makes and removes volumes. One worker: a lab has few claims. `nodes` holds each node's `data_dir`."""
 
-    def __init__(self, api: Api, root: Path) -> None:
+    def __init__(self, api: Api, nodes: Path) -> None:
         self._api = api
-        self._root = root
+        self._nodes = nodes
         self._queue: asyncio.Queue[tuple[str, Object]] = asyncio.Queue()
         self._claims = Reflector(
             api, "/api/v1/persistentvolumeclaims", lambda _, o: self._queue.put_nowait(("claim", o))
@@ -116,8 +119,8 @@ class Provisioner:
         node = wants_volume(claim)
         if node is None or f"/pvc-{claim['metadata']['uid']}" in self._volumes.objects:
             return
-        volume = volume_for(claim, node, self._root)
-        folder = Path(volume["spec"]["local"]["path"])
+        volume = volume_for(claim, node)
+        folder = _folder_of(volume, self._nodes)
         # Open to all, as such provisioners do it: fsGroup is not applied to volumes of this kind everywhere.
         await asyncio.to_thread(_make_open_folder, folder)
         try:
@@ -132,14 +135,21 @@ class Provisioner:
         ours = annotations.get(_PROVISIONED_BY) == PROVISIONER
         if not ours or volume.get("status", {}).get("phase") != "Released":
             return
-        folder = Path(volume["spec"]["local"]["path"])
-        if folder.parent == self._root:  # never outside, whatever somebody wrote into the object
+        folder = _folder_of(volume, self._nodes)
+        if folder.parent.name == Path(FOLDER).name:  # nothing else, whatever somebody wrote into the object
             await asyncio.to_thread(shutil.rmtree, folder, True)
         try:
             await self._api.request("DELETE", f"/api/v1/persistentvolumes/{volume['metadata']['name']}")
         except ApiError as error:
             if error.status != 404:
                 raise
+
+
+def _folder_of(volume: Object, nodes: Path) -> Path:
+    """On this machine. Never outside the node's disk."""
+    terms = volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"]
+    node = Path(terms[0]["matchExpressions"][0]["values"][0]).name
+    return Path(rootfs.inside(str(disk.root_of(nodes / node)), volume["spec"]["local"]["path"]))
 
 
 def _make_open_folder(folder: Path) -> None:

@@ -10,12 +10,14 @@ import aiohttp
 import structlog
 
 from shoal.lab.kubeapi import Api, Reflector
+from shoal.lab.node import disk as disks
 from shoal.lab.node import fields, images, linux, registration
 from shoal.lab.node.config import NodeConfig
 from shoal.lab.node.context import Gpus, NodeContext
 from shoal.lab.node.events import Events
 from shoal.lab.node.network import Network
 from shoal.lab.node.objects import Objects
+from shoal.lab.node.ownnode import OwnNode
 from shoal.lab.node.pod import Pod
 from shoal.lab.node.runtime import Runtime
 from shoal.lab.node.server import Server
@@ -37,6 +39,10 @@ async def run(config: NodeConfig, spawner: socket.socket) -> None:
     api = Api(node.kubeconfig or config.kubeconfig)
     api.server = config.api_server
     runtime = Runtime(spawner)
+    gpus = Gpus(node.capacity.gpus)
+    own = OwnNode(api, node, gpus)
+    disk = disks.root_of(config.data_dir)
+    disk.mkdir(parents=True, exist_ok=True)
     async with (
         api,
         aiohttp.ClientSession(
@@ -51,7 +57,9 @@ async def run(config: NodeConfig, spawner: socket.socket) -> None:
             objects=Objects(api),
             events=Events(api, node.name),
             network=Network(config, runtime),
-            gpus=Gpus(node.capacity.gpus),
+            gpus=gpus,
+            disk=disks.Disk(disk),
+            labels=own.labels,
             http=http,
             scratch=scratch,
             host_mounts=images.host_mounts([config.run_dir, config.data_dir]),
@@ -66,6 +74,7 @@ async def run(config: NodeConfig, spawner: socket.socket) -> None:
             for work in (
                 Server(config, {node.name: kubelet.pods}).run(),
                 registration.keep_registered(api, config, node),
+                own.run(),
                 context.events.run(),
                 kubelet.run(),
                 _until(stop),

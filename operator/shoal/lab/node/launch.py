@@ -9,8 +9,8 @@ from shoal.lab.node.config import GPU_RESOURCE, Image
 from shoal.lab.node.env import ConfigError, expand, field_value, resource_value
 from shoal.lab.node.linux import CAPABILITIES
 from shoal.lab.node.objects import MissingObject
+from shoal.lab.node.projection import content
 from shoal.lab.node.rootfs import ContainerSpec, Mount, User
-from shoal.lab.node.volumes import content
 
 if TYPE_CHECKING:
     from shoal.lab.node.container import Container

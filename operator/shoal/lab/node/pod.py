@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import structlog
@@ -34,6 +35,18 @@ STATUS_RETRY_SECONDS = 1.0
 SETTLE_SECONDS = 0.05
 """After the last exit, so that a readiness probe under way cannot write behind the last status."""
 DEFAULT_GRACE = 30
+EVICTION_GRACE = 1
+"""Whatever the pod asks for, as in a kubelet that evicts because of local storage."""
+ADMISSION_ATTEMPTS = 4
+"""Pods that were deleted by force hold their GPUs for a moment after the scheduler has given them to others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why the node itself ends the pod, which is then Failed for good."""
+
+    reason: Literal["Evicted", "UnexpectedAdmissionError"]
+    message: str
 
 
 class Pod:
@@ -64,7 +77,10 @@ class Pod:
         self._budget: Budget | None = None
         self._reported: Json | None = None
         facts = PodFacts(pod, "", node.node.name, node.config.host_address, node.node.capacity.resources())
-        self.volumes = Volumes(facts, node.api, node.objects, self.folder / "volumes", self._data)
+        self._verdict: Verdict | None = None
+        self.volumes = Volumes(
+            facts, node, self.folder / "volumes", self._data, lambda reason, text: self.event(reason, text, "Warning")
+        )
 
     # --- what containers ask of their pod ---------------------------------------------------------------------------
 
@@ -158,9 +174,11 @@ class Pod:
             await self._terminate()
             reporter.cancel()
             await self._end_tasks()
-            for container in self.containers:
-                container.settle()
+            if self._verdict is None or self._verdict.reason == "Evicted":  # else no container was ever made
+                for container in self.containers:
+                    container.settle()
             await asyncio.sleep(SETTLE_SECONDS)
+            self._give_gpus_back()  # the scheduler gives them away at the terminal phase
             # the terminal phase first: it takes the pod out of the EndpointSlices; then the object
             await self._report()
             await self._clean()
@@ -210,6 +228,7 @@ class Pod:
         if not await self._set_up():
             return
         self._spawn(self.volumes.keep_fresh())
+        self._spawn(self._evict_when_full())
         for container in self.inits:
             if self.terminating or self._deletion.is_set():
                 return
@@ -229,7 +248,7 @@ class Pod:
         self._finished.set()
 
     async def _set_up(self) -> bool:
-        """Volumes, network, GPUs. False when the pod was deleted meanwhile."""
+        """Volumes, network, GPUs. False when the pod was deleted meanwhile, or rejected."""
         self.changed()
         attempt = 0
         while not self._deletion.is_set():
@@ -244,7 +263,10 @@ class Pod:
             except (NetworkError, StartError, TimeoutError, OSError) as error:
                 self.event("FailedCreatePodSandBox", f"Failed to create pod sandbox: {error}", "Warning")
             except ValueError as error:
-                self.event("UnexpectedAdmissionError", f"Allocate failed due to {error}", "Warning")
+                if attempt + 1 >= ADMISSION_ATTEMPTS:
+                    text = f"Pod was rejected: Allocate failed due to {error}, which is unexpected"
+                    self._give_up(Verdict("UnexpectedAdmissionError", text))
+                    return False
             await self.pause(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
             attempt += 1
         return False
@@ -254,6 +276,18 @@ class Pod:
         taken = self.node.gpus.take(sum(wanted.values()))
         for name, count in wanted.items():
             self._gpus[name], taken = taken[:count], taken[count:]
+
+    def _give_gpus_back(self) -> None:
+        self.node.gpus.give_back([index for indexes in self._gpus.values() for index in indexes])
+        self._gpus.clear()
+
+    async def _evict_when_full(self) -> None:
+        self._give_up(Verdict("Evicted", await self.volumes.overflow()))
+
+    def _give_up(self, verdict: Verdict) -> None:
+        self._verdict = verdict
+        self.event(verdict.reason, verdict.message, "Warning")
+        self._finished.set()
 
     async def _attach(self) -> None:
         if self._sandbox:
@@ -293,7 +327,8 @@ class Pod:
         deleted = self._deletion.is_set()
         seconds = int(self.metadata.get("deletionGracePeriodSeconds") or 0) if deleted and not self._force else 0
         if not deleted:
-            seconds = self.grace  # the pod has finished; only its sidecars are left
+            # the pod has finished, and only its sidecars are left; or it is evicted
+            seconds = self.grace if self._verdict is None else EVICTION_GRACE
         forced = seconds == 0
         # a kubelet gives even a forced deletion one second
         self._budget = budget = Budget(max(seconds, 1), FORCED_STOP_SECONDS if forced else MINIMUM_STOP_SECONDS)
@@ -320,8 +355,6 @@ class Pod:
                         await container.process.wait()
 
     async def _clean(self) -> None:
-        self.node.gpus.give_back([index for indexes in self._gpus.values() for index in indexes])
-        self._gpus.clear()
         if self.address:
             with contextlib.suppress(NetworkError, TimeoutError):
                 await self.node.network.detach(self.uid, self.address)
@@ -385,6 +418,9 @@ class Pod:
         policy = self.spec.get("restartPolicy", "Always")
         over = self.terminating and all(c.process is None or c.process.exit_code is not None for c in self.containers)
         phase = status.phase(records, policy, over and self._deletion.is_set())
+        verdict = self._verdict
+        if verdict is not None and over:
+            phase = "Failed"
         self._conditions = status.conditions(records, phase, self._sandbox, self._conditions)
         body: Json = {
             "phase": phase,
@@ -394,6 +430,10 @@ class Pod:
             "conditions": self._conditions,
             "containerStatuses": [container.record.status() for container in self.mains],
         }
+        if verdict is not None:
+            body |= {"reason": verdict.reason, "message": verdict.message}
+        if verdict is not None and verdict.reason == "Evicted":
+            body["conditions"] = [*self._conditions, status.disruption(verdict.message)]
         if self.inits:
             body["initContainerStatuses"] = [container.record.status() for container in self.inits]
         if self.address:

@@ -117,3 +117,14 @@ def conditions(records: Sequence[ContainerRecord], current: str, sandbox: bool, 
             {"type": kind, "status": word, "lastTransitionTime": since, "reason": None, "message": None} | reason
         )
     return result
+
+
+def disruption(message: str) -> Json:
+    """The condition by which a Job tells an eviction by the node from a failure of the program."""
+    return {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "TerminationByKubelet",
+        "message": message,
+        "lastTransitionTime": timestamp(),
+    }

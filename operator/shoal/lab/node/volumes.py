@@ -1,30 +1,35 @@
 """The volumes of one pod: made before its first container, refreshed while it runs, removed after its last."""
 
 import asyncio
-import base64
 import os
 import shutil
-import stat
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import structlog
 
-from shoal.lab.kubeapi import Api, ApiError
-from shoal.lab.node import fields, linux, quantity
+from shoal.lab.kubeapi import ApiError
+from shoal.lab.node import affinity, fields, linux, quantity
+from shoal.lab.node.disk import DiskError, Report, usage
 from shoal.lab.node.env import ConfigError, field_value, resource_value
-from shoal.lab.node.objects import MissingObject, Objects
+from shoal.lab.node.objects import MissingObject
+from shoal.lab.node.projection import content, publish
+
+if TYPE_CHECKING:
+    from shoal.lab.node.context import NodeContext
 
 _log = structlog.get_logger()
 Json = dict[str, Any]
 
 TOKEN_SHARE = 0.8
 """A service account token is renewed at this share of its life, as by a kubelet."""
+OVERFLOW_SECONDS = 10.0
+"""A kubelet's housekeeping interval for evictions."""
 
 
 class VolumeError(Exception):
@@ -52,10 +57,20 @@ class Volume:
 class Volumes:
     """`folder` is on the node's tmpfs, `data` on disk; both are this pod's alone."""
 
-    def __init__(self, facts: PodFacts, api: Api, objects: Objects, folder: Path, data: Path) -> None:
+    def __init__(
+        self,
+        facts: PodFacts,
+        node: "NodeContext",
+        folder: Path,
+        data: Path,
+        report: Report,
+    ) -> None:
         self._facts = facts
-        self._api = api
-        self._objects = objects
+        self._api = node.api
+        self._objects = node.objects
+        self._disk = node.disk
+        self._labels = node.labels
+        self._report = report
         self._folder = folder
         self._data = data
         self._namespace: str = facts.pod["metadata"]["namespace"]
@@ -63,6 +78,8 @@ class Volumes:
         self._group: int | None = security.get("fsGroup")
         self._mounted: dict[str, Volume] = {}
         self._tmpfs: list[Path] = []
+        self._limited: dict[str, tuple[Path, str]] = {}
+        """emptyDir on disk -> its folder and sizeLimit."""
         self._unfollow: list[Callable[[], None]] = []
         self._followed: set[tuple[str, str]] = set()
         self._stale = asyncio.Event()
@@ -77,7 +94,7 @@ class Volumes:
             if name not in self._mounted:
                 try:
                     self._mounted[name] = await self._make(volume)
-                except (MissingObject, ConfigError, OSError, ValueError, VolumeError) as error:
+                except (MissingObject, ConfigError, DiskError, OSError, ValueError, VolumeError) as error:
                     raise VolumeError(f'MountVolume.SetUp failed for volume "{name}" : {error}') from error
                 except (ApiError, aiohttp.ClientError, TimeoutError) as error:
                     raise VolumeError(f'MountVolume.SetUp failed for volume "{name}" : {error!r}') from error
@@ -114,7 +131,7 @@ class Volumes:
                 # a kubelet mounts all of these read-only since 1.9.6
                 return Volume(folder, read_only=True)
             case "hostPath":
-                return Volume(_host_path(source))
+                return Volume(*self._disk.host_path(source))
             case "persistentVolumeClaim":
                 return await self._claim(source)
             case _:
@@ -130,6 +147,8 @@ class Volumes:
         else:
             folder = self._data / name
             folder.mkdir(parents=True, exist_ok=True)
+            if source.get("sizeLimit"):
+                self._limited[name] = (folder, str(source["sizeLimit"]))
         folder.chmod(0o777)
         if self._group is not None:
             os.chown(folder, -1, self._group)
@@ -144,15 +163,19 @@ class Volumes:
             raise VolumeError(f"PVC {self._namespace}/{name} is not bound")
         volume = await self._api.request("GET", f"/api/v1/persistentvolumes/{volume_name}")
         spec: Json = volume["spec"]
+        if not affinity.admits(volume, self._facts.node, await self._labels()):
+            raise VolumeError(
+                f'MountVolume.NodeAffinity check failed for volume "{volume_name}" : no matching NodeSelectorTerms'
+            )
         path: str | None = (spec.get("local") or fields.mapping(spec, "hostPath")).get("path")
         if path is None:
             raise VolumeError(f'PV {volume_name}: the lab\'s nodes have only "local" and "hostPath" volumes')
-        if not os.path.exists(path):  # noqa: ASYNC240 - a local disk
-            raise VolumeError(f'path "{path}" does not exist')
         read_only = bool(source.get("readOnly")) or "ro" in fields.words(spec, "mountOptions")
-        if self._group is not None and not read_only:
-            await asyncio.to_thread(_give_to_group, Path(path), self._group)
-        return Volume(Path(path), read_only)
+        # Read-only, by the claim or by the PV: the kubelet's chgrp does not reach the files.
+        group = None if read_only else self._group
+        uid = self._facts.pod["metadata"]["uid"]
+        folder = await asyncio.to_thread(self._disk.local, volume_name, path, uid, group, self._report)
+        return Volume(folder, read_only)
 
     # --- contents that follow objects -------------------------------------------------------------------------------
 
@@ -264,6 +287,17 @@ class Volumes:
                         _log.info("volume_refresh_fails", volume=volume["name"], error=str(error))
                         self._renew_at = time.monotonic() + 10
 
+    async def overflow(self) -> str:
+        """Returns, with the reason, when an emptyDir has outgrown its sizeLimit; until cancelled when none does.
+
+        Looked at now and then, as by a kubelet: nothing stops the writer at the limit.
+        """
+        while True:
+            await asyncio.sleep(OVERFLOW_SECONDS)
+            for name, (folder, limit) in self._limited.items():
+                if await asyncio.to_thread(usage, folder) > quantity.ceiling(limit):
+                    return f'Usage of EmptyDir volume "{name}" exceeds the limit "{limit}". '
+
     def set_address(self, address: str) -> None:
         """The pod's, for the downward API."""
         self._facts = replace(self._facts, address=address)
@@ -279,79 +313,6 @@ class Volumes:
         for folder in reversed(self._tmpfs):
             linux.unmount(str(folder))
         self._tmpfs.clear()
+        self._disk.release(self._facts.pod["metadata"]["uid"])
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
         await asyncio.to_thread(shutil.rmtree, self._data, ignore_errors=True)
-
-
-def content(found: Json) -> dict[str, bytes]:
-    """A ConfigMap's or Secret's keys."""
-    if "data" in found and found.get("kind") == "Secret":
-        return {key: base64.b64decode(value) for key, value in fields.mapping(found, "data").items()}
-    text = {key: value.encode() for key, value in fields.mapping(found, "data").items()}
-    binary = {key: base64.b64decode(value) for key, value in fields.mapping(found, "binaryData").items()}
-    return text | binary
-
-
-def publish(folder: Path, files: Mapping[str, tuple[bytes, int]], group: int | None) -> None:
-    """Replaces the volume's files all at once, as a kubelet does: a new folder, and one link renamed over the old."""
-    data = folder / "..data"
-    old = folder / os.readlink(data) if data.is_symlink() else None
-    if old is not None and _same(old, files):
-        return
-    fresh = folder / f"..{datetime.now().strftime('%Y_%m_%d_%H_%M_%S.%f')}"  # noqa: DTZ005 - only has to be new
-    fresh.mkdir(0o755)
-    for path, (value, mode) in files.items():
-        target = fresh / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(value)
-        if group is not None:
-            os.chown(target, -1, group)
-        target.chmod(mode | (0o440 if group is not None else 0))
-    link = folder / "..data_tmp"
-    link.unlink(missing_ok=True)
-    link.symlink_to(fresh.name)
-    link.replace(data)
-    tops = {path.split("/")[0] for path in files}
-    for top in tops:
-        if not (folder / top).is_symlink():
-            (folder / top).symlink_to(f"..data/{top}")
-    for entry in folder.iterdir():
-        if not entry.name.startswith("..") and entry.name not in tops:
-            entry.unlink()
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _same(folder: Path, files: Mapping[str, tuple[bytes, int]]) -> bool:
-    present = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    return present == set(files) and all((folder / path).read_bytes() == value for path, (value, _) in files.items())
-
-
-def _host_path(source: Json) -> Path:
-    path, kind = Path(source["path"]), source.get("type") or ""
-    if kind == "DirectoryOrCreate":
-        path.mkdir(0o755, parents=True, exist_ok=True)
-    elif kind == "FileOrCreate":
-        path.touch(0o644)
-    elif kind == "Directory" and not path.is_dir():
-        raise VolumeError(f"hostPath type check failed: {path} is not a directory")
-    elif kind == "File" and not path.is_file():
-        raise VolumeError(f"hostPath type check failed: {path} is not a file")
-    elif not path.exists():
-        raise VolumeError(f"path {path} does not exist")
-    return path
-
-
-def _give_to_group(folder: Path, group: int) -> None:
-    """fsGroup on a volume of its own: group, group-writable, setgid. Once: the top tells whether it was done."""
-    top = folder.stat()
-    if top.st_gid == group and top.st_mode & stat.S_ISGID:
-        return
-    for root, _, names in os.walk(folder, topdown=False):
-        for name in names:
-            path = os.path.join(root, name)
-            if not os.path.islink(path):
-                os.chown(path, -1, group)
-                os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) | 0o660)
-        os.chown(root, -1, group)
-        os.chmod(root, stat.S_IMODE(os.stat(root).st_mode) | 0o2770)  # noqa: S103 - what a kubelet does for fsGroup

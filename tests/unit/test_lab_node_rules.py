@@ -1,0 +1,82 @@
+"""What a lab node decides without asking anybody: a volume's affinity, GPUs, folders."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.lab.node import disk
+from shoal.lab.node.affinity import admits
+from shoal.lab.node.context import Gpus
+from shoal.lab.node.ownnode import HEALTHY_GPUS, healthy_gpus
+
+
+def volume(*terms: list[dict[str, Any]], key: str = "matchExpressions") -> dict[str, Any]:
+    return {"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": [{key: term} for term in terms]}}}}
+
+
+LABELS = {"zone": "a", "cores": "64"}
+
+
+@pytest.mark.parametrize(
+    ("requirement", "fits"),
+    [
+        ({"key": "zone", "operator": "In", "values": ["a", "b"]}, True),
+        ({"key": "rack", "operator": "In", "values": ["a"]}, False),
+        ({"key": "zone", "operator": "NotIn", "values": ["a"]}, False),
+        ({"key": "rack", "operator": "NotIn", "values": ["a"]}, True),
+        ({"key": "zone", "operator": "Exists"}, True),
+        ({"key": "zone", "operator": "DoesNotExist"}, False),
+        ({"key": "cores", "operator": "Gt", "values": ["32"]}, True),
+        ({"key": "cores", "operator": "Lt", "values": ["32"]}, False),
+        ({"key": "rack", "operator": "Gt", "values": ["32"]}, False),
+    ],
+)
+def test_a_volume_is_mounted_where_its_affinity_allows(requirement: dict[str, Any], fits: bool) -> None:
+    assert admits(volume([requirement]), "n1", LABELS) is fits
+
+
+def test_terms_are_alternatives_and_their_expressions_are_not() -> None:
+    zone, rack = {"key": "zone", "operator": "Exists"}, {"key": "rack", "operator": "Exists"}
+    assert admits(volume([rack], [zone]), "n1", LABELS)
+    assert not admits(volume([rack, zone]), "n1", LABELS)
+    assert not admits(volume([]), "n1", LABELS)
+    assert admits({"spec": {}}, "n1", LABELS)
+    name = {"key": "metadata.name", "operator": "In", "values": ["n1"]}
+    assert admits(volume([name], key="matchFields"), "n1", LABELS)
+    assert not admits(volume([name], key="matchFields"), "n2", LABELS)
+
+
+@pytest.mark.parametrize(("text", "healthy"), [("3", 3), ("0", 0), ("99", 8), ("-1", 8), ("some", 8)])
+def test_healthy_gpus_are_read_from_the_annotation(text: str, healthy: int) -> None:
+    assert healthy_gpus({"metadata": {"annotations": {HEALTHY_GPUS: text}}}, 8) == healthy
+
+
+def test_a_pod_keeps_its_failed_gpu_and_the_next_gets_a_healthy_one() -> None:
+    gpus = Gpus(4)
+    first = gpus.take(3)
+    gpus.set_healthy(2)
+    with pytest.raises(ValueError, match="Requested: 1, Available: 0"):
+        gpus.take(1)
+    gpus.give_back(first)
+    assert gpus.take(2) == [0, 1]
+    gpus.set_healthy(4)
+    assert gpus.take(2) == [2, 3]
+
+
+def test_links_on_a_nodes_disk_do_not_lead_off_it(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to("/etc")
+    (tmp_path / "up").symlink_to("../../..")
+    own = disk.Disk(tmp_path)
+    assert own.find("/out/passwd") == tmp_path / "etc/passwd"
+    assert own.find("/up/x/../../y") == tmp_path / "y"
+
+
+def test_an_untyped_host_path_that_is_nowhere_is_made(tmp_path: Path) -> None:
+    path = f"/nowhere{tmp_path}"
+    assert disk.Disk(tmp_path).host_path({"path": path}) == (tmp_path / path.removeprefix("/"), False)
+    assert (tmp_path / path.removeprefix("/")).is_dir()
+    with pytest.raises(disk.DiskError, match="is not a file"):
+        disk.Disk(tmp_path).host_path({"path": path, "type": "FileOrCreate"})
+    with pytest.raises(disk.DiskError, match="path /nowhere/at/all does not exist"):
+        disk.Disk(tmp_path).host_path({"path": "/nowhere/at/all", "type": "Socket"})
