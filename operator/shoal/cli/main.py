@@ -26,9 +26,11 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "operator": ("shoal.runtime.operator:command", "Run the operator."),
     "gateway": ("shoal.runtime.gateway:command", "Run the gateway, or look into its spool."),
     "agent": ("shoal.runtime.agent:command", "Run an engine pod's agent, or stage a model."),
+    "cache": ("shoal.runtime.cache:command", "Run the node cache."),
     "sim": ("shoal.sim.cli:command", "Run the engine simulator."),
     "lab": ("shoal.lab.cli:command", "A real Kubernetes on this machine, without Docker."),
     "demo": ("shoal.cli.demo:command", "Serve two Models end to end and ask one a question."),
+    "status": ("shoal.cli.status:command", "Show the Models of a cluster and how far they are."),
     "generate": ("shoal.cli.generate:command", "Write crds/, chart schemas and reference docs."),
 }
 
@@ -53,6 +55,11 @@ class _Lazy(click.Group):
 def main() -> None:
     """Shoal: a Kubernetes operator and control plane for GPU inference fleets."""
     logs.configure()
+
+
+def kubectl() -> None:
+    """`kubectl-shoal`: what `kubectl shoal` calls. The same commands."""
+    main(prog_name="kubectl shoal")
 
 
 def run(args: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ import prometheus_client
 from shoal.api.meta import JsonObject
 from shoal.kube import auth
 from shoal.kube.errors import Gone, Invalid, KubeError, Unavailable, from_status
-from shoal.kube.resources import Resource
+from shoal.kube.resources import PODS, Resource
 
 REQUESTS = prometheus_client.Counter("shoal_kube_requests", "Calls to the API server.", ["verb", "resource", "code"])
 SECONDS = prometheus_client.Histogram(
@@ -131,6 +131,20 @@ class Client:
                 return frozenset()
             raise
         return frozenset(r["name"] for r in found.get("resources", []))
+
+    async def log(self, pod: str, namespace: str, *, container: str, lines: int) -> str:
+        """The last lines of a container's log. Raises NotFound, Forbidden, Invalid (not started yet), Unavailable."""
+        path = PODS.path(namespace=namespace, name=pod, subresource="log")
+        params = {"container": container, "tailLines": str(lines)}
+        try:
+            timeout = aiohttp.ClientTimeout(total=ATTEMPT_TIMEOUT, sock_connect=5)
+            response = await self._open("GET", path, params=params, timeout=timeout, headers={"Accept": "*/*"})
+            async with response:
+                if response.status >= 400:
+                    raise await _error(response)
+                return (await response.read()).decode(errors="replace")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unavailable(f"get {path}: {_why(error)}") from error
 
     async def list_pages(
         self,

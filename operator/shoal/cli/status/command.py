@@ -1,0 +1,138 @@
+"""The command: a table once, or again and again until it is interrupted."""
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import click
+import yaml
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from shoal.cli.status.read import Snapshot, read
+from shoal.cli.status.view import ModelRow, VariantRow
+from shoal.kube.client import Client
+from shoal.kube.errors import KubeError, NotFound, Unavailable
+
+INTERVAL_SECONDS: Final = 2.0
+NARROW: Final = 160
+"""Columns where the output is no terminal."""
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("-n", "--namespace", help="Default: that of the kubeconfig's context.")
+@click.option("-A", "--all-namespaces", is_flag=True, help="Models of all namespaces.")
+@click.option("-w", "--watch", is_flag=True, help="Show it again every two seconds, until interrupted.")
+@click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
+@click.option("--kubeconfig", help="Default: KUBECONFIG, else ~/.kube/config.")
+@click.option("--context", help="The context of the kubeconfig to use.")
+def command(
+    model: str | None,
+    namespace: str | None,
+    all_namespaces: bool,
+    watch: bool,
+    output: Literal["table", "json", "yaml"],
+    kubeconfig: str | None,
+    context: str | None,
+) -> None:
+    """Show Models: how far each replica is, on which GPUs, how long starts took, and what is wrong.
+
+    MODEL is a name, or model/name as kubectl writes it. Needs the right to see Models and pods, and for the per cent
+    of fetching to read pods' logs; the cluster's own `view` role has all of it.
+    """
+    name = model.removeprefix("model/") if model else None
+    if all_namespaces and (namespace or name):
+        raise click.UsageError("--all-namespaces goes with neither --namespace nor a name")
+    if watch and output != "table":
+        raise click.UsageError("--watch shows a table: leave out --output")
+    try:
+        asyncio.run(_run(name, namespace, all_namespaces, watch, output, kubeconfig, context))
+    except KeyboardInterrupt:
+        return
+    except NotFound as error:
+        missing = "this cluster does not know Models: is Shoal's chart `shoal-crds` installed?"
+        raise click.ClickException(missing if error.kind_missing else error.message) from None
+    except KubeError as error:
+        raise click.ClickException(error.message) from None
+    except (ValueError, OSError, TimeoutError) as error:
+        raise click.ClickException(f"no cluster to talk to: {error}") from None
+
+
+async def _run(
+    name: str | None,
+    namespace: str | None,
+    everywhere: bool,
+    watch: bool,
+    output: str,
+    kubeconfig: str | None,
+    context: str | None,
+) -> None:
+    console = Console(highlight=False, width=None if Console().is_terminal else NARROW)
+    async with await Client.from_environment(kubeconfig=kubeconfig, context=context) as client:
+        where = None if everywhere else namespace or client.namespace or "default"
+        found = await read(client, where, name)
+        if not watch:
+            _print(console, found, output, where)
+            return
+        with Live(picture(found, wide=everywhere), console=console, refresh_per_second=4) as live:
+            while True:
+                await asyncio.sleep(INTERVAL_SECONDS)
+                try:
+                    found = await read(client, where, name)
+                except Unavailable as error:  # a watch outlives an API server that restarts
+                    found = dataclasses.replace(found, notes=(f"not up to date: {error.message}",))
+                live.update(picture(found, wide=everywhere))
+
+
+def _print(console: Console, found: Snapshot, output: str, namespace: str | None) -> None:
+    if output == "table":
+        if not found.rows:
+            console.print("there is no Model" + (f" in namespace {namespace}" if namespace else ""))
+        else:
+            console.print(picture(found, wide=namespace is None))
+        return
+    data = {"models": [dataclasses.asdict(row) for row in found.rows], "notes": list(found.notes)}
+    click.echo(json.dumps(data, indent=2) if output == "json" else yaml.safe_dump(data, sort_keys=False).rstrip())
+
+
+def picture(found: Snapshot, *, wide: bool) -> RenderableType:
+    """The table: a line per Model and class that it uses."""
+    table = Table(show_edge=False, box=None, pad_edge=False)
+    headings = (*(["NAMESPACE"] if wide else []), "MODEL", "READY", "CLASS", "UP", "GPUS", "STEP", "KV TOKENS")
+    for heading in (*headings, "COLD START", "COST/H"):
+        table.add_column(heading, no_wrap=True, justify="right" if heading in ("GPUS", "KV TOKENS") else "left")
+    table.add_column("MESSAGE", overflow="fold")
+    for row in found.rows:
+        for line in _lines(row):
+            table.add_row(*([escape(row.namespace)] if wide else []), *line)
+    notes = [Text(note, style="yellow") for note in found.notes]
+    return Group(table, *notes)
+
+
+def _lines(row: ModelRow) -> Sequence[tuple[str, ...]]:
+    color = {"True": "green", "False": "red"}.get(row.ready, "yellow")
+    first = (escape(row.name), f"[{color}]{row.ready}[/]")
+    message = "" if row.ready == "True" else escape(f"{row.reason}: {row.message}")
+    if not row.variants:
+        return [(*first, "-", "-", "-", "-", "-", "-", "-", message)]
+    lines = [(*first, *_cells(row.variants[0]), message)]
+    return lines + [("", "", *_cells(variant), "") for variant in row.variants[1:]]
+
+
+def _cells(variant: VariantRow) -> tuple[str, ...]:
+    waiting = f" ({variant.waiting} waiting)" if variant.waiting else ""
+    return (
+        escape(variant.gpu_class),
+        f"{variant.ready}/{variant.desired}{waiting}",
+        "-" if variant.gpus is None else str(variant.gpus),
+        variant.step,
+        "-" if variant.kv_tokens is None else f"{variant.kv_tokens:,}",
+        "-" if variant.cold_start_seconds is None else f"{variant.cold_start_seconds} s",
+        variant.hourly_cost or "-",
+    )

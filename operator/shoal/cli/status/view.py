@@ -1,0 +1,144 @@
+"""What the table says, computed from objects as the API server has them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from shoal.api import names, reasons
+from shoal.api.meta import JsonObject
+from shoal.api.model import ModelStatus, VariantStatus
+from shoal.api.replica import StageProgress
+from shoal.core import facts
+from shoal.core.conditions import find
+from shoal.kube import projections
+
+_GI = 2**30
+_STEPS = ("Waiting", "Fetching", "Loading", "Ready")
+
+
+@dataclass(frozen=True, slots=True)
+class VariantRow:
+    """One GPU class that a Model uses."""
+
+    gpu_class: str
+    desired: int
+    ready: int
+    waiting: int
+    gpus: int | None
+    """Of all its replicas; None: not known."""
+    step: str
+    """With the per cent of fetching, where the pod tells."""
+    cold_start_seconds: int | None
+    kv_tokens: int | None
+    """Of one replica: the engine's own figure, else the predicted one."""
+    hourly_cost: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """One Model."""
+
+    namespace: str
+    name: str
+    ready: str
+    """True, False or Unknown."""
+    reason: str
+    message: str
+    variants: tuple[VariantRow, ...]
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def engine_pods(raw: Iterable[JsonObject]) -> list[facts.Pod]:
+    """The engine pods among these that still count."""
+    found = (projections.pod(pod) for pod in raw)
+    return [p for p in found if p is not None and p.model_uid and not p.finished and not p.deleting]
+
+
+def fetching(pods: Iterable[facts.Pod]) -> list[facts.Pod]:
+    """Pods whose weights are being fetched now."""
+    return [p for p in pods if (stage := p.container(names.CONTAINER_STAGE)) is not None and stage.running]
+
+
+def rows(
+    models: Iterable[JsonObject], pods: Sequence[facts.Pod], progress: Mapping[str, StageProgress]
+) -> list[ModelRow]:
+    """A row per Model, by namespace and name. `progress` is by the pods' keys, as far as it is known."""
+    found = [_row(raw, pods, progress) for raw in models]
+    return sorted(found, key=lambda row: (row.namespace, row.name))
+
+
+def _row(raw: JsonObject, pods: Sequence[facts.Pod], progress: Mapping[str, StageProgress]) -> ModelRow:
+    metadata = raw["metadata"]
+    own = [p for p in pods if p.model_uid == metadata["uid"]]
+    try:
+        status = ModelStatus.model_validate(raw.get("status") or {})
+    except ValidationError:
+        unread = "its status is of a version that this command does not know"
+        return ModelRow(metadata["namespace"], metadata["name"], "Unknown", reasons.PENDING, unread, ())
+    ready = find(status.conditions, reasons.READY)
+    return ModelRow(
+        metadata["namespace"],
+        metadata["name"],
+        ready.status if ready else "Unknown",
+        ready.reason if ready else reasons.PENDING,
+        ready.message if ready else "the operator has not seen it yet: is it running?",
+        tuple(
+            _variant(v, [p for p in own if p.gpu_class == v.gpu_class], progress)
+            for v in status.variants
+            if v.desired or v.ready or v.waiting
+        ),
+    )
+
+
+def _variant(variant: VariantStatus, pods: Sequence[facts.Pod], progress: Mapping[str, StageProgress]) -> VariantRow:
+    tokens = variant.kv_tokens_per_replica
+    return VariantRow(
+        gpu_class=variant.gpu_class,
+        desired=variant.desired,
+        ready=variant.ready,
+        waiting=variant.waiting or 0,
+        gpus=None if variant.gpus_per_replica is None else variant.gpus_per_replica * variant.desired,
+        step=_step(variant, pods, progress),
+        cold_start_seconds=variant.cold_start_seconds,
+        kv_tokens=(tokens.predicted if tokens.engine is None else tokens.engine) if tokens else None,
+        hourly_cost=variant.hourly_cost,
+    )
+
+
+def _step(variant: VariantStatus, pods: Sequence[facts.Pod], progress: Mapping[str, StageProgress]) -> str:
+    """The step of the replica that is the least far. The pods are newer than the status."""
+    steps = [pod_step(pod) for pod in pods]
+    least = min(steps, key=_STEPS.index) if steps else variant.step or "-"
+    if variant.waiting and variant.waiting > 0:
+        least = "Waiting"
+    if least != "Fetching":
+        return least
+    known = [progress[p.key] for p in fetching(pods) if p.key in progress]
+    text = fetched(known)
+    return f"{least} {text}" if text else least
+
+
+def pod_step(pod: facts.Pod) -> str:
+    """How far one replica is, in the words of the Model's status."""
+    if pod.ready:
+        return "Ready"
+    engine = pod.container(names.CONTAINER_ENGINE)
+    if engine is not None and (engine.running or engine.restarts):
+        return "Loading"
+    return "Fetching" if pod.node else "Waiting"
+
+
+def fetched(known: Sequence[StageProgress]) -> str:
+    """`43 % of 15.0 GiB`, over all replicas that fetch; without the per cent while a source has not said its size."""
+    done = sum(p.bytes_done for p in known)
+    totals = [p.bytes_total for p in known if p.bytes_total]
+    if not known or (not done and not totals):
+        return ""
+    if len(totals) < len(known):
+        return f"{done / _GI:.1f} GiB"
+    # Files may grow past what the source had said; more than everything is never shown.
+    return f"{min(100, 100 * done // sum(totals))} % of {sum(totals) / _GI:.1f} GiB"

@@ -1,0 +1,255 @@
+"""`shoal status`: what a person sees of Models, and what is said when something cannot be read."""
+
+import json
+import threading
+from collections.abc import Generator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from shoal.api.replica import StageProgress
+from shoal.cli.main import main
+from shoal.cli.status.read import last_progress
+from shoal.cli.status.view import fetched
+
+GI = 2**30
+MODEL: dict[str, Any] = {
+    "apiVersion": "shoal.dev/v1alpha1",
+    "kind": "Model",
+    "metadata": {"name": "llama", "namespace": "chat", "uid": "u1"},
+    "spec": {"source": {"uri": "hf://owner/llama"}},
+    "status": {
+        "conditions": [
+            {
+                "type": "Ready",
+                "status": "False",
+                "reason": "Fetching",
+                "message": "0 of 1 replicas ready",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }
+        ],
+        "variants": [
+            {
+                "class": "l40s-48gb",
+                "desired": 1,
+                "ready": 0,
+                "gpusPerReplica": 2,
+                "step": "Fetching",
+                "hourlyCost": "1.86",
+                "coldStartSeconds": 74,
+                "kvTokensPerReplica": {"predicted": 183911, "engine": 183000},
+            },
+            {"class": "l4-24gb", "excluded": "weights do not fit"},
+        ],
+    },
+}
+POD: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {
+        "name": "llama-1",
+        "namespace": "chat",
+        "uid": "p1",
+        "labels": {
+            "app.kubernetes.io/component": "engine",
+            "shoal.dev/model": "llama",
+            "shoal.dev/model-uid": "u1",
+            "shoal.dev/gpu-class": "l40s-48gb",
+        },
+    },
+    "spec": {"nodeName": "node-1", "containers": []},
+    "status": {"phase": "Pending", "initContainerStatuses": [{"name": "stage", "state": {"running": {}}}]},
+}
+LOG = "\n".join(
+    [
+        json.dumps({"event": "stage.progress", "state": "fetching", "bytes_done": 3 * GI, "bytes_total": 10 * GI}),
+        json.dumps({"event": "stage.progress", "state": "fetching", "bytes_done": 4 * GI, "bytes_total": 10 * GI}),
+        json.dumps({"event": "stage.retry", "problem": "slow"}),
+        "not a line of JSON",
+    ]
+)
+
+
+class Api:
+    """What the stand-in for an API server answers, by path: a JSON object, a text, or a status and a message."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Any] = {
+            "/apis/shoal.dev/v1alpha1/namespaces/chat/models": {"items": [MODEL]},
+            "/apis/shoal.dev/v1alpha1/namespaces/chat/models/llama": MODEL,
+            "/apis/shoal.dev/v1alpha1/models": {"items": [MODEL]},
+            "/api/v1/namespaces/chat/pods": {"items": [POD]},
+            "/api/v1/pods": {"items": [POD]},
+            "/api/v1/namespaces/chat/pods/llama-1/log": LOG,
+        }
+        self.asked: list[str] = []
+
+
+@pytest.fixture
+def api() -> Api:
+    return Api()
+
+
+@pytest.fixture
+def kubeconfig(api: Api, tmp_path: Path) -> Generator[Path]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            api.asked.append(self.path)
+            answer = api.answers.get(path, (404, "the server could not find the requested resource"))
+            status, body = (200, answer) if not isinstance(answer, tuple) else answer
+            kind = "application/json" if isinstance(body, dict) else "text/plain"
+            if status >= 400:
+                body = {
+                    "kind": "Status",
+                    "code": status,
+                    "message": body,
+                    "reason": "Forbidden" if status == 403 else "",
+                }
+            raw = (body if isinstance(body, str) else json.dumps(body)).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(raw)))
+            self.end_headers()
+            self.wfile.write(raw)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    path = tmp_path / "kubeconfig"
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "here",
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
+        "users": [{"name": "me", "user": {"token": "t"}}],
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "me", "namespace": "chat"}}],
+    }
+    path.write_text(yaml.safe_dump(config))
+    try:
+        yield path
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def status(kubeconfig: Path, *args: str) -> Result:
+    return CliRunner().invoke(main, ["status", *args], env={"KUBECONFIG": str(kubeconfig)})
+
+
+def test_a_model_that_is_fetched_shows_the_per_cent_and_what_it_runs_on(kubeconfig: Path) -> None:
+    done = status(kubeconfig)
+    assert done.exit_code == 0, done.output
+    heading, line, *more = done.output.splitlines()
+    for word in ("MODEL", "READY", "CLASS", "UP", "GPUS", "STEP", "KV TOKENS", "COLD START", "COST/H", "MESSAGE"):
+        assert word in heading
+    for word in ("llama", "False", "l40s-48gb", "0/1", "Fetching 40 % of 10.0 GiB", "183,000", "74 s", "1.86"):
+        assert word in line
+    assert "Fetching: 0 of 1 replicas ready" in line
+    assert not more, "classes that are not used have no line"
+
+
+def test_one_model_can_be_named_as_kubectl_writes_it(kubeconfig: Path, api: Api) -> None:
+    assert "40 %" in status(kubeconfig, "model/llama").output
+    assert api.asked[0] == "/apis/shoal.dev/v1alpha1/namespaces/chat/models/llama"
+
+
+def test_all_namespaces_are_shown_with_their_names(kubeconfig: Path) -> None:
+    done = status(kubeconfig, "-A")
+    assert done.output.splitlines()[0].startswith("NAMESPACE")
+    assert done.output.splitlines()[1].startswith("chat")
+
+
+def test_as_json_the_figures_are_numbers(kubeconfig: Path) -> None:
+    (row,) = json.loads(status(kubeconfig, "-o", "json").output)["models"]
+    assert row["variants"][0]["gpus"] == 2
+    assert row["variants"][0]["cold_start_seconds"] == 74
+
+
+def test_without_the_right_to_read_logs_the_rest_is_shown_and_the_reason_told(kubeconfig: Path, api: Api) -> None:
+    api.answers["/api/v1/namespaces/chat/pods/llama-1/log"] = (403, 'pods "llama-1" is forbidden: cannot get pods/log')
+    done = status(kubeconfig)
+    assert done.exit_code == 0
+    assert "Fetching  " in done.output
+    assert 'without the per cent of fetching: pods "llama-1" is forbidden' in done.output
+
+
+def test_without_the_right_to_see_pods_the_models_are_shown(kubeconfig: Path, api: Api) -> None:
+    api.answers["/api/v1/namespaces/chat/pods"] = (403, "pods is forbidden: cannot list pods")
+    done = status(kubeconfig)
+    assert "l40s-48gb" in done.output
+    assert "without the progress of pods: pods is forbidden" in done.output
+
+
+def test_no_right_to_see_models_is_said_in_the_servers_words(kubeconfig: Path, api: Api) -> None:
+    api.answers["/apis/shoal.dev/v1alpha1/namespaces/chat/models"] = (403, "models.shoal.dev is forbidden: no")
+    done = status(kubeconfig)
+    assert done.exit_code == 1
+    assert "models.shoal.dev is forbidden: no" in done.output
+
+
+def test_a_cluster_without_the_kind_says_what_to_install(kubeconfig: Path, api: Api) -> None:
+    del api.answers["/apis/shoal.dev/v1alpha1/namespaces/chat/models"]
+    done = status(kubeconfig)
+    assert done.exit_code == 1
+    assert "is Shoal's chart `shoal-crds` installed?" in done.output
+
+
+def test_an_empty_namespace_says_so(kubeconfig: Path, api: Api) -> None:
+    api.answers["/apis/shoal.dev/v1alpha1/namespaces/chat/models"] = {"items": []}
+    assert status(kubeconfig).output == "there is no Model in namespace chat\n"
+
+
+def test_a_model_that_nobody_looked_at_asks_for_the_operator(kubeconfig: Path, api: Api) -> None:
+    bare = {k: v for k, v in MODEL.items() if k != "status"}
+    api.answers["/apis/shoal.dev/v1alpha1/namespaces/chat/models"] = {"items": [bare]}
+    assert "the operator has not seen it yet: is it running?" in status(kubeconfig).output
+
+
+def test_no_cluster_at_all_is_told(tmp_path: Path) -> None:
+    done = status(tmp_path / "none")
+    assert done.exit_code == 1
+    assert "no cluster to talk to" in done.output
+
+
+def test_all_namespaces_and_a_name_exclude_each_other(kubeconfig: Path) -> None:
+    done = status(kubeconfig, "-A", "llama")
+    assert done.exit_code == 2
+    assert "--all-namespaces goes with neither" in done.output
+
+
+def test_the_last_line_about_progress_counts() -> None:
+    found = last_progress(LOG)
+    assert found is not None
+    assert found.bytes_done == 4 * GI
+    assert last_progress("") is None
+    assert last_progress('{"event": "stage.progress"}') is None, "a line that is cut off says nothing"
+
+
+@pytest.mark.parametrize(
+    ("known", "text"),
+    [
+        ([], ""),
+        ([StageProgress(state="fetching", bytes_done=0)], ""),
+        ([StageProgress(state="fetching", bytes_done=GI)], "1.0 GiB"),
+        ([StageProgress(state="fetching", bytes_done=GI, bytes_total=4 * GI)], "25 % of 4.0 GiB"),
+        ([StageProgress(state="fetching", bytes_done=5 * GI, bytes_total=4 * GI)], "100 % of 4.0 GiB"),
+        (
+            [
+                StageProgress(state="fetching", bytes_done=GI, bytes_total=4 * GI),
+                StageProgress(state="fetching", bytes_done=4 * GI, bytes_total=4 * GI),
+            ],
+            "62 % of 8.0 GiB",
+        ),
+    ],
+)
+def test_what_is_fetched_is_told_as_far_as_it_is_known(known: list[StageProgress], text: str) -> None:
+    assert fetched(known) == text
