@@ -1,8 +1,7 @@
 """The request's body: read under limits, checked, and made into the engine's."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import orjson
 
@@ -80,8 +79,7 @@ class Disconnected(Exception):
     """The client left before its body was whole."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parsed:
+class Parsed(NamedTuple):
     fields: dict[str, Any]
     word: str
     """What the client put in `model`."""

@@ -170,6 +170,7 @@ class Process:
                 self._follow()
             self.pool.sweep()
             self.server.sweep()
+            self.ops.sweep()
             self.spool.check()
             self._reload_tls()
             await asyncio.sleep(1.0)

@@ -7,8 +7,7 @@ memory, read an answer with back-pressure, cut it off.
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import httptools
 
@@ -42,8 +41,9 @@ class AnswerTooLarge(UpstreamError):
     """The answer is larger than the gateway keeps in memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
+    """A tuple, because it is a key of a dict on the request path, and a dataclass is hashed in Python."""
+
     host: str
     port: int
 
@@ -227,7 +227,8 @@ class _Connection(asyncio.Protocol):
             await self._write_waiter
         while not self._head_done:
             self._check()
-            await self._wait()
+            self._waiter = self._loop.create_future()
+            await self._waiter
 
     async def read(self) -> bytes:
         while True:
@@ -241,7 +242,8 @@ class _Connection(asyncio.Protocol):
             if self._complete:
                 return b""
             self._check()
-            await self._wait()
+            self._waiter = self._loop.create_future()
+            await self._waiter
 
     async def read_all(self, limit: int) -> bytes:
         parts: list[bytes] = []
@@ -261,6 +263,7 @@ class _Connection(asyncio.Protocol):
         whole = self._busy and self._complete and not self._chunks and not self._until_close
         self._busy = False
         if whole and self.usable and self._keep_alive and not self._read_paused:
+            self.idle_since = self._loop.time()
             self._pool.give_back(self._target, self)
         else:
             self.close()
@@ -296,10 +299,6 @@ class _Connection(asyncio.Protocol):
             self._error = error
         self.close()
         self._wake()
-
-    async def _wait(self) -> None:
-        self._waiter = self._loop.create_future()
-        await self._waiter
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -344,7 +343,6 @@ class Pool:
         if self._closed or len(idle) >= _MAX_IDLE_PER_TARGET:
             connection.close()
             return
-        connection.idle_since = asyncio.get_running_loop().time()
         idle.append(connection)
 
     def sweep(self) -> None:
