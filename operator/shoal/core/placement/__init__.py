@@ -1,8 +1,14 @@
 """Where replicas run: one plan over the whole fleet, from a snapshot.
 
-types.py   what the planner reads (Demand, ClassSupply) and says (Placement)
+types.py      what the planner reads (Demand, ClassSupply) and says (Placement)
+plan.py       the pass over the fleet
+fill.py       what one Model gets;  outrank.py  who has to go for it;  moves.py  to cheaper classes;
+              leaving.py  whose pods go first
+room.py       the GPUs of a class, each given away once;  fragments.py  which node to take
+words.py      reasons and messages;  rivals.py  for whom a Model waits
 """
 
+from shoal.core.placement.plan import plan
 from shoal.core.placement.single import Offer, offer, place
 from shoal.core.placement.types import (
     Candidate,
@@ -33,4 +39,5 @@ __all__ = [
     "VariantPlan",
     "offer",
     "place",
+    "plan",
 ]

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 
+from shoal.api import reasons
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -152,6 +154,8 @@ class VariantPlan:
     """(node, pods): whose pods go first when the Deployment shrinks, by a lower deletion cost set before `replicas`."""
     retired: bool = False
     """Not a candidate any more: it serves until its replacement is ready. Its template is to be left as it is."""
+    why: str = ""
+    """Why it is no candidate any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,4 +195,4 @@ class Placement:
     @property
     def placed(self) -> bool:
         """Every replica has its GPUs."""
-        return not self.missing and not self.waiting
+        return self.reason in (reasons.PLACED_ON, reasons.MOVING)

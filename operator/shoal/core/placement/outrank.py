@@ -1,0 +1,145 @@
+"""Who has to go when GPUs are short: replicas of strictly lower priority, as few and as unimportant as will do."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from shoal.core.placement.case import Case
+from shoal.core.placement.room import Room
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_FAR_SECONDS: Final = 1e12
+
+_Rank = tuple[int, int, float, int, str]
+"""Below its minimum?, priority, youth, GPUs (more first), uid: the lowest goes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """Replicas of one node that have to go for a replica of `gpus` GPUs."""
+
+    gpu_class: str
+    node: int
+    victims: tuple[tuple[Case, int], ...]
+    """(loser, GPUs), one entry per replica."""
+
+
+class Outranker:
+    """Finds evictions. Victims are ranked after the winner, so none of them has been decided yet."""
+
+    def __init__(self, cases: Iterable[Case], rooms: dict[str, Room]) -> None:
+        self._rooms = rooms
+        self._cases = cases
+        self._holders: dict[str, dict[int, list[tuple[Case, int]]]] | None = None
+        """Class -> node -> (Model, GPUs per replica)."""
+        self._lowest: dict[str, int] = {}
+        """Class -> the lowest priority of a Model that holds GPUs there."""
+        self._bound: dict[str, int] = {}
+        """uid -> sound replicas that are left to it."""
+        self._hopeless: dict[tuple[str, int], int] = {}
+        """(class, GPUs) -> the highest priority for which no eviction was found."""
+
+    def find(self, case: Case) -> Eviction | None:
+        """The least harmful eviction that makes room for one more replica, or None where none helps."""
+        if self._holders is None:
+            self._holders = self._look()
+        found: tuple[tuple[_Rank, int, int, int], Eviction] | None = None
+        for position, candidate in enumerate(case.order):
+            if not case.may_have_more(candidate):
+                continue
+            better = self._on_class(case, candidate.gpu_class, candidate.gpus)
+            if better is None:
+                continue
+            (worst, gpus, node), eviction = better
+            score = (worst, gpus, position, node)
+            if found is None or score < found[0]:
+                found = (score, eviction)
+        return found[1] if found else None
+
+    def evict(self, winner: Case, eviction: Eviction) -> None:
+        room = self._rooms[eviction.gpu_class]
+        node = room.names[eviction.node]
+        for loser, gpus in eviction.victims:
+            key = (eviction.gpu_class, node)
+            loser.evicted[key] = loser.evicted.get(key, 0) + 1
+            if winner.demand not in loser.evicted_by:
+                loser.evicted_by.append(winner.demand)
+            if (loser.demand, eviction.gpu_class) not in winner.evicts:
+                winner.evicts.append((loser.demand, eviction.gpu_class))
+            self._bound[loser.demand.uid] -= 1
+            room.will_release(eviction.node, gpus)
+        self._hopeless.clear()
+
+    def _on_class(self, case: Case, gpu_class: str, gpus: int) -> tuple[tuple[_Rank, int, int], Eviction] | None:
+        priority = case.demand.priority
+        room = self._rooms.get(gpu_class)
+        if room is None or room.largest < gpus or self._lowest.get(gpu_class, priority) >= priority:
+            return None
+        if self._hopeless.get((gpu_class, gpus), priority - 1) >= priority:
+            return None
+        found: tuple[tuple[_Rank, int, int], Eviction] | None = None
+        for i, holders in (self._holders or {}).get(gpu_class, {}).items():
+            victims = self._on_node(priority, room, gpu_class, i, holders, gpus)
+            if victims is None:
+                continue
+            score = (max(r for r, _, _ in victims), sum(g for _, _, g in victims), i)
+            if found is None or score < found[0]:
+                found = (score, Eviction(gpu_class, i, tuple((c, g) for _, c, g in victims)))
+        if found is None:
+            self._hopeless[gpu_class, gpus] = priority
+        return found
+
+    def _on_node(
+        self, priority: int, room: Room, gpu_class: str, i: int, holders: list[tuple[Case, int]], gpus: int
+    ) -> list[tuple[_Rank, Case, int]] | None:
+        """The replicas of one node that have to go; None where all of lower priority would not be enough."""
+        short = gpus - room.soon[i]
+        node = room.names[i]
+        going: list[tuple[_Rank, Case, int]] = []
+        for case, size in holders:
+            if case.demand.priority >= priority:
+                continue
+            pods = case.demand.standing[gpu_class].on[node].pods - case.evicted.get((gpu_class, node), 0)
+            spare = self._bound[case.demand.uid] - min(case.demand.minimum, case.demand.wanted)
+            going += [(_rank(case, size, needed=n >= spare), case, size) for n in range(pods)]
+        if sum(size for _, _, size in going) < short:
+            return None
+        going.sort(key=lambda entry: entry[0])
+        chosen: list[tuple[_Rank, Case, int]] = []
+        freed = 0
+        for entry in going:
+            if freed >= short:
+                break
+            chosen.append(entry)
+            freed += entry[2]
+        for entry in list(reversed(chosen)):  # a large one may have made smaller ones superfluous
+            if freed - entry[2] >= short:
+                chosen.remove(entry)
+                freed -= entry[2]
+        return chosen
+
+    def _look(self) -> dict[str, dict[int, list[tuple[Case, int]]]]:
+        found: dict[str, dict[int, list[tuple[Case, int]]]] = {}
+        for case in self._cases:
+            demand = case.demand
+            bound = 0
+            for gpu_class, standing in demand.standing.items():
+                room = self._rooms.get(gpu_class)
+                for node, held in standing.on.items() if room else ():
+                    i = room.index.get(node) if room else None
+                    if i is None or not held.pods:
+                        continue
+                    bound += held.pods
+                    if not demand.frozen:  # a paused Model keeps what it has
+                        found.setdefault(gpu_class, {}).setdefault(i, []).append((case, standing.gpus))
+                        lowest = self._lowest.get(gpu_class, demand.priority)
+                        self._lowest[gpu_class] = min(lowest, demand.priority)
+            self._bound[demand.uid] = bound
+        return found
+
+
+def _rank(case: Case, gpus: int, *, needed: bool) -> _Rank:
+    created = case.demand.created
+    age = (created - _EPOCH).total_seconds() if created else _FAR_SECONDS
+    return (int(needed), case.demand.priority, -age, -gpus, case.demand.uid)

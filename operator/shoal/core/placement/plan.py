@@ -1,0 +1,81 @@
+"""The whole fleet in one pass: the same snapshot gives the same plan.
+
+1. Models in their order (priority, age, uid): each keeps what runs, then asks where there is room, the cheapest class
+   first; then for GPUs that come free by themselves; then for those of Models of lower priority. Losers come later in
+   the order, so each Model is decided once.
+2. What room is left then is really free, and a few replicas may move to cheaper classes.
+
+Which nodes replicas will get is an assumption of the plan, made anew each time: the scheduler binds them.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from shoal.core.placement.case import Case, rank
+from shoal.core.placement.fill import fill
+from shoal.core.placement.moves import move
+from shoal.core.placement.outrank import Outranker
+from shoal.core.placement.room import Room
+from shoal.core.placement.types import ClassSupply, Demand, Moves, Placement
+from shoal.core.placement.words import Words
+
+
+def plan(
+    demands: Iterable[Demand], supplies: Iterable[ClassSupply], *, moves: Moves | None = None
+) -> dict[str, Placement]:
+    """uid -> where its replicas go. No GPU is given away twice; a replica for which GPUs are not free yet is counted as
+    `waiting`. `moves` None: the default pace."""
+    cases = [Case(demand) for demand in sorted(demands, key=rank)]
+    mix = _Mix(cases)
+    rooms = {supply.name: Room(supply, mix.of(supply.name)) for supply in supplies}
+    _mark_sick(cases, rooms)
+    outranker = Outranker(cases, rooms)
+    for case in cases:
+        fill(case, rooms, outranker)
+    pace = moves or Moves()
+    move(cases, rooms, pace)
+    words = Words(cases, rooms, pace)
+    return {case.demand.uid: words.placement(case) for case in cases}
+
+
+class _Mix:
+    """Which sizes are demanded of each class: counted when a node has to be chosen, most plans need none."""
+
+    def __init__(self, cases: list[Case]) -> None:
+        self._cases = cases
+        self._sizes: dict[str, dict[int, int]] | None = None
+
+    def of(self, gpu_class: str) -> "_Sizes":
+        return _Sizes(self, gpu_class)
+
+    def sizes(self, gpu_class: str) -> Mapping[int, int]:
+        if self._sizes is None:
+            self._sizes = {}
+            for case in self._cases:
+                for candidate in case.demand.candidates:
+                    found = self._sizes.setdefault(candidate.gpu_class, {})
+                    found[candidate.gpus] = found.get(candidate.gpus, 0) + case.demand.wanted
+        return self._sizes.get(gpu_class, {})
+
+
+class _Sizes:
+    def __init__(self, mix: _Mix, gpu_class: str) -> None:
+        self._mix, self._gpu_class = mix, gpu_class
+
+    def __call__(self) -> Mapping[int, int]:
+        return self._mix.sizes(self._gpu_class)
+
+
+def _mark_sick(cases: list[Case], rooms: dict[str, Room]) -> None:
+    """Where pods hold more GPUs than the node offers, which of them have the unhealthy ones is not known: the least
+    important replicas are replaced, until what is left fits."""
+    left = {(room.supply.name, node): gpus for room in rooms.values() for node, gpus in room.sick.items()}
+    if not left:
+        return
+    for case in reversed(cases):
+        for gpu_class, standing in case.demand.standing.items():
+            for node, held in standing.on.items():
+                short = left.get((gpu_class, node), 0)
+                pods = min(held.pods, -(-short // standing.gpus)) if short > 0 and standing.gpus else 0
+                if pods:
+                    case.sick[gpu_class, node] = pods
+                    left[gpu_class, node] = short - pods * standing.gpus

@@ -1,0 +1,95 @@
+"""The room of one class while a plan is made: every GPU is given away once."""
+
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heappop, heappush
+
+from shoal.core.placement import fragments
+from shoal.core.placement.types import ClassSupply
+
+
+class Room:
+    """Mutable, alive during one call of the planner. Nodes are known by their index, in the order of their names."""
+
+    def __init__(self, supply: ClassSupply, sizes: Callable[[], Mapping[int, int]]) -> None:
+        nodes = sorted((n for n in supply.nodes if n.allocatable > 0), key=lambda n: n.name)
+        self.supply = supply
+        self.names = [n.name for n in nodes]
+        self.index = {name: i for i, name in enumerate(self.names)}
+        self.largest = max((n.allocatable for n in nodes), default=0)
+        """GPUs of the largest node, whoever holds them."""
+        self.free = [max(0, n.free) for n in nodes]
+        """GPUs that nobody holds and that were not given away."""
+        self.soon = [n.free + n.releasing for n in nodes]
+        """The same, once the pods that go are gone."""
+        self.sick = {n.name: -n.free for n in nodes if n.free < 0}
+        """GPUs that pods hold and the device plugin offers no more."""
+        self.free_at_first = sum(self.free)
+        self._by_free: dict[int, list[int]] = {}
+        for i, free in enumerate(self.free):
+            if free:
+                self._by_free.setdefault(free, []).append(i)
+        self._none_soon: int | None = None
+        """The smallest size that was looked for among `soon` in vain."""
+        self._sizes = sizes
+        self._fragments: Sequence[int] | None = None
+
+    def fits(self, gpus: int) -> bool:
+        """Whether a replica can be bound now."""
+        return any(free >= gpus and self._first(free) is not None for free in list(self._by_free))
+
+    def most_free(self) -> int:
+        """Free GPUs on the node that has most."""
+        return max((free for free in list(self._by_free) if self._first(free) is not None), default=0)
+
+    def take(self, gpus: int) -> bool:
+        """Gives the free GPUs of the best node to a replica; False where no node has as many."""
+        choices = [free for free in sorted(self._by_free) if free >= gpus and self._first(free) is not None]
+        if not choices:
+            return False
+        free = choices[0]
+        if len(choices) > 1 and free != gpus:  # an exact fit leaves no fragment
+            if self._fragments is None:
+                self._fragments = fragments.table(max(self._by_free), self._sizes())
+            free = fragments.best(choices, gpus, self._fragments)
+        i = self._first(free)
+        assert i is not None  # noqa: S101 - `choices` has only values with a node
+        self.soon[i] -= gpus
+        self._set_free(i, free - gpus)
+        return True
+
+    def take_soon(self, gpus: int) -> bool:
+        """Gives away GPUs that terminating pods still hold, and what is free beside them."""
+        if self._none_soon is not None and gpus >= self._none_soon:
+            return False
+        fitting = [(self.soon[i], i) for i in range(len(self.soon)) if self.soon[i] >= gpus]
+        if not fitting:
+            self._none_soon = gpus
+            return False
+        self.take_soon_on(min(fitting)[1], gpus)
+        return True
+
+    def take_soon_on(self, i: int, gpus: int) -> None:
+        self.soon[i] -= gpus
+        if self.free[i] > self.soon[i]:
+            # What is free there completes the block: nobody else may take it meanwhile.
+            self._set_free(i, max(0, self.soon[i]))
+
+    def will_release(self, i: int, gpus: int) -> None:
+        """A replica there is told to go."""
+        self.soon[i] += gpus
+        self._none_soon = None
+
+    def _set_free(self, i: int, free: int) -> None:
+        self.free[i] = free
+        if free:
+            heappush(self._by_free.setdefault(free, []), i)
+
+    def _first(self, free: int) -> int | None:
+        """The first node with exactly so many free GPUs."""
+        heap = self._by_free.get(free)
+        while heap and self.free[heap[0]] != free:
+            heappop(heap)  # it has given some away since
+        if heap:
+            return heap[0]
+        self._by_free.pop(free, None)
+        return None

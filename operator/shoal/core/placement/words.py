@@ -1,0 +1,283 @@
+"""What a plan says to people. A sentence about a Model that is placed does not change when other Models come and go: a
+status is written only when something of its own changes."""
+
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+from typing import Final
+
+from shoal.api import reasons
+from shoal.core import quantity
+from shoal.core.placement.case import Case, interruptible_limit
+from shoal.core.placement.leaving import leaving
+from shoal.core.placement.rivals import Rivals
+from shoal.core.placement.room import Room
+from shoal.core.placement.types import Candidate, Excluded, Moves, Placement, VariantPlan
+
+NOT_NEEDED: Final = "NotNeeded"
+LIMITED: Final = "Limited"
+
+
+class Words:
+    """One plan's sentences."""
+
+    def __init__(self, cases: Sequence[Case], rooms: dict[str, Room], moves: Moves) -> None:
+        self._rooms, self._moves = rooms, moves
+        self._rivals = Rivals(cases, rooms)
+        self._money: dict[Decimal, str] = {}
+        self._rooms_said: dict[tuple[str, int], str] = {}
+
+    def placement(self, case: Case) -> Placement:
+        variants = self._variants(case)
+        cost: Decimal | None = Decimal(0)
+        for variant in variants:
+            if variant.replicas and cost is not None:
+                cost = cost + Decimal(variant.hourly_cost) if variant.hourly_cost is not None else None
+        reason, message = self._summary(case, variants)
+        return Placement(
+            variants=variants,
+            excluded=self._excluded(case),
+            missing=case.missing,
+            reason=reason,
+            message=message,
+            hourly_cost=None if cost is None else self._say(cost),
+        )
+
+    # --- variants ---------------------------------------------------------------------------------------------------
+
+    def _variants(self, case: Case) -> tuple[VariantPlan, ...]:
+        found: list[VariantPlan] = []
+        standing = case.demand.standing
+        for candidate in case.order:
+            name = candidate.gpu_class
+            replicas = case.replicas(name)
+            if not replicas and not ((there := standing.get(name)) and there.on):
+                continue
+            found.append(
+                VariantPlan(
+                    gpu_class=name,
+                    replicas=replicas,
+                    gpus=candidate.gpus,
+                    hourly_cost=self._cost(candidate, replicas),
+                    waiting=case.waiting.get(name, 0),
+                    leaving=() if case.quiet else leaving(case, name, self._rooms.get(name)),
+                )
+            )
+        if not case.quiet:
+            known = {c.gpu_class for c in case.order}
+            sums = {r.gpu_class: r.why for r in case.demand.rejected}
+            for name in sorted(n for n in standing if n not in known and case.replicas(n)):
+                gone = leaving(case, name, self._rooms.get(name))
+                why = sums.get(name, "the Model may not use this class any more")
+                found.append(
+                    VariantPlan(name, case.replicas(name), standing[name].gpus, None, 0, gone, retired=True, why=why)
+                )
+        return tuple(found)
+
+    def _cost(self, candidate: Candidate, replicas: int) -> str | None:
+        return None if candidate.hourly_cost is None else self._say(candidate.hourly_cost * replicas)
+
+    def _say(self, amount: Decimal) -> str:
+        text = self._money.get(amount)
+        if text is None:
+            text = self._money[amount] = quantity.money(amount)
+        return text
+
+    # --- classes that are not used ----------------------------------------------------------------------------------
+
+    def _excluded(self, case: Case) -> tuple[Excluded, ...]:
+        used = [i for i, c in enumerate(case.order) if case.replicas(c.gpu_class)]
+        dearest = used[-1] if used else -1
+        found: list[Excluded] = []
+        for i, candidate in enumerate(case.order):
+            if i in used:
+                continue
+            reason, why = self._why_not(case, candidate, cheaper=i < dearest)
+            found.append(
+                Excluded(
+                    candidate.gpu_class,
+                    why,
+                    reason,
+                    candidate.gpus,
+                    candidate.kv_tokens,
+                    self._cost(candidate, 1),
+                )
+            )
+        found += [
+            Excluded(r.gpu_class, r.why, r.reason) for r in case.demand.rejected if not case.replicas(r.gpu_class)
+        ]
+        return tuple(found)
+
+    def _why_not(self, case: Case, candidate: Candidate, *, cheaper: bool) -> tuple[str, str]:
+        limit = _limit(case, candidate)
+        if limit is not None and (cheaper or case.missing):
+            return LIMITED, limit
+        if case.missing:
+            return reasons.NO_CAPACITY, self._room(candidate)
+        if not cheaper:
+            return NOT_NEEDED, "not needed: it is not cheaper than what is used" if case.demand.wanted else "not needed"
+        if candidate.hourly_cost is None or not self._moves.in_flight:
+            return reasons.NO_CAPACITY, "no room when the replicas were placed"
+        return (
+            reasons.NO_CAPACITY,
+            f"no room when the replicas were placed; they move here, a few at a time, when there is and it saves "
+            f"{self._moves.min_saving_percent} % or more",
+        )
+
+    def _room(self, candidate: Candidate) -> str:
+        key = (candidate.gpu_class, candidate.gpus)
+        text = self._rooms_said.get(key)
+        if text is None:
+            text = self._rooms_said[key] = room_sentence(self._rooms.get(candidate.gpu_class), candidate.gpus)
+        return text
+
+    # --- reason and message -----------------------------------------------------------------------------------------
+
+    def _summary(self, case: Case, variants: Sequence[VariantPlan]) -> tuple[str, str]:
+        demand = case.demand
+        placed = _placed(case)
+        if not demand.candidates and not demand.frozen:
+            return self._fits_nowhere(case, placed)
+        if case.missing and not demand.frozen:
+            return self._no_room(case, placed)
+        if case.waiting:
+            text = self._waits(case)
+            return reasons.DRAINING_OTHERS, f"{text}; placed: {placed}" if placed else text
+        text = _with_gpus(case, placed) if placed else "no replica is wanted"
+        if case.moving_from is not None:
+            return reasons.MOVING, (
+                f"{text}; moving to {case.moving_to}, which is cheaper: a replica on {case.moving_from} goes "
+                "when its replacement is ready"
+            )
+        if case.replacing:
+            text += f"; {_replacing(case)}, until others are ready in their place"
+        return reasons.PLACED_ON, text
+
+    def _fits_nowhere(self, case: Case, placed: str) -> tuple[str, str]:
+        rejected = case.demand.rejected
+        if not rejected:
+            return reasons.NO_CLASS, "there is no GPUClass: create one for your GPU nodes"
+        given = {r.reason for r in rejected}
+        reason = reasons.SIZE_UNKNOWN if reasons.SIZE_UNKNOWN in given else reasons.NO_FIT
+        if len(given) == 1:
+            reason = next(iter(given))
+        sums = {r.why for r in rejected}
+        text = (
+            next(iter(sums))
+            if len(sums) == 1 and len(rejected) > 1
+            else _list(f"{r.gpu_class}: {r.why}" for r in rejected)
+        )
+        message = f"fits on no GPU class: {text}"
+        return reason, f"{message}; {_replacing(case)} meanwhile" if case.replacing else message
+
+    def _no_room(self, case: Case, placed: str) -> tuple[str, str]:
+        demand = case.demand
+        sizes = {c.gpus for c in demand.candidates}
+        what = "a replica" if case.missing == demand.wanted else f"{case.missing} of {demand.wanted} replicas"
+        of = f" of {gpus(next(iter(sizes)))}" if len(sizes) == 1 else ""
+
+        def one(candidate: Candidate) -> str:
+            name = candidate.gpu_class if of else f"{candidate.gpu_class} ({gpus(candidate.gpus)})"
+            return f"{name}: {_limit(case, candidate) or self._room(candidate)}"
+
+        text = f"no room for {what}{of}: {_list(one(c) for c in case.order)}"
+        if demand.rejected:
+            text += f"; does not fit on {_list((r.gpu_class for r in demand.rejected), ', ')}"
+        if case.waiting:
+            text += f"; {self._waits(case)}"
+        if placed:
+            text += f"; placed: {placed}"
+        if case.replacing:
+            text += f"; {_replacing(case)} meanwhile"
+        rivals = self._rivals.before(case)
+        if rivals:
+            return reasons.OUTRANKED, f"waits for {rivals}; {text}"
+        return reasons.NO_CAPACITY, text
+
+    def _waits(self, case: Case) -> str:
+        parts: list[str] = []
+        for candidate in case.order:
+            replicas = case.waiting.get(candidate.gpu_class, 0)
+            if replicas:
+                who = self._rivals.going(case, candidate.gpu_class)
+                parts.append(f"waits for {gpus(replicas * candidate.gpus)} on {candidate.gpu_class} that {who}")
+        return "; ".join(parts)
+
+
+def room_sentence(room: Room | None, size: int) -> str:
+    """What room a class has for replicas of `size` GPUs, in figures."""
+    if room is None or not (room.supply.matching if room.supply.matching is not None else room.supply.nodes):
+        return "no node has the class's labels"
+    matching = room.supply.matching if room.supply.matching is not None else len(room.supply.nodes)
+    if not room.names:
+        if room.supply.capacity == 0:
+            return f"its {matching} node(s) have none of the resource"
+        return f"none of its {matching} node(s) takes pods"
+    offered = sum(node.allocatable for node in room.supply.nodes)
+    capacity = max(offered, room.supply.capacity or 0)
+    if room.largest < size:
+        return f"no node has {gpus(size)}, the largest has {room.largest}"
+    promised = room.free_at_first - sum(room.free)
+    text = f"{room.free_at_first} of {capacity} GPUs free"
+    if promised:
+        text += f", {promised} promised to replicas that are starting"
+    most = room.most_free()
+    if sum(room.free) and most < size:
+        text += f", at most {most} on one node"
+    if offered < capacity:
+        text += f", {capacity - offered} on nodes that take no pods or not healthy"
+    return text
+
+
+def gpus(count: int) -> str:
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"
+
+
+def _limit(case: Case, candidate: Candidate) -> str | None:
+    """Why the spec allows no more replicas on a class."""
+    if candidate.max_replicas is not None and case.wants_on(candidate.gpu_class) >= candidate.max_replicas:
+        return f"maxReplicas {candidate.max_replicas} reached" if candidate.max_replicas else "maxReplicas is 0"
+    if candidate.interruptible and not case.may_have_more(candidate):
+        demand = case.demand
+        return (
+            f"interruptible, and interruptiblePercent {demand.interruptible_percent} allows "
+            f"{interruptible_limit(demand)} of {demand.wanted} replicas on such classes"
+        )
+    return None
+
+
+def _placed(case: Case) -> str:
+    """Replicas that have their GPUs; those that go are not among them."""
+    parts: list[str] = []
+    if case.demand.frozen:
+        return ", ".join(f"{n} on {name}" for name, n in sorted(case.kept.items()) if n)
+    for candidate in case.order:
+        name = candidate.gpu_class
+        count = case.kept.get(name, 0) + case.asked.get(name, 0)
+        if name == case.moving_to:
+            count -= case.asked.get(name, 0)
+        if count:
+            parts.append(f"{count} on {name}")
+    return ", ".join(parts)
+
+
+def _with_gpus(case: Case, placed: str) -> str:
+    used = {c.gpus for c in case.order if case.wants_on(c.gpu_class)}
+    if len(used) == 1:
+        return f"{placed}, {gpus(used.pop())} each"
+    return placed
+
+
+def _replacing(case: Case) -> str:
+    known = {c.gpu_class for c in case.order}
+    retired = [f"{n} on {name}" for name, n in sorted(case.held.items()) if name not in known and n]
+    stranded = case.replacing - sum(n for name, n in case.held.items() if name not in known)
+    parts = [f"{', '.join(retired)}, not usable any more, stays"] if retired else []
+    if stranded:
+        parts.append(f"{stranded} on a node that takes no pods stays")
+    return " and ".join(parts)
+
+
+def _list(parts: Iterable[str], separator: str = "; ", most: int = 8) -> str:
+    known = list(parts)
+    more = [f"and {len(known) - most} more"] if len(known) > most else []
+    return separator.join([*known[:most], *more])
