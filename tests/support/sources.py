@@ -111,14 +111,16 @@ class ArchiveServer:
             return web.Response(status=401)
         if self.status != 200:
             return web.Response(status=self.status)
-        start, status = 0, 200
-        wanted = request.headers.get("Range")
-        if wanted and self.ranges and request.headers.get("If-Range") == self.etag:
-            start, status = int(wanted.removeprefix("bytes=").removesuffix("-")), 206
-        rest = self.body[start:]
+        start, end, status = 0, len(self.body), 200
+        wanted = request.http_range if self.ranges else slice(None)
+        if wanted.start is not None and request.headers.get("If-Range") in (None, self.etag):
+            start, end, status = wanted.start, min(wanted.stop or len(self.body), len(self.body)), 206
+        if status == 206 and start >= len(self.body):
+            return web.Response(status=416, headers={"Content-Range": f"bytes */{len(self.body)}"})
+        rest = self.body[start:end]
         headers = {"ETag": self.etag, "Content-Length": str(len(rest))}
         if status == 206:
-            headers["Content-Range"] = f"bytes {start}-{len(self.body) - 1}/{len(self.body)}"
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(self.body)}"
         response = web.StreamResponse(status=status, headers=headers)
         await response.prepare(request)
         if self.break_after is not None and self.break_after < len(rest):
@@ -129,6 +131,15 @@ class ArchiveServer:
             return response
         await response.write(rest)
         return response
+
+
+def described(name: str, content: bytes) -> dict[str, object]:
+    """A file as the hub's API tells of it: weights lie in its large file storage, the rest in git."""
+    blob = hashlib.sha1(f"blob {len(content)}\0".encode() + content, usedforsecurity=False).hexdigest()
+    row: dict[str, object] = {"rfilename": name, "size": len(content), "blobId": blob}
+    if name.endswith((".safetensors", ".bin")):
+        row["lfs"] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
+    return row
 
 
 @dataclass
@@ -146,13 +157,15 @@ class HubServer:
     """Answered to everything, if set."""
     fail_file: str | None = None
     """A file whose content cannot be had now."""
+    corrupt: dict[str, bytes] = field(default_factory=dict)
+    """Files whose content is not the one that the API tells of."""
     fetched: list[str] = field(default_factory=list)
+    """Files whose content was sent, by answer."""
 
     def app(self) -> web.Application:
         app = web.Application()
         app.router.add_get("/api/models/{owner}/{name}", self._info)
         app.router.add_get("/api/models/{owner}/{name}/revision/{revision}", self._info)
-        app.router.add_get("/api/models/{owner}/{name}/tree/{revision}", self._tree)
         app.router.add_route("*", "/{owner}/{name}/resolve/{revision}/{path:.*}", self._file)
         return app
 
@@ -182,20 +195,10 @@ class HubServer:
         commit = self._commit(request)
         if commit is None:
             return web.json_response({"error": "x"}, status=404, headers={"X-Error-Code": "RevisionNotFound"})
-        siblings = [{"rfilename": name, "size": len(content)} for name, content in self.files.items()]
+        siblings = [described(name, content) for name, content in self.files.items()]
         return web.json_response(
             {"id": self.repo, "modelId": self.repo, "sha": commit, "siblings": siblings, "private": self.private}
         )
-
-    async def _tree(self, request: web.Request) -> web.Response:
-        refused = self._refused(request, content=False)
-        if refused is not None:
-            return refused
-        rows = [
-            {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha256(content).hexdigest()[:40]}
-            for name, content in self.files.items()
-        ]
-        return web.json_response(rows)
 
     async def _file(self, request: web.Request) -> web.Response:
         refused = self._refused(request, content=True)
@@ -208,8 +211,10 @@ class HubServer:
             if name == self.fail_file:
                 return web.Response(status=500)
             self.fetched.append(name)
-        content = self.files[name]
-        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()[:40]}"', "X-Repo-Commit": commit}
-        if request.method == "HEAD":
-            return web.Response(headers=headers | {"Content-Length": str(len(content))})
-        return web.Response(body=content, headers=headers)
+        content = self.corrupt.get(name, self.files[name])
+        span = request.http_range
+        if span.start is None:
+            return web.Response(body=content)
+        stop = min(span.stop or len(content), len(content))
+        spanned = {"Content-Range": f"bytes {span.start}-{stop - 1}/{len(content)}"}
+        return web.Response(status=206, body=content[span.start : stop], headers=spanned)

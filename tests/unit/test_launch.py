@@ -161,7 +161,7 @@ def test_the_engine_reads_a_volume_in_place_and_all_else_where_it_was_staged(uri
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
-        ("s3://bucket", "is not a source"),
+        ("ftp://host/x", "is not a source"),
         ("hf://only-a-name", "does not name a repository"),
         ("hf://a/b@", "does not name a repository"),
         ("pvc://claim/../other", "does not name a folder of a volume"),

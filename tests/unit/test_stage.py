@@ -20,14 +20,15 @@ from types import SimpleNamespace
 import pytest
 from aiohttp.test_utils import TestServer, unused_port
 
-from shoal.agent.stage import https, hub
 from shoal.agent.stage.progress import write_progress
-from shoal.agent.stage.run import StagePaths, StageRequest, run_stage, stage, termination_message
+from shoal.agent.stage.request import StagePaths, StageRequest
+from shoal.agent.stage.run import run_stage, stage, termination_message
 from shoal.api import reasons
 from shoal.api.replica import StageProgress
-from shoal.artifacts import folders
+from shoal.artifacts import Settings, folders
 from shoal.artifacts.errors import ArtifactError
 from shoal.artifacts.trust import with_public_roots
+from shoal.artifacts.wanted import wanted_files
 from tests.support.sources import (
     ArchiveServer,
     HubServer,
@@ -224,14 +225,19 @@ async def test_a_volume_with_a_wrong_digest_is_refused(paths: StagePaths):
 # --- https:// -------------------------------------------------------------------------------------------------------
 
 Serve = Callable[[ArchiveServer], Awaitable[str]]
+PROBE = "bytes=0-0"
+"""How a server is asked for size and version of a file."""
+
+
+def quick(uri: str, *, digest: str | None = None, manifest: str | None = None, attempts: int = 3) -> StageRequest:
+    """A request that is not patient."""
+    return StageRequest(uri, digest, manifest=manifest, settings=Settings(pause_seconds=0.001, attempts=attempts))
 
 
 @pytest.fixture
 async def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     context, certificate = localhost_tls(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    download = https.download
-    monkeypatch.setattr(https, "download", lambda *a, **k: download(*a, **k, pause=0.001))  # pyright: ignore
     servers: list[TestServer] = []
 
     async def start(archive: ArchiveServer) -> str:
@@ -258,61 +264,55 @@ async def test_an_archive_is_fetched_and_unpacked(serve: Serve, paths: StagePath
     body = pack(model_files())
     uri = await serve(ArchiveServer(body))
     digest = "sha256:" + hashlib.sha256(body).hexdigest()
-    assert (await stage(StageRequest(uri, digest=digest), paths)).digest == digest
+    assert (await stage(quick(uri, digest=digest), paths)).digest == digest
     assert staged_files(paths) == model_files()
 
 
 async def test_an_archive_may_wrap_the_model_in_one_folder(serve: Serve, paths: StagePaths):
     uri = await serve(ArchiveServer(tar_of({f"tiny-1/{name}": data for name, data in model_files().items()})))
-    await stage(StageRequest(uri), paths)
+    await stage(quick(uri), paths)
     assert staged_files(paths) == model_files()
 
 
 async def test_a_broken_connection_is_resumed_where_it_broke(serve: Serve, paths: StagePaths):
     body = tar_of(model_files(50_000), "w")
     archive = ArchiveServer(body, break_after=20_000)
-    await stage(StageRequest(await serve(archive)), paths)
+    await stage(quick(await serve(archive)), paths)
     assert staged_files(paths) == model_files(50_000)
-    assert archive.requested[0] is None
-    assert len(archive.requested) > 2
-    assert all(header is not None and header != "bytes=0-" for header in archive.requested[1:])
+    assert archive.requested[:3] == [PROBE, None, f"bytes=20000-{len(body) - 1}"]
+    assert len(archive.requested) > 3
+    assert all(header is not None and not header.startswith("bytes=0-") for header in archive.requested[3:])
 
 
-async def test_a_restarted_container_goes_on_with_what_an_earlier_one_fetched(
-    serve: Serve, paths: StagePaths, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(https, "ATTEMPTS", 0)
+async def test_a_restarted_container_goes_on_with_what_an_earlier_one_fetched(serve: Serve, paths: StagePaths):
     body = tar_of(model_files(50_000), "w")
     archive = ArchiveServer(body, break_after=20_000)
     uri = await serve(archive)
-    error = await failure(StageRequest(uri), paths)
+    error = await failure(quick(uri, attempts=0), paths)
     assert error.reason == reasons.SOURCE_UNREACHABLE
     assert "the connection to localhost broke off" in str(error)
     archive.break_after = None
-    await stage(StageRequest(uri), paths)
+    await stage(quick(uri), paths)
     assert staged_files(paths) == model_files(50_000)
-    assert archive.requested == [None, "bytes=20000-"]
+    assert archive.requested == [PROBE, None, PROBE, f"bytes=20000-{len(body) - 1}"]
 
 
-async def test_an_archive_that_changed_meanwhile_is_fetched_anew(
-    serve: Serve, paths: StagePaths, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(https, "ATTEMPTS", 0)
+async def test_an_archive_that_changed_meanwhile_is_fetched_anew(serve: Serve, paths: StagePaths):
     archive = ArchiveServer(tar_of(model_files(50_000), "w"), break_after=20_000)
     uri = await serve(archive)
-    await failure(StageRequest(uri), paths)
+    await failure(quick(uri, attempts=0), paths)
     archive.body, archive.etag, archive.break_after = tar_of(model_files(40_000), "w"), '"v2"', None
-    await stage(StageRequest(uri), paths)
+    await stage(quick(uri), paths)
     assert staged_files(paths) == model_files(40_000)
 
 
 async def test_a_server_without_ranges_is_fetched_from_the_start_again(serve: Serve, paths: StagePaths):
     archive = ArchiveServer(tar_of(model_files(50_000), "w"), break_after=20_000, ranges=False)
     uri = await serve(archive)
-    error = await failure(StageRequest(uri), paths)
+    error = await failure(quick(uri), paths)
     assert error.reason == reasons.SOURCE_UNREACHABLE
     archive.break_after = None
-    await stage(StageRequest(uri), paths)
+    await stage(quick(uri), paths)
     assert staged_files(paths) == model_files(50_000)
 
 
@@ -320,11 +320,11 @@ async def test_a_wrong_digest_of_an_archive_is_told_and_not_kept(serve: Serve, p
     archive = ArchiveServer(tar_of(model_files()))
     uri = await serve(archive)
     wanted = "sha256:" + "1" * 64
-    error = await failure(StageRequest(uri, digest=wanted), paths)
+    error = await failure(quick(uri, digest=wanted), paths)
     assert error.reason == reasons.DIGEST_MISMATCH
     assert wanted in str(error)
-    await failure(StageRequest(uri, digest=wanted), paths)
-    assert archive.requested == [None, None]
+    await failure(quick(uri, digest=wanted), paths)
+    assert archive.requested == [PROBE, None] * 2
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ async def test_a_server_that_refuses_is_explained(
 ):
     if token is not None:
         write_files(paths.secret, {"token": token.encode()})
-    error = await failure(StageRequest(await serve(ArchiveServer(b"", status=status))), paths)
+    error = await failure(quick(await serve(ArchiveServer(b"", status=status))), paths)
     assert error.reason == reason
     assert str(error).endswith(message)
     assert "t0ken" not in str(error)
@@ -354,13 +354,13 @@ async def test_a_server_that_refuses_is_explained(
 
 async def test_the_token_of_the_secret_opens_a_private_archive(serve: Serve, paths: StagePaths):
     write_files(paths.secret, {"token": b"s3cret\n"})
-    await stage(StageRequest(await serve(ArchiveServer(tar_of(model_files()), token="s3cret"))), paths)
+    await stage(quick(await serve(ArchiveServer(tar_of(model_files()), token="s3cret"))), paths)
     assert staged_files(paths) == model_files()
 
 
 async def test_a_secret_without_the_key_is_told_so(serve: Serve, paths: StagePaths):
     paths.secret.mkdir()
-    error = await failure(StageRequest(await serve(ArchiveServer(b""))), paths)
+    error = await failure(quick(await serve(ArchiveServer(b""))), paths)
     assert error.reason == reasons.GATED
     assert str(error) == ("the Secret of source.secretRef has no key `token`: put the access token under that key")
 
@@ -370,20 +370,20 @@ async def test_a_token_is_not_sent_in_clear(serve: Serve, paths: StagePaths):
     server = TestServer(plain.app())
     await server.start_server()
     uri = await serve(ArchiveServer(b"", redirect=f"http://localhost:{server.port}/x"))
-    error = await failure(StageRequest(uri), paths)
+    error = await failure(quick(uri), paths)
     await server.close()
     assert "redirects to http://, refused" in str(error)
 
 
 async def test_an_unreachable_host_is_explained(serve: Serve, paths: StagePaths):
-    error = await failure(StageRequest(f"https://localhost:{unused_port()}/x.tar"), paths)
+    error = await failure(quick(f"https://localhost:{unused_port()}/x.tar"), paths)
     assert error.reason == reasons.SOURCE_UNREACHABLE
     assert "localhost cannot be reached (Connect call failed" in str(error)
     assert str(error).endswith("check source.uri and the chart's proxy settings")
 
 
 async def test_a_name_that_does_not_resolve_is_explained(serve: Serve, paths: StagePaths):
-    error = await failure(StageRequest("https://nowhere.invalid/x.tar"), paths)
+    error = await failure(quick("https://nowhere.invalid/x.tar"), paths)
     assert error.reason == reasons.SOURCE_UNREACHABLE
     assert str(error).startswith("nowhere.invalid cannot be resolved: check source.uri, the cluster's DNS")
 
@@ -391,7 +391,7 @@ async def test_a_name_that_does_not_resolve_is_explained(serve: Serve, paths: St
 async def test_an_untrusted_certificate_is_explained(serve: Serve, paths: StagePaths, monkeypatch: pytest.MonkeyPatch):
     uri = await serve(ArchiveServer(tar_of(model_files())))
     monkeypatch.delenv("SSL_CERT_FILE")
-    error = await failure(StageRequest(uri), paths)
+    error = await failure(quick(uri), paths)
     assert error.reason == reasons.SOURCE_UNREACHABLE
     assert str(error) == "the certificate of localhost is not trusted: add its CA to the chart's caBundle"
 
@@ -401,7 +401,7 @@ async def test_a_ca_bundle_adds_to_the_public_roots(serve: Serve, paths: StagePa
     bundle = Path(os.environ["SSL_CERT_FILE"])
     combined = with_public_roots(bundle, paths.target.with_name(".ca.crt"))
     monkeypatch.setenv("SSL_CERT_FILE", str(combined))
-    await stage(StageRequest(uri), paths)
+    await stage(quick(uri), paths)
     context = ssl.create_default_context(cafile=str(combined))
     assert len(context.get_ca_certs()) > 50
 
@@ -417,7 +417,7 @@ async def test_the_key_of_a_signed_url_stands_in_no_message_and_no_log(
     serve: Serve, paths: StagePaths, status: int, capsys: pytest.CaptureFixture[str]
 ):
     uri = await serve(ArchiveServer(b"no archive", status=status)) + "?X-Signature=s3cret"
-    error = await failure(StageRequest(uri), paths)
+    error = await failure(quick(uri), paths)
     assert "s3cret" not in str(error)
     out = capsys.readouterr()
     assert "s3cret" not in out.out + out.err
@@ -456,7 +456,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
 async def test_an_archive_that_is_broken_or_hostile_is_refused(
     serve: Serve, paths: StagePaths, tmp_path: Path, body: bytes, message: str
 ):
-    error = await failure(StageRequest(await serve(ArchiveServer(body))), paths)
+    error = await failure(quick(await serve(ArchiveServer(body))), paths)
     assert error.reason == reasons.SOURCE_INVALID
     assert message in str(error)
     assert not [path for path in folders.regular_files(tmp_path) if path.name == "evil"]
@@ -466,6 +466,10 @@ async def test_an_archive_that_is_broken_or_hostile_is_refused(
 
 COMMIT = "a" * 40
 Hub = tuple[HubServer, str]
+
+
+def at(endpoint: str) -> Settings:
+    return Settings(hub_endpoint=endpoint, pause_seconds=0.001)
 
 
 @pytest.fixture
@@ -480,7 +484,7 @@ async def hub_server(monkeypatch: pytest.MonkeyPatch):
 
 async def test_a_repository_is_fetched_with_what_an_engine_reads(hub_server: Hub, paths: StagePaths):
     server, endpoint = hub_server
-    result = await stage(StageRequest("hf://team/tiny", hub_endpoint=endpoint), paths)
+    result = await stage(StageRequest("hf://team/tiny", settings=at(endpoint)), paths)
     assert staged_files(paths) == model_files()
     assert result.commit == COMMIT
     assert sorted(server.fetched) == sorted(model_files())
@@ -489,12 +493,12 @@ async def test_a_repository_is_fetched_with_what_an_engine_reads(hub_server: Hub
 async def test_a_branch_that_moves_is_resolved_once(hub_server: Hub, paths: StagePaths):
     server, endpoint = hub_server
     server.fail_file = "model.safetensors"
-    error = await failure(StageRequest("hf://team/tiny@main", hub_endpoint=endpoint), paths)
+    error = await failure(StageRequest("hf://team/tiny@main", settings=at(endpoint)), paths)
     assert error.reason == reasons.SOURCE_UNREACHABLE
     server.fail_file, server.branches = None, {"main": "b" * 40, "old": COMMIT}
     already = set(server.fetched)
     server.fetched.clear()
-    result = await stage(StageRequest("hf://team/tiny@main", hub_endpoint=endpoint), paths)
+    result = await stage(StageRequest("hf://team/tiny@main", settings=at(endpoint)), paths)
     assert result.commit == COMMIT
     assert "model.safetensors" in server.fetched
     assert not already & set(server.fetched)
@@ -503,7 +507,7 @@ async def test_a_branch_that_moves_is_resolved_once(hub_server: Hub, paths: Stag
 async def test_a_gated_repository_without_secret_names_the_field(hub_server: Hub, paths: StagePaths):
     server, endpoint = hub_server
     server.gated = True
-    error = await failure(StageRequest("hf://team/tiny", hub_endpoint=endpoint), paths)
+    error = await failure(StageRequest("hf://team/tiny", settings=at(endpoint)), paths)
     assert error.reason == reasons.GATED
     assert str(error) == (
         "team/tiny is gated, private or does not exist (401): put a hub token into key `token` of a Secret and name "
@@ -515,7 +519,7 @@ async def test_a_gated_repository_with_a_token_that_is_not_enough(hub_server: Hu
     server, endpoint = hub_server
     server.gated = True
     write_files(paths.secret, {"token": b"t0ken"})
-    error = await failure(StageRequest("hf://team/tiny", hub_endpoint=endpoint), paths)
+    error = await failure(StageRequest("hf://team/tiny", settings=at(endpoint)), paths)
     assert error.reason == reasons.GATED
     assert str(error) == (
         "the hub refuses team/tiny to the token of source.secretRef (403): accept the repository's terms with that "
@@ -528,30 +532,30 @@ async def test_the_token_of_the_secret_opens_a_closed_repository(hub_server: Hub
     server, endpoint = hub_server
     setattr(server, kind, True)
     write_files(paths.secret, {"token": b"hub-token\n"})
-    await stage(StageRequest("hf://team/tiny", hub_endpoint=endpoint), paths)
+    await stage(StageRequest("hf://team/tiny", settings=at(endpoint)), paths)
     assert staged_files(paths) == model_files()
 
 
 async def test_a_private_repository_without_secret_names_the_field(hub_server: Hub, paths: StagePaths):
     server, endpoint = hub_server
     server.private = True
-    error = await failure(StageRequest("hf://team/tiny", hub_endpoint=endpoint), paths)
+    error = await failure(StageRequest("hf://team/tiny", settings=at(endpoint)), paths)
     assert error.reason == reasons.GATED
 
 
 async def test_a_repository_or_revision_that_is_not_there(hub_server: Hub, paths: StagePaths):
     _, endpoint = hub_server
     write_files(paths.secret, {"token": b"hub-token"})
-    error = await failure(StageRequest("hf://team/typo", hub_endpoint=endpoint), paths)
+    error = await failure(StageRequest("hf://team/typo", settings=at(endpoint)), paths)
     assert error.reason == reasons.SOURCE_NOT_FOUND
     assert str(error) == "the hub has no repository team/typo: check source.uri"
-    error = await failure(StageRequest("hf://team/tiny@v9", hub_endpoint=endpoint), paths)
+    error = await failure(StageRequest("hf://team/tiny@v9", settings=at(endpoint)), paths)
     assert error.reason == reasons.SOURCE_NOT_FOUND
     assert str(error) == "team/tiny has no revision 'v9': check source.uri"
 
 
 async def test_a_hub_that_cannot_be_reached(paths: StagePaths):
-    request = StageRequest("hf://team/tiny", hub_endpoint=f"http://localhost:{unused_port()}")
+    request = StageRequest("hf://team/tiny", settings=at(f"http://localhost:{unused_port()}"))
     error = await failure(request, paths)
     assert error.reason == reasons.SOURCE_UNREACHABLE
     assert str(error).startswith("the hub cannot be reached for team/tiny (")
@@ -560,14 +564,14 @@ async def test_a_hub_that_cannot_be_reached(paths: StagePaths):
 async def test_a_hub_that_is_broken(hub_server: Hub, paths: StagePaths):
     server, endpoint = hub_server
     server.status = 500
-    error = await failure(StageRequest("hf://team/tiny", hub_endpoint=endpoint), paths)
+    error = await failure(StageRequest("hf://team/tiny", settings=at(endpoint)), paths)
     assert error.reason == reasons.SOURCE_UNREACHABLE
     assert "the hub answered 500 for team/tiny" in str(error)
 
 
 async def test_the_digest_of_a_repository_is_that_of_what_was_fetched(hub_server: Hub, paths: StagePaths, model: Path):
     _, endpoint = hub_server
-    request = StageRequest("hf://team/tiny", digest=shell_digest(model), hub_endpoint=endpoint)
+    request = StageRequest("hf://team/tiny", digest=shell_digest(model), settings=at(endpoint))
     assert (await stage(request, paths)).digest == shell_digest(model)
 
 
@@ -583,7 +587,7 @@ async def test_the_digest_of_a_repository_is_that_of_what_was_fetched(hub_server
     ],
 )
 def test_of_a_repository_only_what_an_engine_reads_is_wanted(names: list[str], wanted: list[str]):
-    assert hub.wanted_files(names) == wanted
+    assert wanted_files(names) == wanted
 
 
 # --- the disk -------------------------------------------------------------------------------------------------------
@@ -602,10 +606,10 @@ async def test_a_disk_that_fills_up_is_told_so(model: Path, paths: StagePaths, m
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "/shoal/models/x")
 
-    monkeypatch.setattr(folders, "copy", full)
+    monkeypatch.setattr(os, "pwrite", full)
     error = await failure(StageRequest(f"file://{model}"), paths)
     assert error.reason == reasons.DISK_FULL
-    assert str(error).startswith("no space left while staging")
+    assert str(error).startswith("no space left while fetching config.json: 23 bytes of it are still to come and ")
 
 
 # --- the container --------------------------------------------------------------------------------------------------

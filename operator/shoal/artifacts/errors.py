@@ -26,8 +26,22 @@ class Interrupted(ArtifactError):
         super().__init__(reasons.SOURCE_UNREACHABLE, message)
 
 
+class NoRanges(ArtifactError):
+    """The server answers a request for a range with the whole file."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(reasons.SOURCE_UNREACHABLE, f"{what}: the server serves no byte ranges")
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the disk, or the quota on it, is full."""
+    return error.errno in _FULL
+
+
 def gib(count: int) -> str:
     """A number of bytes for people."""
+    if count < 2**17:
+        return f"{count} bytes"
     return f"{count / 2**30:.1f} GiB" if count >= 2**29 else f"{count / 2**20:.1f} MiB"
 
 
@@ -42,6 +56,6 @@ def require_room(folder: Path, needed: int, advice: str = POD_ROOM) -> None:
 
 def of_os_error(error: OSError, what: str, advice: str = POD_ROOM) -> ArtifactError:
     """The ArtifactError for an error of the file system while doing `what`."""
-    if error.errno in _FULL:
+    if is_full(error):
         return ArtifactError(reasons.DISK_FULL, f"no space left while {what}: {advice}")
     return ArtifactError(reasons.SOURCE_INVALID, f"{what} failed: {error.strerror or error} ({error.filename})")

@@ -1,16 +1,54 @@
 """From an address to its Source."""
 
+from pathlib import Path
+
+from shoal.api import names, reasons
+from shoal.api.sources import parse_source
 from shoal.artifacts.credentials import Credentials
-from shoal.artifacts.source import Settings, Source
+from shoal.artifacts.errors import ArtifactError
+from shoal.artifacts.ranges import RangedSource
+from shoal.artifacts.source import Settings
 
 
 def open_source(
-    uri: str, credentials: Credentials, settings: Settings, *, revision: str | None = None, mounted: str | None = None
-) -> Source:
+    uri: str,
+    credentials: Credentials,
+    settings: Settings,
+    *,
+    revision: str | None = None,
+    mounted: Path = Path(names.SOURCE_DIR),
+) -> RangedSource:
     """The Source of an address.
 
     `revision` pins a hub's branch to the commit that it was resolved to. `mounted` is where the volume of pvc:// and
     oci:// is mounted. Raises ArtifactError(SourceInvalid) for an address that cannot be read, and ArtifactError(Gated)
     for a Secret without the keys that the kind needs.
     """
-    raise NotImplementedError
+    try:
+        source = parse_source(uri)
+    except ValueError as error:
+        raise ArtifactError(reasons.SOURCE_INVALID, str(error)) from None
+    match source.scheme:
+        case "hf" | "https":
+            if credentials.given and not credentials.token:
+                raise ArtifactError(
+                    reasons.GATED,
+                    "the Secret of source.secretRef has no key `token`: put the access token under that key",
+                )
+            if source.scheme == "hf":
+                from shoal.artifacts.hub import HubSource
+
+                return HubSource(source, credentials, settings, revision)
+            from shoal.artifacts.https import ArchiveSource
+
+            return ArchiveSource(source, credentials, settings)
+        case "s3" | "gs" | "az":
+            from shoal.artifacts.bucket import BucketSource
+
+            return BucketSource(source, credentials, settings)
+        case "file" | "pvc" | "oci":
+            from shoal.artifacts.folder import FolderSource
+
+            return FolderSource(
+                source, Path(source.path) if source.scheme == "file" else mounted / source.path, settings
+            )

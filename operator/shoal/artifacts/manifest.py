@@ -5,6 +5,9 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from shoal.api import reasons
+from shoal.artifacts.errors import ArtifactError
+
 
 @dataclass(frozen=True, slots=True)
 class File:
@@ -50,7 +53,7 @@ class Manifest:
             json.dumps([file.name, file.size, file.validator], ensure_ascii=False, separators=(",", ":")) + "\n"
             for file in sort(self.files)
         ]
-        return "sha256:" + hashlib.sha256("".join(lines).encode()).hexdigest()
+        return "sha256:" + hashlib.sha256("".join(lines).encode(errors="replace")).hexdigest()
 
     def identity(self, file: File) -> str | None:
         """A key under which `file` may be found again: files of one key have one content, whatever they are called.
@@ -66,5 +69,12 @@ class Manifest:
 
 
 def sort(files: Iterable[File]) -> tuple[File, ...]:
-    """By name, as bytes: the same everywhere."""
-    return tuple(sorted(files, key=lambda file: file.name.encode()))
+    """By name, as bytes: the same everywhere. Raises ArtifactError for a name that leads out of the model's folder."""
+    ordered = tuple(sorted(files, key=lambda file: file.name.encode(errors="replace")))
+    for file in ordered:
+        parts = file.name.split("/")
+        if any(part in ("", ".", "..") for part in parts) or "\0" in file.name:
+            raise ArtifactError(
+                reasons.SOURCE_INVALID, f"the source names a file {file.name!r}, which leads out of its folder"
+            )
+    return ordered

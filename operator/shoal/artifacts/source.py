@@ -33,6 +33,8 @@ class Settings:
 class Source(Protocol):
     """One address. Use it as an async context manager: it may hold connections."""
 
+    settings: Settings
+
     async def __aenter__(self) -> "Source": ...
     async def __aexit__(self, *error: object) -> None: ...
 

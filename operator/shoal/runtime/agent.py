@@ -55,6 +55,8 @@ def _leave(number: int, _: object) -> None:
 @command.command()
 @click.option("--uri", envvar="SHOAL_STAGE_URI", required=True, help="The Model's source (SHOAL_STAGE_URI).")
 @click.option("--digest", envvar="SHOAL_STAGE_DIGEST", default="", help="What it must be (SHOAL_STAGE_DIGEST).")
+@click.option("--revision", envvar="SHOAL_STAGE_REVISION", default="", help="Commit of a hub (SHOAL_STAGE_REVISION).")
+@click.option("--manifest", envvar="SHOAL_STAGE_MANIFEST", default="", help="Its manifest (SHOAL_STAGE_MANIFEST).")
 @click.option("--hub-endpoint", envvar="HF_ENDPOINT", default="", help="A mirror of the hub (HF_ENDPOINT).")
 @click.option("--target", default=names.MODEL_PATH, show_default=True, type=click.Path(path_type=Path))
 @click.option("--source-dir", default=names.SOURCE_DIR, show_default=True, type=click.Path(path_type=Path))
@@ -66,6 +68,8 @@ def _leave(number: int, _: object) -> None:
 def stage(
     uri: str,
     digest: str,
+    revision: str,
+    manifest: str,
     hub_endpoint: str,
     target: Path,
     source_dir: Path,
@@ -76,7 +80,9 @@ def stage(
     log_level: str,
 ) -> None:
     """Bring a model to where the engine reads it, whole and verified."""
-    from shoal.agent.stage.run import StagePaths, StageRequest, run_stage
+    from shoal.agent.stage.request import StagePaths, StageRequest
+    from shoal.agent.stage.run import run_stage
+    from shoal.artifacts import Settings
     from shoal.artifacts.trust import with_public_roots
 
     configure(log_level)
@@ -97,6 +103,7 @@ def stage(
         except (OSError, ssl.SSLError) as error:
             click.echo(f"the CA bundle {ca_bundle} is not usable, going on without it: {error}", err=True)
             os.environ.pop("SSL_CERT_FILE", None)
-    request = StageRequest(uri, digest or None, hub_endpoint.rstrip("/") or None)
+    settings = Settings(hub_endpoint=hub_endpoint.rstrip("/") or None)
+    request = StageRequest(uri, digest or None, revision or None, manifest or None, settings)
     paths = StagePaths(target=target, source=source_dir, secret=secret_dir, progress=progress)
     sys.exit(run_stage(request, paths, write_termination))

@@ -11,67 +11,21 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
-from shoal.agent.stage import https, hub
+from shoal.agent import outcome
+from shoal.agent.stage.gather import folder_of, gather, keep_only
 from shoal.agent.stage.progress import Progress, write_progress
-from shoal.api import names, reasons
+from shoal.agent.stage.request import StagePaths, StageRequest, StageResult
+from shoal.api import reasons
 from shoal.api.replica import StageProgress
 from shoal.api.sources import SourceUri, parse_source, shown
-from shoal.artifacts import archive, folders
-from shoal.artifacts.errors import ArtifactError, of_os_error, require_room
-
-_TERMINATION_LIMIT = 4096
+from shoal.artifacts import ArtifactError, Credentials, Manifest, Source, archive, folders, open_source
+from shoal.artifacts.errors import of_os_error
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class StageRequest:
-    """What to stage."""
-
-    uri: str
-    digest: str | None = None
-    """`sha256:...` that the source must have (api/model.py, Source.digest)."""
-    hub_endpoint: str | None = None
-    """A mirror of the hub; None: the hub itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class StagePaths:
-    """Where the stage container reads and writes."""
-
-    target: Path = Path(names.MODEL_PATH)
-    source: Path = Path(names.SOURCE_DIR)
-    secret: Path = Path(names.SOURCE_SECRET_DIR)
-    progress: Path = Path(names.STAGE_PROGRESS_FILE)
-
-    @property
-    def work(self) -> Path:
-        return self.target.with_name(".partial")
-
-    @property
-    def files(self) -> Path:
-        return self.work / "files"
-
-    @property
-    def marker(self) -> Path:
-        return self.target.with_name(".staged.json")
-
-
-@dataclass(frozen=True, slots=True)
-class StageResult:
-    """A finished staging."""
-
-    digest: str | None
-    """As `Source.digest` defines it; None where it was neither asked for nor came along."""
-    bytes: int
-    seconds: float
-    commit: str | None = None
-    """hf: the commit that was fetched."""
 
 
 async def stage(request: StageRequest, paths: StagePaths) -> StageResult:
@@ -82,7 +36,7 @@ async def stage(request: StageRequest, paths: StagePaths) -> StageResult:
             source = parse_source(request.uri)
         except ValueError as error:
             raise ArtifactError(reasons.SOURCE_INVALID, str(error)) from None
-        result = await _stage(source, request, paths, started)
+        digest, size, commit = await (_in_place if source.in_place else _bring)(source, request, paths)
     except OSError as error:
         failure = of_os_error(error, f"staging {shown(request.uri)}")
         await asyncio.to_thread(_report_failure, paths, failure)
@@ -91,154 +45,119 @@ async def stage(request: StageRequest, paths: StagePaths) -> StageResult:
         await asyncio.to_thread(_report_failure, paths, failure)
         raise
     await asyncio.to_thread(
-        write_progress, paths.progress, StageProgress(state="done", bytes_done=result.bytes, bytes_total=result.bytes)
+        write_progress, paths.progress, StageProgress(state="done", bytes_done=size, bytes_total=size)
     )
-    return result
+    return StageResult(digest, size, round(time.monotonic() - started, 3), commit)
 
 
-async def _stage(source: SourceUri, request: StageRequest, paths: StagePaths, started: float) -> StageResult:
-    def result(digest: str | None, size: int, commit: str | None = None) -> StageResult:
-        return StageResult(digest, size, round(time.monotonic() - started, 3), commit)
+_Outcome = tuple[str | None, int, str | None]
+"""Digest of the content where it is known, bytes, commit."""
 
-    if source.scheme == "pvc":
-        folder = paths.source / source.path if source.path else paths.source
-        digest = await _verify_in_place(folder, source, request, paths)
-        return result(digest, await asyncio.to_thread(folders.size_of, folder))
 
+async def _in_place(source: SourceUri, request: StageRequest, paths: StagePaths) -> _Outcome:
+    """The engine reads the mounted volume: it is only looked at."""
+    folder = paths.source / source.path
+    await Progress(paths.progress, lambda: 0).report("verifying")
+    async with open_source(request.uri, Credentials(), request.settings, mounted=paths.source) as opened:
+        _require_manifest(request, await opened.manifest())
+    await asyncio.to_thread(folders.check_model, folder, shown(source.uri))
+    digest = await asyncio.to_thread(folders.digest_of, folder) if request.digest else None
+    if digest is not None:
+        _require_digest(request, digest)
+    return digest, await asyncio.to_thread(folders.size_of, folder), None
+
+
+async def _bring(source: SourceUri, request: StageRequest, paths: StagePaths) -> _Outcome:
+    """The files are brought to the target."""
     done = await asyncio.to_thread(_finished, request, paths)
     if done is not None:
         log.info("stage.already_done", uri=shown(request.uri))
-        return result(done.digest, done.bytes, done.commit)
+        return done
+    credentials = await asyncio.to_thread(Credentials.read, paths.secret)
+    commit = await asyncio.to_thread(_prepare, request, paths)
+    arrived = 0
 
-    token = await asyncio.to_thread(_read_token, paths.secret)
-    await asyncio.to_thread(_prepare, request, paths)
-    progress = Progress(paths.progress, lambda: folders.size_of(paths.files))
-    commit: str | None = None
-    digest: str | None = None
-    async with progress.fetching():
-        match source.scheme:
-            case "file":
-                digest = await _copy(source, request, paths, progress)
-            case "https":
-                digest = await _fetch_archive(source, request, paths, progress, token)
-            case "hf":
-                commit = await _fetch_repository(source, request, paths, progress, token)
+    def on_bytes(count: int) -> None:
+        nonlocal arrived
+        arrived += count
+
+    progress = Progress(paths.progress, lambda: arrived)
+    async with (
+        progress.fetching(),
+        open_source(request.uri, credentials, request.settings, revision=commit) as opened,
+    ):
+        manifest = await _manifest(opened, request, paths)
+        progress.total = manifest.total_bytes
+        await asyncio.to_thread(keep_only, manifest, paths)
+        await gather(opened, manifest, paths, on_bytes)
     await progress.report("verifying")
-    if source.scheme == "hf" and request.digest:
-        digest = await asyncio.to_thread(folders.digest_of, paths.files)
-        _require_digest(source, request, digest)
-    size = await asyncio.to_thread(_finish, request, paths, digest, commit)
-    return result(digest, size, commit)
+    digest = await asyncio.to_thread(_verified, manifest, request, paths)
+    size = await asyncio.to_thread(_finish, request, paths, digest, manifest.revision)
+    return digest, size, manifest.revision
 
 
-async def _verify_in_place(folder: Path, source: SourceUri, request: StageRequest, paths: StagePaths) -> str | None:
-    if not await asyncio.to_thread(folder.is_dir):
-        raise ArtifactError(
-            reasons.SOURCE_NOT_FOUND,
-            f"the volume of claim {source.claim} has no folder {source.path or '/'}: check source.uri",
-        )
-    await Progress(paths.progress, lambda: 0).report("verifying")
-    await asyncio.to_thread(folders.check_model, folder, shown(source.uri))
-    if not request.digest:
-        return None
-    digest = await asyncio.to_thread(folders.digest_of, folder)
-    _require_digest(source, request, digest)
-    return digest
+async def _manifest(opened: Source, request: StageRequest, paths: StagePaths) -> Manifest:
+    manifest = await opened.manifest()
+    _require_manifest(request, manifest)
+    if manifest.revision is not None:
+        # Once: a branch that moves between two restarts would mix two versions.
+        await asyncio.to_thread((paths.work / "commit").write_text, manifest.revision)
+    return manifest
 
 
-async def _copy(source: SourceUri, request: StageRequest, paths: StagePaths, progress: Progress) -> str | None:
-    folder = Path(source.path)
-    if not await asyncio.to_thread(folder.is_dir):
-        raise ArtifactError(
-            reasons.SOURCE_NOT_FOUND,
-            f"{source.uri} does not exist: file:// names a folder inside the image of the stage container",
-        )
-    progress.total = await asyncio.to_thread(folders.size_of, folder)
-    digest = None
-    if request.digest:
-        digest = await asyncio.to_thread(folders.digest_of, folder)
-        _require_digest(source, request, digest)
-    await asyncio.to_thread(_require_room_anew, paths, progress.total)
-    await asyncio.to_thread(folders.copy, folder, paths.files)
-    return digest
-
-
-async def _fetch_archive(
-    source: SourceUri, request: StageRequest, paths: StagePaths, progress: Progress, token: str | None
-) -> str:
-    file = paths.work / "archive"
-    progress.measure = lambda: https.size_of(file)
-
-    def on_total(total: int) -> None:
-        progress.total = total
-
-    await https.download(source.uri, file, token=token, on_total=on_total)
-    await progress.report("verifying")
-    digest = "sha256:" + await asyncio.to_thread(folders.sha256_of, file)
+def _verified(manifest: Manifest, request: StageRequest, paths: StagePaths) -> str | None:
+    """Unpacks an archive and returns the digest of the content, if it was asked for or comes along. Blocks."""
+    folder = folder_of(manifest, paths)
     try:
-        _require_digest(source, request, digest)
-    except ArtifactError:
-        await asyncio.to_thread(file.unlink)  # the next try must not resume from wrong bytes
+        if not manifest.archive:
+            if request.digest is None:
+                return None
+            digest = folders.digest_of(folder)
+            _require_digest(request, digest)
+            return digest
+        file = folder / manifest.files[0].name
+        digest = "sha256:" + folders.sha256_of(file)
+        _require_digest(request, digest)
+        shutil.rmtree(paths.files)
+        paths.files.mkdir()
+        archive.unpack(file, paths.files, manifest.source)
+    except ArtifactError as error:
+        shutil.rmtree(paths.files, ignore_errors=True)
+        if error.reason != reasons.DISK_FULL:  # the next try must not go on with wrong bytes
+            shutil.rmtree(folder, ignore_errors=True)
         raise
-    await asyncio.to_thread(_unpack_anew, file, paths, source)
     return digest
 
 
-async def _fetch_repository(
-    source: SourceUri, request: StageRequest, paths: StagePaths, progress: Progress, token: str | None
-) -> str:
-    endpoint = request.hub_endpoint
-    note = paths.work / "commit"
-    commit = await asyncio.to_thread(_read_text, note)
-    if commit is None:  # once: a branch that moves between two restarts would mix two versions
-        commit, _ = await asyncio.to_thread(hub.resolve, source, token=token, endpoint=endpoint)
-        await asyncio.to_thread(note.write_text, commit)
-
-    def on_total(total: int) -> None:
-        progress.total = total
-
-    await asyncio.to_thread(
-        hub.fetch, source, paths.files, commit=commit, token=token, endpoint=endpoint, on_total=on_total
-    )
-    return commit
-
-
-def _require_digest(source: SourceUri, request: StageRequest, found: str) -> None:
+def _require_digest(request: StageRequest, found: str) -> None:
     if request.digest and found != request.digest:
         raise ArtifactError(
             reasons.DIGEST_MISMATCH,
-            f"{shown(source.uri)} has digest {found}, but source.digest says {request.digest}: either the source "
+            f"{shown(request.uri)} has digest {found}, but source.digest says {request.digest}: either the source "
             "changed, or the digest is not its own",
         )
 
 
-def _prepare(request: StageRequest, paths: StagePaths) -> None:
-    """Empties what another source or an unfinished rename left."""
+def _require_manifest(request: StageRequest, manifest: Manifest) -> None:
+    if request.manifest and manifest.digest != request.manifest:
+        raise ArtifactError(
+            reasons.SOURCE_CHANGED,
+            f"{manifest.source} is not what it was when it was pinned: its manifest has digest {manifest.digest} and "
+            f"not {request.manifest}. Files were overwritten, added or removed: put them back, or publish them under "
+            "another address and name that in source.uri",
+        )
+
+
+def _prepare(request: StageRequest, paths: StagePaths) -> str | None:
+    """Empties what another source or an unfinished rename left. Returns the commit to fetch, if it is known."""
     paths.marker.unlink(missing_ok=True)
     shutil.rmtree(paths.target, ignore_errors=True)
-    note = paths.work / "source"
-    if _read_text(note) != request.uri:
+    note, wanted = paths.work / "source", json.dumps([request.uri, request.revision])
+    if _read_text(note) != wanted:
         shutil.rmtree(paths.work, ignore_errors=True)
-    paths.files.mkdir(parents=True, exist_ok=True)
-    note.write_text(request.uri)
-
-
-def _require_room_anew(paths: StagePaths, needed: int) -> None:
-    shutil.rmtree(paths.files)
-    paths.files.mkdir()
-    require_room(paths.files, needed)
-
-
-def _unpack_anew(file: Path, paths: StagePaths, source: SourceUri) -> None:
-    shutil.rmtree(paths.files)
-    paths.files.mkdir()
-    try:
-        archive.unpack(file, paths.files, shown(source.uri))
-    except ArtifactError as error:
-        shutil.rmtree(paths.files, ignore_errors=True)
-        if error.reason == reasons.SOURCE_INVALID:
-            file.unlink()
-        raise
+    paths.work.mkdir(parents=True, exist_ok=True)
+    note.write_text(wanted)
+    return request.revision or _read_text(paths.work / "commit")
 
 
 def _finish(request: StageRequest, paths: StagePaths, digest: str | None, commit: str | None) -> int:
@@ -246,7 +165,7 @@ def _finish(request: StageRequest, paths: StagePaths, digest: str | None, commit
     folders.check_model(root, shown(request.uri))
     folders.sync(root)
     size = folders.size_of(root)
-    promise = {"uri": request.uri, "wanted": request.digest, "digest": digest, "bytes": size, "commit": commit}
+    promise = {"wanted": _wanted(request), "digest": digest, "bytes": size, "commit": commit}
     # Before the rename: a target that exists was complete when the marker was written.
     write_text_synced(paths.marker, json.dumps(promise))
     os.rename(root, paths.target)
@@ -255,33 +174,26 @@ def _finish(request: StageRequest, paths: StagePaths, digest: str | None, commit
     return size
 
 
-def _finished(request: StageRequest, paths: StagePaths) -> StageResult | None:
+def _wanted(request: StageRequest) -> list[str | None]:
+    return [request.uri, request.digest, request.revision, request.manifest]
+
+
+def _finished(request: StageRequest, paths: StagePaths) -> _Outcome | None:
     text = _read_text(paths.marker)
     if text is None or not paths.target.is_dir():
         return None
     try:
         promise = json.loads(text)
-        if (promise["uri"], promise["wanted"]) != (request.uri, request.digest):
+        if promise["wanted"] != _wanted(request):
             return None
-        return StageResult(promise["digest"], promise["bytes"], 0.0, promise["commit"])
+        return promise["digest"], promise["bytes"], promise["commit"]
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def _read_token(secret: Path) -> str | None:
-    if not secret.is_dir():
-        return None
-    token = _read_text(secret / "token")
-    if not token:
-        raise ArtifactError(
-            reasons.GATED, "the Secret of source.secretRef has no key `token`: put the access token under that key"
-        )
-    return token
-
-
 def _read_text(path: Path) -> str | None:
     try:
-        return path.read_text().strip()
+        return path.read_text().strip() or None
     except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
         return None
 
@@ -311,27 +223,22 @@ def _report_failure(paths: StagePaths, failure: ArtifactError) -> None:
         log.warning("stage.progress_not_written", problem=str(error))
 
 
-def termination_message(outcome: StageResult | ArtifactError) -> str:
-    """What the stage container leaves for the operator: JSON of at most 4096 bytes (the kubelet cuts more off)."""
-    if isinstance(outcome, ArtifactError):
-        message = str(outcome)[:2000]
-        while len(text := json.dumps({"reason": outcome.reason, "message": message})) > _TERMINATION_LIMIT:
-            message = message[: len(message) // 2]
-        return text
-    content = {"digest": outcome.digest, "bytes": outcome.bytes, "seconds": outcome.seconds, "commit": outcome.commit}
+def termination_message(result: StageResult | ArtifactError) -> str:
+    """What the stage container leaves for the operator."""
+    if isinstance(result, ArtifactError):
+        return outcome.failure_message(result)
+    content = {"digest": result.digest, "bytes": result.bytes, "seconds": result.seconds, "commit": result.commit}
     return json.dumps({key: value for key, value in content.items() if value is not None})
 
 
 def run_stage(request: StageRequest, paths: StagePaths, write_termination: Callable[[str], None]) -> int:
     """The stage container: stages, leaves its termination message, returns the exit code."""
-    outcome: StageResult | ArtifactError
+    result: StageResult | ArtifactError
     try:
-        outcome = asyncio.run(stage(request, paths))
-        log.info(
-            "stage.done", uri=shown(request.uri), bytes=outcome.bytes, seconds=outcome.seconds, digest=outcome.digest
-        )
+        result = asyncio.run(stage(request, paths))
+        log.info("stage.done", uri=shown(request.uri), bytes=result.bytes, seconds=result.seconds, digest=result.digest)
     except ArtifactError as error:
-        outcome = error
+        result = error
         log.error("stage.failed", uri=shown(request.uri), reason=error.reason, problem=str(error))
-    write_termination(termination_message(outcome))
-    return 1 if isinstance(outcome, ArtifactError) else 0
+    write_termination(termination_message(result))
+    return 1 if isinstance(result, ArtifactError) else 0

@@ -1,0 +1,93 @@
+"""file://, pvc:// and oci://: a folder that is there already."""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+from shoal.api import reasons
+from shoal.api.sources import SourceUri
+from shoal.artifacts.errors import ArtifactError, of_os_error
+from shoal.artifacts.manifest import File, Manifest, sort
+from shoal.artifacts.ranges import RangedSource
+from shoal.artifacts.source import Settings
+from shoal.artifacts.wanted import wanted_files
+
+END_BYTES = 1 << 20
+_PIECE = 8 << 20
+
+
+class FolderSource(RangedSource):
+    """A folder of this machine, or of a mounted volume.
+
+    Its validators are made here: `ends:` and the SHA-256 of the first and the last MiB of each file (a small file's is
+    that of its content). Whole weights would take minutes to hash at every start; times of modification differ
+    between copies of one folder. What it cannot see is a change in the middle of a file: `source.digest` can.
+    """
+
+    def __init__(self, source: SourceUri, folder: Path, settings: Settings) -> None:
+        super().__init__(settings)
+        self._source, self._folder = source, folder
+
+    async def manifest(self) -> Manifest:
+        return await asyncio.to_thread(self._manifest)
+
+    def _manifest(self) -> Manifest:
+        if not self._folder.is_dir():
+            raise ArtifactError(reasons.SOURCE_NOT_FOUND, _missing(self._source))
+        found = {
+            Path(root, name).relative_to(self._folder).as_posix()
+            for root, _, names in os.walk(self._folder, followlinks=True)
+            for name in names
+        }
+        # An image's folder is the model and nothing else; a volume may hold what people left there.
+        names = wanted_files(found) if self._source.in_place else found
+        try:
+            files = sort(self._file(name) for name in names if (self._folder / name).is_file())
+        except OSError as error:
+            raise of_os_error(error, f"reading {self._source.uri}") from error
+        if not files:
+            raise ArtifactError(
+                reasons.SOURCE_INVALID, f"{self._source.uri} is not a model: it has no config.json (found: nothing)"
+            )
+        return Manifest(source=self._source.uri, origin=self._source.uri, revision=None, files=files)
+
+    async def authorise(self, manifest: Manifest) -> None:
+        """Whoever can mount the folder may read it."""
+
+    async def stream(self, file: File, start: int, end: int) -> AsyncGenerator[bytes]:
+        try:
+            descriptor = await asyncio.to_thread(os.open, self._folder / file.name, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                while start < end:
+                    piece = await asyncio.to_thread(os.pread, descriptor, min(_PIECE, end - start), start)
+                    if not piece:
+                        raise ArtifactError(
+                            reasons.SOURCE_CHANGED, f"{self._source.uri}: {file.name} became shorter while it was read"
+                        )
+                    yield piece
+                    start += len(piece)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise of_os_error(error, f"reading {self._source.uri}") from error
+
+    def _file(self, name: str) -> File:
+        with (self._folder / name).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            hasher = hashlib.sha256(file.read(END_BYTES))
+            if size > END_BYTES:
+                file.seek(max(END_BYTES, size - END_BYTES))
+                hasher.update(file.read(END_BYTES))
+        return File(name, size, f"ends:{hasher.hexdigest()}", hasher.hexdigest() if size <= 2 * END_BYTES else None)
+
+
+def _missing(source: SourceUri) -> str:
+    match source.scheme:
+        case "pvc":
+            return f"the volume of claim {source.claim} has no folder {source.path or '/'}: check source.uri"
+        case "oci":
+            return f"the image of {source.uri} is not mounted: the cluster has to support image volumes"
+        case _:
+            return f"{source.uri} does not exist: file:// names a folder inside the image of the stage container"

@@ -1,0 +1,214 @@
+"""Reads and downloads files by ranges of bytes: several at once, resumed where a connection broke, verified."""
+
+import asyncio
+import contextlib
+import shutil
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self, TypeVar
+
+import structlog
+
+from shoal.api import reasons
+from shoal.artifacts.errors import ArtifactError, Interrupted, NoRanges, gib, is_full, of_os_error, require_room
+from shoal.artifacts.manifest import File, Manifest
+from shoal.artifacts.part import Part, Span
+from shoal.artifacts.source import Settings
+
+_SAVE_SECONDS = 2.0
+"""How often what is missing is noted: what a killed process fetched since is fetched again."""
+
+_Result = TypeVar("_Result")
+
+log = structlog.get_logger()
+
+
+async def patiently(settings: Settings, attempt: Callable[[], Awaitable[_Result]]) -> _Result:
+    """Tries again what was interrupted, `settings.attempts` times. Raises the last Interrupted."""
+    failures = 0
+    while True:
+        try:
+            return await attempt()
+        except Interrupted as error:
+            failures += 1
+            if failures >= settings.attempts:
+                raise
+            log.info("source.retry", problem=str(error))
+        await asyncio.sleep(settings.pause_seconds * 2**failures)
+
+
+@dataclass(slots=True)
+class _Segment:
+    """A range that one connection fetches. `at` moves."""
+
+    at: int
+    end: int
+
+
+class RangedSource(ABC):
+    """A Source on top of `stream`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._free = asyncio.Semaphore(settings.connections)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        return None
+
+    @abstractmethod
+    async def manifest(self) -> Manifest: ...
+
+    @abstractmethod
+    def stream(self, file: File, start: int, end: int) -> AsyncGenerator[bytes]: ...
+
+    async def authorise(self, manifest: Manifest) -> None:
+        await self.read(max(manifest.files, key=lambda file: file.size), 0, 1)
+
+    async def read(self, file: File, start: int, length: int) -> bytes:
+        content = bytearray()
+        end = min(start + length, file.size)
+
+        async def attempt() -> None:
+            async with self._free, contextlib.aclosing(self.stream(file, start + len(content), end)) as pieces:
+                async for piece in pieces:
+                    content.extend(piece[: end - start - len(content)])
+                    if len(content) >= end - start:
+                        return
+            raise Interrupted(f"{file.name} broke off after {start + len(content)} of {file.size} bytes")
+
+        if start < end:
+            await patiently(self.settings, attempt)
+        return bytes(content)
+
+    async def download(self, file: File, path: Path, on_bytes: Callable[[int], None]) -> None:
+        await Download(self, file, path, self._free, on_bytes).run()
+
+
+class Download:
+    """One file on its way to the disk."""
+
+    def __init__(
+        self, source: RangedSource, file: File, path: Path, free: asyncio.Semaphore, on_bytes: Callable[[int], None]
+    ) -> None:
+        self._source, self._settings, self._file, self._path = source, source.settings, file, path
+        self._free, self._on_bytes = free, on_bytes
+        self._part = Part(path, file)
+        self._waiting: deque[_Segment] = deque()
+        self._segments: list[_Segment] = []
+        self._whole = not file.validator
+        """One connection, and from the start again when it breaks: the server knows no ranges, or does not say whether
+        two of them are of one version."""
+        self._saved = 0.0
+        self._saving = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Raises ArtifactError."""
+        try:
+            problem = await self._once() and await self._once()
+        except OSError as error:
+            raise self._explain(error) from error
+        finally:
+            await asyncio.to_thread(self._part.close)
+        if problem:
+            raise ArtifactError(
+                reasons.DIGEST_MISMATCH,
+                f"{self._file.name} arrived twice with another content than the source promises: {problem}. "
+                "Upload the file again",
+            )
+
+    async def _once(self) -> str | None:
+        """Fetches what is missing and verifies all of it. Returns what is wrong; the file is then thrown away."""
+        try:
+            await self._fetch()
+        except NoRanges:
+            await self._discard()
+            self._whole = True
+            await self._fetch()
+        problem = await asyncio.to_thread(self._part.problem)
+        if problem is None:
+            await asyncio.to_thread(self._part.finish)
+            return None
+        log.warning("source.corrupt", file=self._file.name, problem=problem)
+        await self._discard()
+        return problem
+
+    async def _fetch(self) -> None:
+        missing = await asyncio.to_thread(self._part.open)
+        self._on_bytes(self._file.size - sum(end - start for start, end in missing))
+        await asyncio.to_thread(
+            require_room, self._path.parent, sum(end - start for start, end in missing), self._settings.room_advice
+        )
+        step = max(self._file.size, 1) if self._whole else self._settings.segment_bytes
+        self._segments = [_Segment(at, min(at + step, end)) for start, end in missing for at in range(start, end, step)]
+        self._waiting = deque(self._segments)
+        self._saved = time.monotonic()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(len(self._segments), self._settings.connections)):
+                    group.create_task(self._work())
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        finally:
+            await self._save()
+
+    async def _work(self) -> None:
+        while self._waiting:
+            segment = self._waiting.popleft()
+            failures = 0
+            while segment.at < segment.end:
+                before = segment.at
+                try:
+                    await self._transfer(segment)
+                except Interrupted as error:
+                    failures = 0 if segment.at > before and not self._whole else failures + 1
+                    if failures >= self._settings.attempts:
+                        raise
+                    log.info("source.retry", file=self._file.name, at=segment.at, problem=str(error))
+                    await asyncio.sleep(self._settings.pause_seconds * 2**failures)
+                    if self._whole:
+                        self._on_bytes(-segment.at)
+                        segment.at = 0
+
+    async def _transfer(self, segment: _Segment) -> None:
+        async with self._free, contextlib.aclosing(self._source.stream(self._file, segment.at, segment.end)) as pieces:
+            async for piece in pieces:
+                piece = piece[: segment.end - segment.at]
+                await asyncio.to_thread(self._part.write, segment.at, piece)
+                segment.at += len(piece)
+                self._on_bytes(len(piece))
+                if segment.at >= segment.end:
+                    break
+                if time.monotonic() - self._saved > _SAVE_SECONDS and not self._saving.locked():
+                    await self._save()
+        if segment.at < segment.end:
+            raise Interrupted(f"{self._file.name} broke off after {segment.at} of {self._file.size} bytes")
+
+    async def _save(self) -> None:
+        async with self._saving:
+            # Read before the bytes go to disk: what comes meanwhile is fetched again, which does no harm.
+            missing: list[Span] = [(s.at, s.end) for s in self._segments if s.at < s.end]
+            if not self._whole and (missing or len(self._segments) > 1):
+                await asyncio.to_thread(self._part.save, missing)
+            self._saved = time.monotonic()
+
+    async def _discard(self) -> None:
+        self._on_bytes(-(self._file.size - sum(s.end - s.at for s in self._segments)))
+        await asyncio.to_thread(self._part.discard)
+
+    def _explain(self, error: OSError) -> ArtifactError:
+        if is_full(error):
+            missing = sum(s.end - s.at for s in self._segments)
+            free = shutil.disk_usage(self._path.parent).free
+            return ArtifactError(
+                reasons.DISK_FULL,
+                f"no space left while fetching {self._file.name}: {gib(missing)} of it are still to come and "
+                f"{gib(free)} are free: {self._settings.room_advice}",
+            )
+        return of_os_error(error, f"writing {self._file.name}")
