@@ -83,6 +83,8 @@ class ArtifactFacts(Object):
     """Query heads: tensor parallelism must divide them."""
     tensor_divisor: Annotated[int, Field(ge=1)] | None = None
     """Tensor parallelism must divide this too: the widths of the other layers, in blocks of the quantization."""
+    expert_divisor: Annotated[int, Field(ge=1)] | None = None
+    """The same of the experts, for tensor parallelism divided by expert parallelism."""
     vocabulary: Annotated[int, Field(ge=1)] | None = None
     """Size of the vocabulary."""
     experts: Annotated[int, Field(ge=1)] | None = None

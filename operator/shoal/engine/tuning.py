@@ -1,9 +1,20 @@
 """What the engine's arguments mean for its memory, and which arguments a quantization adds."""
 
-from collections.abc import Sequence
-from typing import Literal
+import json
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeVar, cast
 
+from shoal.core import quantity
 from shoal.core.sizing import Tuning
+from shoal.engine.launch import arguments_of, known_versions
+
+_Value = TypeVar("_Value")
+_LONGER: Final = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
+_NO_DRAFT: Final = ("NGRAM",)
+"""Speculative algorithms that guess from the text itself, without a model."""
+_GB: Final = 2**30
+"""SGLang's --cpu-offload-gb counts in these."""
 
 
 def quantization_args(quantization: Literal["FP8"] | None) -> tuple[str, ...]:
@@ -12,7 +23,128 @@ def quantization_args(quantization: Literal["FP8"] | None) -> tuple[str, ...]:
 
 
 def tuning_of(
-    extra_args: Sequence[str], *, platform_args: Sequence[str] = (), quantization: Literal["FP8"] | None = None
+    extra_args: Sequence[str],
+    *,
+    platform_args: Sequence[str] = (),
+    quantization: Literal["FP8"] | None = None,
+    env: Mapping[str, str] = MappingProxyType({}),
 ) -> Tuning:
-    """What these arguments change in the memory arithmetic; a later argument wins over an earlier one."""
-    return Tuning()
+    """What these arguments change in the memory arithmetic; a later argument wins over an earlier one, and the Model's
+    own win over the platform's.
+
+    `env` is the environment that the Model gives its engine. A value that is no number is left out: that it is none is
+    told by `check_extra_args`.
+    """
+    given = _parsed([*platform_args, *quantization_args(quantization), *extra_args])
+
+    def number(name: str, read: Callable[[str], _Value]) -> _Value | None:
+        value = given.get(name)
+        if value is None:
+            return None
+        try:
+            return read(value)
+        except (ValueError, ArithmeticError):
+            return None
+
+    graphs = _graphs(given)
+    algorithm = (given.get("speculative-algorithm") or "").upper()
+    longer = env.get(_LONGER, "").lower() in ("1", "true", "yes", "y", "t") or "json-model-override-args" in given
+    multimodal = True if "enable-multimodal" in given else False if "language-model-only" in given else None
+    return Tuning(
+        device="cpu" if given.get("device") == "cpu" else "cuda",
+        dtype=_unless(given.get("dtype"), "auto"),
+        mem_fraction_static=number("mem-fraction-static", float),
+        kv_cache_dtype=_unless(given.get("kv-cache-dtype"), "auto"),
+        chunked_prefill_size=number("chunked-prefill-size", quantity.count),
+        cuda_graph_max_bs=graphs.decode_batch,
+        decode_graphs=graphs.decode,
+        prefill_graphs=graphs.prefill,
+        max_running_requests=number("max-running-requests", quantity.count),
+        max_total_tokens=number("max-total-tokens", quantity.count),
+        page_size=number("page-size", quantity.count),
+        attention_dp=max(1, number("attn-dp-size", int) or 1),
+        expert_parallel=max(1, number("ep-size", int) or 1),
+        swa_full_tokens_ratio=number("swa-full-tokens-ratio", float),
+        windows="disable-hybrid-swa-memory" not in given,
+        mamba_full_memory_ratio=number("mamba-full-memory-ratio", float),
+        radix_cache="disable-radix-cache" not in given,
+        multimodal=multimodal,
+        cpu_offload_bytes=_GB * (number("cpu-offload-gb", int) or 0),
+        quantization=_unless(given.get("quantization"), "unquant"),
+        longer_context=longer,
+        draft=algorithm if algorithm and algorithm not in _NO_DRAFT else None,
+    )
+
+
+def _unless(value: str | None, default: str) -> str | None:
+    return None if value == default else value
+
+
+def _parsed(args: Sequence[str]) -> dict[str, str]:
+    """Canonical name -> value; a flag has an empty one. Values may stand behind `=` or as words of their own."""
+    table = arguments_of(known_versions()[-1]) or {}
+    found: dict[str, str] = {}
+    name: str | None = None
+    for arg in args:
+        if arg.startswith("--"):
+            spelling, _, value = arg.removeprefix("--").partition("=")
+            known = table.get(spelling)
+            name = known.name if known else spelling
+            found[name] = value
+        elif name is not None:
+            found[name] = f"{found[name]} {arg}".strip()
+    return found
+
+
+class _Graphs:
+    """Which CUDA graphs are captured; later sources win, as in `parse_cuda_graph_config`."""
+
+    def __init__(self) -> None:
+        self.decode = self.prefill = True
+        self.decode_batch: int | None = None
+
+    def backend(self, phase: str, value: object) -> None:
+        if phase == "decode":
+            self.decode = value != "disabled"
+        elif phase == "prefill":
+            self.prefill = value != "disabled"
+
+    def batches(self, sizes: Sequence[object]) -> None:
+        numbers = [int(s) for s in map(str, sizes) if s.isdecimal()]
+        if numbers:
+            self.decode_batch = max(numbers)
+
+
+def _graphs(given: Mapping[str, str]) -> _Graphs:
+    graphs = _Graphs()
+    for flag, phases in (
+        ("disable-cuda-graph", ("decode", "prefill")),
+        ("disable-prefill-cuda-graph", ("prefill",)),
+        ("disable-decode-cuda-graph", ("decode",)),
+    ):
+        for phase in phases if flag in given else ():
+            graphs.backend(phase, "disabled")
+    for phase in ("decode", "prefill"):
+        if f"cuda-graph-backend-{phase}" in given:
+            graphs.backend(phase, given[f"cuda-graph-backend-{phase}"])
+    graphs.batches([given.get("cuda-graph-max-bs-decode", "")])
+    graphs.batches(given.get("cuda-graph-bs-decode", "").split())
+    for phase, entry in _json(given.get("cuda-graph-config")).items():
+        if not isinstance(entry, dict):
+            continue
+        settings = cast(dict[str, Any], entry)
+        if "backend" in settings:
+            graphs.backend(phase, settings["backend"])
+        if phase == "decode":
+            graphs.batches([settings.get("max_bs")])
+            sizes = settings.get("bs")
+            graphs.batches(cast(list[object], sizes) if isinstance(sizes, list) else [])
+    return graphs
+
+
+def _json(text: str | None) -> Mapping[str, Any]:
+    try:
+        value: object = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}

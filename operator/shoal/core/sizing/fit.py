@@ -3,7 +3,14 @@
 from shoal.api import reasons
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Sizing
-from shoal.core.sizing.types import GPU, Misfit, Sized, Tuning
+from shoal.core.sizing import room, say
+from shoal.core.sizing.tensor import choices, obstacle
+from shoal.core.sizing.types import GPU, Misfit, Sized, Sums, Tuning
+from shoal.core.sizing.weights import Weights, weights
+
+NO_FACTS = ArtifactFacts(source="")
+_SGLANG_CONTEXT = 2048
+"""What SGLang takes for a config that names no length."""
 
 
 def size(
@@ -17,7 +24,92 @@ def size(
 ) -> Sized | Misfit:
     """A replica of this model on this class.
 
-    `tensor` is the number of GPUs that was asked for; None: the smallest that fits. `context_length` is what was asked
-    for, in tokens; None: the config's. `overrides` win over what is computed.
+    `facts` None: nothing is known, `overrides` have to say it all. `tensor` is the number of GPUs that was asked for;
+    None: the smallest that fits. `context_length` is what was asked for, in tokens; None: the config's. `overrides` win
+    over what is computed. A class fits when the KV cache of one replica holds one request of the whole context. Raises
+    ValueError for an override that is no quantity.
     """
-    return Misfit(reasons.SIZE_UNKNOWN, f"{gpu.name}: the sums are not there yet")
+    facts = facts or NO_FACTS
+    longest = context_length or facts.context_length
+    if misfit := _asked(facts, gpu, tensor, context_length, tuning):
+        return misfit
+    if tuning.device == "cpu":
+        return _on_cpu(facts, tensor or tuning.attention_dp, longest, overrides, tuning)
+    found = weights(facts, gpu, overrides, tuning)
+    if isinstance(found, Misfit):
+        return found
+    if overrides.kv_bytes_per_token is None and (facts.kv.kind == "Unknown" or tuning.draft):
+        return Misfit(reasons.SIZE_UNKNOWN, say.unknown(facts, tuning))
+    tried = (tensor,) if tensor is not None else choices(facts, gpu, tuning)
+    if not tried:
+        return Misfit(reasons.INVALID, say.uncuttable(facts, gpu, tuning))
+    context = longest or _SGLANG_CONTEXT
+    last: Sized | None = None
+    for gpus in tried:
+        last = _replica(facts, gpu, gpus, longest, found, overrides, tuning)
+        if _fits(last, facts, gpu, context, tuning):
+            return last
+    if last is None:
+        raise AssertionError("`tried` is not empty")
+    return Misfit(reasons.NO_FIT, say.too_small(last, facts, gpu, context, asked=tensor, tuning=tuning))
+
+
+def _asked(
+    facts: ArtifactFacts, gpu: GPU, tensor: int | None, context_length: int | None, tuning: Tuning
+) -> Misfit | None:
+    """What is wrong with what was asked for, whatever the sums say."""
+    if tensor is not None:
+        if gpu.largest_node is not None and tensor > gpu.largest_node:
+            return Misfit(reasons.NO_FIT, say.no_node(tensor, gpu.largest_node))
+        if why := obstacle(facts, tensor, tuning):
+            return Misfit(reasons.INVALID, f"`tensor` is {tensor}: {why}{say.instead(choices(facts, gpu, tuning))}")
+    longest = facts.context_length
+    if context_length is not None and longest is not None and context_length > longest and not tuning.longer_context:
+        return Misfit(reasons.INVALID, say.too_long(context_length, longest))
+    return None
+
+
+def _on_cpu(facts: ArtifactFacts, gpus: int, context: int | None, overrides: Sizing, tuning: Tuning) -> Sized:
+    """An engine that leaves the GPUs alone: they are only counted."""
+    none = Sums(memory=0, overhead=0, reserve=0, weights=0, images=0, state=0, kv=0, mem_fraction_static=0.0)
+    return Sized(
+        gpus=gpus,
+        kv_tokens=tuning.max_total_tokens,
+        kv_bytes_per_token=overrides.kv_bytes_per_token or facts.kv_bytes_per_token or 0,
+        weight_bytes_per_gpu=0,
+        context_length=context,
+        sums=none,
+        peak_bytes_per_gpu=0,
+        max_requests=tuning.max_running_requests,
+    )
+
+
+def _replica(
+    facts: ArtifactFacts, gpu: GPU, gpus: int, context: int | None, found: Weights, overrides: Sizing, tuning: Tuning
+) -> Sized:
+    """The sums on this many GPUs, whether they work out or not."""
+    per_gpu = max(0, found.per_gpu(gpus, tuning.attention_dp) - tuning.cpu_offload_bytes)
+    cell = room.cell(facts, gpu, gpus, overrides, tuning)
+    sums, slots = room.sums(facts, gpu, gpus, per_gpu, tuning)
+    tokens = room.tokens(facts, sums.kv, cell, tuning)
+    groups = tuning.attention_dp
+    return Sized(
+        gpus=gpus,
+        kv_tokens=tokens * groups,
+        kv_bytes_per_token=-int(-cell // 1),
+        weight_bytes_per_gpu=per_gpu,
+        context_length=context,
+        sums=sums,
+        peak_bytes_per_gpu=max(per_gpu, found.peak_per_gpu(gpus, groups) - tuning.cpu_offload_bytes),
+        max_requests=groups * room.requests(tokens, slots, context or _SGLANG_CONTEXT, tuning),
+        attention_groups=groups,
+    )
+
+
+def _fits(sized: Sized, facts: ArtifactFacts, gpu: GPU, context: int, tuning: Tuning) -> bool:
+    tokens = (sized.kv_tokens or 0) // sized.attention_groups
+    return (
+        tokens >= context
+        and sized.peak_bytes_per_gpu + sized.sums.overhead <= gpu.memory_bytes
+        and room.window_fits(facts, tokens, tuning)
+    )

@@ -1,0 +1,80 @@
+"""The facts of one revision of a source, from its config.json and what its weight files' headers say."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.api.artifact import ArtifactFacts
+from shoal.core.architectures import names, quantization, shapes
+from shoal.core.architectures.config import Config, as_mapping, context_length, read, whole
+from shoal.core.architectures.geometry import geometry, heads
+from shoal.core.sizing.cell import bytes_per_token
+
+_SHORT = 128
+
+
+def facts_of(
+    config: Mapping[str, Any],
+    *,
+    source: str,
+    revision: str | None = None,
+    digest: str | None = None,
+    parameters: int | None = None,
+    weight_bytes: int | None = None,
+    file_bytes: int | None = None,
+    tensor_dtypes: Mapping[str, int] | None = None,
+) -> ArtifactFacts:
+    """The facts of weights with this config.json.
+
+    `tensor_dtypes` are bytes per tensor type of the safetensors headers (BF16, F8_E4M3, ...). An architecture that is
+    not known is no error: its `kv.kind` is Unknown. Where a checkpoint keeps its quantization in hf_quant_config.json,
+    its table `quantization` may be given as the config's `quantization_config`. Raises UnknownConfig for a config that
+    is no model's.
+    """
+    read_config = read(config)
+    kv = geometry(read_config)
+    dtype = _dtype(read_config)
+    dense, expert = shapes.divisors(read_config)
+    attention = shapes.attention_parameters(read_config, kv)
+    per_parameter = weight_bytes / parameters if weight_bytes and parameters else float(shapes.item_bytes(dtype))
+    vision = as_mapping(config.get("vision_config"))
+    per_token = bytes_per_token(kv, attention_tensor=1, kv_dtype=kv.dtype or dtype)
+    return ArtifactFacts(
+        source=source,
+        revision=revision,
+        digest=digest,
+        architecture=read_config.architecture[:_SHORT],
+        parameters=parameters,
+        weight_bytes=weight_bytes,
+        file_bytes=file_bytes,
+        dtype=dtype,
+        quantization=(quantization.method(read_config, tensor_dtypes) or "")[:_SHORT] or None,
+        context_length=context_length(read_config) or None,
+        embedding_bytes=shapes.embedding_bytes(read_config, dtype),
+        attention_bytes=None if attention is None else int(attention * per_parameter),
+        attention_heads=heads(read_config) or None,
+        tensor_divisor=dense,
+        expert_divisor=expert,
+        vocabulary=read_config.number("vocab_size") or None,
+        experts=shapes.experts(read_config),
+        task="Embed" if read_config.architecture in names.EMBEDS else "Generate",
+        multimodal=read_config.architecture in names.MULTIMODAL,
+        # SGLang's own defaults for an encoder that does not say its size.
+        vision_layers=None if vision is None else (_int(vision, "num_hidden_layers", 24)),
+        vision_width=None if vision is None else (_int(vision, "hidden_size", 1024)),
+        kv=kv,
+        kv_bytes_per_token=None if per_token is None else -int(-per_token // 1),
+    )
+
+
+def _int(table: Mapping[str, Any], key: str, default: int) -> int:
+    value = whole(table.get(key))
+    return default if value is None else value
+
+
+def _dtype(config: Config) -> str | None:
+    for source in (config.text, config.root):
+        for key in ("dtype", "torch_dtype"):
+            value = source.get(key)
+            if isinstance(value, str) and value:
+                return value.removeprefix("torch.")[:_SHORT]
+    return None

@@ -1,0 +1,99 @@
+"""How much of a GPU SGLang gives to weights and KV cache: its `memory_hook` of 0.5.23 in numbers.
+
+Memory is counted in MiB here, as there.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from shoal.api.artifact import ArtifactFacts
+from shoal.core.sizing.types import Tuning
+
+MULTIMODAL_PREFILL_GRAPHS: Final = frozenset({
+    "Cohere2VisionForConditionalGeneration", "KimiK25ForConditionalGeneration", "PaddleOCRVLForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
+})  # fmt: skip
+"""Multimodal models whose prefill runs in CUDA graphs; that of the others does not."""
+NO_PREFILL_GRAPHS: Final = frozenset({"KimiLinearForCausalLM"})
+"""Text models whose prefill does not run in CUDA graphs."""
+_MAX_PREFILL_TOKENS: Final = 16384
+"""--max-prefill-tokens, which counts when prefill is not chunked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What SGLang chooses by a GPU's memory."""
+
+    chunked_prefill_size: int
+    graph_batch: int
+    """Largest decode batch that is captured in a CUDA graph."""
+
+
+def defaults(total_mib: float, tensor: int) -> Defaults:
+    """By the memory of one GPU."""
+    if total_mib < 20 * 1024:
+        return Defaults(2048, 8)
+    if total_mib < 35 * 1024:
+        return Defaults(4096, 48 if tensor < 4 else 160)
+    if total_mib < 60 * 1024:
+        return Defaults(4096, 32 if tensor < 4 else 160)
+    if total_mib < 160 * 1024:
+        return Defaults(8192, 256 if tensor < 4 else 512)
+    return Defaults(16384, 512)
+
+
+def prefill_graphs(max_tokens: int) -> int:
+    """How many graphs are captured for prefill batches of up to this many tokens."""
+    sizes = [
+        *range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64), *range(1280, 4097, 256),
+        *range(4608, max_tokens + 1, 512),
+    ]  # fmt: skip
+    return sum(size <= max_tokens for size in sizes)
+
+
+def is_multimodal(facts: ArtifactFacts, tuning: Tuning) -> bool:
+    """Whether the engine will read images."""
+    if tuning.multimodal is None:
+        return facts.multimodal
+    return tuning.multimodal and (facts.multimodal or facts.vision_layers is not None)
+
+
+def reserve_mib(facts: ArtifactFacts, total_mib: float, tensor: int, tuning: Tuning) -> float:
+    """What SGLang keeps free of one GPU for activations and graphs."""
+    chosen = defaults(total_mib, tensor)
+    chunked = tuning.chunked_prefill_size or chosen.chunked_prefill_size
+    batch = tuning.cuda_graph_max_bs or chosen.graph_batch
+    if tuning.cuda_graph_max_bs is None and tuning.max_running_requests is not None:
+        batch = min(batch, tuning.max_running_requests)
+    reserve = 512 + 1.5 * max(chunked if chunked > 0 else _MAX_PREFILL_TOKENS, 2048) + tensor * tuning.pp_size * 128.0
+    if tuning.decode_graphs:
+        reserve += 2 * batch
+    if tuning.attention_dp > 1:
+        reserve += batch * tuning.attention_dp * (4.5 if batch > 300 else 3)
+    if _captures_prefill(facts, tuning):
+        if facts.kv.kv_lora_rank is not None:
+            reserve += 1536
+        else:
+            largest = chunked if tuning.max_total_tokens is None else min(chunked, tuning.max_total_tokens)
+            reserve += 8 * prefill_graphs(largest)
+    return max(reserve, 10 * 1024.0) if total_mib > 60 * 1024 else reserve
+
+
+def _captures_prefill(facts: ArtifactFacts, tuning: Tuning) -> bool:
+    name = facts.architecture
+    if not tuning.prefill_graphs or tuning.pp_size > 1 or name in NO_PREFILL_GRAPHS:
+        return False
+    return not is_multimodal(facts, tuning) or name in MULTIMODAL_PREFILL_GRAPHS
+
+
+def static_fraction(facts: ArtifactFacts, total_mib: float, tensor: int, tuning: Tuning) -> float:
+    """SGLang's mem_fraction_static: as the arguments say, else its own default. Not above 0 on a GPU that is smaller
+    than the reserve."""
+    if tuning.mem_fraction_static is not None:
+        return min(1.0, max(0.0, tuning.mem_fraction_static))
+    fraction = round((total_mib - reserve_mib(facts, total_mib, tensor, tuning)) / total_mib, 3)
+    if is_multimodal(facts, tuning) and facts.vision_layers is not None and facts.vision_width is not None:
+        # The larger the image encoder, the more memory its activations need; 24 layers of 1024 are the measure.
+        scale = facts.vision_layers * facts.vision_width**2 / (24 * 1024**2)
+        fraction *= 0.95 * max(0.8, min(1.05, 1 - 0.1 * (scale - 1)))
+    return max(0.0, fraction)

@@ -1,0 +1,131 @@
+"""What is left of one GPU for the KV cache, and how many tokens it makes: SGLang's `kv_cache_configurator`.
+
+pre = memory - overhead                              free before the weights are loaded
+kv  = pre * mem_fraction_static - weights - state    rounded down to pages of tokens
+"""
+
+from math import log2
+
+from shoal.api.artifact import ArtifactFacts
+from shoal.api.model import Sizing
+from shoal.core.sizing.cell import SWA_FULL_TOKENS_RATIO, bytes_per_token
+from shoal.core.sizing.fraction import is_multimodal, static_fraction
+from shoal.core.sizing.types import GPU, Sums, Tuning
+from shoal.core.sizing.weights import runs_in
+
+MI = 2**20
+GI = 2**30
+OVERHEAD = 6 * GI // 10
+"""CUDA context and allocator on a GPU that runs alone, before anything is loaded: an estimate."""
+NCCL = 3 * GI // 10
+"""More for every doubling of the GPUs of a replica: an estimate."""
+_IMAGE_CACHE = 100 * MI
+"""SGLANG_VLM_CACHE_SIZE_MB: multimodal embeddings."""
+_MAMBA_RATIO = 0.9
+_STATES_PER_REQUEST = 5
+"""States that the prefix cache of a hybrid model needs for one running request."""
+
+
+def communication(tensor: int) -> int:
+    """Bytes that NCCL needs on one GPU of a replica with this many."""
+    return int(NCCL * log2(tensor))
+
+
+def cell(facts: ArtifactFacts, gpu: GPU, gpus: int, overrides: Sizing, tuning: Tuning) -> float:
+    """Bytes of one token on one GPU; the caller has made sure that it is known."""
+    if overrides.kv_bytes_per_token is not None:
+        return float(overrides.kv_bytes_per_token)
+    found = bytes_per_token(
+        facts.kv if tuning.windows else facts.kv.model_copy(update={"kind": "Full"}),
+        attention_tensor=gpus // tuning.attention_dp,
+        kv_dtype=kv_dtype(facts, gpu, tuning),
+        swa_ratio=tuning.swa_full_tokens_ratio or SWA_FULL_TOKENS_RATIO,
+        kept_float32=runs_in(facts, tuning) == "float32",
+    )
+    return found or 1.0
+
+
+def kv_dtype(facts: ArtifactFacts, gpu: GPU, tuning: Tuning) -> str:
+    """The cache's type: as the arguments say, as the checkpoint says, or the model's own."""
+    asked = tuning.kv_cache_dtype
+    if asked not in (None, "auto"):
+        return asked
+    if facts.kv.kind == "DSA":
+        # Of an unknown GPU the larger of the two is assumed.
+        blackwell = gpu.compute_capability is not None and gpu.compute_capability[0] >= 10
+        return "fp8_e4m3" if blackwell else "bfloat16"
+    return facts.kv.dtype or "bfloat16"
+
+
+def sums(facts: ArtifactFacts, gpu: GPU, gpus: int, weights: int, tuning: Tuning) -> tuple[Sums, int | None]:
+    """The parts of one GPU's memory, and how many requests' states a hybrid model keeps (None: no limit)."""
+    base = OVERHEAD if gpu.overhead_bytes is None else gpu.overhead_bytes
+    overhead = min(base + communication(gpus), gpu.memory_bytes)
+    fraction = static_fraction(facts, gpu.memory_bytes / MI, gpus, tuning)
+    pre = gpu.memory_bytes - overhead
+    static = int(pre * fraction)
+    images = _IMAGE_CACHE if is_multimodal(facts, tuning) else 0
+    state, slots = _state(facts, static - weights - images, gpus, tuning)
+    return Sums(
+        memory=gpu.memory_bytes,
+        overhead=overhead,
+        reserve=pre - static,
+        weights=weights,
+        images=images,
+        state=state,
+        kv=static - weights - images - state,
+        mem_fraction_static=fraction,
+    ), slots
+
+
+def _state(facts: ArtifactFacts, rest: int, gpus: int, tuning: Tuning) -> tuple[int, int | None]:
+    """Bytes of all states on one GPU, and how many there are (`_handle_max_mamba_cache`)."""
+    if facts.kv.kind != "Hybrid" or rest <= 0:
+        return 0, None
+    ratio = state_ratio(tuning)
+    budget = int(rest * ratio / (1 + ratio))
+    one = facts.kv.state_bytes_per_request
+    if not one:
+        return budget, None
+    each = -(-one * tuning.attention_dp // gpus)
+    if not tuning.radix_cache and tuning.max_running_requests is not None:
+        slots = max(1, tuning.max_running_requests // tuning.attention_dp)
+    else:
+        slots = max(0, budget - each) // each
+    return (slots + 1) * each, slots // (_STATES_PER_REQUEST if tuning.radix_cache else 1)
+
+
+def state_ratio(tuning: Tuning) -> float:
+    """Bytes of a hybrid model's states over those of its tokens."""
+    return tuning.mamba_full_memory_ratio or _MAMBA_RATIO
+
+
+def tokens(facts: ArtifactFacts, kv_bytes: int, cell: float, tuning: Tuning) -> int:
+    """Tokens of one attention group; never below zero."""
+    found = max(0, int(kv_bytes // cell))
+    if tuning.max_total_tokens is not None:
+        found = min(found, tuning.max_total_tokens)
+    page = page_size(facts, tuning)
+    return found // page * page
+
+
+def page_size(facts: ArtifactFacts, tuning: Tuning) -> int:
+    return tuning.page_size or (64 if facts.kv.kind == "DSA" else 1)
+
+
+def window_fits(facts: ArtifactFacts, found: int, tuning: Tuning) -> bool:
+    """A pool of windows must hold more than one window, or SGLang does not start."""
+    if not tuning.windows or facts.kv.kind != "SlidingWindow" or facts.kv.sliding_window is None:
+        return True
+    ratio = tuning.swa_full_tokens_ratio or SWA_FULL_TOKENS_RATIO
+    return int(found * ratio) > facts.kv.sliding_window + page_size(facts, tuning)
+
+
+def requests(found: int, slots: int | None, context: int, tuning: Tuning) -> int:
+    """Requests that one attention group runs at once (`resolve_max_num_reqs`)."""
+    if tuning.max_running_requests is not None:
+        most = max(1, tuning.max_running_requests // tuning.attention_dp)
+    else:
+        most = max(min(int(found / max(1, context) * 512), 4096), 2048)
+    most = min(most, found // 2)
+    return most if slots is None else min(most, slots)

@@ -1,0 +1,91 @@
+"""The sentences for a person whose Model does not fit: the sum, and what to do."""
+
+from collections.abc import Sequence
+
+from shoal.api.artifact import ArtifactFacts
+from shoal.core.sizing.room import GI, window_fits
+from shoal.core.sizing.tensor import UNKNOWN_NODE, choices, obstacle
+from shoal.core.sizing.types import GPU, Sized, Tuning
+
+
+def gib(size: float) -> str:
+    """Bytes for a reader: 14.96 GiB, 131 GiB."""
+    value = size / GI
+    return f"{value:.0f} GiB" if abs(value) >= 100 else f"{value:.2f}".rstrip("0").rstrip(".") + " GiB"
+
+
+def gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
+def no_node(tensor: int, largest: int) -> str:
+    return f"`tensor` is {tensor}, and the largest node has {gpus(largest)}: a replica is on one node"
+
+
+def instead(numbers: Sequence[int]) -> str:
+    return f"; it can be {', '.join(map(str, numbers))}" if numbers else ""
+
+
+def too_long(asked: int, longest: int) -> str:
+    return (
+        f"contextLength {asked} is more than the {longest} tokens that the model's config allows, and SGLang does not "
+        "start with it; set SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 in `pod.env` to try it all the same"
+    )
+
+
+def unknown(facts: ArtifactFacts, tuning: Tuning) -> str:
+    if tuning.draft:
+        return (
+            f"{tuning.draft} keeps the tokens of a draft model too, whose size is not known: say in "
+            "`sizing.kvBytesPerToken` what one token takes of each GPU with it"
+        )
+    name = f"of {facts.architecture} " if facts.architecture else ""
+    return (
+        f"what one token {name}takes in the KV cache is not known: say in `sizing.kvBytesPerToken` how many bytes it "
+        "takes of each GPU (an engine that has run on it says so in its log)"
+    )
+
+
+def uncuttable(facts: ArtifactFacts, gpu: GPU, tuning: Tuning) -> str:
+    limit = gpu.largest_node or UNKNOWN_NODE
+    why = obstacle(facts, limit, tuning) or "no number of GPUs suits its shape"
+    return f"no replica of up to {gpus(limit)} can be made: {why}"
+
+
+def too_small(sized: Sized, facts: ArtifactFacts, gpu: GPU, context: int, *, asked: int | None, tuning: Tuning) -> str:
+    """`sized` is the largest replica that was tried."""
+    limit = _limit(sized, facts, gpu, asked, tuning)
+    where = f"on {gpus(sized.gpus)} with {gib(gpu.memory_bytes)}" + (" each" if sized.gpus > 1 else "")
+    if sized.peak_bytes_per_gpu + sized.sums.overhead > gpu.memory_bytes:
+        while_loading = " while they are loaded" if sized.peak_bytes_per_gpu > sized.weight_bytes_per_gpu else ""
+        return f"{where}, weights need {gib(sized.peak_bytes_per_gpu)}{while_loading}; {limit}"
+    parts = [f"weights {gib(sized.sums.weights)}", f"SGLang's reserve {gib(sized.sums.reserve)}"]
+    if sized.sums.state > 0:
+        parts.append(f"states of requests {gib(sized.sums.state)}")
+    if sized.sums.images > 0:
+        parts.append(f"images {gib(sized.sums.images)}")
+    parts.append(f"the driver's {gib(sized.sums.overhead)}")
+    taken = f"{where}, {', '.join(parts[:-1])} and {parts[-1]}"
+    tokens = (sized.kv_tokens or 0) // sized.attention_groups
+    if sized.sums.kv <= 0:
+        return f"{taken} leave nothing for the KV cache; {limit}"
+    room = f"leave KV cache for {tokens} tokens"
+    if tokens >= context and not window_fits(facts, tokens, tuning):
+        return f"{taken} {room}, less than one window of {facts.kv.sliding_window} needs; {limit}"
+    if tuning.max_total_tokens is not None and sized.kv_bytes_per_token * context <= sized.sums.kv:
+        return f"--max-total-tokens {tuning.max_total_tokens} is less than one request of {context} tokens needs"
+    return f"{taken} {room}; one request of {context} needs {gib(context * sized.kv_bytes_per_token)}; {limit}"
+
+
+def _limit(sized: Sized, facts: ArtifactFacts, gpu: GPU, asked: int | None, tuning: Tuning) -> str:
+    """Why there are not more GPUs."""
+    if asked is not None:
+        return f"`tensor` is {asked}"
+    largest = gpu.largest_node or UNKNOWN_NODE
+    if sized.gpus == largest:
+        return f"no more than {gpus(largest)} are on one node" if gpu.largest_node else "more than 8 GPUs are not tried"
+    more = choices(facts, GPU(gpu.name, gpu.memory_bytes, largest_node=64), tuning)
+    larger = next((n for n in more if n > sized.gpus), None)
+    if larger is not None:
+        return f"it would take {larger}, and no more than {gpus(largest)} are on one node"
+    return f"more do not help: {obstacle(facts, 2 * sized.gpus, tuning) or 'the model cannot be cut further'}"

@@ -1,0 +1,37 @@
+"""Which numbers of GPUs a replica may have: what SGLang can cut a model into."""
+
+from shoal.api.artifact import ArtifactFacts
+from shoal.core.sizing.types import GPU, Tuning
+
+UNKNOWN_NODE = 8
+"""GPUs that are tried at most where no node is known."""
+_MOST = 64
+
+
+def choices(facts: ArtifactFacts, gpu: GPU, tuning: Tuning) -> tuple[int, ...]:
+    """Numbers of GPUs that one node has and that the model can be cut into, smallest first."""
+    limit = min(gpu.largest_node or UNKNOWN_NODE, _MOST)
+    return tuple(n for n in range(1, limit + 1) if obstacle(facts, n, tuning) is None)
+
+
+def obstacle(facts: ArtifactFacts, tensor: int, tuning: Tuning) -> str | None:
+    """Why the model cannot be cut into this many parts, or None when it can."""
+    if tensor % tuning.attention_dp:
+        return f"--attn-dp-size {tuning.attention_dp} does not divide {tensor} GPUs"
+    parts = tensor // tuning.attention_dp
+    if facts.attention_heads is not None and facts.attention_heads % parts:
+        return f"{facts.attention_heads} attention heads do not divide over {parts} GPUs"
+    if facts.attention_heads is None and tensor & (tensor - 1):
+        return f"{tensor} is no power of two, and how many attention heads the model has is not known"
+    kv_heads = None if facts.kv.kv_lora_rank is not None else facts.kv.kv_heads
+    if kv_heads is not None and kv_heads % parts and parts % kv_heads:
+        return f"{kv_heads} key-value heads neither divide over {parts} GPUs nor repeat on them"
+    if facts.tensor_divisor is not None and facts.tensor_divisor % tensor:
+        return f"the layers' widths divide over {facts.tensor_divisor} at most, not over {tensor} GPUs"
+    if tensor % tuning.expert_parallel:
+        return f"--ep-size {tuning.expert_parallel} does not divide {tensor} GPUs"
+    per_expert = tensor // tuning.expert_parallel
+    if facts.expert_divisor is not None and facts.expert_divisor % per_expert:
+        most = f"an expert's width divides over {facts.expert_divisor} at most"
+        return f"{most}, not over {per_expert} GPUs; --ep-size would spread whole experts"
+    return None

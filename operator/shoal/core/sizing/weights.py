@@ -1,0 +1,95 @@
+"""What the weights take of one GPU, as they are loaded and once they are."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from shoal.api import reasons
+from shoal.api.artifact import ArtifactFacts
+from shoal.api.model import Sizing
+from shoal.core import quantity
+from shoal.core.sizing.types import GPU, Misfit, Tuning
+
+MIN_CAPABILITY: Final = {
+    "awq": 75, "awq_marlin": 80, "auto-round": 60, "auto-round-int8": 75, "bitsandbytes": 70, "blockwise_int8": 80,
+    "compressed-tensors": 70, "fp8": 80, "gguf": 60, "gptq": 60, "gptq_marlin": 80, "humming": 75, "modelopt": 89,
+    "modelopt_fp4": 80, "modelopt_fp8": 89, "modelopt_mixed": 80, "moe_wna16": 70, "mxfp4": 80, "mxfp8": 100,
+    "nvfp4_online": 100, "petit_nvfp4": 90, "quark": 70, "w4afp8": 90, "w8a8_fp8": 89, "w8a8_int8": 75,
+}  # fmt: skip
+"""Ten times the compute capability that SGLang 0.5.23 asks of a GPU (`get_min_capability`). 4-bit floats run below
+10.0 too: there the weights alone are 4 bits wide and are widened for each product."""
+_HALVES: Final = ("fp8", "mxfp8", "w8a8_fp8")
+"""Methods that turn 16-bit weights into 8 bits while they are loaded."""
+_ITEM_BYTES: Final = {"float32": 4, "float": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Bytes over all GPUs of one replica."""
+
+    total: int
+    peak: int
+    """At most, while they are loaded."""
+    repeated: int
+    """Part of `total` that each attention group keeps whole."""
+
+    def per_gpu(self, tensor: int, attention_dp: int) -> int:
+        return -(-(self.total + self.repeated * (attention_dp - 1)) // tensor)
+
+    def peak_per_gpu(self, tensor: int, attention_dp: int) -> int:
+        repeated = self.repeated * self.peak // max(1, self.total)
+        return -(-(self.peak + repeated * (attention_dp - 1)) // tensor)
+
+
+def runs_in(facts: ArtifactFacts, tuning: Tuning) -> str:
+    """The type that computations run in: float32 models run in 16 bits unless --dtype asks for 32."""
+    asked = tuning.dtype if tuning.dtype not in (None, "auto") else None
+    if asked:
+        return "float32" if asked in _ITEM_BYTES else asked
+    return "float16" if facts.dtype in (None, *_ITEM_BYTES) else facts.dtype or "float16"
+
+
+def weights(facts: ArtifactFacts, gpu: GPU, overrides: Sizing, tuning: Tuning) -> Weights | Misfit:
+    """Raises ValueError for an override that is no quantity."""
+    asked, stored = tuning.quantization, facts.quantization
+    if asked == "fp8" and stored not in (None, "fp8") and not stored.startswith("modelopt"):
+        why = f"the checkpoint is quantized with {stored} already: SGLang refuses to quantize it with fp8 on top"
+        return Misfit(reasons.INVALID, f"{why}; leave the quantization out, or use weights that are not quantized")
+    method = asked or stored
+    if misfit := _unable(method, gpu):
+        return misfit
+    if overrides.weight_bytes is not None:
+        given = int(quantity.parse(overrides.weight_bytes))
+        return Weights(given, given, 0)
+    if tuning.draft:
+        why = f"{tuning.draft} loads a draft model whose size is not known: say in `sizing.weightBytes` and"
+        return Misfit(reasons.SIZE_UNKNOWN, f"{why} `sizing.kvBytesPerToken` what both need together")
+    total = _stored(facts, tuning)
+    if total is None:
+        why = "the source does not say how large its weights are (they are not safetensors)"
+        return Misfit(reasons.SIZE_UNKNOWN, f"{why}: say it in `sizing.weightBytes`")
+    attention = facts.attention_bytes
+    if attention is None and tuning.attention_dp > 1:
+        why = "how much of the weights --attn-dp-size repeats is not known for this architecture"
+        return Misfit(reasons.SIZE_UNKNOWN, f"{why}: say in `sizing.weightBytes` what one replica needs with it")
+    if stored is None and method in _HALVES:
+        kept = min(total, facts.embedding_bytes or 0)
+        return Weights(kept + -(-(total - kept) // 2), total, (attention or 0) // 2)
+    return Weights(total, total, attention or 0)
+
+
+def _stored(facts: ArtifactFacts, tuning: Tuning) -> int | None:
+    """Plain weights are cast to the type that they run in; quantized ones stay as they are stored."""
+    if facts.quantization is None and facts.parameters:
+        return facts.parameters * (4 if runs_in(facts, tuning) == "float32" else 2)
+    return facts.weight_bytes
+
+
+def _unable(method: str | None, gpu: GPU) -> Misfit | None:
+    least = MIN_CAPABILITY.get(method or "")
+    if least is None or gpu.compute_capability is None:
+        return None
+    major, minor = gpu.compute_capability
+    if 10 * major + minor >= least:
+        return None
+    why = f"{method} weights need compute capability {least // 10}.{least % 10}, this class has {major}.{minor}"
+    return Misfit(reasons.NO_FIT, why)
