@@ -1,9 +1,9 @@
 """What a pod and the node cache say to each other, over the unix socket in the namespace's folder of the cache.
 
-`POST /v1/fetch` with a `FetchRequest`: JSON lines of `FetchLine` until one carries `done` or `error`; at least one line
-in `LINE_SECONDS`. `GET /v1/hold?model=KEY`: an endless answer with a line in each `LINE_SECONDS`; while it is open, the
-model is not evicted (404: the cache does not have it any more). No token: the folder is mounted in pods of its
-namespace only, so the socket itself says who asks.
+`POST /v1/fetch` with a `FetchRequest`: JSON lines of `FetchLine` until one carries `done` or `error`, at least one line
+in `LINE_SECONDS`. `GET /v1/hold?model=KEY`: an endless answer with an empty line every `HOLD_SECONDS`; while it is
+open, the model is not evicted (404: the namespace's folder does not have it any more). No token: the folder is mounted
+in pods of its namespace only, so the socket itself says who asks.
 """
 
 from typing import Annotated, Final, Literal
@@ -14,6 +14,7 @@ from pydantic.alias_generators import to_camel
 CACHED_SCHEMES: Final = frozenset({"hf", "s3", "gs", "az", "https"})
 """Sources that are fetched over a network. Others lie on a volume or in an image already."""
 LINE_SECONDS: Final = 1.0
+HOLD_SECONDS: Final = 5.0
 SILENCE_SECONDS: Final = 15.0
 """A client that hears nothing for so long takes the connection for dead."""
 

@@ -30,6 +30,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "sim": ("shoal.sim.cli:command", "Run the engine simulator."),
     "lab": ("shoal.lab.cli:command", "A real Kubernetes on this machine, without Docker."),
     "demo": ("shoal.cli.demo:command", "Serve two Models end to end and ask one a question."),
+    "explain": ("shoal.cli.explain:command", "Say where Models would run and why, without a cluster."),
     "status": ("shoal.cli.status:command", "Show the Models of a cluster and how far they are."),
     "generate": ("shoal.cli.generate:command", "Write crds/, chart schemas and reference docs."),
 }

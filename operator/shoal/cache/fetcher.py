@@ -1,0 +1,232 @@
+"""Brings a model into the cache once, however many pods ask for it, and into the folder of each namespace that may."""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+import structlog
+from prometheus_client import Counter
+
+from shoal.api import reasons
+from shoal.api.cache import CACHED_SCHEMES, LINE_SECONDS, FetchDone, FetchLine, FetchRequest
+from shoal.api.sources import shown
+from shoal.artifacts import ArtifactError, Credentials, Manifest, Settings, Source, open_source
+from shoal.artifacts.errors import of_os_error
+from shoal.cache.bring import Bringer, Progress
+from shoal.cache.disk import CachedModel, Disk
+from shoal.cache.index import Index
+from shoal.cache.room import ADVICE, Room
+
+TRIES: Final = 3
+"""A fetch that somebody else's credentials began, and that failed, is begun again with one's own."""
+
+log = structlog.get_logger()
+FETCHES = Counter("shoal_cache_fetches", "Answered requests of stage containers.", ["result"])
+
+
+class Open(Protocol):
+    """`artifacts.open_source`, or a test's."""
+
+    def __call__(
+        self, uri: str, credentials: Credentials, settings: Settings, *, revision: str | None = None
+    ) -> Source: ...
+
+
+Tell = Callable[[FetchLine], Awaitable[None]]
+_WAITING: Final = FetchLine(state="waiting")
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A fetch that is under way, and how many wait for it."""
+
+    key: str
+    task: asyncio.Task[CachedModel]
+    progress: Progress
+    waiters: int = 0
+
+
+class _Abandoned(ConnectionResetError):
+    """The fetch ended because those who waited for it left before we came, or because the daemon ends."""
+
+
+class Fetcher:
+    """`fetch` is all that a stage container asks for. Use it as an async context manager: leaving ends every fetch."""
+
+    def __init__(
+        self, disk: Disk, index: Index, room: Room, settings: Settings, open_source: Open = open_source
+    ) -> None:
+        self._disk = disk
+        self._index = index
+        self._room = room
+        self._settings = replace(settings, room_advice=ADVICE)
+        self._open = open_source
+        self._bringer = Bringer(disk, index, room)
+        self._flights: dict[str, _Flight] = {}
+
+    async def __aenter__(self) -> "Fetcher":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        tasks = [flight.task for flight in self._flights.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def fetch(self, namespace: str, request: FetchRequest, tell: Tell) -> FetchDone:
+        """Brings the model into the namespace's folder. `tell` hears how far it is, at least every `LINE_SECONDS`.
+
+        Raises ArtifactError, and what `tell` raises. A model that another namespace brought is given only after the
+        source itself has let these credentials read it.
+        """
+        try:
+            done = await self._fetch(namespace, request, tell)
+        except ArtifactError:
+            FETCHES.labels("failed").inc()
+            raise
+        except ConnectionError:  # of `tell`
+            raise
+        except OSError as error:
+            FETCHES.labels("failed").inc()
+            raise of_os_error(error, f"keeping {shown(request.uri)} in the node cache", ADVICE) from error
+        FETCHES.labels("fetched" if done.fetched_bytes else "hit").inc()
+        log.info("cache.given", namespace=namespace, model=done.model, fetched_bytes=done.fetched_bytes)
+        return done
+
+    async def _fetch(self, namespace: str, request: FetchRequest, tell: Tell) -> FetchDone:
+        if request.uri.partition("://")[0] not in CACHED_SCHEMES:
+            raise ArtifactError(reasons.SOURCE_INVALID, f"{shown(request.uri)} is not a source that is cached")
+        if (done := await self._own(namespace, request)) is not None:
+            return done
+        await tell(_WAITING)
+        for tried in range(1, TRIES + 1):
+            flight, began = await self._flight(request, tell)
+            with self._index.pin(flight.key):
+                try:
+                    model = await self._wait(flight, tell)
+                except (ArtifactError, OSError) as error:
+                    ours = isinstance(error, ConnectionError) and not isinstance(error, _Abandoned)
+                    if began or tried == TRIES or ours:
+                        raise
+                    log.info("cache.begun_again", model=flight.key, problem=str(error))
+                    continue
+                with self._index.pin(model.key):
+                    await self._give(namespace, model)
+            return _done(model, flight.progress.fetched if began else 0)
+        raise AssertionError("unreachable")
+
+    async def _own(self, namespace: str, request: FetchRequest) -> FetchDone | None:
+        """What this namespace has already: its pods can read it anyway, so the source is not asked again."""
+        if request.manifest is None:
+            return None
+        model = self._index.led_to(_hash(request.uri), request.manifest)
+        if model is None:
+            return None
+        with self._index.pin(model.key):
+            if not await asyncio.to_thread(self._disk.is_linked, namespace, model):
+                return None
+            if await asyncio.to_thread(self._disk.damaged, model.files):
+                return None
+            await asyncio.to_thread(self._disk.touch, model.key)
+        return _done(model, 0)
+
+    async def _flight(self, request: FetchRequest, tell: Tell) -> tuple[_Flight, bool]:
+        """The fetch that brings what is asked for, and whether it was begun for this request.
+
+        Asks the source what there is and whether these credentials may read it, whoever brings it.
+        """
+        async with AsyncExitStack() as stack:
+            asking = asyncio.create_task(self._ask(stack, request))
+            try:
+                await _follow(asking, lambda: _WAITING, tell)
+                source, manifest = asking.result()
+            finally:
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+            key = key_of(manifest)
+            if (flight := self._flights.get(key)) is not None:
+                return flight, False
+            flight = self._begin(key, request, source, manifest, stack.pop_all())
+            return flight, True
+
+    async def _ask(self, stack: AsyncExitStack, request: FetchRequest) -> tuple[Source, Manifest]:
+        credentials = Credentials(request.credentials, given=bool(request.credentials))
+        source = await stack.enter_async_context(
+            self._open(request.uri, credentials, self._settings, revision=request.revision)
+        )
+        manifest = await source.manifest()
+        if request.manifest is not None and manifest.digest != request.manifest:
+            raise ArtifactError(
+                reasons.SOURCE_CHANGED,
+                f"{manifest.source} is not what it was when the Model's facts were read (its manifest is "
+                f"{manifest.digest}, not {request.manifest}): name a source that does not change, or make the Model "
+                "anew to take what is there now",
+            )
+        await source.authorise(manifest)
+        return source, manifest
+
+    def _begin(
+        self, key: str, request: FetchRequest, source: Source, manifest: Manifest, stack: AsyncExitStack
+    ) -> _Flight:
+        progress = Progress(manifest.total_bytes)
+
+        async def bring() -> CachedModel:
+            async with stack:
+                return await self._bringer.bring(key, _hash(request.uri), source, manifest, progress)
+
+        flight = _Flight(key, asyncio.create_task(bring(), name=f"fetch {key}"), progress)
+        self._flights[key] = flight
+        flight.task.add_done_callback(lambda _: self._flights.pop(key, None))
+        return flight
+
+    @staticmethod
+    async def _wait(flight: _Flight, tell: Tell) -> CachedModel:
+        flight.waiters += 1
+        try:
+            await _follow(flight.task, flight.progress.line, tell)
+            if flight.task.cancelled():
+                raise _Abandoned("nobody waited for it")
+            return flight.task.result()
+        finally:
+            flight.waiters -= 1
+            if flight.waiters == 0 and not flight.task.done():
+                flight.task.cancel()  # nobody wants it now; what came so far stays for the next
+                await asyncio.gather(flight.task, return_exceptions=True)
+
+    async def _give(self, namespace: str, model: CachedModel) -> None:
+        async with self._room.lock:
+            if not await asyncio.to_thread(self._disk.is_linked, namespace, model):
+                await asyncio.to_thread(self._disk.link, namespace, model)
+        await asyncio.to_thread(self._disk.touch, model.key)
+
+
+async def _follow(task: asyncio.Task[Any], line: Callable[[], FetchLine], tell: Tell) -> None:
+    """Tells how far it is until the task has ended, whatever came of it."""
+    while True:
+        await asyncio.wait({task}, timeout=LINE_SECONDS / 2)
+        if task.done():
+            return
+        await tell(line())
+
+
+def key_of(manifest: Manifest) -> str:
+    """Of a model: who vouches for it, and what it was."""
+    return _hash(f"{manifest.origin}\n{manifest.digest}")[:40]
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _done(model: CachedModel, fetched: int) -> FetchDone:
+    return FetchDone(
+        model=model.key,
+        path=f"models/{model.key}",
+        bytes=model.bytes,
+        fetched_bytes=fetched,
+        revision=model.revision,
+        digest=model.digest,
+    )

@@ -1,0 +1,39 @@
+"""Settings of the node cache: environment variables SHOAL_CACHE_*, written by the chart."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from shoal.api import names
+from shoal.cache.index import GRACE_SECONDS
+from shoal.core import quantity
+
+
+def _size(value: str) -> str:
+    if quantity.count(value) <= 0:
+        raise ValueError("must be more than nothing, such as 500Gi")
+    return value
+
+
+class CacheSettings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="SHOAL_CACHE_", frozen=True, extra="ignore")
+
+    root: Path = Path("/cache")
+    """The cache's folder: the node's hostPath, mounted."""
+    size: Annotated[str, AfterValidator(_size)] = "500Gi"
+    """Bound of what is kept (a Quantity)."""
+    hub_endpoint: str = ""
+    """A mirror of the hub; empty: the hub itself."""
+    ca_bundle: str = ""
+    """File with further CA certificates; one that is not there is none."""
+    grace_seconds: float = Field(default=GRACE_SECONDS, ge=0)
+    """How long a model stays after its last use, and everything after a start."""
+    ops_host: str = "0.0.0.0"  # noqa: S104 - a pod's own address; the NetworkPolicy decides who reaches it
+    ops_port: int = Field(default=names.OPS_PORT, ge=0, le=65535)
+    log_level: str = "info"
+
+    @property
+    def size_bytes(self) -> int:
+        return quantity.count(self.size)

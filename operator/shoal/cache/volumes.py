@@ -1,0 +1,94 @@
+"""Follows the PersistentVolumes of the cache: each one is a namespace, whose folder is made here.
+
+A kubelet does not make the path of a `local` volume: the namespace's pods wait for this.
+"""
+
+import asyncio
+import re
+import time
+from typing import Final
+
+import structlog
+
+from shoal.api import names
+from shoal.api.meta import JsonObject
+from shoal.cache.disk import Disk
+from shoal.cache.index import Index
+from shoal.cache.server import Server
+from shoal.kube.client import Client
+from shoal.kube.reflector import Reflector, ReflectorEvent
+from shoal.kube.resources import PERSISTENTVOLUMES
+from shoal.manifests.cache import volume_name
+
+LOOK_SECONDS: Final = 5.0
+_NAMESPACE: Final = re.compile(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
+
+log = structlog.get_logger()
+
+
+def namespace_of(volume: JsonObject) -> str | None:
+    """The namespace that a PersistentVolume is for; None for one that is not the cache's own."""
+    claim: JsonObject = volume["spec"].get("claimRef") or {}
+    namespace = str(claim.get("namespace", ""))
+    own = claim.get("name") == names.CACHE_CLAIM and volume["metadata"]["name"] == volume_name(namespace)
+    return namespace if own and _NAMESPACE.fullmatch(namespace) else None
+
+
+class Volumes:
+    """Serves every namespace that has a volume, and those whose folders an earlier run left until the list is known."""
+
+    def __init__(self, client: Client, disk: Disk, index: Index, server: Server, grace: float) -> None:
+        self._disk = disk
+        self._index = index
+        self._server = server
+        self._grace = grace
+        self._changed = asyncio.Event()
+        self._gone: dict[str, float] = {}
+        """Namespace without a volume -> monotonic time since when."""
+        self._reflector = Reflector(
+            client,
+            PERSISTENTVOLUMES,
+            label_selector=f"{names.LABEL_COMPONENT}={names.COMPONENT_CACHE}",
+            project=namespace_of,
+            on_event=self._on_event,
+        )
+
+    @property
+    def synced(self) -> bool:
+        return self._reflector.synced.is_set()
+
+    def _on_event(self, event: ReflectorEvent, value: object) -> None:
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        for namespace in await asyncio.to_thread(self._disk.namespaces):
+            await self._serve(namespace)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._reflector.run())
+            await self._reflector.synced.wait()
+            while True:
+                self._changed.clear()
+                await self._settle(set(self._reflector.objects.values()))
+                try:
+                    async with asyncio.timeout(LOOK_SECONDS):
+                        await self._changed.wait()
+                except TimeoutError:
+                    continue
+
+    async def _settle(self, wanted: set[str]) -> None:
+        for namespace in sorted(wanted - self._server.namespaces):
+            await self._serve(namespace)
+        now = time.monotonic()
+        unwanted = self._server.namespaces - wanted
+        self._gone = {namespace: self._gone.get(namespace, now) for namespace in unwanted}
+        for namespace, since in list(self._gone.items()):
+            # A volume that is made anew comes back within moments; a pod that is going may still read.
+            if now - since >= self._grace and not self._index.held_in(namespace):
+                await self._server.remove(namespace)
+
+    async def _serve(self, namespace: str) -> None:
+        try:
+            await self._server.add(namespace)
+        except OSError as error:
+            log.error("cache.namespace_not_served", namespace=namespace, problem=str(error))
