@@ -9,6 +9,8 @@ from shoal.core.placement.types import Candidate, Demand, Held
 
 _FAR: Final = datetime.max.replace(tzinfo=UTC)
 _NAUGHT: Final = Decimal(0)
+_EMPTY: Final[dict[str, int]] = {}
+_EMPTY_NODES: Final[dict[tuple[str, str], int]] = {}
 
 
 def rank(demand: Demand) -> tuple[int, datetime, str]:
@@ -36,6 +38,9 @@ class Stock:
         """Bound to other nodes."""
 
 
+_EMPTY_STOCK: Final[dict[str, Stock]] = {}
+
+
 class Case:
     """Mutable, alive during one call of the planner."""
 
@@ -48,21 +53,22 @@ class Case:
         self.demand = demand
         self.quiet = False
         """All that is wanted stands and is bound: nothing to decide but moves."""
-        self.evicted: dict[tuple[str, str], int] = {}
+        # Thousands of Cases are quiet: what they never fill is one empty dict for all, until `begin`.
+        self.evicted: dict[tuple[str, str], int] = _EMPTY_NODES
         """(class, node) -> replicas that a Model of higher priority takes away."""
-        self.evicted_by: list[Demand] = []
-        self.evicts: list[tuple[Demand, str]] = []
+        self.evicted_by: tuple[Demand, ...] = ()
+        self.evicts: tuple[tuple[Demand, str], ...] = ()
         """(loser, class)."""
-        self.sick: dict[tuple[str, str], int] = {}
+        self.sick: dict[tuple[str, str], int] = _EMPTY_NODES
         """(class, node) -> replicas that count as stranded, since GPUs there are unhealthy."""
-        self.stock: dict[str, Stock] = {}
-        self.kept: dict[str, int] = {}
+        self.stock: dict[str, Stock] = _EMPTY_STOCK
+        self.kept: dict[str, int] = _EMPTY
         """Class -> replicas that run, and count as wanted ones."""
-        self.asked: dict[str, int] = {}
+        self.asked: dict[str, int] = _EMPTY
         """Class -> replicas for which there is room and that no node holds yet."""
-        self.waiting: dict[str, int] = {}
+        self.waiting: dict[str, int] = _EMPTY
         """Class -> replicas for which there is room once others are gone."""
-        self.held: dict[str, int] = {}
+        self.held: dict[str, int] = _EMPTY
         """Class -> replicas that go as soon as others are ready in their place."""
         self.missing = 0
         self.replacing = 0
@@ -70,6 +76,28 @@ class Case:
         self.moving_from: str | None = None
         self.moving_to: str | None = None
         self._order: list[Candidate] | None = None
+
+    def begin(self) -> None:
+        """Before anything but `evicted` and `sick` is written."""
+        self.stock, self.kept, self.asked, self.waiting, self.held = {}, {}, {}, {}, {}
+
+    def ask(self, gpu_class: str) -> None:
+        """One more replica for which there is room."""
+        if self.asked is _EMPTY:
+            self.asked = {}
+        self.asked[gpu_class] = self.asked.get(gpu_class, 0) + 1
+
+    def wait(self, gpu_class: str) -> None:
+        """One more replica for which there will be room."""
+        self.waiting[gpu_class] = self.waiting.get(gpu_class, 0) + 1
+
+    def evict(self, gpu_class: str, node: str, winner: Demand) -> None:
+        """Takes away one replica."""
+        if self.evicted is _EMPTY_NODES:
+            self.evicted = {}
+        self.evicted[gpu_class, node] = self.evicted.get((gpu_class, node), 0) + 1
+        if winner not in self.evicted_by:
+            self.evicted_by += (winner,)
 
     @property
     def order(self) -> list[Candidate]:

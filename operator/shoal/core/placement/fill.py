@@ -7,11 +7,12 @@ from shoal.core.placement.room import Room
 
 def fill(case: Case, rooms: dict[str, Room], outranker: Outranker) -> None:
     """Keeps what runs, asks for what is missing where there is room, and lets go what is not needed any more."""
+    if not case.demand.frozen and _is_quiet(case, rooms):
+        case.quiet = True
+        return
+    case.begin()
     if case.demand.frozen:
         _freeze(case, rooms)
-        return
-    if _is_quiet(case, rooms):
-        case.quiet = True
         return
     _take_stock(case, rooms)
     _reserve_surge(case, rooms)
@@ -120,9 +121,9 @@ def _ask(case: Case, rooms: dict[str, Room], left: int) -> int:
         ours = min(left, case.may_have_more(candidate), standing.replicas - standing.bound, standing.terminating)
         while room and ours > 0 and left:
             if room.take(candidate.gpus):
-                case.asked[candidate.gpu_class] = case.asked.get(candidate.gpu_class, 0) + 1
+                case.ask(candidate.gpu_class)
             elif room.take_soon(candidate.gpus):
-                case.waiting[candidate.gpu_class] = case.waiting.get(candidate.gpu_class, 0) + 1
+                case.wait(candidate.gpu_class)
             else:
                 break
             ours -= 1
@@ -131,7 +132,7 @@ def _ask(case: Case, rooms: dict[str, Room], left: int) -> int:
         room = rooms.get(candidate.gpu_class)
         more = min(left, case.may_have_more(candidate)) if left and room else 0
         while room and more and room.take(candidate.gpus):
-            case.asked[candidate.gpu_class] = case.asked.get(candidate.gpu_class, 0) + 1
+            case.ask(candidate.gpu_class)
             more -= 1
             left -= 1
     return left
@@ -156,7 +157,7 @@ def _wait(case: Case, rooms: dict[str, Room], left: int) -> int:
         room = rooms.get(candidate.gpu_class)
         more = min(left, case.may_have_more(candidate)) if room else 0
         while room and more and room.take_soon(candidate.gpus):
-            case.waiting[candidate.gpu_class] = case.waiting.get(candidate.gpu_class, 0) + 1
+            case.wait(candidate.gpu_class)
             more -= 1
             left -= 1
     return left
@@ -166,7 +167,7 @@ def _ask_soon(case: Case, rooms: dict[str, Room], gpu_class: str, node: int) -> 
     candidate = case.candidate(gpu_class)
     if candidate is not None:
         rooms[gpu_class].take_soon_on(node, candidate.gpus)
-        case.waiting[gpu_class] = case.waiting.get(gpu_class, 0) + 1
+        case.wait(gpu_class)
 
 
 def _hold(case: Case) -> None:

@@ -42,7 +42,7 @@ def move(cases: Sequence[Case], rooms: dict[str, Room], moves: Moves) -> None:
 
 
 def _begin(case: Case, dear: Candidate, cheap: Candidate) -> None:
-    case.asked[cheap.gpu_class] = case.asked.get(cheap.gpu_class, 0) + 1
+    case.ask(cheap.gpu_class)
     case.moving_from, case.moving_to = dear.gpu_class, cheap.gpu_class
 
 

@@ -61,12 +61,8 @@ class Outranker:
         room = self._rooms[eviction.gpu_class]
         node = room.names[eviction.node]
         for loser, gpus in eviction.victims:
-            key = (eviction.gpu_class, node)
-            loser.evicted[key] = loser.evicted.get(key, 0) + 1
-            if winner.demand not in loser.evicted_by:
-                loser.evicted_by.append(winner.demand)
-            if (loser.demand, eviction.gpu_class) not in winner.evicts:
-                winner.evicts.append((loser.demand, eviction.gpu_class))
+            loser.evict(eviction.gpu_class, node, winner.demand)
+            winner.evicts += ((loser.demand, eviction.gpu_class),)
             self._bound[loser.demand.uid] -= 1
             room.will_release(eviction.node, gpus)
         self._hopeless.clear()

@@ -77,5 +77,5 @@ def _mark_sick(cases: list[Case], rooms: dict[str, Room]) -> None:
                 short = left.get((gpu_class, node), 0)
                 pods = min(held.pods, -(-short // standing.gpus)) if short > 0 and standing.gpus else 0
                 if pods:
-                    case.sick[gpu_class, node] = pods
+                    case.sick = case.sick | {(gpu_class, node): pods}
                     left[gpu_class, node] = short - pods * standing.gpus

@@ -28,6 +28,7 @@ class Room:
         for i, free in enumerate(self.free):
             if free:
                 self._by_free.setdefault(free, []).append(i)
+        self._most: int | None = None
         self._none_soon: int | None = None
         """The smallest size that was looked for among `soon` in vain."""
         self._sizes = sizes
@@ -35,17 +36,19 @@ class Room:
 
     def fits(self, gpus: int) -> bool:
         """Whether a replica can be bound now."""
-        return any(free >= gpus and self._first(free) is not None for free in list(self._by_free))
+        return self.most_free() >= gpus
 
     def most_free(self) -> int:
         """Free GPUs on the node that has most."""
-        return max((free for free in list(self._by_free) if self._first(free) is not None), default=0)
+        if self._most is None:
+            self._most = max((free for free in list(self._by_free) if self._first(free) is not None), default=0)
+        return self._most
 
     def take(self, gpus: int) -> bool:
         """Gives the free GPUs of the best node to a replica; False where no node has as many."""
-        choices = [free for free in sorted(self._by_free) if free >= gpus and self._first(free) is not None]
-        if not choices:
+        if self.most_free() < gpus:
             return False
+        choices = [free for free in sorted(self._by_free) if free >= gpus and self._first(free) is not None]
         free = choices[0]
         if len(choices) > 1 and free != gpus:  # an exact fit leaves no fragment
             if self._fragments is None:
@@ -81,6 +84,7 @@ class Room:
 
     def _set_free(self, i: int, free: int) -> None:
         self.free[i] = free
+        self._most = None
         if free:
             heappush(self._by_free.setdefault(free, []), i)
 

@@ -1,7 +1,7 @@
 """What a plan says to people. A sentence about a Model that is placed does not change when other Models come and go: a
 status is written only when something of its own changes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Final
 
@@ -15,6 +15,8 @@ from shoal.core.placement.types import Candidate, Excluded, Moves, Placement, Va
 
 NOT_NEEDED: Final = "NotNeeded"
 LIMITED: Final = "Limited"
+_SHOWN: Final = 4
+"""Classes that a message goes into; the status has an entry for each."""
 
 
 class Words:
@@ -85,36 +87,26 @@ class Words:
     # --- classes that are not used ----------------------------------------------------------------------------------
 
     def _excluded(self, case: Case) -> tuple[Excluded, ...]:
-        used = [i for i, c in enumerate(case.order) if case.replicas(c.gpu_class)]
-        dearest = used[-1] if used else -1
+        used = [bool(case.replicas(c.gpu_class)) for c in case.order]
+        dearest = max((i for i, in_use in enumerate(used) if in_use), default=-1)
         found: list[Excluded] = []
-        for i, candidate in enumerate(case.order):
-            if i in used:
-                continue
-            reason, why = self._why_not(case, candidate, cheaper=i < dearest)
-            found.append(
-                Excluded(
-                    candidate.gpu_class,
-                    why,
-                    reason,
-                    candidate.gpus,
-                    candidate.kv_tokens,
-                    self._cost(candidate, 1),
-                )
-            )
-        found += [
-            Excluded(r.gpu_class, r.why, r.reason) for r in case.demand.rejected if not case.replicas(r.gpu_class)
-        ]
+        for i, c in enumerate(case.order):
+            if not used[i]:
+                reason, why = self._why_not(case, c, cheaper=i < dearest)
+                found.append(Excluded(c.gpu_class, why, reason, c.gpus, c.kv_tokens, self._cost(c, 1)))
+        for rejected in case.demand.rejected:
+            if not case.replicas(rejected.gpu_class):  # else it is among the variants, retired
+                found.append(Excluded(rejected.gpu_class, rejected.why, rejected.reason))
         return tuple(found)
 
     def _why_not(self, case: Case, candidate: Candidate, *, cheaper: bool) -> tuple[str, str]:
+        if not cheaper and not case.missing:
+            return NOT_NEEDED, "not needed: what is used is not dearer"
         limit = _limit(case, candidate)
-        if limit is not None and (cheaper or case.missing):
+        if limit is not None:
             return LIMITED, limit
         if case.missing:
             return reasons.NO_CAPACITY, self._room(candidate)
-        if not cheaper:
-            return NOT_NEEDED, "not needed: it is not cheaper than what is used" if case.demand.wanted else "not needed"
         if candidate.hourly_cost is None or not self._moves.in_flight:
             return reasons.NO_CAPACITY, "no room when the replicas were placed"
         return (
@@ -164,7 +156,7 @@ class Words:
         text = (
             next(iter(sums))
             if len(sums) == 1 and len(rejected) > 1
-            else _list(f"{r.gpu_class}: {r.why}" for r in rejected)
+            else _list([f"{r.gpu_class}: {r.why}" for r in rejected[:_SHOWN]], of=len(rejected))
         )
         message = f"fits on no GPU class: {text}"
         return reason, f"{message}; {_replacing(case)} meanwhile" if case.replacing else message
@@ -179,9 +171,9 @@ class Words:
             name = candidate.gpu_class if of else f"{candidate.gpu_class} ({gpus(candidate.gpus)})"
             return f"{name}: {_limit(case, candidate) or self._room(candidate)}"
 
-        text = f"no room for {what}{of}: {_list(one(c) for c in case.order)}"
+        text = f"no room for {what}{of}: {_list([one(c) for c in case.order[:_SHOWN]], of=len(case.order))}"
         if demand.rejected:
-            text += f"; does not fit on {_list((r.gpu_class for r in demand.rejected), ', ')}"
+            text += f"; does not fit on {', '.join(r.gpu_class for r in demand.rejected)}"
         if case.waiting:
             text += f"; {self._waits(case)}"
         if placed:
@@ -277,7 +269,6 @@ def _replacing(case: Case) -> str:
     return " and ".join(parts)
 
 
-def _list(parts: Iterable[str], separator: str = "; ", most: int = 8) -> str:
-    known = list(parts)
-    more = [f"and {len(known) - most} more"] if len(known) > most else []
-    return separator.join([*known[:most], *more])
+def _list(shown: Sequence[str], *, of: int) -> str:
+    more = [f"and {of - len(shown)} more"] if of > len(shown) else []
+    return "; ".join([*shown, *more])
