@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
+import structlog.testing
 import yaml
 from click.testing import CliRunner, Result
 
+from shoal.agent.stage.progress import Progress
 from shoal.api.replica import StageProgress
 from shoal.cli.main import main
 from shoal.cli.status.read import last_progress
@@ -253,3 +256,18 @@ def test_the_last_line_about_progress_counts() -> None:
 )
 def test_what_is_fetched_is_told_as_far_as_it_is_known(known: list[StageProgress], text: str) -> None:
     assert fetched(known) == text
+
+
+async def test_what_the_stage_container_logs_is_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.agent.stage.progress.LOG_SECONDS", 0.0)
+    arrived = 0
+    progress = Progress(tmp_path / "stage.json", lambda: arrived)
+    with structlog.testing.capture_logs() as lines:
+        await progress.report("fetching")
+        progress.total, arrived = 4 * GI, GI
+        await progress.report("fetching")
+        await progress.report("fetching")
+    assert len(lines) == 2, "what did not change is not told again"
+    found = last_progress("\n".join(json.dumps(line) for line in lines))
+    assert found is not None
+    assert fetched([found]) == "25 % of 4.0 GiB"

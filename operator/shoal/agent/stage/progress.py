@@ -3,12 +3,20 @@
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
+
+import structlog
 
 from shoal.api.replica import StageProgress
 
 INTERVAL_SECONDS = 0.5
+LOG_SECONDS = 5.0
+"""Between two lines of the log: `shoal status` reads the per cent there, since more people may read logs than may exec
+into a pod."""
+
+log = structlog.get_logger()
 
 
 def write_progress(path: Path, progress: StageProgress) -> None:
@@ -27,16 +35,27 @@ class Progress:
         """Bytes that have arrived. Called in a thread."""
         self.total: int | None = None
         """Bytes that will arrive; None while the source has not said."""
+        self._logged: tuple[float, StageProgress] | None = None
 
     async def report(self, state: str) -> None:
-        """Writes the file now."""
-        await asyncio.to_thread(self._write, state)
+        """Writes the file now, and from time to time a line of the log."""
+        progress = await asyncio.to_thread(self._write, state)
+        now = time.monotonic()
+        if self._logged is None or (now - self._logged[0] >= LOG_SECONDS and progress != self._logged[1]):
+            self._logged = now, progress
+            log.info(
+                "stage.progress",
+                state=progress.state,
+                bytes_done=progress.bytes_done,
+                bytes_total=progress.bytes_total,
+            )
 
-    def _write(self, state: str) -> None:
+    def _write(self, state: str) -> StageProgress:
         progress = StageProgress.model_validate(
             {"state": state, "bytes_done": self.measure(), "bytes_total": self.total}
         )
         write_progress(self._path, progress)
+        return progress
 
     @contextlib.asynccontextmanager
     async def fetching(self) -> AsyncGenerator[None]:
