@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import orjson
 
@@ -36,6 +36,7 @@ UP_TIMEOUT_S: Final = 300.0
 _END_TIMEOUT_S: Final = 20.0
 
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 
 def _silent(_line: str) -> None:
@@ -222,6 +223,24 @@ class Lab:
 
         `pod` is NAMESPACE/NAME or NAMESPACE/NAME:CONTAINER. Raises LabError.
         """
+
+        def call(folder: Path, namespace: str, name: str, container: str | None) -> list[str]:
+            return enter.argv(folder, namespace, name, container, command)
+
+        return self._in_container(pod, call)
+
+    def signal_container(self, pod: str, number: signal.Signals) -> None:
+        """To a container's first process, from outside, where even SIGKILL reaches it; `pod` as in `pod_command`.
+
+        Raises LabError.
+        """
+        pid = self._in_container(pod, enter.first_process)
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError as error:
+            raise LabError(f"{pod} has just ended") from error
+
+    def _in_container(self, pod: str, call: Callable[[Path, str, str, str | None], T]) -> T:
         namespace, separator, rest = pod.partition("/")
         name, _, container = rest.partition(":")
         if not separator or not name:
@@ -231,7 +250,7 @@ class Lab:
         for folder in sorted(nodes.iterdir()) if nodes.is_dir() else ():
             if any((folder / "containers").glob(f"{namespace}_{name}_*.json")):
                 try:
-                    return enter.argv(folder, namespace, name, container or None, command)
+                    return call(folder, namespace, name, container or None)
                 except enter.NotRunning as error:
                     reasons.append(str(error))
         raise LabError(reasons[0] if reasons else f"no pod {namespace}/{name} runs in lab {self.state.name!r}")
