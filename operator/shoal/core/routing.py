@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from shoal.api.replica import Phase
 
@@ -40,8 +40,7 @@ class Heard:
     engine_boot: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     replica: Replica
     fallback: bool
     """Chosen without a live stream: all streams of the model are down."""
@@ -93,6 +92,7 @@ def choose(
         return NoReplica("tried")
     if len(left) == 1:
         return Choice(left[0], not live)
-    fewest = min(in_flight.get(r.uid, 0) for r in left)
-    equals = [r for r in left if in_flight.get(r.uid, 0) == fewest]
+    loads = [in_flight.get(r.uid, 0) for r in left]
+    fewest = min(loads)
+    equals = [r for r, load in zip(left, loads, strict=True) if load == fewest]
     return Choice(equals[turn % len(equals)], not live)

@@ -12,6 +12,8 @@ class Deadlines:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+        # asyncio.get_running_loop() is a system call each time (it asks for the process id).
+        self._loop = asyncio.get_running_loop()
         # A dict keeps the order of insertion, so the first deadline is the next one.
         self._running: dict[Deadline, float] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -25,7 +27,7 @@ class Deadlines:
         return Deadline(self)
 
     def enter(self, deadline: "Deadline") -> None:
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         self._running[deadline] = loop.time() + self.seconds
         if self._timer is None:
             self._timer = loop.call_later(self.seconds, self._look)
@@ -34,7 +36,7 @@ class Deadlines:
         del self._running[deadline]
 
     def _look(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         now = loop.time()
         self._timer = None
         for deadline, at in self._running.items():

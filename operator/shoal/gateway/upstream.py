@@ -263,7 +263,7 @@ class _Connection(asyncio.Protocol):
         whole = self._busy and self._complete and not self._chunks and not self._until_close
         self._busy = False
         if whole and self.usable and self._keep_alive and not self._read_paused:
-            self.idle_since = self._loop.time()
+            self.idle_since = self.now()
             self._pool.give_back(self._target, self)
         else:
             self.close()
@@ -278,6 +278,10 @@ class _Connection(asyncio.Protocol):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+
+    def now(self) -> float:
+        """The loop's time. Asking the running loop would be a system call (asyncio asks for the process id)."""
+        return self._loop.time()
 
     @property
     def usable(self) -> bool:
@@ -370,12 +374,9 @@ class Pool:
 
     def _take(self, target: Target) -> _Connection | None:
         idle = self._idle.get(target)
-        if not idle:
-            return None
-        now = asyncio.get_running_loop().time()
         while idle:
             connection = idle.pop()
-            if connection.usable and now - connection.idle_since <= self._keep_alive:
+            if connection.usable and connection.now() - connection.idle_since <= self._keep_alive:
                 return connection
             connection.close()
         return None
