@@ -15,6 +15,7 @@ from shoal.gateway.app import ANSWER, DISCONNECT, GONE
 from shoal.gateway.errors import ApiError
 
 _STUCK_SECONDS: Final = 30.0
+_ON_ITS_WAY_SECONDS: Final = 1.0
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -102,6 +103,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "This is not a valid HTTP request.", "invalid_http")
+
+    def shutdown(self) -> None:
+        """The server stops. uvicorn closes what is idle; a connection that is new, or whose head is half there, has a
+        request on its way to us, so it gets a moment: its answer says `connection: close`."""
+        if self._head_since is None:
+            super().shutdown()
+        else:
+            self.loop.call_later(_ON_ITS_WAY_SECONDS, super().shutdown)
 
     def sweep(self, now: float) -> None:
         """Closes what is idle; drops clients that do not finish their head, and closed ones that do not take what was

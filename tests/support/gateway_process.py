@@ -1,0 +1,207 @@
+"""The whole gateway process in a test, beside an API server that is a fake."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from shoal.api import keys, names
+from shoal.gateway.process import Process
+from shoal.gateway.settings import GatewaySettings
+from shoal.kube.client import Client
+from tests.support.gateway import API_KEY, INSTALL_KEY, tenant
+from tests.support.scripted_engine import ScriptedEngine
+
+POD_IP = "127.61.7.3"
+"""All of 127.0.0.0/8 is this machine, so a pod can have its own address with the real ports."""
+MODEL = {
+    "apiVersion": "shoal.dev/v1alpha1",
+    "kind": "Model",
+    "metadata": {"name": "llama", "namespace": "chat", "uid": "uid-llama", "creationTimestamp": "2026-01-01T00:00:00Z"},
+    "spec": {"source": {"uri": "file:///models/tiny"}},
+}
+POD = {
+    "metadata": {
+        "name": "llama-1",
+        "namespace": "chat",
+        "uid": "pod-1",
+        "labels": {
+            names.LABEL_MODEL: "llama",
+            names.LABEL_MODEL_UID: "uid-llama",
+            names.LABEL_GPU_CLASS: "l4-24gb",
+            names.LABEL_COMPONENT: names.COMPONENT_ENGINE,
+            names.LABEL_MANAGED_BY: names.MANAGED_BY,
+        },
+        "annotations": {names.ANNOTATION_INSTALL_KEY: keys.fingerprint(INSTALL_KEY)},
+    },
+    "spec": {"nodeName": "node-1"},
+    "status": {"phase": "Running", "podIP": POD_IP, "conditions": [{"type": "Ready", "status": "True"}]},
+}
+
+
+class FakeApiServer:
+    """Lists and watches, as far as a reflector needs it."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, list[dict[str, Any]]] = {"models": [], "tenants": [], "pods": []}
+        self.crds = False
+        self.version = 1
+        self.port = 0
+        self._changed = asyncio.Condition()
+        self._runner: web.AppRunner | None = None
+
+    async def change(self, plural: str, obj: dict[str, Any]) -> None:
+        self.version += 1
+        obj = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self.version)}}
+        self.objects[plural] = [o for o in self.objects[plural] if o["metadata"]["name"] != obj["metadata"]["name"]]
+        self.objects[plural].append(obj)
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        plural = request.path.rpartition("/")[2]
+        if plural != "pods" and not self.crds:
+            return web.json_response(
+                {"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": "not found"},
+                status=404,
+            )
+        if "watch" not in request.query:
+            return web.json_response(
+                {"metadata": {"resourceVersion": str(self.version)}, "items": self.objects[plural]}
+            )
+        response = web.StreamResponse(headers={"content-type": "application/json"})
+        await response.prepare(request)
+        seen = int(request.query["resourceVersion"])
+        with contextlib.suppress(ConnectionError):
+            while True:
+                for obj in self.objects[plural]:
+                    if int(obj["metadata"]["resourceVersion"]) > seen:
+                        await response.write(json.dumps({"type": "MODIFIED", "object": obj}).encode() + b"\n")
+                seen = self.version
+                async with self._changed:
+                    await self._changed.wait()
+        return response
+
+    async def up(self) -> None:
+        app = web.Application()
+        app.router.add_get("/{tail:.*}", self.handle)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def down(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+
+async def agent() -> web.AppRunner:
+    async def replica(request: web.Request) -> web.StreamResponse:
+        assert request.headers["authorization"] == f"Bearer {keys.derive(INSTALL_KEY, 'gateway', 'uid-llama')}"
+        response = web.StreamResponse()
+        await response.prepare(request)
+        keys_ = {"phase": "ready", "engineBoot": "boot-1"}
+        await response.write(
+            b"data: " + json.dumps({"boot": "a", "seq": 0, "full": True, "keys": keys_}).encode() + b"\n\n"
+        )
+        await asyncio.sleep(60)
+        return response
+
+    app = web.Application()
+    app.router.add_get("/v1/replica", replica)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, POD_IP, names.AGENT_PORT).start()
+    return runner
+
+
+@contextlib.asynccontextmanager
+async def running(tmp_path: Path, server: FakeApiServer, **settings: Any) -> AsyncGenerator[Process, None]:
+    await server.up()  # takes a port, which then is closed again: the API server is away
+    await server.down()
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(
+        json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "c",
+                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+                "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.port}"}}],
+                "users": [{"name": "u", "user": {"token": "t"}}],
+            }
+        )
+    )
+    client = await Client.from_environment(kubeconfig=str(kubeconfig))
+    (tmp_path / "key").mkdir()
+    process = Process(
+        GatewaySettings(
+            host="127.0.0.1",
+            port=0,
+            ops_host="127.0.0.1",
+            ops_port=0,
+            spool_dir=tmp_path / "spool",
+            install_key_dir=tmp_path / "key",
+            **{"settle_seconds": 0.0, **settings},
+        ),
+        client,
+    )
+    started = asyncio.Event()
+    task = asyncio.create_task(process.run(started.set))
+    async with client:
+        async with asyncio.timeout(20):
+            await started.wait()
+        try:
+            yield process
+        finally:
+            process.stop()
+            async with asyncio.timeout(30):
+                await task
+            await server.down()
+
+
+async def readyz(session: aiohttp.ClientSession, process: Process) -> tuple[int, dict[str, str]]:
+    async with session.get(f"http://127.0.0.1:{process.ops.port}/readyz") as response:
+        return response.status, await response.json()
+
+
+async def until_ready(session: aiohttp.ClientSession, process: Process) -> None:
+    async with asyncio.timeout(40):
+        while (await readyz(session, process))[0] != 200:
+            await asyncio.sleep(0.05)
+
+
+def ask(session: aiohttp.ClientSession, process: Process, **body: Any) -> Any:
+    return session.post(
+        f"http://127.0.0.1:{process.server.port}/v1/chat/completions",
+        json={"model": "llama", "messages": [], **body},
+        headers={"authorization": f"Bearer {API_KEY}"},
+    )
+
+
+@contextlib.asynccontextmanager
+async def serving(tmp_path: Path, engine: ScriptedEngine, **settings: Any) -> AsyncGenerator[Process, None]:
+    """A gateway that is ready: one Model, one Tenant, one pod whose engine is `engine`."""
+    server = FakeApiServer()
+    async with running(tmp_path, server, **settings) as process, aiohttp.ClientSession() as session:
+        (tmp_path / "key" / "current").write_bytes(INSTALL_KEY)
+        server.crds = True
+        await server.up()
+        for plural, obj in (
+            ("models", MODEL),
+            ("tenants", tenant().model_dump(mode="json", by_alias=True, exclude_none=True)),
+            ("pods", POD),
+        ):
+            await server.change(plural, obj)
+        listener = await asyncio.start_server(engine.handle, POD_IP, names.ENGINE_PORT)
+        try:
+            await until_ready(session, process)
+            yield process
+        finally:
+            listener.close()

@@ -1,0 +1,107 @@
+"""Clients' connections: kept while they are used, closed when they are idle; and many deadlines on one timer."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from shoal.gateway.deadlines import Deadlines
+from tests.support.gateway import API_KEY, gateway
+from tests.support.scripted_engine import ScriptedEngine
+
+BODY = json.dumps({"model": "llama", "messages": []}).encode()
+REQUEST = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\ncontent-length: %d\r\n\r\n%s"
+    % (
+        API_KEY.encode(),
+        len(BODY),
+        BODY,
+    )
+)
+
+
+async def answer(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+    return head + await reader.readexactly(int(length.partition(b":")[2]))
+
+
+async def test_an_idle_connection_is_closed_after_the_keep_alive_time_and_not_before(tmp_path: Path):
+    async with gateway(tmp_path, ScriptedEngine()) as it, asyncio.timeout(20):
+        patient, patient_writer = await asyncio.open_connection("127.0.0.1", it.server.port)
+        patient_writer.write(REQUEST)
+        assert (await answer(patient)).startswith(b"HTTP/1.1 200 OK\r\n")
+        it.server.sweep()
+        patient_writer.write(REQUEST)
+        assert (await answer(patient)).startswith(b"HTTP/1.1 200 OK\r\n")
+
+        it.server.config.timeout_keep_alive = 0  # for connections from now on
+        hasty, hasty_writer = await asyncio.open_connection("127.0.0.1", it.server.port)
+        hasty_writer.write(REQUEST)
+        assert (await answer(hasty)).startswith(b"HTTP/1.1 200 OK\r\n")
+        await asyncio.sleep(0.01)
+        it.server.sweep()
+        assert await hasty.read() == b""
+
+        patient_writer.write(REQUEST)
+        assert (await answer(patient)).startswith(b"HTTP/1.1 200 OK\r\n")
+        patient_writer.close()
+        hasty_writer.close()
+
+
+async def test_pipelined_requests_are_answered_in_order(tmp_path: Path):
+    async with gateway(tmp_path, ScriptedEngine()) as it, asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", it.server.port)
+        ids = [b"first", b"second", b"third"]
+        writer.write(b"".join(REQUEST.replace(b"host: x", b"host: x\r\nx-request-id: " + i) for i in ids))
+        for i in ids:
+            assert b"x-request-id: " + i + b"\r\n" in await answer(reader)
+        writer.close()
+
+
+async def test_http_1_0_gets_its_answer_and_a_close(tmp_path: Path):
+    async with gateway(tmp_path, ScriptedEngine()) as it, asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", it.server.port)
+        writer.write(REQUEST.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        got = await reader.read()
+        assert got.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b"connection: close\r\n" in got
+        writer.close()
+
+
+async def test_each_request_has_its_own_deadline_though_they_share_a_timer():
+    deadlines = Deadlines(0.2)
+    never = asyncio.Event()
+    ended: list[str] = []
+
+    async def run(name: str, seconds: float | None) -> None:
+        try:
+            with deadlines.start():
+                await (never.wait() if seconds is None else asyncio.sleep(seconds))
+        except TimeoutError:
+            ended.append(f"{name} timed out")
+        else:
+            ended.append(f"{name} done")
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run("first", None))
+        group.create_task(run("quick", 0.0))
+        await asyncio.sleep(0.1)
+        group.create_task(run("late", None))
+        group.create_task(run("late and quick", 0.0))
+    assert ended == ["quick done", "late and quick done", "first timed out", "late timed out"]
+
+
+async def test_a_task_that_somebody_else_cancels_is_cancelled_and_not_timed_out():
+    deadlines = Deadlines(60.0)
+
+    async def run() -> None:
+        with deadlines.start():
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(run())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
