@@ -1,8 +1,11 @@
 """Unpacks an archive from outside: regular files and folders only, and none outside the target."""
 
+import gzip
+import lzma
 import shutil
 import tarfile
 import zipfile
+import zlib
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -11,6 +14,8 @@ from shoal.artifacts.errors import ArtifactError, require_room
 
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _CHUNK = 1 << 20
+BROKEN = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
+"""What the archives' libraries raise for content that is not what it should be."""
 
 
 def unpack(archive: Path, target: Path, source: str) -> None:
@@ -24,7 +29,7 @@ def unpack(archive: Path, target: Path, source: str) -> None:
             _unpack_zip(archive, target, source)
         else:
             _unpack_tar(archive, target, source)
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+    except BROKEN as error:
         with archive.open("rb") as file:
             if file.read(4) == _ZSTD:
                 raise ArtifactError(

@@ -1,21 +1,20 @@
-"""Folders of files: their size, their digest, a copy of one, and whether one is a model."""
+"""Folders of files: their size, their digest, and whether one is a model."""
 
 import hashlib
 import json
 import os
-import shutil
-import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
 from shoal.api import reasons
+from shoal.artifacts import safetensors
 from shoal.artifacts.errors import ArtifactError
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-_INDEX = "model.safetensors.index.json"
-_HEADER_LIMIT = 100_000_000  # bytes; the format's own limit
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
 
 
 def regular_files(folder: Path) -> Iterator[Path]:
@@ -54,18 +53,6 @@ def digest_of(folder: Path) -> str:
     return "sha256:" + hashlib.sha256(b"".join(lines)).hexdigest()
 
 
-def copy(source: Path, target: Path) -> None:
-    """Copies a folder; links are followed, so that the copy stands alone. Raises OSError.
-
-    Content only: with the modes of the source's folders the copy might not be writable, and could not be moved.
-    """
-    for root, _, file_names in os.walk(source, followlinks=True):
-        into = target / Path(root).relative_to(source)
-        into.mkdir(parents=True, exist_ok=True)
-        for name in file_names:
-            shutil.copyfile(Path(root, name), into / name)
-
-
 def sync(folder: Path) -> None:
     """Brings files and folders to the disk, so that a marker never outlives what it promises."""
     for root, _, file_names in os.walk(folder):
@@ -87,68 +74,58 @@ def model_root(folder: Path) -> Path:
 
 def check_model(folder: Path, source: str) -> None:
     """Raises ArtifactError(SourceInvalid) unless the folder holds a model: config.json, weights, whole safetensors."""
-    _check_config(folder, source)
-    weights = [path for path in folder.rglob("*") if path.suffix in WEIGHTS and path.is_file()]
-    if not weights:
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    index = folder / INDEX
+    check_names(names, index.read_bytes() if index.is_file() else None, source)
+    json_object((folder / CONFIG).read_bytes(), CONFIG, source)
+    for name in names:
+        if name.endswith(".safetensors"):
+            _check_safetensors(folder / name, name, source)
+
+
+def check_names(names: Iterable[str], index: bytes | None, source: str) -> None:
+    """Raises ArtifactError(SourceInvalid) unless these names are a model's: a config, weights, every shard.
+
+    `index` is the content of model.safetensors.index.json, if there is one.
+    """
+    there = set(names)
+    if CONFIG not in there:
+        found = ", ".join(sorted({name.partition("/")[0] for name in there})[:5])
+        raise ArtifactError(
+            reasons.SOURCE_INVALID, f"{source} is not a model: it has no config.json (found: {found or 'nothing'})"
+        )
+    if not any(name.endswith(WEIGHTS) for name in there):
         raise ArtifactError(
             reasons.SOURCE_INVALID,
             f"{source} has no weights: expected files named {', '.join('*' + w for w in WEIGHTS)}",
         )
-    index = folder / _INDEX
-    if index.exists():
-        shards = _json_object(index, source).get("weight_map")
-        if not isinstance(shards, dict):
-            raise ArtifactError(reasons.SOURCE_INVALID, f"{source}: {_INDEX} has no weight_map")
-        wanted = {str(name) for name in cast("dict[str, object]", shards).values()}
-        missing = sorted(name for name in wanted if not (folder / name).exists())
-        if missing:
-            raise ArtifactError(
-                reasons.SOURCE_INVALID,
-                f"{source}: {len(missing)} of {len(wanted)} weight files are missing, the first is {missing[0]}",
-            )
-    for path in weights:
-        if path.suffix == ".safetensors":
-            _check_safetensors(path, path.relative_to(folder).as_posix(), source)
-
-
-def _check_config(folder: Path, source: str) -> None:
-    config = folder / "config.json"
-    if not config.is_file():
-        found = sorted(path.name for path in folder.iterdir())[:5] if folder.is_dir() else []
+    if index is None:
+        return
+    shards = json_object(index, INDEX, source).get("weight_map")
+    if not isinstance(shards, dict):
+        raise ArtifactError(reasons.SOURCE_INVALID, f"{source}: {INDEX} has no weight_map")
+    wanted = {str(name) for name in cast("dict[str, object]", shards).values()}
+    if missing := sorted(wanted - there):
         raise ArtifactError(
             reasons.SOURCE_INVALID,
-            f"{source} is not a model: it has no config.json (found: {', '.join(found) or 'nothing'})",
+            f"{source}: {len(missing)} of {len(wanted)} weight files are missing, the first is {missing[0]}",
         )
-    _json_object(config, source)
 
 
-def _json_object(path: Path, source: str) -> dict[str, Any]:
+def json_object(content: bytes, name: str, source: str) -> dict[str, Any]:
+    """The JSON object in the file `name`. Raises ArtifactError(SourceInvalid)."""
     try:
-        value = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ArtifactError(reasons.SOURCE_INVALID, f"{source}: {path.name} is not JSON: {error}") from None
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(reasons.SOURCE_INVALID, f"{source}: {name} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ArtifactError(reasons.SOURCE_INVALID, f"{source}: {path.name} is not a JSON object")
+        raise ArtifactError(reasons.SOURCE_INVALID, f"{source}: {name} is not a JSON object")
     return cast("dict[str, Any]", value)
 
 
 def _check_safetensors(path: Path, name: str, source: str) -> None:
-    """Reads the header only (8 bytes of length, JSON, then data) and holds its offsets against the file's size."""
     size = path.stat().st_size
+    what = f"{source}: {name}"
     with path.open("rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
-        if length > min(size - 8, _HEADER_LIMIT):
-            raise ArtifactError(reasons.SOURCE_INVALID, f"{source}: {name} is not a whole safetensors file")
-        try:
-            header = json.loads(file.read(length))
-            ends = [int(tensor["data_offsets"][1]) for key, tensor in header.items() if key != "__metadata__"]
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-            raise ArtifactError(
-                reasons.SOURCE_INVALID, f"{source}: the header of {name} is not that of a safetensors file"
-            ) from None
-    expected = 8 + length + max(ends, default=0)
-    if size != expected:
-        raise ArtifactError(
-            reasons.SOURCE_INVALID, f"{source}: {name} has {size} bytes where its header promises {expected}"
-        )
+        length = safetensors.header_bytes(file.read(safetensors.PREFIX_BYTES), size, what)
+        safetensors.tensors(file.read(length), size, what)

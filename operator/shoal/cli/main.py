@@ -25,7 +25,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     # name: (module:attribute, help shown without importing it)
     "operator": ("shoal.runtime.operator:command", "Run the operator."),
     "gateway": ("shoal.runtime.gateway:command", "Run the gateway, or look into its spool."),
-    "agent": ("shoal.runtime.agent:command", "Run an engine pod's agent, or stage a model."),
+    "agent": ("shoal.runtime.agent:command", "Run an engine pod's agent, stage a model, or read its facts."),
     "cache": ("shoal.runtime.cache:command", "Run the node cache."),
     "sim": ("shoal.sim.cli:command", "Run the engine simulator."),
     "lab": ("shoal.lab.cli:command", "A real Kubernetes on this machine, without Docker."),

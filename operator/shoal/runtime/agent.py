@@ -1,23 +1,24 @@
-"""`shoal agent`: the two containers that Shoal adds to an engine pod."""
+"""`shoal agent`: the two containers that Shoal adds to an engine pod, and the one that reads a source's facts."""
 
 import asyncio
-import os
 import signal
-import ssl
 import sys
 from pathlib import Path
 
 import click
 
 from shoal.api import names
+from shoal.runtime import container
+from shoal.runtime.facts import facts
 from shoal.runtime.logs import configure
-
-TERMINATION_LOG = "/dev/termination-log"
 
 
 @click.group()
 def command() -> None:
-    """Run an engine pod's agent, or stage a model."""
+    """Run an engine pod's agent, stage a model, or read its facts."""
+
+
+command.add_command(facts)
 
 
 @command.command()
@@ -48,10 +49,6 @@ def serve(host: str, port: int, engine_url: str, keys: Path, run_dir: Path, log_
     asyncio.run(main())
 
 
-def _leave(number: int, _: object) -> None:
-    os._exit(128 + number)
-
-
 @command.command()
 @click.option("--uri", envvar="SHOAL_STAGE_URI", required=True, help="The Model's source (SHOAL_STAGE_URI).")
 @click.option("--digest", envvar="SHOAL_STAGE_DIGEST", default="", help="What it must be (SHOAL_STAGE_DIGEST).")
@@ -62,7 +59,9 @@ def _leave(number: int, _: object) -> None:
 @click.option("--source-dir", default=names.SOURCE_DIR, show_default=True, type=click.Path(path_type=Path))
 @click.option("--secret-dir", default=names.SOURCE_SECRET_DIR, show_default=True, type=click.Path(path_type=Path))
 @click.option("--progress", default=names.STAGE_PROGRESS_FILE, show_default=True, type=click.Path(path_type=Path))
-@click.option("--termination-log", default=TERMINATION_LOG, show_default=True, type=click.Path(path_type=Path))
+@click.option(
+    "--termination-log", default=container.TERMINATION_LOG, show_default=True, type=click.Path(path_type=Path)
+)
 @click.option("--ca-bundle", envvar="SSL_CERT_FILE", default="", help="Further CA certificates (SSL_CERT_FILE).")
 @click.option("--log-level", default="info", envvar="SHOAL_LOG_LEVEL", show_default=True)
 def stage(
@@ -83,27 +82,11 @@ def stage(
     from shoal.agent.stage.request import StagePaths, StageRequest
     from shoal.agent.stage.run import run_stage
     from shoal.artifacts import Settings
-    from shoal.artifacts.trust import with_public_roots
 
     configure(log_level)
-    # As number 1 of its container a process has no default action for SIGTERM, and a download in a thread cannot be
-    # cancelled: leave at once. What was fetched stays, and the next start goes on from there.
-    signal.signal(signal.SIGTERM, _leave)
-
-    def write_termination(message: str) -> None:
-        try:
-            termination_log.write_text(message)
-        except OSError as error:
-            click.echo(f"termination message not written: {error}", err=True)
-
-    if ca_bundle:
-        try:
-            combined = with_public_roots(Path(ca_bundle), target.with_name(".ca.crt"))
-            os.environ["SSL_CERT_FILE"] = str(combined)  # read by Python's TLS and by the hub's client alike
-        except (OSError, ssl.SSLError) as error:
-            click.echo(f"the CA bundle {ca_bundle} is not usable, going on without it: {error}", err=True)
-            os.environ.pop("SSL_CERT_FILE", None)
+    container.leave_at_once()
+    container.trust(ca_bundle, target.with_name(".ca.crt"))
     settings = Settings(hub_endpoint=hub_endpoint.rstrip("/") or None)
     request = StageRequest(uri, digest or None, revision or None, manifest or None, settings)
     paths = StagePaths(target=target, source=source_dir, secret=secret_dir, progress=progress)
-    sys.exit(run_stage(request, paths, write_termination))
+    sys.exit(run_stage(request, paths, container.termination(termination_log)))

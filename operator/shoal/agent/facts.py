@@ -1,0 +1,112 @@
+"""The facts of a source: a container that reads its metadata once per revision and leaves them for the operator.
+
+Success: exit code 0 and the termination message `{"facts": {...}}`, an `ArtifactFacts` by alias without what is not
+known, in at most 4096 bytes. Failure: exit code 1 and `{"reason", "message"}`.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from shoal.agent import outcome
+from shoal.api import names, reasons
+from shoal.api.artifact import ArtifactFacts
+from shoal.api.sources import shown
+from shoal.artifacts import ArtifactError, Credentials, Manifest, Settings, folders, open_source, safetensors
+from shoal.artifacts.errors import of_os_error
+from shoal.artifacts.metadata import QUANTIZATION, Metadata, read_metadata
+from shoal.core.architectures import UnknownConfig, facts_of
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class FactsRequest:
+    """Of what the facts are wanted, and where its volume and its Secret are mounted."""
+
+    uri: str
+    source: Path = Path(names.SOURCE_DIR)
+    secret: Path = Path(names.SOURCE_SECRET_DIR)
+    settings: Settings = field(default_factory=Settings)
+
+
+async def read_facts(request: FactsRequest) -> ArtifactFacts:
+    """Reads the metadata of a source, never its weights. Raises ArtifactError."""
+    try:
+        credentials = await asyncio.to_thread(Credentials.read, request.secret)
+        async with open_source(request.uri, credentials, request.settings, mounted=request.source) as source:
+            manifest = await source.manifest()
+            metadata = await read_metadata(source, manifest)
+            # Whoever may list a gated repository may not always read it: told now, not by every replica.
+            await source.authorise(manifest)
+    except OSError as error:
+        raise of_os_error(error, f"reading {shown(request.uri)}") from error
+    return summary(manifest, metadata)
+
+
+def summary(manifest: Manifest, metadata: Metadata) -> ArtifactFacts:
+    """What the metadata comes to. Raises ArtifactError(SourceInvalid)."""
+    config = folders.json_object(metadata.texts[folders.CONFIG], folders.CONFIG, manifest.source)
+    separate = metadata.texts.get(QUANTIZATION)
+    if separate is not None and "quantization_config" not in config:
+        config["quantization_config"] = folders.json_object(separate, QUANTIZATION, manifest.source).get("quantization")
+    tensors = safetensors.total(metadata.tensors.values()) if metadata.tensors and metadata.whole else None
+    try:
+        return facts_of(
+            config,
+            source=manifest.source,
+            revision=manifest.revision,
+            digest=manifest.digest,
+            parameters=tensors.parameters if tensors else None,
+            weight_bytes=tensors.bytes if tensors else _weight_bytes(metadata, manifest.source),
+            file_bytes=_file_bytes(manifest, metadata),
+            tensor_dtypes=tensors.by_type if tensors else None,
+        )
+    except UnknownConfig as error:
+        raise ArtifactError(reasons.SOURCE_INVALID, f"{manifest.source}: {error}") from None
+
+
+def _weight_bytes(metadata: Metadata, source: str) -> int | None:
+    """Of weights without readable headers: what the index says, else the size of the older formats' files."""
+    index = metadata.texts.get(folders.INDEX)
+    if index is not None:
+        told = folders.json_object(index, folders.INDEX, source).get("metadata")
+        size = told.get("total_size") if isinstance(told, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        if isinstance(size, int | float) and size > 0:
+            return int(size)
+    older = [size for name, size in metadata.sizes.items() if name.endswith(folders.WEIGHTS)]
+    return sum(older) if older and metadata.whole else None
+
+
+def _file_bytes(manifest: Manifest, metadata: Metadata) -> int:
+    """Room that a replica needs: an archive lies beside its content until it is unpacked."""
+    if not manifest.archive:
+        return manifest.total_bytes
+    return manifest.total_bytes + (sum(metadata.sizes.values()) if metadata.whole else manifest.total_bytes)
+
+
+def facts_message(result: ArtifactFacts | ArtifactError) -> str:
+    """The container's termination message."""
+    if isinstance(result, ArtifactError):
+        return outcome.failure_message(result)
+    content = result.model_dump(mode="json", by_alias=True, exclude_none=True)
+    while (text := outcome.fits({"facts": content})) is None:
+        # Whoever reads it knows the source; only an address in other than Latin letters can be so long.
+        content["source"] = content["source"][: len(content["source"]) // 2]
+    return text
+
+
+def run_facts(request: FactsRequest, write_termination: Callable[[str], None]) -> int:
+    """The facts container: reads, leaves its termination message, returns the exit code."""
+    result: ArtifactFacts | ArtifactError
+    try:
+        result = asyncio.run(read_facts(request))
+        log.info("facts.read", uri=shown(request.uri), revision=result.revision, architecture=result.architecture)
+    except ArtifactError as error:
+        result = error
+        log.error("facts.failed", uri=shown(request.uri), reason=error.reason, problem=str(error))
+    write_termination(facts_message(result))
+    return 1 if isinstance(result, ArtifactError) else 0

@@ -1,0 +1,212 @@
+"""Looks into an archive where it lies: its list, its configs, the headers of its weights, by ranges.
+
+A plain tar and a zip are skipped through. A compressed tar can only be read from its start: that ends after
+`COMPRESSED_LIMIT`, with what was found until then. The archives' own libraries read; they block, so they run in a
+thread and ask the event loop for bytes.
+"""
+
+import asyncio
+import io
+import tarfile
+import zipfile
+from collections.abc import AsyncGenerator, Callable
+from typing import IO
+
+from shoal.api import reasons
+from shoal.artifacts import archive, folders, safetensors
+from shoal.artifacts.errors import ArtifactError, NoRanges, gib
+from shoal.artifacts.manifest import File, Manifest
+from shoal.artifacts.metadata import TEXTS, Metadata, require_text
+from shoal.artifacts.safetensors import Tensors
+from shoal.artifacts.source import Source
+from shoal.artifacts.wanted import wanted_files
+
+COMPRESSED_LIMIT = 512 << 20
+"""Bytes read of an archive in all."""
+_AHEAD = (64 << 10, 8 << 20)
+"""Bytes fetched at once: at first, and at most when they are read one after the other."""
+_PATIENCE_SECONDS = 900.0
+_ZSTD = b"\x28\xb5\x2f\xfd"
+
+
+class _Enough(Exception):
+    """The limit is reached."""
+
+
+async def look_inside(source: Source, manifest: Manifest) -> Metadata:
+    """The metadata of the model in the archive. Raises ArtifactError."""
+    (file,) = manifest.files
+    loop = asyncio.get_running_loop()
+    try:
+        await source.read(file, 0, 4)
+    except NoRanges:
+        stream = source.stream(file, 0, file.size)
+        try:
+            return await asyncio.to_thread(_look, Forward(loop, stream), manifest, forward=True)
+        finally:
+            await stream.aclose()
+    return await asyncio.to_thread(_look, Ranged(loop, source, file), manifest, forward=False)
+
+
+def _look(file: "Ranged | Forward", manifest: Manifest, *, forward: bool) -> Metadata:
+    found = _Found(manifest.source)
+    try:
+        if not forward and zipfile.is_zipfile(file):
+            _read_zip(file, found)
+        else:
+            _read_tar(file, found, forward=forward)
+        found.whole = True
+    except _Enough:
+        pass
+    except archive.BROKEN as error:
+        zstd = file.first == _ZSTD
+        raise ArtifactError(
+            reasons.SOURCE_INVALID,
+            f"{manifest.source} is compressed with zstd: use .tar, .tar.gz or .zip"
+            if zstd
+            else f"{manifest.source} is not a whole tar or zip archive: {error or 'it ends too early'}",
+        ) from None
+    return found.metadata()
+
+
+class _Found:
+    """What came to light so far, by the names in the archive."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.sizes: dict[str, int] = {}
+        self.texts: dict[str, bytes] = {}
+        self.tensors: dict[str, Tensors] = {}
+        self.whole = False
+
+    def take(self, name: str, size: int, content: Callable[[], IO[bytes] | None]) -> None:
+        name = "/".join(part for part in name.split("/") if part not in ("", "."))
+        self.sizes[name] = size
+        what, last = f"{self.source}: {name}", name.rpartition("/")[2]
+        if last not in TEXTS and not name.endswith(".safetensors"):
+            return
+        if last in TEXTS:
+            require_text(name, size, self.source)
+        file = content()
+        if file is None:
+            return
+        with file:
+            if last in TEXTS:
+                self.texts[name] = file.read()
+                return
+            length = safetensors.header_bytes(file.read(safetensors.PREFIX_BYTES), size, what)
+            self.tensors[name] = safetensors.tensors(file.read(length), size, what)
+
+    def metadata(self) -> Metadata:
+        """Relative to the model's folder. Raises ArtifactError(SourceInvalid)."""
+        if not self.whole and not any(name.rpartition("/")[2] == folders.CONFIG for name in self.sizes):
+            raise ArtifactError(
+                reasons.SOURCE_INVALID,
+                f"{self.source} is compressed and has no config.json within its first {gib(COMPRESSED_LIMIT)}: pack it "
+                "as a plain .tar (weights hardly compress), or with config.json first",
+            )
+        root = self._root()
+        inside = {name.removeprefix(root): size for name, size in self.sizes.items() if name.startswith(root)}
+        wanted = set(wanted_files(inside))
+        texts = {name: content for name in TEXTS if (content := self.texts.get(root + name)) is not None}
+        if self.whole:
+            folders.check_names(inside, texts.get(folders.INDEX), self.source)
+        tensors = {name: self.tensors[root + name] for name in wanted if root + name in self.tensors}
+        return Metadata(inside, texts, tensors, self.whole)
+
+    def _root(self) -> str:
+        """As `folders.model_root`: the archive may wrap the model in one folder."""
+        tops = {name.partition("/")[0] for name in self.sizes if not name.startswith(".")}
+        if folders.CONFIG in self.sizes or len(tops) != 1:
+            return ""
+        top = tops.pop()
+        return f"{top}/" if all("/" in name for name in self.sizes if not name.startswith(".")) else ""
+
+
+def _read_tar(file: "Ranged | Forward", found: _Found, *, forward: bool) -> None:
+    with tarfile.open(fileobj=file, mode="r|*" if forward else "r:*") as tar:  # pyright: ignore[reportCallIssue, reportArgumentType]
+        for member in tar:
+            if member.isreg():
+                found.take(member.name, member.size, lambda member=member: tar.extractfile(member))
+
+
+def _read_zip(file: "Ranged | Forward", found: _Found) -> None:
+    with zipfile.ZipFile(file) as packed:  # pyright: ignore[reportArgumentType]
+        for member in packed.infolist():
+            if not member.is_dir():
+                found.take(member.filename, member.file_size, lambda member=member: packed.open(member))
+
+
+class Ranged(io.RawIOBase):
+    """A file of a source as libraries that block know files. Used in a thread beside the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, source: Source, file: File) -> None:
+        super().__init__()
+        self._loop, self._source, self._file = loop, source, file
+        self._at, self._start, self._buffer = 0, 0, b""
+        self._ahead, self._budget = _AHEAD[0], COMPRESSED_LIMIT
+        self.first = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if self._at >= self._file.size:
+            return 0
+        inside = self._at - self._start
+        if not 0 <= inside < len(self._buffer):
+            self._fetch()
+            inside = 0
+        piece = self._buffer[inside : inside + len(buffer)]
+        buffer[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)
+
+    def _fetch(self) -> None:
+        if self._budget <= 0:
+            raise _Enough
+        follows = self._at == self._start + len(self._buffer)
+        self._ahead = min(self._ahead * 2, _AHEAD[1]) if follows else _AHEAD[0]
+        reading = asyncio.run_coroutine_threadsafe(self._source.read(self._file, self._at, self._ahead), self._loop)
+        self._start, self._buffer = self._at, reading.result(_PATIENCE_SECONDS)
+        self._budget -= len(self._buffer)
+        self.first = self.first or self._buffer[:4]
+
+
+class Forward(io.RawIOBase):
+    """The same where the server knows no ranges: one transfer from the start, no way back."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, pieces: AsyncGenerator[bytes]) -> None:
+        super().__init__()
+        self._loop, self._pieces = loop, pieces
+        self._rest, self._budget = b"", COMPRESSED_LIMIT
+        self.first = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if not self._rest:
+            if self._budget <= 0:
+                raise _Enough
+            self._rest = asyncio.run_coroutine_threadsafe(self._next(), self._loop).result(_PATIENCE_SECONDS)
+            self._budget -= len(self._rest)
+            self.first = self.first or self._rest[:4]
+        piece = self._rest[: len(buffer)]
+        self._rest = self._rest[len(piece) :]
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    async def _next(self) -> bytes:
+        return await anext(self._pieces, b"")
