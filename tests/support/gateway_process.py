@@ -140,6 +140,7 @@ async def running(tmp_path: Path, server: FakeApiServer, **settings: Any) -> Asy
     )
     client = await Client.from_environment(kubeconfig=str(kubeconfig))
     (tmp_path / "key").mkdir()
+    fields: dict[str, Any] = {"settle_seconds": 0.0, **settings}
     process = Process(
         GatewaySettings(
             host="127.0.0.1",
@@ -148,7 +149,7 @@ async def running(tmp_path: Path, server: FakeApiServer, **settings: Any) -> Asy
             ops_port=0,
             spool_dir=tmp_path / "spool",
             install_key_dir=tmp_path / "key",
-            **{"settle_seconds": 0.0, **settings},
+            **fields,
         ),
         client,
     )
