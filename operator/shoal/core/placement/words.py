@@ -94,9 +94,8 @@ class Words:
             if not used[i]:
                 reason, why = self._why_not(case, c, cheaper=i < dearest)
                 found.append(Excluded(c.gpu_class, why, reason, c.gpus, c.kv_tokens, self._cost(c, 1)))
-        for rejected in case.demand.rejected:
-            if not case.replicas(rejected.gpu_class):  # else it is among the variants, retired
-                found.append(Excluded(rejected.gpu_class, rejected.why, rejected.reason))
+        retired = case.held  # a class that is ruled out and still serves is told among the variants
+        found.extend(Excluded(r.gpu_class, r.why, r.reason) for r in case.demand.rejected if r.gpu_class not in retired)
         return tuple(found)
 
     def _why_not(self, case: Case, candidate: Candidate, *, cheaper: bool) -> tuple[str, str]:
