@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hmac
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Final
 
@@ -143,17 +144,26 @@ def _refusal(status: int, message: str) -> web.Response:
     return web.json_response({"error": {"message": message}}, status=status, headers=headers)
 
 
-async def serve(agent: Agent, hub: Hub, *, host: str, port: int, stop: asyncio.Event) -> None:
-    """Serves until `stop`, then ends every stream and returns at once."""
+async def serve(
+    agent: Agent,
+    hub: Hub,
+    *,
+    host: str,
+    port: int,
+    stop: asyncio.Event,
+    holding: Callable[[], Coroutine[None, None, None]] | None = None,
+) -> None:
+    """Serves until `stop`, then ends every stream and returns at once. `holding` runs beside it until then."""
     runner = web.AppRunner(agent.app(), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()
         log.info("agent.serving", host=host, port=port, boot=hub.boot)
         async with asyncio.TaskGroup() as tasks:
-            observing = tasks.create_task(agent.observe())
+            working = [tasks.create_task(each()) for each in (agent.observe, holding) if each is not None]
             await stop.wait()
-            observing.cancel()
+            for task in working:
+                task.cancel()
     finally:
         hub.close()
         await runner.cleanup()

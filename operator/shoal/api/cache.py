@@ -37,6 +37,8 @@ class FetchRequest(_Message):
     """The manifest that it had then: another one is refused."""
     credentials: dict[str, str] = Field(default={}, repr=False, max_length=64)
     """The content of the Secret of `source.secretRef`, of the pod's own namespace. Used for this request only."""
+    credentials_given: bool = False
+    """Whether the Model names a Secret."""
 
 
 class FetchDone(_Message):

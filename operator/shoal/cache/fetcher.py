@@ -76,6 +76,11 @@ class Fetcher:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    @property
+    def under_way(self) -> int:
+        """Models that are being fetched."""
+        return len(self._flights)
+
     async def fetch(self, namespace: str, request: FetchRequest, tell: Tell) -> FetchDone:
         """Brings the model into the namespace's folder. `tell` hears how far it is, at least every `LINE_SECONDS`.
 
@@ -153,7 +158,7 @@ class Fetcher:
             return flight, True
 
     async def _ask(self, stack: AsyncExitStack, request: FetchRequest) -> tuple[Source, Manifest]:
-        credentials = Credentials(request.credentials, given=bool(request.credentials))
+        credentials = Credentials(request.credentials, given=request.credentials_given or bool(request.credentials))
         source = await stack.enter_async_context(
             self._open(request.uri, credentials, self._settings, revision=request.revision)
         )

@@ -66,6 +66,9 @@ class Index:
         wanted = set(contents)
         return [key for key, model in self._models.items() if any(file.sha256 in wanted for file in model.files)]
 
+    def keys(self) -> list[str]:
+        return sorted(self._models)
+
     @property
     def models(self) -> int:
         return len(self._models)

@@ -39,7 +39,8 @@ class Server:
     async def add(self, namespace: str) -> None:
         """Makes the namespace's folder and answers in it. Raises OSError."""
         folder = await asyncio.to_thread(self._disk.make_namespace, namespace)
-        runner = web.AppRunner(self._app(namespace), access_log=None, shutdown_timeout=1.0)
+        # A pod that goes ends its wait and its hold at once, not at the next write.
+        runner = web.AppRunner(self._app(namespace), access_log=None, shutdown_timeout=0.2, handler_cancellation=True)
         await runner.setup()
         listener = await asyncio.to_thread(_listen, folder / names.CACHE_SOCKET)
         await web.SockSite(runner, listener).start()

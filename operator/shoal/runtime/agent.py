@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -27,9 +28,11 @@ command.add_command(facts)
 @click.option("--engine-url", default=f"http://127.0.0.1:{names.ENGINE_PORT}", show_default=True)
 @click.option("--keys", default=names.AGENT_KEYS_FILE, show_default=True, type=click.Path(path_type=Path))
 @click.option("--run-dir", default=names.RUN_DIR, show_default=True, type=click.Path(path_type=Path))
+@click.option("--cache", envvar="SHOAL_AGENT_CACHE", default="", help="Folder of the node cache (SHOAL_AGENT_CACHE).")
 @click.option("--log-level", default="info", envvar="SHOAL_LOG_LEVEL", show_default=True)
-def serve(host: str, port: int, engine_url: str, keys: Path, run_dir: Path, log_level: str) -> None:
+def serve(host: str, port: int, engine_url: str, keys: Path, run_dir: Path, cache: str, log_level: str) -> None:
     """Serve what this replica does: its phase, its load, its engine's boot id."""
+    from shoal.agent import cacheclient
     from shoal.agent.observe import Observer
     from shoal.agent.serve import Agent
     from shoal.agent.serve import serve as run
@@ -44,7 +47,9 @@ def serve(host: str, port: int, engine_url: str, keys: Path, run_dir: Path, log_
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         hub = Hub()
         observer = Observer(hub, run_dir / Path(names.STAGE_PROGRESS_FILE).name, run_dir / Path(names.BOOT_FILE).name)
-        await run(Agent(engine_url, keys, hub, observer), hub, host=host, port=port, stop=stop)
+        model_file = run_dir / Path(names.CACHE_MODEL_FILE).name
+        holding = partial(cacheclient.hold, Path(cache), model_file) if cache else None
+        await run(Agent(engine_url, keys, hub, observer), hub, host=host, port=port, stop=stop, holding=holding)
 
     asyncio.run(main())
 
@@ -59,6 +64,7 @@ def serve(host: str, port: int, engine_url: str, keys: Path, run_dir: Path, log_
 @click.option("--source-dir", default=names.SOURCE_DIR, show_default=True, type=click.Path(path_type=Path))
 @click.option("--secret-dir", default=names.SOURCE_SECRET_DIR, show_default=True, type=click.Path(path_type=Path))
 @click.option("--progress", default=names.STAGE_PROGRESS_FILE, show_default=True, type=click.Path(path_type=Path))
+@click.option("--cache", envvar="SHOAL_STAGE_CACHE", default="", help="Folder of the node cache (SHOAL_STAGE_CACHE).")
 @click.option(
     "--termination-log", default=container.TERMINATION_LOG, show_default=True, type=click.Path(path_type=Path)
 )
@@ -74,6 +80,7 @@ def stage(
     source_dir: Path,
     secret_dir: Path,
     progress: Path,
+    cache: str,
     termination_log: Path,
     ca_bundle: str,
     log_level: str,
@@ -88,5 +95,7 @@ def stage(
     container.trust(ca_bundle, target.with_name(".ca.crt"))
     settings = Settings(hub_endpoint=hub_endpoint.rstrip("/") or None)
     request = StageRequest(uri, digest or None, revision or None, manifest or None, settings)
-    paths = StagePaths(target=target, source=source_dir, secret=secret_dir, progress=progress)
+    paths = StagePaths(
+        target=target, source=source_dir, secret=secret_dir, progress=progress, cache=Path(cache) if cache else None
+    )
     sys.exit(run_stage(request, paths, container.termination(termination_log)))

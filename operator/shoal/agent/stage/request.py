@@ -29,6 +29,13 @@ class StagePaths:
     source: Path = Path(names.SOURCE_DIR)
     secret: Path = Path(names.SOURCE_SECRET_DIR)
     progress: Path = Path(names.STAGE_PROGRESS_FILE)
+    cache: Path | None = None
+    """The namespace's folder of the node cache; None: there is no cache, and the pod fetches for itself."""
+
+    @property
+    def cache_model(self) -> Path:
+        """For the agent: the key of the cached model that this pod uses."""
+        return self.progress.with_name(Path(names.CACHE_MODEL_FILE).name)
 
     @property
     def work(self) -> Path:

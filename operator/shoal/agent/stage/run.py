@@ -16,10 +16,12 @@ from pathlib import Path
 import structlog
 
 from shoal.agent import outcome
+from shoal.agent.stage import cached
 from shoal.agent.stage.gather import folder_of, gather, keep_only
 from shoal.agent.stage.progress import Progress, write_progress
 from shoal.agent.stage.request import StagePaths, StageRequest, StageResult
 from shoal.api import reasons
+from shoal.api.cache import CACHED_SCHEMES
 from shoal.api.replica import StageProgress
 from shoal.api.sources import SourceUri, parse_source, shown
 from shoal.artifacts import ArtifactError, Credentials, Manifest, Source, archive, folders, open_source
@@ -36,7 +38,10 @@ async def stage(request: StageRequest, paths: StagePaths) -> StageResult:
             source = parse_source(request.uri)
         except ValueError as error:
             raise ArtifactError(reasons.SOURCE_INVALID, str(error)) from None
-        digest, size, commit = await (_in_place if source.in_place else _bring)(source, request, paths)
+        bring = _in_place if source.in_place else _bring
+        if paths.cache is not None and source.scheme in CACHED_SCHEMES:
+            bring = _from_cache
+        digest, size, commit = await bring(source, request, paths)
     except OSError as error:
         failure = of_os_error(error, f"staging {shown(request.uri)}")
         await asyncio.to_thread(_report_failure, paths, failure)
@@ -65,6 +70,16 @@ async def _in_place(source: SourceUri, request: StageRequest, paths: StagePaths)
     if digest is not None:
         _require_digest(request, digest)
     return digest, await asyncio.to_thread(folders.size_of, folder), None
+
+
+async def _from_cache(source: SourceUri, request: StageRequest, paths: StagePaths) -> _Outcome:
+    """The engine reads the namespace's folder of the node cache."""
+    assert paths.cache is not None  # noqa: S101 - the caller looked
+    done = await cached.bring(paths.cache, request, paths)
+    if done.digest is not None:
+        _require_digest(request, done.digest)
+    await asyncio.to_thread(cached.use, paths.cache, done, request, paths)
+    return done.digest, done.bytes, done.revision
 
 
 async def _bring(source: SourceUri, request: StageRequest, paths: StagePaths) -> _Outcome:

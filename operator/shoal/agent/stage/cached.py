@@ -1,0 +1,50 @@
+"""Has the node cache bring the model, and points the engine's path into the namespace's folder of it."""
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+
+from shoal.agent import cacheclient
+from shoal.agent.stage.progress import Progress
+from shoal.agent.stage.request import StagePaths, StageRequest
+from shoal.api.cache import FetchDone, FetchLine, FetchRequest
+from shoal.api.sources import shown
+from shoal.artifacts import Credentials, folders
+
+
+async def bring(cache: Path, request: StageRequest, paths: StagePaths) -> FetchDone:
+    """Waits until the model lies in `cache`, the namespace's folder. Raises ArtifactError and OSError."""
+    credentials = await asyncio.to_thread(Credentials.read, paths.secret)
+    wanted = FetchRequest(
+        uri=request.uri,
+        revision=request.revision,
+        manifest=request.manifest,
+        credentials=dict(credentials.values),
+        credentials_given=credentials.given,
+    )
+    last = FetchLine(state="waiting")
+
+    def hear(line: FetchLine) -> None:
+        nonlocal last
+        last, progress.total = line, line.bytes_total
+
+    progress = Progress(paths.progress, lambda: last.bytes_done)
+    async with progress.fetching():
+        done = await cacheclient.fetch(cache, wanted, hear)
+    await progress.report("verifying")
+    return done
+
+
+def use(cache: Path, done: FetchDone, request: StageRequest, paths: StagePaths) -> None:
+    """Checks that it is a model, and makes it the target. Blocks. Raises ArtifactError and OSError."""
+    folder = cache / done.path
+    folders.check_model(folder, shown(request.uri))
+    # Before the link: the agent says from now on that this pod uses it.
+    paths.cache_model.write_text(done.model)
+    beside = paths.target.with_name(".linked")
+    beside.unlink(missing_ok=True)
+    os.symlink(folder, beside)
+    if paths.target.is_dir() and not paths.target.is_symlink():
+        shutil.rmtree(paths.target)  # fetched into this pod, before the node had a cache
+    os.replace(beside, paths.target)
