@@ -5,11 +5,14 @@ plan.py       the pass over the fleet
 fill.py       what one Model gets;  outrank.py  who has to go for it;  moves.py  to cheaper classes;
               leaving.py  whose pods go first
 room.py       the GPUs of a class, each given away once;  fragments.py  which node to take
+packing.py    the same offline;  steering.py  what pods tell the scheduler
 words.py      reasons and messages;  rivals.py  for whom a Model waits
 """
 
+from shoal.core.placement.packing import ClassUse, Packing, pack
 from shoal.core.placement.plan import plan
 from shoal.core.placement.single import Offer, offer, place
+from shoal.core.placement.steering import Steering, steering
 from shoal.core.placement.types import (
     Candidate,
     ClassSupply,
@@ -27,17 +30,22 @@ from shoal.core.placement.types import (
 __all__ = [
     "Candidate",
     "ClassSupply",
+    "ClassUse",
     "Demand",
     "Excluded",
     "Held",
     "Moves",
     "NodeRoom",
     "Offer",
+    "Packing",
     "Placement",
     "Rejected",
     "Standing",
+    "Steering",
     "VariantPlan",
     "offer",
+    "pack",
     "place",
     "plan",
+    "steering",
 ]

@@ -8,7 +8,7 @@
 Which nodes replicas will get is an assumption of the plan, made anew each time: the scheduler binds them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from shoal.core.placement.case import Case, rank
 from shoal.core.placement.fill import fill
@@ -24,6 +24,16 @@ def plan(
 ) -> dict[str, Placement]:
     """uid -> where its replicas go. No GPU is given away twice; a replica for which GPUs are not free yet is counted as
     `waiting`. `moves` None: the default pace."""
+    pace = moves or Moves()
+    cases, rooms = decide(demands, supplies, pace)
+    words = Words(cases, rooms, pace)
+    return {case.demand.uid: words.placement(case) for case in cases}
+
+
+def decide(
+    demands: Iterable[Demand], supplies: Iterable[ClassSupply], moves: Moves
+) -> tuple[list[Case], dict[str, Room]]:
+    """The plan before it is put into words."""
     cases = [Case(demand) for demand in sorted(demands, key=rank)]
     mix = _Mix(cases)
     rooms = {supply.name: Room(supply, mix.of(supply.name)) for supply in supplies}
@@ -31,10 +41,8 @@ def plan(
     outranker = Outranker(cases, rooms)
     for case in cases:
         fill(case, rooms, outranker)
-    pace = moves or Moves()
-    move(cases, rooms, pace)
-    words = Words(cases, rooms, pace)
-    return {case.demand.uid: words.placement(case) for case in cases}
+    move(cases, rooms, moves)
+    return cases, rooms
 
 
 class _Mix:
@@ -44,25 +52,17 @@ class _Mix:
         self._cases = cases
         self._sizes: dict[str, dict[int, int]] | None = None
 
-    def of(self, gpu_class: str) -> "_Sizes":
-        return _Sizes(self, gpu_class)
+    def of(self, gpu_class: str) -> Callable[[], Mapping[int, int]]:
+        return lambda: self._all().get(gpu_class, {})
 
-    def sizes(self, gpu_class: str) -> Mapping[int, int]:
+    def _all(self) -> dict[str, dict[int, int]]:
         if self._sizes is None:
             self._sizes = {}
             for case in self._cases:
                 for candidate in case.demand.candidates:
                     found = self._sizes.setdefault(candidate.gpu_class, {})
                     found[candidate.gpus] = found.get(candidate.gpus, 0) + case.demand.wanted
-        return self._sizes.get(gpu_class, {})
-
-
-class _Sizes:
-    def __init__(self, mix: _Mix, gpu_class: str) -> None:
-        self._mix, self._gpu_class = mix, gpu_class
-
-    def __call__(self) -> Mapping[int, int]:
-        return self._mix.sizes(self._gpu_class)
+        return self._sizes
 
 
 def _mark_sick(cases: list[Case], rooms: dict[str, Room]) -> None:
