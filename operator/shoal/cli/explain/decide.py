@@ -1,0 +1,255 @@
+"""The decision, offline: the same functions that the operator calls, on what files say instead of a cluster."""
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Final, Literal
+
+from shoal.api.artifact import ArtifactFacts
+from shoal.api.config import OperatorConfig
+from shoal.api.gpuclass import GPUClass
+from shoal.api.model import Model
+from shoal.cli.explain.inputs import Fleet
+from shoal.core import candidates, models
+from shoal.core.candidates import Considered, Tune
+from shoal.core.facts import Node
+from shoal.core.gpus import held_by_node
+from shoal.core.placement import ClassSupply, Demand, NodeRoom, Placement, plan
+from shoal.core.sizing import GPU, Sized, Tuning
+from shoal.engine.launch import check_extra_args
+from shoal.engine.tuning import tuning_of
+from shoal.manifests.shape import engine_row, engine_version
+
+NODE_GPUS: Final = 8
+"""GPUs of a node where no file says: the usual server."""
+MOST_NODES: Final = 20_000
+"""Nodes of a class that are made up at most where no file names any."""
+_LAST: Final = datetime(9000, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassReport:
+    """One class, as one Model sees it."""
+
+    gpu_class: str
+    replicas: int
+    """That run here."""
+    waiting: int
+    """Of `replicas`: without GPUs as yet."""
+    sized: Sized | None
+    """None: a replica does not fit."""
+    hourly_cost: Decimal | None
+    """Of one replica; None: the class has no price."""
+    currency: str | None
+    reason: str
+    """Why it is not used; empty when it is."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """One Model: what is known of it and where it runs."""
+
+    model: Model
+    facts: ArtifactFacts | None
+    classes: tuple[ClassReport, ...]
+    placement: Placement | None
+    """None: nothing was chosen, because of `problem`, or because the catalogue has no prices to choose by."""
+    problem: str
+    """Why it was not looked at."""
+    context: int | None
+    """Tokens of the requests that are counted."""
+    note: str = ""
+    """Why the facts of the weights are not known, where spec.sizing says enough without them."""
+
+    @property
+    def placed(self) -> bool:
+        """Whether every replica has its GPUs; with the catalogue, whether there is a class that is large enough."""
+        if self.placement is None:
+            return any(row.sized for row in self.classes)
+        return self.placement.placed
+
+
+@dataclass(frozen=True, slots=True)
+class ClassUse:
+    """A class after everything was placed."""
+
+    gpu_class: str
+    gpus: int
+    """That its schedulable nodes offer."""
+    others: int
+    """Of `gpus`: held by pods that are not of the Models in question."""
+    models: int
+    """Of `gpus`: of these Models."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that `shoal explain` says."""
+
+    models: tuple[ModelReport, ...]
+    use: tuple[ClassUse, ...]
+    """Empty where no file names a node."""
+    costs: Mapping[str, Decimal]
+    """Currency -> cost per hour of what is placed."""
+    unpriced: tuple[str, ...]
+    """Classes in use without a price."""
+
+    @property
+    def all_placed(self) -> bool:
+        return all(m.placed for m in self.models)
+
+
+def explain(
+    asked: Sequence[Model],
+    fleet: Fleet,
+    facts: Mapping[str, ArtifactFacts | str],
+    config: OperatorConfig,
+    context: int | None,
+) -> Report:
+    """Places the Models together on the fleet, as if none of them ran yet.
+
+    `facts` are by Model, a sentence where there are none. `context` is the length of the requests that are counted;
+    None: each Model's own longest.
+    """
+    members = candidates.members(fleet.classes.values(), fleet.nodes or ())
+    gpus = candidates.gpus_of(fleet.classes.values(), members)
+    problems = {m.key: _problem(m, fleet, facts[m.key], config) for m in asked}
+    considered = {m.key: _consider(m, facts[m.key], fleet, gpus, config) for m in asked if not problems[m.key]}
+    demands = [_demand(m, considered[m.key], place) for place, m in enumerate(asked) if m.key in considered]
+    supplies = _supplies(fleet, members, demands, {m.key for m in asked})
+    placed = {} if fleet.built_in else plan(demands, supplies)
+    by_key = {d.key: placed[d.uid] for d in demands if d.uid in placed}
+    reports = tuple(
+        _model(m, facts[m.key], problems[m.key], considered.get(m.key), by_key.get(m.key), fleet, context)
+        for m in asked
+    )
+    return Report(
+        reports,
+        _use(supplies, by_key) if fleet.nodes is not None else (),
+        _costs(reports),
+        tuple(sorted({c.gpu_class for m in reports for c in m.classes if c.replicas and c.hourly_cost is None})),
+    )
+
+
+def _problem(model: Model, fleet: Fleet, facts: ArtifactFacts | str, config: OperatorConfig) -> str:
+    version = engine_version(model, config)
+    found = [
+        p.message
+        for p in models.problems(
+            model,
+            classes=fleet.classes,
+            versions=tuple(config.engines.versions),
+            version=version,
+            argument_problems=check_extra_args(version, model.spec.engine.extra_args),
+            secret_missing=None,
+        )
+    ]
+    sizing = model.spec.sizing
+    enough = sizing.weight_bytes is not None and sizing.kv_bytes_per_token is not None
+    return "; ".join([*found, *([facts] if isinstance(facts, str) and not enough else [])])
+
+
+def _consider(
+    model: Model, facts: ArtifactFacts | str, fleet: Fleet, gpus: Mapping[str, GPU], config: OperatorConfig
+) -> Considered:
+    known = None if isinstance(facts, str) else facts
+    return candidates.consider(model, known, fleet.classes, gpus, tune_for(model, config))
+
+
+def tune_for(model: Model, config: OperatorConfig) -> Tune:
+    """What the arguments that the Model's engine gets mean for its memory."""
+    row = engine_row(model, config)
+
+    def tune(quantization: Literal["FP8"] | None) -> Tuning:
+        return tuning_of(model.spec.engine.extra_args, platform_args=row.args, quantization=quantization)
+
+    return tune
+
+
+def _demand(model: Model, considered: Considered, place: int) -> Demand:
+    """Models that have no age yet are taken as if they were made in the order in which they stand in the files."""
+    wanted = models.wanted_replicas(model)
+    found = candidates.demand(model, considered, wanted=wanted, minimum=wanted)
+    return found if found.created else replace(found, created=_LAST + timedelta(seconds=place))
+
+
+def _supplies(
+    fleet: Fleet, members: Mapping[str, tuple[Node, ...]], demands: Sequence[Demand], asked: Set[str]
+) -> tuple[ClassSupply, ...]:
+    """What pods of other Models and of anybody else hold is taken; the Models that are asked about are placed anew."""
+    if fleet.nodes is not None:
+        others = [p for p in fleet.pods if fleet.owners.get(p.key) not in asked]
+        held, going = held_by_node(others), held_by_node(p for p in others if p.deleting)
+        return candidates.supplies(fleet.classes.values(), members, held, going)
+    needed = dict.fromkeys(fleet.classes, 0)
+    for demand in demands:
+        for candidate in demand.candidates:
+            needed[candidate.gpu_class] += -(-demand.wanted // max(1, NODE_GPUS // candidate.gpus))
+    return tuple(
+        ClassSupply(name, tuple(NodeRoom(f"{name}-{i}", NODE_GPUS, NODE_GPUS) for i in range(min(nodes, MOST_NODES))))
+        for name, nodes in sorted(needed.items())
+    )
+
+
+def _model(
+    model: Model,
+    facts: ArtifactFacts | str,
+    problem: str,
+    considered: Considered | None,
+    placement: Placement | None,
+    fleet: Fleet,
+    context: int | None,
+) -> ModelReport:
+    known = None if isinstance(facts, str) else facts
+    longest = context or model.spec.engine.context_length or (known.context_length if known else None)
+    if considered is None:
+        return ModelReport(model, known, (), None, problem, longest)
+    used = {v.gpu_class: v for v in placement.variants if v.replicas} if placement else {}
+    excluded = {e.gpu_class: e for e in placement.excluded} if placement else {}
+    rejected = {r.gpu_class: r for r in considered.rejected}
+
+    def report(name: str, cost: Decimal | None) -> ClassReport:
+        variant, out = used.get(name), excluded.get(name) or rejected.get(name)
+        return ClassReport(
+            name,
+            replicas=variant.replicas if variant else 0,
+            waiting=variant.waiting if variant else 0,
+            sized=considered.sized.get(name),
+            hourly_cost=cost,
+            currency=currency(fleet.classes[name]),
+            reason="" if variant or out is None else out.reason,
+            why="" if variant or out is None else out.why,
+        )
+
+    by_cost = sorted(considered.candidates, key=lambda c: (c.hourly_cost is None, c.hourly_cost or 0, c.gpu_class))
+    rows = [report(c.gpu_class, c.hourly_cost) for c in by_cost] + [report(name, None) for name in rejected]
+    note = f"sized without the facts of the weights: {facts}" if isinstance(facts, str) else ""
+    return ModelReport(model, known, tuple(rows), placement, "", longest, note)
+
+
+def currency(gpu_class: GPUClass) -> str | None:
+    return gpu_class.spec.hourly_cost.currency if gpu_class.spec.hourly_cost else None
+
+
+def _use(supplies: Sequence[ClassSupply], placements: Mapping[str, Placement]) -> tuple[ClassUse, ...]:
+    def of(supply: ClassSupply) -> ClassUse:
+        ours = sum(
+            (v.replicas - v.waiting) * v.gpus
+            for placement in placements.values()
+            for v in placement.variants
+            if v.gpu_class == supply.name
+        )
+        offered = sum(node.allocatable for node in supply.nodes)
+        return ClassUse(supply.name, offered, offered - sum(max(0, node.free) for node in supply.nodes), ours)
+
+    return tuple(of(supply) for supply in supplies)
+
+
+def _costs(reports: Sequence[ModelReport]) -> dict[str, Decimal]:
+    costs: dict[str, Decimal] = {}
+    for row in (row for report in reports for row in report.classes):
+        if row.hourly_cost is not None and row.currency is not None and row.replicas:
+            costs[row.currency] = costs.get(row.currency, Decimal(0)) + row.hourly_cost * row.replicas
+    return costs

@@ -1,0 +1,226 @@
+"""What `shoal explain` and `shoal render` read: Kubernetes YAML or JSON, as people write it or kubectl prints it."""
+
+import contextlib
+import difflib
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, Union, cast, get_args, get_origin
+
+import click
+import orjson
+import pydantic
+import yaml
+
+from shoal.api import names
+from shoal.api.gpuclass import GPUClass
+from shoal.api.meta import API_VERSION, GROUP, JsonObject, Kind, Object
+from shoal.api.model import Model
+from shoal.core import facts
+from shoal.kube import projections
+
+if TYPE_CHECKING:
+    from yaml import SafeLoader
+else:
+    try:
+        from yaml import CSafeLoader as SafeLoader
+    except ImportError:  # a PyYAML that was built without libyaml: slower, the same otherwise
+        from yaml import SafeLoader
+
+K = TypeVar("K", bound=Kind)
+
+_SHOWN: Final = 5
+"""Problems of one object that are told at once."""
+
+
+class _Loader(SafeLoader):
+    """YAML as the API server takes it: a timestamp stays a string."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The GPUs that Models may run on."""
+
+    classes: dict[str, GPUClass]
+    nodes: tuple[facts.Node, ...] | None
+    """None: the file names no node, so there is room without end."""
+    pods: tuple[facts.Pod, ...] = ()
+    """Pods that hold GPUs."""
+    owners: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Key of an engine pod -> key of its Model."""
+    built_in: bool = False
+    """The catalogue that comes with Shoal, not a fleet of the user's."""
+
+
+def objects(path: Path) -> Iterator[JsonObject]:
+    """Every object of a file, Lists unfolded; `-` is the standard input.
+
+    Raises click.UsageError with the file, the line and what to do.
+    """
+    for number, found in enumerate(_documents(_text(path), _shown(path)), 1):
+        if found is None:
+            continue
+        if not isinstance(found, dict) or not isinstance(cast("JsonObject", found).get("kind"), str):
+            raise click.UsageError(
+                f"{_shown(path)}, document {number}: no Kubernetes object: it needs `apiVersion`, `kind`, `metadata`"
+            )
+        yield from _unfold(cast("JsonObject", found))
+
+
+def document(path: Path) -> JsonObject:
+    """The one mapping that a file holds. Raises click.UsageError."""
+    return parse_text(_text(path), _shown(path))
+
+
+def parse_text(text: str, shown: str) -> JsonObject:
+    """The one mapping that this YAML or JSON holds; `shown` names it in the click.UsageError."""
+    found = [d for d in _documents(text, shown) if d is not None]
+    if len(found) != 1 or not isinstance(found[0], dict):
+        raise click.UsageError(f"{shown}: must hold one mapping of names to values")
+    return cast("JsonObject", found[0])
+
+
+def _shown(path: Path) -> str:
+    return "standard input" if str(path) == "-" else str(path)
+
+
+def _text(path: Path) -> str:
+    try:
+        return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise click.UsageError(f"{path}: there is no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"{_shown(path)}: cannot be read: {error}") from None
+
+
+def _documents(text: str, shown: str) -> list[Any]:
+    if text.lstrip().startswith("{"):
+        # A fleet as kubectl prints it in JSON is large, and JSON is read a hundred times faster than YAML. What is not
+        # JSON may still be YAML.
+        with contextlib.suppress(orjson.JSONDecodeError):
+            return [orjson.loads(text)]
+    try:
+        return list(yaml.load_all(text, _Loader))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise click.UsageError(f"{shown}{where}: not YAML: {getattr(error, 'problem', None) or error}") from None
+
+
+def _unfold(obj: JsonObject) -> Iterator[JsonObject]:
+    if str(obj["kind"]).endswith("List") and isinstance(obj.get("items"), list):
+        for item in cast("list[JsonObject]", obj["items"]):
+            # The items of a typed list may go without a kind of their own.
+            yield from _unfold({"kind": str(obj["kind"]).removesuffix("List"), **item})
+    else:
+        yield obj
+
+
+def read_models(paths: Sequence[Path], namespace: str) -> tuple[list[Model], dict[str, GPUClass]]:
+    """The Models of these files, in the order in which they stand, and the GPUClasses beside them.
+
+    A Model without a namespace gets `namespace`. Raises click.UsageError.
+    """
+    models: dict[str, Model] = {}
+    classes: dict[str, GPUClass] = {}
+    for path in paths:
+        for raw in objects(path):
+            if not _is_ours(raw):
+                continue
+            if raw["kind"] == Model.kind_name:
+                metadata: JsonObject = raw.get("metadata") or {}
+                raw = raw | {"metadata": metadata | {"namespace": metadata.get("namespace") or namespace}}
+                model = parse(Model, raw, path)
+                if model.key in models:
+                    raise click.UsageError(f"{path}: Model {model.key} is given twice")
+                models[model.key] = model
+            elif raw["kind"] == GPUClass.kind_name:
+                found = parse(GPUClass, raw, path)
+                classes[found.metadata.name] = found
+    if not models:
+        raise click.UsageError(f"{', '.join(map(str, paths))}: there is no Model (apiVersion {API_VERSION}) in there")
+    return list(models.values()), classes
+
+
+def read_fleet(path: Path) -> Fleet:
+    """GPUClasses, and Nodes and Pods if there are any. Raises click.UsageError."""
+    classes: dict[str, GPUClass] = {}
+    nodes: dict[str, facts.Node] = {}
+    pods: dict[str, facts.Pod] = {}
+    owners: dict[str, str] = {}
+    for raw in objects(path):
+        try:
+            if raw["kind"] == GPUClass.kind_name and _is_ours(raw):
+                found = parse(GPUClass, raw, path)
+                classes[found.metadata.name] = found
+            elif raw["kind"] == "Node":
+                node = projections.node(raw)
+                nodes[node.name] = node
+            elif raw["kind"] == "Pod" and (pod := projections.pod(raw)) is not None:
+                pods[pod.key] = pod
+                if pod.model_uid:
+                    owners[pod.key] = f"{pod.namespace}/{raw['metadata']['labels'].get(names.LABEL_MODEL)}"
+        except (KeyError, AttributeError, TypeError, ValueError) as error:
+            name = cast("JsonObject", raw.get("metadata") or {}).get("name", "without a name")
+            raise click.UsageError(f"{path}: {raw['kind']} {name} is not as kubectl prints it: {error}") from None
+    if not classes:
+        raise click.UsageError(
+            f"{path}: there is no GPUClass in there; `kubectl get gpuclasses,nodes,pods -A -o yaml` prints a fleet"
+        )
+    return Fleet(classes, tuple(nodes.values()) if nodes else None, tuple(pods.values()), owners)
+
+
+def parse(kind: type[K], raw: JsonObject, path: Path) -> K:
+    """One object of Shoal's own. Raises click.UsageError that names the object, the field and what it may be."""
+    name = cast("JsonObject", raw.get("metadata") or {}).get("name")
+    where = f"{path}: {kind.kind_name} {name or 'without a name'}"
+    if raw.get("apiVersion", API_VERSION) != API_VERSION:
+        raise click.UsageError(
+            f"{where}: apiVersion {raw['apiVersion']!r} is not known; this version has {API_VERSION}"
+        )
+    unknown = [*_unknown(kind, {k: v for k, v in raw.items() if k == "spec"})]
+    if unknown:
+        raise click.UsageError(f"{where}: {'; '.join(unknown[:_SHOWN])}")
+    try:
+        return kind.model_validate(raw)
+    except pydantic.ValidationError as error:
+        problems = [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()]
+        raise click.UsageError(f"{where}: {'; '.join(problems[:_SHOWN])}") from None
+
+
+def _is_ours(raw: JsonObject) -> bool:
+    return str(raw.get("apiVersion", "")).startswith(f"{GROUP}/")
+
+
+def _unknown(kind: type[Object], raw: JsonObject, prefix: str = "") -> Iterator[str]:
+    """Fields that the kind does not have: the models ignore them, but in a file they are spelling mistakes."""
+    fields = {str(field.alias or name): field.annotation for name, field in kind.model_fields.items()}
+    for key, value in raw.items():
+        if key not in fields:
+            near = difflib.get_close_matches(str(key), fields, n=1)
+            yield f"{prefix}{key}: unknown field" + (f"; did you mean `{near[0]}`?" if near else "")
+            continue
+        inner = _object_in(fields[key])
+        if inner is None:
+            continue
+        items: Iterable[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
+        for number, item in enumerate(items):
+            if isinstance(item, dict):
+                index = f"[{number}]" if isinstance(value, list) else ""
+                yield from _unknown(inner, cast("JsonObject", item), f"{prefix}{key}{index}.")
+
+
+def _object_in(annotation: Any) -> type[Object] | None:
+    """The Object that a field holds, alone, optional or in a tuple; None for anything else."""
+    if isinstance(annotation, type):
+        return annotation if issubclass(annotation, Object) else None
+    if get_origin(annotation) in (Annotated, Union, UnionType, tuple):
+        return next((found for part in get_args(annotation) if (found := _object_in(part))), None)
+    return None

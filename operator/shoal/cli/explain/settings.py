@@ -1,0 +1,50 @@
+"""The operator's configuration without a cluster: a file of the user's, or what the chart's defaults make."""
+
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+import pydantic
+
+from shoal.api.config import OperatorConfig
+from shoal.api.meta import JsonObject
+from shoal.cli.explain import inputs
+from shoal.cli.generate.values import Values
+
+
+def read_config(path: Path | None) -> OperatorConfig:
+    """The operator's configuration file, or a ConfigMap with it as kubectl prints one; without: the chart's defaults.
+
+    Raises click.UsageError with what is wrong in the file.
+    """
+    if path is None:
+        return chart_defaults()
+    raw = inputs.document(path)
+    if raw.get("kind") == "ConfigMap":
+        data: JsonObject = raw.get("data") or {}
+        if "config.yaml" not in data:
+            raise click.UsageError(f"{path}: this ConfigMap has no key config.yaml; the operator's is shoal-operator")
+        raw = inputs.parse_text(str(data["config.yaml"]), f"{path}, config.yaml")
+    try:
+        config = OperatorConfig.model_validate(raw)
+    except pydantic.ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
+        raise click.UsageError(
+            f"{path}: not the operator's configuration, which is in the ConfigMap shoal-operator: {problems}"
+        ) from None
+    if config.engines.default_version not in config.engines.versions:
+        raise click.UsageError(f"{path}: engines.defaultVersion {config.engines.default_version!r} is not in the table")
+    return config
+
+
+def chart_defaults() -> OperatorConfig:
+    """What the chart's template makes of its default values; a test compares the two."""
+    values = Values()
+    given = values.model_dump(mode="json", by_alias=True)
+    known = {str(field.alias or name): name for name, field in OperatorConfig.model_fields.items()}
+    shared = {alias: given[alias] for alias in known if alias in given}
+    engines = {k: v for k, v in given["engines"].items() if k != "simulator"}
+    image = f"{values.image.repository}:{values.image.tag or version('shoal')}"
+    agent = given["agent"] | {"image": image, "pullPolicy": values.image.pull_policy}
+    own = {"resyncSeconds": values.operator.resync_seconds, "logLevel": values.operator.log_level}
+    return OperatorConfig.model_validate(shared | own | {"engines": engines, "agent": agent})
