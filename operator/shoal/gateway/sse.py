@@ -39,6 +39,9 @@ class Splitter:
             data = self._normal(data)
         if self._rest:
             data = self._rest + data
+        elif data.endswith(b"\n\n") and data.find(b"\n\n") == len(data) - 2:
+            # One whole event, which is what an engine sends at a time: half the price of the general way.
+            return [event] if (event := data.strip(b"\n")) else []
         events = data.split(b"\n\n")
         self._rest = events.pop()
         if len(self._rest) > MAX_EVENT_BYTES:
