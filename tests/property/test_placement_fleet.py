@@ -105,10 +105,12 @@ def _check_rest(fleet: Fleet) -> None:
         # What serves on a node that takes no pods until there is room elsewhere counts against no limit.
         counts = {v.gpu_class: v.replicas - _stranded(fleet, model.uid, v.gpu_class) for v in placement.variants}
         spot = sum(counts.get(c.gpu_class, 0) for c in model.candidates if c.interruptible)
-        assert spot <= model.wanted * model.interruptible_percent // 100
+        # One that serves beyond what the spec allows now stays until there is room elsewhere, and is told as missing.
+        assert spot <= model.wanted * model.interruptible_percent // 100 + placement.missing
         event(placement.reason)
         for c in model.candidates:
-            assert counts.get(c.gpu_class, 0) <= (model.wanted if c.max_replicas is None else c.max_replicas)
+            most = model.wanted if c.max_replicas is None else c.max_replicas
+            assert counts.get(c.gpu_class, 0) <= most + placement.missing
             if not placement.missing or not _may_have_more(model, c, counts, spot):
                 continue
             for node in next((s.nodes for s in at if s.name == c.gpu_class), ()):

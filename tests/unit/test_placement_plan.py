@@ -215,6 +215,16 @@ def test_a_class_that_is_not_listed_any_more_serves_until_its_replacement_is_rea
     assert found.excluded == ()
 
 
+def test_a_replica_beyond_what_the_spec_allows_serves_until_there_is_room_elsewhere() -> None:
+    stands = {"l4-24gb": standing(1, 2, name="l4-24gb")}
+    model = demand("chat/a", replace(L4, max_replicas=1), H100, wanted=2, standing=stands)
+    found = one(model, supply("l4-24gb", 6, of=8), supply("h100-80gb", 0, of=8))
+    assert (wish(found), found.missing) == ({"l4-24gb": 2}, 1)
+    assert found.message.endswith("placed: 1 on l4-24gb; 1 more than the spec allows there stays meanwhile")
+    found = one(model, supply("l4-24gb", 6, of=8), supply("h100-80gb", 8))
+    assert wish(found) == {"l4-24gb": 2, "h100-80gb": 1}
+
+
 def test_a_paused_model_keeps_what_it_has_and_is_never_evicted() -> None:
     full = {"l4-24gb": standing(8, 1, name="l4-24gb")}
     eight = candidate("l4-24gb", 8, "3.44")

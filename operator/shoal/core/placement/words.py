@@ -140,7 +140,7 @@ class Words:
                 "when its replacement is ready"
             )
         if case.replacing:
-            text += f"; {_replacing(case)}, until others are ready in their place"
+            text += f"; {_staying(case)}, until others are ready in their place"
         return reasons.PLACED_ON, text
 
     def _fits_nowhere(self, case: Case, placed: str) -> tuple[str, str]:
@@ -158,7 +158,7 @@ class Words:
             else _list([f"{r.gpu_class}: {r.why}" for r in rejected[:_SHOWN]], of=len(rejected))
         )
         message = f"fits on no GPU class: {text}"
-        return reason, f"{message}; {_replacing(case)} meanwhile" if case.replacing else message
+        return reason, f"{message}; {_staying(case)} meanwhile" if case.held else message
 
     def _no_room(self, case: Case, placed: str) -> tuple[str, str]:
         demand = case.demand
@@ -177,8 +177,8 @@ class Words:
             text += f"; {self._waits(case)}"
         if placed:
             text += f"; placed: {placed}"
-        if case.replacing:
-            text += f"; {_replacing(case)} meanwhile"
+        if case.held:
+            text += f"; {_staying(case)} meanwhile"
         rivals = self._rivals.before(case)
         if rivals:
             return reasons.OUTRANKED, f"waits for {rivals}; {text}"
@@ -258,13 +258,17 @@ def _with_gpus(case: Case, placed: str) -> str:
     return placed
 
 
-def _replacing(case: Case) -> str:
+def _staying(case: Case) -> str:
+    """Replicas that are to go and serve on; empty where there is none."""
     known = {c.gpu_class for c in case.order}
-    retired = [f"{n} on {name}" for name, n in sorted(case.held.items()) if name not in known and n]
-    stranded = case.replacing - sum(n for name, n in case.held.items() if name not in known)
-    parts = [f"{', '.join(retired)}, not usable any more, stays"] if retired else []
+    retired = {name: n for name, n in case.held.items() if name not in known}
+    stranded = case.replacing - sum(retired.values())
+    over = sum(case.held.values()) - case.replacing
+    parts = [f"{n} on {name}, not usable any more, stays" for name, n in sorted(retired.items())]
     if stranded:
         parts.append(f"{stranded} on a node that takes no pods stays")
+    if over:
+        parts.append(f"{over} more than the spec allows there stays")
     return " and ".join(parts)
 
 
