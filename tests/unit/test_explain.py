@@ -195,7 +195,8 @@ def test_many_models_share_one_fleet_and_the_more_important_gets_the_gpus(shell:
     assert [m["placed"] for m in report["models"]] == [False, True]
     assert report["fleet"]["notPlaced"] == ["chat/batch"]
     assert report["fleet"]["hourlyCost"] == {"USD": "2.49"}
-    assert report["fleet"]["gpus"] == [{"class": "h100-80gb", "gpus": 1, "heldByOthers": 0, "models": 1}]
+    (left,) = report["fleet"]["gpus"]
+    assert left == {"class": "h100-80gb", "gpus": 1, "allocated": 1, "largestFreeOnOneNode": 0}
     text = shell.run("--fleet", fleet, models=both).output
     assert "GPUs allocated: 100.0 % (h100-80gb 1/1)" in text
     assert "Not placed: chat/batch" in text

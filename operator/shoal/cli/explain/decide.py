@@ -15,7 +15,7 @@ from shoal.core import candidates, models
 from shoal.core.candidates import Considered, Tune
 from shoal.core.facts import Node
 from shoal.core.gpus import held_by_node
-from shoal.core.placement import ClassSupply, Demand, NodeRoom, Placement, plan
+from shoal.core.placement import ClassSupply, ClassUse, Demand, NodeRoom, Placement, pack
 from shoal.core.sizing import GPU, Sized, Tuning
 from shoal.engine.launch import check_extra_args
 from shoal.engine.tuning import tuning_of
@@ -72,19 +72,6 @@ class ModelReport:
 
 
 @dataclass(frozen=True, slots=True)
-class ClassUse:
-    """A class after everything was placed."""
-
-    gpu_class: str
-    gpus: int
-    """That its schedulable nodes offer."""
-    others: int
-    """Of `gpus`: held by pods that are not of the Models in question."""
-    models: int
-    """Of `gpus`: of these Models."""
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """Everything that `shoal explain` says."""
 
@@ -119,15 +106,15 @@ def explain(
     considered = {m.key: _consider(m, facts[m.key], fleet, gpus, config) for m in asked if not problems[m.key]}
     demands = [_demand(m, considered[m.key], place) for place, m in enumerate(asked) if m.key in considered]
     supplies = _supplies(fleet, members, demands, {m.key for m in asked})
-    placed = {} if fleet.built_in else plan(demands, supplies)
-    by_key = {d.key: placed[d.uid] for d in demands if d.uid in placed}
+    packed = pack(() if fleet.built_in else demands, supplies)
+    by_key = {d.key: packed.placements[d.uid] for d in demands if d.uid in packed.placements}
     reports = tuple(
         _model(m, facts[m.key], problems[m.key], considered.get(m.key), by_key.get(m.key), fleet, context)
         for m in asked
     )
     return Report(
         reports,
-        _use(supplies, by_key) if fleet.nodes is not None else (),
+        packed.classes if fleet.nodes is not None else (),
         _costs(reports),
         tuple(sorted({c.gpu_class for m in reports for c in m.classes if c.replicas and c.hourly_cost is None})),
     )
@@ -231,20 +218,6 @@ def _model(
 
 def currency(gpu_class: GPUClass) -> str | None:
     return gpu_class.spec.hourly_cost.currency if gpu_class.spec.hourly_cost else None
-
-
-def _use(supplies: Sequence[ClassSupply], placements: Mapping[str, Placement]) -> tuple[ClassUse, ...]:
-    def of(supply: ClassSupply) -> ClassUse:
-        ours = sum(
-            (v.replicas - v.waiting) * v.gpus
-            for placement in placements.values()
-            for v in placement.variants
-            if v.gpu_class == supply.name
-        )
-        offered = sum(node.allocatable for node in supply.nodes)
-        return ClassUse(supply.name, offered, offered - sum(max(0, node.free) for node in supply.nodes), ours)
-
-    return tuple(of(supply) for supply in supplies)
 
 
 def _costs(reports: Sequence[ModelReport]) -> dict[str, Decimal]:

@@ -27,7 +27,8 @@ def as_object(report: Report, fleet: Fleet) -> JsonObject:
             "classes": "builtIn" if fleet.built_in else "file",
             "room": "unlimited" if fleet.nodes is None else "nodes",
             "gpus": [
-                {"class": u.gpu_class, "gpus": u.gpus, "heldByOthers": u.others, "models": u.models} for u in report.use
+                {"class": u.name, "gpus": u.gpus, "allocated": u.allocated, "largestFreeOnOneNode": u.largest_free}
+                for u in report.use
             ],
             "allocatedPercent": allocated_percent(report),
             "hourlyCost": {c: quantity.money(amount) for c, amount in sorted(report.costs.items())},
@@ -85,7 +86,7 @@ def _class_object(row: ClassReport, context: int | None) -> JsonObject:
 def allocated_percent(report: Report) -> float | None:
     """GPUs that somebody holds, of those that schedulable nodes offer; None without nodes."""
     offered = sum(u.gpus for u in report.use)
-    return round(100 * sum(u.others + u.models for u in report.use) / offered, 1) if offered else None
+    return round(100 * sum(u.allocated for u in report.use) / offered, 1) if offered else None
 
 
 def dump(report: Report, fleet: Fleet, output: str) -> str:
@@ -207,7 +208,7 @@ def _totals(report: Report, fleet: Fleet) -> Iterator[str]:
             f", without {', '.join(report.unpriced)} (no price)" if report.unpriced and costs else ""
         )
     if report.use:
-        used = ", ".join(f"{u.gpu_class} {u.others + u.models}/{u.gpus}" for u in report.use if u.gpus)
+        used = ", ".join(f"{u.name} {u.allocated}/{u.gpus}" for u in report.use if u.gpus)
         percent = allocated_percent(report)
         yield f"GPUs allocated: {'none there' if percent is None else f'{percent:.1f} % ({used})'}"
     lost = [m.model.key for m in report.models if not m.placed]
