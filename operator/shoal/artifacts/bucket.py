@@ -149,8 +149,9 @@ class BucketSource(RangedSource):
             "connect_timeout": timedelta(seconds=self.settings.connect_seconds),
             "read_timeout": timedelta(seconds=self.settings.stall_seconds),
             "timeout": timedelta(days=1),
-            "allow_http": self._config.get("endpoint", "").startswith("http://"),
         }
+        if self._config.get("endpoint", "").startswith("http://"):
+            options["allow_http"] = True
         if bundle := os.environ.get("SSL_CERT_FILE"):
             options["root_certificate"] = Path(bundle).read_bytes()
         store: Any = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}[self._source.scheme]
@@ -199,7 +200,7 @@ class BucketSource(RangedSource):
 
     def _denied(self) -> str:
         uri, scheme = self._source.uri, self._source.scheme
-        if self._credentials.given:
+        if "skip_signature" not in self._config:
             return (
                 f"{uri} refuses the credentials of source.secretRef: check its keys {', '.join(self._named())}, and "
                 "that they may list the bucket and read its objects"
@@ -218,7 +219,9 @@ def _config(source: SourceUri, credentials: Credentials) -> dict[str, str]:
     scheme = source.scheme
     config = {ours: credentials.values[key] for key, ours in _KEYS[scheme].items() if key in credentials.values}
     proven = any(all(key in credentials.values for key in keys) for keys in _PROOF[scheme])
-    if credentials.given and not proven:
+    begun = any(key in credentials.values for keys in _PROOF[scheme] for key in keys)
+    # A Secret may also name no more than where a public bucket is.
+    if credentials.given and not proven and (begun or not config):
         raise ArtifactError(
             reasons.GATED,
             f"the Secret of source.secretRef has no {_either(scheme)} (it has: "

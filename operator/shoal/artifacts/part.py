@@ -99,8 +99,10 @@ class Part:
             spans = [(int(start), int(end)) for start, end in note["missing"]]
             size = self._file.size
             same = self._file.validator and (note["validator"], note["size"]) == (self._file.validator, size)
-            # Every byte before the last missing range must be in the file, whatever cut it.
-            reach = spans[-1][0] if spans and spans[-1][1] == size else size
+            # What is not missing must be in the file, whatever cut it.
+            reach = size
+            for start, end in sorted(spans, reverse=True):
+                reach = start if end == reach else reach
             if same and all(0 <= start < end <= size for start, end in spans):
                 return spans if self._part.stat().st_size >= reach else None
         return None
