@@ -67,7 +67,7 @@ def node_status(config: NodeConfig, node: NodeSpec) -> Json:
             {"type": "Hostname", "address": node.name},
         ],
         "daemonEndpoints": {"kubeletEndpoint": {"Port": node.kubelet_port}},
-        # tells the API server to hand `kubectl exec` on as a WebSocket (server.py)
+        # tells the API server to hand `kubectl exec` and `port-forward` on as WebSockets (server.py)
         "declaredFeatures": [] if config.status_only else ["ExtendWebSocketsToKubelet"],
         "nodeInfo": {
             "machineID": node.name,

@@ -1,7 +1,7 @@
-"""The kubelet's server, for the API server only: `kubectl logs` and `kubectl exec`.
+"""The kubelet's server, for the API server only: `kubectl logs`, `kubectl exec` and `kubectl port-forward`.
 
-The API server presents its client certificate; nothing else gets in. Exec is a WebSocket from end to end, which the
-API server hands on because the Node declares ExtendWebSocketsToKubelet (on by default since Kubernetes 1.36).
+The API server presents its client certificate; nothing else gets in. The last two are WebSockets from end to end, which
+the API server hands on because the Node declares ExtendWebSocketsToKubelet (on by default since Kubernetes 1.36).
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from typing import Any
 import structlog
 from aiohttp import WSMsgType, web
 
-from shoal.lab.node import logs
+from shoal.lab.node import logs, portforward
 from shoal.lab.node.config import NodeConfig
 from shoal.lab.node.container import Container
 from shoal.lab.node.launch import log_path
@@ -48,6 +48,8 @@ class Server:
         app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._logs)
         for path in ("/exec/{namespace}/{pod}/{container}", "/exec/{namespace}/{pod}/{uid}/{container}"):
             app.router.add_route("*", path, self._exec)
+        for path in ("/portForward/{namespace}/{pod}", "/portForward/{namespace}/{pod}/{uid}"):
+            app.router.add_get(path, self._port_forward)
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(self._config.client_ca))
         context.load_cert_chain(self._config.serving_cert, self._config.serving_key)
         context.verify_mode = ssl.CERT_REQUIRED
@@ -63,17 +65,23 @@ class Server:
     async def _healthz(self, _request: web.Request) -> web.Response:
         return web.Response(text="ok")
 
-    def _find(self, request: web.Request) -> Container:
+    def _find_pod(self, request: web.Request) -> Pod:
         """Raises HTTPNotFound with a kubelet's sentence."""
-        namespace, name, container = (request.match_info[key] for key in ("namespace", "pod", "container"))
+        namespace, name = request.match_info["namespace"], request.match_info["pod"]
         for pods in self._pods.values():
             for pod in pods.values():
                 if pod.metadata["namespace"] == namespace and pod.metadata["name"] == name:
-                    for candidate in pod.containers:
-                        if candidate.name == container:
-                            return candidate
-                    raise web.HTTPNotFound(text=f"container {container} not found in pod {name}_{namespace}\n")
+                    return pod
         raise web.HTTPNotFound(text=f"pod {name}_{namespace} not found on this node\n")
+
+    def _find(self, request: web.Request) -> Container:
+        """Raises HTTPNotFound with a kubelet's sentence."""
+        pod, container = self._find_pod(request), request.match_info["container"]
+        for candidate in pod.containers:
+            if candidate.name == container:
+                return candidate
+        name = f"{pod.metadata['name']}_{pod.metadata['namespace']}"
+        raise web.HTTPNotFound(text=f"container {container} not found in pod {name}\n")
 
     # --- logs -------------------------------------------------------------------------------------------------------
 
@@ -141,6 +149,21 @@ class Server:
             if found:
                 return found[-1]
         return None
+
+    # --- port-forward -----------------------------------------------------------------------------------------------
+
+    async def _port_forward(self, request: web.Request) -> web.StreamResponse:
+        pod = self._find_pod(request)
+        name = f"{pod.metadata['name']}_{pod.metadata['namespace']}"
+        if portforward.PROTOCOL not in request.headers.get("Sec-WebSocket-Protocol", ""):
+            raise web.HTTPBadRequest(
+                text="the lab's nodes forward ports over WebSockets only (kubectl 1.31 or later)\n"
+            )
+        processes = (container.process for container in pod.containers)
+        running = next((each for each in processes if each is not None and each.exit_code is None), None)
+        if running is None:
+            raise web.HTTPNotFound(text=f"no container of pod {name} runs\n")
+        return await portforward.serve(request, name, f"/proc/{running.pid}/ns/net")
 
     # --- exec -------------------------------------------------------------------------------------------------------
 
