@@ -10,6 +10,7 @@ import yaml
 
 from shoal.api import names, permissions
 from shoal.api.config import OperatorConfig
+from shoal.cache.settings import CacheSettings
 from shoal.gateway.settings import GatewaySettings
 from tests.support.charts import CHART, CRDS, EVERYTHING, ROOT, SETS, SMALL, helm, rendered
 
@@ -175,9 +176,55 @@ def test_the_gateway_may_read_no_secret_and_write_nothing() -> None:
     assert {verb for rule in rules for verb in rule["verbs"]} <= {"get", "list", "watch"}
 
 
+def test_the_node_cache_is_the_only_one_with_a_host_path() -> None:
+    objects = rendered({"networkPolicy": {"enabled": True}})
+    templates = {
+        o["metadata"]["name"]: o["spec"]["template"]["spec"]
+        for o in objects
+        if o["kind"] in ("Deployment", "StatefulSet", "DaemonSet")
+    }
+    paths = {n: [v["hostPath"]["path"] for v in t["volumes"] if "hostPath" in v] for n, t in templates.items()}
+
+    assert paths == {"shoal-operator": [], "shoal-gateway": [], "shoal-cache": ["/var/lib/shoal/cache"]}
+    container = templates["shoal-cache"]["containers"][0]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert one(objects, "ClusterRole", "shoal-cache")["rules"] == permissions.rules(permissions.CACHE)
+    assert not any(o["kind"] == "Service" and "cache" in o["metadata"]["name"] for o in objects)
+    assert all("cache" not in o["metadata"]["name"] for o in rendered(SMALL))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_cache_and_operator_agree_on_what_is_cached_where(name: str) -> None:
+    objects = rendered(SETS[name])
+    said = config(objects).cache
+    found = [o for o in objects if o["kind"] == "DaemonSet"]
+
+    assert said.enabled is bool(found)
+    for daemons in found:
+        spec = daemons["spec"]["template"]["spec"]
+        volume = next(v["hostPath"] for v in spec["volumes"] if v["name"] == "cache")
+        assert volume == {"path": said.host_path, "type": "DirectoryOrCreate"}
+        env = {e["name"]: e["value"] for e in spec["containers"][0]["env"]}
+        prefix = "SHOAL_CACHE_"
+        given = {k.removeprefix(prefix).lower(): v for k, v in env.items() if k.startswith(prefix)}
+        assert set(given) <= set(CacheSettings.model_fields)
+        settings = CacheSettings.model_validate(given)
+        assert settings.size == said.size
+        assert spec["containers"][0]["volumeMounts"][0] == {"name": "cache", "mountPath": str(settings.root)}
+        assert spec["nodeSelector"] == (said.node_selector or {"kubernetes.io/os": "linux"})
+        if name == "everything":
+            assert settings.hub_endpoint == "https://hub.example.com"
+            assert env["HTTPS_PROXY"] == "http://proxy.example.com:3128"
+            assert settings.ca_bundle == "/etc/shoal/ca/ca.crt"
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
+        ({"cache": {"size": "lots"}}, "does not match pattern"),
+        ({"cache": {"hostPath": "relative"}}, "does not match pattern"),
         ({"gatway": {}}, "additional properties 'gatway' not allowed"),
         ({"gateway": {"replica": 2}}, "additional properties 'replica' not allowed"),
         ({"gateway": {"replicas": 0}}, "minimum: got 0, want 1"),
@@ -215,7 +262,7 @@ def test_every_value_has_a_comment(chart: Path) -> None:
     previous = ""
     for line in (chart / "values.yaml").read_text().splitlines():
         key = line.strip().split(":")[0]
-        in_default = line.startswith("    ") and not previous.strip().startswith("#")
+        in_default = line.startswith(("    ", "  - ")) and not previous.strip().startswith("#")
         if line.strip() and not line.strip().startswith("#") and not in_default:
             assert previous.strip().startswith("#"), f"{chart.name}: {key} has no comment"
         previous = line

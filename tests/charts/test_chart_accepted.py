@@ -29,7 +29,10 @@ def test_every_object_is_accepted(apiserver: ApiServer, namespace: str, name: st
     done = apiserver.apply(*objects, dry_run=True)
 
     assert done.returncode == 0, done.stderr
-    assert "Warning" not in done.stderr
+    # Of the only thing with a hostPath, and of nothing else.
+    warnings = [line for line in done.stderr.splitlines() if "Warning" in line]
+    assert len(warnings) == sum(o["kind"] == "DaemonSet" for o in objects)
+    assert all('volume "cache" uses restricted volume type "hostPath"' in line for line in warnings)
     assert len(done.stdout.splitlines()) == len(objects)
 
 
@@ -63,9 +66,37 @@ def test_pods_keep_to_the_restricted_standard(apiserver: ApiServer, namespace: s
         assert 'violates PodSecurity "restricted:latest"' in refused.stderr
 
 
+def test_the_node_cache_needs_a_namespace_that_allows_its_host_path(apiserver: ApiServer, namespace: str) -> None:
+    objects = rendered({})
+    (daemons,) = [o for o in objects if o["kind"] == "DaemonSet"]
+    accounts = [o for o in objects if o["kind"] == "ServiceAccount"]
+    template = daemons["spec"]["template"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "spec": template["spec"]}
+
+    def tried(where: str) -> str:
+        metadata = template["metadata"] | {"name": "shoal-cache", "namespace": where}
+        return apiserver.apply(pod | {"metadata": metadata}, dry_run=True).stderr
+
+    open_labels = {"pod-security.kubernetes.io/enforce": "privileged"}
+    own = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shoal-open", "labels": open_labels}}
+    for one in [own, *(a | {"metadata": a["metadata"] | {"namespace": "shoal-open"}} for a in accounts), *accounts]:
+        assert apiserver.apply(one).returncode == 0
+
+    assert tried("shoal-open") == ""
+    refused = tried("shoal-system")
+    assert "restricted volume types" in refused
+    # Everything else is within the standard.
+    assert "allowPrivilegeEscalation" not in refused
+    assert "capabilities" not in refused
+    assert "seccompProfile" not in refused
+
+
 @pytest.mark.parametrize(
     ("who", "verb", "what", "allowed"),
     [
+        ("shoal-cache", "watch", "persistentvolumes", True),
+        ("shoal-cache", "get", "secrets -n demo", False),
+        ("shoal-cache", "list", "pods -n demo", False),
         ("shoal-operator", "patch", "models.shoal.dev --subresource=status -A", True),
         ("shoal-operator", "update", "models.shoal.dev -A", False),
         ("shoal-operator", "patch", "deployments.apps --subresource=scale -n demo", True),

@@ -57,6 +57,18 @@ EVERYTHING: dict[str, Any] = {
             }
         },
     },
+    "cache": {
+        "hostPath": "/mnt/nvme/shoal",
+        "size": "4Ti",
+        "nodeSelector": {"pool": "gpu"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+        "priorityClassName": "system-node-critical",
+        "seLinuxOptions": {"type": "spc_t"},
+        "podLabels": {"a": "b"},
+        "podAnnotations": {"c": "d"},
+        "extraEnv": [{"name": "X", "value": "y"}],
+        "serviceAccountAnnotations": {"e": "f"},
+    },
     "pods": {"imagePullSecrets": ["registry"], "scraperNamespaces": ["monitoring"], "runAsUser": 1000},
     "proxy": {"https": "http://proxy.example.com:3128", "noProxy": ".svc"},
     "caBundle": {"configMap": "ca"},
@@ -78,6 +90,7 @@ SMALL: dict[str, Any] = {
     "networkPolicy": {"enabled": False},
     "podDisruptionBudget": {"enabled": False},
     "rbac": {"aggregate": False},
+    "cache": {"enabled": False},
 }
 SETS: dict[str, dict[str, Any]] = {"defaults": {}, "everything": EVERYTHING, "small": SMALL}
 

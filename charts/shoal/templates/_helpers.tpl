@@ -71,6 +71,12 @@ pods:
   {{- $pods := omit .Values.pods "runAsUser" }}
   {{- toYaml $pods | nindent 2 }}
   runAsUser: {{ int64 .Values.pods.runAsUser }}
+cache:
+  enabled: {{ .Values.cache.enabled }}
+  hostPath: {{ .Values.cache.hostPath | quote }}
+  size: {{ .Values.cache.size | quote }}
+  nodeSelector:
+    {{- toYaml .Values.cache.nodeSelector | nindent 4 }}
 resyncSeconds: {{ int64 .Values.operator.resyncSeconds }}
 logLevel: {{ .Values.operator.logLevel }}
 {{- end }}

@@ -35,6 +35,13 @@
   verbs:
   - list
   - watch
+# which of a variant's pods goes first
+- apiGroups:
+  - ''
+  resources:
+  - pods
+  verbs:
+  - patch
 # one Deployment per variant of a Model
 - apiGroups:
   - apps
@@ -53,6 +60,16 @@
   resources:
   - deployments/scale
   verbs:
+  - patch
+# Jobs that read a source's metadata; they end, and their time to live takes them away
+- apiGroups:
+  - batch
+  resources:
+  - jobs
+  verbs:
+  - list
+  - watch
+  - create
   - patch
 # children of a Model; garbage collection takes them away
 - apiGroups:
@@ -131,6 +148,16 @@
   - ''
   resources:
   - pods
+  verbs:
+  - list
+  - watch
+{{- end }}
+{{- define "shoal.rules.cache" -}}
+# which namespaces have a share in the cache
+- apiGroups:
+  - ''
+  resources:
+  - persistentvolumes
   verbs:
   - list
   - watch

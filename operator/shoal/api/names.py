@@ -34,6 +34,9 @@ ANNOTATION_ENGINE_VERSION: Final = f"{GROUP}/engine-version"
 ANNOTATION_PAUSED: Final = f"{GROUP}/paused"
 """On a Model, "true": Shoal decides but applies nothing and says so."""
 
+ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
+"""Kubernetes' own: of the pods of a Deployment that shrinks, those with the lowest cost go first."""
+
 # --- field managers (architecture, section 5) -----------------------------------------------------------------------
 MANAGER_MODEL: Final = "shoal-model"
 MANAGER_GPUCLASS: Final = "shoal-gpuclass"
@@ -47,7 +50,8 @@ INSTALL_KEY_SECRET: Final = "shoal-install-key"  # noqa: S105 - a name, not a se
 are valid."""
 LEASE_NAME: Final = "shoal-operator"
 CACHE_CLAIM: Final = "shoal-cache"
-"""PersistentVolumeClaim in each namespace that has Models: that namespace's folder of the node cache."""
+"""How the name of a PersistentVolumeClaim begins in each namespace that has Models: that namespace's folder of the node
+cache."""
 CACHE_SOCKET: Final = "cache.sock"
 """In a namespace's folder of the node cache: who can reach it is of that namespace."""
 

@@ -41,8 +41,15 @@ OPERATOR: Final = (
         ("update",),
     ),
     Permission("free GPUs, and why a replica does not start", "", ("nodes", "pods"), FOLLOW),
+    Permission("which of a variant's pods goes first", "", ("pods",), ("patch",)),
     Permission("one Deployment per variant of a Model", "apps", ("deployments",), KEEP),
     Permission("replicas, through a field manager of their own", "apps", ("deployments/scale",), ("patch",)),
+    Permission(
+        "Jobs that read a source's metadata; they end, and their time to live takes them away",
+        "batch",
+        ("jobs",),
+        ("list", "watch", "create", "patch"),
+    ),
     Permission(
         "children of a Model; garbage collection takes them away", "policy", ("poddisruptionbudgets",), KEEP[:-1]
     ),
@@ -68,6 +75,9 @@ GATEWAY: Final = (
     Permission("replicas", "", ("pods",), FOLLOW),
 )
 """The gateway, in all namespaces. No Secrets: the install key is mounted."""
+
+CACHE: Final = (Permission("which namespaces have a share in the cache", "", ("persistentvolumes",), FOLLOW),)
+"""The node cache, in the whole cluster. No Secrets: credentials come with each request."""
 
 VIEWERS: Final = (Permission("reading", GROUP, ("gpuclasses", "models", "tenants"), READ),)
 EDITORS: Final = (Permission("Models of their namespace", GROUP, ("models",), (*READ, *WRITE)),)

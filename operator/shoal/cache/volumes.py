@@ -15,6 +15,7 @@ from shoal.api.meta import JsonObject
 from shoal.cache.disk import Disk
 from shoal.cache.index import Index
 from shoal.cache.server import Server
+from shoal.core.cachevolumes import Share
 from shoal.kube.client import Client
 from shoal.kube.reflector import Reflector, ReflectorEvent
 from shoal.kube.resources import PERSISTENTVOLUMES
@@ -30,7 +31,7 @@ def namespace_of(volume: JsonObject) -> str | None:
     """The namespace that a PersistentVolume is for; None for one that is not the cache's own."""
     claim: JsonObject = volume["spec"].get("claimRef") or {}
     namespace = str(claim.get("namespace", ""))
-    own = claim.get("name") == names.CACHE_CLAIM and volume["metadata"]["name"] == volume_name(namespace)
+    own = volume["metadata"]["name"] == volume_name(Share(namespace, str(claim.get("name", ""))))
     return namespace if own and _NAMESPACE.fullmatch(namespace) else None
 
 

@@ -4,9 +4,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Share:
+    """A volume and its claim, by the claim's namespace and name."""
+
+    namespace: str
+    claim: str
+
+
 @dataclass(frozen=True, slots=True)
 class VolumeSeen:
-    """A namespace's PersistentVolume as the API server has it."""
+    """A share's PersistentVolume as the API server has it."""
 
     phase: str
     """Available, Bound, Released, Failed."""
@@ -16,7 +24,7 @@ class VolumeSeen:
 
 @dataclass(frozen=True, slots=True)
 class ClaimSeen:
-    """A namespace's claim as the API server has it."""
+    """A share's claim as the API server has it."""
 
     uid: str
     phase: str
@@ -26,46 +34,37 @@ class ClaimSeen:
 
 @dataclass(frozen=True, slots=True)
 class CacheVolumes:
-    """What is to be done, by namespace."""
+    """What is to be done."""
 
-    keep: tuple[str, ...]
-    """Volume and claim are applied."""
-    release: tuple[str, ...]
+    keep: tuple[Share, ...]
+    """Volume and claim are applied, unless they are there."""
+    release: tuple[Share, ...]
     """The volume still names a claim that is gone: it would never bind again."""
-    remove_claim: tuple[str, ...]
-    """The claim lost its volume and never finds it again (it is applied anew), or nothing uses it any more."""
-    remove_volume: tuple[str, ...]
+    remove_claim: tuple[Share, ...]
+    """Nothing uses the claim, or it lost its volume and never finds it again (then it is applied anew)."""
+    remove_volume: tuple[Share, ...]
 
 
 def decide(
-    wanted: Collection[str],
-    busy: Collection[str],
-    volumes: Mapping[str, VolumeSeen],
-    claims: Mapping[str, ClaimSeen],
+    wanted: Collection[Share],
+    busy: Collection[Share],
+    volumes: Mapping[Share, VolumeSeen],
+    claims: Mapping[Share, ClaimSeen],
 ) -> CacheVolumes:
-    """`wanted` are the namespaces with a Model that is fetched; `busy` those with pods that still use their share."""
+    """`wanted` are the shares of the namespaces that have a cached Model; `busy` those that pods still mount."""
     keep = sorted(set(wanted))
-    release = [
-        namespace
-        for namespace in keep
-        if (volume := volumes.get(namespace)) is not None
-        and not volume.deleting
-        and volume.claim_uid is not None
-        and (
-            volume.phase == "Released"
-            or ((claim := claims.get(namespace)) is not None and claim.uid != volume.claim_uid)
-        )
-    ]
     unused = sorted({*volumes, *claims} - set(wanted) - set(busy))
-    lost = [
-        namespace
-        for namespace in keep
-        if namespace not in busy and namespace in claims and claims[namespace].phase == "Lost"
-    ]
+    lost = [s for s in keep if s not in busy and s in claims and claims[s].phase == "Lost"]
     return CacheVolumes(
         keep=tuple(keep),
-        release=tuple(release),
-        remove_claim=tuple(n for n in [*unused, *lost] if n in claims and not claims[n].deleting),
-        # The volume after its claim: a volume that goes first leaves a claim that is Lost.
-        remove_volume=tuple(n for n in unused if n in volumes and n not in claims and not volumes[n].deleting),
+        release=tuple(s for s in keep if s in volumes and _is_of_old(volumes[s], claims.get(s))),
+        remove_claim=tuple(s for s in [*unused, *lost] if s in claims and not claims[s].deleting),
+        # After its claim: a volume that goes first leaves a claim that is Lost.
+        remove_volume=tuple(s for s in unused if s in volumes and s not in claims and not volumes[s].deleting),
     )
+
+
+def _is_of_old(volume: VolumeSeen, claim: ClaimSeen | None) -> bool:
+    if volume.deleting or volume.claim_uid is None:
+        return False
+    return volume.phase == "Released" or (claim is not None and claim.uid != volume.claim_uid)

@@ -3,22 +3,36 @@
 The volume is the namespace's folder on whichever node the pod runs. `mountOptions: [ro]` is what protects it: a kubelet
 enforces neither ReadOnlyMany nor the `readOnly` that a pod may leave out, and gives a writable `local` volume to the
 pod's fsGroup.
+
+Path and nodes of a volume cannot be changed. They are part of the names: with another `hostPath` or `nodeSelector` the
+pods roll to a new pair, and the old one goes when no pod uses it any more.
 """
 
+import hashlib
+import json
 from typing import Final
 
 from shoal.api import names
 from shoal.api.config import Cache
 from shoal.api.meta import JsonObject
+from shoal.core import quantity
+from shoal.core.cachevolumes import Share
 
 NAMESPACES: Final = "namespaces"
 """Below the cache's folder: one folder per namespace."""
 _LINUX: Final = {"kubernetes.io/os": "linux"}
+_UNITS: Final = ("Ti", "Gi", "Mi", "T", "G", "M")
 
 
-def volume_name(namespace: str) -> str:
-    """Of the namespace's PersistentVolume."""
-    return f"{names.CACHE_CLAIM}-{namespace}"
+def share(namespace: str, config: Cache) -> Share:
+    """The namespace's share under this configuration."""
+    text = json.dumps([config.host_path, sorted(config.node_selector.items())])
+    return Share(namespace, f"{names.CACHE_CLAIM}-{hashlib.sha256(text.encode()).hexdigest()[:6]}")
+
+
+def volume_name(share: Share) -> str:
+    """Of the share's PersistentVolume, which is not in a namespace."""
+    return f"{names.CACHE_CLAIM}-{share.namespace}-{share.claim.removeprefix(f'{names.CACHE_CLAIM}-')}"
 
 
 def labels() -> dict[str, str]:
@@ -33,6 +47,7 @@ def labels() -> dict[str, str]:
 
 def volume(namespace: str, config: Cache) -> JsonObject:
     """The PersistentVolume, reserved for the namespace's claim."""
+    own = share(namespace, config)
     expressions = [
         {"key": key, "operator": "In", "values": [value]}
         for key, value in sorted((config.node_selector or _LINUX).items())
@@ -40,15 +55,15 @@ def volume(namespace: str, config: Cache) -> JsonObject:
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
-        "metadata": {"name": volume_name(namespace), "labels": labels()},
+        "metadata": {"name": volume_name(own), "labels": labels()},
         "spec": {
             "accessModes": ["ReadOnlyMany"],
-            "capacity": {"storage": config.size},
+            "capacity": {"storage": _canonical(config.size)},
             "claimRef": {
                 "apiVersion": "v1",
                 "kind": "PersistentVolumeClaim",
                 "namespace": namespace,
-                "name": names.CACHE_CLAIM,
+                "name": own.claim,
             },
             "local": {"path": f"{config.host_path.rstrip('/')}/{NAMESPACES}/{namespace}"},
             "mountOptions": ["ro"],
@@ -61,26 +76,44 @@ def volume(namespace: str, config: Cache) -> JsonObject:
 
 def claim(namespace: str, config: Cache) -> JsonObject:
     """The PersistentVolumeClaim, for exactly that volume."""
+    own = share(namespace, config)
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": {"name": names.CACHE_CLAIM, "namespace": namespace, "labels": labels()},
+        "metadata": {"name": own.claim, "namespace": namespace, "labels": labels()},
         "spec": {
             "accessModes": ["ReadOnlyMany"],
-            "resources": {"requests": {"storage": config.size}},
+            # The smallest: it cannot follow the cache's size later, and it counts towards the namespace's quota.
+            "resources": {"requests": {"storage": "1Mi"}},
             # Empty, not absent: no provisioner may make another volume for it.
             "storageClassName": "",
             "volumeMode": "Filesystem",
-            "volumeName": volume_name(namespace),
+            "volumeName": volume_name(own),
         },
     }
 
 
 RELEASE: Final[JsonObject] = {"spec": {"claimRef": {"uid": None, "resourceVersion": None}}}
-"""Merge patch by which a Released volume waits for its namespace's claim again."""
-POD_VOLUME: Final[JsonObject] = {"name": "cache", "persistentVolumeClaim": {"claimName": names.CACHE_CLAIM}}
-"""Of an engine pod."""
+"""Merge patch by which a volume that names a claim of old waits for its namespace's claim again."""
+
+
+def pod_volume(config: Cache) -> JsonObject:
+    """Of an engine pod."""
+    # `readOnly` as well: it is what a reviewer looks for, though the volume's own option is what counts.
+    return {"name": "cache", "persistentVolumeClaim": {"claimName": share("", config).claim, "readOnly": True}}
+
+
 POD_MOUNT: Final[JsonObject] = {"name": "cache", "mountPath": names.CACHE_DIR, "readOnly": True}
 """In the containers agent, stage and engine."""
 STAGE_ENV: Final[JsonObject] = {"name": "SHOAL_STAGE_CACHE", "value": names.CACHE_DIR}
 AGENT_ENV: Final[JsonObject] = {"name": "SHOAL_AGENT_CACHE", "value": names.CACHE_DIR}
+
+
+def _canonical(size: str) -> str:
+    """As the API server writes it back: otherwise what is stored would differ from what is sent for ever."""
+    number = quantity.parse(size)
+    for unit in _UNITS if size.endswith("i") else _UNITS[3:]:
+        whole = number / quantity.parse(f"1{unit}")
+        if whole >= 1 and whole == whole.to_integral_value():
+            return f"{whole:f}{unit}"
+    return str(int(number))

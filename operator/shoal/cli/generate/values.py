@@ -173,6 +173,36 @@ class Agent(Section):
     """Memory request and limit of the agent in each engine pod."""
 
 
+class NodeCache(Section):
+    enabled: bool = True
+    """Run the node cache, and let stage containers ask it. Needs a namespace that allows hostPath volumes. Off, each
+    pod fetches into an emptyDir of its own and asks for ephemeral storage of 1.1 times its model."""
+    host_path: str = Field(default="/var/lib/shoal/cache", pattern=r"^/[^ ]+$")
+    """The cache's folder on each node."""
+    size: str = Field(default="500Gi", pattern=r"^[1-9][0-9]*(Mi|Gi|Ti|M|G|T)?$")
+    """Bound of what is kept on each node; the least recently used of what no pod uses goes first."""
+    node_selector: dict[str, str] = {}
+    """Labels of the nodes that have a cache; empty: every Linux node. Engine pods run on these only."""
+    tolerations: tuple[Free, ...] = ({"operator": "Exists"},)
+    """Tolerations. GPU nodes are often tainted."""
+    resources: Free = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
+    """Requests and limits of the container."""
+    priority_class_name: str = ""
+    """PriorityClass, such as system-node-critical: no engine starts on a node without its cache."""
+    se_linux_options: Free = {}
+    """For nodes that enforce SELinux: options by which the container may write the folder."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Log level."""
+    pod_labels: dict[str, str] = {}
+    """Further labels of the pods."""
+    pod_annotations: dict[str, str] = {}
+    """Further annotations of the pods."""
+    extra_env: tuple[Free, ...] = ()
+    """Further environment variables, as in a container."""
+    service_account_annotations: dict[str, str] = {}
+    """Annotations of the ServiceAccount."""
+
+
 class NetworkPolicy(Section):
     enabled: bool = True
     """NetworkPolicies for operator and gateway. For engine pods see `pods.networkPolicy`."""
@@ -210,6 +240,8 @@ class Values(Section):
     """Which engines there are."""
     agent: Agent = Agent()
     """The agent, beside each engine."""
+    cache: NodeCache = NodeCache()
+    """The node cache: each model is fetched once per node."""
     pods: Pods = Pods()
     """What every engine pod gets."""
     proxy: Proxy = Proxy()
