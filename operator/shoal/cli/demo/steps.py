@@ -27,7 +27,8 @@ def install(cluster: Cluster, engine: EngineChoice, image: str, values: Mapping[
     repository, _, tag = image.rpartition(":")
     own: dict[str, Any] = {"image": {"repository": repository, "tag": tag}}
     if engine == "simulator":
-        own["engines"] = {"simulator": {"enabled": True}}
+        # What a real engine asks for by default would not fit on a laptop's kind or k3d.
+        own["engines"] = {"simulator": {"enabled": True}, "cpuPerGPU": "100m", "memoryPerGPU": "512Mi"}
     else:
         own |= enginecpu.VALUES
     where = ("--namespace", NAMESPACE, "--create-namespace", "--wait")
