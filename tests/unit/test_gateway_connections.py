@@ -8,7 +8,7 @@ import pytest
 
 from shoal.gateway.deadlines import Deadlines
 from tests.support.gateway import API_KEY, gateway
-from tests.support.scripted_engine import ScriptedEngine
+from tests.support.scripted_engine import EngineRequest, ScriptedEngine
 
 BODY = json.dumps({"model": "llama", "messages": []}).encode()
 REQUEST = (
@@ -57,6 +57,29 @@ async def test_pipelined_requests_are_answered_in_order(tmp_path: Path):
         writer.write(b"".join(REQUEST.replace(b"host: x", b"host: x\r\nx-request-id: " + i) for i in ids))
         for i in ids:
             assert b"x-request-id: " + i + b"\r\n" in await answer(reader)
+        writer.close()
+
+
+async def test_answers_that_the_client_does_not_take_do_not_pile_up_in_memory(tmp_path: Path):
+    size, count = 1024 * 1024, 24
+
+    async def large(request: EngineRequest) -> None:
+        await request.answer(200, b'{"model":"chat/llama","x":"%s"}' % (b"x" * size))
+
+    engine = ScriptedEngine(large)
+    async with gateway(tmp_path, engine) as it, asyncio.timeout(60):
+        reader, writer = await asyncio.open_connection("127.0.0.1", it.server.port)
+        for _ in range(count):
+            writer.write(REQUEST)
+        (connection,) = it.server.server_state.connections
+        seen = -1
+        while seen != len(engine.requests) or not seen:
+            seen = len(engine.requests)
+            await asyncio.sleep(0.3)
+        assert connection.transport.get_write_buffer_size() < 3 * size
+        assert seen < count
+        for _ in range(count):
+            assert len(await answer(reader)) > size
         writer.close()
 
 

@@ -76,10 +76,13 @@ class BoundedProtocol(HttpToolsProtocol):
             if gone is not None:
                 gone()
 
-    def _answer(self, cycle: RequestResponseCycle, headers: tuple[tuple[bytes, bytes], ...], body: bytes) -> None:
-        """What `cycle.send` does with a start and the only body of a POST, in one write."""
+    def _answer(self, cycle: RequestResponseCycle, headers: tuple[tuple[bytes, bytes], ...], body: bytes) -> bool:
+        """What `cycle.send` does with a start and the only body of a POST, in one write. False, and nothing is done,
+        while the client does not take what was written before."""
+        if cycle.flow.write_paused:
+            return False
         if cycle.disconnected:
-            return
+            return True
         lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
         if not cycle.keep_alive:
             lines.append(b"connection: close\r\n")
@@ -89,6 +92,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if not cycle.keep_alive:
             cycle.transport.close()
         cycle.on_response()
+        return True
 
     def on_response_complete(self) -> None:
         """uvicorn's, without its timer per answer: `sweep` looks at the idle connections, for 3 % less CPU."""
