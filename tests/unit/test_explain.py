@@ -102,7 +102,9 @@ class Shell:
 
     def run(self, *args: str, models: tuple[dict[str, Any], ...] = (model(),), facts: bool = True) -> Result:
         known = ["--facts", str(self.folder / "config.json")] if facts else []
-        return CliRunner().invoke(main, ["explain", "-f", self.write("m.yaml", *models), *known, *args])
+        return CliRunner(catch_exceptions=False).invoke(
+            main, ["explain", "-f", self.write("m.yaml", *models), *known, *args]
+        )
 
     def report(self, *args: str, models: tuple[dict[str, Any], ...] = (model(),)) -> dict[str, Any]:
         done = self.run(*args, "-o", "json", models=models)
@@ -333,20 +335,20 @@ def test_a_file_of_models_that_is_wrong_says_where_and_ends_with_2(case: str, tm
     text, told = WRONG[case]
     path = tmp_path / "m.yaml"
     path.write_text(text)
-    done = CliRunner().invoke(main, ["explain", "-f", str(path)])
+    done = CliRunner(catch_exceptions=False).invoke(main, ["explain", "-f", str(path)])
     assert done.exit_code == 2, done.output
     assert told in done.output
     assert "m.yaml" in done.output
 
 
 def test_a_file_that_is_not_there_ends_with_2(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["explain", "-f", str(tmp_path / "no.yaml")])
+    done = CliRunner(catch_exceptions=False).invoke(main, ["explain", "-f", str(tmp_path / "no.yaml")])
     assert done.exit_code == 2
     assert "there is no such file" in done.output
 
 
 def test_no_file_at_all_ends_with_2() -> None:
-    done = CliRunner().invoke(main, ["explain"])
+    done = CliRunner(catch_exceptions=False).invoke(main, ["explain"])
     assert done.exit_code == 2
     assert "-f FILE" in done.output
 
@@ -376,6 +378,8 @@ def test_facts_of_several_sources_have_to_say_whose_they_are(shell: Shell) -> No
 
 
 def test_models_come_from_standard_input_too() -> None:
-    done = CliRunner().invoke(main, ["explain", "-f", "-"], input=json.dumps(model(uri="pvc://claim")))
+    done = CliRunner(catch_exceptions=False).invoke(
+        main, ["explain", "-f", "-"], input=json.dumps(model(uri="pvc://claim"))
+    )
     assert done.exit_code == 1
     assert "chat/llama" in done.output

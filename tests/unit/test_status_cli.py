@@ -145,7 +145,7 @@ def kubeconfig(api: Api, tmp_path: Path) -> Generator[Path]:
 
 
 def status(kubeconfig: Path, *args: str) -> Result:
-    return CliRunner().invoke(main, ["status", *args], env={"KUBECONFIG": str(kubeconfig)})
+    return CliRunner(catch_exceptions=False).invoke(main, ["status", *args], env={"KUBECONFIG": str(kubeconfig)})
 
 
 def test_a_model_that_is_fetched_shows_the_per_cent_and_what_it_runs_on(kubeconfig: Path) -> None:
