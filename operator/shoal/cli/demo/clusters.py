@@ -21,6 +21,7 @@ from shoal.lab.api import Lab
 NAMESPACE = "shoal-system"
 """Where the demo installs Shoal."""
 GATEWAY_SERVICE = "shoal-gateway"
+_FORWARD_TIMEOUT_S = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,27 +108,14 @@ class CurrentCluster(Cluster):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        forward = subprocess.Popen(
-            [self.tools.kubectl, "-n", NAMESPACE, "port-forward", f"svc/{GATEWAY_SERVICE}", f"{port}:80"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            deadline = time.monotonic() + 15
-            while True:
-                try:
-                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                    break
-                except OSError as e:
-                    if forward.poll() is not None or time.monotonic() > deadline:
-                        forward.kill()
-                        raise click.ClickException(f"kubectl port-forward failed: {forward.communicate()[1]}") from e
-                    time.sleep(0.1)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            forward.terminate()
-            forward.wait(10)
+        # To one pod of the Service, as long as that lives.
+        command = [self.tools.kubectl, "-n", NAMESPACE, "port-forward", f"svc/{GATEWAY_SERVICE}", f"{port}:80"]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as forward:
+            try:
+                _wait_until_open(port, forward)
+                yield f"http://127.0.0.1:{port}"
+            finally:
+                forward.terminate()
 
     def exec(self, pod: str, *argv: str) -> str:
         return self.kubectl("-n", NAMESPACE, "exec", pod, "--", *argv)
@@ -136,6 +124,20 @@ class CurrentCluster(Cluster):
         if self._gateway_url:
             return [f"GATEWAY={self._gateway_url}"]
         return [f"kubectl -n {NAMESPACE} port-forward svc/{GATEWAY_SERVICE} 8080:80 &", "GATEWAY=http://127.0.0.1:8080"]
+
+
+def _wait_until_open(port: int, forward: subprocess.Popen[str]) -> None:
+    """Raises ClickException with kubectl's own reason when it ends, or does not listen in time."""
+    deadline = time.monotonic() + _FORWARD_TIMEOUT_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError as e:
+            if forward.poll() is not None or time.monotonic() > deadline:
+                forward.kill()
+                raise click.ClickException(f"kubectl port-forward failed: {forward.communicate()[1]}") from e
+            time.sleep(0.1)
 
 
 class LabCluster(Cluster):
