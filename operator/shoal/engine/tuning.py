@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, TypeVar, cast
 
 from shoal.core import quantity
 from shoal.core.sizing import Tuning
-from shoal.engine.launch import arguments_of, known_versions
+from shoal.engine.arguments import arguments_of, known_versions
 
 _Value = TypeVar("_Value")
 _LONGER: Final = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"

@@ -24,10 +24,10 @@ def size(
 ) -> Sized | Misfit:
     """A replica of this model on this class.
 
-    `facts` None: nothing is known yet, and `overrides` would have to say it all. `tensor` is the number of GPUs that was asked for;
-    None: the smallest that fits. `context_length` is what was asked for, in tokens; None: the config's. `overrides` win
-    over what is computed. A class fits when the KV cache of one replica holds one request of the whole context. Raises
-    ValueError for an override that is no quantity.
+    `facts` None: nothing is known yet, and `overrides` would have to say it all. `tensor` is the number of GPUs that
+    was asked for; None: the smallest that fits. `context_length` is what was asked for, in tokens; None: the config's.
+    `overrides` win over what is computed. A class fits when the KV cache of one replica holds one request of the whole
+    context. Raises ValueError for an override that is no quantity.
     """
     if facts is None and (overrides.weight_bytes is None or overrides.kv_bytes_per_token is None):
         return Misfit(reasons.SIZE_UNKNOWN, "nothing is known of its weights yet")

@@ -82,10 +82,11 @@ def _limit(sized: Sized, facts: ArtifactFacts, gpu: GPU, asked: int | None, tuni
     if asked is not None:
         return f"`tensor` is {asked}"
     largest = gpu.largest_node or UNKNOWN_NODE
+    on_one_node = f"no node has more than {gpus(largest)}"
     if sized.gpus == largest:
-        return f"no more than {gpus(largest)} are on one node" if gpu.largest_node else "more than 8 GPUs are not tried"
+        return on_one_node if gpu.largest_node else f"more than {UNKNOWN_NODE} GPUs are not tried"
     more = choices(facts, GPU(gpu.name, gpu.memory_bytes, largest_node=64), tuning)
     larger = next((n for n in more if n > sized.gpus), None)
     if larger is not None:
-        return f"it would take {larger}, and no more than {gpus(largest)} are on one node"
+        return f"it would take {larger}, and {on_one_node}"
     return f"more do not help: {obstacle(facts, 2 * sized.gpus, tuning) or 'the model cannot be cut further'}"
