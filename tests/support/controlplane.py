@@ -5,6 +5,7 @@ Nodes are objects, pods are bound by the real scheduler, and `StatusKubelet` say
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -14,6 +15,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 import yaml
 
@@ -213,29 +215,48 @@ async def install_crds(client: Client) -> None:
 async def add_node(
     client: Client, name: str, labels: dict[str, str], gpus: int, *, resource: str = "nvidia.com/gpu"
 ) -> None:
-    """A GPU node as its kubelet and the device plugin would report it."""
-    taint = {"key": resource, "value": "present", "effect": "NoSchedule"}
+    """A node as its kubelet and the device plugin would report it; without GPUs it takes any pod."""
+    taints = [{"key": resource, "value": "present", "effect": "NoSchedule"}] if gpus else []
     node: JsonObject = {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": name, "labels": labels | {"kubernetes.io/hostname": name}},
-        "spec": {"taints": [taint]},
+        "spec": {"taints": taints},
     }
     await client.create(NODES, node)
-    amounts = {"cpu": "192", "memory": "2Ti", "pods": "1000", resource: str(gpus)}
+    amounts = {"cpu": "192", "memory": "2Ti", "pods": "1000"} | ({resource: str(gpus)} if gpus else {})
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "", "lastTransitionTime": now}
     status: JsonObject = {"status": {"capacity": amounts, "allocatable": amounts, "conditions": [ready]}}
     await client.merge_patch(NODES, name, None, status, manager="kubelet", subresource="status")
-    await client.merge_patch(NODES, name, None, {"spec": {"taints": [taint]}}, manager="kubelet")
+    await client.merge_patch(NODES, name, None, {"spec": {"taints": taints}}, manager="kubelet")
+
+
+FACTS: Final[JsonObject] = {
+    "source": "file:///models/tiny",
+    "architecture": "LlamaForCausalLM",
+    "parameters": 8_030_261_248,
+    "weightBytes": 16_060_522_496,
+    "fileBytes": 16_069_000_000,
+    "dtype": "bfloat16",
+    "contextLength": 8192,
+    "attentionHeads": 32,
+    "vocabulary": 128256,
+    "task": "Generate",
+    "kv": {"kind": "Full", "layers": 32, "kvHeads": 8, "headDim": 128},
+    "kvBytesPerToken": 131072,
+}
+"""What the Job that reads a source's metadata is made to say: a model of 8 billion parameters."""
 
 
 class StatusKubelet:
-    """Says of bound pods that they run and are ready, and takes deleted ones away. `hold` leaves pods as they are."""
+    """Says of bound pods that they run and are ready, and takes deleted ones away. `hold` leaves engine pods as they
+    are. Pods that read a source's metadata end with `said`: (exit code, termination message)."""
 
     def __init__(self, client: Client, *, hold: bool = False) -> None:
         self._client = client
         self.hold = hold
+        self.said: tuple[int, JsonObject] = (0, {"facts": FACTS})
         self._todo: asyncio.Queue[JsonObject] = asyncio.Queue()
         self._reflector = Reflector(client, PODS, on_event=self._heard)
         self._done: set[tuple[str, bool]] = set()
@@ -256,7 +277,8 @@ class StatusKubelet:
             metadata = pod["metadata"]
             deleting = "deletionTimestamp" in metadata
             step = (metadata["uid"], deleting)
-            if step in self._done or (self.hold and not deleting):
+            reads = metadata.get("labels", {}).get("app.kubernetes.io/component") == "facts"
+            if step in self._done or (self.hold and not deleting and not reads):
                 continue
             self._done.add(step)
             try:
@@ -268,7 +290,7 @@ class StatusKubelet:
                         PODS,
                         metadata["name"],
                         metadata["namespace"],
-                        {"status": running(pod)},
+                        {"status": ended(pod, *self.said) if reads else running(pod)},
                         manager="kubelet",
                         subresource="status",
                     )
@@ -325,6 +347,27 @@ def running(pod: JsonObject) -> JsonObject:
         ],
         "initContainerStatuses": init,
         "containerStatuses": [started(c) for c in spec["containers"]],
+    }
+
+
+def ended(pod: JsonObject, code: int, said: JsonObject) -> JsonObject:
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    over = {"exitCode": code, "message": json.dumps(said), "startedAt": now, "finishedAt": now}
+    return {
+        "phase": "Failed" if code else "Succeeded",
+        "startTime": now,
+        "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": now}],
+        "containerStatuses": [
+            {
+                "name": c["name"],
+                "image": c["image"],
+                "imageID": "",
+                "ready": False,
+                "restartCount": 0,
+                "state": {"terminated": over},
+            }
+            for c in pod["spec"]["containers"]
+        ],
     }
 
 

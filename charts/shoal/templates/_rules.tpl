@@ -71,6 +71,18 @@
   - watch
   - create
   - patch
+# a namespace's share in the node cache: a volume and its claim
+- apiGroups:
+  - ''
+  resources:
+  - persistentvolumes
+  - persistentvolumeclaims
+  verbs:
+  - list
+  - watch
+  - create
+  - patch
+  - delete
 # children of a Model; garbage collection takes them away
 - apiGroups:
   - policy

@@ -47,6 +47,8 @@ class AgentImage(_Section):
     pull_policy: str = "IfNotPresent"
     cpu: str = "50m"
     memory: str = "128Mi"
+    facts_memory: str = "256Mi"
+    """Memory request and limit of the Job that reads a source's metadata (a Quantity)."""
 
 
 class Proxy(_Section):
@@ -67,6 +69,17 @@ class CABundle(_Section):
     """Its key that holds the certificates."""
 
 
+class PriorityBand(_Section):
+    """A PriorityClass for engine pods, for Models from this priority on."""
+
+    name: str
+    """Name of the PriorityClass."""
+    minimum: int
+    """The lowest `spec.priority` of the band."""
+    value: int = Field(0, ge=-1_000_000_000, le=1_000_000_000)
+    """Value of the PriorityClass that the chart makes. Kubernetes does not let it change: take another name with it."""
+
+
 class Pods(_Section):
     """What every engine pod gets."""
 
@@ -77,7 +90,10 @@ class Pods(_Section):
     image_pull_secrets: tuple[str, ...] = ()
     """Names of pull secrets that each Model's namespace has."""
     priority_class_name: str = ""
-    """PriorityClass of engine pods."""
+    """PriorityClass of all engine pods, instead of those of `priorityBands`."""
+    priority_bands: tuple[PriorityBand, ...] = ()
+    """PriorityClasses that the chart makes, by a Model's priority: its pods get that of the band with the highest
+    minimum that the priority reaches. They never preempt."""
     network_policy: bool = True
     """A NetworkPolicy per Model: engine port from gateways; agent port from gateways and operators."""
     scraper_namespaces: tuple[str, ...] = ()

@@ -51,6 +51,12 @@ OPERATOR: Final = (
         ("list", "watch", "create", "patch"),
     ),
     Permission(
+        "a namespace's share in the node cache: a volume and its claim",
+        "",
+        ("persistentvolumes", "persistentvolumeclaims"),
+        ("list", "watch", "create", "patch", "delete"),
+    ),
+    Permission(
         "children of a Model; garbage collection takes them away", "policy", ("poddisruptionbudgets",), KEEP[:-1]
     ),
     Permission("children of a Model, unless switched off", "networking.k8s.io", ("networkpolicies",), KEEP),

@@ -11,10 +11,11 @@ from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.api.tenant import Tenant
 from shoal.core import facts
+from shoal.core.artifacts import source_key
 from shoal.kube import projections
 from shoal.kube.client import Client
 from shoal.kube.events import Recorder
-from shoal.kube.projections import Child, Custom
+from shoal.kube.projections import CacheClaim, CacheVolume, Child, Custom
 from shoal.kube.store import Table
 
 
@@ -42,10 +43,18 @@ def _granted(custom: Custom[Tenant]) -> Iterable[str]:
     return [f"{m.namespace}/{m.name}" for m in custom.object.spec.models] if custom.object else ()
 
 
+def _job(pod: facts.Pod) -> Iterable[str]:
+    return (f"{pod.namespace}/{pod.job}",) if pod.job else ()
+
+
+def _source(custom: Custom[Model]) -> Iterable[str]:
+    return (f"{custom.metadata.namespace}/{source_key(custom.object)}",) if custom.object else ()
+
+
 def _models() -> Table[Custom[Model]]:
     return Table(
         lambda raw: projections.custom(Model, raw),
-        indexes={"uid": _uid, "claim": _claims, "class": _listed_classes},
+        indexes={"uid": _uid, "claim": _claims, "class": _listed_classes, "source": _source},
     )
 
 
@@ -73,7 +82,12 @@ class World:
         )
     )
     nodes: Table[facts.Node] = field(default_factory=lambda: Table(projections.node))
-    pods: Table[facts.Pod] = field(default_factory=lambda: Table(projections.pod, indexes={"model": _model_uid}))
+    pods: Table[facts.Pod] = field(
+        default_factory=lambda: Table(projections.pod, indexes={"model": _model_uid, "job": _job})
+    )
+    cache_volumes: Table[CacheVolume] = field(default_factory=lambda: Table(projections.cache_volume))
+    cache_claims: Table[CacheClaim] = field(default_factory=lambda: Table(projections.cache_claim))
+    jobs: Table[facts.Job] = field(default_factory=lambda: Table(projections.job))
     deployments: Table[Child] = field(default_factory=lambda: _children(projections.deployment))
     budgets: Table[Child] = field(default_factory=lambda: _children(projections.child))
     policies: Table[Child] = field(default_factory=lambda: _children(projections.child))

@@ -23,6 +23,15 @@ def keys_secret(model: str, fingerprint: str) -> str:
     return f"{bounded(model)}-keys-{fingerprint}"
 
 
+def facts_job(uri: str, digest: str | None, secret: str | None) -> str:
+    """Of the Job that reads the metadata of a source: Models of one namespace that name the same source share it.
+
+    It also tells for which source a Model's facts were read.
+    """
+    said = "\0".join((uri, digest or "", secret or ""))
+    return f"facts-{hashlib.sha256(said.encode()).hexdigest()[:16]}"
+
+
 def policy(model: str) -> str:
     """Of the PodDisruptionBudget and the NetworkPolicy."""
     return f"{bounded(model)}-engine"

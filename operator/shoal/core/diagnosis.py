@@ -43,7 +43,7 @@ def diagnose(pods: Iterable[Pod]) -> Cause | None:
     Order: staging, images and container set-up, the engine, the scheduler; of equals the pod first by name.
     """
     sick = sorted((p for p in pods if not p.ready and not p.deleting and not p.finished), key=lambda p: p.name)
-    for look in (_staging, _container, _engine, _scheduling):
+    for look in (_staging, container_cause, _engine, _scheduling):
         for pod in sick:
             if cause := look(pod):
                 return cause
@@ -74,7 +74,8 @@ def _termination(stage: Container) -> tuple[str, str]:
     return reasons.STAGE_FAILED, f"staging ended with exit code {stage.exit_code}: {detail}"
 
 
-def _container(pod: Pod) -> Cause | None:
+def container_cause(pod: Pod) -> Cause | None:
+    """A container that cannot be set up: its image, its configuration."""
     for container in pod.containers:
         reason = container.waiting_reason
         said = container.waiting_message or reason

@@ -63,6 +63,17 @@ class Pod:
     """The scheduler's own sentence."""
     containers: tuple[Container, ...] = ()
     """Init containers first."""
+    ip: str | None = None
+    ready_since: datetime | None = None
+    """When it last turned Ready; None while it is not."""
+    broken_device: bool = False
+    """The kubelet says of a device that the pod holds that it is not healthy."""
+    cache_claim: str | None = None
+    """The claim of the node cache that it mounts."""
+    deletion_cost: int = 0
+    """Of the pods of one Deployment those with the lowest go first."""
+    job: str | None = None
+    """Set on pods of Jobs that read a source's metadata: the Job's name."""
 
     @property
     def key(self) -> str:
@@ -70,6 +81,24 @@ class Pod:
 
     def container(self, name: str) -> Container | None:
         return next((c for c in self.containers if c.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A Job that reads a source's metadata."""
+
+    namespace: str
+    name: str
+    uid: str
+    active: bool
+    """Neither succeeded nor failed yet."""
+    failed: str | None
+    """Why it failed, as the Job controller says: its deadline, too many tries."""
+    deleting: bool
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +131,11 @@ class Deployment:
     @property
     def key(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def rolled_out(self) -> bool:
+        """Every pod is of the current revision."""
+        return self.observed_generation >= self.generation and self.updated >= self.total
 
     @property
     def settled(self) -> bool:

@@ -15,6 +15,8 @@ class Usage:
     capacity: int
     allocatable: int
     allocated: int
+    unhealthy: int
+    """GPUs that the device plugin does not offer, on nodes that take pods."""
     free: tuple[int, ...]
     """Free GPUs of each node that takes new pods, largest first; full nodes left out."""
 
@@ -47,11 +49,11 @@ def held_by_node(pods: Iterable[Pod]) -> dict[tuple[str, str], int]:
 
 
 def usage(spec: GPUClassSpec, nodes: Iterable[Node], held: Mapping[tuple[str, str], int]) -> Usage:
-    """Counts a class. A node that is cordoned, not Ready or has a taint that the class does not tolerate offers
-    nothing, while what its pods hold still counts as allocated."""
+    """Counts a class; of the nodes only those with its labels. A node that is cordoned, not Ready or has a taint that
+    the class does not tolerate offers nothing, while what its pods hold still counts as allocated."""
     matching = [n for n in nodes if spec.node_selector.items() <= n.labels.items()]
     resource = spec.resource_name
-    allocatable = allocated = 0
+    allocatable = allocated = unhealthy = 0
     free: list[int] = []
     for node in matching:
         in_use = held.get((node.name, resource), 0)
@@ -59,6 +61,7 @@ def usage(spec: GPUClassSpec, nodes: Iterable[Node], held: Mapping[tuple[str, st
         if takes_pods(node, spec.tolerations):
             offered = node.allocatable.get(resource, 0)
             allocatable += offered
+            unhealthy += max(0, node.capacity.get(resource, 0) - offered)
             if offered > in_use:
                 free.append(offered - in_use)
     return Usage(
@@ -66,6 +69,7 @@ def usage(spec: GPUClassSpec, nodes: Iterable[Node], held: Mapping[tuple[str, st
         capacity=sum(n.capacity.get(resource, 0) for n in matching),
         allocatable=allocatable,
         allocated=allocated,
+        unhealthy=unhealthy,
         free=tuple(sorted(free, reverse=True)),
     )
 

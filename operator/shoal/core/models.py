@@ -1,7 +1,7 @@
 """What the status of a Model says, decided from what was observed."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
@@ -10,10 +10,13 @@ from shoal.api.gpuclass import GPUClass
 from shoal.api.meta import ConditionStatus
 from shoal.api.model import Model, ModelStatus, ReplicaCounts, VariantStatus
 from shoal.api.sources import parse_source
+from shoal.core.artifacts import Reading
 from shoal.core.conditions import Finding, merge
 from shoal.core.diagnosis import Cause, diagnose, progress
 from shoal.core.facts import Deployment, Pod
 from shoal.core.placement import Placement
+from shoal.core.sizing import Sized
+from shoal.core.variants import variants
 
 _FAR: Final = datetime.max.replace(tzinfo=UTC)
 
@@ -43,10 +46,18 @@ class Observed:
     problems: tuple[Problem, ...]
     served: ServedNames
     placement: Placement | None
-    """None while the Model is not accepted."""
+    """None while nothing is decided."""
     deployments: tuple[Deployment, ...]
     pods: tuple[Pod, ...]
     """The Model's own engine pods."""
+    reading: Reading | None = None
+    """What is known of the source; None while the Model is not accepted."""
+    sized: Mapping[str, Sized] = field(default_factory=dict[str, Sized])
+    """class -> the sums of a replica."""
+    tokens: Mapping[str, int] = field(default_factory=dict[str, int])
+    """class -> KV tokens of one replica, as its engine says."""
+    cold_starts: Mapping[str, int] = field(default_factory=dict[str, int])
+    """class -> seconds that the last replica took from its creation to Ready."""
     failure: Problem | None = None
     """What went wrong when the plan was applied."""
     paused: bool = False
@@ -146,44 +157,37 @@ def first_status(model: Model, now: datetime) -> ModelStatus:
 
 def status(seen: Observed, now: datetime) -> ModelStatus:
     """The whole status. Equal observations give an equal status, apart from the times of conditions that flipped."""
-    model = seen.model
-    old = model.status.conditions if model.status else ()
-    by_class = {d.gpu_class: d for d in seen.deployments if not d.deleting}
-    variants: list[VariantStatus] = []
-    if seen.placement is not None:
-        for plan in seen.placement.variants:
-            found = by_class.get(plan.gpu_class)
-            variants.append(
-                VariantStatus(
-                    gpu_class=plan.gpu_class,
-                    gpusPerReplica=plan.gpus,
-                    desired=plan.replicas,
-                    ready=min(found.ready, plan.replicas) if found else 0,
-                    hourly_cost=plan.hourly_cost,
-                )
-            )
-        variants += [
-            VariantStatus(gpu_class=e.gpu_class, gpusPerReplica=None, excluded=e.why)
-            for e in seen.placement.excluded[: 32 - len(variants)]
-        ]
-        desired = wanted_replicas(model)
-    else:
-        variants = [
-            VariantStatus(gpu_class=c, gpusPerReplica=d.gpus_per_replica, desired=d.replicas, ready=d.ready)
-            for c, d in sorted(by_class.items())
-        ]
-        desired = sum(d.replicas for d in by_class.values())
-    ready = sum(v.ready for v in variants)
+    model, before = seen.model, seen.model.status
+    shown = variants(
+        seen.placement,
+        deployments=seen.deployments,
+        pods=seen.pods,
+        sized=seen.sized,
+        tokens=seen.tokens,
+        cold_starts=seen.cold_starts,
+    )
+    desired = wanted_replicas(model) if seen.placement is not None else sum(v.desired for v in shown)
+    ready = min(desired, sum(v.ready for v in shown))
+    facts = seen.reading.facts if seen.reading else None
     return ModelStatus(
-        conditions=merge(old, _findings(seen, desired, ready), generation=model.metadata.generation, now=now),
+        conditions=merge(
+            before.conditions if before else (),
+            _findings(seen, desired, ready, shown),
+            generation=model.metadata.generation,
+            now=now,
+        ),
         observed_generation=model.metadata.generation,
         served_names=seen.served.owned,
-        variants=tuple(variants),
+        artifact=facts or (before.artifact if before else None),
+        variants=shown,
         replicas=ReplicaCounts(desired=desired, ready=ready),
+        cold_start_seconds=max(
+            (v.cold_start_seconds for v in shown if v.desired and v.cold_start_seconds), default=None
+        ),
     )
 
 
-def _findings(seen: Observed, desired: int, ready: int) -> list[Finding]:
+def _findings(seen: Observed, desired: int, ready: int, shown: Sequence[VariantStatus]) -> list[Finding]:
     accepted = _accepted(seen)
     placed = _placed(seen)
     cause = _cause(seen)
@@ -195,13 +199,19 @@ def _findings(seen: Observed, desired: int, ready: int) -> list[Finding]:
     else:
         available = Finding(reasons.AVAILABLE, "False", reasons.NO_REPLICA, "no replica is ready")
     done = Finding(reasons.READY, "True", reasons.REPLICAS_READY, serving)
-    summary = _not_ready(seen, desired, ready, cause) or done
+    summary = _not_ready(seen, desired, ready, cause, shown) or done
     if seen.paused:
         note = f"annotation {names.ANNOTATION_PAUSED} is set: decided, nothing applied. {summary.message}"
         summary = Finding(reasons.READY, summary.status, reasons.PAUSED, note)
     findings = [accepted, placed, available, summary]
     if summary.status != "True" or seen.failure:
-        stuck = seen.problems or seen.failure or (cause is not None and cause.waits_for_a_person) or seen.paused
+        unread = seen.reading.failure if seen.reading else None
+        stuck = (
+            seen.problems
+            or seen.failure
+            or seen.paused
+            or any(why is not None and why.waits_for_a_person for why in (cause, unread))
+        )
         findings.append(
             Finding(reasons.STALLED if stuck else reasons.RECONCILING, "True", summary.reason, summary.message)
         )
@@ -221,11 +231,25 @@ def _accepted(seen: Observed) -> Finding:
 
 
 def _placed(seen: Observed) -> Finding:
+    if seen.problems:
+        return Finding(reasons.PLACED, "Unknown", reasons.PENDING, "not looked at until the Model is accepted")
+    if (unread := _unread(seen)) is not None:
+        return Finding(reasons.PLACED, "Unknown", unread[0], unread[1])
     placement = seen.placement
     if placement is None:
-        return Finding(reasons.PLACED, "Unknown", reasons.PENDING, "not looked at until the Model is accepted")
-    status: ConditionStatus = "False" if placement.missing else "True"
+        return Finding(reasons.PLACED, "Unknown", reasons.PENDING, "not decided yet")
+    status: ConditionStatus = "True" if placement.placed else "False"
     return Finding(reasons.PLACED, status, placement.reason, placement.message)
+
+
+def _unread(seen: Observed) -> tuple[str, str] | None:
+    """Why the source's facts are not known: a reason and a sentence. None when they are."""
+    reading = seen.reading
+    if reading is None or reading.facts is not None:
+        return None
+    if reading.failure is not None:
+        return reading.failure.reason, reading.failure.message
+    return reasons.READING_ARTIFACT, reading.waiting
 
 
 def _cause(seen: Observed) -> Cause | None:
@@ -236,7 +260,9 @@ def _cause(seen: Observed) -> Cause | None:
     return found
 
 
-def _not_ready(seen: Observed, desired: int, ready: int, cause: Cause | None) -> Finding | None:
+def _not_ready(
+    seen: Observed, desired: int, ready: int, cause: Cause | None, shown: Sequence[VariantStatus]
+) -> Finding | None:
     """Why Ready is not True, the nearest cause first; None when it is."""
 
     def no(reason: str, message: str) -> Finding:
@@ -246,13 +272,24 @@ def _not_ready(seen: Observed, desired: int, ready: int, cause: Cause | None) ->
         return no(seen.problems[0].reason, "; ".join(p.message for p in seen.problems))
     if seen.failure:
         return no(seen.failure.reason, seen.failure.message)
-    if seen.placement is not None and seen.placement.missing:
+    # A replica that starts in order to replace one that serves takes nothing away.
+    rolled_out = all(d.rolled_out for d in seen.deployments if not d.deleting)
+    serves = ready >= desired and rolled_out and bool(seen.deployments)
+    if (unread := _unread(seen)) is not None and not (serves and _seen_before(seen.model)):
+        return no(*unread)
+    if seen.placement is not None and not seen.placement.placed and not (ready >= desired):
         return no(seen.placement.reason, seen.placement.message)
-    settled = all(d.settled for d in seen.deployments if not d.deleting)
-    if ready >= desired and settled and seen.deployments:
+    if serves:
         return None
     if cause:
         return no(cause.reason, cause.message)
     where = progress(seen.pods)
     state = f"{ready} of {desired} replicas ready" + (f"; {where}" if where else "")
-    return no(reasons.STARTING, state)
+    steps = {v.step for v in shown if v.desired}
+    known = next((reason for reason in (reasons.FETCHING, reasons.LOADING) if reason in steps), reasons.STARTING)
+    return no(reasons.STARTING if "Waiting" in steps else known, state)
+
+
+def _seen_before(model: Model) -> bool:
+    """This very specification was looked at before, so what runs is of it."""
+    return model.status is not None and model.status.observed_generation == model.metadata.generation

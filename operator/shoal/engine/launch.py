@@ -1,64 +1,33 @@
 """The engine's command line: built here and nowhere else, and checked against what the engine itself accepts."""
 
 import difflib
-import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Literal
 
 from shoal.api import names
 from shoal.api.model import Model
 from shoal.api.sources import engine_model_path
+from shoal.engine.arguments import Argument, arguments_of, known_versions
 from shoal.engine.owned import OWNED, owner
+from shoal.engine.tuning import quantization_args
 
 __all__ = ["arguments_of", "check_extra_args", "engine_args", "engine_model_path", "known_versions"]
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """One argument of an engine version."""
-
-    name: str
-    """Canonical spelling, without dashes."""
-    takes: Literal["none", "one", "optional", "list"]
-    type: Literal["int", "float"] | None = None
-    choices: tuple[str, ...] = ()
-
-
-@cache
-def _tables() -> dict[str, dict[str, Argument]]:
-    table = json.loads(files("shoal.engine").joinpath("sglang_args.json").read_text())
-    by_spelling: dict[str, Argument] = {}
-    for name, entry in table["arguments"].items():
-        argument = Argument(name, entry["takes"], entry.get("type"), tuple(entry.get("choices", ())))
-        by_spelling |= dict.fromkeys([name, *entry.get("aliases", ())], argument)
-    return {table["version"]: by_spelling}
-
-
-def known_versions() -> tuple[str, ...]:
-    """Engine versions whose arguments are known."""
-    return tuple(_tables())
-
-
-def arguments_of(version: str) -> Mapping[str, Argument] | None:
-    """The version's arguments by every spelling (without dashes), or None for a version that has no table.
-
-    What follows the number, as in 0.5.23-cpu, names a build of the same version.
-    """
-    number = re.match(r"\d+\.\d+\.\d+(\.?(post|rc|dev)\d+)?", version)
-    return _tables().get(number.group() if number else version)
-
-
 def engine_args(
-    model: Model, version: str, *, model_path: str, port: int, tensor: int, platform_args: Sequence[str] = ()
+    model: Model,
+    version: str,
+    *,
+    model_path: str,
+    port: int,
+    tensor: int,
+    platform_args: Sequence[str] = (),
+    quantization: Literal["FP8"] | None = None,
 ) -> tuple[str, ...]:
     """Arguments of the engine for this Model, without the command that starts it.
 
-    `version` is the engine version that the Model gets, `platform_args` are those of its row in the engine table; the
-    Model's own extraArgs come last, so they win over those.
+    `version` is the engine version that the Model gets, `platform_args` are those of its row in the engine table,
+    `quantization` is that of the variant; the Model's own extraArgs come last, so they win over those.
     """
     engine = model.spec.engine
     fields = {
@@ -79,6 +48,7 @@ def engine_args(
         "--enable-cache-report",
         *(f"--{name}={value}" for name, value in fields.items() if value is not None),
         *platform_args,
+        *quantization_args(quantization),
         *engine.extra_args,
     )
 

@@ -11,9 +11,11 @@ from pydantic import ValidationError
 from shoal.api import names
 from shoal.api.meta import JsonObject, Kind, ObjectMeta
 from shoal.core import facts, quantity
+from shoal.core.cachevolumes import ClaimSeen, Share, VolumeSeen
 
 K = TypeVar("K", bound=Kind)
 
+_JOB_LABEL: Final = "batch.kubernetes.io/job-name"
 _NEVER_COMPARED: Final = ("managedFields", "resourceVersion", "generation")
 
 
@@ -47,6 +49,42 @@ class Child:
         return orjson.loads(self.raw)
 
 
+@dataclass(frozen=True, slots=True)
+class CacheVolume:
+    """The PersistentVolume of a namespace's share in the node cache."""
+
+    name: str
+    uid: str
+    share: Share
+    seen: VolumeSeen
+
+
+@dataclass(frozen=True, slots=True)
+class CacheClaim:
+    """The claim of such a volume."""
+
+    share: Share
+    seen: ClaimSeen
+
+
+def cache_volume(raw: JsonObject) -> CacheVolume:
+    metadata, claim = raw["metadata"], _map(_map(raw, "spec"), "claimRef")
+    return CacheVolume(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        share=Share(claim.get("namespace", ""), claim.get("name", "")),
+        seen=VolumeSeen(_map(raw, "status").get("phase", ""), claim.get("uid"), "deletionTimestamp" in metadata),
+    )
+
+
+def cache_claim(raw: JsonObject) -> CacheClaim:
+    metadata = raw["metadata"]
+    return CacheClaim(
+        share=Share(metadata["namespace"], metadata["name"]),
+        seen=ClaimSeen(metadata["uid"], _map(raw, "status").get("phase", ""), "deletionTimestamp" in metadata),
+    )
+
+
 def custom(kind: type[K], raw: JsonObject) -> Custom[K]:
     metadata = ObjectMeta.model_validate(raw["metadata"])
     status: JsonObject = _map(raw, "status")
@@ -73,13 +111,15 @@ def node(raw: JsonObject) -> facts.Node:
 
 
 def pod(raw: JsonObject) -> facts.Pod | None:
-    """Every pod that asks for an extended resource, and every engine pod; the others are of no interest."""
+    """Every pod that asks for an extended resource, every engine pod, and those that read a source's metadata; the
+    others are of no interest."""
     metadata, spec, status = raw["metadata"], _map(raw, "spec"), _map(raw, "status")
     labels: Mapping[str, str] = _map(metadata, "labels")
     ours = labels.get(names.LABEL_COMPONENT) == names.COMPONENT_ENGINE
     model_uid = labels.get(names.LABEL_MODEL_UID) if ours else None
     requests = pod_requests(spec)
-    if model_uid is None and not requests:
+    job = labels.get(_JOB_LABEL) if labels.get(names.LABEL_COMPONENT) == names.COMPONENT_FACTS else None
+    if model_uid is None and job is None and not requests:
         return None
     base = facts.Pod(
         namespace=metadata["namespace"],
@@ -92,11 +132,10 @@ def pod(raw: JsonObject) -> facts.Pod | None:
         requests=requests,
         model_uid=model_uid,
     )
-    if model_uid is None:
+    if model_uid is None and job is None:
         return base
     scheduled = _condition(status, "PodScheduled")
     waits = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
-    created = metadata.get("creationTimestamp")
     return facts.Pod(
         namespace=base.namespace,
         name=base.name,
@@ -109,11 +148,31 @@ def pod(raw: JsonObject) -> facts.Pod | None:
         model_uid=model_uid,
         gpu_class=labels.get(names.LABEL_GPU_CLASS),
         install_key=_map(metadata, "annotations").get(names.ANNOTATION_INSTALL_KEY),
-        created=datetime.fromisoformat(created) if created else None,
+        created=_time(metadata.get("creationTimestamp")),
         unschedulable=str(scheduled.get("message", "")) if waits else None,
         containers=tuple(
             _container(c) for c in [*_seq(status, "initContainerStatuses"), *_seq(status, "containerStatuses")]
         ),
+        ip=status.get("podIP"),
+        ready_since=_time(_condition(status, "Ready").get("lastTransitionTime")) if base.ready else None,
+        broken_device=any(_holds_broken_device(c) for c in _seq(status, "containerStatuses")),
+        deletion_cost=_cost(_map(metadata, "annotations").get(names.ANNOTATION_DELETION_COST)),
+        job=job,
+        cache_claim=_cache_claim(spec),
+    )
+
+
+def job(raw: JsonObject) -> facts.Job:
+    metadata, status = raw["metadata"], _map(raw, "status")
+    failed = _condition(status, "Failed")
+    over = failed.get("status") == "True"
+    return facts.Job(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        active=not over and _condition(status, "Complete").get("status") != "True",
+        failed=f"{failed.get('reason', '')}: {failed.get('message', '')}" if over else None,
+        deleting="deletionTimestamp" in metadata,
     )
 
 
@@ -220,6 +279,31 @@ def _container(status: JsonObject) -> facts.Container:
         exit_message=ended.get("message"),
         running="running" in state,
     )
+
+
+def _cache_claim(spec: JsonObject) -> str | None:
+    volume = next((v for v in _seq(spec, "volumes") if v.get("name") == "cache"), None)
+    return _map(volume, "persistentVolumeClaim").get("claimName") if volume else None
+
+
+def _cost(text: str | None) -> int:
+    try:
+        return int(text or 0)
+    except ValueError:
+        return 0
+
+
+def _holds_broken_device(status: JsonObject) -> bool:
+    """Kubelets with the feature ResourceHealthStatus say it."""
+    return any(
+        device.get("health") == "Unhealthy"
+        for resource in _seq(status, "allocatedResourcesStatus")
+        for device in _seq(resource, "resources")
+    )
+
+
+def _time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
 
 
 def _map(obj: Mapping[str, Any], field: str) -> JsonObject:

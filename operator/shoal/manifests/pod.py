@@ -3,21 +3,25 @@
 from typing import Final
 
 from shoal.api import names
+from shoal.api.cache import CACHED_SCHEMES
 from shoal.api.config import OperatorConfig
 from shoal.api.gpuclass import Toleration
 from shoal.api.meta import JsonObject
+from shoal.api.model import Model
 from shoal.api.sources import parse_source
 from shoal.core import children, quantity
+from shoal.core.placement.steering import steering
 from shoal.engine.launch import engine_args, engine_model_path
+from shoal.manifests import cache, source
+from shoal.manifests.parts import LOCKED_DOWN, env_field, env_value, mount, optional, pull_secrets, security
 from shoal.manifests.shape import Shape, engine_row, labels
 
 STARTUP_SECONDS: Final = 3600
 """Longest load of an engine before it is taken for dead: weights of hundreds of GB, compile caches cold."""
-GRACE_SECONDS: Final = 330
-"""Time for answers in progress after SIGTERM."""
-CA_DIR: Final = "/shoal/ca"
-
-_LOCKED_DOWN: Final[JsonObject] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+GRACE_SECONDS: Final = 60
+"""After `drainSeconds`: for the engine's own end."""
+_STORAGE: Final = "ephemeral-storage"
+_MI: Final = 2**20
 
 
 def start_script(boot_file: str, stalled_file: str) -> str:
@@ -59,52 +63,66 @@ def template(shape: Shape) -> JsonObject:
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": GRACE_SECONDS,
-            "securityContext": _security(config),
-            "affinity": {"nodeAffinity": _node_affinity(shape)},
-            **_optional("tolerations", [_toleration(t) for t in shape.gpu_class.spec.tolerations]),
-            **_optional("imagePullSecrets", _pull_secrets(shape)),
-            **_optional("priorityClassName", config.pods.priority_class_name),
-            "initContainers": [_agent(config), _stage(shape)],
+            "terminationGracePeriodSeconds": model.spec.drain_seconds + GRACE_SECONDS,
+            "securityContext": security(config),
+            **_where(shape),
+            **optional("tolerations", [_toleration(t) for t in shape.gpu_class.spec.tolerations]),
+            **optional("imagePullSecrets", pull_secrets(model, config)),
+            **optional("priorityClassName", priority_class(model, config)),
+            "initContainers": [_agent(shape), _stage(shape)],
             "containers": [_engine(shape)],
             "volumes": _volumes(shape),
         },
     }
 
 
-def _security(config: OperatorConfig) -> JsonObject:
-    if config.pods.run_as_root:
-        return {"seccompProfile": {"type": "RuntimeDefault"}}
-    user = config.pods.run_as_user
-    return {
-        "runAsNonRoot": True,
-        "runAsUser": user,
-        "runAsGroup": user,
-        "fsGroup": user,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
+def priority_class(model: Model, config: OperatorConfig) -> str:
+    """The PriorityClass of the Model's pods: that of its band, or the one for all."""
+    if config.pods.priority_class_name:
+        return config.pods.priority_class_name
+    reached = [band for band in config.pods.priority_bands if band.minimum <= model.spec.priority]
+    return max(reached, key=lambda band: band.minimum).name if reached else ""
 
 
-def _node_affinity(shape: Shape) -> JsonObject:
+def _where(shape: Shape) -> JsonObject:
+    """Nodes of the class, and among them what the plan prefers."""
+    uid = shape.model.metadata.uid
+    prefers = steering(gpu_class=shape.gpu_class.metadata.name, model_uid=uid, gpus=shape.gpus)
     expressions = [
-        {"key": key, "operator": "In", "values": [value]}
-        for key, value in sorted(shape.gpu_class.spec.node_selector.items())
+        {"key": key, "operator": "In", "values": [label]}
+        for key, label in sorted(shape.gpu_class.spec.node_selector.items())
     ]
-    return {
-        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": expressions}]}
+    affinity: JsonObject = {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": expressions}]}
+        }
     }
+    if prefers.near is not None:
+        term = {
+            "labelSelector": {"matchLabels": dict(prefers.near.labels)},
+            "namespaceSelector": {},  # an empty one selects all
+            "topologyKey": prefers.topology_key,
+        }
+        affinity["podAffinity"] = {
+            "preferredDuringSchedulingIgnoredDuringExecution": [
+                {"weight": prefers.near.weight, "podAffinityTerm": term}
+            ]
+        }
+    spread: JsonObject = {
+        "labelSelector": {"matchLabels": dict(prefers.apart.labels)},
+        "maxSkew": prefers.apart.max_skew,
+        "topologyKey": prefers.topology_key,
+        "whenUnsatisfiable": "ScheduleAnyway",
+    }
+    return {"affinity": affinity, "topologySpreadConstraints": [spread]}
 
 
 def _toleration(toleration: Toleration) -> JsonObject:
     return toleration.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def _pull_secrets(shape: Shape) -> list[JsonObject]:
-    wanted = [*shape.config.pods.image_pull_secrets, *(s.name for s in shape.model.spec.pod.image_pull_secrets)]
-    return [{"name": name} for name in dict.fromkeys(wanted)]
-
-
-def _agent(config: OperatorConfig) -> JsonObject:
+def _agent(shape: Shape) -> JsonObject:
+    config = shape.config
     return {
         "name": names.CONTAINER_AGENT,
         "image": config.agent.image,
@@ -113,51 +131,48 @@ def _agent(config: OperatorConfig) -> JsonObject:
         "command": ["shoal", "agent", "serve"],
         "ports": [{"name": "agent", "containerPort": names.AGENT_PORT, "protocol": "TCP"}],
         "env": [
-            _field("POD_NAME", "metadata.name"),
-            _field("POD_NAMESPACE", "metadata.namespace"),
-            _field("POD_IP", "status.podIP"),
-            _field("NODE_NAME", "spec.nodeName"),
+            env_field("POD_NAME", "metadata.name"),
+            env_field("POD_NAMESPACE", "metadata.namespace"),
+            env_field("POD_IP", "status.podIP"),
+            env_field("NODE_NAME", "spec.nodeName"),
+            *([cache.AGENT_ENV] if _cached(shape) else []),
         ],
         "startupProbe": _http_probe("/healthz", names.AGENT_PORT, period=1, failures=60),
         "resources": {
             "requests": {"cpu": config.agent.cpu, "memory": config.agent.memory},
             "limits": {"memory": config.agent.memory},
         },
-        "securityContext": _LOCKED_DOWN,
+        "securityContext": LOCKED_DOWN,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [_mount("run", names.RUN_DIR), _mount("agent-key", names.KEYS_DIR, read_only=True)],
+        "volumeMounts": [
+            mount("run", names.RUN_DIR),
+            mount("agent-key", names.KEYS_DIR, read_only=True),
+            *_cache_mount(shape),
+        ],
     }
 
 
 def _stage(shape: Shape) -> JsonObject:
     """Fetches the weights. It has no startup probe: a probe around a download would kill it."""
-    config, source = shape.config, shape.model.spec.source
-    env = [
-        _value("SHOAL_STAGE_URI", source.uri),
-        *([_value("SHOAL_STAGE_DIGEST", source.digest)] if source.digest else []),
-        _value("HOME", names.HOME_DIR),
-        *([_value("HF_ENDPOINT", config.hub_endpoint)] if config.hub_endpoint else []),
-        *_proxy(config),
-        *([_value("SSL_CERT_FILE", f"{CA_DIR}/{config.ca_bundle.key}")] if config.ca_bundle.config_map else []),
-    ]
-    mounts = [
-        _mount("models", names.MODELS_DIR),
-        _mount("run", names.RUN_DIR),
-        _mount("home", names.HOME_DIR),
-        *([_mount("source", names.SOURCE_DIR, read_only=True)] if _claim(shape) else []),
-        *([_mount("source-secret", names.SOURCE_SECRET_DIR, read_only=True)] if source.secret_ref else []),
-        *([_mount("ca", CA_DIR, read_only=True)] if config.ca_bundle.config_map else []),
-    ]
+    model, config = shape.model, shape.config
     return {
         "name": names.CONTAINER_STAGE,
         "image": config.agent.image,
         "imagePullPolicy": config.agent.pull_policy,
         "command": ["shoal", "agent", "stage"],
-        "env": env,
-        # The pod reserves the engine's memory anyway, and of init containers only the largest counts.
-        "resources": {kind: dict(amounts) for kind, amounts in _engine_resources(shape, with_gpus=False).items()},
-        "securityContext": _LOCKED_DOWN,
-        "volumeMounts": mounts,
+        "env": [
+            *source.environment(model, config, shape.facts),
+            *([cache.STAGE_ENV] if _cached(shape) else []),
+        ],
+        "resources": _stage_resources(shape),
+        "securityContext": LOCKED_DOWN,
+        "volumeMounts": [
+            mount("models", names.MODELS_DIR),
+            mount("run", names.RUN_DIR),
+            mount("home", names.HOME_DIR),
+            *source.mounts(model, config),
+            *_cache_mount(shape),
+        ],
     }
 
 
@@ -171,6 +186,7 @@ def _engine(shape: Shape) -> JsonObject:
         port=names.ENGINE_PORT,
         tensor=shape.gpus,
         platform_args=row.args,
+        quantization=shape.variant.quantization if shape.variant else None,
     )
     env = {"HOME": names.HOME_DIR} | {e.name: e.value for e in row.env} | {e.name: e.value for e in model.spec.pod.env}
     return {
@@ -185,7 +201,7 @@ def _engine(shape: Shape) -> JsonObject:
             *row.command,
         ],
         "args": list(args),
-        "env": [_value(name, value) for name, value in env.items()],
+        "env": [env_value(name, value) for name, value in env.items()],
         "ports": [{"name": "engine", "containerPort": names.ENGINE_PORT, "protocol": "TCP"}],
         "startupProbe": _http_probe("/ready", names.ENGINE_PORT, period=2, failures=STARTUP_SECONDS // 2),
         "readinessProbe": _http_probe("/ready", names.ENGINE_PORT, period=5, failures=3),
@@ -198,15 +214,16 @@ def _engine(shape: Shape) -> JsonObject:
             "failureThreshold": 2,
         },
         "resources": _engine_resources(shape, with_gpus=True),
-        "securityContext": _LOCKED_DOWN,
+        "securityContext": LOCKED_DOWN,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
-            _mount("models", names.MODELS_DIR, read_only=True),
-            _mount("run", names.RUN_DIR),
-            _mount("home", names.HOME_DIR),
-            _mount("shm", "/dev/shm"),  # noqa: S108 - the engine's processes talk through it
-            _mount("engine-key", names.KEYS_DIR, read_only=True),
-            *([_mount("source", names.SOURCE_DIR, read_only=True)] if _claim(shape) else []),
+            mount("models", names.MODELS_DIR, read_only=True),
+            mount("run", names.RUN_DIR),
+            mount("home", names.HOME_DIR),
+            mount("shm", "/dev/shm"),  # noqa: S108 - the engine's processes talk through it
+            mount("engine-key", names.KEYS_DIR, read_only=True),
+            *source.source_mount(model),
+            *_cache_mount(shape),
         ],
     }
 
@@ -231,6 +248,29 @@ def _engine_resources(shape: Shape, *, with_gpus: bool) -> dict[str, dict[str, s
     return {"requests": requests, "limits": limits}
 
 
+def _stage_resources(shape: Shape) -> dict[str, dict[str, str]]:
+    """The engine's, without GPUs: the pod reserves its memory anyway, and of init containers only the largest counts.
+
+    What it fetches into the pod's own emptyDir needs room on the node: 1.1 times the files.
+    """
+    found = {kind: dict(amounts) for kind, amounts in _engine_resources(shape, with_gpus=False).items()}
+    facts = shape.facts
+    fetched = parse_source(shape.model.spec.source.uri).scheme in CACHED_SCHEMES
+    if fetched and not _cached(shape) and facts is not None and facts.file_bytes:
+        mib = -(-facts.file_bytes * 11 // 10 // _MI)
+        found["requests"] = {_STORAGE: f"{mib}Mi" if mib % 1024 else f"{mib // 1024}Gi"} | found["requests"]
+    return found
+
+
+def _cached(shape: Shape) -> bool:
+    """Whether the node cache fetches the weights."""
+    return shape.config.cache.enabled and parse_source(shape.model.spec.source.uri).scheme in CACHED_SCHEMES
+
+
+def _cache_mount(shape: Shape) -> list[JsonObject]:
+    return [cache.POD_MOUNT] if _cached(shape) else []
+
+
 def _canonical(name: str, amount: str) -> str:
     """As the API server writes it back: otherwise what is stored would differ from what is sent for ever."""
     number = quantity.parse(amount)
@@ -240,40 +280,21 @@ def _canonical(name: str, amount: str) -> str:
 def _volumes(shape: Shape) -> list[JsonObject]:
     model, config = shape.model, shape.config
     secret = children.keys_secret(model.metadata.name, shape.install_key)
-    claim, secret_ref = _claim(shape), model.spec.source.secret_ref
-    volumes: list[JsonObject] = [
+    return [
         {"name": "run", "emptyDir": {}},
         {"name": "models", "emptyDir": {}},
         {"name": "home", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{max(2, shape.gpus)}Gi"}},
         _secret_volume("engine-key", secret, "engine.yaml"),
         _secret_volume("agent-key", secret, "agent.json"),
+        *source.volumes(model, config),
+        *([cache.pod_volume(config.cache)] if _cached(shape) else []),
     ]
-    if claim:
-        volumes.append({"name": "source", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
-    if secret_ref:
-        volumes.append({"name": "source-secret", "secret": {"secretName": secret_ref.name}})
-    if config.ca_bundle.config_map:
-        volumes.append({"name": "ca", "configMap": {"name": config.ca_bundle.config_map}})
-    return volumes
-
-
-def _claim(shape: Shape) -> str:
-    return parse_source(shape.model.spec.source.uri).claim
 
 
 def _secret_volume(name: str, secret: str, key: str) -> JsonObject:
     """One key of a Secret: neither container sees what the other one needs."""
     return {"name": name, "secret": {"secretName": secret, "items": [{"key": key, "path": key}]}}
-
-
-def _proxy(config: OperatorConfig) -> list[JsonObject]:
-    pairs = {
-        "HTTP_PROXY": config.proxy.http,
-        "HTTPS_PROXY": config.proxy.https,
-        "NO_PROXY": config.proxy.no_proxy,
-    }
-    return [_value(name, value) for name, value in pairs.items() if value]
 
 
 def _http_probe(path: str, port: int, *, period: int, failures: int) -> JsonObject:
@@ -283,20 +304,3 @@ def _http_probe(path: str, port: int, *, period: int, failures: int) -> JsonObje
         "timeoutSeconds": 5,
         "failureThreshold": failures,
     }
-
-
-def _value(name: str, value: str) -> JsonObject:
-    return {"name": name, "value": value}
-
-
-def _field(name: str, path: str) -> JsonObject:
-    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
-
-
-def _mount(name: str, path: str, *, read_only: bool = False) -> JsonObject:
-    return {"name": name, "mountPath": path} | ({"readOnly": True} if read_only else {})
-
-
-def _optional(name: str, value: object) -> JsonObject:
-    """Absent instead of empty, as the API server stores it."""
-    return {name: value} if value else {}

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 from shoal.api import names
+from shoal.api.artifact import ArtifactFacts
 from shoal.api.config import EngineVersion, OperatorConfig
 from shoal.api.gpuclass import GPUClass
 from shoal.api.meta import API_VERSION, JsonObject
-from shoal.api.model import Model
+from shoal.api.model import Model, Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,13 @@ class Shape:
     config: OperatorConfig
     install_key: str
     """Fingerprint of the install key whose keys the pods carry."""
+    facts: ArtifactFacts | None = None
+    """What the source was resolved to once: the pods fetch exactly that."""
+
+    @property
+    def variant(self) -> Variant | None:
+        """What the Model says of the class; None where it names none."""
+        return next((v for v in self.model.spec.variants if v.gpu_class == self.gpu_class.metadata.name), None)
 
 
 def engine_version(model: Model, config: OperatorConfig) -> str:

@@ -20,18 +20,35 @@ from pydantic import ValidationError
 
 from shoal.api import names
 from shoal.api.config import OperatorConfig
+from shoal.controllers.cachevolumes import CacheVolumesController
 from shoal.controllers.capacity import Capacity
+from shoal.controllers.figures import EngineFigures
 from shoal.controllers.gpuclass import GPUClassController
 from shoal.controllers.installkey import InstallKeySource
 from shoal.controllers.model import ModelController
+from shoal.controllers.planner import Planner
+from shoal.controllers.standing import Standings
 from shoal.controllers.tenant import TenantController
 from shoal.controllers.world import World
+from shoal.core.placement import Moves
 from shoal.kube import auth
 from shoal.kube.client import Client
 from shoal.kube.events import Recorder
 from shoal.kube.lease import Elector
 from shoal.kube.queue import WorkQueue
-from shoal.kube.resources import DEPLOYMENTS, GPUCLASSES, MODELS, NETWORKPOLICIES, NODES, PDBS, PODS, TENANTS
+from shoal.kube.resources import (
+    DEPLOYMENTS,
+    GPUCLASSES,
+    JOBS,
+    MODELS,
+    NETWORKPOLICIES,
+    NODES,
+    PDBS,
+    PERSISTENTVOLUMECLAIMS,
+    PERSISTENTVOLUMES,
+    PODS,
+    TENANTS,
+)
 from shoal.kube.watch import Watched, Watcher
 from shoal.runtime import logs
 
@@ -41,6 +58,10 @@ STUCK_SECONDS: Final = 300.0
 """A reconcile that runs longer hangs: each of its calls has a deadline far below."""
 BEAT_SECONDS: Final = 1.0
 OURS: Final = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},{names.LABEL_MODEL}"
+
+SHARES_OF_THE_CACHE: Final = (
+    f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},{names.LABEL_COMPONENT}={names.COMPONENT_CACHE}"
+)
 
 
 class Operator:
@@ -62,9 +83,12 @@ class Operator:
         self.world = world = World(client, config, namespace, self.recorder)
         self.capacity = Capacity(world)
         self.install = InstallKeySource(client, namespace)
-        self.models = ModelController(world, self.capacity, self.install, WorkQueue("model", workers=8))
-        self.classes = GPUClassController(world, self.capacity, WorkQueue("gpuclass", workers=2))
+        self.planner = Planner(world, self.capacity, Standings(world), Moves())
+        self.models = ModelController(world, self.planner, self.install, WorkQueue("model", workers=8))
+        self.classes = GPUClassController(world, self.capacity, self.planner, WorkQueue("gpuclass", workers=2))
+        self.figures = EngineFigures(world, self.planner, self.install, WorkQueue("figures", workers=8))
         self.tenants = TenantController(world, WorkQueue("tenant", workers=2))
+        self.cache_volumes = CacheVolumesController(world, WorkQueue("cache-volumes", workers=1))
         self.elector = Elector(client, namespace, names.LEASE_NAME, self.identity)
         self.watcher = Watcher(
             client,
@@ -75,6 +99,9 @@ class Operator:
                 Watched(NODES, world.nodes),
                 Watched(PODS, world.pods),
                 Watched(DEPLOYMENTS, world.deployments, OURS),
+                Watched(JOBS, world.jobs, OURS),
+                Watched(PERSISTENTVOLUMES, world.cache_volumes, SHARES_OF_THE_CACHE),
+                Watched(PERSISTENTVOLUMECLAIMS, world.cache_claims, SHARES_OF_THE_CACHE),
                 Watched(PDBS, world.budgets, OURS),
                 Watched(NETWORKPOLICIES, world.policies, OURS),
             ],
@@ -86,7 +113,7 @@ class Operator:
 
     @property
     def queues(self) -> tuple[WorkQueue, ...]:
-        return (self.models.queue, self.classes.queue, self.tenants.queue)
+        return (self.models.queue, self.classes.queue, self.tenants.queue, self.cache_volumes.queue)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -104,12 +131,17 @@ class Operator:
             group.create_task(self.recorder.run())
             group.create_task(self.classes.queue.run(self.classes.reconcile))
             group.create_task(self.tenants.queue.run(self.tenants.reconcile))
+            group.create_task(self.cache_volumes.queue.run(self.cache_volumes.reconcile))
+            group.create_task(self.planner.run())
             group.create_task(self.models.queue.run(self.models.reconcile))
+            group.create_task(self.figures.run())
 
     def _compare_all(self) -> None:
         self.classes.enqueue_all()
         self.tenants.enqueue_all()
         self.models.enqueue_all()
+        self.figures.enqueue_all()
+        self.cache_volumes.enqueue_all()
 
     async def _heart(self) -> None:
         while True:
@@ -130,7 +162,7 @@ class Operator:
             problems.append(f"nothing heard from the API server for {silence:.0f} s")
         problems += [
             f"a reconcile of {queue.name} runs for {queue.longest_running():.0f} s"
-            for queue in self.queues
+            for queue in (*self.queues, self.figures.queue)
             if queue.longest_running() > STUCK_SECONDS
         ]
         return problems

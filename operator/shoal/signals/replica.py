@@ -61,7 +61,7 @@ class ReplicaStream:
         while True:
             heard = False
             try:
-                async for _ in self._listen():
+                async for _ in self.listen():
                     heard = True
                 error = "the agent ended the stream"
             except StreamBroken as broken:
@@ -79,7 +79,8 @@ class ReplicaStream:
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - spreads reconnects
             delay = min(delay * 2, _BACKOFF_MOST)
 
-    async def _listen(self) -> AsyncGenerator[None, None]:
+    async def listen(self) -> AsyncGenerator[None, None]:
+        """One connection: yields after each message that changed `keys`, or did not. Raises StreamBroken."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=api.SILENCE_SECONDS)
         headers = {"authorization": f"Bearer {self.peer.key}", "accept": "text/event-stream"}
         url = f"http://{_bracketed(self.peer.host)}:{self.peer.port}/v1/replica"
@@ -121,6 +122,24 @@ class ReplicaStream:
         if self.keys is not None:
             self.keys = None
             self._changed(self.peer.uid, None)
+
+
+async def read_once(peer: Peer, session: aiohttp.ClientSession, *, seconds: float) -> api.ReplicaKeys:
+    """What one agent knows now: the first message of its stream. Raises StreamBroken when it cannot be had in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            found: list[api.ReplicaKeys] = []
+            stream = ReplicaStream(peer, session, lambda _, keys: found.append(keys) if keys is not None else None)
+            listening = stream.listen()
+            try:
+                async for _ in listening:
+                    if found:
+                        return found[0]
+            finally:
+                await listening.aclose()
+    except (aiohttp.ClientError, TimeoutError, OSError) as failure:
+        raise StreamBroken(f"{type(failure).__name__}: {failure}") from failure
+    raise StreamBroken("the agent ended the stream")
 
 
 class ReplicaStreams:

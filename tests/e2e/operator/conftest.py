@@ -27,6 +27,7 @@ async def fleet(plane: ControlPlane, request: pytest.FixtureRequest) -> AsyncIte
         for name in (namespace, NAMESPACE):
             body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
             await client.apply(NAMESPACES, body, manager="test")
+        await add_node(client, "cpu-0", {}, 0)
         await add_node(client, "h100-0", {"nvidia.com/gpu.product": "H100"}, 8)
         await add_node(client, "l4-0", {"nvidia.com/gpu.product": "L4"}, 2)
         kubelet = StatusKubelet(client)

@@ -245,8 +245,9 @@ async def test_a_paused_model_is_decided_and_not_applied(fleet: Fleet) -> None:
     client, ns = fleet.client, fleet.namespace
     async with running_operator(client, fleet.kubeconfig):
         await fleet.apply(model("chat", ns, annotations={names.ANNOTATION_PAUSED: "true"}))
-        paused = await model_with(client, ns, "chat", "Ready", "False", "Paused")
-        assert condition(paused, "Placed")["status"] == "True"
+        paused = await model_with(client, ns, "chat", "Placed", "True")
+        assert condition(paused, "Ready")["reason"] == "Paused"
+        assert condition(paused, "Ready")["message"].startswith("annotation shoal.dev/paused is set: decided, nothing")
         assert await fleet.all(DEPLOYMENTS, namespace=ns) == []
         await fleet.apply(model("chat", ns))
         await model_with(client, ns, "chat", "Ready", "True")
@@ -270,9 +271,7 @@ async def test_what_the_stage_container_said_is_what_the_model_says(fleet: Fleet
     fleet.kubelet.hold = True
     async with running_operator(client, fleet.kubeconfig):
         await fleet.apply(model("chat", ns))
-        (pod,) = await eventually(
-            lambda: fleet.all(PODS, namespace=ns), lambda found: found and found[0]["spec"].get("nodeName")
-        )
+        (pod,) = await eventually(lambda: _engine_pods(fleet), lambda found: found and found[0]["spec"].get("nodeName"))
         said = {"reason": "DigestMismatch", "message": "the archive's SHA-256 is sha256:11, not sha256:22"}
         ended = {"exitCode": 1, "message": json.dumps(said), "reason": "Error"}
         status = {
@@ -305,12 +304,25 @@ async def test_what_the_stage_container_said_is_what_the_model_says(fleet: Fleet
 
 async def test_quota_that_refuses_the_pods_is_told(fleet: Fleet) -> None:
     client, ns = fleet.client, fleet.namespace
-    fleet.plane.run_kubectl("create", "quota", "none", f"-n={ns}", "--hard=pods=0")
+    fleet.plane.run_kubectl("create", "quota", "none", f"-n={ns}", "--hard=requests.nvidia.com/gpu=0")
     await asyncio.sleep(1)
     async with running_operator(client, fleet.kubeconfig):
         await fleet.apply(model("chat", ns))
         refused = await model_with(client, ns, "chat", "Ready", "False", "PodsRefused")
         assert "exceeded quota: none" in condition(refused, "Ready")["message"]
+
+
+async def test_quota_that_refuses_the_job_says_where_to_look(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    fleet.plane.run_kubectl("create", "quota", "none", f"-n={ns}", "--hard=pods=0")
+    await asyncio.sleep(1)
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(model("chat", ns))
+        waits = await eventually(
+            lambda: client.get(MODELS, "chat", ns), lambda m: "no pod yet" in condition(m, "Placed").get("message", "")
+        )
+        assert condition(waits, "Ready")["reason"] == "ReadingArtifact"
+        assert f"see kubectl describe job -n {ns} facts-" in condition(waits, "Ready")["message"]
 
 
 async def test_a_new_install_key_rolls_the_pods_and_the_old_one_goes_with_the_last(
@@ -334,7 +346,7 @@ async def test_a_new_install_key_rolls_the_pods_and_the_old_one_goes_with_the_la
             lambda found: [s["metadata"]["name"] for s in found] == [new],
             what=f"{old} replaced by {new}",
         )
-        (pod,) = await eventually(lambda: fleet.all(PODS, namespace=ns), lambda found: len(found) == 1)
+        (pod,) = await eventually(lambda: _engine_pods(fleet), lambda found: len(found) == 1)
         assert pod["metadata"]["annotations"][names.ANNOTATION_INSTALL_KEY] == keys.fingerprint(fresh)
         made = (await client.get(SECRETS, new, ns))["data"]["agent.json"]
         uid = (await client.get(MODELS, "chat", ns))["metadata"]["uid"]
@@ -401,6 +413,11 @@ async def test_the_api_server_restarts_under_the_operator(fleet: Fleet) -> None:
             lambda found: [d["metadata"]["name"] for d in found] == ["after-l4"],
             seconds=60,
         )
+
+
+async def _engine_pods(fleet: Fleet) -> list[JsonObject]:
+    pods = await fleet.all(PODS, namespace=fleet.namespace)
+    return [p for p in pods if p["metadata"]["labels"].get(names.LABEL_COMPONENT) == names.COMPONENT_ENGINE]
 
 
 def _tenant(name: str, namespace: str, model_name: str) -> JsonObject:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from shoal.api.config import CABundle, EngineVersion, NamedValue, Pods, Proxy
+from shoal.api.config import CABundle, EngineVersion, NamedValue, Pods, PriorityBand, Proxy
 
 Free = dict[str, Any]
 """Something that goes into an object as it is; Kubernetes' own API checks it."""
@@ -242,7 +242,13 @@ class Values(Section):
     """The agent, beside each engine."""
     cache: NodeCache = NodeCache()
     """The node cache: each model is fetched once per node."""
-    pods: Pods = Pods()
+    pods: Pods = Pods(
+        priority_bands=(
+            PriorityBand(name="shoal-low", minimum=-1000, value=1000),
+            PriorityBand(name="shoal-default", minimum=0, value=2000),
+            PriorityBand(name="shoal-high", minimum=100, value=3000),
+        )
+    )
     """What every engine pod gets."""
     proxy: Proxy = Proxy()
     """HTTP proxy for staging weights."""

@@ -5,6 +5,7 @@ from typing import Final
 from shoal.api import names, reasons
 from shoal.api.gpuclass import GPUClass, GPUClassStatus
 from shoal.controllers.capacity import Capacity
+from shoal.controllers.planner import Planner
 from shoal.controllers.status import write_status
 from shoal.controllers.world import World
 from shoal.core import gpuclasses
@@ -18,14 +19,19 @@ SETTLE_SECONDS: Final = 1.0
 
 
 class GPUClassController:
-    def __init__(self, world: World, capacity: Capacity, queue: WorkQueue):
-        self._world, self._capacity, self.queue = world, capacity, queue
+    def __init__(self, world: World, capacity: Capacity, planner: Planner, queue: WorkQueue):
+        self._world, self._capacity, self._planner, self.queue = world, capacity, planner, queue
         world.classes.listeners.append(self._class)
         capacity.changed.append(self._counts)
+        planner.overheads_changed.append(self._counts)
 
     def _class(self, key: str, before: Custom[GPUClass] | None, after: Custom[GPUClass] | None) -> None:
         if after is not None:
             self.queue.add(key)
+        if before is None or after is None or before.object is None or after.object is None:
+            self._counts()
+        elif before.object.spec.node_selector != after.object.spec.node_selector:
+            self._counts()  # nodes may count for another class now
 
     def _counts(self) -> None:
         for key in self._world.classes.known_keys():
@@ -49,6 +55,14 @@ class GPUClassController:
                 conditions=merge(old, [finding], generation=generation, now=now), observed_generation=generation
             )
         else:
-            status = gpuclasses.status(custom.object, self._capacity.usage(custom.object), now)
+            gpu_class, name = custom.object, custom.metadata.name
+            status = gpuclasses.status(
+                gpu_class,
+                self._capacity.usage(gpu_class),
+                self._capacity.members().get(name, ()),
+                overlapping=self._capacity.overlapping(gpu_class),
+                overhead=self._planner.overhead(name),
+                now=now,
+            )
         await write_status(self._world, GPUCLASSES, self._world.classes, custom, status, manager=names.MANAGER_GPUCLASS)
         return None

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import orjson
@@ -11,13 +12,14 @@ from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.controllers.installkey import InstallKeys
+from shoal.controllers.standing import place
 from shoal.controllers.world import World
 from shoal.core import children, facts
 from shoal.core.placement import VariantPlan
 from shoal.kube.drift import covers
 from shoal.kube.errors import Conflict, NotFound
 from shoal.kube.projections import Child
-from shoal.kube.resources import DEPLOYMENTS, NETWORKPOLICIES, PDBS, SECRETS, Resource
+from shoal.kube.resources import DEPLOYMENTS, NETWORKPOLICIES, PDBS, PODS, SECRETS, Resource
 from shoal.kube.store import Table
 from shoal.manifests import model as manifests
 from shoal.manifests.shape import Shape
@@ -26,6 +28,8 @@ log = structlog.get_logger()
 
 _SCALE_ATTEMPTS: Final = 5
 _REMEMBERED: Final = 20_000
+GOES_FIRST: Final = -1000
+"""Deletion cost of a pod that is to go; others have 0."""
 
 
 class NameTaken(Exception):
@@ -91,11 +95,18 @@ class Applier:
             for child in world.policies.by("model", model.metadata.uid):
                 await self._delete(NETWORKPOLICIES, world.policies, child)
 
-    async def variant(self, shape: Shape, plan: VariantPlan, *, may_surge: bool) -> None:
+    async def variant(self, shape: Shape, plan: VariantPlan, *, may_surge: Callable[[], bool]) -> None:
         """One Deployment: its fields, then its replicas. Raises NameTaken, Conflict."""
         live = self._deployment(shape.model, plan.gpu_class) or await self._create(shape)
         await self._update(shape, live, may_surge=may_surge)
-        await self._scale(shape.model, plan)
+        await self.scale(shape.model, plan)
+
+    async def scale(self, model: Model, plan: VariantPlan) -> None:
+        """The replicas of a Deployment, and before them which of its pods go first. Raises Conflict."""
+        pods = [p for p in self._world.pods.by("model", model.metadata.uid) if p.gpu_class == plan.gpu_class]
+        for pod, cost in deletion_costs(pods, dict(plan.leaving)):
+            await self._mark(pod, cost)
+        await self._scale(model, plan)
 
     async def drop_variants(self, model: Model, keep: set[str]) -> None:
         """Deletes Deployments of classes that the Model does not use any more."""
@@ -129,7 +140,7 @@ class Applier:
             raise Conflict(f"Deployment {metadata['namespace']}/{metadata['name']} is being deleted")
         return live
 
-    async def _update(self, shape: Shape, live: Child, *, may_surge: bool) -> None:
+    async def _update(self, shape: Shape, live: Child, *, may_surge: Callable[[], bool]) -> None:
         found = live.deployment
         assert found is not None  # noqa: S101 - `_deployment` returns no other
         raw = live.decode()
@@ -138,7 +149,7 @@ class Applier:
         wanted["metadata"]["name"] = live.name
         if not covers(raw["spec"]["template"], wanted["spec"]["template"]):
             # A rollout begins: only now does it matter whether there is room for one more replica.
-            wanted = manifests.deployment(shape, surge=may_surge)
+            wanted = manifests.deployment(shape, surge=may_surge())
             wanted["metadata"]["name"] = live.name
         if found.replicas_managers <= {names.MANAGER_MODEL}:
             # Nobody else owns the number yet, so leaving it out would drop it: it stays as it was read.
@@ -176,6 +187,18 @@ class Applier:
             raise NameTaken(_taken(resource, metadata["name"], model))
         return False
 
+    async def _mark(self, pod: facts.Pod, cost: int) -> None:
+        annotations = {names.ANNOTATION_DELETION_COST: str(cost) if cost else None}
+        body: JsonObject = {"metadata": {"uid": pod.uid, "annotations": annotations}}
+        client, table = self._world.client, self._world.pods
+        since = table.mark()
+        try:
+            # Not by apply, which would make a pod that is gone.
+            answer = await client.merge_patch(PODS, pod.name, pod.namespace, body, manager=names.MANAGER_SCALER)
+        except (NotFound, Conflict):
+            return  # it is gone, or another pod has its name: nothing to choose any more
+        table.upsert(answer, since=since)
+
     async def _scale(self, model: Model, plan: VariantPlan) -> None:
         """`replicas`, by the scaler, from the version it read: also the first 0, which makes the field its own."""
         for _ in range(_SCALE_ATTEMPTS):
@@ -205,6 +228,22 @@ class Applier:
     async def _delete(self, resource: Resource, table: Table[Child], child: Child) -> None:
         await self._world.client.delete(resource, child.name, child.namespace, uid=child.uid)
         table.remove(child.key, child.uid)
+
+
+def deletion_costs(pods: Iterable[facts.Pod], leaving: Mapping[str, int]) -> list[tuple[facts.Pod, int]]:
+    """The pods whose deletion cost has to change: of each node in `leaving` so many pods go first, those that do not
+    serve before those that do; pods that were to go once and are to stay now are ordinary again."""
+    left = dict(leaving)
+    changes: list[tuple[facts.Pod, int]] = []
+    for pod in sorted((p for p in pods if not p.deleting and not p.finished), key=lambda p: (p.ready, p.name)):
+        where = place(pod) or ""
+        goes = left.get(where, 0) > 0
+        if goes:
+            left[where] -= 1
+        cost = GOES_FIRST if goes else 0
+        if pod.deletion_cost != cost and (goes or pod.deletion_cost == GOES_FIRST):
+            changes.append((pod, cost))
+    return changes
 
 
 def current(deployments: tuple[Child, ...]) -> dict[str, facts.Deployment]:

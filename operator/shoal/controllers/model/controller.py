@@ -1,5 +1,6 @@
 """Model: observe, ask core, apply, one status write."""
 
+from collections.abc import Mapping
 from typing import Final
 
 import structlog
@@ -7,16 +8,21 @@ import structlog
 from shoal.api import names, reasons
 from shoal.api.gpuclass import GPUClass
 from shoal.api.model import Model, ModelStatus
-from shoal.controllers.capacity import Capacity
+from shoal.controllers.artifacts import Artifacts
 from shoal.controllers.installkey import InstallKeyError, InstallKeySource
 from shoal.controllers.model.apply import Applier, NameTaken, current
+from shoal.controllers.planner import Decision, Planner, Wish
 from shoal.controllers.status import write_status
 from shoal.controllers.world import World
-from shoal.core import facts, models, placement
+from shoal.core import facts, models
+from shoal.core.artifacts import Reading
 from shoal.core.conditions import Finding, merge
 from shoal.core.models import Observed, Problem
+from shoal.core.placement import VariantPlan
+from shoal.core.variants import cold_start
 from shoal.engine.launch import check_extra_args
 from shoal.kube.errors import Forbidden, Invalid, NotFound
+from shoal.kube.events import Event
 from shoal.kube.projections import Child, Custom
 from shoal.kube.queue import WorkQueue
 from shoal.kube.resources import MODELS, SECRETS
@@ -26,27 +32,31 @@ log = structlog.get_logger()
 
 LOOK_AGAIN_SECONDS: Final = 30.0
 """For what no watch tells: a Secret that is missing, a name that is taken, an admission policy that refuses."""
-SETTLE_SECONDS: Final = 1.0
 
 
 class ModelController:
-    def __init__(self, world: World, capacity: Capacity, install: InstallKeySource, queue: WorkQueue):
-        self._world, self._capacity, self._install, self.queue = world, capacity, install, queue
+    def __init__(self, world: World, planner: Planner, install: InstallKeySource, queue: WorkQueue):
+        self._world, self._planner, self._install, self.queue = world, planner, install, queue
         self._applier = Applier(world)
-        self._waiting: set[str] = set()
-        """Models that wait for room, or for a class."""
+        self._artifacts = Artifacts(world, queue.add)
+        self._cold: dict[str, dict[str, int]] = {}
+        """Model's uid -> class -> seconds of the last cold start that was seen."""
         world.models.listeners.append(self._model)
         world.classes.listeners.append(self._class)
         world.pods.listeners.append(self._pod)
         for table in (world.deployments, world.budgets, world.policies):
             table.listeners.append(self._child)
-        capacity.changed.append(self._room)
+        planner.wake.append(self._planned)
         install.changed.append(self.enqueue_all)
 
     # --- what wakes a Model -----------------------------------------------------------------------------------------
 
     def _model(self, key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
         self.queue.add(key)
+        if before is not None and (after is None or after.metadata.uid != before.metadata.uid):
+            self._forget(before.metadata.uid)
+        if after is not None and (after.metadata.deletion_timestamp is not None or after.object is None):
+            self._planner.leave(after.metadata.uid)
         if before is not None and after is not None and before.object is not None and after.object is not None:
             same = before.object.claimed_names == after.object.claimed_names
             if same and after.metadata.deletion_timestamp == before.metadata.deletion_timestamp:
@@ -56,6 +66,10 @@ class ModelController:
                 for rival in self._world.models.by("claim", claim):
                     if rival.object is not None:
                         self.queue.add(rival.object.key)
+
+    def _forget(self, uid: str) -> None:
+        self._planner.leave(uid)
+        self._cold.pop(uid, None)
 
     def _class(self, key: str, before: Custom[GPUClass] | None, after: Custom[GPUClass] | None) -> None:
         if before is not None and after is not None and before.object and after.object:
@@ -68,7 +82,13 @@ class ModelController:
                 self.queue.add(f"{custom.metadata.namespace}/{custom.metadata.name}")
 
     def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
-        self._wake((after or before or _NOBODY).model_uid)
+        pod = after or before
+        if pod is None or pod.model_uid is None:
+            return
+        started = before is not None and after is not None and not before.ready
+        if started and pod.gpu_class and (seconds := cold_start(pod)) is not None:
+            self._cold.setdefault(pod.model_uid, {})[pod.gpu_class] = seconds
+        self._wake(pod.model_uid)
 
     def _child(self, _key: str, before: Child | None, after: Child | None) -> None:
         for child in (before, after):
@@ -80,9 +100,11 @@ class ModelController:
         if custom is not None:
             self.queue.add(f"{custom.metadata.namespace}/{custom.metadata.name}")
 
-    def _room(self) -> None:
-        for key in self._waiting:
-            self.queue.add_after(key, SETTLE_SECONDS)
+    def _planned(self, key: str, seconds: float) -> None:
+        if seconds:
+            self.queue.add_after(key, seconds)
+        else:
+            self.queue.add(key)
 
     def enqueue_all(self) -> None:
         """After a resync, and when the install key changed: compares every Model with the whole world."""
@@ -97,7 +119,6 @@ class ModelController:
         world = self._world
         custom = world.models.get(key)
         if custom is None or custom.metadata.deletion_timestamp is not None:
-            self._waiting.discard(key)
             return None  # garbage collection removes the children
         if custom.object is None:
             await self._write(custom, _invalid(custom, world))
@@ -110,73 +131,108 @@ class ModelController:
         if model is None:
             return None
         missing = await self._missing_secret(model)
-        # From here to `assume` nothing is awaited: two Models never count on the same GPU.
+        version = engine_version(model, world.config)
         classes = world.accepted_classes()
         problems = models.problems(
             model,
             classes=classes,
             versions=tuple(world.config.engines.versions),
-            version=engine_version(model, world.config),
-            argument_problems=check_extra_args(engine_version(model, world.config), model.spec.engine.extra_args),
+            version=version,
+            argument_problems=check_extra_args(version, model.spec.engine.extra_args),
             secret_missing=missing,
         )
-        decided = None if problems else self._place(model, classes)
+        reading = None if problems else await self._artifacts.read(model)
         paused = models.is_paused(model)
+        known = reading.facts if reading is not None else None
+        wish = Wish(model, known, "frozen" if paused or known is None else "placed")
+        self._planner.enter(wish)
+        decided = self._planner.decided(wish)
+        if known is not None and decided is None:
+            return None  # the planner wakes it
         failure: Problem | None = None
-        try:
-            if decided is not None and not paused:
-                self._assume(model, decided)
-                failure = await self._apply(model, classes, decided)
-        finally:
-            self._capacity.settle(model.metadata.uid)
-        if decided is not None and decided.missing:
-            self._waiting.add(key)
-        else:
-            self._waiting.discard(key)
+        if known is not None and decided is not None and not paused:
+            await self._tell_who_waits(key, custom, reading, decided)
+            failure = await self._carry_out(model, classes, wish, decided)
         latest = world.models.get(key)
-        if latest is None or latest.metadata.uid != custom.metadata.uid:
+        if latest is None or latest.object is None or latest.metadata.uid != custom.metadata.uid:
             return None
+        if problems or known is None:
+            decided = None  # what stands is shown
+        status = self._status(latest.object, reading, decided, problems=problems, failure=failure)
+        await self._write(latest, status)
+        self._tell_of_placement(latest, status)
+        return LOOK_AGAIN_SECONDS if missing or failure else None
+
+    def _status(
+        self,
+        model: Model,
+        reading: Reading | None,
+        decided: Decision | None,
+        *,
+        problems: tuple[Problem, ...] = (),
+        failure: Problem | None = None,
+    ) -> ModelStatus:
+        world, uid = self._world, model.metadata.uid
         seen = Observed(
             model=model,
             problems=problems,
             served=models.served_names(model, self._rivals(model)),
-            placement=decided,
-            deployments=tuple(current(world.deployments.by("model", model.metadata.uid)).values()),
-            pods=world.pods.by("model", model.metadata.uid),
+            placement=decided.placement if decided else None,
+            deployments=tuple(current(world.deployments.by("model", uid)).values()),
+            pods=world.pods.by("model", uid),
+            reading=reading,
+            sized=decided.considered.sized if decided else {},
+            tokens=self._planner.tokens(uid),
+            cold_starts=self._cold_starts(model),
             failure=failure,
-            paused=paused,
+            paused=models.is_paused(model),
         )
-        await self._write(latest, models.status(seen, world.now()))
-        return LOOK_AGAIN_SECONDS if missing or failure else None
+        return models.status(seen, world.now())
 
-    def _place(self, model: Model, classes: dict[str, GPUClass]) -> placement.Placement:
-        offers = {
-            name: placement.offer(
-                gpu_class, self._capacity.usage(gpu_class), self._capacity.promised(name, but=model.metadata.uid)
-            )
-            for name, gpu_class in classes.items()
+    def _cold_starts(self, model: Model) -> Mapping[str, int]:
+        before = {
+            v.gpu_class: v.cold_start_seconds
+            for v in (model.status.variants if model.status else ())
+            if v.cold_start_seconds is not None
         }
-        standing = current(self._world.deployments.by("model", model.metadata.uid))
-        return placement.place(
-            wanted=models.wanted_replicas(model),
-            gpus=model.spec.engine.parallelism.tensor or 1,
-            listed=[v.gpu_class for v in model.spec.variants],
-            offers=offers,
-            current={name: d.replicas for name, d in standing.items()},
-        )
+        return before | self._cold.get(model.metadata.uid, {})
 
-    def _assume(self, model: Model, decided: placement.Placement) -> None:
-        for plan in decided.variants:
-            self._capacity.assume(model.metadata.uid, plan.gpu_class, plan.replicas, plan.gpus)
+    async def _tell_who_waits(
+        self, key: str, custom: Custom[Model], reading: Reading | None, decided: Decision
+    ) -> None:
+        """A replica that is asked for beyond what is free says so first: whoever counts GPUs finds no surplus."""
+        model = custom.object
+        if model is None or not decided.placement.waiting:
+            return
+        told = {v.gpu_class: v.waiting or 0 for v in (model.status.variants if model.status else ())}
+        if any(v.waiting > told.get(v.gpu_class, 0) for v in decided.placement.variants):
+            await self._write(custom, self._status(model, reading, decided))
 
-    async def _apply(self, model: Model, classes: dict[str, GPUClass], decided: placement.Placement) -> Problem | None:
-        world, applier = self._world, self._applier
+    async def _carry_out(
+        self, model: Model, classes: Mapping[str, GPUClass], wish: Wish, decided: Decision
+    ) -> Problem | None:
+        uid, standings = model.metadata.uid, self._planner.standings
+        plans = decided.placement.variants
+        standings.assume(uid, [(v.gpu_class, v.replicas, v.gpus) for v in plans])
+        try:
+            return await self._apply(model, classes, wish, plans)
+        finally:
+            standings.settle(uid)
+            self._planner.changed()
+
+    async def _apply(
+        self, model: Model, classes: Mapping[str, GPUClass], wish: Wish, plans: tuple[VariantPlan, ...]
+    ) -> Problem | None:
+        world, applier, uid = self._world, self._applier, model.metadata.uid
         try:
             install = self._install.keys or await self._install.ensure()
             await applier.keys(model, install)
             await applier.policies(model)
-            for plan in decided.variants:
-                gpu_class = classes[plan.gpu_class]
+            for plan in plans:
+                gpu_class = classes.get(plan.gpu_class)
+                if plan.retired or gpu_class is None:
+                    await applier.scale(model, plan)
+                    continue
                 shape = Shape(
                     model=model,
                     gpu_class=gpu_class,
@@ -184,15 +240,13 @@ class ModelController:
                     version=engine_version(model, world.config),
                     config=world.config,
                     install_key=install.fingerprint,
+                    facts=wish.facts,
                 )
-                room = placement.offer(
-                    gpu_class,
-                    self._capacity.usage(gpu_class),
-                    self._capacity.promised(plan.gpu_class, but=model.metadata.uid),
+                await applier.variant(
+                    shape, plan, may_surge=lambda p=plan: self._planner.may_surge(uid, p.gpu_class, p.gpus)
                 )
-                await applier.variant(shape, plan, may_surge=room.fits(plan.gpus) > 0)
-            await applier.drop_variants(model, {v.gpu_class for v in decided.variants})
-            in_use = {p.install_key for p in world.pods.by("model", model.metadata.uid)}
+            await applier.drop_variants(model, {v.gpu_class for v in plans})
+            in_use = {p.install_key for p in world.pods.by("model", uid)}
             await applier.drop_old_keys(model, install, in_use)
         except InstallKeyError as error:
             return Problem(reasons.REFUSED, str(error))
@@ -224,11 +278,21 @@ class ModelController:
         }
         return list(found.values())
 
+    def _tell_of_placement(self, custom: Custom[Model], status: ModelStatus) -> None:
+        """An event for each change of what runs where; the conditions' own events tell of their reasons only."""
+        before = custom.object.status if custom.object else None
+        had = {v.gpu_class: v.desired for v in (before.variants if before else ()) if v.desired}
+        has = {v.gpu_class: v.desired for v in status.variants if v.desired}
+        if had and had != has:
+            note = f"{_counts(had)} -> {_counts(has)}"
+            self._world.recorder.emit(Event(MODELS, custom.metadata, "Normal", reasons.PLACED_ON, note, "Place"))
+
     async def _write(self, custom: Custom[Model], status: ModelStatus) -> None:
         await write_status(self._world, MODELS, self._world.models, custom, status, manager=names.MANAGER_MODEL)
 
 
-_NOBODY: Final = facts.Pod("", "", "", None, True, False, False, {}, None)
+def _counts(replicas: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} on {name}" for name, count in sorted(replicas.items())) or "nowhere"
 
 
 def _invalid(custom: Custom[Model], world: World) -> ModelStatus:

@@ -1,0 +1,86 @@
+"""Reads sources: one small Job per source of a namespace, whose result stays in the status of its Models."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from shoal.api import names
+from shoal.api.model import Model
+from shoal.controllers.world import World
+from shoal.core import artifacts, facts
+from shoal.core.artifacts import Reading
+from shoal.kube.projections import Custom
+from shoal.kube.resources import JOBS
+from shoal.manifests.facts import facts_job
+
+log = structlog.get_logger()
+
+KEEP_SECONDS: Final = 60
+"""How long the first Job stays after its end; each further one for the same source twice as long: the back-off."""
+LONGEST_KEEP_SECONDS: Final = 3600
+_REMEMBERED: Final = 20_000
+
+
+class Artifacts:
+    """`changed` hears the key of each Model about whose source something may be known now."""
+
+    def __init__(self, world: World, changed: Callable[[str], None]) -> None:
+        self._world, self._changed = world, changed
+        self._tries: OrderedDict[str, int] = OrderedDict()
+        """Key of a Job -> how often it was made."""
+        world.pods.listeners.append(self._pod)
+        world.jobs.listeners.append(self._job)
+        world.models.listeners.append(self._model)
+
+    async def read(self, model: Model) -> Reading:
+        """What is known of the source; makes the Job when nothing reads it. Raises KubeError."""
+        world, key = self._world, self._key(model)
+        reading = artifacts.read(
+            model,
+            same_source=[m.object for m in world.models.by("source", key) if m.object is not None],
+            job=world.jobs.get(key),
+            pods=world.pods.by("job", key),
+        )
+        if reading.needs_job:
+            await self._make(model, key)
+        return reading
+
+    async def _make(self, model: Model, key: str) -> None:
+        tries = self._tries.get(key, 0)
+        self._tries[key] = tries + 1
+        self._tries.move_to_end(key)
+        while len(self._tries) > _REMEMBERED:
+            self._tries.popitem(last=False)
+        keep = min(LONGEST_KEEP_SECONDS, KEEP_SECONDS * 2**tries)
+        table = self._world.jobs
+        since = table.mark()
+        body = facts_job(model, self._world.config, keep_seconds=keep)
+        log.info("reading a source's metadata", model=model.key, job=body["metadata"]["name"], attempt=tries + 1)
+        table.upsert(await self._world.client.apply(JOBS, body, manager=names.MANAGER_MODEL), since=since)
+
+    @staticmethod
+    def _key(model: Model) -> str:
+        return f"{model.metadata.namespace}/{artifacts.source_key(model)}"
+
+    def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
+        pod = after or before
+        if pod is not None and pod.job:
+            self._wake(f"{pod.namespace}/{pod.job}")
+
+    def _job(self, key: str, before: facts.Job | None, after: facts.Job | None) -> None:
+        self._wake(key)
+
+    def _model(self, _key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
+        """Facts that one Model has got are those of all that name the same source."""
+        now = after.object if after else None
+        was = before.object if before else None
+        if now is None or artifacts.known(now) is None or (was is not None and artifacts.known(was) is not None):
+            return
+        self._wake(self._key(now))
+
+    def _wake(self, key: str) -> None:
+        for custom in self._world.models.by("source", key):
+            if custom.object is not None and artifacts.known(custom.object) is None:
+                self._changed(custom.object.key)

@@ -1,0 +1,106 @@
+"""Asks each engine once per start how many tokens its KV cache holds: what was computed is compared with it."""
+
+from typing import Final
+
+import aiohttp
+import prometheus_client
+import structlog
+
+from shoal.api import keys, names
+from shoal.api.model import Model
+from shoal.controllers.installkey import InstallKeySource
+from shoal.controllers.planner import Planner
+from shoal.controllers.world import World
+from shoal.core import facts
+from shoal.kube.projections import Custom
+from shoal.kube.queue import WorkQueue
+from shoal.signals.replica import Peer, StreamBroken, read_once
+
+log = structlog.get_logger()
+
+SECONDS: Final = 5.0
+"""For one answer."""
+AGAIN_SECONDS: Final = (2.0, 10.0, 60.0)
+"""After a try that brought nothing; then the next start of an engine is waited for."""
+
+PREDICTED = prometheus_client.Gauge(
+    "shoal_kv_tokens_predicted",
+    "Tokens of one replica's KV cache, as computed before its engine started.",
+    ["namespace", "model", "gpu_class"],
+)
+ENGINE = prometheus_client.Gauge(
+    "shoal_kv_tokens_engine",
+    "Tokens of one replica's KV cache, as its engine says.",
+    ["namespace", "model", "gpu_class"],
+)
+
+
+class EngineFigures:
+    """Hears of Ready pods, asks their agents, tells the planner."""
+
+    def __init__(self, world: World, planner: Planner, install: InstallKeySource, queue: WorkQueue) -> None:
+        self._world, self._planner, self._install, self.queue = world, planner, install, queue
+        self._asked: dict[str, tuple[int, int]] = {}
+        """Pod's uid -> (restarts of the engine, tries) that were asked about already."""
+        self._session: aiohttp.ClientSession | None = None
+        world.pods.listeners.append(self._pod)
+
+    async def run(self) -> None:
+        """Asks until cancelled."""
+        # Agents are in the cluster: never through the proxy of the environment (trust_env is off by default).
+        connector = aiohttp.TCPConnector(limit=16, force_close=True)
+        async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as self._session:
+            await self.queue.run(self.ask)
+
+    def enqueue_all(self) -> None:
+        for key, pod in self._world.pods.items():
+            if pod.ready and pod.model_uid:
+                self.queue.add(key)
+
+    def _pod(self, key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
+        if before is not None and (after is None or after.uid != before.uid):
+            self._asked.pop(before.uid, None)
+        if after is not None and after.model_uid and after.ready and (before is None or not before.ready):
+            self.queue.add(key)
+
+    async def ask(self, key: str) -> float | None:
+        """Asks one pod. Returns seconds after which to try again, or None."""
+        pod, install = self._world.pods.get(key), self._install.keys
+        if pod is None or not pod.ready or pod.deleting or not pod.model_uid or not pod.gpu_class or not pod.ip:
+            return None
+        custom = self._world.model_by_uid(pod.model_uid)
+        if custom is None or custom.object is None or self._session is None:
+            return None
+        if install is None:
+            return AGAIN_SECONDS[0]
+        engine = pod.container(names.CONTAINER_ENGINE)
+        boot = engine.restarts if engine else 0
+        asked, tries = self._asked.get(pod.uid, (-1, 0))
+        if asked == boot and (tries < 0 or tries >= len(AGAIN_SECONDS)):
+            return None
+        tries = tries if asked == boot else 0
+        key_bytes = install.current
+        if pod.install_key == install.old_fingerprint and install.previous is not None:
+            key_bytes = install.previous
+        peer = Peer(pod.uid, pod.name, pod.ip, keys.derive(key_bytes, "operator", pod.model_uid))
+        try:
+            found = await read_once(peer, self._session, seconds=SECONDS)
+        except StreamBroken as error:
+            log.info("engine's figures not read", pod=pod.key, error=str(error), attempt=tries + 1)
+            tokens = None
+        else:
+            tokens = found.kv_tokens_total
+        if tokens is None:
+            self._asked[pod.uid] = (boot, tries + 1)
+            return AGAIN_SECONDS[tries]
+        self._asked[pod.uid] = (boot, -1)
+        self._planner.told(pod.model_uid, pod.gpu_class, tokens)
+        self._show(custom, pod.gpu_class, tokens)
+        return None
+
+    def _show(self, custom: Custom[Model], gpu_class: str, tokens: int) -> None:
+        labels = (custom.metadata.namespace, custom.metadata.name, gpu_class)
+        ENGINE.labels(*labels).set(tokens)
+        predicted = self._planner.predicted(custom.metadata.uid, gpu_class)
+        if predicted is not None:
+            PREDICTED.labels(*labels).set(predicted)

@@ -1,0 +1,322 @@
+"""One plan for the whole fleet, made again when the world has changed; each Model's reconcile applies its part."""
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import prometheus_client
+import structlog
+
+from shoal.api import reasons
+from shoal.api.artifact import ArtifactFacts
+from shoal.api.gpuclass import GPUClass
+from shoal.api.model import Model
+from shoal.controllers.capacity import Capacity
+from shoal.controllers.standing import Standings
+from shoal.controllers.world import World
+from shoal.core import candidates, facts, models, quantity
+from shoal.core.candidates import Considered
+from shoal.core.placement import ClassSupply, Moves, Placement, Rejected, plan
+from shoal.core.proven import keep_what_runs
+from shoal.core.sizing import GPU, Tuning, implied_overhead
+from shoal.engine.tuning import tuning_of
+from shoal.kube.projections import Child, Custom
+from shoal.manifests.shape import engine_row
+
+log = structlog.get_logger()
+
+SETTLE_SECONDS: Final = 0.1
+"""Changes come in bunches: one plan for all of a bunch."""
+PACE_SECONDS: Final = 0.3
+"""Between two plans at least."""
+PATIENCE_SECONDS: Final = 1.0
+"""A Model for which only the words have changed, such as how many GPUs are free elsewhere, is told so much later."""
+SECONDS = prometheus_client.Histogram(
+    "shoal_plan_seconds", "Duration of one plan of the whole fleet.", buckets=(0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
+)
+_MI: Final = 2**20
+
+Role = Literal["placed", "frozen"]
+"""Whether a Model is to be placed, or keeps what it has: it is paused, not accepted, or its facts are not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A Model as the planner counts with it."""
+
+    model: Model
+    facts: ArtifactFacts | None
+    role: Role
+
+    def same(self, other: "Wish | None") -> bool:
+        return (
+            other is not None
+            and self.role == other.role
+            and (self.facts is other.facts or self.facts == other.facts)
+            and self.model.metadata.uid == other.model.metadata.uid
+            and (self.model is other.model or self.model.spec == other.model.spec)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What was decided for one Model."""
+
+    placement: Placement
+    considered: Considered
+
+
+class Planner:
+    """`enter` what a Model wishes, `run` it, and read `decided`; `wake` hears the keys of Models whose part changed."""
+
+    def __init__(self, world: World, capacity: Capacity, standings: Standings, moves: Moves) -> None:
+        self._world, self._capacity, self.standings, self._moves = world, capacity, standings, moves
+        self._wishes: dict[str, Wish] = {}
+        self._considered: dict[str, tuple[Wish, int, Considered]] = {}
+        self._decided: dict[str, tuple[Wish, Decision]] = {}
+        self._gpus: dict[str, GPU] = {}
+        self._costs: dict[str, object] = {}
+        self._fleet = 0
+        """Grows when a class is another one, as far as sizing and prices see it."""
+        self._supplies: dict[str, ClassSupply] = {}
+        self._surging: dict[tuple[str, str], int] = {}
+        """(Model's uid, class) -> GPUs promised to a rollout's further replica."""
+        self._tokens: dict[str, dict[str, int]] = {}
+        """Model's uid -> class -> KV tokens of one replica, as its engine says."""
+        self.wake: list[Callable[[str, float], None]] = []
+        """Heard with a Model's key, and seconds after which it is early enough."""
+        self.overheads_changed: list[Callable[[], None]] = []
+        self._overheads: dict[str, int] = {}
+        self._dirty = asyncio.Event()
+        capacity.changed.append(self._dirty.set)
+        world.deployments.listeners.append(self._deployment)
+        world.pods.listeners.append(self._pod)
+        world.classes.listeners.append(self._class)
+
+    # --- what it works with -----------------------------------------------------------------------------------------
+
+    def enter(self, wish: Wish) -> None:
+        """A Model's wish, as of now."""
+        model = wish.model
+        uid, before = model.metadata.uid, self._wishes.get(model.metadata.uid)
+        if wish.same(before):
+            return
+        if before is not None and before.model.spec != model.spec:
+            self._tokens.pop(uid, None)  # said by engines of another specification
+        elif before is None and model.status and model.status.observed_generation == model.metadata.generation:
+            for variant in model.status.variants:
+                if variant.kv_tokens_per_replica and (tokens := variant.kv_tokens_per_replica.engine):
+                    self._tokens.setdefault(uid, {}).setdefault(variant.gpu_class, tokens)
+        self._wishes[uid] = wish
+        self._dirty.set()
+
+    def leave(self, uid: str) -> None:
+        """The Model is gone."""
+        if self._wishes.pop(uid, None) is not None:
+            self._dirty.set()
+        self._decided.pop(uid, None)
+        self._considered.pop(uid, None)
+        self.standings.forget(uid)
+        self._tokens.pop(uid, None)
+
+    def told(self, model_uid: str, gpu_class: str, tokens: int) -> None:
+        """What an engine says of its KV cache."""
+        known = self._tokens.setdefault(model_uid, {})
+        if known.get(gpu_class) != tokens:
+            known[gpu_class] = tokens
+            self._dirty.set()
+
+    def tokens(self, model_uid: str) -> Mapping[str, int]:
+        """class -> what the Model's engines say of their KV cache."""
+        return self._tokens.get(model_uid, {})
+
+    def changed(self) -> None:
+        """Something was applied or has failed."""
+        self._dirty.set()
+
+    def decided(self, wish: Wish) -> Decision | None:
+        """What was decided for exactly this wish; None: not yet, `wake` will tell."""
+        known = self._decided.get(wish.model.metadata.uid)
+        return known[1] if known is not None and wish.same(known[0]) else None
+
+    def predicted(self, model_uid: str, gpu_class: str) -> int | None:
+        """KV tokens of one replica, as computed."""
+        known = self._considered.get(model_uid)
+        sized = known[2].sized.get(gpu_class) if known else None
+        return sized.kv_tokens if sized else None
+
+    def overhead(self, gpu_class: str) -> int | None:
+        """Measured overhead of one GPU of the class in bytes, whole MiB."""
+        return self._overheads.get(gpu_class)
+
+    def may_surge(self, model_uid: str, gpu_class: str, gpus: int) -> bool:
+        """Promises the GPUs of one further replica to a rollout, if there are any that nobody waits for."""
+        key = (model_uid, gpu_class)
+        if key in self._surging:
+            return True
+        supply = self._supplies.get(gpu_class)
+        if supply is None:
+            return False
+        asked = sum(
+            max(0, v.replicas - v.waiting - (s.bound if (s := self.standings.of(uid).get(gpu_class)) else 0)) * v.gpus
+            for uid, (_, part) in self._decided.items()
+            for v in part.placement.variants
+            if v.gpu_class == gpu_class
+        )
+        asked += sum(amount for (_, name), amount in self._surging.items() if name == gpu_class)
+        free = sorted((max(0, n.free) for n in supply.nodes), reverse=True)
+        if not free or free[0] < gpus or sum(f // gpus * gpus for f in free) - asked < gpus:
+            return False
+        self._surging[key] = gpus
+        return True
+
+    # --- what wakes it ----------------------------------------------------------------------------------------------
+
+    def _deployment(self, _key: str, before: Child | None, after: Child | None) -> None:
+        was, now = (child.deployment if child else None for child in (before, after))
+        if was is not None and (now is None or now.rolled_out):
+            self._surging.pop((was.model_uid, was.gpu_class), None)
+        self._dirty.set()
+
+    def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
+        if (after or before) is not None and any(p is not None and p.model_uid for p in (before, after)):
+            self._dirty.set()
+
+    def _class(self, _key: str, before: Custom[GPUClass] | None, after: Custom[GPUClass] | None) -> None:
+        self._dirty.set()
+
+    # --- the plan ---------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Plans until cancelled."""
+        self._dirty.set()
+        while True:
+            await self._dirty.wait()
+            await asyncio.sleep(SETTLE_SECONDS)
+            self._dirty.clear()
+            begin = time.monotonic()
+            try:
+                self.plan()
+            except Exception:
+                # What was decided before goes on; one that cannot be planned must not end the operator.
+                log.exception("the fleet could not be planned; the last plan stays")
+            took = time.monotonic() - begin
+            SECONDS.observe(took)
+            await asyncio.sleep(max(0.0, PACE_SECONDS - SETTLE_SECONDS - took))
+
+    def plan(self) -> None:
+        """Makes the plan from what is known now, and wakes the Models whose part of it is another one."""
+        classes = self._world.accepted_classes()
+        self._look_at(classes)
+        supplies = self._capacity.supplies()
+        self._supplies = {supply.name: supply for supply in supplies}
+        looked = {
+            uid: self._proven(uid, wish, self._consider(uid, wish, classes), classes)
+            for uid, wish in self._wishes.items()
+        }
+        demands = [
+            candidates.demand(
+                wish.model,
+                looked[uid],
+                wanted=models.wanted_replicas(wish.model),
+                minimum=models.wanted_replicas(wish.model),
+                standing=self.standings.of(uid),
+                frozen=wish.role == "frozen",
+            )
+            for uid, wish in self._wishes.items()
+        ]
+        found = dict(plan(demands, supplies, moves=self._moves))
+        for demand in demands:
+            wish = self._wishes[demand.uid]
+            if demand.frozen and wish.facts is not None and not demand.standing:
+                # Nothing of it runs, and nothing is kept for it: only what would be decided now is shown.
+                found |= plan([replace(demand, frozen=False)], supplies, moves=self._moves)
+        for uid, wish in self._wishes.items():
+            placement = found.get(uid)
+            if placement is None:
+                continue
+            part = Decision(placement, looked[uid])
+            known = self._decided.get(uid)
+            self._decided[uid] = (wish, part)
+            if known is not None and known[0].same(wish) and known[1] == part:
+                continue
+            urgent = known is None or not known[0].same(wish) or known[1].placement.variants != placement.variants
+            for listener in self.wake:
+                listener(wish.model.key, 0.0 if urgent else PATIENCE_SECONDS)
+        self._measure()
+
+    def _look_at(self, classes: Mapping[str, GPUClass]) -> None:
+        gpus = self._capacity.gpus()
+        costs: dict[str, object] = {
+            name: (c.spec.hourly_cost, c.spec.interruptible, c.spec.tolerations) for name, c in classes.items()
+        }
+        if gpus != self._gpus or costs != self._costs:
+            self._gpus, self._costs = gpus, costs
+            self._fleet += 1
+
+    def _consider(self, uid: str, wish: Wish, classes: Mapping[str, GPUClass]) -> Considered:
+        known = self._considered.get(uid)
+        if known is not None and known[1] == self._fleet and known[0].same(wish):
+            return known[2]
+        try:
+            found = candidates.consider(wish.model, wish.facts, classes, self._gpus, self._tune(wish.model))
+        except (ValueError, ArithmeticError) as error:
+            # A figure that nobody foresaw is this Model's problem, not that of the fleet.
+            log.warning("a Model cannot be sized", model=wish.model.key, error=str(error))
+            why = f"the sums of this model do not work out: {error}"
+            found = Considered((), tuple(Rejected(name, reasons.SIZE_UNKNOWN, why) for name in sorted(classes)), {})
+        self._considered[uid] = (wish, self._fleet, found)
+        return found
+
+    def _proven(self, uid: str, wish: Wish, considered: Considered, classes: Mapping[str, GPUClass]) -> Considered:
+        """An engine's own figure wins over what is computed: see `keep_what_runs`."""
+        spec = wish.model.spec
+        named = {v.gpu_class for v in spec.variants if v.tensor}
+        said = {
+            name: tokens
+            for name, tokens in self.tokens(uid).items()
+            if name not in named and spec.engine.parallelism.tensor is None and name in classes
+        }
+        if not said:
+            return considered
+        prices = {n: c.spec.hourly_cost for n in said if (c := classes[n])}
+        return keep_what_runs(
+            considered,
+            self.standings.of(uid),
+            said,
+            context_length=spec.engine.context_length or (wish.facts.context_length if wish.facts else None),
+            hourly_cost={n: quantity.parse(p.amount) if p else None for n, p in prices.items()},
+            max_replicas={v.gpu_class: v.max_replicas for v in spec.variants},
+            interruptible={n: classes[n].spec.interruptible for n in said},
+        )
+
+    def _tune(self, model: Model) -> Callable[[Literal["FP8"] | None], Tuning]:
+        args = model.spec.engine.extra_args
+        try:
+            platform = engine_row(model, self._world.config).args
+        except KeyError:  # a version that is not in the table: the Model is not accepted
+            platform = ()
+        return lambda quantization: tuning_of(args, platform_args=platform, quantization=quantization)
+
+    def _measure(self) -> None:
+        """The overhead of each class: the median of what its engines' own figures imply."""
+        implied: dict[str, list[int]] = {}
+        for uid, name, tokens in ((u, n, t) for u, said in self._tokens.items() for n, t in said.items()):
+            known, gpu = self._considered.get(uid), self._gpus.get(name)
+            sized = known[2].sized.get(name) if known else None
+            if known is None or gpu is None or sized is None:
+                continue
+            model = known[0].model
+            variant = next((v for v in model.spec.variants if v.gpu_class == name), None)
+            tuning = self._tune(model)(variant.quantization if variant else None)
+            overhead = implied_overhead(gpu, sized, tokens, tuning)
+            if overhead is not None:
+                implied.setdefault(name, []).append(overhead)
+        found = {name: int(statistics.median_low(values)) // _MI * _MI for name, values in implied.items()}
+        if found != self._overheads:
+            self._overheads = found
+            for listener in self.overheads_changed:
+                listener()

@@ -1,0 +1,109 @@
+"""What stands of each Model, as the planner reads it: Deployments, their pods, and decisions on their way."""
+
+from collections.abc import Iterable, Mapping
+
+from shoal.controllers.world import World
+from shoal.core import facts
+from shoal.core.placement import Held, Standing
+from shoal.kube.projections import Child
+
+BROKEN = " (broken GPU)"
+"""Stands behind the node's name for pods that hold a device which the kubelet calls unhealthy: no class has such a
+node, so these pods count as stranded, and are replaced."""
+
+
+def place(pod: facts.Pod) -> str | None:
+    """Where the planner sees the pod."""
+    return f"{pod.node}{BROKEN}" if pod.node and pod.broken_device else pod.node
+
+
+class Standings:
+    """Kept per Model until one of its objects changes."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._known: dict[str, dict[str, Standing]] = {}
+        self._assumed: dict[str, dict[str, tuple[int, int]]] = {}
+        """Model's uid -> class -> (replicas, GPUs of each) that are being applied and that no Deployment shows yet."""
+        world.pods.listeners.append(self._pod)
+        world.deployments.listeners.append(self._deployment)
+
+    def of(self, model_uid: str) -> Mapping[str, Standing]:
+        found = self._known.get(model_uid)
+        if found is None:
+            found = self._known[model_uid] = self._look(model_uid)
+        return found
+
+    def assume(self, model_uid: str, variants: Iterable[tuple[str, int, int]]) -> None:
+        """(class, replicas, GPUs of each) that are about to be applied: a plan made meanwhile counts on them."""
+        self._assumed[model_uid] = {name: (replicas, gpus) for name, replicas, gpus in variants}
+        self._known.pop(model_uid, None)
+
+    def settle(self, model_uid: str) -> None:
+        """What was applied stands in the Deployments, or has failed."""
+        if self._assumed.pop(model_uid, None) is not None:
+            self._known.pop(model_uid, None)
+
+    def forget(self, model_uid: str) -> None:
+        """The Model is gone."""
+        self._known.pop(model_uid, None)
+        self._assumed.pop(model_uid, None)
+
+    def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
+        for pod in (before, after):
+            if pod is not None and pod.model_uid:
+                self._known.pop(pod.model_uid, None)
+
+    def _deployment(self, _key: str, before: Child | None, after: Child | None) -> None:
+        for child in (before, after):
+            if child is not None:
+                self._known.pop(child.model_uid, None)
+
+    def _look(self, model_uid: str) -> dict[str, Standing]:
+        pods: dict[str, list[facts.Pod]] = {}
+        for pod in self._world.pods.by("model", model_uid):
+            if pod.gpu_class and not pod.finished:
+                pods.setdefault(pod.gpu_class, []).append(pod)
+        found = {
+            d.gpu_class: _standing(d, pods.pop(d.gpu_class, []))
+            for c in self._world.deployments.by("model", model_uid)
+            if (d := c.deployment) is not None and not d.deleting
+        }
+        for name, left in pods.items():  # their Deployment is gone, they go too, and hold their GPUs until then
+            found[name] = Standing(0, max(_gpus(p) for p in left), _on(left), pods=0)
+        for name, (replicas, gpus) in self._assumed.get(model_uid, {}).items():
+            seen = found.get(name)
+            if seen is None:
+                found[name] = Standing(replicas, gpus, {})
+            elif replicas > seen.replicas:
+                found[name] = Standing(replicas, gpus, seen.on, pods=seen.pods, settled=seen.settled)
+        return found
+
+
+def _standing(deployment: facts.Deployment, pods: list[facts.Pod]) -> Standing:
+    return Standing(
+        replicas=deployment.replicas,
+        gpus=deployment.gpus_per_replica,
+        on=_on(pods),
+        pods=sum(not p.deleting for p in pods),
+        settled=deployment.rolled_out,
+    )
+
+
+def _on(pods: Iterable[facts.Pod]) -> dict[str, Held]:
+    counted: dict[str, list[int]] = {}
+    for pod in pods:
+        where = place(pod)
+        if where is None:
+            continue
+        count = counted.setdefault(where, [0, 0, 0])
+        if pod.deleting:
+            count[2] += 1
+        else:
+            count[0] += 1
+            count[1] += pod.ready
+    return {where: Held(*count) for where, count in counted.items()}
+
+
+def _gpus(pod: facts.Pod) -> int:
+    return max(pod.requests.values(), default=0)

@@ -1,0 +1,64 @@
+"""The Job that reads a source's metadata: small, on any CPU, restricted like an engine pod, gone after a while."""
+
+from typing import Final
+
+from shoal.api import names
+from shoal.api.config import OperatorConfig
+from shoal.api.meta import JsonObject
+from shoal.api.model import Model
+from shoal.core.artifacts import CONTAINER, source_key
+from shoal.manifests import source
+from shoal.manifests.parts import LOCKED_DOWN, mount, optional, pull_secrets, security
+from shoal.manifests.shape import metadata
+
+TRIES: Final = 3
+"""Pods of one Job, ten and twenty seconds apart: a source that did not answer for a moment."""
+DEADLINE_SECONDS: Final = 900
+"""For all tries together, also for a pod that no node takes or whose volume is not attached."""
+
+
+def facts_job(model: Model, config: OperatorConfig, *, keep_seconds: int) -> JsonObject:
+    """The Job for the Model's source. `keep_seconds`: how long it stays after its end; when it is gone, what failed is
+    tried again."""
+    name = source_key(model)
+    found = metadata(model, name)
+    labels = found["labels"] | {names.LABEL_NAME: "shoal-facts", names.LABEL_COMPONENT: names.COMPONENT_FACTS}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": found | {"labels": labels},
+        "spec": {
+            "backoffLimit": TRIES - 1,
+            "activeDeadlineSeconds": DEADLINE_SECONDS,
+            "ttlSecondsAfterFinished": keep_seconds,
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {
+                    "restartPolicy": "Never",
+                    "automountServiceAccountToken": False,
+                    "enableServiceLinks": False,
+                    "terminationGracePeriodSeconds": 5,
+                    "securityContext": security(config),
+                    # Volumes may lie on a node that only takes pods which tolerate its taint.
+                    **optional("tolerations", [{"operator": "Exists"}] if source.in_place(model) else []),
+                    **optional("imagePullSecrets", pull_secrets(model, config)),
+                    "containers": [_container(model, config)],
+                    "volumes": [{"name": "home", "emptyDir": {}}, *source.volumes(model, config)],
+                },
+            },
+        },
+    }
+
+
+def _container(model: Model, config: OperatorConfig) -> JsonObject:
+    memory = config.agent.facts_memory
+    return {
+        "name": CONTAINER,
+        "image": config.agent.image,
+        "imagePullPolicy": config.agent.pull_policy,
+        "command": ["shoal", "agent", "facts"],
+        "env": source.environment(model, config),
+        "resources": {"requests": {"cpu": config.agent.cpu, "memory": memory}, "limits": {"memory": memory}},
+        "securityContext": LOCKED_DOWN,
+        "volumeMounts": [mount("home", names.HOME_DIR), *source.mounts(model, config)],
+    }

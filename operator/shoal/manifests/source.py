@@ -1,0 +1,82 @@
+"""How a container reaches a Model's source: environment, mounts and volumes.
+
+The Job that reads the metadata and the stage container that fetches the weights get the same, so that what one can
+read the other can read too.
+"""
+
+from typing import Final
+
+from shoal.api import names
+from shoal.api.artifact import ArtifactFacts
+from shoal.api.config import OperatorConfig
+from shoal.api.meta import JsonObject
+from shoal.api.model import Model
+from shoal.api.sources import parse_source
+from shoal.manifests.parts import env_value, mount
+
+CA_DIR: Final = "/shoal/ca"
+_PINNED: Final = ("hf", "https", "s3", "gs", "az")
+"""Schemes whose content is held to what it was when its metadata was read. A folder of a volume or an image is the
+user's to change: `spec.source.digest` holds it."""
+
+
+def environment(model: Model, config: OperatorConfig, pinned: ArtifactFacts | None = None) -> list[JsonObject]:
+    """Environment of a container that reads the source. `pinned`: what it was resolved to once."""
+    source = model.spec.source
+    proxy = {
+        "HTTP_PROXY": config.proxy.http,
+        "HTTPS_PROXY": config.proxy.https,
+        "NO_PROXY": config.proxy.no_proxy,
+    }
+    return [
+        env_value("SHOAL_STAGE_URI", source.uri),
+        *([env_value("SHOAL_STAGE_DIGEST", source.digest)] if source.digest else []),
+        *_pin(source.uri, pinned),
+        env_value("HOME", names.HOME_DIR),
+        *([env_value("HF_ENDPOINT", config.hub_endpoint)] if config.hub_endpoint else []),
+        *(env_value(name, content) for name, content in proxy.items() if content),
+        *([env_value("SSL_CERT_FILE", f"{CA_DIR}/{config.ca_bundle.key}")] if config.ca_bundle.config_map else []),
+    ]
+
+
+def mounts(model: Model, config: OperatorConfig) -> list[JsonObject]:
+    """Mounts of a container that reads the source."""
+    return [
+        *source_mount(model),
+        *([mount("source-secret", names.SOURCE_SECRET_DIR, read_only=True)] if model.spec.source.secret_ref else []),
+        *([mount("ca", CA_DIR, read_only=True)] if config.ca_bundle.config_map else []),
+    ]
+
+
+def source_mount(model: Model) -> list[JsonObject]:
+    """The mount of a source that is read where it lies; the engine has it too."""
+    return [mount("source", names.SOURCE_DIR, read_only=True)] if in_place(model) else []
+
+
+def volumes(model: Model, config: OperatorConfig) -> list[JsonObject]:
+    """The volumes of these mounts."""
+    found: list[JsonObject] = [*in_place(model)]
+    if (secret := model.spec.source.secret_ref) is not None:
+        found.append({"name": "source-secret", "secret": {"secretName": secret.name}})
+    if config.ca_bundle.config_map:
+        found.append({"name": "ca", "configMap": {"name": config.ca_bundle.config_map}})
+    return found
+
+
+def in_place(model: Model) -> list[JsonObject]:
+    """The volume of a source that is mounted instead of fetched; none for others."""
+    source = parse_source(model.spec.source.uri)
+    match source.scheme:
+        case "pvc":
+            return [{"name": "source", "persistentVolumeClaim": {"claimName": source.claim, "readOnly": True}}]
+        case "oci":
+            return [{"name": "source", "image": {"reference": source.image, "pullPolicy": "IfNotPresent"}}]
+        case _:
+            return []
+
+
+def _pin(uri: str, facts: ArtifactFacts | None) -> list[JsonObject]:
+    if facts is None or uri.partition("://")[0] not in _PINNED:
+        return []
+    revision = [env_value("SHOAL_STAGE_REVISION", facts.revision)] if facts.revision else []
+    return revision + ([env_value("SHOAL_STAGE_MANIFEST", facts.digest)] if facts.digest else [])
