@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import io
 import json
+import math
 import ssl
 import struct
 import tarfile
@@ -24,6 +25,17 @@ def safetensors(size: int = 64) -> bytes:
     """A whole safetensors file with one tensor of `size` bytes."""
     header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
     return struct.pack("<Q", len(header)) + header + bytes(i % 251 for i in range(size))
+
+
+def weights(**shapes: tuple[str, tuple[int, ...]]) -> bytes:
+    """A safetensors file with these tensors: name=(type, shape)."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (dtype, shape) in shapes.items():
+        start, end = end, end + math.prod(shape) * {"BF16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1, "I32": 4}[dtype]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(end)
 
 
 def model_files(size: int = 64) -> dict[str, bytes]:

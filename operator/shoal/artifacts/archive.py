@@ -12,7 +12,7 @@ from typing import IO
 from shoal.api import reasons
 from shoal.artifacts.errors import ArtifactError, require_room
 
-_ZSTD = b"\x28\xb5\x2f\xfd"
+ZSTD = b"\x28\xb5\x2f\xfd"
 _CHUNK = 1 << 20
 BROKEN = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
 """What the archives' libraries raise for content that is not what it should be."""
@@ -31,13 +31,16 @@ def unpack(archive: Path, target: Path, source: str) -> None:
             _unpack_tar(archive, target, source)
     except BROKEN as error:
         with archive.open("rb") as file:
-            if file.read(4) == _ZSTD:
-                raise ArtifactError(
-                    reasons.SOURCE_INVALID, f"{source} is compressed with zstd: use .tar, .tar.gz or .zip"
-                ) from None
-        raise ArtifactError(
-            reasons.SOURCE_INVALID, f"{source} is not a whole tar or zip archive: {error or 'it ends too early'}"
-        ) from None
+            first = file.read(len(ZSTD))
+        raise broken(error, first, source) from None
+
+
+def broken(error: Exception, first: bytes, source: str) -> ArtifactError:
+    """What an error of `BROKEN` means for an archive that begins with the bytes `first`."""
+    if first == ZSTD:
+        return ArtifactError(reasons.SOURCE_INVALID, f"{source} is compressed with zstd: use .tar, .tar.gz or .zip")
+    detail = next(iter(str(error).splitlines()), "").rstrip(":") or "it ends too early"
+    return ArtifactError(reasons.SOURCE_INVALID, f"{source} is not a whole tar or zip archive: {detail}")
 
 
 def _unpack_tar(archive: Path, target: Path, source: str) -> None:

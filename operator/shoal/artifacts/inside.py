@@ -26,7 +26,6 @@ COMPRESSED_LIMIT = 512 << 20
 _AHEAD = (64 << 10, 8 << 20)
 """Bytes fetched at once: at first, and at most when they are read one after the other."""
 _PATIENCE_SECONDS = 900.0
-_ZSTD = b"\x28\xb5\x2f\xfd"
 
 
 class _Enough(Exception):
@@ -38,14 +37,14 @@ async def look_inside(source: Source, manifest: Manifest) -> Metadata:
     (file,) = manifest.files
     loop = asyncio.get_running_loop()
     try:
-        await source.read(file, 0, 4)
+        first = await source.read(file, 0, len(archive.ZSTD))
     except NoRanges:
         stream = source.stream(file, 0, file.size)
         try:
             return await asyncio.to_thread(_look, Forward(loop, stream), manifest, forward=True)
         finally:
             await stream.aclose()
-    return await asyncio.to_thread(_look, Ranged(loop, source, file), manifest, forward=False)
+    return await asyncio.to_thread(_look, Ranged(loop, source, file, first), manifest, forward=False)
 
 
 def _look(file: "Ranged | Forward", manifest: Manifest, *, forward: bool) -> Metadata:
@@ -54,18 +53,14 @@ def _look(file: "Ranged | Forward", manifest: Manifest, *, forward: bool) -> Met
         if not forward and zipfile.is_zipfile(file):
             _read_zip(file, found)
         else:
+            if not forward:
+                file.seek(0)  # looking for a zip's end left it there
             _read_tar(file, found, forward=forward)
         found.whole = True
     except _Enough:
         pass
     except archive.BROKEN as error:
-        zstd = file.first == _ZSTD
-        raise ArtifactError(
-            reasons.SOURCE_INVALID,
-            f"{manifest.source} is compressed with zstd: use .tar, .tar.gz or .zip"
-            if zstd
-            else f"{manifest.source} is not a whole tar or zip archive: {error or 'it ends too early'}",
-        ) from None
+        raise archive.broken(error, file.first, manifest.source) from None
     return found.metadata()
 
 
@@ -140,12 +135,12 @@ def _read_zip(file: "Ranged | Forward", found: _Found) -> None:
 class Ranged(io.RawIOBase):
     """A file of a source as libraries that block know files. Used in a thread beside the loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, source: Source, file: File) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, source: Source, file: File, first: bytes) -> None:
         super().__init__()
         self._loop, self._source, self._file = loop, source, file
         self._at, self._start, self._buffer = 0, 0, b""
         self._ahead, self._budget = _AHEAD[0], COMPRESSED_LIMIT
-        self.first = b""
+        self.first = first
 
     def readable(self) -> bool:
         return True
@@ -181,7 +176,6 @@ class Ranged(io.RawIOBase):
         reading = asyncio.run_coroutine_threadsafe(self._source.read(self._file, self._at, self._ahead), self._loop)
         self._start, self._buffer = self._at, reading.result(_PATIENCE_SECONDS)
         self._budget -= len(self._buffer)
-        self.first = self.first or self._buffer[:4]
 
 
 class Forward(io.RawIOBase):
