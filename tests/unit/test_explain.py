@@ -383,3 +383,15 @@ def test_models_come_from_standard_input_too() -> None:
     )
     assert done.exit_code == 1
     assert "chat/llama" in done.output
+
+
+def test_of_many_models_each_has_one_line_with_where_it_runs_or_why_not(shell: Shell) -> None:
+    many = tuple(model(f"m{number:02}") for number in range(12))
+    done = shell.run("--fleet", shell.fleet(gpu_class(LARGE), node("n1", LARGE, 8)), models=many)
+    assert done.exit_code == 1
+    placed = [line for line in done.output.splitlines() if line.startswith("✓")]
+    assert len(placed) == 8
+    assert all("h100-80gb" in line and "2.49 USD" in line for line in placed)
+    assert sum(line.startswith("✗ chat/m") for line in done.output.splitlines()) == 4
+    assert "Cost per hour: 19.92 USD" in done.output
+    assert "Not placed: chat/m08, chat/m09, chat/m10, chat/m11" in done.output

@@ -31,6 +31,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "lab": ("shoal.lab.cli:command", "A real Kubernetes on this machine, without Docker."),
     "demo": ("shoal.cli.demo:command", "Serve two Models end to end and ask one a question."),
     "explain": ("shoal.cli.explain:command", "Say where Models would run and why, without a cluster."),
+    "render": ("shoal.cli.render:command", "Print the objects that the operator would make."),
     "status": ("shoal.cli.status:command", "Show the Models of a cluster and how far they are."),
     "generate": ("shoal.cli.generate:command", "Write crds/, chart schemas and reference docs."),
 }

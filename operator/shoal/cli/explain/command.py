@@ -9,7 +9,7 @@ from rich.console import Console
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Model
 from shoal.cli.catalog import built_in
-from shoal.cli.explain import artifacts, inputs, show
+from shoal.cli.explain import artifacts, data, inputs, show
 from shoal.cli.explain.decide import explain
 from shoal.cli.explain.settings import read_config
 
@@ -60,17 +60,17 @@ def command(
     models, classes = inputs.read_models(files + more, namespace)
     where = inputs.read_fleet(fleet) if fleet else inputs.Fleet(classes or built_in(), None, built_in=not classes)
     settings = read_config(config)
-    known = artifacts.of_models(models, _given(facts, models))
+    known = artifacts.of_models(models, given(facts, models))
     report = explain(models, where, known, settings, context)
     if output == "table":
         console = Console(highlight=False, width=None if Console().is_terminal else NARROW)
         show.tables(report, where, console, sums=sums)
     else:
-        click.echo(show.dump(report, where, output))
+        click.echo(data.dump(report, where, output))
     raise SystemExit(0 if report.all_placed else 1)
 
 
-def _given(options: tuple[str, ...], models: list[Model]) -> dict[str, ArtifactFacts]:
+def given(options: tuple[str, ...], models: list[Model]) -> dict[str, ArtifactFacts]:
     """--facts, by Model: named as namespace/name or name, or unnamed where there is one source only."""
     given: dict[str, ArtifactFacts] = {}
     for option in options:

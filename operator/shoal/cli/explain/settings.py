@@ -41,10 +41,22 @@ def chart_defaults() -> OperatorConfig:
     """What the chart's template makes of its default values; a test compares the two."""
     values = Values()
     given = values.model_dump(mode="json", by_alias=True)
-    known = {str(field.alias or name): name for name, field in OperatorConfig.model_fields.items()}
-    shared = {alias: given[alias] for alias in known if alias in given}
-    engines = {k: v for k, v in given["engines"].items() if k != "simulator"}
     image = f"{values.image.repository}:{values.image.tag or version('shoal')}"
-    agent = given["agent"] | {"image": image, "pullPolicy": values.image.pull_policy}
-    own = {"resyncSeconds": values.operator.resync_seconds, "logLevel": values.operator.log_level}
-    return OperatorConfig.model_validate(shared | own | {"engines": engines, "agent": agent})
+    own = {
+        "agent": given["agent"] | {"image": image, "pullPolicy": values.image.pull_policy},
+        "resyncSeconds": values.operator.resync_seconds,
+        "logLevel": values.operator.log_level,
+    }
+    return OperatorConfig.model_validate(_known(OperatorConfig, given | own))
+
+
+def _known(section: type[pydantic.BaseModel], given: JsonObject) -> JsonObject:
+    """What of the chart's values the operator's configuration has too; the rest is for the chart alone."""
+    fields = {str(field.alias or name): field.annotation for name, field in section.model_fields.items()}
+    return {
+        name: _known(kind, given[name])
+        if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)
+        else given[name]
+        for name, kind in fields.items()
+        if name in given
+    }

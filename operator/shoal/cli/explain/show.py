@@ -1,107 +1,59 @@
-"""The report for people (a table) and for programs (JSON, YAML)."""
+"""The report for people: tables."""
 
-import json
 from collections.abc import Iterator
 from decimal import Decimal
 
-import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from shoal.api import reasons
 from shoal.api.artifact import ArtifactFacts
-from shoal.api.meta import JsonObject
 from shoal.api.sources import shown
+from shoal.cli.explain.data import allocated_percent, fits
 from shoal.cli.explain.decide import ClassReport, ModelReport, Report
 from shoal.cli.explain.inputs import Fleet
 from shoal.core import quantity
 
 _GI, _KI = 2**30, 2**10
-
-
-def as_object(report: Report, fleet: Fleet) -> JsonObject:
-    """The report as plain data: bytes are bytes, money is a decimal number in a string, unknown is null."""
-    return {
-        "fleet": {
-            "classes": "builtIn" if fleet.built_in else "file",
-            "room": "unlimited" if fleet.nodes is None else "nodes",
-            "gpus": [
-                {"class": u.name, "gpus": u.gpus, "allocated": u.allocated, "largestFreeOnOneNode": u.largest_free}
-                for u in report.use
-            ],
-            "allocatedPercent": allocated_percent(report),
-            "hourlyCost": {c: quantity.money(amount) for c, amount in sorted(report.costs.items())},
-            "withoutPrice": list(report.unpriced),
-            "notPlaced": [m.model.key for m in report.models if not m.placed],
-        },
-        "models": [_model_object(m) for m in report.models],
-    }
-
-
-def _model_object(report: ModelReport) -> JsonObject:
-    placement = report.placement
-    return {
-        "model": report.model.key,
-        "source": shown(report.model.spec.source.uri),
-        "placed": report.placed,
-        "reason": placement.reason if placement else None,
-        "message": placement.message if placement else report.problem or fits(report),
-        "hourlyCost": placement.hourly_cost if placement else None,
-        "contextLength": report.context,
-        "note": report.note or None,
-        "artifact": report.facts.model_dump(mode="json", exclude_none=True) if report.facts else None,
-        "classes": [_class_object(c, report.context) for c in report.classes],
-    }
-
-
-def _class_object(row: ClassReport, context: int | None) -> JsonObject:
-    sized = row.sized
-    sums = sized.sums if sized else None
-    return {
-        "class": row.gpu_class,
-        "fits": sized is not None,
-        "replicas": row.replicas,
-        "waiting": row.waiting,
-        "gpusPerReplica": sized.gpus if sized else None,
-        "kvTokensPerReplica": sized.kv_tokens if sized else None,
-        "concurrentRequests": sized.concurrent(context) if sized and context else None,
-        "hourlyCostPerReplica": None if row.hourly_cost is None else quantity.money(row.hourly_cost),
-        "currency": row.currency,
-        "kvBytesPerTokenPerGPU": sized.kv_bytes_per_token if sized else None,
-        "bytesPerGPU": sums
-        and {
-            "memory": sums.memory,
-            "overhead": sums.overhead,
-            "reserve": sums.reserve,
-            "weights": sums.weights,
-            "state": sums.state,
-            "kv": sums.kv,
-        },
-        "reason": row.reason or None,
-        "why": row.why or None,
-    }
-
-
-def allocated_percent(report: Report) -> float | None:
-    """GPUs that somebody holds, of those that schedulable nodes offer; None without nodes."""
-    offered = sum(u.gpus for u in report.use)
-    return round(100 * sum(u.allocated for u in report.use) / offered, 1) if offered else None
-
-
-def dump(report: Report, fleet: Fleet, output: str) -> str:
-    """The report as JSON or YAML."""
-    data = as_object(report, fleet)
-    return json.dumps(data, indent=2) if output == "json" else yaml.safe_dump(data, sort_keys=False, width=120).rstrip()
+FEW = 10
+"""Models up to which each has a table of its own."""
+_NAMED = 20
 
 
 def tables(report: Report, fleet: Fleet, console: Console, *, sums: bool) -> None:
-    """Prints the report for people."""
-    for each in report.models:
-        _one(each, console, sums=sums)
-        console.print()
+    """Prints the report: a table for each Model, or one line for each where there are many."""
+    if len(report.models) <= FEW or sums:
+        for each in report.models:
+            _one(each, console, sums=sums)
+            console.print()
+    else:
+        console.print(_many(report))
     for line in _totals(report, fleet):
         console.print(line, soft_wrap=True)
+
+
+def _many(report: Report) -> Table:
+    table = Table(show_edge=False, box=None, pad_edge=False)
+    for heading in ("  model", "class", "replicas", "GPUs", "KV tokens", "cost/h"):
+        table.add_column(heading, no_wrap=True, justify="left" if heading in ("  model", "class") else "right")
+    table.add_column("", overflow="fold")
+    for each in report.models:
+        rows = [row for row in each.classes if row.replicas]
+        sign = "[green]✓[/]" if each.placed else "[red]✗[/]"
+        told = each.problem or (each.placement.message if each.placement else fits(each))
+        for number, row in enumerate(rows or [None]):
+            gpus, tokens, _, cost = _figures(row, None) if row else ("-", "-", "-", "-")
+            table.add_row(
+                "" if number else f"{sign} {escape(each.model.key)}",
+                escape(row.gpu_class) if row else "-",
+                str(row.replicas) if row else "-",
+                gpus,
+                tokens,
+                cost,
+                "" if number or each.placed else escape(told),
+            )
+    return table
 
 
 def _one(report: ModelReport, console: Console, *, sums: bool) -> None:
@@ -134,11 +86,6 @@ def _one(report: ModelReport, console: Console, *, sums: bool) -> None:
         console.print(f"  [{color}]{report.placement.reason}[/]: no class is large enough", soft_wrap=True)
     else:
         console.print(f"  [{color}]{report.placement.reason}[/]: {escape(report.placement.message)}", soft_wrap=True)
-
-
-def fits(report: ModelReport) -> str:
-    """What is said where nothing is chosen."""
-    return f"fits on {sum(c.sized is not None for c in report.classes)} of {len(report.classes)} classes"
 
 
 def _facts(report: ModelReport) -> Iterator[str]:
@@ -213,7 +160,8 @@ def _totals(report: Report, fleet: Fleet) -> Iterator[str]:
         yield f"GPUs allocated: {'none there' if percent is None else f'{percent:.1f} % ({used})'}"
     lost = [m.model.key for m in report.models if not m.placed]
     if lost and len(report.models) > 1:
-        yield f"[red]Not placed:[/] {escape(', '.join(lost))}"
+        more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+        yield f"[red]Not placed:[/] {escape(', '.join(lost[:_NAMED]))}{more}"
 
 
 def quantity_of(count: int) -> str:

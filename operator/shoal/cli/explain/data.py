@@ -1,0 +1,91 @@
+"""The report for programs: plain data."""
+
+import json
+
+import yaml
+
+from shoal.api.meta import JsonObject
+from shoal.api.sources import shown
+from shoal.cli.explain.decide import ClassReport, ModelReport, Report
+from shoal.cli.explain.inputs import Fleet
+from shoal.core import quantity
+
+
+def as_object(report: Report, fleet: Fleet) -> JsonObject:
+    """The report as plain data: bytes are bytes, money is a decimal number in a string, unknown is null."""
+    return {
+        "fleet": {
+            "classes": "builtIn" if fleet.built_in else "file",
+            "room": "unlimited" if fleet.nodes is None else "nodes",
+            "gpus": [
+                {"class": u.name, "gpus": u.gpus, "allocated": u.allocated, "largestFreeOnOneNode": u.largest_free}
+                for u in report.use
+            ],
+            "allocatedPercent": allocated_percent(report),
+            "hourlyCost": {c: quantity.money(amount) for c, amount in sorted(report.costs.items())},
+            "withoutPrice": list(report.unpriced),
+            "notPlaced": [m.model.key for m in report.models if not m.placed],
+        },
+        "models": [_model_object(m) for m in report.models],
+    }
+
+
+def _model_object(report: ModelReport) -> JsonObject:
+    placement = report.placement
+    return {
+        "model": report.model.key,
+        "source": shown(report.model.spec.source.uri),
+        "placed": report.placed,
+        "reason": placement.reason if placement else None,
+        "message": placement.message if placement else report.problem or fits(report),
+        "hourlyCost": placement.hourly_cost if placement else None,
+        "contextLength": report.context,
+        "note": report.note or None,
+        "artifact": report.facts.model_dump(mode="json", exclude_none=True) if report.facts else None,
+        "classes": [_class_object(c, report.context) for c in report.classes],
+    }
+
+
+def _class_object(row: ClassReport, context: int | None) -> JsonObject:
+    sized = row.sized
+    sums = sized.sums if sized else None
+    return {
+        "class": row.gpu_class,
+        "fits": sized is not None,
+        "replicas": row.replicas,
+        "waiting": row.waiting,
+        "gpusPerReplica": sized.gpus if sized else None,
+        "kvTokensPerReplica": sized.kv_tokens if sized else None,
+        "concurrentRequests": sized.concurrent(context) if sized and context else None,
+        "hourlyCostPerReplica": None if row.hourly_cost is None else quantity.money(row.hourly_cost),
+        "currency": row.currency,
+        "kvBytesPerTokenPerGPU": sized.kv_bytes_per_token if sized else None,
+        "bytesPerGPU": sums
+        and {
+            "memory": sums.memory,
+            "overhead": sums.overhead,
+            "reserve": sums.reserve,
+            "weights": sums.weights,
+            "state": sums.state,
+            "kv": sums.kv,
+        },
+        "reason": row.reason or None,
+        "why": row.why or None,
+    }
+
+
+def allocated_percent(report: Report) -> float | None:
+    """GPUs that somebody holds, of those that schedulable nodes offer; None without nodes."""
+    offered = sum(u.gpus for u in report.use)
+    return round(100 * sum(u.allocated for u in report.use) / offered, 1) if offered else None
+
+
+def dump(report: Report, fleet: Fleet, output: str) -> str:
+    """The report as JSON or YAML."""
+    data = as_object(report, fleet)
+    return json.dumps(data, indent=2) if output == "json" else yaml.safe_dump(data, sort_keys=False, width=120).rstrip()
+
+
+def fits(report: ModelReport) -> str:
+    """What is said where nothing is chosen."""
+    return f"fits on {sum(c.sized is not None for c in report.classes)} of {len(report.classes)} classes"

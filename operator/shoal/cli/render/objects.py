@@ -1,0 +1,51 @@
+"""The children of a Model, as the operator's controllers put them together."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from shoal.api.config import OperatorConfig
+from shoal.api.gpuclass import GPUClass
+from shoal.api.meta import JsonObject
+from shoal.api.model import Model
+from shoal.cli.explain.decide import ModelReport
+from shoal.controllers.artifacts import KEEP_SECONDS
+from shoal.manifests import model as manifests
+from shoal.manifests.facts import facts_job
+from shoal.manifests.shape import Shape, engine_version
+
+NO_UID: Final = "00000000-0000-0000-0000-000000000000"
+"""Stands where the API server's uid of the Model would: in labels and owner references."""
+NO_KEY: Final = "none"
+"""Stands where the fingerprint of the installation's key would: in the name of the Model's key Secret."""
+
+
+def children(
+    report: ModelReport, classes: dict[str, GPUClass], config: OperatorConfig, shoal_namespace: str
+) -> Iterator[JsonObject]:
+    """What the operator would apply. The key Secret is left out: it is made of the installation's key.
+
+    `shoal_namespace` is where gateways and operators run, whom the NetworkPolicy lets in.
+    """
+    model = with_uid(report.model)
+    yield facts_job(model, config, keep_seconds=KEEP_SECONDS)
+    yield manifests.disruption_budget(model)
+    if config.pods.network_policy:
+        yield manifests.network_policy(model, config, shoal_namespace)
+    for plan in report.placement.variants if report.placement else ():
+        shape = Shape(
+            model=model,
+            gpu_class=classes[plan.gpu_class],
+            gpus=plan.gpus,
+            version=engine_version(model, config),
+            config=config,
+            install_key=NO_KEY,
+            facts=report.facts,
+        )
+        yield manifests.deployment(shape, surge=False, replicas=plan.replicas)
+
+
+def with_uid(model: Model) -> Model:
+    """The Model, with a uid in any case."""
+    if model.metadata.uid:
+        return model
+    return model.model_copy(update={"metadata": model.metadata.model_copy(update={"uid": NO_UID})})
