@@ -351,6 +351,30 @@ def test_liveness_stops_at_deletion(timeline: Timeline) -> None:
     assert len(timeline.find("engine", "SIGTERM")) == 1
 
 
+@scenario
+async def deletion_during_a_liveness_restart(cluster: Cluster, name: str) -> None:
+    engine = cluster.engine(hook=drain(3), livenessProbe=LIVE)
+    await cluster.create(cluster.pod(name, [cluster.agent()], engine, grace=40))
+    await cluster.until(lambda: cluster.ready(name), "Ready")
+    await cluster.tell(name, 8000, "/set?ready=0")
+    killing = "Killing: Container engine failed liveness probe, will be restarted"
+    await cluster.until(lambda: cluster.timelines[name].find("event", killing), "the liveness kill")
+    await cluster.delete(name)
+    await cluster.gone(name)
+
+
+def test_deletion_during_a_liveness_restart(timeline: Timeline) -> None:
+    """The restart is finished first, and then the new engine is ended, with a hook call of its own."""
+    stop = [("agent", "drain-begin"), ("agent", "drain-end"), ("engine", "SIGTERM"), ("engine", "exit")]
+    moments = [timeline.at(*step, nth) for nth in (0, 1) for step in stop]
+    assert moments == sorted(moments), str(timeline)
+    assert timeline.at("test", "deletes") < moments[1], "the first hook was still running"
+    assert len(timeline.find("engine", "start")) == len(timeline.find("agent", "drain-begin")) == 2
+    timeline.in_order(("test", "deletes"), ("agent", "SIGTERM"), ("api", "DELETED"))
+    assert timeline.at("agent", "SIGTERM") >= moments[-1]
+    assert len(timeline.find("agent", "start")) == 1, "the sidecar is kept"
+
+
 # --- start and restart ----------------------------------------------------------------------------------------------
 
 

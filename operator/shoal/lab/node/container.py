@@ -80,6 +80,9 @@ class Container:
         self.exit: Json | None = None
         """How it ended while the pod terminates; reported with the pod's last status."""
         self._killing: asyncio.Task[None] | None = None
+        self.no_restart_due = asyncio.Event()
+        """Cleared from a failed probe's kill until the container runs again: the pod's end waits for that."""
+        self.no_restart_due.set()
         self._backoff = 0.0
         self._began = time.monotonic()
         self._started_at = ""
@@ -115,7 +118,7 @@ class Container:
     async def run(self) -> None:
         """Starts the container again and again, as its restart policy says, until then or until the pod ends."""
         try:
-            while not self.pod.ending:
+            while self._may_start():
                 process = await self._start()
                 if process is not None:
                     await self._attend(process)
@@ -124,12 +127,17 @@ class Container:
                 if not await self._restarts():
                     return
         finally:
+            self.no_restart_due.set()
             self.done.set()
+
+    def _may_start(self) -> bool:
+        """Not in a pod that ends, but for a restart that a probe began before: a kubelet first finishes that."""
+        return not self.pod.ending or not (self.pod.terminating or self.no_restart_due.is_set())
 
     async def _start(self) -> Process | None:
         """The running process; None when it failed to start and the record says how it ended."""
         pull = 0.0
-        while not self.pod.ending:
+        while self._may_start():
             self._started_at, self._began = timestamp(), time.monotonic()
             try:
                 self.launch = await launch.prepare(self)
@@ -160,6 +168,8 @@ class Container:
                 self.record.state = {"terminated": terminated(128, self._started_at, "", message, "StartError")}
                 self.pod.changed()
                 return None
+            finally:
+                self.no_restart_due.set()
         return None
 
     async def _launch(self, made: Launch) -> Process:
@@ -223,7 +233,8 @@ class Container:
             return False
         if time.monotonic() - self._began > HEALTHY_SECONDS:
             self._backoff = 0.0
-        await self.pod.pause(RESTART_SECONDS)
+        if self.no_restart_due.is_set():  # else the kubelet killed it itself, and starts it in the same breath
+            await self.pod.pause(RESTART_SECONDS)
         record.last = {"terminated": end}
         if self._backoff and not self.pod.ending:
             metadata = self.pod.metadata
@@ -232,7 +243,7 @@ class Container:
             name = f"{metadata['name']}_{metadata['namespace']}({self.pod.uid})"
             self.event("BackOff", f"Back-off restarting failed container {self.name} in pod {name}", "Warning")
             await self.pod.pause(self._backoff)
-        if self.pod.ending:
+        if not self._may_start():
             return False
         record.restarts += 1
         self._backoff = min(self._backoff * 2, LONGEST_BACKOFF) or FIRST_BACKOFF
@@ -253,7 +264,8 @@ class Container:
             self.event("Unhealthy", f"{kind.capitalize()} probe failed: {message}", "Warning")
 
         def restart(kind: probes.Kind) -> None:
-            if not self.pod.terminating and self._killing is None:
+            if not self.pod.ending and self._killing is None:
+                self.no_restart_due.clear()
                 self.event("Killing", f"Container {self.name} failed {kind} probe, will be restarted")
                 probe: Json = self.spec[f"{kind}Probe"]
                 seconds = probe.get("terminationGracePeriodSeconds") or self.pod.grace

@@ -171,6 +171,8 @@ class Pod:
             if not self._deletion.is_set() and not lost:
                 self._spawn(self._live())
             await self._wait_for_end()
+            for container in self.containers:
+                await container.no_restart_due.wait()
             await self._terminate()
             reporter.cancel()
             await self._end_tasks()
