@@ -1,24 +1,48 @@
 """How much of a node's free GPUs the demanded sizes cannot use, and what taking some of them does to that.
 
 Fragmentation gradient descent (Weng et al., "Beware of Fragmentation", USENIX ATC 2023): put a replica where the
-expected fragmentation grows least. Here a node has whole GPUs; what a size leaves over when it fills the node is
-fragmented for that size as well, which the paper counts for shared GPUs only.
+expected fragmentation grows least. Amounts are thousandths of a GPU, so that shared GPUs can be looked at as well;
+Shoal's own replicas take whole ones.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+WHOLE: Final = 1000
+"""Thousandths of one GPU."""
 
 
-def fragmentation(free: int, sizes: Mapping[int, int]) -> int:
-    """GPUs of `free` on one node that a replica cannot use, summed over sizes (GPUs -> weight)."""
-    return sum(weight * (free % size if free >= size else free) for size, weight in sizes.items())
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What one replica takes of a node: so many GPUs, and of each so many thousandths."""
+
+    gpus: int
+    share: int = WHOLE
 
 
-def table(largest: int, sizes: Mapping[int, int]) -> list[int]:
-    """`fragmentation` of 0 to `largest` free GPUs."""
-    return [fragmentation(free, sizes) for free in range(largest + 1)]
+def lost(free: Sequence[int], size: Size) -> int:
+    """Thousandths of the free GPUs (one entry each) that no replica of a size can use: all where it does not fit, else
+    what is free of GPUs that have too little left, and the whole GPUs that are too few for one more."""
+    usable = [amount for amount in free if amount >= size.share]
+    if len(usable) < size.gpus:
+        return sum(free)
+    over = size.share * (len(usable) % size.gpus) if size.gpus else 0
+    return sum(free) - sum(usable) + over
 
 
-def best(choices: Sequence[int], gpus: int, fragments: Sequence[int]) -> int:
+def fragmentation(free: Sequence[int], sizes: Mapping[Size, float]) -> float:
+    """What is lost of a node's free GPUs, over all sizes by their weights."""
+    return sum(weight * lost(free, size) for size, weight in sizes.items())
+
+
+def table(largest: int, sizes: Mapping[int, int]) -> list[float]:
+    """`fragmentation` of a node with 0 to `largest` free whole GPUs; `sizes` are whole GPUs -> weight."""
+    mix = {Size(gpus): float(weight) for gpus, weight in sizes.items()}
+    return [fragmentation([WHOLE] * free, mix) for free in range(largest + 1)]
+
+
+def best(choices: Sequence[int], gpus: int, fragments: Sequence[float]) -> int:
     """Of nodes with so many free GPUs, each at least `gpus`, the one to take: the least growth of fragmentation, then
     the tightest fit."""
     return min(choices, key=lambda free: (fragments[free - gpus] - fragments[free], free))

@@ -32,7 +32,7 @@ class Room:
         self._none_soon: int | None = None
         """The smallest size that was looked for among `soon` in vain."""
         self._sizes = sizes
-        self._fragments: Sequence[int] | None = None
+        self._fragments: Sequence[float] | None = None
 
     def fits(self, gpus: int) -> bool:
         """Whether a replica can be bound now."""
