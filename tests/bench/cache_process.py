@@ -1,0 +1,32 @@
+"""The node cache as a process of its own, without a cluster: FOLDER HUB NAMESPACE..."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+from shoal.artifacts import Settings
+from shoal.cache.disk import Disk
+from shoal.cache.fetcher import Fetcher
+from shoal.cache.index import Index
+from shoal.cache.room import Room
+from shoal.cache.server import Server
+from shoal.runtime import logs
+
+
+async def main(root: Path, hub: str, namespaces: list[str]) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    disk, index = Disk(root), Index()
+    index.fill(await asyncio.to_thread(disk.open))
+    async with Fetcher(disk, index, Room(disk, index, 1 << 50), Settings(hub_endpoint=hub)) as fetcher:
+        server = Server(disk, index, fetcher)
+        for namespace in namespaces:
+            await server.add(namespace)
+        await stop.wait()
+        await server.close()
+
+
+if __name__ == "__main__":
+    logs.configure("warning")
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:]))
