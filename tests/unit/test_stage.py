@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -612,7 +613,9 @@ async def test_a_disk_that_fills_up_is_told_so(model: Path, paths: StagePaths, m
     monkeypatch.setattr(os, "pwrite", full)
     error = await failure(StageRequest(f"file://{model}"), paths)
     assert error.reason == reasons.DISK_FULL
-    assert str(error).startswith("no space left while fetching config.json: 23 bytes of it are still to come and ")
+    assert re.match(
+        r"no space left while fetching \S+: \d+ bytes of it are still to come and .* are free: ", str(error)
+    )
 
 
 # --- the container --------------------------------------------------------------------------------------------------
@@ -675,7 +678,7 @@ def test_the_agent_stays_small():
     """What serve loads is resident in every engine pod; none of these is needed for it."""
     code = (
         "import sys, shoal.runtime.agent, shoal.agent.serve, shoal.agent.observe\n"
-        "print([m for m in ('kopf', 'kr8s', 'huggingface_hub', 'cryptography', 'uvicorn') if m in sys.modules])"
+        "print([m for m in ('kopf', 'kr8s', 'huggingface_hub', 'obstore', 'uvicorn') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"

@@ -1,6 +1,8 @@
 """s3://, gs:// and az://: the objects below a prefix of a bucket, through obstore."""
 
 import asyncio
+import hashlib
+import json
 import os
 import re
 from collections.abc import AsyncGenerator, Mapping
@@ -74,10 +76,9 @@ class BucketSource(RangedSource):
 
     async def manifest(self) -> Manifest:
         files = await patiently(self.settings, self._list)
-        endpoint = self._config.get("endpoint") or self._config.get("account_name") or ""
         return Manifest(
             source=self._source.uri,
-            origin=f"{self._source.scheme}://{self._source.bucket}/{self._prefix} {endpoint}",
+            origin=f"{self._source.scheme}://{self._source.bucket}/{self._prefix} {_host(self._config)}",
             revision=None,
             files=sort(files),
             archive=self._archive,
@@ -238,6 +239,17 @@ def _config(source: SourceUri, credentials: Credentials) -> dict[str, str]:
     if not proven:
         config["skip_signature"] = "true"
     return config
+
+
+def _host(config: Mapping[str, str]) -> str:
+    """Which server answers, as far as the Secret says it: a bucket's name alone means another one at another host."""
+    named = [config.get("endpoint"), config.get("account_name")]
+    if key := config.get("service_account_key"):
+        try:
+            named.append(json.loads(key).get("gcs_base_url"))
+        except (ValueError, AttributeError):
+            named.append(hashlib.sha256(key.encode()).hexdigest())  # whatever it means, it is nobody else's
+    return " ".join(filter(None, named))
 
 
 def _either(scheme: str) -> str:

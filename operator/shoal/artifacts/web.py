@@ -112,7 +112,8 @@ class Web:
             if response.status in (200, 206):
                 return response
             response.close()  # a signed address expires
-            del self._moved[url]
+            if self._moved.get(url) is known:  # unless another transfer has asked for it already
+                del self._moved[url]
         asked = URL(url)
         response = await self._request(asked, headers, token=self._token)
         try:
