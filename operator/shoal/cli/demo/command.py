@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.api.meta import GROUP
-from shoal.cli.demo import enginecpu, fakegpus, steps
+from shoal.cli.demo import enginecpu, fakegpus, fleetact, steps
 from shoal.cli.demo.ask import QUESTION, Answer, ask
 from shoal.cli.demo.clusters import NAMESPACE, Cluster, CurrentCluster, LabCluster
 from shoal.cli.demo.stages import Stages
@@ -77,6 +77,11 @@ def up(engine: steps.EngineChoice, where: str, name: str, image: str, timeout: f
         with stages.stage("Usage record"):
             record = steps.usage_record(cluster, answer.request_id)
         console.print(_served_by(answer, record))
+        if where == "lab" and engine == "simulator":
+            fleetact.run(cluster, stages, timeout)
+        else:
+            # Its sums need the lab's nodes, and a real engine of its own for each Model is more than this machine has.
+            console.print("\nThe act on a mixed fleet needs the lab and the simulator: left out.")
         console.print(stages.summary())
         _try_it(console, cluster, served)
     except LabError as e:

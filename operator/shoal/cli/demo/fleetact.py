@@ -34,14 +34,14 @@ def run(cluster: Cluster, stages: Stages, timeout: float) -> None:
     console.print("\n[bold]A mixed fleet[/]: five Models, sized as spec.sizing says (their weights are tiny stand-ins)")
     with stages.stage("Three Models placed and Ready, one that fits nowhere, one that waits"):
         cluster.kubectl("apply", "-f", str(FILE))
-        models = _until(cluster, decided, timeout)
-    console.print(picture(models))
+        models = wait(cluster, decided, timeout)
+    console.print(picture({name: models[name] for name in (*PLACED, TOO_LARGE, WAITS)}))
     for name in (TOO_LARGE, WAITS):
         told = condition(models[name], reasons.PLACED)
         console.print(f"  [bold]{name}[/] {told.get('reason')}: {escape(told.get('message', ''))}", soft_wrap=True)
     with stages.stage(f"{WAITS} has its GPUs, since {IN_ITS_WAY} was deleted"):
         cluster.kubectl("delete", f"models.{GROUP}", IN_ITS_WAY, "-n", NAMESPACE, timeout=timeout)
-        models = _until(cluster, lambda found: _is(found, WAITS, reasons.READY, "True"), timeout)
+        models = wait(cluster, lambda found: _is(found, WAITS, reasons.READY, "True"), timeout)
     console.print(picture({WAITS: models[WAITS]}))
 
 
@@ -59,7 +59,8 @@ def _is(models: Objects, name: str, type: str, status: str) -> bool:
     return name in models and condition(models[name], type).get("status") == status
 
 
-def _until(cluster: Cluster, done: Callable[[Objects], bool], timeout: float) -> Objects:
+def wait(cluster: Cluster, done: Callable[[Objects], bool], timeout: float) -> Objects:
+    """The Models by name, once `done` says so. Raises ClickException with what they say instead."""
     deadline = time.monotonic() + timeout
     while True:
         models = {m["metadata"]["name"]: m for m in cluster.get(f"models.{GROUP}", "-n", NAMESPACE)}

@@ -1,0 +1,72 @@
+"""`kubectl shoal status` on a live cluster, as a person with ordinary rights uses it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from shoal.cli.demo import steps
+from tests.e2e.conftest import Fleet
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
+
+
+def kubectl_shoal(fleet: Fleet, *args: str, kubeconfig: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """kubectl, which finds `kubectl-shoal` on PATH."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.run(
+        [fleet.tools.kubectl, "shoal", *args],
+        env={**os.environ, "PATH": path, "KUBECONFIG": str(kubeconfig or fleet.lab.kubeconfig)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_a_serving_model_shows_where_it_runs_and_how_long_its_start_took(fleet: Fleet) -> None:
+    done = kubectl_shoal(fleet, "status", "-n", steps.DEMO_NAMESPACE)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("tiny-chat ")]
+    for word in ("True", "l40s-48gb", "1/1", "Ready", "0.93"):
+        assert word in line
+    rows = json.loads(kubectl_shoal(fleet, "status", "-n", steps.DEMO_NAMESPACE, "-o", "json").stdout)["models"]
+    (row,) = [row for row in rows if row["name"] == "tiny-chat"]
+    assert row["variants"][0]["gpus"] == 1
+    assert row["variants"][0]["cold_start_seconds"] is not None
+
+
+def test_who_may_only_view_sees_everything(fleet: Fleet, tmp_path: Path) -> None:
+    where = ("-n", steps.DEMO_NAMESPACE)
+    fleet.kubectl("create", "serviceaccount", "viewer", *where)
+    fleet.kubectl(
+        "create",
+        "rolebinding",
+        "viewer",
+        "--clusterrole=view",
+        f"--serviceaccount={steps.DEMO_NAMESPACE}:viewer",
+        *where,
+    )
+    try:
+        token = fleet.kubectl("create", "token", "viewer", *where).strip()
+        config = yaml.safe_load(fleet.lab.kubeconfig.read_text())
+        user = config["contexts"][0]["context"]["user"]
+        config["users"] = [{"name": user, "user": {"token": token}}]
+        path = tmp_path / "kubeconfig"
+        path.write_text(yaml.safe_dump(config))
+        done = kubectl_shoal(fleet, "status", *where, kubeconfig=path)
+        assert done.returncode == 0, done.stderr
+        assert "tiny-chat" in done.stdout
+        assert "without" not in done.stdout, "nothing is left out"
+        refused = kubectl_shoal(fleet, "status", "-A", kubeconfig=path)
+        assert refused.returncode == 1
+        assert "forbidden" in refused.stderr
+    finally:
+        fleet.kubectl("delete", "serviceaccount,rolebinding", "viewer", *where, "--ignore-not-found")
+
+
+def test_a_model_that_does_not_exist_is_told_in_the_servers_words(fleet: Fleet) -> None:
+    done = kubectl_shoal(fleet, "status", "model/none", "-n", steps.DEMO_NAMESPACE)
+    assert done.returncode == 1
+    assert 'models.shoal.dev "none" not found' in done.stderr
