@@ -14,7 +14,7 @@ from shoal.api import reasons
 from shoal.api.cache import FetchDone, FetchLine, FetchRequest
 from shoal.artifacts import ArtifactError, Credentials, File, Manifest, Settings, Source
 from shoal.cache.disk import Disk
-from shoal.cache.fetcher import Fetcher
+from shoal.cache.fetcher import Fetcher, Open
 from shoal.cache.index import Index
 from shoal.cache.room import Room
 from shoal.cache.server import Server
@@ -150,13 +150,20 @@ class Cache:
 
 @contextlib.asynccontextmanager
 async def running(
-    root: Path, shop: Shop, *namespaces: str, size: int = 1 << 30, grace: float = 0.0, margin: int = 0
+    root: Path,
+    source: Shop | Open,
+    *namespaces: str,
+    size: int = 1 << 30,
+    grace: float = 0.0,
+    margin: int = 0,
+    settings: Settings | None = None,
 ) -> AsyncGenerator[Cache]:
     """A cache over `root`, as the daemon opens it; leaving it is the daemon's end."""
+    opened = source.open if isinstance(source, Shop) else source
     disk, index = Disk(root), Index(grace)
     index.fill(await asyncio.to_thread(disk.open))
     room = Room(disk, index, size, margin)
-    async with Fetcher(disk, index, room, Settings(), shop.open) as fetcher:
+    async with Fetcher(disk, index, room, settings or Settings(), opened) as fetcher:
         server = Server(disk, index, fetcher)
         for namespace in namespaces:
             await server.add(namespace)
