@@ -56,7 +56,9 @@ def s3_server() -> Generator[S3]:
     try:
         host, port = server.get_host_and_port()
         endpoint = f"http://{host}:{port}"
+        # What it holds belongs to the process, and outlives the server before.
         _ask(endpoint, "reset", b"")
+        _ask(endpoint, "reset-auth", b"inf")
         admin = _user(endpoint, {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"}, "admin", ("*",))
         client = _client("s3", endpoint, admin)
         client.create_bucket(Bucket=BUCKET)
