@@ -10,6 +10,7 @@ import click
 import pydantic
 
 from shoal.agent.facts import summary
+from shoal.api import reasons
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
@@ -24,6 +25,10 @@ SECONDS: Final = 120.0
 AT_ONCE: Final = 8
 _PREFIXES: Final = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
 """How the environment variables begin that hold a user's own credentials for a bucket."""
+_LOGIN: Final = {"hf": "; outside a cluster your own login counts (HF_TOKEN, or `hf auth login`)"} | {
+    scheme: f"; outside a cluster the {prefix}... variables of your environment count"
+    for scheme, prefix in _PREFIXES.items()
+}
 
 
 def from_file(path: Path) -> ArtifactFacts:
@@ -98,7 +103,9 @@ async def _read(model: Model) -> ArtifactFacts | str:
             manifest = await opened.manifest()
             return summary(manifest, await read_metadata(opened, manifest))
     except ArtifactError as error:
-        return f"{error}; --facts reads them from a file"
+        here = _LOGIN.get(source.scheme, "") if error.reason == reasons.GATED else ""
+        other = "" if error.reason == reasons.SOURCE_INVALID else "; --facts reads them from a file"
+        return f"{error}{here}{other}"
     except TimeoutError:
         return f"{shown(uri)} did not answer within {SECONDS:.0f} s; --facts reads them from a file"
     except OSError as error:

@@ -58,7 +58,10 @@ def too_small(sized: Sized, facts: ArtifactFacts, gpu: GPU, context: int, *, ask
     where = f"on {gpus(sized.gpus)} with {gib(gpu.memory_bytes)}" + (" each" if sized.gpus > 1 else "")
     if sized.peak_bytes_per_gpu + sized.sums.overhead > gpu.memory_bytes:
         while_loading = " while they are loaded" if sized.peak_bytes_per_gpu > sized.weight_bytes_per_gpu else ""
-        return f"{where}, weights need {gib(sized.peak_bytes_per_gpu)}{while_loading}; {limit}"
+        # The weights alone may be a little less than the memory, and the sum has to show why they do not fit.
+        less = sized.peak_bytes_per_gpu <= gpu.memory_bytes
+        driver = f" beside the driver's {gib(sized.sums.overhead)}" if less else ""
+        return f"{where}, weights need {gib(sized.peak_bytes_per_gpu)}{while_loading}{driver}; {limit}"
     parts = [f"weights {gib(sized.sums.weights)}", f"SGLang's reserve {gib(sized.sums.reserve)}"]
     if sized.sums.state > 0:
         parts.append(f"states of requests {gib(sized.sums.state)}")
