@@ -16,11 +16,10 @@ def test_unknown_class(fleet: Fleet) -> None:
     fleet.delete_model("bad-class")
 
 
-def test_no_room_says_the_numbers(fleet: Fleet) -> None:
+def test_more_gpus_than_any_node_has(fleet: Fleet) -> None:
     fleet.make_model("too-wide", engine={"parallelism": {"tensor": 16}}, variants=[{"class": "h100-80gb"}])
-    message = fleet.expect("too-wide", "Placed", "NoCapacity")
-    assert "16 GPUs" in message
-    assert "at most 8 on one node" in message
+    message = fleet.expect("too-wide", "Placed", "NoFit")
+    assert "`tensor` is 16, and the largest node has 8 GPUs" in message
     fleet.delete_model("too-wide")
 
 
