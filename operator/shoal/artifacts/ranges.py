@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import shutil
-import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -105,8 +104,6 @@ class Download:
         self._whole = not file.validator
         """One connection, and from the start again when it breaks: the server knows no ranges, or does not say whether
         two of them are of one version."""
-        self._saved = 0.0
-        self._saving = asyncio.Lock()
 
     async def run(self) -> None:
         """Raises ArtifactError."""
@@ -148,7 +145,8 @@ class Download:
         step = max(self._file.size, 1) if self._whole else self._settings.segment_bytes
         self._segments = [_Segment(at, min(at + step, end)) for start, end in missing for at in range(start, end, step)]
         self._waiting = deque(self._segments)
-        self._saved = time.monotonic()
+        ended = asyncio.Event()
+        saving = asyncio.create_task(self._save_until(ended))
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(len(self._segments), self._settings.connections)):
@@ -156,7 +154,9 @@ class Download:
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         finally:
-            await self._save()
+            # Not cancelled: a note that is written in its thread would meet the next one.
+            ended.set()
+            await saving
 
     async def _work(self) -> None:
         while self._waiting:
@@ -185,18 +185,21 @@ class Download:
                 self._on_bytes(len(piece))
                 if segment.at >= segment.end:
                     break
-                if time.monotonic() - self._saved > _SAVE_SECONDS and not self._saving.locked():
-                    await self._save()
         if segment.at < segment.end:
             raise Interrupted(f"{self._file.name} broke off after {segment.at} of {self._file.size} bytes")
 
-    async def _save(self) -> None:
-        async with self._saving:
+    async def _save_until(self, ended: asyncio.Event) -> None:
+        """Notes what is missing now and then, and at the end; also while a connection is silent."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SAVE_SECONDS):
+                    await ended.wait()
             # Read before the bytes go to disk: what comes meanwhile is fetched again, which does no harm.
             missing: list[Span] = [(s.at, s.end) for s in self._segments if s.at < s.end]
             if not self._whole and (missing or len(self._segments) > 1):
                 await asyncio.to_thread(self._part.save, missing)
-            self._saved = time.monotonic()
+            if ended.is_set():
+                return
 
     async def _discard(self) -> None:
         self._on_bytes(-(self._file.size - sum(s.end - s.at for s in self._segments)))
