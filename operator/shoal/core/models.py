@@ -275,7 +275,7 @@ def _not_ready(
     # A replica that starts in order to replace one that serves takes nothing away.
     rolled_out = all(d.rolled_out for d in seen.deployments if not d.deleting)
     serves = ready >= desired and rolled_out and bool(seen.deployments)
-    if (unread := _unread(seen)) is not None and not (serves and _seen_before(seen.model)):
+    if (unread := _unread(seen)) is not None and not (serves and _never_read(seen.model)):
         return no(*unread)
     if seen.placement is not None and not seen.placement.placed and not (ready >= desired):
         return no(seen.placement.reason, seen.placement.message)
@@ -290,6 +290,6 @@ def _not_ready(
     return no(reasons.STARTING if "Waiting" in steps else known, state)
 
 
-def _seen_before(model: Model) -> bool:
-    """This very specification was looked at before, so what runs is of it."""
-    return model.status is not None and model.status.observed_generation == model.metadata.generation
+def _never_read(model: Model) -> bool:
+    """What runs was made by a version that read no facts: it is still what the Model asks for."""
+    return model.status is not None and model.status.artifact is None

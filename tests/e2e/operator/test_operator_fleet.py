@@ -1,0 +1,333 @@
+"""A mixed fleet: which class, who waits for whom, what is replaced, what moves, and never more than there is."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from shoal.api import names
+from shoal.api.meta import JsonObject
+from shoal.kube.reflector import Reflector
+from shoal.kube.resources import DEPLOYMENTS, EVENTS, GPUCLASSES, JOBS, MODELS, NODES, PODS
+from tests.support.controlplane import FACTS, Fleet, add_node
+from tests.support.operators import condition, eventually, gpu_class, model, model_with, running_operator
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.timeout(240),
+    # Kopf's thread ends with its process, streams open; in a test the process goes on.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
+]
+
+LARGE = FACTS | {"weightBytes": 141_107_412_992, "parameters": 70_553_706_496, "attentionHeads": 64} | {
+    "kv": {"kind": "Full", "layers": 80, "kvHeads": 8, "headDim": 128}, "kvBytesPerToken": 327680,
+}  # fmt: skip
+HUGE = LARGE | {"weightBytes": 2_000_000_000_000, "parameters": 1_000_000_000_000}
+
+
+def variant(found: JsonObject, name: str) -> JsonObject:
+    return next((v for v in (found.get("status") or {}).get("variants", []) if v["class"] == name), {})
+
+
+async def engine_pods(fleet: Fleet, **labels: str) -> list[JsonObject]:
+    wanted = {names.LABEL_COMPONENT: names.COMPONENT_ENGINE} | {k.replace("_", "-"): v for k, v in labels.items()}
+    pods = await fleet.all(PODS, namespace=fleet.namespace)
+    return [p for p in pods if wanted.items() <= p["metadata"]["labels"].items()]
+
+
+async def until_model(
+    fleet: Fleet, name: str, holds: Callable[[JsonObject], bool], *, seconds: float = 40
+) -> JsonObject:
+    return await eventually(lambda: fleet.client.get(MODELS, name, fleet.namespace), holds, seconds=seconds)
+
+
+def stands(found: JsonObject, **ready: int) -> bool:
+    """Exactly these replicas are wanted and ready, by class."""
+    variants = (found.get("status") or {}).get("variants", [])
+    wanted = {v["class"]: v["desired"] for v in variants if v.get("desired")}
+    return wanted == ready and all(variant(found, c).get("ready") == n for c, n in ready.items())
+
+
+async def test_a_model_that_does_not_fit_the_cheap_class_says_the_sum_and_takes_the_next(fleet: Fleet) -> None:
+    fleet.kubelet.said = (0, {"facts": LARGE})
+    async with running_operator(fleet.client, fleet.kubeconfig):
+        await fleet.apply(model("large", fleet.namespace))
+        found = await model_with(fleet.client, fleet.namespace, "large", "Ready", "True", seconds=60)
+    assert stands(found, h100=1)
+    assert variant(found, "h100")["gpusPerReplica"] == 4  # two hold the weights and nothing else
+    assert variant(found, "h100")["hourlyCost"] == "9.96"
+    assert variant(found, "h100")["kvTokensPerReplica"]["predicted"] > 8192
+    assert variant(found, "h100")["step"] == "Ready"
+    assert "GiB" in variant(found, "l4")["excluded"]
+    assert found["status"]["artifact"]["weightBytes"] == LARGE["weightBytes"]
+
+
+async def test_a_model_that_fits_nowhere_says_what_is_missing(fleet: Fleet) -> None:
+    fleet.kubelet.said = (0, {"facts": HUGE})
+    async with running_operator(fleet.client, fleet.kubeconfig):
+        await fleet.apply(model("huge", fleet.namespace))
+        found = await model_with(fleet.client, fleet.namespace, "huge", "Placed", "False", "NoFit")
+        assert await fleet.all(DEPLOYMENTS, namespace=fleet.namespace) == []
+    for name in ("l4", "h100"):
+        assert "weights" in variant(found, name)["excluded"]
+    assert "GiB" in condition(found, "Ready")["message"]
+
+
+async def test_a_source_is_read_once_for_all_models_that_name_it(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with running_operator(client, fleet.kubeconfig):
+        await asyncio.gather(*(fleet.apply(model(f"m{i}", ns)) for i in range(3)))
+        for i in range(3):
+            await model_with(client, ns, f"m{i}", "Ready", "True")
+        assert len(await fleet.all(JOBS, namespace=ns)) == 1
+        await fleet.apply(model("late", ns))
+        await model_with(client, ns, "late", "Ready", "True")
+        assert len(await fleet.all(JOBS, namespace=ns)) == 1
+
+
+async def test_a_source_that_cannot_be_read_is_told_and_found_when_it_can(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.controllers.artifacts.KEEP_SECONDS", 1)
+    monkeypatch.setattr("shoal.manifests.facts.TRIES", 1)
+    client, ns = fleet.client, fleet.namespace
+    said = {"reason": "SourceNotFound", "message": "hf://org/m does not exist: check spec.source.uri"}
+    fleet.kubelet.said = (1, said)
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(model("chat", ns, source={"uri": "hf://org/m"}))
+        found = await model_with(client, ns, "chat", "Placed", "Unknown", "SourceNotFound")
+        assert condition(found, "Ready")["message"] == said["message"]
+        assert condition(found, "Stalled")["reason"] == "SourceNotFound"
+        assert await fleet.all(DEPLOYMENTS, namespace=ns) == []
+        fleet.kubelet.said = (0, {"facts": FACTS | {"source": "hf://org/m", "revision": "c0ffee"}})
+        await model_with(client, ns, "chat", "Ready", "True", seconds=90)
+        (pod,) = await engine_pods(fleet)
+        stage = pod["spec"]["initContainers"][1]
+        assert {"name": "SHOAL_STAGE_REVISION", "value": "c0ffee"} in stage["env"]
+
+
+async def test_what_runs_goes_on_while_another_source_is_read(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(model("chat", ns))
+        await model_with(client, ns, "chat", "Ready", "True")
+        (before,) = await engine_pods(fleet)
+        fleet.kubelet.said = (1, {"reason": "SourceUnreachable", "message": "no answer"})
+        await fleet.apply(model("chat", ns, source={"uri": "hf://org/other"}))
+        found = await model_with(client, ns, "chat", "Ready", "False", "SourceUnreachable")
+        assert condition(found, "Available")["status"] == "True"
+        (after,) = await engine_pods(fleet)
+        assert after["metadata"]["uid"] == before["metadata"]["uid"]
+
+
+async def test_an_older_operators_pods_stay_when_their_facts_are_read_later(fleet: Fleet) -> None:
+    """A Deployment without facts, as before there were any, is left alone until they are known."""
+    client, ns = fleet.client, fleet.namespace
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(model("chat", ns))
+        await model_with(client, ns, "chat", "Ready", "True")
+    (before,) = await engine_pods(fleet)
+    for job in await fleet.all(JOBS, namespace=ns):
+        await client.delete(JOBS, job["metadata"]["name"], ns)
+    await eventually(lambda: fleet.all(JOBS, namespace=ns), lambda left: not left, seconds=60)
+    gone = [{"op": "remove", "path": "/status/artifact"}]
+    fleet.plane.run_kubectl(
+        "patch", "model", "chat", f"-n={ns}", "--subresource=status", "--type=json", f"-p={gone}".replace("'", '"')
+    )
+    fleet.kubelet.said = (1, {"reason": "SourceUnreachable", "message": "no answer"})
+    async with running_operator(client, fleet.kubeconfig):
+        found = await model_with(client, ns, "chat", "Placed", "Unknown", "SourceUnreachable")
+        assert condition(found, "Ready")["status"] == "True"
+    (after,) = await engine_pods(fleet)
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+
+
+async def test_the_higher_priority_gets_the_gpus_and_the_other_says_whom_it_waits_for(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with running_operator(client, fleet.kubeconfig), never_more_than_there_is(fleet):
+        for name in ("low-a", "low-b"):
+            await fleet.apply(model(name, ns, variants=[{"class": "l4"}], priority=0))
+            await model_with(client, ns, name, "Ready", "True")
+        await fleet.apply(model("high", ns, variants=[{"class": "l4"}], priority=100))
+        await model_with(client, ns, "high", "Ready", "True", seconds=60)
+        models = {m["metadata"]["name"]: m for m in await fleet.all(MODELS, namespace=ns)}
+        losers = [m for m in models.values() if condition(m, "Placed")["status"] == "False"]
+        assert [m["metadata"]["name"] for m in losers] == ["low-b"]  # the youngest of the lowest
+        assert condition(losers[0], "Placed")["reason"] == "Outranked"
+        assert f"{ns}/high" in condition(losers[0], "Placed")["message"]
+        assert condition(models["low-a"], "Ready")["status"] == "True"
+        await client.delete(MODELS, "high", ns)
+        await model_with(client, ns, "low-b", "Ready", "True", seconds=60)
+
+
+async def test_a_model_over_two_classes_fills_the_cheap_one_first(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with running_operator(client, fleet.kubeconfig), never_more_than_there_is(fleet):
+        variants = [{"class": "h100"}, {"class": "l4", "maxReplicas": 1}]
+        await fleet.apply(model("chat", ns, variants=variants, scaling={"minReplicas": 3}))
+        await until_model(fleet, "chat", lambda m: stands(m, l4=1, h100=2))
+        await fleet.apply(model("chat", ns, variants=variants, scaling={"minReplicas": 1}))
+        await until_model(fleet, "chat", lambda m: stands(m, l4=1))  # the dearest is the first to shrink
+
+
+@pytest.mark.parametrize("trouble", ["cordoned", "NotReady", "unhealthy"])
+async def test_a_replica_on_a_node_in_trouble_is_replaced_elsewhere(fleet: Fleet, trouble: str) -> None:
+    client, ns = fleet.client, fleet.namespace
+    await add_node(client, "l4-1", {"nvidia.com/gpu.product": "L4"}, 2)
+    async with running_operator(client, fleet.kubeconfig), never_more_than_there_is(fleet):
+        await fleet.apply(model("chat", ns, variants=[{"class": "l4"}]))
+        await model_with(client, ns, "chat", "Ready", "True")
+        (before,) = await engine_pods(fleet)
+        node = before["spec"]["nodeName"]
+        await break_node(fleet, node, trouble)
+
+        async def moved() -> bool:
+            pods = await engine_pods(fleet)
+            return len(pods) == 1 and pods[0]["spec"].get("nodeName") not in (None, node)
+
+        await eventually(moved, bool, seconds=60, what=f"the replica on another node than {node}")
+        await until_model(fleet, "chat", lambda m: stands(m, l4=1) and condition(m, "Ready")["status"] == "True")
+        free = 2  # of the four GPUs two are on the node in trouble, or one of them is broken
+        counted = await eventually(
+            lambda: client.get(GPUCLASSES, "l4"),
+            lambda c: c["status"]["gpus"]["free"] <= free,
+        )
+        assert counted["status"]["gpus"]["capacity"] == 4
+
+
+async def break_node(fleet: Fleet, node: str, trouble: str) -> None:
+    client = fleet.client
+    if trouble == "cordoned":
+        await client.merge_patch(NODES, node, None, {"spec": {"unschedulable": True}}, manager="person")
+    elif trouble == "NotReady":
+        found = await client.get(NODES, node)
+        for one in found["status"]["conditions"]:
+            one["status"] = "Unknown" if one["type"] == "Ready" else one["status"]
+        status = {"status": {"conditions": found["status"]["conditions"]}}
+        await client.merge_patch(NODES, node, None, status, manager="kubelet", subresource="status")
+        taints = [*found["spec"]["taints"], {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}]
+        await client.merge_patch(NODES, node, None, {"spec": {"taints": taints}}, manager="node-lifecycle")
+    else:
+        status = {"status": {"allocatable": {"nvidia.com/gpu": "0"}}}
+        await client.merge_patch(NODES, node, None, status, manager="kubelet", subresource="status")
+
+
+async def test_a_replica_moves_to_a_cheaper_class_when_it_gets_room(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with running_operator(client, fleet.kubeconfig), never_more_than_there_is(fleet):
+        for name in ("a", "b"):
+            await fleet.apply(model(name, ns, variants=[{"class": "l4"}]))
+            await model_with(client, ns, name, "Ready", "True")
+        await fleet.apply(model("mover", ns))
+        await until_model(fleet, "mover", lambda m: stands(m, h100=1))
+        below = asyncio.Event()
+
+        def heard(kind: str, obj: JsonObject) -> None:
+            if obj["metadata"]["name"] == "mover" and obj.get("status", {}).get("replicas", {}).get("ready") == 0:
+                below.set()
+
+        watch = asyncio.create_task(Reflector(client, MODELS, on_event=heard).run())
+        await client.delete(MODELS, "a", ns)
+        await until_model(fleet, "mover", lambda m: stands(m, l4=1), seconds=90)
+        watch.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watch
+        assert not below.is_set(), "it served all the time"
+        events = await eventually(
+            lambda: fleet.all(EVENTS, namespace=ns),
+            lambda found: any(e.get("action") == "Place" and e["regarding"]["name"] == "mover" for e in found),
+        )
+        assert [e["note"] for e in events if e.get("action") == "Place"]
+
+
+async def test_replicas_of_a_class_that_selects_other_nodes_move_there(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    await add_node(client, "new-0", {"pool": "new", "nvidia.com/gpu.product": "L4-new"}, 2)
+    async with running_operator(client, fleet.kubeconfig), never_more_than_there_is(fleet):
+        await fleet.apply(model("chat", ns, variants=[{"class": "l4"}]))
+        await model_with(client, ns, "chat", "Ready", "True")
+        edited = gpu_class("l4", "L4", cost="0.43", memory="24Gi")
+        edited["spec"]["nodeSelector"] = {"pool": "new"}
+        await fleet.apply(edited)
+
+        async def moved() -> bool:
+            pods = await engine_pods(fleet)
+            return [p["spec"].get("nodeName") for p in pods] == ["new-0"]
+
+        await eventually(moved, bool, seconds=90, what="the replica on the class's new node")
+
+
+async def test_classes_that_share_a_node_and_labels_that_disagree_are_told(fleet: Fleet) -> None:
+    client = fleet.client
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(gpu_class("all-l4", "L4", memory="24Gi"))
+
+        async def ready(name: str, reason: str) -> str:
+            found = await eventually(
+                lambda: client.get(GPUCLASSES, name), lambda c: condition(c, "Ready").get("reason") == reason
+            )
+            return condition(found, "Ready")["message"]
+
+        assert "l4-0 also has the labels of all-l4 and counts there" in await ready("l4", "Overlaps")
+        labels = {"metadata": {"labels": {"nvidia.com/gpu.memory": "81559"}}}
+        await client.merge_patch(NODES, "l4-0", None, labels, manager="gfd")
+        assert "l4-0: label nvidia.com/gpu.memory says 81559 MiB" in await ready("all-l4", "LabelsDisagree")
+
+
+@contextlib.asynccontextmanager
+async def never_more_than_there_is(fleet: Fleet) -> AsyncIterator[None]:
+    """Records every pod and Model as the API server tells them, and checks at the end: engine pods never asked for more
+    GPUs of a class than its nodes have, but for replicas whose Model's status said at that time that they wait."""
+    pods: dict[str, JsonObject] = {}
+    models: dict[str, JsonObject] = {}
+    surplus: list[str] = []
+    capacity: dict[str, int] = {}
+    for node in await fleet.all(NODES):
+        product = node["metadata"]["labels"].get("nvidia.com/gpu.product", "")
+        count = int(node["status"].get("capacity", {}).get("nvidia.com/gpu", 0))
+        name = "l4" if product.startswith("L4") else "h100"
+        capacity[name] = capacity.get(name, 0) + count
+
+    def look() -> None:
+        for name, has in capacity.items():
+            asked = sum(_gpus(p) for p in pods.values() if p["metadata"]["labels"].get(names.LABEL_GPU_CLASS) == name)
+            waits = sum(
+                v.get("waiting", 0) * v.get("gpusPerReplica", 1)
+                for m in models.values()
+                for v in (m.get("status") or {}).get("variants", [])
+                if v["class"] == name
+            )
+            if asked > has + waits:
+                surplus.append(f"{name}: {asked} asked for, {has} there, {waits} waiting")
+
+    def keep(table: dict[str, JsonObject]) -> Any:
+        def heard(kind: str, obj: JsonObject) -> None:
+            uid = obj["metadata"]["uid"]
+            if kind == "upsert":
+                table[uid] = obj
+            else:
+                table.pop(uid, None)
+            look()
+
+        return heard
+
+    watches = [
+        asyncio.create_task(Reflector(fleet.client, kind, on_event=keep(table)).run())
+        for kind, table in ((PODS, pods), (MODELS, models))
+    ]
+    try:
+        yield
+    finally:
+        for watch in watches:
+            watch.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
+    assert surplus == []
+
+
+def _gpus(pod: JsonObject) -> int:
+    if pod["metadata"].get("labels", {}).get(names.LABEL_COMPONENT) != names.COMPONENT_ENGINE:
+        return 0
+    requests = pod["spec"]["containers"][0]["resources"].get("requests", {})
+    return int(requests.get("nvidia.com/gpu", 0))
