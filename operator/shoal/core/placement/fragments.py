@@ -22,12 +22,18 @@ class Size:
 
 
 def lost(free: Sequence[int], size: Size) -> int:
-    """Thousandths of the free GPUs (one entry each) that no replica of a size can use: all where it does not fit, else
-    what is free of GPUs that have too little left, and the whole GPUs that are too few for one more."""
+    """Thousandths of the free GPUs (one entry each) that replicas of one size cannot use.
+
+    All where it does not fit; else, as in the paper, what is free of GPUs that have too little left. Unlike the paper
+    also what is left over once the node is filled with this size: whole GPUs too few for one more replica, or the rest
+    of a shared GPU.
+    """
     usable = [amount for amount in free if amount >= size.share]
-    if len(usable) < size.gpus:
+    if len(usable) < size.gpus or not size.gpus:
         return sum(free)
-    over = size.share * (len(usable) % size.gpus) if size.gpus else 0
+    over = size.share * (len(usable) % size.gpus)
+    if size.share < WHOLE:
+        over = sum(amount % size.share for amount in usable)
     return sum(free) - sum(usable) + over
 
 
