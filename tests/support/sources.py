@@ -66,32 +66,41 @@ def tar_of(files: Mapping[str, bytes], mode: str = "w:gz") -> bytes:
 
 
 def localhost_tls(folder: Path) -> tuple[ssl.SSLContext, Path]:
-    """A server's context for localhost, and the file with the certificate that vouches for it."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(minutes=1))
-        .not_valid_after(now + timedelta(hours=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]), False
-        )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
-        .sign(key, hashes.SHA256())
+    """A server's context for localhost, and the file with the certificate of the CA that vouches for it."""
+    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
+    authority, server = (
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("test CA", "localhost")
     )
-    cert_file, key_file = folder / "tls.crt", folder / "tls.key"
-    cert_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))])
+    now = datetime.now(UTC)
+    pems: list[bytes] = []
+    for subject, key, extension in (
+        (authority, keys[0], x509.BasicConstraints(ca=True, path_length=0)),
+        (server, keys[1], names),
+    ):
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(authority)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(minutes=1))
+            .not_valid_after(now + timedelta(hours=1))
+            .add_extension(extension, critical=extension is not names)
+            .sign(keys[0], hashes.SHA256())
+        )
+        pems.append(certificate.public_bytes(serialization.Encoding.PEM))
+    ca_file, cert_file, key_file = folder / "ca.crt", folder / "tls.crt", folder / "tls.key"
+    ca_file.write_bytes(pems[0])
+    cert_file.write_bytes(pems[1])
     key_file.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        keys[1].private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
     )
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(cert_file, key_file)
-    return context, cert_file
+    return context, ca_file
 
 
 @dataclass

@@ -3,20 +3,22 @@
 import asyncio
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from aiohttp.test_utils import unused_port
+from aiohttp import web
+from aiohttp.test_utils import TestServer, unused_port
 
 from shoal.agent.stage.request import StagePaths, StageRequest
 from shoal.agent.stage.run import stage
 from shoal.api import reasons
 from shoal.artifacts import ArtifactError, Credentials, Manifest, Settings, folders, open_source
+from shoal.artifacts.trust import with_public_roots
 from tests.support.flaky import Flaky
 from tests.support.s3 import S3, s3_server
-from tests.support.sources import model_files, safetensors, tar_of, write_files
+from tests.support.sources import localhost_tls, model_files, safetensors, tar_of, write_files
 
 GOOGLE_KEY = json.dumps(
     {
@@ -219,6 +221,50 @@ async def test_a_pinned_bucket_that_was_overwritten_is_refused(s3: S3, paths: St
     with pytest.raises(ArtifactError, match="is not what it was when it was pinned") as caught:
         await stage(StageRequest("s3://models/pinned", manifest=pin, settings=QUICK), paths)
     assert caught.value.reason == reasons.SOURCE_CHANGED
+
+
+LISTING = """<?xml version="1.0"?><ListBucketResult><Name>m</Name><KeyCount>1</KeyCount><IsTruncated>false</IsTruncated>
+<Contents><Key>config.json</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>"a"</ETag><Size>2</Size>
+</Contents></ListBucketResult>"""
+
+
+@pytest.fixture
+async def listing(tmp_path: Path) -> AsyncGenerator[tuple[TestServer, Path]]:
+    """A store on https://localhost that can only list, and the certificate of its CA."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=LISTING, content_type="application/xml")
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    context, authority = localhost_tls(tmp_path)
+    server = TestServer(app, scheme="https")
+    await server.start_server(ssl=context)
+    yield server, authority
+    await server.close()
+
+
+async def test_the_charts_ca_vouches_for_buckets_too(
+    s3: S3, listing: tuple[TestServer, Path], monkeypatch: pytest.MonkeyPatch
+):
+    server, authority = listing
+    secret = s3.secret(endpoint=f"https://localhost:{server.port}")
+    error = await refusal("s3://m", secret)
+    assert error.reason == reasons.SOURCE_UNREACHABLE
+    assert str(error) == "the certificate of s3://m is not trusted: add its CA to the chart's caBundle"
+    combined = with_public_roots(authority, authority.with_name("combined.crt"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(combined))
+    assert [file.name for file in (await manifest_of("s3://m", secret)).files] == ["config.json"]
+
+
+async def test_the_charts_proxy_leads_to_buckets_too(s3: S3, monkeypatch: pytest.MonkeyPatch):
+    async with Flaky(s3.port) as proxy:
+        monkeypatch.setenv("HTTP_PROXY", f"http://{proxy.address}")
+        monkeypatch.setenv("NO_PROXY", "inside.invalid")
+        await refusal("s3://models/llama", s3.secret(endpoint="http://inside.invalid"))
+        assert proxy.connections == 0
+        await refusal("s3://models/llama", s3.secret(endpoint="http://outside.invalid"))
+        assert proxy.connections > 0
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Staging as the person who wrote the Model sees it: what works, and what each failure says."""
 
+import asyncio
 import errno
 import hashlib
 import io
@@ -30,6 +31,7 @@ from shoal.artifacts import Settings, folders
 from shoal.artifacts.errors import ArtifactError
 from shoal.artifacts.trust import with_public_roots
 from shoal.artifacts.wanted import wanted_files
+from tests.support.flaky import Flaky
 from tests.support.sources import (
     ArchiveServer,
     HubServer,
@@ -672,6 +674,34 @@ def test_the_command_leaves_at_once_when_it_is_told_to(tmp_path: Path, paths: St
         finally:
             process.kill()
             process.wait(30)
+
+
+async def test_a_container_that_is_killed_goes_on_from_its_last_note(tmp_path: Path, paths: StagePaths):
+    """SIGKILL in the middle of a file whose source has gone silent; the next container fetches only what is missing."""
+    hub = HubServer(model_files(3 << 20))
+    server = TestServer(hub.app())
+    await server.start_server()
+    assert server.port is not None
+    async with Flaky(server.port, hang_after=2 << 20) as flaky:
+        command = [
+            sys.executable, "-c", "from shoal.cli.main import main; main()", "agent", "stage", "--uri=hf://team/tiny",
+            f"--target={paths.target}", f"--progress={paths.progress}", f"--termination-log={tmp_path / 'log'}",
+            f"--secret-dir={paths.secret}", f"--hub-endpoint=http://{flaky.address}",
+        ]  # fmt: skip
+        process = await asyncio.create_subprocess_exec(*command)
+        note = paths.files / "model.safetensors.part.json"
+        async with asyncio.timeout(60):
+            while not note.exists():
+                await asyncio.sleep(0.05)
+        process.kill()
+        await process.wait()
+        flaky.hang_after = None
+        before = flaky.carried
+        process = await asyncio.create_subprocess_exec(*command)
+        assert await asyncio.wait_for(process.wait(), 60) == 0
+        assert flaky.carried - before < 2 << 20
+    await server.close()
+    assert staged_files(paths) == model_files(3 << 20)
 
 
 def test_the_agent_stays_small():

@@ -197,6 +197,11 @@ class BucketSource(RangedSource):
         denied = isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in (401, 403)
         if denied or "invalid_grant" in text:
             return ArtifactError(reasons.GATED, self._denied())
+        if "InvalidCertificate" in text:
+            return ArtifactError(
+                reasons.SOURCE_UNREACHABLE,
+                f"the certificate of {uri} is not trusted: add its CA to the chart's caBundle",
+            )
         return Interrupted(f"{uri} cannot be reached ({_network(error, text, status)}): {_ADVICE}")
 
     def _denied(self) -> str:
@@ -261,7 +266,6 @@ def _network(error: Exception, text: str, status: int | None) -> str:
         return f"it answered {status}"
     for sign, meaning in (
         ("dns error", "its host does not resolve"),
-        ("certificate", "its certificate is not trusted: add its CA to the chart's caBundle"),
         ("Connection refused", "connection refused"),
         ("TimedOut", "no answer in time"),
         ("timed out", "no answer in time"),
