@@ -11,7 +11,6 @@ words.py      reasons and messages;  rivals.py  for whom a Model waits
 
 from shoal.core.placement.packing import ClassUse, Packing, pack
 from shoal.core.placement.plan import plan
-from shoal.core.placement.single import Offer, offer, place
 from shoal.core.placement.steering import Steering, steering
 from shoal.core.placement.types import (
     Candidate,
@@ -36,16 +35,13 @@ __all__ = [
     "Held",
     "Moves",
     "NodeRoom",
-    "Offer",
     "Packing",
     "Placement",
     "Rejected",
     "Standing",
     "Steering",
     "VariantPlan",
-    "offer",
     "pack",
-    "place",
     "plan",
     "steering",
 ]
