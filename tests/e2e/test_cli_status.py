@@ -1,5 +1,6 @@
 """`kubectl shoal status` on a live cluster, as a person with ordinary rights uses it."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -10,6 +11,8 @@ import pytest
 import yaml
 
 from shoal.cli.demo import steps
+from shoal.cli.status.read import last_progress
+from shoal.kube.client import Client
 from tests.e2e.conftest import Fleet
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
@@ -35,6 +38,19 @@ def test_a_serving_model_shows_where_it_runs_and_how_long_its_start_took(fleet: 
     (row,) = [row for row in rows if row["name"] == "tiny-chat"]
     assert row["variants"][0]["gpus"] == 1
     assert row["variants"][0]["cold_start_seconds"] is not None
+
+
+def test_the_per_cent_of_a_fetch_stands_in_the_stage_containers_log(fleet: Fleet) -> None:
+    selector = "app.kubernetes.io/component=engine,shoal.dev/model=tiny-code"
+    (pod,) = fleet.get("pods", "-n", steps.DEMO_NAMESPACE, "-l", selector)
+
+    async def log() -> str:
+        async with await Client.from_environment(kubeconfig=str(fleet.lab.kubeconfig)) as client:
+            return await client.log(pod["metadata"]["name"], steps.DEMO_NAMESPACE, container="stage", lines=20)
+
+    found = last_progress(asyncio.run(log()))
+    assert found is not None
+    assert found.state == "fetching"
 
 
 def test_who_may_only_view_sees_everything(fleet: Fleet, tmp_path: Path) -> None:

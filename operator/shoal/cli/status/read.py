@@ -47,12 +47,12 @@ async def read(client: Client, namespace: str | None, name: str | None) -> Snaps
     if name is not None:
         selector += f",{names.LABEL_MODEL}={name}"
     notes: list[str] = []
-    pods: list[facts.Pod] = []
+    pods: list[facts.Pod] | None = None
     try:
         pods = engine_pods([p async for p in client.list(PODS, namespace=namespace, label_selector=selector)])
     except Forbidden as error:
         notes.append(f"without the progress of pods: {error.message}")
-    progress, problem = await _progress(client, fetching(pods))
+    progress, problem = await _progress(client, fetching(pods or ()))
     if problem:
         notes.append(f"without the per cent of fetching: {problem}")
     return Snapshot(rows(models, pods, progress), tuple(notes))

@@ -11,10 +11,10 @@ from shoal.api.model import ModelStatus, VariantStatus
 from shoal.api.replica import StageProgress
 from shoal.core import facts
 from shoal.core.conditions import find
+from shoal.core.variants import step
 from shoal.kube import projections
 
 _GI = 2**30
-_STEPS = ("Waiting", "Fetching", "Loading", "Ready")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +64,17 @@ def fetching(pods: Iterable[facts.Pod]) -> list[facts.Pod]:
 
 
 def rows(
-    models: Iterable[JsonObject], pods: Sequence[facts.Pod], progress: Mapping[str, StageProgress]
+    models: Iterable[JsonObject], pods: Sequence[facts.Pod] | None, progress: Mapping[str, StageProgress]
 ) -> list[ModelRow]:
-    """A row per Model, by namespace and name. `progress` is by the pods' keys, as far as it is known."""
+    """A row per Model, by namespace and name. `pods` None: they may not be seen. `progress` is by the pods' keys, as
+    far as it is known."""
     found = [_row(raw, pods, progress) for raw in models]
     return sorted(found, key=lambda row: (row.namespace, row.name))
 
 
-def _row(raw: JsonObject, pods: Sequence[facts.Pod], progress: Mapping[str, StageProgress]) -> ModelRow:
+def _row(raw: JsonObject, pods: Sequence[facts.Pod] | None, progress: Mapping[str, StageProgress]) -> ModelRow:
     metadata = raw["metadata"]
-    own = [p for p in pods if p.model_uid == metadata["uid"]]
+    own = None if pods is None else [p for p in pods if p.model_uid == metadata["uid"]]
     try:
         status = ModelStatus.model_validate(raw.get("status") or {})
     except ValidationError:
@@ -87,14 +88,16 @@ def _row(raw: JsonObject, pods: Sequence[facts.Pod], progress: Mapping[str, Stag
         ready.reason if ready else reasons.PENDING,
         ready.message if ready else "the operator has not seen it yet: is it running?",
         tuple(
-            _variant(v, [p for p in own if p.gpu_class == v.gpu_class], progress)
+            _variant(v, None if own is None else [p for p in own if p.gpu_class == v.gpu_class], progress)
             for v in status.variants
             if v.desired or v.ready or v.waiting
         ),
     )
 
 
-def _variant(variant: VariantStatus, pods: Sequence[facts.Pod], progress: Mapping[str, StageProgress]) -> VariantRow:
+def _variant(
+    variant: VariantStatus, pods: Sequence[facts.Pod] | None, progress: Mapping[str, StageProgress]
+) -> VariantRow:
     tokens = variant.kv_tokens_per_replica
     return VariantRow(
         gpu_class=variant.gpu_class,
@@ -109,27 +112,13 @@ def _variant(variant: VariantStatus, pods: Sequence[facts.Pod], progress: Mappin
     )
 
 
-def _step(variant: VariantStatus, pods: Sequence[facts.Pod], progress: Mapping[str, StageProgress]) -> str:
+def _step(variant: VariantStatus, pods: Sequence[facts.Pod] | None, progress: Mapping[str, StageProgress]) -> str:
     """The step of the replica that is the least far. The pods are newer than the status."""
-    steps = [pod_step(pod) for pod in pods]
-    least = min(steps, key=_STEPS.index) if steps else variant.step or "-"
-    if variant.waiting and variant.waiting > 0:
-        least = "Waiting"
-    if least != "Fetching":
+    least = (variant.step if pods is None else step(variant.desired, pods)) or "-"
+    if pods is None or least != "Fetching":
         return least
-    known = [progress[p.key] for p in fetching(pods) if p.key in progress]
-    text = fetched(known)
+    text = fetched([progress[p.key] for p in fetching(pods) if p.key in progress])
     return f"{least} {text}" if text else least
-
-
-def pod_step(pod: facts.Pod) -> str:
-    """How far one replica is, in the words of the Model's status."""
-    if pod.ready:
-        return "Ready"
-    engine = pod.container(names.CONTAINER_ENGINE)
-    if engine is not None and (engine.running or engine.restarts):
-        return "Loading"
-    return "Fetching" if pod.node else "Waiting"
 
 
 def fetched(known: Sequence[StageProgress]) -> str:
