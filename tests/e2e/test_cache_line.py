@@ -1,0 +1,147 @@
+"""From a Model with a source on the network to replicas that share one fetch per node: operator, cache, agents, lab."""
+
+import json
+import re
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.api import names
+from shoal.cli.demo import steps
+from shoal.cli.demo.clusters import LabCluster
+from tests.support import s3pod
+from tests.support.lab import make_lab
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
+
+ROOT = Path(__file__).parents[2]
+TEAM = "team-a"
+NODE = "l4-1"
+
+
+def pod_of(name: str, namespace: str, command: list[str]) -> dict[str, Any]:
+    container: dict[str, Any] = {"name": name, "image": "shoal:lab", "command": command, "workingDir": str(ROOT)}
+    container["env"] = [{"name": "PYTHONPATH", "value": str(ROOT)}, {"name": "HOME", "value": "/tmp"}]
+    spec = {"containers": [container], "nodeSelector": {"kubernetes.io/hostname": "cpu-1"}}
+    metadata = {"name": name, "namespace": namespace, "labels": {"app": name}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def shoal(kind: str, name: str, spec: dict[str, Any], **metadata: str) -> dict[str, Any]:
+    return {"apiVersion": "shoal.dev/v1alpha1", "kind": kind, "metadata": {"name": name} | metadata, "spec": spec}
+
+
+def namespace(name: str) -> dict[str, Any]:
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+
+
+class Cached(LabCluster):
+    """The lab with Shoal, an S3 server with the tiny model, and one GPU class on one node."""
+
+    def apply(self, *objects: dict[str, Any]) -> None:
+        self.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}))
+
+    def make_model(self, name: str, replicas: int = 1, where: str = TEAM) -> None:
+        source = {"uri": f"s3://{s3pod.BUCKET}/{s3pod.PREFIX}", "secretRef": {"name": "bucket"}}
+        spec = {"source": source, "scaling": {"minReplicas": replicas}}
+        self.apply(shoal("Model", name, spec, namespace=where))
+
+    def condition(self, name: str, type: str, where: str = TEAM) -> dict[str, Any]:
+        model = json.loads(self.kubectl("get", "models.shoal.dev", name, "-n", where, "-o", "json"))
+        conditions = model.get("status", {}).get("conditions", [])
+        return next((c for c in conditions if c["type"] == type), {"status": None, "message": ""})
+
+    def ready(self, name: str, where: str = TEAM) -> None:
+        until(
+            lambda: self.condition(name, "Ready", where)["status"] == "True",
+            120,
+            lambda: (self.condition(name, "Ready", where), self.kubectl("get", "pods,pv,pvc,jobs", "-A", "-o", "wide")),
+        )
+
+    def engines(self, where: str = TEAM) -> list[dict[str, Any]]:
+        return self.get("pods", "-n", where, "-l", f"{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE}")
+
+    def fetches(self) -> dict[str, int]:
+        """What the daemon of the GPU node answered so far, by result; holds beside."""
+        (pod,) = [p for p in self.get("pods", "-n", "shoal-system", "-l", f"{names.LABEL_COMPONENT}=cache")
+                  if p["spec"]["nodeName"] == NODE]  # fmt: skip
+        text = self.lab.exec("curl", "-sf", f"http://{pod['status']['podIP']}:{names.OPS_PORT}/metrics")
+        found = {m[1]: int(float(m[2])) for m in re.finditer(r'shoal_cache_fetches_total{result="(\w+)"} (\S+)', text)}
+        held = re.search(r"^shoal_cache_holds (\S+)", text, re.M)
+        assert held
+        return found | {"holds": int(float(held[1]))}
+
+
+@pytest.fixture(scope="module")
+def cached() -> Generator[Cached]:
+    lab = make_lab()
+    try:
+        cluster = Cached(lab)
+        steps.install(cluster, "simulator", steps.LAB_IMAGE, {"cache": {"size": "1Gi"}, "operator": {"replicas": 1}})
+        service = {"selector": {"app": "s3"}, "ports": [{"port": 80, "targetPort": 8080}]}
+        metadata = {"name": "s3", "namespace": "shoal-system"}
+        command = ["python", "-m", "tests.support.s3pod", "8080", "/opt/shoal/models/tiny-chat"]
+        cluster.apply(
+            pod_of("s3", "shoal-system", command),
+            {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service},
+        )
+        # By address: of a name, this server takes the first part for a bucket.
+        address = cluster.kubectl("get", "service", "s3", "-n", "shoal-system", "-o", "jsonpath={.spec.clusterIP}")
+        keys = s3pod.KEYS | {"AWS_ENDPOINT_URL": f"http://{address}"}
+        cluster.apply(
+            *(namespace(name) for name in (TEAM, "team-b")),
+            *({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "bucket", "namespace": name},
+               "stringData": keys} for name in (TEAM, "team-b")),
+            shoal("GPUClass", "l4", {
+                "nodeSelector": {"kubernetes.io/hostname": NODE},
+                "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+                "memoryPerGPU": "24Gi",
+            }),
+        )  # fmt: skip
+        until(lambda: "ready" in cluster.kubectl("logs", "-n", "shoal-system", "s3"), 60)
+        yield cluster
+    finally:
+        lab.down()
+
+
+def test_two_replicas_on_a_node_fetch_once_and_hold_their_model(cached: Cached) -> None:
+    cached.make_model("one", replicas=2)
+    cached.ready("one")
+
+    pods = cached.engines()
+    assert [p["spec"]["nodeName"] for p in pods] == [NODE, NODE]
+    assert cached.fetches().get("fetched") == 1
+    assert cached.fetches().get("hit") == 1
+    until(lambda: cached.fetches()["holds"] == 2, 30, cached.fetches)
+    # The engine reads the namespace's folder, through a volume that the API server has as read-only.
+    (volume,) = cached.get("pv", "-l", f"{names.LABEL_COMPONENT}=cache")
+    assert volume["spec"]["mountOptions"] == ["ro"]
+    assert volume["spec"]["claimRef"]["namespace"] == TEAM
+    where = cached.lab.kubectl(
+        "exec", "-n", TEAM, pods[0]["metadata"]["name"], "-c", "engine", "--", "readlink", names.MODEL_PATH
+    )
+    assert where.startswith(names.CACHE_DIR)
+
+
+def test_a_pod_that_is_replaced_starts_from_the_node(cached: Cached) -> None:
+    before = cached.fetches()
+    victim = cached.engines()[0]["metadata"]["name"]
+    cached.kubectl("delete", "pod", "-n", TEAM, victim, "--wait=true", timeout=120)
+    until(lambda: cached.fetches().get("hit", 0) > before.get("hit", 0), 60, cached.fetches)
+    cached.ready("one")
+    assert cached.fetches()["fetched"] == before["fetched"]
+
+
+def test_the_share_goes_with_the_last_model_and_comes_back(cached: Cached) -> None:
+    fetched = cached.fetches()["fetched"]
+    cached.kubectl("delete", "models.shoal.dev", "one", "-n", TEAM, timeout=120)
+    until(lambda: not cached.get("pv", "-l", f"{names.LABEL_COMPONENT}=cache"), 90)
+    assert not cached.get("pvc", "-n", TEAM)
+
+    cached.make_model("again")
+    cached.ready("again")
+    assert cached.fetches()["fetched"] == fetched, "the node had it still"
