@@ -220,11 +220,12 @@ async def add_node(
     node: JsonObject = {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": name, "labels": labels | {"kubernetes.io/hostname": name}},
+        "metadata": {"name": name, "labels": labels | {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}},
         "spec": {"taints": taints},
     }
     await client.create(NODES, node)
-    amounts = {"cpu": "192", "memory": "2Ti", "pods": "1000", "ephemeral-storage": "100Ti"} | ({resource: str(gpus)} if gpus else {})
+    amounts = {"cpu": "192", "memory": "2Ti", "pods": "1000", "ephemeral-storage": "100Ti"}
+    amounts |= {resource: str(gpus)} if gpus else {}
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "", "lastTransitionTime": now}
     status: JsonObject = {"status": {"capacity": amounts, "allocatable": amounts, "conditions": [ready]}}

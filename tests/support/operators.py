@@ -64,9 +64,8 @@ async def eventually(
                     return last
                 await asyncio.sleep(0.1)
     except TimeoutError:
-        raise AssertionError(
-            f"{what or 'it'} did not come true within {seconds:.0f} s; last: {str(last)[:1500]}"
-        ) from None
+        shown = str(last.get("status") or last if isinstance(last, dict) else last)
+        raise AssertionError(f"{what or 'it'} did not come true within {seconds:.0f} s; last: {shown[:3000]}") from None
 
 
 async def model_with(

@@ -1,0 +1,83 @@
+"""What the planner is told of a Model's Deployments and pods, and which pods go first."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from shoal.controllers.model.apply import GOES_FIRST, deletion_costs
+from shoal.controllers.standing import BROKEN, Standings
+from shoal.controllers.world import World
+from shoal.core.facts import Deployment, Pod
+from shoal.core.placement import Held, Standing
+from shoal.kube.projections import Child
+from shoal.kube.store import Table
+
+GPU = "nvidia.com/gpu"
+
+
+def pod(name: str, node: str | None, *, ready: bool = True, deleting: bool = False, **more: Any) -> Pod:
+    return Pod("ns", name, name, node, False, deleting, ready, {GPU: 2}, "u", "l4", **more)
+
+
+def deployment(replicas: int, *, updated: int | None = None, total: int | None = None) -> Child:
+    count = replicas if total is None else total
+    found = Deployment(
+        "ns", "chat-l4", "d", "1", "u", "l4", 2, GPU, 1, 1, replicas,
+        frozenset(), count if updated is None else updated, count, count, None, deleting=False,
+    )  # fmt: skip
+    return Child("ns", "chat-l4", "d", "u", b"{}", found)
+
+
+def standings(*pods: Pod, deployments: tuple[Child, ...] = ()) -> Standings:
+    def table(values: tuple[Any, ...]) -> Table[Any]:
+        found: Table[Any] = Table(lambda raw: raw["value"], indexes={"model": lambda v: (v.model_uid,)})
+        for value in values:
+            found.upsert(
+                {"metadata": {"name": value.name, "namespace": "ns", "uid": value.uid}, "value": value}, since=None
+            )
+        return found
+
+    return Standings(cast("World", SimpleNamespace(pods=table(pods), deployments=table(deployments))))
+
+
+def test_pods_stand_where_they_are_bound_and_terminating_ones_hold_their_gpus() -> None:
+    found = standings(
+        pod("a", "n1"),
+        pod("b", "n1", ready=False),
+        pod("c", "n2", deleting=True),
+        pod("d", None, ready=False),
+        deployments=(deployment(3),),
+    ).of("u")
+    on = {"n1": Held(2, 1), "n2": Held(0, 0, terminating=1)}
+    assert found == {"l4": Standing(3, 2, on, pods=3, settled=True)}
+
+
+def test_a_pod_with_a_broken_device_is_on_no_node_of_the_class() -> None:
+    found = standings(pod("a", "n1", broken_device=True), deployments=(deployment(1),)).of("u")
+    assert dict(found["l4"].on) == {f"n1{BROKEN}": Held(1, 1)}
+
+
+def test_a_rollout_is_not_settled() -> None:
+    assert not standings(deployments=(deployment(1, updated=0, total=1),)).of("u")["l4"].settled
+
+
+def test_a_decision_on_its_way_counts_until_it_stands() -> None:
+    seen = standings(deployments=(deployment(1),))
+    seen.assume("u", [("l4", 2, 2), ("h100", 1, 4)])
+    found = seen.of("u")
+    assert (found["l4"].replicas, found["h100"].replicas, found["h100"].gpus) == (2, 1, 4)
+    seen.settle("u")
+    assert set(seen.of("u")) == {"l4"}
+    assert seen.of("u")["l4"].replicas == 1
+
+
+def test_pods_of_a_deployment_that_is_gone_still_hold() -> None:
+    found = standings(pod("a", "n1", deleting=True)).of("u")
+    assert found == {"l4": Standing(0, 2, {"n1": Held(0, 0, terminating=1)}, pods=0)}
+
+
+def test_of_a_node_that_is_left_those_that_do_not_serve_go_first_and_others_are_ordinary_again() -> None:
+    marked = pod("c", "n2", deletion_cost=GOES_FIRST)
+    foreign = pod("e", "n2", deletion_cost=7)
+    pods = [pod("a", "n1"), pod("b", "n1", ready=False), marked, pod("d", "n1", deleting=True), foreign]
+    assert [(p.name, cost) for p, cost in deletion_costs(pods, {"n1": 1})] == [("b", GOES_FIRST), ("c", 0)]
+    assert deletion_costs([marked], {"n2": 1}) == []

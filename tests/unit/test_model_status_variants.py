@@ -1,0 +1,111 @@
+"""What a Model's status says of each class, and how what runs is protected from corrections."""
+
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from shoal.core.candidates import Considered
+from shoal.core.facts import Container, Deployment, Pod
+from shoal.core.placement import Candidate, Excluded, Held, Placement, Rejected, Standing, VariantPlan
+from shoal.core.proven import keep_what_runs
+from shoal.core.variants import cold_start, step, variants
+
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+
+
+def container(name: str, *, running: bool = False, restarts: int = 0) -> Container:
+    return Container(name, False, restarts, None, None, None, None, None, running)
+
+
+def pod(*containers: Container, node: str | None = "n", ready: bool = False, **more: Any) -> Pod:
+    return Pod(
+        "ns", "p", "p", node, False, more.pop("deleting", False), ready, {}, "u", "l4", containers=containers, **more
+    )
+
+
+STAGING = pod(container("stage", running=True), container("engine"))
+LOADING = pod(container("stage"), container("engine", running=True))
+
+
+@pytest.mark.parametrize(
+    ("desired", "pods", "found"),
+    [
+        (0, [], None),
+        (1, [], "Waiting"),
+        (1, [pod(node=None)], "Waiting"),
+        (1, [STAGING], "Fetching"),
+        (1, [LOADING], "Loading"),
+        (1, [pod(container("engine", restarts=2))], "Loading"),
+        (1, [pod(ready=True)], "Ready"),
+        (2, [pod(ready=True), LOADING], "Loading"),
+        (2, [STAGING, LOADING], "Fetching"),
+        (2, [pod(ready=True)], "Waiting"),
+        (1, [pod(ready=True), pod(deleting=True)], "Ready"),
+    ],
+)
+def test_the_step_is_that_of_the_replica_that_is_the_least_far(
+    desired: int, pods: list[Pod], found: str | None
+) -> None:
+    assert step(desired, pods) == found
+
+
+def test_a_cold_start_is_measured_from_the_pods_creation_and_not_after_a_restart() -> None:
+    times = {"created": NOW, "ready_since": NOW + timedelta(seconds=83)}
+    assert cold_start(pod(container("engine"), ready=True, **times)) == 83
+    assert cold_start(pod(container("engine", restarts=1), ready=True, **times)) is None
+    assert cold_start(LOADING) is None
+
+
+def test_a_class_that_is_not_used_says_why_and_what_it_would_cost() -> None:
+    excluded = Excluded("l4", "weights 65 GiB " + "x" * 600, "NoFit", kv_tokens=None, hourly_cost="0.43", gpus=1)
+    placement = Placement((VariantPlan("h100", 2, 4, "19.92", waiting=1),), (excluded,), 0, "DrainingOthers", "")
+    deployed = Deployment(
+        "ns", "chat-h100", "d", "1", "u", "h100", 4, "nvidia.com/gpu", 1, 1, 2,
+        frozenset(), 2, 1, 2, None, deleting=False,
+    )  # fmt: skip
+    used, left = variants(
+        placement, deployments=[deployed], pods=(), sized={}, tokens={"h100": 415_000}, cold_starts={"h100": 91}
+    )
+    assert (used.desired, used.ready, used.waiting, used.step) == (2, 1, 1, "Waiting")
+    assert used.kv_tokens_per_replica is not None
+    assert used.kv_tokens_per_replica.engine == 415_000
+    assert used.cold_start_seconds == 91
+    assert left.excluded is not None
+    assert left.excluded.startswith("weights 65 GiB")
+    assert len(left.excluded) <= 512
+    assert (left.gpus_per_replica, left.hourly_cost) == (1, "0.43")
+
+
+def kept(considered: Considered, tokens: int | None, *, ready: int = 1) -> Considered:
+    return keep_what_runs(
+        considered,
+        {"l4": Standing(1, 1, {"n": Held(1, ready)}, pods=1)},
+        {} if tokens is None else {"l4": tokens},
+        context_length=8192,
+        hourly_cost={"l4": Decimal("0.43")},
+        max_replicas={},
+        interruptible={},
+    )
+
+
+MISFIT = Considered((), (Rejected("l4", "NoFit", "leaves KV for 7000 tokens"),), {})
+
+
+def test_an_engine_that_holds_the_context_is_not_taken_away_by_a_sum() -> None:
+    found = kept(MISFIT, 9000)
+    assert found.rejected == ()
+    assert found.candidates == (Candidate("l4", 1, Decimal("0.43"), kv_tokens=9000),)
+    two = Considered((Candidate("l4", 2, Decimal("0.86"), kv_tokens=30_000),), (), {})
+    assert kept(two, 9000).candidates[0].gpus == 1
+
+
+@pytest.mark.parametrize(("tokens", "ready"), [(None, 1), (7000, 1), (9000, 0)])
+def test_nothing_is_proven_without_an_engine_that_serves_and_holds_it(tokens: int | None, ready: int) -> None:
+    assert kept(MISFIT, tokens, ready=ready) == MISFIT
+
+
+def test_an_argument_that_is_refused_is_refused_whatever_runs() -> None:
+    refused = Considered((), (Rejected("l4", "Invalid", "fp8 needs compute capability 8.9"),), {})
+    assert kept(refused, 9000) == refused
