@@ -231,6 +231,7 @@ def test_a_paused_model_keeps_what_it_has_and_is_never_evicted() -> None:
     paused = demand("chat/low", eight, standing=full, wanted=3, frozen=True)
     found = plan([paused, demand("chat/high", eight, priority=9)], [supply("l4-24gb", 0, of=8)])
     assert wish(found["chat/low"]) == {"l4-24gb": 1}
+    assert (found["chat/low"].reason, found["chat/low"].message) == ("Pending", "keeps what it has: 1 on l4-24gb")
     assert found["chat/high"].missing == 1
 
 

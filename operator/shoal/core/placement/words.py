@@ -69,7 +69,7 @@ class Words:
             sums = {r.gpu_class: r.why for r in case.demand.rejected}
             for name in sorted(n for n in standing if n not in known and case.replicas(n)):
                 gone = leaving(case, name, self._rooms.get(name))
-                why = sums.get(name, "the Model may not use this class any more")
+                why = "" if case.demand.frozen else sums.get(name, "the Model may not use this class any more")
                 found.append(
                     VariantPlan(name, case.replicas(name), standing[name].gpus, None, 0, gone, retired=True, why=why)
                 )
@@ -126,9 +126,11 @@ class Words:
     def _summary(self, case: Case, variants: Sequence[VariantPlan]) -> tuple[str, str]:
         demand = case.demand
         placed = _placed(case)
+        if demand.frozen and case.missing:
+            return reasons.PENDING, f"keeps what it has: {placed or 'no replica'}"
         if not demand.candidates and not demand.frozen:
             return self._fits_nowhere(case, placed)
-        if case.missing and not demand.frozen:
+        if case.missing:
             return self._no_room(case, placed)
         if case.waiting:
             text = self._waits(case)
