@@ -1,9 +1,7 @@
 """https://: one archive."""
 
-import posixpath
 from collections.abc import AsyncGenerator
 from typing import Self
-from urllib.parse import urlsplit
 
 from shoal.api import reasons
 from shoal.api.sources import SourceUri, shown
@@ -13,6 +11,9 @@ from shoal.artifacts.manifest import File, Manifest
 from shoal.artifacts.ranges import RangedSource, patiently
 from shoal.artifacts.source import Settings
 from shoal.artifacts.web import Web
+
+_NAME = "archive"
+"""Its own name is nobody's promise: the last part of an address may be anything."""
 
 
 class ArchiveSource(RangedSource):
@@ -38,12 +39,11 @@ class ArchiveSource(RangedSource):
                 reasons.SOURCE_INVALID,
                 f"{self._shown} does not say how large it is (no Content-Length): serve it as a file",
             )
-        name = posixpath.basename(urlsplit(self._url).path) or "archive"
         return Manifest(
             source=self._shown,
             origin=self._shown,
             revision=None,
-            files=(File(name, probed.size, probed.validator),),
+            files=(File(_NAME, probed.size, probed.validator),),
             archive=True,
         )
 

@@ -108,12 +108,15 @@ class Web:
     async def _get(self, url: str, headers: dict[str, str]) -> aiohttp.ClientResponse:
         """Raises what aiohttp raises, Interrupted and ArtifactError."""
         if (known := self._moved.get(url)) is not None:
-            response = await self._request(known, headers, token=None)
-            if response.status in (200, 206):
-                return response
-            response.close()  # a signed address expires
-            if self._moved.get(url) is known:  # unless another transfer has asked for it already
-                del self._moved[url]
+            response = None
+            try:
+                response = await self._request(known, headers, token=None)
+                if response.status in (200, 206):
+                    return response
+                response.close()  # a signed address expires
+            finally:
+                if (response is None or not response.ok) and self._moved.get(url) is known:
+                    del self._moved[url]  # unless another transfer has asked for it already
         asked = URL(url)
         response = await self._request(asked, headers, token=self._token)
         try:
