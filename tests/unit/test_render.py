@@ -101,6 +101,21 @@ def test_the_operators_own_configuration_shapes_the_pods(tmp_path: Path) -> None
     assert "image: registry.example.com/shoal:1" in done.stdout
 
 
+def test_with_the_node_cache_the_namespaces_share_in_it_is_printed_once(tmp_path: Path) -> None:
+    config = chart_defaults().model_dump(mode="json", by_alias=True)
+    config["cache"]["enabled"] = True
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    source: dict[str, Any] = {"uri": "hf://owner/model"}
+    seen = {"artifact": {"source": "hf://owner/model", "kv": {"kind": "Unknown"}}}
+    both = [model(name, source=source) | {"status": seen} for name in ("a", "b")]
+    done = render(tmp_path, CLASS, *both, args=("--config", str(path)))
+    kinds = [one["kind"] for one in printed(done)]
+    assert kinds.count("PersistentVolume") == kinds.count("PersistentVolumeClaim") == 1
+    (volume,) = [one for one in printed(done) if one["kind"] == "PersistentVolume"]
+    assert volume["spec"]["mountOptions"] == ["ro"]
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

@@ -52,8 +52,10 @@ def command(
         if each.problem:
             continue
         for child in children(each, where.classes, settings, shoal_namespace):
-            name = (child["kind"], child["metadata"]["namespace"], child["metadata"]["name"])
-            if name not in printed:  # Models of the same source share one Job
+            name = (child["kind"], child["metadata"].get("namespace", ""), child["metadata"]["name"])
+            if (
+                name not in printed
+            ):  # Models of one source share its Job, those of one namespace its share in the node cache
                 printed.add(name)
                 click.echo(f"---\n{to_yaml(child)}", nl=False)
     raise SystemExit(0 if report.all_placed else 1)

@@ -3,12 +3,15 @@
 from collections.abc import Iterator
 from typing import Final
 
+from shoal.api.cache import CACHED_SCHEMES
 from shoal.api.config import OperatorConfig
 from shoal.api.gpuclass import GPUClass
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
+from shoal.api.sources import parse_source
 from shoal.cli.explain.decide import ModelReport
 from shoal.controllers.artifacts import KEEP_SECONDS
+from shoal.manifests import cache
 from shoal.manifests import model as manifests
 from shoal.manifests.facts import facts_job
 from shoal.manifests.shape import Shape, engine_version
@@ -28,6 +31,10 @@ def children(
     """
     model = with_uid(report.model)
     yield facts_job(model, config, keep_seconds=KEEP_SECONDS)
+    namespace = model.metadata.namespace or ""
+    if config.cache.enabled and parse_source(model.spec.source.uri).scheme in CACHED_SCHEMES:
+        yield cache.volume(namespace, config.cache)
+        yield cache.claim(namespace, config.cache)
     yield manifests.disruption_budget(model)
     if config.pods.network_policy:
         yield manifests.network_policy(model, config, shoal_namespace)
