@@ -43,13 +43,15 @@ def test_the_model_path_is_required(capsys: pytest.CaptureFixture[str]):
     assert "--model-path" in refused([], capsys)
 
 
-@pytest.mark.parametrize(("text", "tokens"), [("8192", 8192), ("32k", 32768), ("1M", 1048576)])
-def test_context_length_takes_units(text: str, tokens: int):
+@pytest.mark.parametrize(("text", "tokens"), [("8192", 8192), ("32k", 32000), ("1.5k", 1500), ("32Ki", 32768)])
+def test_numbers_of_tokens_take_units(text: str, tokens: int):
     assert given("--context-length", text).context_length == tokens
+    assert given("--max-total-tokens", text).max_total_tokens == tokens
 
 
-def test_a_context_length_without_sense(capsys: pytest.CaptureFixture[str]):
-    assert "--context-length: invalid value: 'many'" in refused([*BASE, "--context-length", "many"], capsys)
+@pytest.mark.parametrize("text", ["many", "32K", "1.5Ki", "-1", "500m"])
+def test_a_context_length_without_sense(text: str, capsys: pytest.CaptureFixture[str]):
+    assert f"--context-length: invalid value: '{text}'" in refused([*BASE, f"--context-length={text}"], capsys)
 
 
 def test_a_config_file_gives_way_to_the_command_line(tmp_path: Path):

@@ -15,12 +15,15 @@ from typing import Any, Final, cast
 
 import yaml
 
+from shoal.core import quantity
+
 SGLANG_VERSION: Final = "0.5.23"
+_NUMBER: Final = re.compile(r"\d+|\d+(\.\d+)?[kMGT]|\d+[KMGT]i")
 
 _ACTED_ON: Final[dict[str, type | None]] = {
     "model-path": str, "served-model-name": str, "host": str, "port": int, "context-length": str, "tp-size": int,
     "api-key": str, "admin-api-key": str, "max-running-requests": int, "max-queued-requests": int,
-    "max-total-tokens": int, "chunked-prefill-size": int, "mem-fraction-static": float, "config": str,
+    "max-total-tokens": str, "chunked-prefill-size": int, "mem-fraction-static": float, "config": str,
     "enable-metrics": None, "enable-cache-report": None, "is-embedding": None,
     "stream-response-default-include-usage": None, "disable-radix-cache": None,
 }  # fmt: skip
@@ -88,13 +91,13 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> EngineArgs:
             served_model_name=name,
             host=ns.host or "127.0.0.1",
             port=ns.port if ns.port is not None else 30000,
-            context_length=_tokens(ns.context_length),
+            context_length=_tokens("context-length", ns.context_length),
             tp_size=ns.tp_size or 1,
             api_key=ns.api_key,
             admin_api_key=ns.admin_api_key,
             max_running_requests=ns.max_running_requests,
             max_queued_requests=ns.max_queued_requests,
-            max_total_tokens=ns.max_total_tokens,
+            max_total_tokens=_tokens("max-total-tokens", ns.max_total_tokens),
             chunked_prefill_size=ns.chunked_prefill_size or 8192,
             mem_fraction_static=ns.mem_fraction_static or 0.9,
             enable_metrics=ns.enable_metrics,
@@ -145,14 +148,13 @@ def _number(given: float | None, environ: Mapping[str, str], variable: str, defa
         raise ValueError(f"{variable} must be a number, got {text!r}") from None
 
 
-def _tokens(text: str | None) -> int | None:
-    """`32k` -> 32768, as SGLang reads a context length."""
+def _tokens(name: str, text: str | None) -> int | None:
+    """As SGLang reads a number of tokens: `32k` is 32000, `32Ki` is 32768, `1.5k` is 1500. Raises ValueError."""
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+)([kKmM]?)", text)
-    if match is None:
-        raise ValueError(f"argument --context-length: invalid value: {text!r}")
-    return int(match[1]) * {"": 1, "k": 1024, "m": 1024 * 1024}[match[2].lower()]
+    if not _NUMBER.fullmatch(text.strip()):
+        raise ValueError(f"argument --{name}: invalid value: {text!r}")
+    return quantity.count(text)
 
 
 def _parser() -> argparse.ArgumentParser:
