@@ -299,7 +299,8 @@ class Planner:
             platform = engine_row(model, self._world.config).args
         except KeyError:  # a version that is not in the table: the Model is not accepted
             platform = ()
-        return lambda quantization: tuning_of(args, platform_args=platform, quantization=quantization)
+        env = {e.name: e.value for e in model.spec.pod.env}
+        return lambda quantization: tuning_of(args, platform_args=platform, quantization=quantization, env=env)
 
     def _measure(self) -> None:
         """The overhead of each class: the median of what its engines' own figures imply."""

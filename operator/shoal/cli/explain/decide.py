@@ -150,7 +150,8 @@ def tune_for(model: Model, config: OperatorConfig) -> Tune:
     row = engine_row(model, config)
 
     def tune(quantization: Literal["FP8"] | None) -> Tuning:
-        return tuning_of(model.spec.engine.extra_args, platform_args=row.args, quantization=quantization)
+        env = {e.name: e.value for e in model.spec.pod.env}
+        return tuning_of(model.spec.engine.extra_args, platform_args=row.args, quantization=quantization, env=env)
 
     return tune
 
