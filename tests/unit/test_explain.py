@@ -395,3 +395,18 @@ def test_of_many_models_each_has_one_line_with_where_it_runs_or_why_not(shell: S
     assert sum(line.startswith("✗ chat/m") for line in done.output.splitlines()) == 4
     assert "Cost per hour: 19.92 USD" in done.output
     assert "Not placed: chat/m08, chat/m09, chat/m10, chat/m11" in done.output
+
+
+def test_prices_in_several_currencies_are_told(shell: Shell) -> None:
+    euros = gpu_class(SMALL, hourlyCost={"amount": "0.40", "currency": "EUR"})
+    done = shell.run("--fleet", shell.fleet(euros, gpu_class(LARGE)))
+    assert "Prices in EUR and USD are compared as numbers" in done.output
+
+
+def test_a_number_of_gpus_that_no_node_has_and_a_quantization_that_the_gpu_lacks_are_told(shell: Shell) -> None:
+    t4 = {"name": "t4-16gb", "product": "Tesla-T4", "memory": "15360Mi", "price": "0.2", "cc": "7.5"}
+    where = shell.fleet(gpu_class(LARGE), node("n1", LARGE, 4), gpu_class(t4), node("n2", t4, 8))
+    asked = model(variants=[{"class": "h100-80gb", "tensor": 8}, {"class": "t4-16gb", "quantization": "FP8"}])
+    found = classes(shell.report("--fleet", where, models=(asked,)))
+    assert "`tensor` is 8, and the largest node has 4 GPUs" in found["h100-80gb"]["why"]
+    assert "7.5" in found["t4-16gb"]["why"]

@@ -11,7 +11,7 @@ from shoal.api import reasons
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.sources import shown
 from shoal.cli.explain.data import allocated_percent, fits
-from shoal.cli.explain.decide import ClassReport, ModelReport, Report
+from shoal.cli.explain.decide import ClassReport, ModelReport, Report, currency
 from shoal.cli.explain.inputs import Fleet
 from shoal.core import quantity
 
@@ -154,6 +154,9 @@ def _totals(report: Report, fleet: Fleet) -> Iterator[str]:
         yield f"Cost per hour: {costs or 'not known'}" + (
             f", without {', '.join(report.unpriced)} (no price)" if report.unpriced and costs else ""
         )
+    currencies = sorted({c for g in fleet.classes.values() if (c := currency(g))})
+    if len(currencies) > 1:
+        yield f"[yellow]Prices in {' and '.join(currencies)} are compared as numbers: give all classes one currency.[/]"
     if report.use:
         used = ", ".join(f"{u.name} {u.allocated}/{u.gpus}" for u in report.use if u.gpus)
         percent = allocated_percent(report)
