@@ -308,6 +308,13 @@ def test_no_more_replicas_are_evicted_than_it_takes() -> None:
     assert [m for m in ("chat/a", "chat/b", "chat/c") if not wish(found[m])] == ["chat/b"]
 
 
+def test_one_large_replica_that_goes_makes_room_for_several_small_ones() -> None:
+    low = demand("chat/low", EIGHT, standing={"h100-80gb": standing(8, 1, name="h100-80gb")})
+    high = demand("chat/high", candidate("h100-80gb", 4, "9.96"), priority=9, wanted=3)
+    found = plan([low, high], [supply("h100-80gb", 0, of=8)])
+    assert (found["chat/high"].waiting, found["chat/high"].missing) == (2, 1)
+
+
 def test_a_loser_that_fits_elsewhere_goes_there() -> None:
     low = demand("chat/low", L4, H100, standing={"l4-24gb": standing(1, 1, name="l4-24gb")})
     found = plan([low, demand("chat/high", L4, priority=9)], [supply("l4-24gb", 0, of=1), supply("h100-80gb", 8)])

@@ -25,7 +25,7 @@ def fill(case: Case, rooms: dict[str, Room], outranker: Outranker) -> None:
             break
         outranker.evict(case, eviction)
         _ask_soon(case, rooms, eviction.gpu_class, eviction.node)
-        left -= 1
+        left = _wait(case, rooms, left - 1)  # one that goes may make room for several
     case.missing = left
     _hold(case)
 
