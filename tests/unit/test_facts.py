@@ -209,6 +209,16 @@ async def test_older_weights_count_by_their_files(hub: tuple[HubServer, int], se
     assert (facts.parameters, facts.weight_bytes) == (None, 5000)
 
 
+async def test_only_weights_that_an_engine_loads_count(hub: tuple[HubServer, int], secret: Path):
+    server, port = hub
+    extra = weights(more=("BF16", (1000,)))
+    server.files = {**MODEL, "2_Dense/model.safetensors": extra, "unlisted.safetensors": extra}
+    check(await read_facts(FactsRequest("hf://team/tiny", secret=secret, settings=at(port))))
+    server.files = {"config.json": MODEL["config.json"], "model.safetensors": ONE, "2_Dense/model.safetensors": extra}
+    facts = await read_facts(FactsRequest("hf://team/tiny", secret=secret, settings=at(port)))
+    assert (facts.parameters, facts.file_bytes) == (6464, sum(map(len, server.files.values())))
+
+
 async def test_quantization_may_stand_in_a_file_of_its_own(hub: tuple[HubServer, int], secret: Path):
     server, port = hub
     own = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}

@@ -5,9 +5,10 @@ known, in at most 4096 bytes. Failure: exit code 1 and `{"reason", "message"}`.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 import structlog
 
@@ -50,10 +51,12 @@ async def read_facts(request: FactsRequest) -> ArtifactFacts:
 def summary(manifest: Manifest, metadata: Metadata) -> ArtifactFacts:
     """What the metadata comes to. Raises ArtifactError(SourceInvalid)."""
     config = folders.json_object(metadata.texts[folders.CONFIG], folders.CONFIG, manifest.source)
-    separate = metadata.texts.get(QUANTIZATION)
+    index = _json(metadata, folders.INDEX, manifest.source)
+    separate = _json(metadata, QUANTIZATION, manifest.source)
     if separate is not None and "quantization_config" not in config:
-        config["quantization_config"] = folders.json_object(separate, QUANTIZATION, manifest.source).get("quantization")
-    tensors = safetensors.total(metadata.tensors.values()) if metadata.tensors and metadata.whole else None
+        config["quantization_config"] = separate.get("quantization")
+    loaded = [metadata.tensors[name] for name in _loaded(metadata.tensors, index)]
+    tensors = safetensors.total(loaded) if loaded and metadata.whole else None
     try:
         return facts_of(
             config,
@@ -61,7 +64,7 @@ def summary(manifest: Manifest, metadata: Metadata) -> ArtifactFacts:
             revision=manifest.revision,
             digest=manifest.digest,
             parameters=tensors.parameters if tensors else None,
-            weight_bytes=tensors.bytes if tensors else _weight_bytes(metadata, manifest.source),
+            weight_bytes=tensors.bytes if tensors else _weight_bytes(metadata, index),
             file_bytes=_file_bytes(manifest, metadata),
             tensor_dtypes=tensors.by_type if tensors else None,
         )
@@ -69,16 +72,29 @@ def summary(manifest: Manifest, metadata: Metadata) -> ArtifactFacts:
         raise ArtifactError(reasons.SOURCE_INVALID, f"{manifest.source}: {error}") from None
 
 
-def _weight_bytes(metadata: Metadata, source: str) -> int | None:
+def _json(metadata: Metadata, name: str, source: str) -> dict[str, Any] | None:
+    content = metadata.texts.get(name)
+    return None if content is None else folders.json_object(content, name, source)
+
+
+def _loaded(names: Iterable[str], index: Mapping[str, Any] | None) -> list[str]:
+    """Of these weights those that an engine loads: what the index names, else those beside config.json."""
+    there = list(names)
+    shards = index.get("weight_map") if index is not None else None
+    if isinstance(shards, dict):
+        named = {str(name) for name in cast("dict[str, object]", shards).values()}
+        return [name for name in there if name in named]
+    return [name for name in there if "/" not in name] or there
+
+
+def _weight_bytes(metadata: Metadata, index: Mapping[str, Any] | None) -> int | None:
     """Of weights without readable headers: what the index says, else the size of the older formats' files."""
-    index = metadata.texts.get(folders.INDEX)
-    if index is not None:
-        told = folders.json_object(index, folders.INDEX, source).get("metadata")
-        size = told.get("total_size") if isinstance(told, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        if isinstance(size, int | float) and size > 0:
-            return int(size)
-    older = [size for name, size in metadata.sizes.items() if name.endswith(folders.WEIGHTS)]
-    return sum(older) if older and metadata.whole else None
+    told = index.get("metadata") if index is not None else None
+    size = cast("dict[str, object]", told).get("total_size") if isinstance(told, dict) else None
+    if isinstance(size, int | float) and size > 0:
+        return int(size)
+    older = _loaded((name for name in metadata.sizes if name.endswith(folders.WEIGHTS)), None)
+    return sum(metadata.sizes[name] for name in older) if older and metadata.whole else None
 
 
 def _file_bytes(manifest: Manifest, metadata: Metadata) -> int:
