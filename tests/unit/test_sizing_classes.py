@@ -36,6 +36,14 @@ def test_the_nodes_own_labels_say_the_memory_and_the_least_counts() -> None:
     assert memory_of(gpu_class(), [node()]) == (48 * GI, False)
 
 
+def test_a_part_of_a_gpu_has_a_label_of_its_own() -> None:
+    whole = Node(
+        "n", {"nvidia.com/gpu.memory": "81559", "nvidia.com/mig-3g.40gb.memory": "40192"}, True, False, (), {}, {}
+    )
+    part = gpu_class(resourceName="nvidia.com/mig-3g.40gb")
+    assert memory_of(part, [whole]) == (40192 * MI, True)
+
+
 def test_a_gpu_of_a_class() -> None:
     status = {"memory": {"perGPU": "46068Mi", "source": "NodeLabels", "overhead": "900Mi"}}
     found = gpu_of(gpu_class(status, computeCapability="8.9"), [node(2), node(8)])

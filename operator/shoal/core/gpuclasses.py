@@ -10,10 +10,9 @@ from shoal.core import quantity
 from shoal.core.conditions import Finding, merge
 from shoal.core.facts import Node
 from shoal.core.gpus import Usage
-from shoal.core.sizing import memory_of
+from shoal.core.sizing import memory_label, memory_of
 
 PRODUCT_LABEL: Final = "nvidia.com/gpu.product"
-MEMORY_LABEL: Final = "nvidia.com/gpu.memory"
 TOLERANCE_PERCENT: Final = 15
 """Between what a data sheet says and what nvidia-smi reports: ECC, and GB against GiB, take up to 13 %."""
 _NAMED: Final = 3
@@ -96,8 +95,9 @@ def disagreements(gpu_class: GPUClass, nodes: Iterable[Node]) -> list[str]:
     memory: dict[int, list[str]] = {}
     products: dict[str, list[str]] = {}
     without: list[str] = []
+    label = memory_label(spec.resource_name)
     for node in nodes:
-        text = node.labels.get(MEMORY_LABEL, "")
+        text = node.labels.get(label, "")
         if text.isdecimal() and abs(int(text) * _MI - wanted) * 100 > wanted * TOLERANCE_PERCENT:
             memory.setdefault(int(text), []).append(node.name)
         if product := node.labels.get(PRODUCT_LABEL):
@@ -107,7 +107,7 @@ def disagreements(gpu_class: GPUClass, nodes: Iterable[Node]) -> list[str]:
         if others and not node.capacity.get(spec.resource_name):
             without.append(node.name)
     found = [
-        f"{_names(names)}: label {MEMORY_LABEL} says {mib} MiB, memoryPerGPU says {spec.memory_per_gpu}"
+        f"{_names(names)}: label {label} says {mib} MiB, memoryPerGPU says {spec.memory_per_gpu}"
         for mib, names in sorted(memory.items())
     ]
     if len(products) > 1:

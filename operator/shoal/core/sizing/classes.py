@@ -7,15 +7,20 @@ from shoal.core import quantity
 from shoal.core.facts import Node
 from shoal.core.sizing.types import GPU
 
-MEMORY_LABEL = "nvidia.com/gpu.memory"
-"""MiB of one GPU, written by GPU feature discovery."""
 _MI = 2**20
+
+
+def memory_label(resource_name: str) -> str:
+    """The node label that says the MiB of one GPU, as GPU feature discovery writes it: nvidia.com/gpu.memory, and
+    nvidia.com/mig-3g.40gb.memory of a MIG profile."""
+    return f"{resource_name}.memory"
 
 
 def memory_of(gpu_class: GPUClass, nodes: Iterable[Node]) -> tuple[int, bool]:
     """Bytes of one GPU, and whether nodes' labels say so; `nodes` are those of the class. The least counts: a replica
     may land on any of them."""
-    labelled = [int(text) for n in nodes if (text := n.labels.get(MEMORY_LABEL, "")).isdecimal() and int(text) > 0]
+    label = memory_label(gpu_class.spec.resource_name)
+    labelled = [int(text) for n in nodes if (text := n.labels.get(label, "")).isdecimal() and int(text) > 0]
     return (min(labelled) * _MI, True) if labelled else (int(quantity.parse(gpu_class.spec.memory_per_gpu)), False)
 
 
