@@ -168,6 +168,7 @@ class LabCluster(Cluster):
         port = self.lab.forward_port(NAMESPACE, GATEWAY_SERVICE, 80)
         return [
             f"export KUBECONFIG={self.lab.kubeconfig}",
-            f"export PATH={self.lab.state.binaries}:{self.lab.state.helm.parent}:$PATH   # kubectl, helm ({name})",
+            f"export PATH={self.lab.state.binaries}:{self.lab.state.helm.parent}:$PATH:{Path(sys.executable).parent}"
+            f"   # kubectl, helm, shoal ({name})",
             f"GATEWAY=http://127.0.0.1:{port}",
         ]

@@ -167,6 +167,7 @@ def _try_it(console: Console, cluster: Cluster, served: str) -> None:
     for line in (
         *cluster.try_it(),
         f"kubectl get models,gpuclasses,tenants,pods -n {steps.DEMO_NAMESPACE}",
+        *(["kubectl shoal status -A"] if isinstance(cluster, LabCluster) else []),
         f"kubectl describe model {served} -n {steps.DEMO_NAMESPACE}",
         f"curl -N $GATEWAY/v1/chat/completions -H 'Authorization: Bearer {steps.DEMO_KEY}' -d '{body}'",
         "make demo-down",
