@@ -7,6 +7,7 @@ BENCHES = {
     "bench_gateway": "the gateway beside no proxy, Envoy and smg",
     "bench_fetch": "fetching weights beside a plain copy",
     "bench_lab": "time to a served answer in the lab",
+    "bench_sizing": "sizing beside the real engine and its own functions",
     "bench_packing": "packing, class choice, and how long a plan takes",
     "bench_operator": "500 Models at once",
 }

@@ -159,6 +159,15 @@ def test_experts_and_what_they_divide_over() -> None:
     assert (facts(configs.MIXTRAL).expert_divisor, facts(configs.MIXTRAL).tensor_divisor) == (14336, None)
 
 
+def test_attentions_weights_in_their_own_type() -> None:
+    v3 = facts(configs.DEEPSEEK_V3, parameters=671_000_000_000, weight_bytes=672_000_000_000).attention_bytes or 0
+    # 61 layers of 187 million parameters in one byte each.
+    assert v3 == pytest.approx(61 * 187_107_328, rel=0.01)
+    # Packed weights count as fewer parameters: never more than 16 bits each.
+    packed = facts(configs.QWEN25_7B_AWQ, parameters=1_900_000_000, weight_bytes=5_600_000_000).attention_bytes or 0
+    assert packed == 28 * 3584 * 128 * 2 * (28 + 4) * 2
+
+
 def test_what_embeds_and_what_generates() -> None:
     assert [facts(configs.ALL[n]).task for n in ("bge-m3", "e5-mistral", "llama-8b")] == ["Embed", "Embed", "Generate"]
 

@@ -35,7 +35,9 @@ def facts_of(
     dtype = _dtype(read_config)
     dense, expert = shapes.divisors(read_config)
     attention = shapes.attention_parameters(read_config, kv)
-    per_parameter = weight_bytes / parameters if weight_bytes and parameters else float(shapes.item_bytes(dtype))
+    # Of packed weights the headers count fewer parameters than there are; attention is often not packed at all.
+    stored = weight_bytes / parameters if weight_bytes and parameters else 2.0
+    per_parameter = min(stored, float(shapes.item_bytes(dtype)))
     vision = as_mapping(config.get("vision_config"))
     per_token = bytes_per_token(kv, attention_tensor=1, kv_dtype=kv.dtype or dtype)
     return ArtifactFacts(
