@@ -1,5 +1,6 @@
 """Asks each engine once per start how many tokens its KV cache holds: what was computed is compared with it."""
 
+import contextlib
 from typing import Final
 
 import aiohttp
@@ -43,7 +44,10 @@ class EngineFigures:
         self._asked: dict[str, tuple[int, int]] = {}
         """Pod's uid -> (restarts of the engine, tries) that were asked about already."""
         self._session: aiohttp.ClientSession | None = None
+        self._shown: dict[str, set[tuple[str, str, str]]] = {}
+        """Model -> labels of its gauges."""
         world.pods.listeners.append(self._pod)
+        world.models.listeners.append(self._model)
 
     async def run(self) -> None:
         """Asks until cancelled."""
@@ -62,6 +66,13 @@ class EngineFigures:
             self._asked.pop(before.uid, None)
         if after is not None and after.model_uid and after.ready and (before is None or not before.ready):
             self.queue.add(key)
+
+    def _model(self, key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
+        if after is None:
+            for labels in self._shown.pop(key, set()):
+                for gauge in (ENGINE, PREDICTED):
+                    with contextlib.suppress(KeyError):
+                        gauge.remove(*labels)
 
     async def ask(self, key: str) -> float | None:
         """Asks one pod. Returns seconds after which to try again, or None."""
@@ -99,7 +110,8 @@ class EngineFigures:
         return None
 
     def _show(self, custom: Custom[Model], gpu_class: str, tokens: int) -> None:
-        labels = (custom.metadata.namespace, custom.metadata.name, gpu_class)
+        labels = (custom.metadata.namespace or "", custom.metadata.name, gpu_class)
+        self._shown.setdefault(f"{custom.metadata.namespace}/{custom.metadata.name}", set()).add(labels)
         ENGINE.labels(*labels).set(tokens)
         predicted = self._planner.predicted(custom.metadata.uid, gpu_class)
         if predicted is not None:
