@@ -27,7 +27,7 @@ setup: $(filter .venv-uv/%,$(UV)) ## Install the Python environment (locked)
 	@$(RUN) python -m compileall -q operator/shoal  # containers of the lab run as a user who cannot write byte code
 
 .PHONY: demo
-demo: setup ## Serve two Models end to end and ask one (ENGINE=simulator|sglang, CLUSTER=lab|current)
+demo: setup ## Serve Models end to end, ask one, and place five on a mixed fleet (ENGINE=simulator|sglang, CLUSTER=lab|current)
 	@$(RUN) shoal demo up --engine $(strip $(ENGINE)) --cluster $(strip $(CLUSTER)) --name $(strip $(NAME))
 
 .PHONY: demo-down
@@ -52,7 +52,7 @@ test-engine: setup models ## The contract suite on the real SGLang engine, on th
 	@$(RUN) pytest -m engine $(PYTEST_ARGS)
 
 .PHONY: bench
-bench: setup ## Print the figures: gateway beside Envoy and smg, lab start-up, operator with 500 Models
+bench: setup ## Print the figures: gateway beside Envoy and smg, sizing, packing, cache, fetching, lab, operator
 	@$(UV) sync --frozen --quiet --group bench
 	@$(RUN) --group bench python -m tests.bench
 

@@ -19,7 +19,14 @@ log = structlog.get_logger()
 
 _TOLD = (reasons.READY, reasons.ACCEPTED, reasons.PLACED)
 """Conditions whose changes are events; Available goes with Ready."""
-_UNREMARKABLE = (reasons.PENDING, reasons.VALID, reasons.STARTING)
+_UNREMARKABLE = (
+    reasons.PENDING,
+    reasons.VALID,
+    reasons.READING_ARTIFACT,
+    reasons.STARTING,
+    reasons.FETCHING,
+    reasons.LOADING,
+)
 """On the way to being ready: the condition tells it, an event would only be one more write."""
 
 

@@ -83,7 +83,12 @@ def up(engine: steps.EngineChoice, where: str, name: str, image: str, timeout: f
             # Its sums need the lab's nodes, and a real engine of its own for each Model is more than this machine has.
             console.print("\nThe act on a mixed fleet needs the lab and the simulator: left out.")
         console.print(stages.summary())
-        _try_it(console, cluster, served)
+        _try_it(
+            console,
+            cluster,
+            served,
+            down="make demo-down" + (" CLUSTER=current" if where == "current" else _named(name)),
+        )
     except LabError as e:
         raise click.ClickException(str(e)) from e
 
@@ -161,7 +166,11 @@ def _served_by(answer: Answer, record: dict[str, Any]) -> Table:
     return table
 
 
-def _try_it(console: Console, cluster: Cluster, served: str) -> None:
+def _named(name: str) -> str:
+    return "" if name == "demo" else f" NAME={name}"
+
+
+def _try_it(console: Console, cluster: Cluster, served: str, *, down: str) -> None:
     body = json.dumps({"model": served, "messages": [{"role": "user", "content": "Hello"}], "stream": True})
     console.print("\n[bold]Try it yourself[/]")
     for line in (
@@ -170,6 +179,6 @@ def _try_it(console: Console, cluster: Cluster, served: str) -> None:
         *(["kubectl shoal status -A"] if isinstance(cluster, LabCluster) else []),
         f"kubectl describe model {served} -n {steps.DEMO_NAMESPACE}",
         f"curl -N $GATEWAY/v1/chat/completions -H 'Authorization: Bearer {steps.DEMO_KEY}' -d '{body}'",
-        "make demo-down",
+        down,
     ):
         console.print(f"  {line}", markup=False, soft_wrap=True)
