@@ -136,14 +136,29 @@ def _may_have_more(model: Demand, c: Candidate, counts: Mapping[str, int], spot:
 
 
 @given(fleets())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_fleet_comes_to_rest_and_priorities_hold(fleet: Fleet) -> None:
     _run(fleet, serving=False)
     _check_rest(fleet)
 
 
+@given(fleets(), st.data())
+@settings(max_examples=40, deadline=None)
+def test_priorities_hold_whatever_comes_later(fleet: Fleet, data: st.DataObject) -> None:
+    late = dict(sorted(fleet.models.items(), key=lambda m: (m[1].priority, m[0])))
+    for _ in range(data.draw(st.integers(0, len(late) - 1), label="late ones")):  # the highest priorities come last
+        late.popitem()
+    late, fleet.models = fleet.models, late
+    _run(fleet, serving=False)
+    fleet.models = late
+    for _ in range(data.draw(st.integers(1, 2), label="changes")):
+        _run(fleet, serving=False)
+        _check_rest(fleet)
+        _change(fleet, data)
+
+
 @given(fleets(priorities=False), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_what_serves_is_replaced_before_it_goes(fleet: Fleet, data: st.DataObject) -> None:
     _run(fleet)
     for _ in range(data.draw(st.integers(1, 3), label="changes")):
@@ -180,7 +195,7 @@ def _change(fleet: Fleet, data: st.DataObject) -> None:
 
 
 @given(fleets(priorities=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_moves_keep_to_their_pace(fleet: Fleet) -> None:
     fleet.moves = Moves(in_flight=1)
     for name in _CLASSES:  # room for everything on every class, after the fact

@@ -315,6 +315,22 @@ def test_one_large_replica_that_goes_makes_room_for_several_small_ones() -> None
     assert (found["chat/high"].waiting, found["chat/high"].missing) == (2, 1)
 
 
+def test_while_a_large_replica_waits_for_its_block_no_small_one_is_asked_for_that_could_be_bound_into_it() -> None:
+    low = demand("chat/low", H100, standing={"h100-80gb": standing(1, 1, name="h100-80gb")})
+    high = demand("chat/high", candidate("h100-80gb", 4, "9.96"), priority=9)
+    found = plan([low, high], [supply("h100-80gb", 3, 2, of=4)])
+    assert (found["chat/high"].waiting, wish(found["chat/low"])) == (1, {})
+    assert found["chat/low"].message == (
+        "waits for chat/high (priority 9), which has GPUs of h100-80gb; no room for a replica of 1 GPU: "
+        "h100-80gb: 5 of 8 GPUs free, 3 promised to replicas that are starting, "
+        "kept while a replica of 4 GPUs waits for its block"
+    )
+    # The winner is bound: the loser starts on the other node.
+    has = {"h100-80gb": standing(4, 1, name="h100-80gb")}
+    found = plan([replace(low, standing={}), replace(high, standing=has)], [supply("h100-80gb", 0, 2, of=4)])
+    assert wish(found["chat/low"]) == {"h100-80gb": 1}
+
+
 def test_a_loser_that_fits_elsewhere_goes_there() -> None:
     low = demand("chat/low", L4, H100, standing={"l4-24gb": standing(1, 1, name="l4-24gb")})
     found = plan([low, demand("chat/high", L4, priority=9)], [supply("l4-24gb", 0, of=1), supply("h100-80gb", 8)])

@@ -37,7 +37,7 @@ def _freeze(case: Case, rooms: dict[str, Room]) -> None:
         total += standing.replicas
         room = rooms.get(gpu_class)
         for _ in range(standing.replicas - standing.bound):
-            if room is None or not room.take(standing.gpus):
+            if room is None or not room.take(standing.gpus, exists=True):
                 break
     case.missing = max(0, case.demand.wanted - total)
 
@@ -96,7 +96,7 @@ def _reserve_surge(case: Case, rooms: dict[str, Room]) -> None:
     for gpu_class, standing in case.demand.standing.items():
         room = rooms.get(gpu_class)
         for _ in range(standing.pods - max(standing.replicas, standing.bound)):
-            if room is None or not room.take(standing.gpus):
+            if room is None or not room.take(standing.gpus, exists=True):
                 break
 
 

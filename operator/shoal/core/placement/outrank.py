@@ -70,7 +70,12 @@ class Outranker:
     def _on_class(self, case: Case, gpu_class: str, gpus: int) -> tuple[tuple[_Rank, int, int], Eviction] | None:
         priority = case.demand.priority
         room = self._rooms.get(gpu_class)
-        if room is None or room.largest < gpus or self._lowest.get(gpu_class, priority) >= priority:
+        if (
+            room is None
+            or room.largest < gpus
+            or gpus < room.block
+            or self._lowest.get(gpu_class, priority) >= priority
+        ):
             return None
         if self._hopeless.get((gpu_class, gpus), priority - 1) >= priority:
             return None

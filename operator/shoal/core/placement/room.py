@@ -24,6 +24,9 @@ class Room:
         self.sick = {n.name: -n.free for n in nodes if n.free < 0}
         """GPUs that pods hold and the device plugin offers no more."""
         self.free_at_first = sum(self.free)
+        self.block = 0
+        """GPUs of the largest replica that waits here for others to go, where it needs several. A smaller one asked for
+        meanwhile could be bound right into its block, whatever node the plan has in mind: it would wait for ever."""
         self._by_free: dict[int, list[int]] = {}
         for i, free in enumerate(self.free):
             if free:
@@ -44,9 +47,10 @@ class Room:
             self._most = max((free for free in list(self._by_free) if self._first(free) is not None), default=0)
         return self._most
 
-    def take(self, gpus: int) -> bool:
-        """Gives the free GPUs of the best node to a replica; False where no node has as many."""
-        if self.most_free() < gpus:
+    def take(self, gpus: int, *, exists: bool = False) -> bool:
+        """Gives the free GPUs of the best node to a replica; False where no node has as many, or where a larger one
+        waits for its block. `exists`: its pod is there already."""
+        if self.most_free() < gpus or (gpus < self.block and not exists):
             return False
         choices = [free for free in sorted(self._by_free) if free >= gpus and self._first(free) is not None]
         free = choices[0]
@@ -62,7 +66,7 @@ class Room:
 
     def take_soon(self, gpus: int) -> bool:
         """Gives away GPUs that terminating pods still hold, and what is free beside them."""
-        if self._none_soon is not None and gpus >= self._none_soon:
+        if gpus < self.block or (self._none_soon is not None and gpus >= self._none_soon):
             return False
         fitting = [(self.soon[i], i) for i in range(len(self.soon)) if self.soon[i] >= gpus]
         if not fitting:
@@ -73,6 +77,7 @@ class Room:
 
     def take_soon_on(self, i: int, gpus: int) -> None:
         self.soon[i] -= gpus
+        self.block = max(self.block, gpus if gpus > 1 else 0)
         if self.free[i] > self.soon[i]:
             # What is free there completes the block: nobody else may take it meanwhile.
             self._set_free(i, max(0, self.soon[i]))

@@ -213,6 +213,8 @@ def room_sentence(room: Room | None, size: int) -> str:
     text = f"{room.free_at_first} of {capacity} GPUs free"
     if promised:
         text += f", {promised} promised to replicas that are starting"
+    if room.block > size:
+        text += f", kept while a replica of {gpus(room.block)} waits for its block"
     most = room.most_free()
     if sum(room.free) and most < size:
         text += f", at most {most} on one node"
