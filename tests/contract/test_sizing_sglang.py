@@ -27,7 +27,7 @@ def cases() -> list[dict[str, Any]]:
         for tensor in (n for n in (1, 2, 4, 8) if heads % n == 0):
             for i, memory in enumerate(MEMORY):
                 kv_type = KV_TYPES[(i + tensor) % 3 if facts.kv.kind == "Full" else 0]
-                tuned = {"chunked_prefill_size": 2048, "cuda_graph_max_bs": 32} if i == 1 else {}
+                tuned = {"chunked_prefill_size": 2048, "cuda_graph_max_bs": 32} if i in (1, 3) else {}
                 found.append(
                     {"name": name, "config": config, "tensor": tensor, "memory_mib": memory, "kv_dtype": kv_type}
                     | tuned

@@ -161,8 +161,12 @@ def test_quantizing_while_loading_halves_all_but_the_embeddings_and_needs_the_wh
     assert small.weight_bytes_per_gpu == embeddings + (16_060_522_496 - embeddings) // 2
     assert small.peak_bytes_per_gpu == plain.weight_bytes_per_gpu
     big = facts(configs.LLAMA_70B, parameters=LLAMA_70B_PARAMETERS, weight_bytes=2 * LLAMA_70B_PARAMETERS)
-    refused = misfit(big, gpu(H100, nodes=1), context_length=1024, tuning=Tuning(quantization="fp8"))
-    assert "weights need 131 GiB while they are loaded" in refused.why
+    # Quantized they would leave room for a cache on 128 GiB; they do not get there.
+    refused = misfit(big, gpu(128 * 1024, nodes=1), context_length=1024, tuning=Tuning(quantization="fp8"))
+    assert refused.why == (
+        "on 1 GPU with 128 GiB, weights need 131 GiB while they are loaded; no node has more than 1 GPU"
+    )
+    assert sized(big, gpu(H200, nodes=1), context_length=1024, tuning=Tuning(quantization="fp8")).gpus == 1
 
 
 def test_a_checkpoint_that_is_quantized_already_is_not_quantized_again() -> None:
@@ -236,6 +240,18 @@ def test_attention_data_parallelism_repeats_attention_and_splits_the_cache() -> 
     assert split.attention_groups == 8
     # A request lives in one group.
     assert split.concurrent(split.kv_tokens // 8) == 8
+
+
+def test_large_gpus_keep_ten_gib_free_however_small_the_batches() -> None:
+    llama = facts(configs.LLAMA_8B, weight_bytes=16 * GI)
+    small = Tuning(chunked_prefill_size=2048, cuda_graph_max_bs=8)
+    assert sized(llama, gpu(H100), tuning=small).sums.mem_fraction_static == round((H100 - 10 * 1024) / H100, 3)
+
+
+def test_heads_that_are_fewer_than_the_gpus_are_repeated() -> None:
+    two_heads = facts(configs.QWEN3_NEXT_80B, weight_bytes=152 * GI)
+    cells = [sized(two_heads, gpu(H200), tensor=n).kv_bytes_per_token for n in (2, 4, 8)]
+    assert cells == [12288] * 3
 
 
 def test_windows_and_states() -> None:

@@ -101,8 +101,8 @@ def state_ratio(tuning: Tuning) -> float:
 
 
 def tokens(facts: ArtifactFacts, kv_bytes: int, cell: float, tuning: Tuning) -> int:
-    """Tokens of one attention group; never below zero."""
-    found = max(0, int(kv_bytes // cell))
+    """Tokens of one attention group; below zero where the weights alone are too much."""
+    found = int(kv_bytes // cell)
     if tuning.max_total_tokens is not None:
         found = min(found, tuning.max_total_tokens)
     page = page_size(facts, tuning)
