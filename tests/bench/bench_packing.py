@@ -66,12 +66,12 @@ def choice_table(seeds: int, limit: float) -> None:
     for column in (
         "replicas",
         "greedy / best",
-        "Shoal / best: mean",
+        "Shoal / best",
         "worst",
         "best / bound",
-        "Shoal ms",
+        "Shoal CPU ms",
         "worst",
-        "HiGHS s",
+        "HiGHS CPU s",
     ):
         table.add_column(column, justify="right")
     rows = packing_choice.rows(seeds, limit)
