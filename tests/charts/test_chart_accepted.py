@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.apiserver import ApiServer
-from tests.support.charts import SETS, rendered
+from tests.support.charts import CHART, SETS, helm, rendered
 
 pytestmark = pytest.mark.apiserver
 
@@ -89,6 +89,19 @@ def test_the_node_cache_needs_a_namespace_that_allows_its_host_path(apiserver: A
     assert "allowPrivilegeEscalation" not in refused
     assert "capabilities" not in refused
     assert "seccompProfile" not in refused
+
+
+def test_an_install_that_could_not_run_the_node_cache_says_so(apiserver: ApiServer, namespace: str) -> None:
+    def tried(**cache: bool) -> tuple[int, str]:
+        where = ("--namespace", namespace, "--dry-run=server", "--kubeconfig", str(apiserver.kubeconfig))
+        done = helm("install", "shoal", str(CHART), *where, values={"cache": cache})
+        return done.returncode, done.stderr
+
+    code, said = tried()
+    assert code != 0
+    assert 'namespace shoal-system enforces the pod security standard "restricted"' in said
+    assert "cache.enabled=false" in said
+    assert tried(enabled=False)[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,23 @@ async def test_a_fetch_goes_on_while_anybody_waits_and_ends_with_the_last(root: 
         assert len(shop.downloads) == 3, "nobody waits for the other model"
 
 
+async def test_files_come_in_the_order_in_which_pods_asked(root: Path, shop: Shop) -> None:
+    for uri in (URI, OTHER):
+        shop.models[uri] |= {f"w{n}.bin": f"{uri} {n}".encode() for n in range(8)}
+    shop.gate = asyncio.Event()
+    async with running(root, shop, "a") as cache:
+        first = asyncio.create_task(cache.fetch("a", URI))
+        await until_async(lambda: shop.arrived > 0)
+        second = asyncio.create_task(cache.fetch("a", OTHER))
+        await until_async(lambda: cache.fetcher.under_way == 2)
+        shop.gate.set()
+        done = [await first, await second]
+        of_first = len(shop.models[URI])
+        # As many as are under way at one time may overtake each other.
+        assert {n for n in shop.downloads[:of_first] if n.startswith("w")} == {f"w{n}.bin" for n in range(8)}
+        assert [cache.content("a", each) for each in done] == [shop.models[URI], shop.models[OTHER]]
+
+
 async def test_the_failure_of_a_fetch_that_another_pod_began_is_not_mine(root: Path, shop: Shop) -> None:
     shop.gate = asyncio.Event()
     shop.broken = True

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp.test_utils import TestServer
 
 from shoal.agent import cacheclient
 from shoal.agent.stage.request import StagePaths, StageRequest
@@ -18,7 +19,7 @@ from shoal.api.cache import FetchLine, FetchRequest
 from shoal.api.replica import StageProgress
 from shoal.artifacts import ArtifactError
 from tests.support.cache import Cache, Shop, running, shop_with, short_folder
-from tests.support.sources import model_files, write_files
+from tests.support.sources import HubServer, model_files, write_files
 from tests.support.waiting import until_async
 
 URI = "hf://team/tiny"
@@ -226,3 +227,24 @@ asyncio.run(main())
         assert lines[:4] == ["Read-only file system"] * 4, out.decode()
         assert lines[4] == model_files()["config.json"].decode()
         assert lines[5] == str(sorted(["models", names.CACHE_SOCKET, *model_files(), given.model]))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the daemon's user is root")
+async def test_the_daemon_needs_no_capability_and_may_be_killed(root: Path) -> None:
+    """As the chart runs it: user 0 with every capability dropped. A node's reset is no more than SIGKILL."""
+    hub = HubServer(model_files(5000))
+    bare = ["setpriv", "--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all", "--no-new-privs"]
+    socket = root / "node" / "namespaces" / "a" / names.CACHE_SOCKET
+    async with TestServer(hub.app()) as server:
+        endpoint = str(server.make_url("")).rstrip("/")
+        command = [*bare, sys.executable, "-m", "tests.bench.cache_process", str(root / "node"), endpoint, "a"]
+        for fetched in (True, False):
+            process = await asyncio.create_subprocess_exec(*command)
+            try:
+                done = await cacheclient.fetch(socket.parent, FetchRequest(uri=URI), lambda _: None, patience=60)
+                status = await asyncio.to_thread(Path(f"/proc/{process.pid}/status").read_text)
+                assert "CapEff:\t0000000000000000" in status
+                assert bool(done.fetched_bytes) is fetched
+            finally:
+                process.kill()
+                await process.wait()
