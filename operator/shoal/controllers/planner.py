@@ -31,7 +31,9 @@ log = structlog.get_logger()
 SETTLE_SECONDS: Final = 0.1
 """Changes come in bunches: one plan for all of a bunch."""
 PACE_SECONDS: Final = 0.3
-"""Between two plans at least."""
+"""From one plan to the next at least."""
+SHARE: Final = 5
+"""A plan that takes long makes the next one wait, so that planning takes at most this fraction of the time."""
 PATIENCE_SECONDS: Final = 1.0
 """A Model for which only the words have changed, such as how many GPUs are free elsewhere, is told so much later."""
 SECONDS = prometheus_client.Histogram(
@@ -205,7 +207,7 @@ class Planner:
                 log.exception("the fleet could not be planned; the last plan stays")
             took = time.monotonic() - begin
             SECONDS.observe(took)
-            await asyncio.sleep(max(0.0, PACE_SECONDS - SETTLE_SECONDS - took))
+            await asyncio.sleep(max(PACE_SECONDS, took * SHARE) - SETTLE_SECONDS - took)
 
     def plan(self) -> None:
         """Makes the plan from what is known now, and wakes the Models whose part of it is another one."""

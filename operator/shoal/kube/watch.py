@@ -227,6 +227,19 @@ class Watcher:
         return registry
 
 
+class _NoDiffs(kopf.DiffBaseStorage):
+    """Nobody asks kopf what has changed: copying each object for the answer would be a sixth of its work."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return cast("kopf.BodyEssence", {})
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
+
+
 def _settings(watched: list[Watched]) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     logging.getLogger("kopf").setLevel(logging.ERROR)  # it tells of every event it handled
@@ -243,7 +256,7 @@ def _settings(watched: list[Watched]) -> kopf.OperatorSettings:
     # Never used: Shoal leaves no finalizer and no annotation of kopf's. Named all the same, should one ever appear.
     settings.persistence.finalizer = f"{GROUP}/kopf"
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
-    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
+    settings.persistence.diffbase_storage = _NoDiffs()
     for entry in watched:
         if entry.label_selector:
             resource = entry.resource
