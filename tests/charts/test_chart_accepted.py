@@ -94,7 +94,7 @@ def test_the_node_cache_needs_a_namespace_that_allows_its_host_path(apiserver: A
 def test_an_install_that_could_not_run_the_node_cache_says_so(apiserver: ApiServer, namespace: str) -> None:
     def tried(**cache: bool) -> tuple[int, str]:
         where = ("--namespace", namespace, "--dry-run=server", "--kubeconfig", str(apiserver.kubeconfig))
-        done = helm("install", "shoal", str(CHART), *where, values={"cache": cache})
+        done = helm("template", "shoal", str(CHART), *where, values={"cache": cache})
         return done.returncode, done.stderr
 
     code, said = tried()
