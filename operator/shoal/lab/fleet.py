@@ -85,6 +85,9 @@ class Fleet(_Section):
 
     nodes: tuple[NodeGroup, ...] = Field(min_length=1)
     images: dict[str, Image] = {}
+    last_words: dict[str, str] = {}
+    """Of containers on nodes with statusOnly: container's name -> the termination message with which a pod of
+    `restartPolicy: Never` ends there."""
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
@@ -132,7 +135,7 @@ class Fleet(_Section):
             memory="2Ti",
             status_only=True,
         )
-        return Fleet(nodes=(*self.nodes, group), images=self.images)
+        return self.model_copy(update={"nodes": (*self.nodes, group)})
 
 
 def _spec(name: str, group: NodeGroup, index: int, port: int, kubeconfig: Path | None) -> NodeSpec:

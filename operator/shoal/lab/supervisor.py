@@ -385,7 +385,8 @@ class Supervisor:
 
     async def _start_status_nodes(self) -> None:
         if self._status_nodes:
-            config = self._node_config(STATUS_NODES, tuple(self._status_nodes), StatusOnly(ready_delay_seconds=1.0))
+            settings = StatusOnly(ready_delay_seconds=1.0, last_words=self._config.fleet.last_words)
+            config = self._node_config(STATUS_NODES, tuple(self._status_nodes), settings)
             await self._start_node_process(STATUS_NODES, config)
 
     def _node_config(self, folder: str, nodes: tuple[NodeSpec, ...], status_only: StatusOnly | None) -> NodeConfig:

@@ -54,6 +54,7 @@ class StatusOnlyNodes:
         self._config = config
         self._api = api
         self._delay = settings.ready_delay_seconds
+        self._last_words = settings.last_words
         self._names = {node.name for node in config.nodes}
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         """By uid and what is being done."""
@@ -90,7 +91,8 @@ class StatusOnlyNodes:
     async def _become_ready(self, pod: Json) -> None:
         await asyncio.sleep(self._delay)
         self._count += 1
-        body = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": self._status(pod)}
+        status = self._ended(pod) if self._ends(pod) else self._status(pod)
+        body = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status}
         await self._call("PATCH", f"{_path(pod)}/status", body, "application/strategic-merge-patch+json")
 
     async def _delete(self, pod: Json) -> None:
@@ -115,6 +117,25 @@ class StatusOnlyNodes:
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 _log.info("status_only_waits", path=path, error=str(error))
             await asyncio.sleep(0.2 * 2**attempt)
+
+    def _ends(self, pod: Json) -> bool:
+        spec = pod["spec"]
+        return spec.get("restartPolicy") == "Never" and any(c["name"] in self._last_words for c in spec["containers"])
+
+    def _ended(self, pod: Json) -> Json:
+        status, now = self._status(pod), timestamp()
+        for container in status["containerStatuses"]:
+            over = {"exitCode": 0, "reason": "Completed", "startedAt": now, "finishedAt": now}
+            said = self._last_words.get(container["name"])
+            container |= {
+                "ready": False,
+                "started": False,
+                "state": {"terminated": over | ({"message": said} if said else {})},
+            }
+        for condition in status["conditions"]:
+            if condition["type"] in ("Ready", "ContainersReady"):
+                condition |= {"status": "False", "reason": "PodCompleted"}
+        return status | {"phase": "Succeeded"}
 
     def _status(self, pod: Json) -> Json:
         now = timestamp()
