@@ -145,3 +145,18 @@ def test_the_share_goes_with_the_last_model_and_comes_back(cached: Cached) -> No
     cached.make_model("again")
     cached.ready("again")
     assert cached.fetches()["fetched"] == fetched, "the node had it still"
+
+
+def test_a_claim_that_somebody_deletes_is_made_and_bound_again(cached: Cached) -> None:
+    (claim,) = cached.get("pvc", "-n", TEAM)
+    name = claim["metadata"]["name"]
+    cached.kubectl("delete", "pvc", name, "-n", TEAM, "--wait=false")  # it stays until its last pod is gone
+    cached.kubectl("delete", "pod", "-n", TEAM, "-l", f"{names.LABEL_COMPONENT}=engine", "--wait=true", timeout=120)
+
+    def bound_again() -> bool:
+        found = cached.get("pvc", "-n", TEAM)
+        other = [c for c in found if c["metadata"]["uid"] != claim["metadata"]["uid"]]
+        return bool(other) and other[0]["status"]["phase"] == "Bound"
+
+    until(bound_again, 120, lambda: cached.kubectl("get", "pvc,pv,pods", "-A", "-o", "wide"))
+    cached.ready("again")
