@@ -178,6 +178,8 @@ class HubServer:
     """Answered to everything, if set."""
     fail_file: str | None = None
     """A file whose content cannot be had now."""
+    silent_file: str | None = None
+    """A file that nothing is said about for two seconds."""
     corrupt: dict[str, bytes] = field(default_factory=dict)
     """Files whose content is not the one that the API tells of."""
     fetched: list[str] = field(default_factory=list)
@@ -232,6 +234,8 @@ class HubServer:
             if name == self.fail_file:
                 return web.Response(status=500)
             self.fetched.append(name)
+            if name == self.silent_file:
+                await asyncio.sleep(2)
         content = self.corrupt.get(name, self.files[name])
         span = request.http_range
         if span.start is None:

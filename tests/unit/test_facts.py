@@ -159,7 +159,16 @@ async def test_a_gated_repository_that_lists_itself_to_everyone_is_refused(hub: 
     check(await read_facts(FactsRequest("hf://team/tiny", secret=secret, settings=at(port))))
 
 
-async def test_a_hub_that_is_slow_to_answer_is_asked_again(hub: tuple[HubServer, int], secret: Path):
+async def test_a_hub_whose_files_never_come_is_told_after_the_stall_time(hub: tuple[HubServer, int], secret: Path):
+    server, port = hub
+    server.silent_file = "config.json"
+    error = await refusal(FactsRequest("hf://team/tiny", secret=secret, settings=at(port, stall_seconds=0.2)))
+    assert error.reason == reasons.SOURCE_UNREACHABLE
+    assert str(error) == "127.0.0.1 did not answer in time: check source.uri and the chart's proxy settings"
+    assert server.fetched == ["config.json"] * 3
+
+
+async def test_a_hub_that_fails_is_asked_again(hub: tuple[HubServer, int], secret: Path):
     server, port = hub
     server.fail_file = "config.json"
     error = await refusal(FactsRequest("hf://team/tiny", secret=secret, settings=at(port)))

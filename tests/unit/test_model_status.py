@@ -1,11 +1,14 @@
 """The conditions of a Model, as GitOps tools and people read them."""
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
 from shoal.api.model import Model
 from shoal.core.conditions import Finding, merge, shorten
-from shoal.core.facts import Deployment
+from shoal.core.facts import Container, Deployment, Pod
 from shoal.core.models import Observed, Problem, ServedNames, first_status, served_names, status
 from shoal.core.placement import Placement, VariantPlan
 
@@ -85,6 +88,36 @@ def test_a_refused_model_that_still_serves_is_available_and_stalled() -> None:
     assert found["Placed"] == ("Unknown", "Pending")
     assert found["Available"] == ("True", "ReplicasReady")
     assert found["Stalled"] == ("True", "ClassNotFound")
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("SourceChanged", "Stalled"),  # a force-pushed revision does not come back by itself
+        ("Gated", "Stalled"),
+        ("DigestMismatch", "Stalled"),
+        ("SourceUnreachable", "Reconciling"),
+        ("DiskFull", "Reconciling"),
+        ("CacheUnavailable", "Reconciling"),
+    ],
+)
+def test_what_a_replica_cannot_fetch_is_told_while_the_others_serve(reason: str, kind: str) -> None:
+    said = json.dumps({"reason": reason, "message": "what to do"})
+    stage = Container("stage", False, 2, "CrashLoopBackOff", None, 1, "Error", said, running=False)
+    starting = Pod("ns", "new", "new", "n2", False, False, False, {}, "u", gpu_class="l4", containers=(stage,))
+    placed = Placement((VariantPlan("l4", 2, 1, "0.86"),), (), 0, "Placed", "2 on l4, 1 GPU each")
+    wants_two = Model.model_validate(
+        model().model_dump(by_alias=True, mode="json")
+        | {"spec": {"source": {"uri": "hf://team/m"}, "scaling": {"minReplicas": 2}}}
+    )
+    seen = observed(
+        model=wants_two, placement=placed, deployments=(deployment(ready=1, updated=2, total=2),), pods=(starting,)
+    )
+    found = {c.type: c for c in status(seen, NOW).conditions}
+    assert (found["Ready"].status, found["Ready"].reason) == ("False", reason)
+    assert found["Ready"].message == "what to do (pod ns/new, attempt 3)"
+    assert found["Available"].status == "True"
+    assert (found[kind].status, found[kind].reason) == ("True", reason)
 
 
 def test_equal_observations_give_an_equal_status_at_any_time() -> None:

@@ -208,7 +208,10 @@ async def test_an_object_that_is_overwritten_meanwhile_is_not_mixed(s3: S3, tmp_
         with pytest.raises(ArtifactError) as caught:
             await source.download(file, tmp_path / "x", lambda _: None)
     assert caught.value.reason == reasons.SOURCE_CHANGED
-    assert str(caught.value) == ("s3://models/moving changed while it was being fetched: it is not what it was before")
+    assert str(caught.value) == (
+        "s3://models/moving changed while it was being fetched: publish another version under another prefix, and "
+        "name that in source.uri"
+    )
 
 
 async def test_a_pinned_bucket_that_was_overwritten_is_refused(s3: S3, paths: StagePaths):

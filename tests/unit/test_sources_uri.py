@@ -6,6 +6,7 @@ import pytest
 
 from shoal.api import names
 from shoal.api.sources import SourceUri, engine_model_path, parse_source, shown
+from shoal.artifacts import secret_advice
 
 
 @pytest.mark.parametrize(
@@ -69,3 +70,18 @@ def test_the_engine_reads_what_is_mounted_or_staged(uri: str, path: str):
 def test_what_is_signed_is_not_shown():
     assert shown("https://host/x.tar?X-Signature=s3cret#y") == "https://host/x.tar"
     assert shown("s3://models/a") == "s3://models/a"
+
+
+@pytest.mark.parametrize(
+    ("uri", "advice"),
+    [
+        ("hf://team/tiny", "create it with the key `token`"),
+        ("https://host/x.tar", "create it with the key `token`"),
+        ("s3://models/tiny", "create it with the keys AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+        ("gs://models/tiny", "create it with the keys GOOGLE_SERVICE_ACCOUNT_KEY"),
+        ("az://models/tiny", "create it with the keys AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or "),
+        ("pvc://weights/tiny", "pvc:// uses none: leave secretRef out"),
+    ],
+)
+def test_a_missing_secret_is_asked_for_with_the_keys_of_its_source(uri: str, advice: str):
+    assert secret_advice(uri).startswith(advice)

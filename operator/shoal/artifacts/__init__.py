@@ -13,8 +13,18 @@ how they fail; `source` has the contract; `http`, `hub`, `bucket` and `folder` a
 
 from shoal.artifacts.credentials import Credentials
 from shoal.artifacts.errors import ArtifactError, Interrupted
-from shoal.artifacts.kinds import open_source
+from shoal.artifacts.kinds import open_source, secret_advice
 from shoal.artifacts.manifest import File, Manifest
 from shoal.artifacts.source import Settings, Source
 
-__all__ = ["ArtifactError", "Credentials", "File", "Interrupted", "Manifest", "Settings", "Source", "open_source"]
+__all__ = [
+    "ArtifactError",
+    "Credentials",
+    "File",
+    "Interrupted",
+    "Manifest",
+    "Settings",
+    "Source",
+    "open_source",
+    "secret_advice",
+]

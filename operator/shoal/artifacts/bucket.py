@@ -185,7 +185,9 @@ class BucketSource(RangedSource):
         status = int(found[1]) if found else None
         if isinstance(error, PreconditionError) or status in (412, 416):
             return ArtifactError(
-                reasons.SOURCE_CHANGED, f"{uri} changed while it was being fetched: it is not what it was before"
+                reasons.SOURCE_CHANGED,
+                f"{uri} changed while it was being fetched: publish another version under another prefix, and name "
+                "that in source.uri",
             )
         if isinstance(error, FileNotFoundError) or status == 404:
             what = "the bucket does not exist" if "NoSuchBucket" in text else "there is nothing under that name"
@@ -212,7 +214,7 @@ class BucketSource(RangedSource):
                 "that they may list the bucket and read its objects"
             )
         return (
-            f"{uri} is not public: put {_either(scheme)} into a Secret and name it in source.secretRef "
+            f"{uri} is not public: put {proving_keys(scheme)} into a Secret and name it in source.secretRef "
             "(a node's own identity is never used)"
         )
 
@@ -230,7 +232,7 @@ def _config(source: SourceUri, credentials: Credentials) -> dict[str, str]:
     if credentials.given and not proven and (begun or not config):
         raise ArtifactError(
             reasons.GATED,
-            f"the Secret of source.secretRef has no {_either(scheme)} (it has: "
+            f"the Secret of source.secretRef has no {proving_keys(scheme)} (it has: "
             f"{', '.join(sorted(credentials.values)) or 'nothing'})",
         )
     if scheme == "az" and "account_name" not in config:
@@ -257,7 +259,8 @@ def _host(config: Mapping[str, str]) -> str:
     return " ".join(filter(None, named))
 
 
-def _either(scheme: str) -> str:
+def proving_keys(scheme: str) -> str:
+    """Keys of a Secret that open a bucket of this kind, for people."""
     return ", or ".join(" and ".join(keys) for keys in _PROOF[scheme])
 
 

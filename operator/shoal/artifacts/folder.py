@@ -64,7 +64,9 @@ class FolderSource(RangedSource):
                     piece = await asyncio.to_thread(os.pread, descriptor, min(_PIECE, end - start), start)
                     if not piece:
                         raise ArtifactError(
-                            reasons.SOURCE_CHANGED, f"{self._source.uri}: {file.name} became shorter while it was read"
+                            reasons.SOURCE_CHANGED,
+                            f"{self._source.uri}: {file.name} became shorter while it was read: let nothing write "
+                            "there while it is in use",
                         )
                     yield piece
                     start += len(piece)

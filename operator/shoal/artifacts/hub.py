@@ -143,7 +143,9 @@ class HubSource(RangedSource):
         if status in (404, 410):
             name = url.rpartition("/")[2]
             return ArtifactError(
-                reasons.SOURCE_CHANGED, f"{self._source.uri} lists {name}, but does not have it any more ({status})"
+                reasons.SOURCE_CHANGED,
+                f"{self._source.uri} lists {name}, but does not have it any more ({status}): upload it again, or name "
+                "another revision in source.uri",
             )
         return Interrupted(f"the hub answered {status} for {self._source.repo}; trying again")
 

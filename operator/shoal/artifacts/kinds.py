@@ -52,3 +52,19 @@ def open_source(
             return FolderSource(
                 source, Path(source.path) if source.scheme == "file" else mounted / source.path, settings
             )
+
+
+def secret_advice(uri: str) -> str:
+    """What to do about a Secret that `source.secretRef` names and that is not there. Raises ValueError as
+    `parse_source` does."""
+    scheme = parse_source(uri).scheme
+    match scheme:
+        case "hf" | "https":
+            return "create it with the key `token`"
+        case "s3" | "gs" | "az":
+            from shoal.artifacts.bucket import proving_keys
+
+            account = "AZURE_STORAGE_ACCOUNT_NAME and " if scheme == "az" else ""
+            return f"create it with the keys {account}{proving_keys(scheme)}"
+        case "file" | "pvc" | "oci":
+            return f"{scheme}:// uses none: leave secretRef out"

@@ -164,7 +164,9 @@ def _other_version(response: aiohttp.ClientResponse, condition: str) -> bool:
 
 def _changed(url: str) -> ArtifactError:
     return ArtifactError(
-        reasons.SOURCE_CHANGED, f"{shown(url)} changed while it was being fetched: it is not what it was before"
+        reasons.SOURCE_CHANGED,
+        f"{shown(url)} changed while it was being fetched: publish another version under another address, and name "
+        "that in source.uri",
     )
 
 

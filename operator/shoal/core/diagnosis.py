@@ -16,6 +16,7 @@ _PERMANENT: Final = frozenset(
     {
         reasons.SOURCE_NOT_FOUND,
         reasons.SOURCE_INVALID,
+        reasons.SOURCE_CHANGED,
         reasons.GATED,
         reasons.DIGEST_MISMATCH,
         reasons.IMAGE_UNAVAILABLE,

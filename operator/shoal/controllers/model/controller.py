@@ -8,6 +8,7 @@ import structlog
 from shoal.api import names, reasons
 from shoal.api.gpuclass import GPUClass
 from shoal.api.model import Model, ModelStatus
+from shoal.artifacts import secret_advice
 from shoal.controllers.artifacts import Artifacts
 from shoal.controllers.installkey import InstallKeyError, InstallKeySource
 from shoal.controllers.model.apply import Applier, NameTaken, current
@@ -266,7 +267,11 @@ class ModelController:
             await self._world.client.get_metadata(SECRETS, reference.name, model.metadata.namespace)
         except NotFound:
             where = f"{model.metadata.namespace}/{reference.name}"
-            return f"spec.source.secretRef: there is no Secret {where}; create it with the key `token`"
+            try:
+                what = secret_advice(model.spec.source.uri)
+            except ValueError:  # told as a problem of its own
+                what = "create it"
+            return f"spec.source.secretRef: there is no Secret {where}; {what}"
         return None
 
     def _rivals(self, model: Model) -> list[Model]:
