@@ -19,7 +19,7 @@ async def main(root: Path, hub: str, namespaces: list[str]) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     disk, index = Disk(root), Index()
     index.fill(await asyncio.to_thread(disk.open))
-    async with Fetcher(disk, index, Room(disk, index, 1 << 50), Settings(hub_endpoint=hub)) as fetcher:
+    async with Fetcher(disk, index, Room(disk, index, 1 << 50, free_percent=1), Settings(hub_endpoint=hub)) as fetcher:
         server = Server(disk, index, fetcher)
         for namespace in namespaces:
             await server.add(namespace)

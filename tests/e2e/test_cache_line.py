@@ -81,7 +81,12 @@ def cached() -> Generator[Cached]:
     lab = make_lab()
     try:
         cluster = Cached(lab)
-        steps.install(cluster, "simulator", steps.LAB_IMAGE, {"cache": {"size": "1Gi"}, "operator": {"replicas": 1}})
+        steps.install(
+            cluster,
+            "simulator",
+            steps.LAB_IMAGE,
+            {"cache": {"size": "1Gi", "freePercent": 1}, "operator": {"replicas": 1}},
+        )
         service = {"selector": {"app": "s3"}, "ports": [{"port": 80, "targetPort": 8080}]}
         metadata = {"name": "s3", "namespace": "shoal-system"}
         command = ["python", "-m", "tests.support.s3pod", "8080", "/opt/shoal/models/tiny-chat"]

@@ -49,7 +49,11 @@ def nodes(lab: api.Lab) -> Generator[api.Lab]:
     values = {
         "image": {"repository": "shoal", "tag": "lab"},
         "hubEndpoint": f"http://hub.{SYSTEM}.svc",
-        "cache": {"size": CONFIG.size, "extraEnv": [{"name": "SHOAL_CACHE_GRACE_SECONDS", "value": "3"}]},
+        "cache": {
+            "size": CONFIG.size,
+            "freePercent": 1,
+            "extraEnv": [{"name": "SHOAL_CACHE_GRACE_SECONDS", "value": "3"}],
+        },
     }
     objects = [o for o in rendered(values) if "shoal-cache" in o["metadata"]["name"]]
     spaces = [labelled(SYSTEM, "privileged"), *(labelled(name, "restricted") for name in ("team-a", "team-b"))]

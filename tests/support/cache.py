@@ -155,14 +155,14 @@ async def running(
     *namespaces: str,
     size: int = 1 << 30,
     grace: float = 0.0,
-    margin: int = 0,
+    free_percent: int = 0,
     settings: Settings | None = None,
 ) -> AsyncGenerator[Cache]:
     """A cache over `root`, as the daemon opens it; leaving it is the daemon's end."""
     opened = source.open if isinstance(source, Shop) else source
     disk, index = Disk(root), Index(grace)
     index.fill(await asyncio.to_thread(disk.open))
-    room = Room(disk, index, size, margin)
+    room = Room(disk, index, size, free_percent)
     async with Fetcher(disk, index, room, settings or Settings(), opened) as fetcher:
         server = Server(disk, index, fetcher)
         for namespace in namespaces:

@@ -60,6 +60,7 @@ EVERYTHING: dict[str, Any] = {
     "cache": {
         "hostPath": "/mnt/nvme/shoal",
         "size": "4Ti",
+        "freePercent": 1,
         "nodeSelector": {"pool": "gpu"},
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
         "priorityClassName": "system-node-critical",

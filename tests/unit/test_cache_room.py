@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import subprocess
 from collections.abc import Generator
 from pathlib import Path
@@ -203,6 +204,19 @@ async def test_a_disk_smaller_than_the_bound_evicts_first_and_says_when_it_is_fu
         assert caught.value.reason == reasons.DISK_FULL
         assert "larger disk" in str(caught.value)
         assert len(here(cache)) == 3, "nothing is given up when it does not help"
+
+
+async def test_a_share_of_the_disk_stays_free(small_disk: Path, shop: Shop) -> None:
+    async with running(small_disk, shop, "a", free_percent=40) as cache:
+        for number in range(4):
+            await cache.fetch("a", uri(number))
+            usage = await asyncio.to_thread(shutil.disk_usage, small_disk)
+            assert usage.free >= 0.4 * usage.total
+        assert here(cache) == {2, 3}
+        shop.models["hf://team/big"] = model_files(700_000)
+        with pytest.raises(ArtifactError) as caught:
+            await cache.fetch("a", "hf://team/big")
+        assert "of which 0.4 MiB are left to others; raise" in str(caught.value)
 
 
 async def test_a_disk_that_others_fill_meanwhile_is_a_reason_too(small_disk: Path, shop: Shop) -> None:

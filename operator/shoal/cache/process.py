@@ -37,7 +37,7 @@ async def run(settings: CacheSettings, client: Client) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     disk, index = Disk(settings.root), Index(settings.grace_seconds)
     index.fill(await asyncio.to_thread(disk.open))
-    room = Room(disk, index, settings.size_bytes)
+    room = Room(disk, index, settings.size_bytes, settings.free_percent)
     sources = Settings(hub_endpoint=settings.hub_endpoint.rstrip("/") or None)
     log.info("cache.opened", models=index.models, bytes=index.bytes, size=settings.size_bytes)
     async with contextlib.AsyncExitStack() as stack:

@@ -16,8 +16,8 @@ from shoal.cache.index import Index
 from shoal.core.eviction import choose
 
 AGAIN_SECONDS: Final = 1.0
-MARGIN_BYTES: Final = 64 << 20
-"""Of the disk, left free for everybody else."""
+FREE_PERCENT: Final = 15
+"""Of the disk, left free: with less, a kubelet evicts pods (below 10 % of its own disk, 15 % of the images')."""
 ADVICE: Final = "raise the chart's cache.size, give the node a larger disk, or run fewer models on it"
 
 log = structlog.get_logger()
@@ -26,11 +26,11 @@ log = structlog.get_logger()
 class Room:
     """The cache's bound, and the disk's."""
 
-    def __init__(self, disk: Disk, index: Index, size: int, margin: int = MARGIN_BYTES) -> None:
+    def __init__(self, disk: Disk, index: Index, size: int, free_percent: int = FREE_PERCENT) -> None:
         self._disk = disk
         self._index = index
         self.size = size
-        self._margin = margin
+        self._free_percent = free_percent
         self._promised: dict[str, int] = {}
         self.lock = asyncio.Lock()
         """Held while contents come or go, so that nothing is removed that has just been taken into use."""
@@ -66,12 +66,13 @@ class Room:
         partials = await asyncio.to_thread(self._disk.partials)
         left = {k: size for k, (size, _) in partials.items() if k != key and k not in self._promised}
         usage = await asyncio.to_thread(shutil.disk_usage, self._disk.root)
+        left_free = usage.total * self._free_percent // 100
         # Promised bytes that have not arrived yet will still take the disk.
         coming = sum(max(0, p - partials.get(k, (0, 0.0))[0]) for k, p in self._promised.items())
         used = self._index.bytes + sum(self._promised.values())
         missing = max(
             needed - (self.size - used - sum(left.values())),
-            needed - here + coming - (usage.free - self._margin),
+            needed - here + coming - (usage.free - left_free),
         )
         for k in sorted(left, key=lambda k: partials[k][1]):  # what nobody waits for goes first
             if missing <= 0:
@@ -82,17 +83,18 @@ class Room:
         choice = choose((c for c in self._index.candidates() if c.key != key), missing)
         if choice.short:
             if choose((c for c in self._index.candidates(grace=False) if c.key != key), missing).short:
-                raise ArtifactError(reasons.DISK_FULL, self._full(needed, usage.free))
+                raise ArtifactError(reasons.DISK_FULL, self._full(needed, usage.free, left_free))
             return False
         if choice.evict:
             await self.evict(choice.evict)
         return True
 
-    def _full(self, needed: int, free: int) -> str:
+    def _full(self, needed: int, free: int, left_free: int) -> str:
+        in_use = self._index.in_use_bytes() + sum(self._promised.values())
         return (
             f"the model needs {gib(needed)}, and the node cache cannot make that free: of its {gib(self.size)}, "
-            f"{gib(self._index.in_use_bytes() + sum(self._promised.values()))} are in use, and the disk has "
-            f"{gib(free)} free; {ADVICE}"
+            f"{gib(in_use)} are in use, and the disk has {gib(free)} free, of which {gib(left_free)} are left to "
+            f"others; {ADVICE}"
         )
 
     async def evict(self, keys: tuple[str, ...]) -> None:

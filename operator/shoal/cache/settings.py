@@ -8,6 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shoal.api import names
 from shoal.cache.index import GRACE_SECONDS
+from shoal.cache.room import FREE_PERCENT
 from shoal.core import quantity
 
 
@@ -24,6 +25,8 @@ class CacheSettings(BaseSettings):
     """The cache's folder: the node's hostPath, mounted."""
     size: Annotated[str, AfterValidator(_size)] = "500Gi"
     """Bound of what is kept (a Quantity)."""
+    free_percent: int = Field(default=FREE_PERCENT, ge=0, le=90)
+    """Share of the disk that is left free."""
     hub_endpoint: str = ""
     """A mirror of the hub; empty: the hub itself."""
     ca_bundle: str = ""

@@ -181,6 +181,9 @@ class NodeCache(Section):
     """The cache's folder on each node."""
     size: str = Field(default="500Gi", pattern=r"^[1-9][0-9]*(Mi|Gi|Ti|M|G|T)?$")
     """Bound of what is kept on each node; the least recently used of what no pod uses goes first."""
+    free_percent: int = Field(default=15, ge=0, le=90)
+    """Share of the folder's disk that is left free. With less, a kubelet evicts pods: below 10 % of its own disk, or
+    15 % of the images'. A disk that only the cache uses can do with 1."""
     node_selector: dict[str, str] = {}
     """Labels of the nodes that have a cache; empty: every Linux node. Engine pods run on these only."""
     tolerations: tuple[Free, ...] = ({"operator": "Exists"},)
