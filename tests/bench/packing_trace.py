@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from math import inf
 from pathlib import Path
 
-from shoal.core.placement.fragments import WHOLE, Size, lost
+from shoal.core.placement.fragments import WHOLE, Size, growth, lost
 
 NODES, PODS = "openb/openb_node_list_gpu_node.csv", "openb/openb_pod_list_default.csv"
 PUBLISHED = "openb/fgd_expected_allocation_default.csv"
@@ -25,6 +25,7 @@ GPUs = tuple[int, ...]
 Rule = Callable[["Node", "Node"], tuple[float, ...]]
 """(node before, node after) -> score; the lowest is taken."""
 Lost = Callable[[Sequence[int], Size], int]
+Growth = Callable[[float, float], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +158,8 @@ def best_fit(_before: Node, after: Node) -> tuple[float, ...]:
     return (sum(after.gpus), after.cpu)
 
 
-def gradient(trace: Trace, measure: Lost) -> Rule:
-    """The node where fragmentation grows least, then the tightest. What a size loses is all that is free where the CPU
+def gradient(trace: Trace, measure: Lost, steps_of: Growth) -> Rule:
+    """The node where fragmentation grows least by whole steps, then the tightest. What a size loses is all that is free where the CPU
     does not suffice, else what `measure` says; sizes weigh by how often the trace has them."""
     wishes: dict[Size, list[int]] = {}
     for pod in trace.pods:
@@ -178,10 +179,9 @@ def gradient(trace: Trace, measure: Lost) -> Rule:
         return found / len(trace.pods)
 
     def rule(before: Node, after: Node) -> tuple[float, ...]:
-        grown = fragmented(bisect_right(steps, after.cpu), after.gpus) - fragmented(
-            bisect_right(steps, before.cpu), before.gpus
-        )
-        return (round(grown, 6), sum(after.gpus), after.cpu)
+        was = fragmented(bisect_right(steps, before.cpu), before.gpus)
+        grown = steps_of(was, fragmented(bisect_right(steps, after.cpu), after.gpus))
+        return (grown, sum(after.gpus), after.cpu)
 
     return rule
 
@@ -192,10 +192,15 @@ def lost_as_published(free: Sequence[int], size: Size) -> int:
     return sum(free) if len(usable) < size.gpus else sum(free) - sum(usable)
 
 
+def growth_as_published(before: float, after: float) -> int:
+    """The published simulator's scores are whole points of 100 times a sigmoid: near zero a point is 40 thousandths."""
+    return round((after - before) / 40)
+
+
 def rules(trace: Trace) -> dict[str, Rule]:
     return {
         "first-fit": first_fit,
         "best-fit": best_fit,
-        "FGD's measure, this harness": gradient(trace, lost_as_published),
-        "Shoal's measure (core.placement.fragments)": gradient(trace, lost),
+        "FGD's measure, this harness": gradient(trace, lost_as_published, growth_as_published),
+        "Shoal's measure (core.placement.fragments)": gradient(trace, lost, growth),
     }
