@@ -9,11 +9,16 @@ import pytest
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.meta import Condition
 from shoal.api.model import Model, ModelStatus
-from shoal.core.artifacts import read, source_key
+from shoal.core.artifacts import PATIENCE_SECONDS, Reading, source_key
+from shoal.core.artifacts import read as read_at
 from shoal.core.facts import Container, Job, Pod
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 SAID = {"source": "hf://org/m", "revision": "a" * 40, "weightBytes": 16_000_000_000}
+
+
+def read(given: Model, *, later: float = 0.0, **seen: Any) -> Reading:
+    return read_at(given, **seen, now=NOW + timedelta(seconds=later))
 
 
 def model(name: str = "chat", *, uri: str = "hf://org/m", status: dict[str, Any] | None = None, **source: Any) -> Model:
@@ -32,7 +37,7 @@ def with_facts(name: str, **source: Any) -> Model:
 
 
 def job(*, failed: str | None = None, deleting: bool = False) -> Job:
-    return Job("ns", source_key(model()), "j", active=failed is None, failed=failed, deleting=deleting)
+    return Job("ns", source_key(model()), "j", active=failed is None, failed=failed, deleting=deleting, created=NOW)
 
 
 def pod(code: int | None, message: object = "", *, reason: str | None = None, minutes: int = 0, **more: Any) -> Pod:
@@ -97,7 +102,10 @@ def test_a_job_past_its_deadline_says_so() -> None:
     late = job(failed="DeadlineExceeded: Job was active longer than specified deadline")
     reading = read(model(), same_source=(), job=late, pods=())
     assert reading.failure is not None
-    assert "DeadlineExceeded" in reading.failure.message
+    assert reading.failure.message == (
+        f"reading the source's metadata: Job {late.key} failed: DeadlineExceeded: Job was active longer than specified "
+        f"deadline; it is tried again, and kubectl describe job -n ns {late.name} says more"
+    )
 
 
 def test_while_it_is_tried_again_what_failed_stays_told() -> None:
@@ -119,6 +127,15 @@ def test_while_it_is_tried_again_what_failed_stays_told() -> None:
 def test_what_it_waits_for_is_the_schedulers_sentence_or_where_to_look() -> None:
     waits = pod(None, unschedulable='persistentvolumeclaim "weights" not found')
     assert 'persistentvolumeclaim "weights" not found' in read(model(), same_source=(), job=job(), pods=[waits]).waiting
-    nothing = read(model(), same_source=(), job=job(), pods=())
+    soon = read(model(), same_source=(), job=job(), pods=())
+    assert soon.waiting == f"Job {source_key(model())} reads the source's metadata"
+    nothing = read(model(), same_source=(), job=job(), pods=(), later=PATIENCE_SECONDS)
     assert nothing.waiting.endswith(f"see kubectl describe job -n ns {source_key(model())}")
     assert read(model(), same_source=(), job=job(deleting=True), pods=()).waiting.startswith("waits for Job")
+
+
+def test_what_a_job_said_is_known_after_it_is_gone() -> None:
+    reading = read(model(), same_source=(), job=None, pods=(), heard=ArtifactFacts.model_validate(SAID))
+    assert reading.facts is not None
+    assert reading.facts.read_by == source_key(model())
+    assert not reading.needs_job

@@ -7,6 +7,7 @@ from typing import Final
 import structlog
 
 from shoal.api import names
+from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Model
 from shoal.controllers.world import World
 from shoal.core import artifacts, facts
@@ -30,6 +31,8 @@ class Artifacts:
         self._world, self._changed = world, changed
         self._tries: OrderedDict[str, int] = OrderedDict()
         """Key of a Job -> how often it was made."""
+        self._heard: OrderedDict[str, ArtifactFacts] = OrderedDict()
+        """Key of a Job -> what it said: it may be gone before its Model's turn comes."""
         world.pods.listeners.append(self._pod)
         world.jobs.listeners.append(self._job)
         world.models.listeners.append(self._model)
@@ -42,6 +45,8 @@ class Artifacts:
             same_source=[m.object for m in world.models.by("source", key) if m.object is not None],
             job=world.jobs.get(key),
             pods=world.pods.by("job", key),
+            now=world.now(),
+            heard=self._heard.get(key),
         )
         if reading.needs_job:
             await self._make(model, key)
@@ -66,8 +71,15 @@ class Artifacts:
 
     def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         pod = after or before
-        if pod is not None and pod.job:
-            self._wake(f"{pod.namespace}/{pod.job}")
+        if pod is None or not pod.job:
+            return
+        key = f"{pod.namespace}/{pod.job}"
+        found = artifacts.facts_of(pod)
+        if found is not None and self._without_facts(key):
+            self._heard[key] = found
+            while len(self._heard) > _REMEMBERED:
+                self._heard.popitem(last=False)
+        self._wake(key)
 
     def _job(self, key: str, before: facts.Job | None, after: facts.Job | None) -> None:
         self._wake(key)
@@ -76,11 +88,17 @@ class Artifacts:
         """Facts that one Model has got are those of all that name the same source."""
         now = after.object if after else None
         was = before.object if before else None
+        if was is not None and now is None and not self._world.models.by("source", self._key(was)):
+            self._heard.pop(self._key(was), None)  # a Model that names it later reads it anew
         if now is None or artifacts.known(now) is None or (was is not None and artifacts.known(was) is not None):
             return
+        self._heard.pop(self._key(now), None)
         self._wake(self._key(now))
 
     def _wake(self, key: str) -> None:
-        for custom in self._world.models.by("source", key):
-            if custom.object is not None and artifacts.known(custom.object) is None:
-                self._changed(custom.object.key)
+        for model in self._without_facts(key):
+            self._changed(model.key)
+
+    def _without_facts(self, key: str) -> list[Model]:
+        named = [custom.object for custom in self._world.models.by("source", key)]
+        return [model for model in named if model is not None and artifacts.known(model) is None]

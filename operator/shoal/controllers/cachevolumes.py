@@ -12,8 +12,9 @@ from shoal.api.model import Model
 from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.core.cachevolumes import CacheVolumes, Share, decide
+from shoal.kube.cacheshares import CacheClaim, CacheVolume
 from shoal.kube.errors import Forbidden, Invalid, NotFound
-from shoal.kube.projections import CacheClaim, CacheVolume, Custom
+from shoal.kube.projections import Custom
 from shoal.kube.queue import WorkQueue
 from shoal.kube.resources import PERSISTENTVOLUMECLAIMS, PERSISTENTVOLUMES, Resource
 from shoal.kube.store import AnyTable

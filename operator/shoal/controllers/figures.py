@@ -105,7 +105,7 @@ class EngineFigures:
             self._asked[pod.uid] = (boot, tries + 1)
             return AGAIN_SECONDS[tries]
         self._asked[pod.uid] = (boot, -1)
-        self._planner.told(pod.model_uid, pod.gpu_class, tokens)
+        self._planner.calibration.told(pod.model_uid, pod.gpu_class, tokens)
         self._show(custom, pod.gpu_class, tokens)
         return None
 

@@ -1,7 +1,6 @@
 """One plan for the whole fleet, made again when the world has changed; each Model's reconcile applies its part."""
 
 import asyncio
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,14 +13,16 @@ from shoal.api import reasons
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.gpuclass import GPUClass
 from shoal.api.model import Model
+from shoal.controllers.calibration import Calibration
 from shoal.controllers.capacity import Capacity
 from shoal.controllers.standing import Standings
+from shoal.controllers.surges import Surges
 from shoal.controllers.world import World
 from shoal.core import candidates, facts, models, quantity
 from shoal.core.candidates import Considered
 from shoal.core.placement import ClassSupply, Moves, Placement, Rejected, plan
 from shoal.core.proven import keep_what_runs
-from shoal.core.sizing import GPU, Tuning, implied_overhead
+from shoal.core.sizing import GPU, Sized, Tuning
 from shoal.engine.tuning import tuning_of
 from shoal.kube.projections import Child, Custom
 from shoal.manifests.shape import engine_row
@@ -39,7 +40,6 @@ PATIENCE_SECONDS: Final = 1.0
 SECONDS = prometheus_client.Histogram(
     "shoal_plan_seconds", "Duration of one plan of the whole fleet.", buckets=(0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
 )
-_MI: Final = 2**20
 
 Role = Literal["placed", "frozen"]
 """Whether a Model is to be placed, or keeps what it has: it is paused, not accepted, or its facts are not known."""
@@ -84,14 +84,10 @@ class Planner:
         self._fleet = 0
         """Grows when a class is another one, as far as sizing and prices see it."""
         self._supplies: dict[str, ClassSupply] = {}
-        self._surging: dict[tuple[str, str], int] = {}
-        """(Model's uid, class) -> GPUs promised to a rollout's further replica."""
-        self._tokens: dict[str, dict[str, int]] = {}
-        """Model's uid -> class -> KV tokens of one replica, as its engine says."""
+        self._surges = Surges(world)
+        self.calibration = Calibration(self.changed)
         self.wake: list[Callable[[str, float], None]] = []
         """Heard with a Model's key, and seconds after which it is early enough."""
-        self.overheads_changed: list[Callable[[], None]] = []
-        self._overheads: dict[str, int] = {}
         self._dirty = asyncio.Event()
         capacity.changed.append(self._dirty.set)
         world.deployments.listeners.append(self._deployment)
@@ -107,11 +103,9 @@ class Planner:
         if wish.same(before):
             return
         if before is not None and before.model.spec != model.spec:
-            self._tokens.pop(uid, None)  # said by engines of another specification
-        elif before is None and model.status and model.status.observed_generation == model.metadata.generation:
-            for variant in model.status.variants:
-                if variant.kv_tokens_per_replica and (tokens := variant.kv_tokens_per_replica.engine):
-                    self._tokens.setdefault(uid, {}).setdefault(variant.gpu_class, tokens)
+            self.calibration.forget(uid)  # said by engines of another specification
+        elif before is None:
+            self.calibration.remember(model)
         self._wishes[uid] = wish
         self._dirty.set()
 
@@ -122,18 +116,7 @@ class Planner:
         self._decided.pop(uid, None)
         self._considered.pop(uid, None)
         self.standings.forget(uid)
-        self._tokens.pop(uid, None)
-
-    def told(self, model_uid: str, gpu_class: str, tokens: int) -> None:
-        """What an engine says of its KV cache."""
-        known = self._tokens.setdefault(model_uid, {})
-        if known.get(gpu_class) != tokens:
-            known[gpu_class] = tokens
-            self._dirty.set()
-
-    def tokens(self, model_uid: str) -> Mapping[str, int]:
-        """class -> what the Model's engines say of their KV cache."""
-        return self._tokens.get(model_uid, {})
+        self.calibration.forget(uid)
 
     def changed(self) -> None:
         """Something was applied or has failed."""
@@ -146,41 +129,32 @@ class Planner:
 
     def predicted(self, model_uid: str, gpu_class: str) -> int | None:
         """KV tokens of one replica, as computed."""
+        found = self._sized(model_uid, gpu_class)
+        return found[0].kv_tokens if found else None
+
+    def _sized(self, model_uid: str, gpu_class: str) -> tuple[Sized, Tuning] | None:
+        """The sums of a replica, and the engine's arguments that they are of."""
         known = self._considered.get(model_uid)
         sized = known[2].sized.get(gpu_class) if known else None
-        return sized.kv_tokens if sized else None
-
-    def overhead(self, gpu_class: str) -> int | None:
-        """Measured overhead of one GPU of the class in bytes, whole MiB."""
-        return self._overheads.get(gpu_class)
+        if known is None or sized is None:
+            return None
+        model = known[0].model
+        variant = next((v for v in model.spec.variants if v.gpu_class == gpu_class), None)
+        return sized, self._tune(model)(variant.quantization if variant else None)
 
     def may_surge(self, model_uid: str, gpu_class: str, gpus: int) -> bool:
         """Promises the GPUs of one further replica to a rollout, if there are any that nobody waits for."""
-        key = (model_uid, gpu_class)
-        if key in self._surging:
-            return True
-        supply = self._supplies.get(gpu_class)
-        if supply is None:
-            return False
         asked = sum(
             max(0, v.replicas - v.waiting - (s.bound if (s := self.standings.of(uid).get(gpu_class)) else 0)) * v.gpus
-            for uid, (_, part) in self._decided.items()
-            for v in part.placement.variants
+            for uid, (_, decision) in self._decided.items()
+            for v in decision.placement.variants
             if v.gpu_class == gpu_class
         )
-        asked += sum(amount for (_, name), amount in self._surging.items() if name == gpu_class)
-        free = sorted((max(0, n.free) for n in supply.nodes), reverse=True)
-        if not free or free[0] < gpus or sum(f // gpus * gpus for f in free) - asked < gpus:
-            return False
-        self._surging[key] = gpus
-        return True
+        return self._surges.promise(model_uid, gpu_class, gpus, self._supplies.get(gpu_class), asked)
 
     # --- what wakes it ----------------------------------------------------------------------------------------------
 
     def _deployment(self, _key: str, before: Child | None, after: Child | None) -> None:
-        was, now = (child.deployment if child else None for child in (before, after))
-        if was is not None and (now is None or now.rolled_out):
-            self._surging.pop((was.model_uid, was.gpu_class), None)
         self._dirty.set()
 
     def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
@@ -248,7 +222,7 @@ class Planner:
             urgent = known is None or not known[0].same(wish) or known[1].placement.variants != placement.variants
             for listener in self.wake:
                 listener(wish.model.key, 0.0 if urgent else PATIENCE_SECONDS)
-        self._measure()
+        self.calibration.measure(self._gpus, self._sized)
 
     def _look_at(self, classes: Mapping[str, GPUClass]) -> None:
         gpus = self._capacity.gpus()
@@ -279,7 +253,7 @@ class Planner:
         named = {v.gpu_class for v in spec.variants if v.tensor}
         said = {
             name: tokens
-            for name, tokens in self.tokens(uid).items()
+            for name, tokens in self.calibration.tokens(uid).items()
             if name not in named and spec.engine.parallelism.tensor is None and name in classes
         }
         if not said:
@@ -303,23 +277,3 @@ class Planner:
             platform = ()
         env = {e.name: e.value for e in model.spec.pod.env}
         return lambda quantization: tuning_of(args, platform_args=platform, quantization=quantization, env=env)
-
-    def _measure(self) -> None:
-        """The overhead of each class: the median of what its engines' own figures imply."""
-        implied: dict[str, list[int]] = {}
-        for uid, name, tokens in ((u, n, t) for u, said in self._tokens.items() for n, t in said.items()):
-            known, gpu = self._considered.get(uid), self._gpus.get(name)
-            sized = known[2].sized.get(name) if known else None
-            if known is None or gpu is None or sized is None:
-                continue
-            model = known[0].model
-            variant = next((v for v in model.spec.variants if v.gpu_class == name), None)
-            tuning = self._tune(model)(variant.quantization if variant else None)
-            overhead = implied_overhead(gpu, sized, tokens, tuning)
-            if overhead is not None:
-                implied.setdefault(name, []).append(overhead)
-        found = {name: int(statistics.median_low(values)) // _MI * _MI for name, values in implied.items()}
-        if found != self._overheads:
-            self._overheads = found
-            for listener in self.overheads_changed:
-                listener()

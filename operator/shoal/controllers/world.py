@@ -12,10 +12,11 @@ from shoal.api.model import Model
 from shoal.api.tenant import Tenant
 from shoal.core import facts
 from shoal.core.artifacts import source_key
-from shoal.kube import projections
+from shoal.kube import cacheshares, projections
+from shoal.kube.cacheshares import CacheClaim, CacheVolume
 from shoal.kube.client import Client
 from shoal.kube.events import Recorder
-from shoal.kube.projections import CacheClaim, CacheVolume, Child, Custom
+from shoal.kube.projections import Child, Custom
 from shoal.kube.store import Table
 
 
@@ -85,8 +86,8 @@ class World:
     pods: Table[facts.Pod] = field(
         default_factory=lambda: Table(projections.pod, indexes={"model": _model_uid, "job": _job})
     )
-    cache_volumes: Table[CacheVolume] = field(default_factory=lambda: Table(projections.cache_volume))
-    cache_claims: Table[CacheClaim] = field(default_factory=lambda: Table(projections.cache_claim))
+    cache_volumes: Table[CacheVolume] = field(default_factory=lambda: Table(cacheshares.volume))
+    cache_claims: Table[CacheClaim] = field(default_factory=lambda: Table(cacheshares.claim))
     jobs: Table[facts.Job] = field(default_factory=lambda: Table(projections.job))
     deployments: Table[Child] = field(default_factory=lambda: _children(projections.deployment))
     budgets: Table[Child] = field(default_factory=lambda: _children(projections.child))

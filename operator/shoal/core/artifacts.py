@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -16,6 +17,8 @@ from shoal.core.diagnosis import Cause, container_cause
 from shoal.core.facts import Job, Pod
 
 CONTAINER: Final = "facts"
+PATIENCE_SECONDS: Final = 10.0
+"""A Job that has no pod after so long is refused one: a quota, an admission policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +45,20 @@ def known(model: Model) -> ArtifactFacts | None:
     return facts if facts is not None and facts.read_by == source_key(model) else None
 
 
-def read(model: Model, *, same_source: Iterable[Model], job: Job | None, pods: Iterable[Pod]) -> Reading:
-    """What is known of the source.
+def read(
+    model: Model,
+    *,
+    same_source: Iterable[Model],
+    job: Job | None,
+    pods: Iterable[Pod],
+    now: datetime,
+    heard: ArtifactFacts | None = None,
+) -> Reading:
+    """What is known of the source at `now`.
 
-    `same_source` are Models of the namespace that name the same source, `job` and `pods` those of its Job. Facts never
-    change: once a Model has them, nothing is read again, until its source is another one.
+    `heard` are facts that its Job said before it was gone, `same_source` are Models of the namespace that name the same
+    source, `job` and `pods` those of its Job. Facts never change: once a Model has them, nothing is read again, until
+    its source is another one.
     """
     if (facts := known(model)) is not None:
         return Reading(facts)
@@ -54,16 +66,21 @@ def read(model: Model, *, same_source: Iterable[Model], job: Job | None, pods: I
         if (facts := known(other)) is not None:
             return Reading(facts)
     key = source_key(model)
+    if heard is not None:
+        return Reading(heard.model_copy(update={"read_by": key}))
     tries = sorted(pods, key=lambda p: (p.created is not None, p.created, p.name), reverse=True)
     for pod in tries:
-        if (facts := _facts(pod)) is not None:
+        if (facts := facts_of(pod)) is not None:
             return Reading(facts.model_copy(update={"read_by": key}))
     failure = next((cause for pod in tries if (cause := _failure(pod)) is not None), None)
     running = job is not None and job.active and not job.deleting
     if failure is not None:
         return Reading(failure=failure, needs_job=job is None)
     if job is not None and job.failed is not None:
-        message = f"reading the source's metadata: Job {job.key} failed: {job.failed}"
+        message = (
+            f"reading the source's metadata: Job {job.key} failed: {job.failed}; it is tried again, and kubectl "
+            f"describe job -n {job.namespace} {job.name} says more"
+        )
         return Reading(failure=Cause(reasons.STAGE_FAILED, message))
     if (before := _last_failure(model)) is not None:
         # It is tried again from time to time; until that ends, what is known is why it failed.
@@ -71,7 +88,8 @@ def read(model: Model, *, same_source: Iterable[Model], job: Job | None, pods: I
     if job is None:
         return Reading(waiting="reads the source's metadata", needs_job=True)
     why = next((text for pod in tries if (text := _waits(pod))), "")
-    if running and not tries:
+    since = now - job.created if job.created else timedelta()
+    if running and not tries and since.total_seconds() >= PATIENCE_SECONDS:
         why = f"it has no pod yet; where that stays, see kubectl describe job -n {job.namespace} {job.name}"
     state = f"Job {job.name} reads the source's metadata" if running else f"waits for Job {job.name} to be gone"
     return Reading(waiting=f"{state}: {why}" if why else state)
@@ -92,7 +110,8 @@ def _said(pod: Pod) -> tuple[int, str] | None:
     return container.exit_code, (container.exit_message or "").strip()
 
 
-def _facts(pod: Pod) -> ArtifactFacts | None:
+def facts_of(pod: Pod) -> ArtifactFacts | None:
+    """The facts that this pod of a Job left; None: it has not ended, or failed."""
     ended = _said(pod)
     if ended is None or ended[0] != 0:
         return None

@@ -95,6 +95,7 @@ class Job:
     failed: str | None
     """Why it failed, as the Job controller says: its deadline, too many tries."""
     deleting: bool
+    created: datetime | None = None
 
     @property
     def key(self) -> str:

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from shoal.api import names
 from shoal.api.meta import JsonObject, Kind, ObjectMeta
 from shoal.core import facts, quantity
-from shoal.core.cachevolumes import ClaimSeen, Share, VolumeSeen
 
 K = TypeVar("K", bound=Kind)
 
@@ -47,42 +46,6 @@ class Child:
 
     def decode(self) -> JsonObject:
         return orjson.loads(self.raw)
-
-
-@dataclass(frozen=True, slots=True)
-class CacheVolume:
-    """The PersistentVolume of a namespace's share in the node cache."""
-
-    name: str
-    uid: str
-    share: Share
-    seen: VolumeSeen
-
-
-@dataclass(frozen=True, slots=True)
-class CacheClaim:
-    """The claim of such a volume."""
-
-    share: Share
-    seen: ClaimSeen
-
-
-def cache_volume(raw: JsonObject) -> CacheVolume:
-    metadata, claim = raw["metadata"], _map(_map(raw, "spec"), "claimRef")
-    return CacheVolume(
-        name=metadata["name"],
-        uid=metadata["uid"],
-        share=Share(claim.get("namespace", ""), claim.get("name", "")),
-        seen=VolumeSeen(_map(raw, "status").get("phase", ""), claim.get("uid"), "deletionTimestamp" in metadata),
-    )
-
-
-def cache_claim(raw: JsonObject) -> CacheClaim:
-    metadata = raw["metadata"]
-    return CacheClaim(
-        share=Share(metadata["namespace"], metadata["name"]),
-        seen=ClaimSeen(metadata["uid"], _map(raw, "status").get("phase", ""), "deletionTimestamp" in metadata),
-    )
 
 
 def custom(kind: type[K], raw: JsonObject) -> Custom[K]:
@@ -173,6 +136,7 @@ def job(raw: JsonObject) -> facts.Job:
         active=not over and _condition(status, "Complete").get("status") != "True",
         failed=f"{failed.get('reason', '')}: {failed.get('message', '')}" if over else None,
         deleting="deletionTimestamp" in metadata,
+        created=_time(metadata.get("creationTimestamp")),
     )
 
 

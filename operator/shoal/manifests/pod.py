@@ -3,25 +3,22 @@
 from typing import Final
 
 from shoal.api import names
-from shoal.api.cache import CACHED_SCHEMES
 from shoal.api.config import OperatorConfig
 from shoal.api.gpuclass import Toleration
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
-from shoal.api.sources import parse_source
-from shoal.core import children, quantity
+from shoal.core import children
 from shoal.core.placement.steering import steering
 from shoal.engine.launch import engine_args, engine_model_path
 from shoal.manifests import cache, source
 from shoal.manifests.parts import LOCKED_DOWN, env_field, env_value, mount, optional, pull_secrets, security
+from shoal.manifests.resources import cached, engine_resources, stage_resources
 from shoal.manifests.shape import Shape, engine_row, labels
 
 STARTUP_SECONDS: Final = 3600
 """Longest load of an engine before it is taken for dead: weights of hundreds of GB, compile caches cold."""
 GRACE_SECONDS: Final = 60
 """After `drainSeconds`: for the engine's own end."""
-_STORAGE: Final = "ephemeral-storage"
-_MI: Final = 2**20
 
 
 def start_script(boot_file: str, stalled_file: str) -> str:
@@ -135,7 +132,7 @@ def _agent(shape: Shape) -> JsonObject:
             env_field("POD_NAMESPACE", "metadata.namespace"),
             env_field("POD_IP", "status.podIP"),
             env_field("NODE_NAME", "spec.nodeName"),
-            *([cache.AGENT_ENV] if _cached(shape) else []),
+            *([cache.AGENT_ENV] if cached(shape) else []),
         ],
         "startupProbe": _http_probe("/healthz", names.AGENT_PORT, period=1, failures=60),
         "resources": {
@@ -162,9 +159,9 @@ def _stage(shape: Shape) -> JsonObject:
         "command": ["shoal", "agent", "stage"],
         "env": [
             *source.environment(model, config, shape.facts),
-            *([cache.STAGE_ENV] if _cached(shape) else []),
+            *([cache.STAGE_ENV] if cached(shape) else []),
         ],
-        "resources": _stage_resources(shape),
+        "resources": stage_resources(shape),
         "securityContext": LOCKED_DOWN,
         "volumeMounts": [
             mount("models", names.MODELS_DIR),
@@ -213,7 +210,7 @@ def _engine(shape: Shape) -> JsonObject:
             "timeoutSeconds": 5,
             "failureThreshold": 2,
         },
-        "resources": _engine_resources(shape, with_gpus=True),
+        "resources": engine_resources(shape, with_gpus=True),
         "securityContext": LOCKED_DOWN,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
@@ -228,53 +225,8 @@ def _engine(shape: Shape) -> JsonObject:
     }
 
 
-def _engine_resources(shape: Shape, *, with_gpus: bool) -> dict[str, dict[str, str]]:
-    own, engines = shape.model.spec.pod.resources, shape.config.engines
-    memory = quantity.memory(quantity.parse(engines.memory_per_gpu) * shape.gpus)
-    requests = {"cpu": quantity.cpu(quantity.parse(engines.cpu_per_gpu) * shape.gpus), "memory": memory}
-    limits = {"memory": memory}
-    requests |= {name: _canonical(name, amount) for name, amount in own.requests.items()}
-    limits |= {name: _canonical(name, amount) for name, amount in own.limits.items()}
-    for name, amount in own.requests.items():
-        # A Model that asks for more memory than the chart's amount means it: a limit below would be refused.
-        if name in limits and name not in own.limits:
-            limits[name] = _canonical(name, amount)
-    for name, amount in own.limits.items():
-        if name in requests and name not in own.requests and quantity.parse(requests[name]) > quantity.parse(amount):
-            requests[name] = _canonical(name, amount)
-    if with_gpus:
-        gpus = {shape.gpu_class.spec.resource_name: str(shape.gpus)}
-        requests, limits = requests | gpus, limits | gpus
-    return {"requests": requests, "limits": limits}
-
-
-def _stage_resources(shape: Shape) -> dict[str, dict[str, str]]:
-    """The engine's, without GPUs: the pod reserves its memory anyway, and of init containers only the largest counts.
-
-    What it fetches into the pod's own emptyDir needs room on the node: 1.1 times the files.
-    """
-    found = {kind: dict(amounts) for kind, amounts in _engine_resources(shape, with_gpus=False).items()}
-    facts = shape.facts
-    fetched = parse_source(shape.model.spec.source.uri).scheme in CACHED_SCHEMES
-    if fetched and not _cached(shape) and facts is not None and facts.file_bytes:
-        mib = -(-facts.file_bytes * 11 // 10 // _MI)
-        found["requests"] = {_STORAGE: f"{mib}Mi" if mib % 1024 else f"{mib // 1024}Gi"} | found["requests"]
-    return found
-
-
-def _cached(shape: Shape) -> bool:
-    """Whether the node cache fetches the weights."""
-    return shape.config.cache.enabled and parse_source(shape.model.spec.source.uri).scheme in CACHED_SCHEMES
-
-
 def _cache_mount(shape: Shape) -> list[JsonObject]:
-    return [cache.POD_MOUNT] if _cached(shape) else []
-
-
-def _canonical(name: str, amount: str) -> str:
-    """As the API server writes it back: otherwise what is stored would differ from what is sent for ever."""
-    number = quantity.parse(amount)
-    return quantity.cpu(number) if name == "cpu" else quantity.memory(number) if name == "memory" else str(amount)
+    return [cache.POD_MOUNT] if cached(shape) else []
 
 
 def _volumes(shape: Shape) -> list[JsonObject]:
@@ -288,7 +240,7 @@ def _volumes(shape: Shape) -> list[JsonObject]:
         _secret_volume("engine-key", secret, "engine.yaml"),
         _secret_volume("agent-key", secret, "agent.json"),
         *source.volumes(model, config),
-        *([cache.pod_volume(config.cache)] if _cached(shape) else []),
+        *([cache.pod_volume(config.cache)] if cached(shape) else []),
     ]
 
 

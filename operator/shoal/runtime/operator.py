@@ -84,7 +84,7 @@ class Operator:
         self.capacity = Capacity(world)
         self.install = InstallKeySource(client, namespace)
         self.planner = Planner(world, self.capacity, Standings(world), Moves())
-        self.models = ModelController(world, self.planner, self.install, WorkQueue("model", workers=8))
+        self.models = ModelController(world, self.planner, self.install, WorkQueue("model", workers=24))
         self.classes = GPUClassController(world, self.capacity, self.planner, WorkQueue("gpuclass", workers=2))
         self.figures = EngineFigures(world, self.planner, self.install, WorkQueue("figures", workers=8))
         self.tenants = TenantController(world, WorkQueue("tenant", workers=2))

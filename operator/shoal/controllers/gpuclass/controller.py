@@ -23,7 +23,7 @@ class GPUClassController:
         self._world, self._capacity, self._planner, self.queue = world, capacity, planner, queue
         world.classes.listeners.append(self._class)
         capacity.changed.append(self._counts)
-        planner.overheads_changed.append(self._counts)
+        planner.calibration.overheads_changed.append(self._counts)
 
     def _class(self, key: str, before: Custom[GPUClass] | None, after: Custom[GPUClass] | None) -> None:
         if after is not None:
@@ -61,7 +61,7 @@ class GPUClassController:
                 self._capacity.usage(gpu_class),
                 self._capacity.members().get(name, ()),
                 overlapping=self._capacity.overlapping(gpu_class),
-                overhead=self._planner.overhead(name),
+                overhead=self._planner.calibration.overhead(name),
                 now=now,
             )
         await write_status(self._world, GPUCLASSES, self._world.classes, custom, status, manager=names.MANAGER_GPUCLASS)

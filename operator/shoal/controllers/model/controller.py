@@ -12,18 +12,17 @@ from shoal.artifacts import secret_advice
 from shoal.controllers.artifacts import Artifacts
 from shoal.controllers.installkey import InstallKeyError, InstallKeySource
 from shoal.controllers.model.apply import Applier, NameTaken, current
+from shoal.controllers.model.tell import invalid, tell_of_placement
 from shoal.controllers.planner import Decision, Planner, Wish
 from shoal.controllers.status import write_status
 from shoal.controllers.world import World
 from shoal.core import facts, models
-from shoal.core.artifacts import Reading
-from shoal.core.conditions import Finding, merge
+from shoal.core.artifacts import PATIENCE_SECONDS, Reading
 from shoal.core.models import Observed, Problem
 from shoal.core.placement import VariantPlan
 from shoal.core.variants import cold_start
 from shoal.engine.launch import check_extra_args
 from shoal.kube.errors import Forbidden, Invalid, NotFound
-from shoal.kube.events import Event
 from shoal.kube.projections import Child, Custom
 from shoal.kube.queue import WorkQueue
 from shoal.kube.resources import MODELS, SECRETS
@@ -122,7 +121,7 @@ class ModelController:
         if custom is None or custom.metadata.deletion_timestamp is not None:
             return None  # garbage collection removes the children
         if custom.object is None:
-            await self._write(custom, _invalid(custom, world))
+            await self._write(custom, invalid(custom, world.now()))
             return None
         if not custom.status.get("conditions"):
             # Before any work: tools take an object without a Ready condition for ready.
@@ -161,7 +160,9 @@ class ModelController:
             decided = None  # what stands is shown
         status = self._status(latest.object, reading, decided, problems=problems, failure=failure)
         await self._write(latest, status)
-        self._tell_of_placement(latest, status)
+        tell_of_placement(world.recorder, latest, status)
+        if reading is not None and reading.waiting:
+            return PATIENCE_SECONDS
         return LOOK_AGAIN_SECONDS if missing or failure else None
 
     def _status(
@@ -183,7 +184,7 @@ class ModelController:
             pods=world.pods.by("model", uid),
             reading=reading,
             sized=decided.considered.sized if decided else {},
-            tokens=self._planner.tokens(uid),
+            tokens=self._planner.calibration.tokens(uid),
             cold_starts=self._cold_starts(model),
             failure=failure,
             paused=models.is_paused(model),
@@ -283,33 +284,5 @@ class ModelController:
         }
         return list(found.values())
 
-    def _tell_of_placement(self, custom: Custom[Model], status: ModelStatus) -> None:
-        """An event for each change of what runs where; the conditions' own events tell of their reasons only."""
-        before = custom.object.status if custom.object else None
-        had = {v.gpu_class: v.desired for v in (before.variants if before else ()) if v.desired}
-        has = {v.gpu_class: v.desired for v in status.variants if v.desired}
-        if had and had != has:
-            note = f"{_counts(had)} -> {_counts(has)}"
-            self._world.recorder.emit(Event(MODELS, custom.metadata, "Normal", reasons.PLACED_ON, note, "Place"))
-
     async def _write(self, custom: Custom[Model], status: ModelStatus) -> None:
         await write_status(self._world, MODELS, self._world.models, custom, status, manager=names.MANAGER_MODEL)
-
-
-def _counts(replicas: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} on {name}" for name, count in sorted(replicas.items())) or "nowhere"
-
-
-def _invalid(custom: Custom[Model], world: World) -> ModelStatus:
-    message = f"what is stored does not pass this version's validation: {custom.error}"
-    findings = [Finding(kind, "False", reasons.INVALID, message) for kind in (reasons.ACCEPTED, reasons.READY)] + [
-        Finding(reasons.STALLED, "True", reasons.INVALID, message)
-    ]
-    try:
-        old = ModelStatus.model_validate(custom.status).conditions
-    except ValueError:
-        old = ()
-    generation = custom.metadata.generation
-    return ModelStatus(
-        conditions=merge(old, findings, generation=generation, now=world.now()), observed_generation=generation
-    )

@@ -1,0 +1,57 @@
+"""CPU, memory, GPUs and disk of the containers of an engine pod, and whether the node cache fetches for it."""
+
+from typing import Final
+
+from shoal.api.cache import CACHED_SCHEMES
+from shoal.api.sources import parse_source
+from shoal.core import quantity
+from shoal.manifests.shape import Shape
+
+_STORAGE: Final = "ephemeral-storage"
+_MI: Final = 2**20
+
+
+def engine_resources(shape: Shape, *, with_gpus: bool) -> dict[str, dict[str, str]]:
+    """Requests and limits of the engine container."""
+    own, engines = shape.model.spec.pod.resources, shape.config.engines
+    memory = quantity.memory(quantity.parse(engines.memory_per_gpu) * shape.gpus)
+    requests = {"cpu": quantity.cpu(quantity.parse(engines.cpu_per_gpu) * shape.gpus), "memory": memory}
+    limits = {"memory": memory}
+    requests |= {name: _canonical(name, amount) for name, amount in own.requests.items()}
+    limits |= {name: _canonical(name, amount) for name, amount in own.limits.items()}
+    for name, amount in own.requests.items():
+        # A Model that asks for more memory than the chart's amount means it: a limit below would be refused.
+        if name in limits and name not in own.limits:
+            limits[name] = _canonical(name, amount)
+    for name, amount in own.limits.items():
+        if name in requests and name not in own.requests and quantity.parse(requests[name]) > quantity.parse(amount):
+            requests[name] = _canonical(name, amount)
+    if with_gpus:
+        gpus = {shape.gpu_class.spec.resource_name: str(shape.gpus)}
+        requests, limits = requests | gpus, limits | gpus
+    return {"requests": requests, "limits": limits}
+
+
+def stage_resources(shape: Shape) -> dict[str, dict[str, str]]:
+    """The engine's, without GPUs: the pod reserves its memory anyway, and of init containers only the largest counts.
+
+    What it fetches into the pod's own emptyDir needs room on the node: 1.1 times the files.
+    """
+    found = {kind: dict(amounts) for kind, amounts in engine_resources(shape, with_gpus=False).items()}
+    facts = shape.facts
+    fetched = parse_source(shape.model.spec.source.uri).scheme in CACHED_SCHEMES
+    if fetched and not cached(shape) and facts is not None and facts.file_bytes:
+        mib = -(-facts.file_bytes * 11 // 10 // _MI)
+        found["requests"] = {_STORAGE: f"{mib}Mi" if mib % 1024 else f"{mib // 1024}Gi"} | found["requests"]
+    return found
+
+
+def cached(shape: Shape) -> bool:
+    """Whether the node cache fetches the weights."""
+    return shape.config.cache.enabled and parse_source(shape.model.spec.source.uri).scheme in CACHED_SCHEMES
+
+
+def _canonical(name: str, amount: str) -> str:
+    """As the API server writes it back: otherwise what is stored would differ from what is sent for ever."""
+    number = quantity.parse(amount)
+    return quantity.cpu(number) if name == "cpu" else quantity.memory(number) if name == "memory" else str(amount)
