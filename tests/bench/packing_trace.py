@@ -159,8 +159,11 @@ def best_fit(_before: Node, after: Node) -> tuple[float, ...]:
 
 
 def gradient(trace: Trace, measure: Lost, steps_of: Growth) -> Rule:
-    """The node where fragmentation grows least by whole steps, then the tightest. What a size loses is all that is free where the CPU
-    does not suffice, else what `measure` says; sizes weigh by how often the trace has them."""
+    """The node where fragmentation grows least by whole steps, then the tightest.
+
+    What a size loses is all that is free where the CPU does not suffice, else what `measure` says; sizes weigh by how
+    often the trace has them.
+    """
     wishes: dict[Size, list[int]] = {}
     for pod in trace.pods:
         if pod.size.gpus:
