@@ -1,6 +1,7 @@
 """The conditions of a Model, as GitOps tools and people read them."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -80,6 +81,16 @@ def test_a_rollout_is_available_and_not_ready() -> None:
     assert found["Available"][0] == "True"
     assert found["Ready"] == ("False", "Starting")
     assert found["Reconciling"] == ("True", "Starting")
+
+
+def test_ready_does_not_blink_while_a_deployment_is_scaled_and_does_change_with_the_specification() -> None:
+    served = status(observed(), NOW).model_dump(by_alias=True, mode="json")
+    scaled = replace(deployment(), generation=2)  # its controller has seen 1
+    said = model().model_dump(by_alias=True, mode="json") | {"status": served}
+    assert told(observed(model=Model.model_validate(said), deployments=(scaled,)))["Ready"] == ("True", "ReplicasReady")
+
+    said["metadata"]["generation"] = 4  # edited: what runs is not known to be that
+    assert told(observed(model=Model.model_validate(said), deployments=(scaled,)))["Ready"] == ("False", "Starting")
 
 
 def test_a_refused_model_that_still_serves_is_available_and_stalled() -> None:

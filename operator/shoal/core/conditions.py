@@ -55,3 +55,9 @@ def shorten(message: str, longest: int = LONGEST_MESSAGE) -> str:
 
 def find(conditions: Iterable[Condition], type: str) -> Condition | None:
     return next((c for c in conditions if c.type == type), None)
+
+
+def holds(conditions: Iterable[Condition], type: str, generation: int) -> bool:
+    """It is true, and was found for this very specification."""
+    known = find(conditions, type)
+    return known is not None and known.status == "True" and known.observed_generation == generation

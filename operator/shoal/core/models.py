@@ -11,7 +11,7 @@ from shoal.api.meta import ConditionStatus
 from shoal.api.model import Model, ModelStatus, ReplicaCounts, VariantStatus
 from shoal.api.sources import parse_source
 from shoal.core.artifacts import Reading
-from shoal.core.conditions import Finding, merge
+from shoal.core.conditions import Finding, holds, merge
 from shoal.core.diagnosis import Cause, diagnose, progress
 from shoal.core.facts import Deployment, Pod
 from shoal.core.placement import Placement
@@ -272,8 +272,11 @@ def _not_ready(
         return no(seen.problems[0].reason, "; ".join(p.message for p in seen.problems))
     if seen.failure:
         return no(seen.failure.reason, seen.failure.message)
-    # A replica that starts in order to replace one that serves takes nothing away.
-    rolled_out = all(d.rolled_out for d in seen.deployments if not d.deleting)
+    # A replica that starts in order to replace one that serves takes nothing away. Nor does an edit that a Deployment's
+    # controller has not seen yet: each step of a move scales one, and Ready would blink.
+    last = seen.model.status
+    was_ready = last is not None and holds(last.conditions, reasons.READY, seen.model.metadata.generation)
+    rolled_out = all(d.rolled_out or (was_ready and d.updated >= d.total) for d in seen.deployments if not d.deleting)
     serves = ready >= desired and rolled_out and bool(seen.deployments)
     if (unread := _unread(seen)) is not None and not (serves and _never_read(seen.model)):
         return no(*unread)
