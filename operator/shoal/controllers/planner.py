@@ -35,7 +35,7 @@ PACE_SECONDS: Final = 0.3
 """From one plan to the next at least."""
 SHARE: Final = 5
 """A plan that takes long makes the next one wait, so that planning takes at most this fraction of the time."""
-PATIENCE_SECONDS: Final = 1.0
+PATIENCE_SECONDS: Final = 3.0
 """A Model for which only the words have changed, such as how many GPUs are free elsewhere, is told so much later."""
 SECONDS = prometheus_client.Histogram(
     "shoal_plan_seconds", "Duration of one plan of the whole fleet.", buckets=(0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)

@@ -31,6 +31,8 @@ class Reading:
     """What it waits for, for people."""
     needs_job: bool = False
     """Nothing reads the source now: a Job has to be made."""
+    silent: bool = False
+    """The Job has no pod yet, and no event tells when it is refused one: look again."""
 
 
 def source_key(model: Model) -> str:
@@ -92,7 +94,7 @@ def read(
     if running and not tries and since.total_seconds() >= PATIENCE_SECONDS:
         why = f"it has no pod yet; where that stays, see kubectl describe job -n {job.namespace} {job.name}"
     state = f"Job {job.name} reads the source's metadata" if running else f"waits for Job {job.name} to be gone"
-    return Reading(waiting=f"{state}: {why}" if why else state)
+    return Reading(waiting=f"{state}: {why}" if why else state, silent=running and not tries)
 
 
 def _last_failure(model: Model) -> Cause | None:

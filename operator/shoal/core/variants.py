@@ -50,6 +50,7 @@ def variants(
             step=step(plan.replicas, _of(pods, plan.gpu_class)),
             hourly_cost=plan.hourly_cost if plan.replicas else None,
             cold_start_seconds=cold_starts.get(plan.gpu_class),
+            excluded=shorten(plan.why, _LONGEST_WHY) if plan.why else None,
         )
         for plan in placement.variants
     ]

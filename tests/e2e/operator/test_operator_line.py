@@ -319,7 +319,9 @@ async def test_quota_that_refuses_the_job_says_where_to_look(fleet: Fleet) -> No
     async with running_operator(client, fleet.kubeconfig):
         await fleet.apply(model("chat", ns))
         waits = await eventually(
-            lambda: client.get(MODELS, "chat", ns), lambda m: "no pod yet" in condition(m, "Placed").get("message", "")
+            lambda: client.get(MODELS, "chat", ns),
+            lambda m: "no pod yet" in condition(m, "Placed").get("message", ""),
+            seconds=60,
         )
         assert condition(waits, "Ready")["reason"] == "ReadingArtifact"
         assert f"see kubectl describe job -n {ns} facts-" in condition(waits, "Ready")["message"]

@@ -17,7 +17,7 @@ from shoal.controllers.planner import Decision, Planner, Wish
 from shoal.controllers.status import write_status
 from shoal.controllers.world import World
 from shoal.core import facts, models
-from shoal.core.artifacts import PATIENCE_SECONDS, Reading
+from shoal.core.artifacts import Reading
 from shoal.core.models import Observed, Problem
 from shoal.core.placement import VariantPlan
 from shoal.core.variants import cold_start
@@ -31,7 +31,7 @@ from shoal.manifests.shape import Shape, engine_version
 log = structlog.get_logger()
 
 LOOK_AGAIN_SECONDS: Final = 30.0
-"""For what no watch tells: a Secret that is missing, a name that is taken, an admission policy that refuses."""
+"""For what no watch tells: a Secret that is missing, a Job that gets no pod, a name that is taken, an admission policy that refuses."""
 
 
 class ModelController:
@@ -161,9 +161,7 @@ class ModelController:
         status = self._status(latest.object, reading, decided, problems=problems, failure=failure)
         await self._write(latest, status)
         tell_of_placement(world.recorder, latest, status)
-        if reading is not None and reading.waiting:
-            return PATIENCE_SECONDS
-        return LOOK_AGAIN_SECONDS if missing or failure else None
+        return LOOK_AGAIN_SECONDS if missing or failure or (reading is not None and reading.silent) else None
 
     def _status(
         self,
