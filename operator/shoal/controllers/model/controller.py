@@ -31,7 +31,8 @@ from shoal.manifests.shape import Shape, engine_version
 log = structlog.get_logger()
 
 LOOK_AGAIN_SECONDS: Final = 30.0
-"""For what no watch tells: a Secret that is missing, a Job that gets no pod, a name that is taken, an admission policy that refuses."""
+"""For what no watch tells: a Secret that is missing, a Job that gets no pod, a name that is taken, an admission policy
+that refuses."""
 
 
 class ModelController:
