@@ -6,6 +6,7 @@ import sys
 BENCHES = {
     "bench_gateway": "the gateway beside no proxy, Envoy and smg",
     "bench_fetch": "fetching weights beside a plain copy",
+    "bench_cache": "staging with and without the node cache",
     "bench_lab": "time to a served answer in the lab",
     "bench_sizing": "sizing beside the real engine and its own functions",
     "bench_packing": "packing, class choice, and how long a plan takes",
