@@ -172,6 +172,13 @@ def test_a_replica_on_a_cordoned_node_is_replaced_before_it_goes() -> None:
     assert (wish(found), found.variants[0].leaving) == ({"l4-24gb": 1}, (("cordoned", 1),))
 
 
+def test_a_deployment_that_asks_for_replacements_does_not_shrink_meanwhile() -> None:
+    # 4 pods, of which 2 are to be replaced: saying 4 again would bring no new pod about.
+    stands = {"l4-24gb": Standing(4, 1, {"cordoned": Held(2, 2), "l4-24gb-0": Held(2, 2)}, 4)}
+    found = one(demand("chat/a", L4, wanted=3, standing=stands), supply("l4-24gb", 1, of=4))
+    assert wish(found) == {"l4-24gb": 5}
+
+
 def test_a_replica_on_a_lost_node_is_replaced_on_another_class_when_its_own_is_full() -> None:
     lost = {"l4-24gb": Standing(1, 1, {"lost": Held(1, 0)}, 1)}
     found = one(demand("chat/a", L4, H100, standing=lost), supply("l4-24gb", 0, of=8), supply("h100-80gb", 8))

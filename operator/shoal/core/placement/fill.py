@@ -201,7 +201,13 @@ def _hold(case: Case) -> None:
         # A Deployment does not make the replacement while it counts a pod on a lost node among its replicas.
         starting = case.wants_on(gpu_class) - min(case.kept.get(gpu_class, 0), stock.sound_ready) + case.missing
         silent = min(stock.stranded - stock.stranded_ready, stock.replicas - have - held)
-        case.replacing += _held(case, gpu_class, silent, starting)
+        silent = _held(case, gpu_class, silent, starting)
+        case.replacing += silent
+        # Nor does it make any while it has as many pods as it should: it grows first, and shrinks when they are bound.
+        new = case.wants_on(gpu_class) - case.kept.get(gpu_class, 0)
+        if new > 0:
+            rest = min(stock.stranded - held - silent, stock.replicas - have - held - silent)
+            case.replacing += _held(case, gpu_class, rest, rest)
 
 
 def _starting_before(case: Case, gpu_class: str) -> str | None:
