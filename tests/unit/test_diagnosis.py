@@ -107,3 +107,10 @@ def test_progress_counts_replicas_by_what_they_do() -> None:
         pod(ready=True),
     ]
     assert progress(pods) == "1 scheduled, 1 staging, 1 loading"
+
+
+def test_a_replica_whose_node_fell_silent_is_not_said_to_load() -> None:
+    served = (container("stage", exit_code=0, ready=True), container("engine", running=True, ready=True))
+    assert (
+        progress([pod(*served), pod(container("engine", running=True))]) == "1 on nodes that do not answer, 1 loading"
+    )

@@ -104,12 +104,15 @@ def _scheduling(pod: Pod) -> Cause | None:
 
 def progress(pods: Sequence[Pod]) -> str:
     """Where starting replicas are, for people: a state per phase, never a number that changes all the time."""
-    phases = {"scheduled": 0, "staging": 0, "loading": 0}
+    phases = {"on nodes that do not answer": 0, "scheduled": 0, "staging": 0, "loading": 0}
     for pod in pods:
         if pod.ready or pod.deleting or pod.finished:
             continue
         engine, stage = pod.container(names.CONTAINER_ENGINE), pod.container(names.CONTAINER_STAGE)
-        if engine is not None and engine.running:
+        if engine is not None and all(c.ready for c in pod.containers):
+            # Their kubelet's last word; that the pod is not Ready is said by others, once the node is silent.
+            phases["on nodes that do not answer"] += 1
+        elif engine is not None and engine.running:
             phases["loading"] += 1
         elif stage is not None and stage.running:
             phases["staging"] += 1
