@@ -4,6 +4,7 @@ that nobody touches comes to rest. Each step plans from what really stands, with
 from collections.abc import Mapping
 from dataclasses import replace
 
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -133,6 +134,15 @@ def _may_have_more(model: Demand, c: Candidate, counts: Mapping[str, int], spot:
     if c.max_replicas is not None and counts.get(c.gpu_class, 0) >= c.max_replicas:
         return False
     return not c.interruptible or spot < model.wanted * model.interruptible_percent // 100
+
+
+def test_the_check_of_promises_can_fail() -> None:
+    """Each Model planned as if it were alone: what one is promised is not taken from what the next one sees."""
+    fleet = Fleet([FleetNode("a-0", "a", 2)], [demand(f"ns/{name}", candidate("a", 2)) for name in "xy"])
+    _check_promises(fleet, plan(fleet.demands(), fleet.supplies()))
+    alone = {m.uid: plan([m], fleet.supplies())[m.uid] for m in fleet.demands()}
+    with pytest.raises(AssertionError, match="a"):
+        _check_promises(fleet, alone)
 
 
 @given(fleets())
