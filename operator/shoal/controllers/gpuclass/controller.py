@@ -14,7 +14,7 @@ from shoal.kube.projections import Custom
 from shoal.kube.queue import WorkQueue
 from shoal.kube.resources import GPUCLASSES
 
-SETTLE_SECONDS: Final = 1.0
+SETTLE_SECONDS: Final = 0.5
 """Pods come and go in bunches; the counts are written once per bunch."""
 
 
