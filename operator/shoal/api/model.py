@@ -233,7 +233,7 @@ class ModelSpec(Object):
     engine: Engine = Engine()
     """The engine and its arguments."""
     variants: Annotated[tuple[Variant, ...], Field(max_length=8), K8s(list_type="map", keys=("class",))] = ()
-    """GPU classes to use, in order of preference; empty: the cheapest class with room."""
+    """GPU classes to use, filled cheapest first; empty: every class on which the Model fits."""
     priority: Annotated[int, Field(ge=-1000, le=1000), K8s(default_in_code=True)] = 0
     """Which Model gets GPUs when they are short: the higher number. Default: 0."""
     scaling: Scaling = Scaling()
