@@ -131,6 +131,24 @@ def test_what_a_replica_cannot_fetch_is_told_while_the_others_serve(reason: str,
     assert (found[kind].status, found[kind].reason) == ("True", reason)
 
 
+def test_a_replacement_that_does_not_start_is_told_though_all_that_is_wanted_serves() -> None:
+    said = json.dumps({"reason": "SourceChanged", "message": "its history was rewritten"})
+    stage = Container("stage", False, 0, "CrashLoopBackOff", None, 1, "Error", said, running=False)
+    starting = Pod("ns", "new", "new", "n2", False, False, False, {}, "u", gpu_class="h100", containers=(stage,))
+    waiting = Pod("ns", "new", "new", None, False, False, False, {}, "u", gpu_class="h100", unschedulable="0/6 nodes")
+
+    def ready(pod: Pod) -> tuple[str, str]:
+        found = {c.type: c for c in status(observed(pods=(pod,)), NOW).conditions}["Ready"]
+        return found.status, found.message
+
+    assert ready(starting) == (
+        "True",
+        "1 of 1 replicas ready; one that is to replace another does not start: its history was rewritten "
+        "(pod ns/new, attempt 1)",
+    )
+    assert ready(waiting) == ("True", "1 of 1 replicas ready")
+
+
 def test_equal_observations_give_an_equal_status_at_any_time() -> None:
     first = status(observed(), NOW)
     again = model().model_copy(update={"status": first})

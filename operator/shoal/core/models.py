@@ -1,7 +1,7 @@
 """What the status of a Model says, decided from what was observed."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -199,6 +199,8 @@ def _findings(seen: Observed, desired: int, ready: int, shown: Sequence[VariantS
     else:
         available = Finding(reasons.AVAILABLE, "False", reasons.NO_REPLICA, "no replica is ready")
     done = Finding(reasons.READY, "True", reasons.REPLICAS_READY, serving)
+    if cause and cause.reason != reasons.UNSCHEDULABLE:
+        done = replace(done, message=f"{serving}; one that is to replace another does not start: {cause.message}")
     summary = _not_ready(seen, desired, ready, cause, shown) or done
     if seen.paused:
         note = f"annotation {names.ANNOTATION_PAUSED} is set: decided, nothing applied. {summary.message}"
