@@ -57,7 +57,8 @@ def assert_nothing_was_done_twice(recorder: Recorder, new: str) -> None:
     deployments = recorder.events("deployments")
     ours = [(k, d) for k, d in deployments if d["metadata"]["labels"].get("shoal.dev/model") == new]
     assert len({d["metadata"]["uid"] for _, d in ours}) == 1
-    pods = recorder.events("pods")
+    engine = "app.kubernetes.io/component"
+    pods = [(k, p) for k, p in recorder.events("pods") if p["metadata"]["labels"].get(engine) == "engine"]
     started = {p["metadata"]["uid"] for _, p in pods if p["metadata"]["labels"].get("shoal.dev/model") == new}
     assert len(started) == ours[-1][1]["spec"]["replicas"] == 1
 

@@ -23,7 +23,7 @@ def ask(fleet: Fleet) -> str:
 
 def engine_pods(fleet: Fleet) -> set[str]:
     """Without those that are going: what earlier tests deleted may still be finishing."""
-    pods = fleet.get("pods", "-n", "demo", "-l", "shoal.dev/model")
+    pods = fleet.get("pods", "-n", "demo", "-l", "shoal.dev/model,app.kubernetes.io/component=engine")
     return {p["metadata"]["uid"] for p in pods if "deletionTimestamp" not in p["metadata"]}
 
 
