@@ -251,12 +251,13 @@ FACTS: Final[JsonObject] = {
 
 
 class StatusKubelet:
-    """Says of bound pods that they run and are ready, and takes deleted ones away. `hold` leaves engine pods as they
-    are. Pods that read a source's metadata end with `said`: (exit code, termination message)."""
+    """Says of bound pods that they run and are ready, and takes deleted ones away after `linger` seconds. `hold` leaves
+    engine pods as they are. Pods that read a source's metadata end with `said`: (exit code, termination message)."""
 
     def __init__(self, client: Client, *, hold: bool = False) -> None:
         self._client = client
         self.hold = hold
+        self.linger = 0.0
         self.said: tuple[int, JsonObject] = (0, {"facts": FACTS})
         self._todo: asyncio.Queue[JsonObject] = asyncio.Queue()
         self._reflector = Reflector(client, PODS, on_event=self._heard)
@@ -284,6 +285,7 @@ class StatusKubelet:
             self._done.add(step)
             try:
                 if deleting:
+                    await asyncio.sleep(self.linger)
                     await self._client.delete(PODS, metadata["name"], metadata["namespace"], uid=metadata["uid"])
                     await _force(self._client, metadata)
                 else:

@@ -129,6 +129,25 @@ async def test_a_missing_secret_is_asked_for_with_the_keys_of_its_source(fleet: 
     )
 
 
+async def test_gpus_of_a_pod_that_terminates_are_waited_for(fleet: Fleet) -> None:
+    """Invariant 11: a terminating pod holds its GPUs, and who is to have them next says so."""
+    client, ns = fleet.client, fleet.namespace
+    only: list[JsonObject] = [{"class": "l4"}]
+    async with running_operator(client, fleet.kubeconfig), never_more_than_there_is(fleet):
+        for name in ("low-a", "low-b"):
+            await fleet.apply(model(name, ns, variants=only, priority=0))
+            await model_with(client, ns, name, "Ready", "True")
+        fleet.kubelet.linger = 5
+        await fleet.apply(model("high", ns, variants=only, priority=100))
+        found = await until_model(fleet, "high", lambda m: bool(variant(m, "l4").get("waiting")))
+        assert condition(found, "Placed")["reason"] == "DrainingOthers"
+        assert condition(found, "Placed")["message"].startswith("waits for 1 GPU on l4 that ")
+        await model_with(client, ns, "high", "Ready", "True", seconds=60)
+        found = await until_model(fleet, "high", lambda m: stands(m, l4=1) and not variant(m, "l4").get("waiting"))
+        assert condition(found, "Placed")["reason"] == "Placed"
+        fleet.kubelet.linger = 0
+
+
 async def test_the_watch_over_promised_gpus_can_fail(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Invariant 11 with its protection off: a planner that takes no held GPU into account promises them twice."""
     honest = candidates.supplies
