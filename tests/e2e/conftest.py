@@ -14,6 +14,9 @@ from shoal.cli.demo.watch import wait_until_ready
 from shoal.lab.api import Lab
 from tests.support.waiting import until
 
+HUB_NAMESPACE = "hub"
+"""Where the chart's hub mirror would be; tests that need one start it."""
+
 
 class Fleet(LabCluster):
     """The lab with Shoal in it, and what the tests ask of it."""
@@ -56,7 +59,7 @@ def fleet() -> Generator[Fleet]:
     lab = Lab.up(f"e2e-{os.getpid()}")
     try:
         fleet = Fleet(lab)
-        steps.install(fleet, "simulator", steps.LAB_IMAGE)
+        steps.install(fleet, "simulator", steps.LAB_IMAGE, {"hubEndpoint": f"http://hub.{HUB_NAMESPACE}.svc"})
         steps.apply_examples(fleet)
         wait_until_ready(fleet, steps.DEMO_NAMESPACE, Console(quiet=True), 120)
         yield fleet

@@ -179,7 +179,7 @@ class HubServer:
     fail_file: str | None = None
     """A file whose content cannot be had now."""
     silent_file: str | None = None
-    """A file that nothing is said about for two seconds."""
+    """A file that does not come for two seconds."""
     corrupt: dict[str, bytes] = field(default_factory=dict)
     """Files whose content is not the one that the API tells of."""
     fetched: list[str] = field(default_factory=list)
@@ -223,7 +223,7 @@ class HubServer:
             {"id": self.repo, "modelId": self.repo, "sha": commit, "siblings": siblings, "private": self.private}
         )
 
-    async def _file(self, request: web.Request) -> web.Response:
+    async def _file(self, request: web.Request) -> web.StreamResponse:
         refused = self._refused(request, content=True)
         if refused is not None:
             return refused

@@ -1,0 +1,113 @@
+"""A hub with a repository for each thing that goes wrong, as a process: `python -m tests.support.faultyhub PORT DIR`.
+
+DIR has the files of a model that an engine can serve; each repository is that model with one fault.
+"""
+
+import asyncio
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from tests.support.sources import HubServer
+
+TOKEN = "right"
+FIRST, REWRITTEN = "a" * 40, "b" * 40
+WEIGHTS = "model.safetensors"
+SLOW_FILE = "merges.txt"
+"""Fetched with the model, and read by no Job for its facts."""
+_PIECES = 32
+
+
+@dataclass
+class SlowRepository(HubServer):
+    """One file of it comes in pieces, with a pause after each."""
+
+    pause: float = 0.0
+    begun: int = 0
+    """How often that file was begun."""
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        answer = await super()._file(request)
+        if request.match_info["path"] != SLOW_FILE or request.method != "GET" or answer.status >= 400:
+            return answer
+        assert isinstance(answer, web.Response)
+        body = answer.body
+        assert isinstance(body, bytes)
+        self.begun += 1
+        response = web.StreamResponse(status=answer.status)
+        if "Content-Range" in answer.headers:
+            response.headers["Content-Range"] = answer.headers["Content-Range"]
+        response.content_length = len(body)
+        await response.prepare(request)
+        step = max(1, len(body) // _PIECES)
+        for at in range(0, len(body), step):
+            await response.write(body[at : at + step])
+            await asyncio.sleep(self.pause)
+        return response
+
+
+def repositories(files: dict[str, bytes]) -> dict[str, HubServer]:
+    """By name; each is private to one fault."""
+    weights = files[WEIGHTS]
+    unknown = json.dumps({"architectures": ["NeverSeenForCausalLM"], "model_type": "neverseen"}).encode()
+    found = {
+        "moving": HubServer(files),
+        "no-config": HubServer({name: body for name, body in files.items() if name != "config.json"}),
+        "truncated": HubServer({**files, WEIGHTS: weights[:-1]}),
+        "corrupt": HubServer(files, corrupt={WEIGHTS: weights[:-1] + bytes([weights[-1] ^ 1])}),
+        "unknown": HubServer({**files, "config.json": unknown}),
+        "gated": HubServer(files, gated=True, token=TOKEN),
+        "hung": HubServer(files),
+        "slow": SlowRepository({**files, SLOW_FILE: bytes(2 << 20)}),
+    }
+    for name, repository in found.items():
+        repository.repo = f"team/{name}"
+    return found
+
+
+class FaultyHub:
+    """`POST /control/NAME` sets attributes of a repository from JSON, and answers with how often it was begun."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self._repositories = repositories(files)
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_post("/control/{name}", self._control)
+        app.router.add_get("/api/models/{owner}/{name}", self._info)
+        app.router.add_get("/api/models/{owner}/{name}/revision/{revision}", self._info)
+        app.router.add_route("*", "/{owner}/{name}/resolve/{revision}/{path:.*}", self._file)
+        return app
+
+    def _repository(self, request: web.Request) -> HubServer:
+        found = self._repositories.get(request.match_info["name"])
+        if found is None:
+            raise web.HTTPNotFound(headers={"X-Error-Code": "RepoNotFound"})
+        return found
+
+    async def _control(self, request: web.Request) -> web.Response:
+        repository = self._repository(request)
+        for name, value in (await request.json()).items():
+            setattr(repository, name, value)
+        return web.json_response({"begun": getattr(repository, "begun", None), "fetched": repository.fetched})
+
+    async def _info(self, request: web.Request) -> web.Response:
+        if request.match_info["name"] == "hung":
+            await asyncio.sleep(3600)
+        return await self._repository(request)._info(request)  # pyright: ignore[reportPrivateUsage]
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        return await self._repository(request)._file(request)  # pyright: ignore[reportPrivateUsage]
+
+
+def main() -> None:
+    folder = Path(sys.argv[2])
+    files = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+    web.run_app(FaultyHub(files).app(), port=int(sys.argv[1]), print=None)
+
+
+if __name__ == "__main__":
+    main()
