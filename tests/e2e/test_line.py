@@ -240,7 +240,10 @@ def test_a_quiet_fleet_costs_zero_writes(fleet: Fleet) -> None:
             )
         return total
 
-    time.sleep(5)  # what earlier tests set in motion comes to rest
+    # What earlier tests set in motion comes to rest: a pod that goes gives its GPUs back, and its class says so.
+    engines = "app.kubernetes.io/component=engine"
+    until(lambda: not [p for p in fleet.get("pods", "-A", "-l", engines) if "deletionTimestamp" in p["metadata"]], 90)
+    time.sleep(5)
     before, written = versions(), writes()
     time.sleep(30)
     assert versions() == before
