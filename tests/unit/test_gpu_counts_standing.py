@@ -75,6 +75,12 @@ def test_pods_of_a_deployment_that_is_gone_still_hold() -> None:
     assert found == {"l4": Standing(0, 2, {"n1": Held(0, 0, terminating=1)}, pods=0)}
 
 
+def test_a_pod_that_was_bound_when_its_deployment_went_is_no_replica_any_more() -> None:
+    """Else the plan wants the class back, drops the one that it went to, and the Model goes to and fro for ever."""
+    found = standings(pod("a", "n1"), pod("b", "n1", deleting=True)).of("u")
+    assert found == {"l4": Standing(0, 2, {"n1": Held(0, 0, terminating=2)}, pods=0)}
+
+
 def test_of_a_node_that_is_left_those_that_do_not_serve_go_first_and_others_are_ordinary_again() -> None:
     marked = pod("c", "n2", deletion_cost=GOES_FIRST)
     foreign = pod("e", "n2", deletion_cost=7)

@@ -69,8 +69,11 @@ class Standings:
             for c in self._world.deployments.by("model", model_uid)
             if (d := c.deployment) is not None and not d.deleting
         }
-        for name, left in pods.items():  # their Deployment is gone, they go too, and hold their GPUs until then
-            found[name] = Standing(0, max(_gpus(p) for p in left), _on(left), pods=0)
+        for name, left in pods.items():
+            # Their Deployment is gone: they go too, though the garbage collector may not have told them yet, and hold
+            # their GPUs until then. Counted as replicas they would call for that Deployment again, and so for ever.
+            going = {node: Held(0, 0, held.pods + held.terminating) for node, held in _on(left).items()}
+            found[name] = Standing(0, max(_gpus(p) for p in left), going, pods=0)
         for name, (replicas, gpus) in self._assumed.get(model_uid, {}).items():
             seen = found.get(name)
             if seen is None:
