@@ -1,5 +1,6 @@
 """`shoal status`: what a person sees of Models, and what is said when something cannot be read."""
 
+import io
 import json
 import threading
 from collections.abc import Generator
@@ -12,12 +13,14 @@ import structlog
 import structlog.testing
 import yaml
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from shoal.agent.stage.progress import Progress
 from shoal.api.replica import StageProgress
 from shoal.cli.main import main
-from shoal.cli.status.read import last_progress
-from shoal.cli.status.view import fetched
+from shoal.cli.status.command import picture
+from shoal.cli.status.read import Snapshot, last_progress
+from shoal.cli.status.view import ModelRow, fetched
 
 GI = 2**30
 MODEL: dict[str, Any] = {
@@ -158,6 +161,18 @@ def test_a_model_that_is_fetched_shows_the_per_cent_and_what_it_runs_on(kubeconf
         assert word in line
     assert "Fetching: 0 of 1 replicas ready" in line
     assert not more, "classes that are not used have no line"
+
+
+def test_on_a_narrow_terminal_the_message_stands_below_the_table(kubeconfig: Path) -> None:
+    assert "MESSAGE" in status(kubeconfig).output
+    row = ModelRow("chat", "llama", "False", "Fetching", "0 of 1 replicas ready", ())
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(picture(Snapshot([row], ()), wide=False, width=console.width))
+    heading, line, blank, message = (text.rstrip() for text in console.export_text().splitlines())
+    assert "MESSAGE" not in heading
+    assert line.startswith("llama")
+    assert not blank
+    assert message == "llama: Fetching: 0 of 1 replicas ready"
 
 
 def test_one_model_can_be_named_as_kubectl_writes_it(kubeconfig: Path, api: Api) -> None:

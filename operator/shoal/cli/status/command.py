@@ -4,6 +4,8 @@ import asyncio
 import dataclasses
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Final, Literal
 
 import click
@@ -22,6 +24,8 @@ from shoal.kube.errors import KubeError, NotFound, Unavailable
 INTERVAL_SECONDS: Final = 2.0
 NARROW: Final = 160
 """Columns where the output is no terminal."""
+BESIDE: Final = 130
+"""Columns from which a message has room beside its Model; else it stands below the table."""
 
 
 @click.command()
@@ -80,14 +84,23 @@ async def _run(
         if not watch:
             _print(console, found, output, where)
             return
-        with Live(picture(found, wide=everywhere), console=console, refresh_per_second=4) as live:
+        show = partial(picture, wide=everywhere, width=console.width)
+        if not console.is_terminal:  # a file or a pipe: Live would write once, at the end
+            console.print(show(found))
+        live_table = Live(show(found), console=console, refresh_per_second=4) if console.is_terminal else nullcontext()
+        with live_table as live:
             while True:
                 await asyncio.sleep(INTERVAL_SECONDS)
+                before = found
                 try:
                     found = await read(client, where, name)
                 except Unavailable as error:  # a watch outlives an API server that restarts
                     found = dataclasses.replace(found, notes=(f"not up to date: {error.message}",))
-                live.update(picture(found, wide=everywhere))
+                if live is not None:
+                    live.update(show(found))
+                elif found != before:
+                    console.print()
+                    console.print(show(found))
 
 
 def _print(console: Console, found: Snapshot, output: str, namespace: str | None) -> None:
@@ -95,34 +108,43 @@ def _print(console: Console, found: Snapshot, output: str, namespace: str | None
         if not found.rows:
             console.print("there is no Model" + (f" in namespace {namespace}" if namespace else ""))
         else:
-            console.print(picture(found, wide=namespace is None))
+            console.print(picture(found, wide=namespace is None, width=console.width))
         return
     data = {"models": [dataclasses.asdict(row) for row in found.rows], "notes": list(found.notes)}
     click.echo(json.dumps(data, indent=2) if output == "json" else yaml.safe_dump(data, sort_keys=False).rstrip())
 
 
-def picture(found: Snapshot, *, wide: bool) -> RenderableType:
+def picture(found: Snapshot, *, wide: bool, width: int) -> RenderableType:
     """The table: a line per Model and class that it uses."""
+    beside = width >= BESIDE
     table = Table(show_edge=False, box=None, pad_edge=False)
     headings = (*(["NAMESPACE"] if wide else []), "MODEL", "READY", "CLASS", "UP", "GPUS", "STEP", "KV TOKENS")
     for heading in (*headings, "COLD START", "COST/H"):
         table.add_column(heading, no_wrap=True, justify="right" if heading in ("GPUS", "KV TOKENS") else "left")
-    table.add_column("MESSAGE", overflow="fold")
+    if beside:
+        table.add_column("MESSAGE", overflow="fold")
+    below: list[Text] = []
     for row in found.rows:
-        for line in _lines(row):
-            table.add_row(*([escape(row.namespace)] if wide else []), *line)
+        message = _message(row)
+        if message and not beside:
+            below.append(Text(f"{row.namespace}/{row.name}: {message}" if wide else f"{row.name}: {message}"))
+        for i, line in enumerate(_lines(row)):
+            said = [escape(message) if i == 0 else ""] if beside else []
+            table.add_row(*([escape(row.namespace)] if wide else []), *line, *said)
     notes = [Text(note, style="yellow") for note in found.notes]
-    return Group(table, *notes)
+    return Group(table, *([Text("")] if below else []), *below, *notes)
+
+
+def _message(row: ModelRow) -> str:
+    return "" if row.ready == "True" else f"{row.reason}: {row.message}"
 
 
 def _lines(row: ModelRow) -> Sequence[tuple[str, ...]]:
     color = {"True": "green", "False": "red"}.get(row.ready, "yellow")
     first = (escape(row.name), f"[{color}]{row.ready}[/]")
-    message = "" if row.ready == "True" else escape(f"{row.reason}: {row.message}")
     if not row.variants:
-        return [(*first, "-", "-", "-", "-", "-", "-", "-", message)]
-    lines = [(*first, *_cells(row.variants[0]), message)]
-    return lines + [("", "", *_cells(variant), "") for variant in row.variants[1:]]
+        return [(*first, "-", "-", "-", "-", "-", "-", "-")]
+    return [(*first, *_cells(row.variants[0])), *(("", "", *_cells(variant)) for variant in row.variants[1:])]
 
 
 def _cells(variant: VariantRow) -> tuple[str, ...]:
