@@ -4,7 +4,7 @@ import random
 import time
 from math import ceil
 
-import highspy
+import highspy  # pyright: ignore[reportMissingImports]  # of the bench group
 
 from shoal.core.placement.choice import Bucket, Offered, choose
 

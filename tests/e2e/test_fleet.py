@@ -37,7 +37,7 @@ def ready_on(fleet: Fleet, name: str) -> str | None:
 
 def wait_ready(fleet: Fleet, name: str) -> str:
     until(lambda: fleet.condition(name, "Ready")["reason"] == "ReplicasReady", 120, lambda: fleet.model(name))
-    until(lambda: ready_on(fleet, name), 60)
+    until(lambda: ready_on(fleet, name) is not None, 60)
     return str(ready_on(fleet, name))
 
 

@@ -20,8 +20,16 @@ def gpu_class(name: str = "l4", *, cost: bool = True, memory: str = "24Gi", **se
     return GPUClass.model_validate({"metadata": {"name": name, "generation": 1}, "spec": spec})
 
 
-def node(name: str, *, mib: int | None = 23034, gpus: int = 4, healthy: int | None = None, **labels: str) -> Node:
-    found = {"pool": "l4", "nvidia.com/gpu.product": "NVIDIA-L4"} | labels
+def node(
+    name: str,
+    *,
+    mib: int | None = 23034,
+    gpus: int = 4,
+    healthy: int | None = None,
+    product: str = "NVIDIA-L4",
+    **labels: str,
+) -> Node:
+    found = {"pool": "l4", "nvidia.com/gpu.product": product} | labels
     if mib is not None:
         found["nvidia.com/gpu.memory"] = str(mib)
     return Node(name, found, True, False, (), {GPU: gpus}, {GPU: gpus if healthy is None else healthy})
@@ -77,7 +85,7 @@ def test_what_ecc_and_the_data_sheets_units_take_is_no_disagreement() -> None:
 
 
 def test_different_products_in_one_class_are_named() -> None:
-    _, reason, message = ready(told(gpu_class(), node("a"), node("b", **{"nvidia.com/gpu.product": "NVIDIA-T4"})))
+    _, reason, message = ready(told(gpu_class(), node("a"), node("b", product="NVIDIA-T4")))
     assert reason == "LabelsDisagree"
     assert message.startswith("its nodes have different products: NVIDIA-L4 (a), NVIDIA-T4 (b)")
 

@@ -22,9 +22,9 @@ FACTS = ArtifactFacts.model_validate(
 )
 CACHED = CONFIG.model_copy(update={"cache": Cache(enabled=True)})
 BANDS = (
-    PriorityBand(name="low", minimum=-1000),
-    PriorityBand(name="mid", minimum=0),
-    PriorityBand(name="hi", minimum=9),
+    PriorityBand(name="low", minimum=-1000, value=0),
+    PriorityBand(name="mid", minimum=0, value=0),
+    PriorityBand(name="hi", minimum=9, value=0),
 )
 
 

@@ -52,9 +52,10 @@ def test_the_step_is_that_of_the_replica_that_is_the_least_far(
 
 
 def test_a_cold_start_is_measured_from_the_pods_creation_and_not_after_a_restart() -> None:
-    times = {"created": NOW, "ready_since": NOW + timedelta(seconds=83)}
-    assert cold_start(pod(container("engine"), ready=True, **times)) == 83
-    assert cold_start(pod(container("engine", restarts=1), ready=True, **times)) is None
+    later = NOW + timedelta(seconds=83)
+    assert cold_start(pod(container("engine"), ready=True, created=NOW, ready_since=later)) == 83
+    restarted = container("engine", restarts=1)
+    assert cold_start(pod(restarted, ready=True, created=NOW, ready_since=later)) is None
     assert cold_start(LOADING) is None
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
@@ -277,7 +277,7 @@ async def test_classes_that_share_a_node_and_labels_that_disagree_are_told(fleet
 
 
 @contextlib.asynccontextmanager
-async def never_more_than_there_is(fleet: Fleet) -> AsyncIterator[None]:
+async def never_more_than_there_is(fleet: Fleet) -> AsyncGenerator[None]:
     """Records every pod and Model as the API server tells them, and checks at the end: engine pods never asked for more
     GPUs of a class than its nodes have, but for replicas whose Model's status said at that time that they wait."""
     pods: dict[str, JsonObject] = {}
