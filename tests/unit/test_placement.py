@@ -27,6 +27,13 @@ def test_the_cheapest_sufficient_class_with_room_is_taken_and_unpriced_ones_come
     assert wish(one(demand("chat/a", gift), *room)) == {"gift": 1}
 
 
+def test_a_class_that_no_node_has_is_not_said_to_be_superfluous_or_full() -> None:
+    gone, ghost = candidate("gone", 1, "0.10"), candidate("ghost", 1)
+    found = one(demand("chat/a", gone, ghost, L4), supply("gone"), supply("l4-24gb", 1))
+    said = [(e.gpu_class, e.reason, e.why) for e in found.excluded]
+    assert said == [(name, "NoCapacity", "no node has the class's labels") for name in ("gone", "ghost")]
+
+
 def test_cost_is_that_of_a_replica_not_of_a_gpu() -> None:
     four_l4 = candidate("l4-24gb", 8, "3.44")
     found = one(demand("chat/a", four_l4, H100), supply("l4-24gb", 8), supply("h100-80gb", 8))

@@ -99,6 +99,9 @@ class Words:
         return tuple(found)
 
     def _why_not(self, case: Case, candidate: Candidate, *, cheaper: bool) -> tuple[str, str]:
+        room = self._rooms.get(candidate.gpu_class)
+        if room is None or room.largest < candidate.gpus:
+            return reasons.NO_CAPACITY, self._room(candidate)  # whatever it costs, and however full it is
         if not cheaper and not case.missing:
             return NOT_NEEDED, "not needed: what is used is not dearer"
         limit = _limit(case, candidate)

@@ -65,7 +65,7 @@ def weights(facts: ArtifactFacts, gpu: GPU, overrides: Sizing, tuning: Tuning) -
         return Misfit(reasons.SIZE_UNKNOWN, f"{why} `sizing.kvBytesPerToken` what both need together")
     total = _stored(facts, tuning)
     if total is None:
-        why = "the source does not say how large its weights are (they are not safetensors)"
+        why = "how large its weights are is not known (safetensors or their index would say it)"
         return Misfit(reasons.SIZE_UNKNOWN, f"{why}: say it in `sizing.weightBytes`")
     attention = facts.attention_bytes
     if attention is None and tuning.attention_dp > 1:
