@@ -14,7 +14,7 @@ from shoal.api.model import Model
 from shoal.core import children
 from shoal.kube.projections import pod_requests
 from shoal.manifests import model as manifests
-from shoal.manifests.pod import start_script
+from shoal.manifests.pod import HAND_ON, start_script
 from shoal.manifests.shape import Shape
 from tests.support.operators import CONFIG
 
@@ -179,7 +179,7 @@ def test_the_agent_container() -> None:
             "image": "shoal:test",
             "imagePullPolicy": "IfNotPresent",
             "restartPolicy": "Always",
-            "command": ["shoal", "agent", "serve"],
+            "command": ["sh", "-c", HAND_ON, "agent", "shoal", "agent", "serve"],
             "ports": [{"name": "agent", "containerPort": 8400, "protocol": "TCP"}],
             "env": [
                 {"name": "POD_NAME", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},

@@ -21,26 +21,32 @@ GRACE_SECONDS: Final = 60
 """After `drainSeconds`: for the engine's own end."""
 
 
+HAND_ON: Final = """\
+child= told=
+trap 'told=1; [ -z "$child" ] || kill -TERM $child' TERM
+"$@" & child=$!
+[ -z "$told" ] || kill -TERM $child
+wait $child; code=$?
+while kill -0 $child 2>/dev/null; do wait $child; code=$?; done
+wait $child 2>/dev/null; last=$?
+[ $last = 127 ] || code=$last
+exit $code"""
+"""Runs a program, given as the script's arguments, and hands SIGTERM on to it.
+
+Number 1 of a container has no default action for signals: a program that is still starting, before it has a handler,
+would ignore SIGTERM, and its pod would hold its GPUs for the whole grace period. So the shell stays number 1. Its trap
+stands before the program starts, so that no signal falls between; the program itself, not being number 1, ends by the
+signal's default action as long as it has no handler. The exit code is the program's.
+"""
+
+
 def start_script(boot_file: str, stalled_file: str) -> str:
     """What runs the engine, given as the script's arguments.
 
-    A new boot id per start of the process tells the agent of a restart without any Kubernetes token. The shell stays
-    process number 1 and hands SIGTERM on to the engine, and to nobody else: number 1 has no default action for signals,
-    so an engine that is still loading, before it has a handler, would ignore SIGTERM and hold its GPUs for the whole
-    grace period. The trap stands before the engine starts, so that no signal falls between (a second SIGTERM changes
-    nothing for SGLang). The exit code is the engine's.
+    A new boot id per start of the process tells the agent of a restart without any Kubernetes token. The rest is
+    HAND_ON (a second SIGTERM changes nothing for SGLang).
     """
-    return f"""\
-cat /proc/sys/kernel/random/uuid > {boot_file} && rm -f {stalled_file} || exit 1
-engine= told=
-trap 'told=1; [ -z "$engine" ] || kill -TERM $engine' TERM
-"$@" & engine=$!
-[ -z "$told" ] || kill -TERM $engine
-wait $engine; code=$?
-while kill -0 $engine 2>/dev/null; do wait $engine; code=$?; done
-wait $engine 2>/dev/null; last=$?
-[ $last = 127 ] || code=$last
-exit $code"""
+    return f"cat /proc/sys/kernel/random/uuid > {boot_file} && rm -f {stalled_file} || exit 1\n{HAND_ON}"
 
 
 def template(shape: Shape) -> JsonObject:
@@ -125,7 +131,7 @@ def _agent(shape: Shape) -> JsonObject:
         "image": config.agent.image,
         "imagePullPolicy": config.agent.pull_policy,
         "restartPolicy": "Always",
-        "command": ["shoal", "agent", "serve"],
+        "command": ["sh", "-c", HAND_ON, names.CONTAINER_AGENT, "shoal", "agent", "serve"],
         "ports": [{"name": "agent", "containerPort": names.AGENT_PORT, "protocol": "TCP"}],
         "env": [
             env_field("POD_NAME", "metadata.name"),
@@ -156,7 +162,7 @@ def _stage(shape: Shape) -> JsonObject:
         "name": names.CONTAINER_STAGE,
         "image": config.agent.image,
         "imagePullPolicy": config.agent.pull_policy,
-        "command": ["shoal", "agent", "stage"],
+        "command": ["sh", "-c", HAND_ON, names.CONTAINER_STAGE, "shoal", "agent", "stage"],
         "env": [
             *source.environment(model, config, shape.facts),
             *([cache.STAGE_ENV] if cached(shape) else []),
