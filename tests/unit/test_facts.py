@@ -236,6 +236,24 @@ async def test_quantization_may_stand_in_a_file_of_its_own(hub: tuple[HubServer,
     assert facts.quantization is not None
 
 
+@pytest.mark.parametrize(
+    ("files", "known"),
+    [
+        ({}, False),
+        ({"tokenizer_config.json": b'{"model_max_length": 8}'}, False),
+        ({"tokenizer_config.json": b'{"chat_template": "{{ messages }}"}'}, True),
+        ({"tokenizer_config.json": b"{}", "chat_template.jinja": b"{{ messages }}"}, True),
+    ],
+)
+async def test_the_tokenizer_tells_whether_there_is_a_chat_template(
+    hub: tuple[HubServer, int], secret: Path, files: dict[str, bytes], known: bool
+):
+    server, port = hub
+    server.files = {**MODEL, **files}
+    facts = await read_facts(FactsRequest("hf://team/tiny", secret=secret, settings=at(port)))
+    assert facts.chat_template is known
+
+
 # --- other places ---------------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from shoal.api.artifact import ArtifactFacts
 from shoal.api.sources import shown
 from shoal.artifacts import ArtifactError, Credentials, Manifest, Settings, folders, open_source, safetensors
 from shoal.artifacts.errors import of_os_error
-from shoal.artifacts.metadata import QUANTIZATION, Metadata, read_metadata
+from shoal.artifacts.metadata import QUANTIZATION, TEMPLATES, TOKENIZER, Metadata, read_metadata
 from shoal.core.architectures import UnknownConfig, facts_of
 
 log = structlog.get_logger()
@@ -58,7 +58,7 @@ def summary(manifest: Manifest, metadata: Metadata) -> ArtifactFacts:
     loaded = [metadata.tensors[name] for name in _loaded(metadata.tensors, index)]
     tensors = safetensors.total(loaded) if loaded and metadata.whole else None
     try:
-        return facts_of(
+        facts = facts_of(
             config,
             source=manifest.source,
             revision=manifest.revision,
@@ -70,6 +70,14 @@ def summary(manifest: Manifest, metadata: Metadata) -> ArtifactFacts:
         )
     except UnknownConfig as error:
         raise ArtifactError(reasons.SOURCE_INVALID, f"{manifest.source}: {error}") from None
+    return facts.model_copy(update={"chat_template": _chat_template(metadata, manifest.source)})
+
+
+def _chat_template(metadata: Metadata, source: str) -> bool | None:
+    tokenizer = _json(metadata, TOKENIZER, source) or {}
+    if tokenizer.get("chat_template") or any(name in metadata.sizes for name in TEMPLATES):
+        return True
+    return False if metadata.whole else None
 
 
 def _json(metadata: Metadata, name: str, source: str) -> dict[str, Any] | None:

@@ -97,6 +97,9 @@ class ArtifactFacts(Object):
     """Layers of the vision encoder."""
     vision_width: Annotated[int, Field(ge=0)] | None = None
     """Hidden size of the vision encoder."""
+    chat_template: bool | None = None
+    """Whether the tokenizer brings a chat template. Without one SGLang puts chat messages together in a way of its own,
+    which the model was not trained on."""
     kv: KVGeometry = KVGeometry(kind="Unknown", kvLoRARank=None, qkRopeHeadDim=None)
     """What decides the size of the KV cache."""
     kv_bytes_per_token: Bytes | None = None

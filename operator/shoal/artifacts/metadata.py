@@ -12,7 +12,10 @@ from shoal.artifacts.safetensors import Tensors
 from shoal.artifacts.source import Source
 
 QUANTIZATION = "hf_quant_config.json"
-TEXTS = (folders.CONFIG, folders.INDEX, QUANTIZATION)
+TOKENIZER = "tokenizer_config.json"
+TEMPLATES = ("chat_template.jinja", "chat_template.json")
+"""Where newer repositories keep the chat template instead."""
+TEXTS = (folders.CONFIG, folders.INDEX, QUANTIZATION, TOKENIZER)
 TEXT_LIMIT = 64 << 20
 """Bytes; the index of a model with 100,000 tensors has 10 MiB."""
 HEAD_BYTES = 256 << 10
