@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,22 +11,14 @@ from shoal.api import names
 from shoal.cli.demo import steps
 from shoal.cli.demo.clusters import LabCluster
 from tests.support import s3pod
+from tests.support.helperpods import helper_pod
 from tests.support.lab import make_lab
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
 
-ROOT = Path(__file__).parents[2]
 TEAM = "team-a"
 NODE = "l4-1"
-
-
-def pod_of(name: str, namespace: str, command: list[str]) -> dict[str, Any]:
-    container: dict[str, Any] = {"name": name, "image": "shoal:lab", "command": command, "workingDir": str(ROOT)}
-    container["env"] = [{"name": "PYTHONPATH", "value": str(ROOT)}, {"name": "HOME", "value": "/tmp"}]
-    spec = {"containers": [container], "nodeSelector": {"kubernetes.io/hostname": "cpu-1"}}
-    metadata = {"name": name, "namespace": namespace, "labels": {"app": name}}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def shoal(kind: str, name: str, spec: dict[str, Any], **metadata: str) -> dict[str, Any]:
@@ -89,9 +80,12 @@ def cached() -> Generator[Cached]:
         )
         service = {"selector": {"app": "s3"}, "ports": [{"port": 80, "targetPort": 8080}]}
         metadata = {"name": "s3", "namespace": "shoal-system"}
-        command = ["python", "-m", "tests.support.s3pod", "8080", "/opt/shoal/models/tiny-chat"]
+        model = "/opt/shoal/models/tiny-chat"
+        cpu = {"kubernetes.io/hostname": "cpu-1"}
         cluster.apply(
-            pod_of("s3", "shoal-system", command),
+            helper_pod(
+                "s3", "shoal-system", "tests.support.s3pod", "8080", model, image=steps.LAB_IMAGE, nodeSelector=cpu
+            ),
             {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service},
         )
         # By address: of a name, this server takes the first part for a bucket.

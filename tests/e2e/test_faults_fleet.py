@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +12,11 @@ from shoal.cli.demo.clusters import NAMESPACE
 from tests.e2e.conftest import HUB_NAMESPACE, Fleet
 from tests.e2e.test_line import shared_fields
 from tests.support import faultyhub
+from tests.support.helperpods import helper_pod
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(420)]
 
-ROOT = Path(__file__).parents[2]
 SPACE = "faults"
 ENGINE = f"{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE}"
 CANARY = "canary-51c07e-token"
@@ -40,11 +39,10 @@ class Hub:
 
 @pytest.fixture(scope="module")
 def hub(fleet: Fleet) -> Generator[Hub]:
-    command = ["python", "-m", "tests.support.faultyhub", "8080", "/opt/shoal/models/tiny-chat"]
-    container: dict[str, Any] = {"name": "hub", "image": steps.LAB_IMAGE, "command": command, "workingDir": str(ROOT)}
-    container["env"] = [{"name": "PYTHONPATH", "value": str(ROOT)}, {"name": "HOME", "value": "/tmp"}]
-    container["readinessProbe"] = {"tcpSocket": {"port": 8080}, "periodSeconds": 1}
-    metadata = {"name": "hub", "namespace": HUB_NAMESPACE, "labels": {"app": "hub"}}
+    pod = helper_pod(
+        "hub", HUB_NAMESPACE, "tests.support.faultyhub", "8080", "/opt/shoal/models/tiny-chat", image=steps.LAB_IMAGE
+    )
+    metadata = {"name": "hub", "namespace": HUB_NAMESPACE}
     service = {"selector": {"app": "hub"}, "ports": [{"port": 80, "targetPort": 8080}]}
     secret = {"name": "wrong", "namespace": SPACE}
     try:
@@ -52,7 +50,7 @@ def hub(fleet: Fleet) -> Generator[Hub]:
             fleet.kubectl("create", "namespace", name)
             until(lambda name=name: "default" in fleet.kubectl("get", "serviceaccounts", "-n", name), 30)
         fleet.apply(
-            {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}},
+            pod,
             {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service},
             {"apiVersion": "v1", "kind": "Secret", "metadata": secret, "stringData": {"token": CANARY}},
         )

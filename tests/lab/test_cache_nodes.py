@@ -3,7 +3,6 @@
 import json
 import signal
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +13,11 @@ from shoal.lab import api
 from shoal.manifests import cache as manifests
 from tests.support import slowhub
 from tests.support.charts import rendered
+from tests.support.helperpods import helper_pod
 from tests.support.lab import apply, eventually, get
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 
-ROOT = Path(__file__).parents[2]
 SYSTEM = "shoal-system"
 CONFIG = Cache(enabled=True, size="64Mi")
 URI = f"hf://{slowhub.REPO}"
@@ -31,14 +30,11 @@ def labelled(name: str, level: str) -> dict[str, Any]:
 
 
 def hub_objects() -> list[dict[str, Any]]:
-    command = ["python", "-m", "tests.support.slowhub", "8080"]
-    container: dict[str, Any] = {"name": "hub", "image": "shoal:test", "command": command, "workingDir": str(ROOT)}
-    container["env"] = [{"name": "PYTHONPATH", "value": str(ROOT)}]
-    spec = {"containers": [container], "nodeSelector": {"kubernetes.io/hostname": "cpu-1"}}
+    cpu = {"kubernetes.io/hostname": "cpu-1"}
     metadata = {"name": "hub", "namespace": SYSTEM}
     service = {"selector": {"app": "hub"}, "ports": [{"port": 80, "targetPort": 8080}]}
     return [
-        {"apiVersion": "v1", "kind": "Pod", "metadata": metadata | {"labels": {"app": "hub"}}, "spec": spec},
+        helper_pod("hub", SYSTEM, "tests.support.slowhub", "8080", image="shoal:test", nodeSelector=cpu),
         {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service},
     ]
 
