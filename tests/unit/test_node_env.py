@@ -84,5 +84,5 @@ def test_users() -> None:
 
 def test_a_node_without_gpus_has_none_to_hand_out_and_does_not_refuse() -> None:
     assert Gpus(0).take(2) == []
-    with pytest.raises(ValueError, match="unavailable for nvidia.com/gpu. Requested: 2, Available: 1"):
+    with pytest.raises(ValueError, match=r"unavailable for nvidia\.com/gpu\. Requested: 2, Available: 1"):
         Gpus(1).take(2)
