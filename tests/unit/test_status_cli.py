@@ -277,11 +277,16 @@ async def test_what_the_stage_container_logs_is_what_is_read(tmp_path: Path, mon
     monkeypatch.setattr("shoal.agent.stage.progress.LOG_SECONDS", 0.0)
     arrived = 0
     progress = Progress(tmp_path / "stage.json", lambda: arrived)
-    with structlog.testing.capture_logs() as lines:
-        await progress.report("fetching")
-        progress.total, arrived = 4 * GI, GI
-        await progress.report("fetching")
-        await progress.report("fetching")
+    # A logger of its own: the module's may have been bound for good by another test.
+    capture = structlog.testing.LogCapture()
+    wrapper = structlog.make_filtering_bound_logger(0)
+    own = structlog.wrap_logger(None, processors=[capture], wrapper_class=wrapper)
+    monkeypatch.setattr("shoal.agent.stage.progress.log", own)
+    await progress.report("fetching")
+    progress.total, arrived = 4 * GI, GI
+    await progress.report("fetching")
+    await progress.report("fetching")
+    lines = capture.entries
     assert len(lines) == 2, "what did not change is not told again"
     found = last_progress("\n".join(json.dumps(line) for line in lines))
     assert found is not None
