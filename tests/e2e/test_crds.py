@@ -54,7 +54,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "unknown scheme",
         model("spec.source.uri", "ftp://host/model"),
-        "must be 'hf://owner/repo[@revision]', 'https://host/archive.tar[.gz]', 'pvc://claim[/path]' or 'file:///path'",
+        "must be 'hf://owner/repo[@revision]', 's3://bucket/prefix' (or gs://, az://), 'https://host/archive.tar[.gz]', "
+        "'oci://registry/image:tag', 'pvc://claim[/path]' or 'file:///path'",
     ),
     (
         "password in the URI",
@@ -177,7 +178,7 @@ EXAMPLES = sorted((REPOSITORY / "examples").rglob("*.yaml"))
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: str(p.relative_to(REPOSITORY)))
 def test_example_is_accepted(apiserver: ApiServer, path: Path) -> None:
-    for namespace in ("demo", "chat"):
+    for namespace in ("demo", "chat", "fleet"):
         apiserver.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
 
     done = apiserver.run("apply", "--server-side", "--dry-run=server", "-f", str(path))

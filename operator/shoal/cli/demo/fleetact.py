@@ -8,7 +8,7 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from shoal.api import reasons
+from shoal.api import names, reasons
 from shoal.api.meta import GROUP
 from shoal.cli.demo import steps
 from shoal.cli.demo.clusters import Cluster
@@ -33,6 +33,7 @@ def run(cluster: Cluster, stages: Stages, timeout: float) -> None:
     console = stages.console
     console.print("\n[bold]A mixed fleet[/]: five Models, sized as spec.sizing says (their weights are tiny stand-ins)")
     with stages.stage("Three Models placed and Ready, one that fits nowhere, one that waits"):
+        _clear(cluster, timeout)
         cluster.kubectl("apply", "-f", str(FILE))
         models = wait(cluster, decided, timeout)
     console.print(picture({name: models[name] for name in (*PLACED, TOO_LARGE, WAITS)}))
@@ -43,6 +44,16 @@ def run(cluster: Cluster, stages: Stages, timeout: float) -> None:
         cluster.kubectl("delete", f"models.{GROUP}", IN_ITS_WAY, "-n", NAMESPACE, timeout=timeout)
         models = wait(cluster, lambda found: _is(found, WAITS, reasons.READY, "True"), timeout)
     console.print(picture({WAITS: models[WAITS]}))
+
+
+def _clear(cluster: Cluster, timeout: float) -> None:
+    """Takes away what an earlier run left: what runs stays, so its Models would hold the GPUs of this one's."""
+    cluster.kubectl("delete", f"models.{GROUP}", "--all", "-n", NAMESPACE, timeout=timeout)
+    deadline = time.monotonic() + timeout
+    while cluster.get("pods", "-n", NAMESPACE, "-l", f"{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE}"):
+        if time.monotonic() > deadline:
+            raise click.ClickException(f"pods of an earlier run do not go from namespace {NAMESPACE}")
+        time.sleep(0.2)
 
 
 def decided(models: Objects) -> bool:
