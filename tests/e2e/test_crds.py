@@ -54,8 +54,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "unknown scheme",
         model("spec.source.uri", "ftp://host/model"),
-        "must be 'hf://owner/repo[@revision]', 's3://bucket/prefix' (or gs://, az://), 'https://host/archive.tar[.gz]', "
-        "'oci://registry/image:tag', 'pvc://claim[/path]' or 'file:///path'",
+        "must be 'hf://owner/repo[@revision]', 's3://bucket/prefix' (or gs://, az://), "
+        "'https://host/archive.tar[.gz]', 'oci://registry/image:tag', 'pvc://claim[/path]' or 'file:///path'",
     ),
     (
         "password in the URI",
