@@ -16,6 +16,9 @@ from pydantic import BaseModel
 Role = Literal["gateway", "operator", "ledger", "agent"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
+DEMAND = "demand"
+"""Stands for the model's uid in keys between gateways, and from operators to gateways (`GET /v1/demand`)."""
+
 
 def derive(install_key: bytes, role: Role, model_uid: str) -> str:
     """The key with which `role` calls the pods of the Model with this uid: 64 hex digits."""

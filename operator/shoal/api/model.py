@@ -141,10 +141,42 @@ class Variant(Object):
 
 
 class Scaling(Object):
-    """How many replicas."""
+    """How many replicas, and by what they are counted."""
 
-    min_replicas: Annotated[int, Field(ge=0, le=1000)] | None = None
-    """Replicas that are kept. In this version a Model always runs at least one."""
+    min_replicas: Annotated[int, Field(ge=0, le=1000), K8s(default_in_code=True)] = 0
+    """Replicas that are kept without any request. Default: 0, so an idle Model goes to zero and the next request wakes
+    it. A new Model starts with one replica in any case, so that a fault shows at once."""
+    max_replicas: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """Replicas at most, over all variants. Default: 10, or `minReplicas` where that is more."""
+    kv_utilization_percent: Annotated[int, Field(ge=1, le=100), K8s(default_in_code=True)] = 80
+    """Share of the KV cache that requests may fill, on average over the replicas. Default: 80."""
+    queued_requests_per_replica: Annotated[int, Field(ge=1, le=10_000), K8s(default_in_code=True)] = 4
+    """Requests that may wait in an engine's queue, on average over the replicas. Default: 4."""
+    idle_seconds: Annotated[int, Field(ge=1, le=2_592_000), K8s(default_in_code=True)] = 600
+    """How long no request may have come before the last replicas go. Default: 600."""
+    stabilization_seconds: Annotated[int, Field(ge=0, le=86_400), K8s(default_in_code=True)] = 120
+    """How long fewer replicas must have been enough before one goes. Default: 120."""
+
+    cel: ClassVar = (
+        Rule(
+            "!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
+            "`minReplicas` may not be larger than `maxReplicas`",
+        ),
+    )
+
+
+class Hold(Object):
+    """Requests that wait at a gateway while no replica can take them. The limits are those of each gateway."""
+
+    max_requests: Annotated[int, Field(ge=0, le=1_000_000), K8s(default_in_code=True)] = 2000
+    """Requests that wait at most; further ones are refused with 503 and Retry-After. 0: none waits. Default: 2000."""
+    max_bytes: Annotated[Quantity, K8s(default_in_code=True)] = "256Mi"
+    """Bytes of their bodies at most. Default: 256Mi."""
+    max_tenant_percent: Annotated[int, Field(ge=1, le=100), K8s(default_in_code=True)] = 50
+    """Share of both that one tenant may take. Default: 50."""
+    timeout_seconds: Annotated[int, Field(ge=1, le=3600), K8s(default_in_code=True)] = 600
+    """How long a request waits at most; less where the measured cold start is short: never more than two cold starts
+    and 30 s. Default: 600."""
 
 
 class Sizing(Object):
@@ -238,12 +270,17 @@ class ModelSpec(Object):
     """Which Model gets GPUs when they are short: the higher number. Default: 0."""
     scaling: Scaling = Scaling()
     """How many replicas."""
+    hold: Hold = Hold()
+    """Requests that wait at a gateway while no replica can take them."""
     interruptible_percent: Annotated[int, Field(ge=0, le=100), K8s(default_in_code=True)] = 100
     """Share of the replicas that may run on interruptible classes. Default: 100."""
     sizing: Sizing = Sizing()
     """Figures for a model that Shoal cannot size by itself."""
     drain_seconds: Annotated[int, Field(ge=0, le=86400), K8s(default_in_code=True)] = 900
     """How long a replica that is to go may finish its answers. Default: 900."""
+    stall_seconds: Annotated[int, Field(ge=30, le=3600), K8s(default_in_code=True)] = 180
+    """An engine that has requests and makes no progress for so long (no token, no prefill) is restarted. Default:
+    180."""
     pod: PodTemplate = PodTemplate()
     """Additions to the engine pods."""
 

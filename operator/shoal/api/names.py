@@ -68,6 +68,19 @@ GATEWAY_PORT: Final = 8080
 OPS_PORT: Final = 9090
 """Of gateway and operator: /healthz, /readyz, /metrics."""
 
+REPLICA_PATH: Final = "/v1/replica"
+ACK_PATH: Final = "/v1/replica/ack"
+DRAIN_PATH: Final = "/v1/drain"
+"""Of the agent (streams.md)."""
+DEMAND_PATH: Final = "/v1/demand"
+"""Of the gateway, on OPS_PORT."""
+DECISIONS_PATH: Final = "/v1/decisions"
+"""Of the operator, on OPS_PORT: `decisions.Decisions`; `/v1/decisions/<namespace>/<name>` for one Model."""
+HEADER_CALLER: Final = "x-shoal-caller"
+"""Who opens a stream: the name of its pod."""
+HEADER_BOOT: Final = "x-shoal-boot"
+"""The caller's boot id, random per start of its process."""
+
 RUN_DIR: Final = "/shoal/run"
 """emptyDir shared by agent and engine: `boot` (the engine's boot id), `stalled` (liveness)."""
 BOOT_FILE: Final = f"{RUN_DIR}/boot"

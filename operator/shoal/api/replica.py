@@ -57,6 +57,8 @@ class ReplicaKeys(Message):
     """Monotonic per engine boot."""
     generation_tokens_total: int | None = None
     """Monotonic per engine boot."""
+    max_running: int | None = None
+    """Requests that the engine runs at a time at most."""
 
 
 class ReplicaMessage(Message):
@@ -68,3 +70,21 @@ class ReplicaMessage(Message):
     full: bool = False
     keys: ReplicaKeys | None = None
     """None in a heartbeat. Only the keys present in the JSON are meant (`model_fields_set`)."""
+
+
+class Ack(Message):
+    """Body of `POST /v1/replica/ack`: "I act on what you said up to `seq`; so much of mine is in flight here".
+
+    Sent on every change of the phase, when `running` falls to 0 while the replica drains, and every 5 s. Answered with
+    204; 409 when `agent_boot` is not the agent's (the caller listens to a former one: connect again).
+    """
+
+    gateway: str
+    """Name of the gateway's pod, as in HEADER_CALLER of its stream."""
+    boot: str
+    """The gateway's boot id, as in HEADER_BOOT of its stream."""
+    agent_boot: str
+    seq: int
+    running: int
+    """Requests of this gateway that were sent to this replica and have not ended."""
+    running_by_adapter: dict[str, int] = {}

@@ -1,0 +1,34 @@
+"""Messages of `GET /v1/demand`, the gateway's stream (streams.md).
+
+The same rules as the agent's stream (`replica.py`): the first message is full, later ones carry the Models that
+changed, with absolute values; null says that a Model has nothing any more. `seq` grows by one with each message that
+carries `models`; a heartbeat every 5 s repeats the last one. Demand is a state that is repeated, never an edge.
+"""
+
+from shoal.api.replica import Message
+
+
+class ModelDemand(Message):
+    """What one gateway has of one Model."""
+
+    arrivals: int = 0
+    """Accepted requests, monotonic per boot of the gateway."""
+    in_flight: int = 0
+    """Requests at replicas."""
+    held: int = 0
+    """Requests that wait here."""
+    held_tokens: int = 0
+    """Their prompts and bounded answers, estimated."""
+    oldest_seconds: float = 0.0
+    """Age of the oldest that waits, when the message was made."""
+
+
+class DemandMessage(Message):
+    """One event of the stream."""
+
+    boot: str
+    """The gateway's boot id."""
+    seq: int
+    full: bool = False
+    models: dict[str, ModelDemand | None] | None = None
+    """By uid of the Model; None in a heartbeat. In a full message a Model that is absent has nothing."""
