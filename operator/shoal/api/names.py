@@ -33,6 +33,8 @@ ANNOTATION_INSTALL_KEY: Final = f"{GROUP}/install-key"
 ANNOTATION_ENGINE_VERSION: Final = f"{GROUP}/engine-version"
 ANNOTATION_PAUSED: Final = f"{GROUP}/paused"
 """On a Model, "true": Shoal decides but applies nothing and says so."""
+ANNOTATION_WAKE: Final = f"{GROUP}/wake"
+"""On a Model, a time (RFC 3339): counts as a request that came at that time (`kubectl shoal wake`)."""
 
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 """Kubernetes' own: of the pods of a Deployment that shrinks, those with the lowest cost go first."""

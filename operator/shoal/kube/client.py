@@ -135,14 +135,25 @@ class Client:
     async def log(self, pod: str, namespace: str, *, container: str, lines: int) -> str:
         """The last lines of a container's log. Raises NotFound, Forbidden, Invalid (not started yet), Unavailable."""
         path = PODS.path(namespace=namespace, name=pod, subresource="log")
-        params = {"container": container, "tailLines": str(lines)}
+        raw = await self._once(path, {"container": container, "tailLines": str(lines)})
+        return raw.decode(errors="replace")
+
+    async def proxy(self, pod: str, namespace: str, *, port: int, path: str) -> bytes:
+        """GET of `path` (with a leading slash, and its query) at a pod's HTTP port, through the API server. Not retried.
+
+        Raises what either of them answered: NotFound, Forbidden, Unavailable (also where the API server does not reach
+        the pod). The `reason` of the pod's own errors is what stands in their JSON.
+        """
+        return await self._once(PODS.path(namespace=namespace, name=f"{pod}:{port}", subresource=f"proxy{path}"), None)
+
+    async def _once(self, path: str, params: Mapping[str, str] | None) -> bytes:
         try:
             timeout = aiohttp.ClientTimeout(total=ATTEMPT_TIMEOUT, sock_connect=5)
             response = await self._open("GET", path, params=params, timeout=timeout, headers={"Accept": "*/*"})
             async with response:
                 if response.status >= 400:
                     raise await _error(response)
-                return (await response.read()).decode(errors="replace")
+                return await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(f"get {path}: {_why(error)}") from error
 

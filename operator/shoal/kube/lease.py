@@ -61,6 +61,11 @@ class Elector:
         self._lease: JsonObject | None = None
         self.leading = False
 
+    @property
+    def holder(self) -> str:
+        """Who held the Lease when this process last looked; "" while nobody did, or it has not looked yet."""
+        return self._identity if self.leading else self._seen[0]
+
     async def run(self, lead: Callable[[], Awaitable[None]]) -> None:
         """Raises what `lead` raises, and StuckLeader. When cancelled, the workers stop before the Lease is freed."""
         while True:
