@@ -1,0 +1,254 @@
+"""What this gateway has of each Model, and when it tells of it (`GET /v1/demand`, streams.md).
+
+The request path counts with plain method calls; nothing is encoded or sent before a message is due:
+
+- held requests appear or are gone: at once;
+- the first request of a quiet Model arrives, or its last one ends: at once;
+- everything else: at most every second.
+"""
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final
+
+import orjson
+
+from shoal.api.demand import ModelDemand
+from shoal.signals.hub import Hub
+
+QUIET_SECONDS: Final = 1.0
+"""Between two messages about what can wait."""
+GAP_SECONDS: Final = 0.01
+"""Between two messages about what cannot: bounds what a storm of small Models costs the readers."""
+
+_NOTHING: Final = ModelDemand()
+
+
+class _Count:
+    """One Model's figures."""
+
+    __slots__ = ("_gone", "_since", "arrivals", "held", "held_tokens", "in_flight", "told_at")
+
+    def __init__(self) -> None:
+        self.arrivals = self.in_flight = self.held = self.held_tokens = 0
+        self.told_at = float("-inf")
+        self._since: list[float] = []
+        """Heap of when held requests began to wait, with those that left already..."""
+        self._gone: dict[float, int] = {}
+        """...counted here: whoever leaves from the middle costs nothing until it is the oldest."""
+
+    def hold(self, tokens: int, since: float) -> None:
+        self.held += 1
+        self.held_tokens += tokens
+        heapq.heappush(self._since, since)
+
+    def unhold(self, tokens: int, since: float) -> None:
+        self.held -= 1
+        self.held_tokens -= tokens
+        if self.held:
+            self._gone[since] = self._gone.get(since, 0) + 1
+        else:
+            self._since.clear()
+            self._gone.clear()
+
+    def oldest(self) -> float | None:
+        """When the oldest held request began to wait."""
+        since, gone = self._since, self._gone
+        while since and (left := gone.get(since[0])):
+            if left == 1:
+                del gone[since[0]]
+            else:
+                gone[since[0]] = left - 1
+            heapq.heappop(since)
+        return since[0] if since else None
+
+    @property
+    def idle(self) -> bool:
+        return not self.in_flight and not self.held
+
+
+class DemandBook:
+    """Counts per uid of a Model. Not for threads: the event loop's only.
+
+    Times are of `clock`. `due` hears when there is something to tell: True for "at once".
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.due: Callable[[bool], None] = lambda _urgent: None
+        self._clock = clock
+        self._counts: dict[str, _Count] = {}
+        self._changed: set[str] = set()
+        self._urgent: set[str] = set()
+
+    # --- what the request path says -----------------------------------------------------------------------------------
+
+    def arrived(self, uid: str) -> None:
+        """A request was accepted. Once per request, whatever becomes of it."""
+        self._of(uid).arrivals += 1
+        self._note(uid)
+
+    def sent(self, uid: str) -> None:
+        """A replica was picked for a request: it is in flight from now on."""
+        count = self._of(uid)
+        count.in_flight += 1
+        self._note(uid, urgent=count.in_flight == 1 and self._quiet(count))
+
+    def ended(self, uid: str) -> None:
+        """A request is at no replica any more, whether it was answered, failed or goes back to waiting."""
+        count = self._of(uid)
+        if count.in_flight <= 0:
+            raise ValueError("a request ended that was not sent")
+        count.in_flight -= 1
+        self._note(uid, urgent=not count.in_flight and self._quiet(count))
+
+    def held(self, uid: str, tokens: int, since: float) -> None:
+        """A request began to wait at `since`, with so many tokens of prompt and bounded answer, estimated."""
+        count = self._of(uid)
+        count.hold(tokens, since)
+        self._note(uid, urgent=count.held == 1)
+
+    def unheld(self, uid: str, tokens: int, since: float) -> None:
+        """It waits no longer. `tokens` and `since` are those that `held` was told."""
+        count = self._of(uid)
+        if count.held <= 0:
+            raise ValueError("a request left that was not held")
+        count.unhold(tokens, since)
+        self._note(uid, urgent=not count.held)
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def demand(self, uid: str) -> ModelDemand:
+        """What there is of a Model now."""
+        count = self._counts.get(uid)
+        if count is None:
+            return _NOTHING
+        return ModelDemand(
+            arrivals=count.arrivals,
+            in_flight=count.in_flight,
+            held=count.held,
+            held_tokens=count.held_tokens,
+            oldest_seconds=self._oldest_seconds(count),
+        )
+
+    def held_here(self, uid: str) -> int:
+        """Requests of the Model that wait in this gateway."""
+        count = self._counts.get(uid)
+        return count.held if count else 0
+
+    def uids(self) -> Collection[str]:
+        """Models that something is known of."""
+        return self._counts.keys()
+
+    def retain(self, uids: Collection[str]) -> None:
+        """Forgets Models that are none of these and have nothing here: deleted ones."""
+        for uid in [u for u, count in self._counts.items() if count.idle and u not in uids]:
+            del self._counts[uid]
+            self._note(uid)
+
+    # --- telling ------------------------------------------------------------------------------------------------------
+
+    def take_urgent(self) -> bytes | None:
+        """Content of a message about what cannot wait; None when there is nothing. It counts as told."""
+        urgent, self._urgent = self._urgent, set()
+        self._changed -= urgent
+        return self._encode(urgent) if urgent else None
+
+    def take(self) -> bytes | None:
+        """Content of a message about everything that changed; None when nothing did. It counts as told."""
+        changed, self._changed = self._changed, set()
+        self._urgent.clear()
+        return self._encode(changed) if changed else None
+
+    def full(self) -> bytes:
+        """Content of a full message."""
+        return orjson.dumps({uid: self._row(count) for uid, count in self._counts.items()})
+
+    def _of(self, uid: str) -> _Count:
+        count = self._counts.get(uid)
+        if count is None:
+            count = self._counts[uid] = _Count()
+        return count
+
+    def _note(self, uid: str, *, urgent: bool = False) -> None:
+        if urgent and uid not in self._urgent:
+            self._urgent.add(uid)
+            self._changed.add(uid)
+            self.due(True)
+        elif uid not in self._changed:
+            self._changed.add(uid)
+            self.due(False)
+
+    def _quiet(self, count: _Count) -> bool:
+        return self._clock() - count.told_at >= QUIET_SECONDS
+
+    def _encode(self, uids: Iterable[str]) -> bytes:
+        now = self._clock()
+        content: dict[str, Mapping[str, object] | None] = {}
+        for uid in uids:
+            count = self._counts.get(uid)
+            if count is not None:
+                count.told_at = now
+            content[uid] = self._row(count) if count is not None else None
+        return orjson.dumps(content)
+
+    def _row(self, count: _Count) -> Mapping[str, object]:
+        """`ModelDemand` as JSON has it, zeros left out; a contract test reads it back."""
+        row: dict[str, object] = {"arrivals": count.arrivals}
+        if count.in_flight:
+            row["inFlight"] = count.in_flight
+        if count.held:
+            row["held"] = count.held
+            row["heldTokens"] = count.held_tokens
+            row["oldestSeconds"] = round(self._oldest_seconds(count), 3)
+        return row
+
+    def _oldest_seconds(self, count: _Count) -> float:
+        oldest = count.oldest()
+        return max(0.0, self._clock() - oldest) if oldest is not None else 0.0
+
+
+class Teller:
+    """Sends what a book has to tell through a hub, by two timers of the running loop."""
+
+    def __init__(self, book: DemandBook) -> None:
+        self.hub = Hub("models", book.full)
+        self._book = book
+        self._urgent: asyncio.TimerHandle | None = None
+        self._regular: asyncio.TimerHandle | None = None
+        self._urgent_at = self._regular_at = float("-inf")
+        self._closed = False
+        book.due = self._due
+
+    def close(self) -> None:
+        """Ends every stream; what changes from now on is told to nobody."""
+        self._closed = True
+        for timer in (self._urgent, self._regular):
+            if timer is not None:
+                timer.cancel()
+        self.hub.close()
+
+    def _due(self, urgent: bool) -> None:
+        if self._closed:
+            return
+        loop = asyncio.get_running_loop()
+        if urgent:
+            if self._urgent is None:
+                self._urgent = loop.call_at(max(loop.time(), self._urgent_at + GAP_SECONDS), self._tell_urgent)
+        elif self._regular is None:
+            self._regular = loop.call_at(max(loop.time(), self._regular_at + QUIET_SECONDS), self._tell)
+
+    def _tell_urgent(self) -> None:
+        self._urgent = None
+        content = self._book.take_urgent()
+        if content is not None:
+            self._urgent_at = asyncio.get_running_loop().time()
+            self.hub.tell(content)
+
+    def _tell(self) -> None:
+        self._regular = None
+        content = self._book.take()
+        if content is not None:
+            self._regular_at = asyncio.get_running_loop().time()
+            self.hub.tell(content)
