@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from shoal.agent import stream
 from shoal.agent.changes import difference, matters
 from shoal.agent.phase import Probe, phase
-from shoal.agent.stream import Hub, Reader, TooManyReaders
+from shoal.agent.stream import Hub
 from shoal.api.replica import ReplicaMessage, StageProgress
+from shoal.signals import hub as stream
+from shoal.signals.hub import Reader, TooManyReaders
 
 
 class Clock:

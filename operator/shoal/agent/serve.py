@@ -16,10 +16,11 @@ from prometheus_client.registry import Collector
 from pydantic import ValidationError
 
 from shoal.agent.observe import Observer
-from shoal.agent.stream import Hub, TooManyReaders
+from shoal.agent.stream import Hub
 from shoal.api.keys import AgentKeys
 from shoal.api.replica import HEARTBEAT_SECONDS
 from shoal.engine.client import EngineClient
+from shoal.signals.hub import TooManyReaders
 
 WRITE_SECONDS: Final = 10.0
 """A reader that takes no byte for so long is dropped."""
