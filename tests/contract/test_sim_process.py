@@ -50,11 +50,12 @@ async def test_broken_connections_and_a_crash(tmp_path: Path):
                 await stream(session, engine)
             assert await asyncio.to_thread(engine.process.wait, 60) == -signal.SIGKILL
     lines = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()]
-    assert [(line["outcome"], line["completion_tokens"]) for line in lines] == [
-        ("close", 0),
-        ("close", 5),
-        ("length", 40),
-    ]
+    ended = [(line["outcome"], line["completion_tokens"]) for line in lines if line["event"] == "finished"]
+    assert ended == [("close", 0), ("close", 5), ("length", 40)]
+    # The one that the engine died of was asked and never ended.
+    asked = [line["rid"] for line in lines if line["event"] == "asked"]
+    assert len(asked) == 4
+    assert asked[3] not in {line.get("rid") for line in lines if line["event"] == "finished"}
 
 
 def test_sigterm_while_loading_kills_at_once(tmp_path: Path):

@@ -175,7 +175,8 @@ def _parser() -> argparse.ArgumentParser:
         "--sim-drain-poll-seconds", type=float, help="default 5, as SGLang (env SHOAL_SIM_DRAIN_POLL_SECONDS)"
     )
     own.add_argument(
-        "--sim-journal", help="append one JSON line per finished request to this file (env SHOAL_SIM_JOURNAL)"
+        "--sim-journal",
+        help="append JSON lines on requests to this file, or to one in this folder (env SHOAL_SIM_JOURNAL)",
     )
 
     engine = parser.add_argument_group("SGLang")

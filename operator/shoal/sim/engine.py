@@ -16,7 +16,7 @@ from shoal.sim import timing
 from shoal.sim.answers import SimulatedAnswer
 from shoal.sim.args import EngineArgs, engine_params
 from shoal.sim.faults import Fault, Faults
-from shoal.sim.journal import Entry, Journal, prompt_hash
+from shoal.sim.journal import Asked, Entry, Journal, prompt_hash
 from shoal.sim.kv import KVCache
 from shoal.sim.loop import Clock, EngineLoop, RealClock
 from shoal.sim.metrics import Metrics
@@ -138,6 +138,9 @@ class SimEngine:
                 )
         self._batches.add(batch)
         try:
+            # Before a fault may strike: an engine that dies of a request was asked it.
+            for sequence in batch.sequences:
+                self.journal.asked(Asked(sequence.rid, model, stream, time.time()))
             self._strike_first(batch)
             for sequence in batch.sequences:
                 self.scheduler.submit(sequence, self.clock.now())

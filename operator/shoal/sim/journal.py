@@ -1,11 +1,31 @@
-"""A journal of requests: one JSON line each, with a hash where the prompt would be."""
+"""A journal of requests: JSON lines, with a hash where the prompt would be.
+
+Each line names its `event`: `asked` when a sequence was taken on, `finished` when it ended, and what became of the
+process (`started`, `ready`, `sigterm`, `exiting`). An engine that is killed leaves sequences that were asked and never
+finished, which is what tells a killed answer from one that was never begun.
+"""
 
 import hashlib
+import os
+import socket
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import orjson
+
+ProcessEvent = Literal["started", "ready", "sigterm", "exiting"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One sequence that was taken on. Time in Unix seconds."""
+
+    rid: str
+    model: str
+    stream: bool
+    arrived: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +48,45 @@ class Entry:
 
 
 class Journal:
-    """Appends to a file, or to nothing. Written at once: lines are short, and a crash must not lose them."""
+    """Appends to a file, or to nothing. Written at once: lines are short, and a crash must not lose them.
+
+    A path that is a folder gets one file per process, named by the host: many engines can share the folder.
+    """
 
     def __init__(self, path: str | None) -> None:
-        self._file = Path(path).open("ab", buffering=0) if path else None  # noqa: SIM115 - closed by close()
+        self._engine = socket.gethostname()
+        self._boot = f"{time.time_ns():x}"
+        self._file = _file_in(Path(path), self._engine, self._boot).open("ab", buffering=0) if path else None
+        self.told("started")
+
+    def asked(self, entry: Asked) -> None:
+        self._line("asked", asdict(entry))
 
     def write(self, entry: Entry) -> None:
+        self._line("finished", asdict(entry))
+
+    def told(self, event: ProcessEvent) -> None:
+        self._line(event, {"at": time.time()})
+
+    def _line(self, event: str, fields: dict[str, object]) -> None:
         if self._file is not None:
-            self._file.write(orjson.dumps(asdict(entry), option=orjson.OPT_APPEND_NEWLINE))
+            line = {"event": event, "engine": self._engine, "boot": self._boot, **fields}
+            self._file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+            self._file = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _file_in(path: Path, engine: str, boot: str) -> Path:
+    return path / f"{engine}-{boot}-{os.getpid()}.jsonl" if path.is_dir() else path
 
 
 def prompt_hash(prompt: tuple[int, ...]) -> str:

@@ -56,6 +56,7 @@ async def _serve(args: EngineArgs, engine: SimEngine) -> int:
 
     def drain() -> None:
         _log.info("SIGTERM: unready, draining")
+        engine.journal.told("sigterm")
         engine.draining = True
 
     loop.add_signal_handler(signal.SIGTERM, drain)
@@ -68,8 +69,10 @@ async def _serve(args: EngineArgs, engine: SimEngine) -> int:
             await asyncio.sleep(args.warmup_seconds)
             engine.status = "Up"
             _log.info("ready")
+            engine.journal.told("ready")
             await _until_drained(engine, interrupted, args.drain_poll_seconds)
             _log.info("exiting")
+            engine.journal.told("exiting")
             server.should_exit = True
             await serving
             turning.cancel()
