@@ -7,13 +7,13 @@ from shoal.core.resolve import ServedModel
 from shoal.core.routing import Choice, Heard, NoReplica, choose
 from shoal.gateway.directory import Snapshot
 from shoal.gateway.installkey import KeyRing
-from shoal.signals.replica import Peer, ReplicaStreams
+from shoal.signals.replica import Me, Peer, ReplicaStreams
 
 
 class Fleet:
-    def __init__(self, key_ring: KeyRing) -> None:
+    def __init__(self, key_ring: KeyRing, me: Me = Me()) -> None:  # noqa: B008 - immutable
         self._key_ring = key_ring
-        self.streams = ReplicaStreams(self.heard_of)
+        self.streams = ReplicaStreams(self.heard_of, me)
         self.heard: dict[str, Heard] = {}
         """By pod uid; absent: no live stream."""
         self._in_flight: dict[str, int] = {}

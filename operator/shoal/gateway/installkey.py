@@ -17,6 +17,7 @@ class KeyRing:
         self._keys: dict[str, bytes] = {}
         self._seen: tuple[tuple[str, int, int], ...] | None = None
         self._derived: dict[tuple[str, str], str] = {}
+        self._demand: dict[keys.Role, tuple[str, ...]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._keys)
@@ -48,6 +49,7 @@ class KeyRing:
         changed = read != self._keys
         self._keys = read
         self._derived.clear()
+        self._demand.clear()
         if changed:
             log.info("install keys", fingerprints=sorted(read))
         return changed
@@ -59,4 +61,11 @@ class KeyRing:
         known = self._derived.get((fingerprint, model_uid))
         if known is None and (install_key := self._keys.get(fingerprint)) is not None:
             known = self._derived[fingerprint, model_uid] = keys.derive(install_key, "gateway", model_uid)
+        return known
+
+    def demand_keys(self, role: keys.Role) -> tuple[str, ...]:
+        """What `role` says to a gateway's demand stream, by each valid install key, the current one's first."""
+        known = self._demand.get(role)
+        if known is None:
+            known = self._demand[role] = tuple(keys.derive(k, role, keys.DEMAND) for k in self._keys.values())
         return known

@@ -1,24 +1,53 @@
-"""/healthz, /readyz and /metrics, on a port of their own."""
+"""/healthz, /readyz, /metrics and the demand stream, on a port of their own."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import asyncio
+import hmac
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Protocol
 
 import orjson
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from shoal.gateway.app import Receive, Scope, Send
+from shoal.api import names
+from shoal.api.keys import Role
+from shoal.api.replica import HEARTBEAT_SECONDS
+from shoal.gateway.app import DISCONNECT, GONE, Receive, Scope, Send
+from shoal.signals.hub import Caller, Hub, Reader, TooManyReaders
 
 Readiness = Callable[[], Mapping[str, str]]
 """What is missing, by part; empty when ready."""
+
+WRITE_SECONDS: Final = 10.0
+"""A reader that takes no byte for so long is dropped."""
+CALLERS: Final[tuple[Role, ...]] = ("operator", "gateway")
+"""Who may read the demand."""
+_LONGEST_NAME: Final = 253
+
+
+class Keys(Protocol):
+    """The part of the key ring that is needed here."""
+
+    def demand_keys(self, role: Role) -> Iterable[str]:
+        """What `role` says here, under each valid install key."""
+        ...
 
 
 class Ops:
     """`refresh` brings gauges up to date before they are read."""
 
-    def __init__(self, registry: CollectorRegistry, missing: Readiness, refresh: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        missing: Readiness,
+        refresh: Callable[[], None],
+        demand: Hub,
+        keys: Keys,
+    ) -> None:
         self._registry = registry
         self._missing = missing
         self._refresh = refresh
+        self._hub = demand
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -33,15 +62,61 @@ class Ops:
         elif path == "/metrics":
             self._refresh()
             await _send(send, 200, CONTENT_TYPE_LATEST.encode(), generate_latest(self._registry))
+        elif path == names.DEMAND_PATH:
+            await self._demand(scope, send)
         else:
             await _answer(send, 404, {"status": "unknown path"})
 
+    async def _demand(self, scope: Scope, send: Send) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        role = self._role(headers.get(b"authorization", b""))
+        if role is None:
+            await _answer(send, 401, {"status": "a key of an operator or a gateway is needed, as a bearer token"})
+            return
+        caller = Caller(role, _word(headers, names.HEADER_CALLER), _word(headers, names.HEADER_BOOT))
+        try:
+            with self._hub.reader(caller) as reader:
+                if scope.get(DISCONNECT) is GONE:
+                    return
+                scope[DISCONNECT] = reader.end
+                await self._stream(reader, send)
+        except TooManyReaders:
+            await _answer(send, 503, {"status": "too many readers"}, (b"retry-after", b"2"))
 
-async def _answer(send: Send, status: int, body: Mapping[str, Any]) -> None:
-    await _send(send, status, b"application/json", orjson.dumps(body))
+    async def _stream(self, reader: Reader, send: Send) -> None:
+        head = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        while True:
+            try:
+                message = await reader.next(HEARTBEAT_SECONDS)
+            except TimeoutError:
+                message = self._hub.heartbeat()
+            if message is None:
+                break
+            async with asyncio.timeout(WRITE_SECONDS):
+                await send({"type": "http.response.body", "body": message, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _role(self, authorization: bytes) -> Role | None:
+        """Whose key it is. All are compared, so that the time tells nothing."""
+        scheme, _, given = authorization.partition(b" ")
+        found: Role | None = None
+        for role in CALLERS:
+            for key in self._keys.demand_keys(role):
+                if hmac.compare_digest(given, key.encode()):
+                    found = role
+        return found if scheme.lower() == b"bearer" and given else None
 
 
-async def _send(send: Send, status: int, content_type: bytes, body: bytes) -> None:
-    headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+def _word(headers: Mapping[bytes, bytes], name: str) -> str:
+    return headers.get(name.encode(), b"").decode("latin-1")[:_LONGEST_NAME]
+
+
+async def _answer(send: Send, status: int, body: Mapping[str, Any], *headers: tuple[bytes, bytes]) -> None:
+    await _send(send, status, b"application/json", orjson.dumps(body), *headers)
+
+
+async def _send(send: Send, status: int, content_type: bytes, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+    head = [(b"content-type", content_type), (b"content-length", str(len(body)).encode()), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": head})
     await send({"type": "http.response.body", "body": body, "more_body": False})

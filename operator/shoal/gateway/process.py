@@ -11,11 +11,13 @@ from shoal.api import names
 from shoal.core.routing import Replica
 from shoal.gateway import collector
 from shoal.gateway.app import Gateway
+from shoal.gateway.demand import DemandBook, Teller
 from shoal.gateway.directory import Directory, Source, project_model, project_pod, project_tenant
 from shoal.gateway.fleet import Fleet
 from shoal.gateway.installkey import KeyRing
 from shoal.gateway.metrics import Metrics
 from shoal.gateway.ops import Ops
+from shoal.gateway.peers import Peers
 from shoal.gateway.server import Server, make_server
 from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.upstream import Pool
@@ -23,6 +25,7 @@ from shoal.kube.client import Client
 from shoal.kube.reflector import Reflector
 from shoal.kube.resources import MODELS, PODS, TENANTS
 from shoal.ledger.spool import Spool
+from shoal.signals.stream import Me
 
 log = structlog.get_logger()
 
@@ -44,7 +47,11 @@ class Process:
         self.settings = settings
         self.metrics = Metrics(settings.max_tracked_models)
         self.key_ring = KeyRing(settings.install_key_dir)
-        self.fleet = Fleet(self.key_ring)
+        self.demand = DemandBook()
+        self.teller = Teller(self.demand)
+        self.me = Me(settings.pod_name, self.teller.hub.boot)
+        self.peers = Peers(client, settings.pod_namespace, self.me, self.key_ring)
+        self.fleet = Fleet(self.key_ring, self.me)
         self.spool = Spool(settings.spool_dir)
         self.pool = Pool(connect_timeout=settings.connect_seconds)
         invalid: Callable[[str], None] = lambda kind: self.metrics.invalid.labels(kind).inc()  # noqa: E731
@@ -88,7 +95,7 @@ class Process:
             stop_seconds=int(settings.request_seconds + settings.body_seconds) + 1,
         )
         self.ops = make_server(
-            Ops(self.metrics.registry, self.missing, self._refresh_gauges),
+            Ops(self.metrics.registry, self.missing, self._refresh_gauges, self.teller.hub, self.key_ring),
             host=settings.ops_host,
             port=settings.ops_port,
             keep_alive=5,
@@ -129,9 +136,11 @@ class Process:
         self.spool.start()
         self.key_ring.refresh()
         self.fleet.streams.start()
+        self.peers.streams.start()
         try:
             async with asyncio.TaskGroup() as group:
                 background = [group.create_task(r.run()) for r in self._reflectors.values()]
+                background.append(group.create_task(self.peers.reflector.run()))
                 background.append(group.create_task(self._housekeeping()))
                 ops = group.create_task(self._serve(self.ops))
                 await _listening(self.ops)
@@ -146,12 +155,14 @@ class Process:
                 await asyncio.sleep(self.settings.settle_seconds)
                 self.server.should_exit = True
                 await main
+                self.teller.close()
                 self.ops.should_exit = True
                 await ops
                 for task in background:
                     task.cancel()
         finally:
             await self.fleet.streams.close()
+            await self.peers.streams.close()
             self.pool.close()
             await self.spool.stop()
             log.info("stopped")
@@ -168,6 +179,7 @@ class Process:
         while True:
             if self.key_ring.refresh():
                 self._follow()
+                self.peers.follow()
             self.pool.sweep()
             self.server.sweep()
             self.ops.sweep()
@@ -194,6 +206,7 @@ class Process:
 
     def _follow(self) -> None:
         self.fleet.follow(self.directory.snapshot)
+        self.demand.retain({model.uid for model in self.directory.snapshot.models.values()})
 
     def _refresh_gauges(self) -> None:
         metrics, snapshot = self.metrics, self.directory.snapshot

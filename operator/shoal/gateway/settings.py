@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shoal.api import names
@@ -22,6 +22,13 @@ class GatewaySettings(BaseSettings):
     tls_key: Path | None = None
     installation: str = Field(default="shoal", min_length=1, max_length=128)
     """Names this installation; the `source` of usage records. The same for all gateways, never a pod's name."""
+    pod_name: str = Field(default="", validation_alias=AliasChoices("SHOAL_GATEWAY_POD_NAME", "POD_NAME", "pod_name"))
+    """This gateway's own pod; without it, it listens to itself as to another one."""
+    pod_namespace: str = Field(
+        default="shoal-system",
+        validation_alias=AliasChoices("SHOAL_GATEWAY_POD_NAMESPACE", "POD_NAMESPACE", "pod_namespace"),
+    )
+    """Where the other gateways are."""
     install_key_dir: Path = Path(names.INSTALL_KEY_DIR)
     spool_dir: Path = Path(names.SPOOL_DIR)
     log_level: str = "info"

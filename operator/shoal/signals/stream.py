@@ -1,0 +1,244 @@
+"""Listening side of a stream (streams.md): one connection per peer, kept up whatever happens.
+
+A stream that is down, silent for 12 s, out of sequence or from another process means that what it said is unknown.
+`replica.py` and `demand.py` say what the messages mean.
+"""
+
+import asyncio
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Generic, TypeVar
+
+import aiohttp
+import orjson
+import pydantic
+import structlog
+
+from shoal.api import replica as api
+from shoal.api.meta import JsonObject
+from shoal.api.names import AGENT_PORT, HEADER_BOOT, HEADER_CALLER
+
+log = structlog.get_logger()
+
+CONNECT_SECONDS: Final = 5.0
+BACKOFF_FIRST: Final = 0.25
+BACKOFF_MOST: Final = 10.0
+STEADY_SECONDS: Final = 10.0
+"""A stream that was up for so long connects again without delay's growth."""
+LONGEST_MESSAGE: Final = 8 * 1024 * 1024
+"""Bytes. A full message of 50,000 Models has less."""
+STARTS_PER_SECOND: Final = 1000.0
+"""When many peers become known at once, their connections are spread."""
+
+
+class StreamBroken(Exception):
+    """Why a stream ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is listened to."""
+
+    uid: str
+    """Of the pod."""
+    name: str
+    host: str
+    key: str
+    port: int = AGENT_PORT
+    other_keys: tuple[str, ...] = ()
+    """Tried in turn after the peer refused the one before: it may not know the newest install key yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Me:
+    """Who listens, as it says in its requests."""
+
+    name: str = ""
+    """Of its pod."""
+    boot: str = ""
+
+
+class Follower(ABC):
+    """Listens to one peer until cancelled. Subclasses keep what was said."""
+
+    path: ClassVar[str]
+    field: ClassVar[str]
+    """What a message calls its content."""
+    what: ClassVar[str]
+    """For a person: who the peer is."""
+
+    def __init__(self, peer: Peer, session: aiohttp.ClientSession, me: Me) -> None:
+        self.peer = peer
+        self.boot: str | None = None
+        """Of the peer's process; None while nothing is known of it."""
+        self.seq = -1
+        """Of the last message that was taken."""
+        self.heard_at = float("-inf")
+        """time.monotonic() of the last message."""
+        self.failures = 0
+        self._session = session
+        self._me = me
+        self._keys = (peer.key, *peer.other_keys)
+
+    @abstractmethod
+    def _keep(self, content: JsonObject, *, full: bool) -> None:
+        """Takes a full state or a change. May raise pydantic.ValidationError."""
+
+    @abstractmethod
+    def _tell(self, content: JsonObject | None) -> None:
+        """Says that something changed: what a change brought, or None for everything."""
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """What was said is unknown from now on."""
+
+    async def run(self, delay: float = 0.0) -> None:
+        """Connects again and again, with back-off, the first time after `delay` seconds. Raises nothing but
+        cancellation."""
+        await asyncio.sleep(delay)
+        backoff = BACKOFF_FIRST
+        reason: str | None = None
+        while True:
+            began = time.monotonic()
+            try:
+                async for _ in self.listen():
+                    pass
+                error = f"the {self.what} ended the stream"
+            except StreamBroken as broken:
+                error = str(broken)
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as failure:
+                error = f"{type(failure).__name__}: {failure}"
+            self.lose()
+            self.failures += 1
+            if self.heard_at - began > STEADY_SECONDS:
+                backoff = BACKOFF_FIRST
+                reason = None
+            if error != reason:
+                log.info(f"{self.what} stream down", pod=self.peer.name, reason=error)
+                reason = error
+            await asyncio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - spreads reconnects
+            backoff = min(backoff * 2, BACKOFF_MOST)
+
+    async def listen(self) -> AsyncGenerator[None, None]:
+        """One connection: yields after each message. Raises StreamBroken, and what aiohttp raises."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=api.SILENCE_SECONDS)
+        headers = {
+            "authorization": f"Bearer {self._keys[0]}",
+            "accept": "text/event-stream",
+            HEADER_CALLER: self._me.name,
+            HEADER_BOOT: self._me.boot,
+        }
+        url = f"http://{_bracketed(self.peer.host)}:{self.peer.port}{self.path}"
+        async with self._session.get(url, headers=headers, timeout=timeout, allow_redirects=False) as response:
+            if response.status != 200:
+                if response.status == 401:
+                    self._keys = (*self._keys[1:], self._keys[0])
+                raise StreamBroken(f"the {self.what} answered with status {response.status}")
+            rest = b""
+            async for chunk in response.content.iter_any():
+                *lines, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
+                if len(rest) > LONGEST_MESSAGE:
+                    raise StreamBroken("a message is too long")
+                for line in lines:
+                    if line.startswith(b"data:"):
+                        self.take(line[5:])
+                        yield
+
+    def take(self, data: bytes) -> None:
+        """One message. Raises StreamBroken when it is not the next one."""
+        try:
+            message: Any = orjson.loads(data)
+            boot, seq, content = str(message["boot"]), int(message["seq"]), message.get(self.field)
+            if full := bool(message.get("full")):
+                self._keep(content or {}, full=True)
+                self.boot = boot
+            elif self.boot is None:
+                raise StreamBroken("the stream did not begin with the full state")
+            elif boot != self.boot:
+                raise StreamBroken(f"the {self.what} restarted")
+            elif seq != self.seq + (content is not None):
+                raise StreamBroken(f"a message is missing: {self.seq} is followed by {seq}")
+            elif content is not None:
+                self._keep(content, full=False)
+        except pydantic.ValidationError as error:
+            raise StreamBroken(f"a message is not understood ({error.error_count()} errors)") from None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise StreamBroken("a message is not understood") from None
+        self.seq = seq
+        self.heard_at = time.monotonic()
+        if full or content is not None:
+            self._tell(None if full else content)
+
+    def lose(self) -> None:
+        """The connection is over: nothing is known any more."""
+        if self.boot is not None:
+            self.boot = None
+            self._forget()
+            self._tell(None)
+
+
+F = TypeVar("F", bound=Follower)
+
+
+class Streams(Generic[F]):
+    """A stream to every peer that is named. `follower` makes the listener of one."""
+
+    def __init__(self, follower: Callable[[Peer, aiohttp.ClientSession], F]) -> None:
+        self._follower = follower
+        self._streams: dict[str, tuple[F, asyncio.Task[None]]] = {}
+        self._ended: set[asyncio.Task[None]] = set()
+        self._session: aiohttp.ClientSession | None = None
+
+    def start(self) -> None:
+        """Opens the session; `set_peers` needs it."""
+        # Peers are in the cluster: never through the proxy of the environment (trust_env is off by default).
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, force_close=True), auto_decompress=False
+        )
+
+    def set_peers(self, peers: Iterable[Peer]) -> None:
+        """Starts and ends streams so that exactly these peers are listened to."""
+        session = self._session
+        if session is None:
+            raise RuntimeError("the streams are not started")
+        wanted = {peer.uid: peer for peer in peers}
+        for uid, (stream, task) in list(self._streams.items()):
+            if wanted.get(uid) != stream.peer:
+                task.cancel()
+                self._ended.add(task)
+                task.add_done_callback(self._ended.discard)
+                del self._streams[uid]
+                stream.lose()
+        new = [peer for uid, peer in wanted.items() if uid not in self._streams]
+        for number, peer in enumerate(new):
+            stream = self._follower(peer, session)
+            running = stream.run(number / STARTS_PER_SECOND)
+            self._streams[peer.uid] = (stream, asyncio.create_task(running, name=f"{stream.what} {peer.name}"))
+
+    def get(self, uid: str) -> F | None:
+        """The listener of a peer, if its stream is live."""
+        found = self._streams.get(uid)
+        return found[0] if found is not None and found[0].boot is not None else None
+
+    def live(self) -> list[F]:
+        """The listeners whose streams are live."""
+        return [stream for stream, _ in self._streams.values() if stream.boot is not None]
+
+    @property
+    def wanted(self) -> int:
+        return len(self._streams)
+
+    async def close(self) -> None:
+        """Ends all of them."""
+        if self._session is None:
+            return
+        self.set_peers(())
+        await asyncio.gather(*self._ended, return_exceptions=True)
+        await self._session.close()
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
