@@ -201,22 +201,35 @@ class Streams(Generic[F]):
 
     def set_peers(self, peers: Iterable[Peer]) -> None:
         """Starts and ends streams so that exactly these peers are listened to."""
-        session = self._session
-        if session is None:
-            raise RuntimeError("the streams are not started")
         wanted = {peer.uid: peer for peer in peers}
-        for uid, (stream, task) in list(self._streams.items()):
-            if wanted.get(uid) != stream.peer:
-                task.cancel()
-                self._ended.add(task)
-                task.add_done_callback(self._ended.discard)
-                del self._streams[uid]
-                stream.lose()
-        new = [peer for uid, peer in wanted.items() if uid not in self._streams]
-        for number, peer in enumerate(new):
-            stream = self._follower(peer, session)
-            running = stream.run(number / STARTS_PER_SECOND)
-            self._streams[peer.uid] = (stream, asyncio.create_task(running, name=f"{stream.what} {peer.name}"))
+        for uid in [uid for uid in self._streams if uid not in wanted]:
+            self.drop(uid)
+        new = 0
+        for peer in wanted.values():
+            new += self.put(peer, new / STARTS_PER_SECOND)
+
+    def put(self, peer: Peer, delay: float = 0.0) -> bool:
+        """Listens to a peer, after `delay` seconds. False when it is listened to already, as it is named now."""
+        if self._session is None:
+            raise RuntimeError("the streams are not started")
+        found = self._streams.get(peer.uid)
+        if found is not None and found[0].peer == peer:
+            return False
+        self.drop(peer.uid)
+        stream = self._follower(peer, self._session)
+        running = asyncio.create_task(stream.run(delay), name=f"{stream.what} {peer.name}")
+        self._streams[peer.uid] = (stream, running)
+        return True
+
+    def drop(self, uid: str) -> None:
+        """Listens to a peer no longer; what it said is unknown."""
+        found = self._streams.pop(uid, None)
+        if found is not None:
+            stream, task = found
+            task.cancel()
+            self._ended.add(task)
+            task.add_done_callback(self._ended.discard)
+            stream.lose()
 
     def get(self, uid: str) -> F | None:
         """The listener of a peer, if its stream is live."""
@@ -235,7 +248,8 @@ class Streams(Generic[F]):
         """Ends all of them."""
         if self._session is None:
             return
-        self.set_peers(())
+        for uid in list(self._streams):
+            self.drop(uid)
         await asyncio.gather(*self._ended, return_exceptions=True)
         await self._session.close()
 
