@@ -8,6 +8,8 @@ CLUSTER ?= lab             # lab | current (what kubectl points to)
 NAME ?= demo               # name of the demo's lab
 IMAGE ?= shoal:dev
 PYTEST_ARGS ?=
+REQUESTS ?= 200000         # of a storm
+SEED ?= 1                  # of a storm
 
 # uv from PATH, else a private copy beside the project.
 UV := $(shell command -v uv 2>/dev/null || echo .venv-uv/bin/uv)
@@ -50,6 +52,15 @@ test-lab: setup models ## Tests on real API servers and on the lab (the lab need
 test-engine: setup models ## The contract suite on the real SGLang engine, on the CPU (installs it: 0.7 GB)
 	@images/engine-cpu/install.sh
 	@$(RUN) pytest -m engine $(PYTEST_ARGS)
+
+.PHONY: test-kubelet
+test-kubelet: setup models ## The pod life-cycle suite on a real kubelet with containerd (needs root and Debian packages)
+	@$(RUN) python -m tests.kubelet $(PYTEST_ARGS)
+
+.PHONY: storm
+storm: setup models ## Requests against the lab while things are killed; fails if one is lost (REQUESTS=200000 SEED=1)
+	@$(RUN) shoal lab binaries
+	@$(RUN) python -m tests.storm --requests $(strip $(REQUESTS)) --seed $(strip $(SEED))
 
 .PHONY: bench
 bench: setup ## Print the figures: gateway beside Envoy and smg, sizing, packing, cache, fetching, lab, operator
