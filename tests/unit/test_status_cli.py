@@ -2,16 +2,13 @@
 
 import io
 import json
-import threading
 from collections.abc import Generator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 import structlog.testing
-import yaml
 from click.testing import CliRunner, Result
 from rich.console import Console
 
@@ -21,6 +18,7 @@ from shoal.cli.main import main
 from shoal.cli.status.command import picture
 from shoal.cli.status.read import Snapshot, last_progress
 from shoal.cli.status.view import ModelRow, fetched
+from tests.support.cannedapi import CannedApi
 
 GI = 2**30
 MODEL: dict[str, Any] = {
@@ -80,11 +78,10 @@ LOG = "\n".join(
 )
 
 
-class Api:
-    """What the stand-in for an API server answers, by path: a JSON object, a text, or a status and a message."""
-
-    def __init__(self) -> None:
-        self.answers: dict[str, Any] = {
+@pytest.fixture
+def api() -> CannedApi:
+    return CannedApi(
+        {
             "/apis/shoal.dev/v1alpha1/namespaces/chat/models": {"items": [MODEL]},
             "/apis/shoal.dev/v1alpha1/namespaces/chat/models/llama": MODEL,
             "/apis/shoal.dev/v1alpha1/models": {"items": [MODEL]},
@@ -92,59 +89,13 @@ class Api:
             "/api/v1/pods": {"items": [POD]},
             "/api/v1/namespaces/chat/pods/llama-1/log": LOG,
         }
-        self.asked: list[str] = []
+    )
 
 
 @pytest.fixture
-def api() -> Api:
-    return Api()
-
-
-@pytest.fixture
-def kubeconfig(api: Api, tmp_path: Path) -> Generator[Path]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            path = self.path.partition("?")[0]
-            api.asked.append(self.path)
-            answer = api.answers.get(path, (404, "the server could not find the requested resource"))
-            status, body = (200, answer) if not isinstance(answer, tuple) else answer
-            kind = "application/json" if isinstance(body, dict) else "text/plain"
-            if status >= 400:
-                body = {
-                    "kind": "Status",
-                    "code": status,
-                    "message": body,
-                    "reason": "Forbidden" if status == 403 else "",
-                }
-            raw = (body if isinstance(body, str) else json.dumps(body)).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(raw)))
-            self.end_headers()
-            self.wfile.write(raw)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    path = tmp_path / "kubeconfig"
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "here",
-        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
-        "users": [{"name": "me", "user": {"token": "t"}}],
-        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "me", "namespace": "chat"}}],
-    }
-    path.write_text(yaml.safe_dump(config))
-    try:
+def kubeconfig(api: CannedApi, tmp_path: Path) -> Generator[Path]:
+    with api.kubeconfig(tmp_path) as path:
         yield path
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def status(kubeconfig: Path, *args: str) -> Result:
@@ -175,7 +126,7 @@ def test_on_a_narrow_terminal_the_message_stands_below_the_table(kubeconfig: Pat
     assert message == "llama: Fetching: 0 of 1 replicas ready"
 
 
-def test_one_model_can_be_named_as_kubectl_writes_it(kubeconfig: Path, api: Api) -> None:
+def test_one_model_can_be_named_as_kubectl_writes_it(kubeconfig: Path, api: CannedApi) -> None:
     assert "40 %" in status(kubeconfig, "model/llama").output
     assert api.asked[0] == "/apis/shoal.dev/v1alpha1/namespaces/chat/models/llama"
 
@@ -192,7 +143,7 @@ def test_as_json_the_figures_are_numbers(kubeconfig: Path) -> None:
     assert row["variants"][0]["cold_start_seconds"] == 74
 
 
-def test_without_the_right_to_read_logs_the_rest_is_shown_and_the_reason_told(kubeconfig: Path, api: Api) -> None:
+def test_without_the_right_to_read_logs_the_rest_is_shown_and_the_reason_told(kubeconfig: Path, api: CannedApi) -> None:
     api.answers["/api/v1/namespaces/chat/pods/llama-1/log"] = (403, 'pods "llama-1" is forbidden: cannot get pods/log')
     done = status(kubeconfig)
     assert done.exit_code == 0
@@ -200,33 +151,33 @@ def test_without_the_right_to_read_logs_the_rest_is_shown_and_the_reason_told(ku
     assert 'without the per cent of fetching: pods "llama-1" is forbidden' in done.output
 
 
-def test_without_the_right_to_see_pods_the_models_are_shown(kubeconfig: Path, api: Api) -> None:
+def test_without_the_right_to_see_pods_the_models_are_shown(kubeconfig: Path, api: CannedApi) -> None:
     api.answers["/api/v1/namespaces/chat/pods"] = (403, "pods is forbidden: cannot list pods")
     done = status(kubeconfig)
     assert "l40s-48gb" in done.output
     assert "without the progress of pods: pods is forbidden" in done.output
 
 
-def test_no_right_to_see_models_is_said_in_the_servers_words(kubeconfig: Path, api: Api) -> None:
+def test_no_right_to_see_models_is_said_in_the_servers_words(kubeconfig: Path, api: CannedApi) -> None:
     api.answers["/apis/shoal.dev/v1alpha1/namespaces/chat/models"] = (403, "models.shoal.dev is forbidden: no")
     done = status(kubeconfig)
     assert done.exit_code == 1
     assert "models.shoal.dev is forbidden: no" in done.output
 
 
-def test_a_cluster_without_the_kind_says_what_to_install(kubeconfig: Path, api: Api) -> None:
+def test_a_cluster_without_the_kind_says_what_to_install(kubeconfig: Path, api: CannedApi) -> None:
     del api.answers["/apis/shoal.dev/v1alpha1/namespaces/chat/models"]
     done = status(kubeconfig)
     assert done.exit_code == 1
     assert "is Shoal's chart `shoal-crds` installed?" in done.output
 
 
-def test_an_empty_namespace_says_so(kubeconfig: Path, api: Api) -> None:
+def test_an_empty_namespace_says_so(kubeconfig: Path, api: CannedApi) -> None:
     api.answers["/apis/shoal.dev/v1alpha1/namespaces/chat/models"] = {"items": []}
     assert status(kubeconfig).output == "there is no Model in namespace chat\n"
 
 
-def test_a_model_that_nobody_looked_at_asks_for_the_operator(kubeconfig: Path, api: Api) -> None:
+def test_a_model_that_nobody_looked_at_asks_for_the_operator(kubeconfig: Path, api: CannedApi) -> None:
     bare = {k: v for k, v in MODEL.items() if k != "status"}
     api.answers["/apis/shoal.dev/v1alpha1/namespaces/chat/models"] = {"items": [bare]}
     assert "the operator has not seen it yet: is it running?" in status(kubeconfig).output

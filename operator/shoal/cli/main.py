@@ -33,6 +33,9 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "explain": ("shoal.cli.explain:command", "Say where Models would run and why, without a cluster."),
     "render": ("shoal.cli.render:command", "Print the objects that the operator would make."),
     "status": ("shoal.cli.status:command", "Show the Models of a cluster and how far they are."),
+    "top": ("shoal.cli.scaling.top:command", "Show load, replicas and cost of Models, live."),
+    "why": ("shoal.cli.scaling.why:command", "Say why a Model has as many replicas as it has."),
+    "wake": ("shoal.cli.scaling.wake:command", "Wake a Model that has no replica."),
     "generate": ("shoal.cli.generate:command", "Write crds/, chart schemas and reference docs."),
 }
 

@@ -82,6 +82,12 @@ def up(engine: steps.EngineChoice, where: str, name: str, image: str, timeout: f
         else:
             # Its sums need the lab's nodes, and a real engine of its own for each Model is more than this machine has.
             console.print("\nThe act on a mixed fleet needs the lab and the simulator: left out.")
+        if engine == "simulator":
+            from shoal.cli.demo import scaleact  # the SDK that it needs is not part of an installation
+
+            scaleact.run(cluster, stages, timeout)
+        else:
+            console.print("The act on scaling needs the simulator: three real engines are more than this machine has.")
         console.print(stages.summary())
         _try_it(
             console,
@@ -105,7 +111,8 @@ def down(where: str, name: str) -> None:
             raise click.ClickException(str(e)) from e
         return
     cluster = CurrentCluster()
-    files = [arg for file in reversed(steps.EXAMPLE_FILES) for arg in ("-f", str(steps.EXAMPLES / file))]
+    examples = (*reversed(steps.EXAMPLE_FILES), steps.SCALING_FILE)
+    files = [arg for file in examples for arg in ("-f", str(steps.EXAMPLES / file))]
     cluster.kubectl("delete", "--ignore-not-found", "--wait=true", *files, timeout=300)
     for release in ("shoal", "shoal-crds"):
         cluster.helm("uninstall", release, "--namespace", NAMESPACE, "--ignore-not-found", "--wait")
@@ -176,7 +183,7 @@ def _try_it(console: Console, cluster: Cluster, served: str, *, down: str) -> No
     for line in (
         *cluster.try_it(),
         f"kubectl get models,gpuclasses,tenants,pods -n {steps.DEMO_NAMESPACE}",
-        *(["kubectl shoal status -A"] if isinstance(cluster, LabCluster) else []),
+        *(["kubectl shoal status -A", "kubectl shoal top -A"] if isinstance(cluster, LabCluster) else []),
         f"kubectl describe model {served} -n {steps.DEMO_NAMESPACE}",
         f"curl -N $GATEWAY/v1/chat/completions -H 'Authorization: Bearer {steps.DEMO_KEY}' -d '{body}'",
         down,

@@ -14,6 +14,8 @@ from shoal.cli.demo.clusters import NAMESPACE, Cluster
 ROOT: Final = Path(__file__).parents[4]
 EXAMPLES: Final = ROOT / "examples"
 EXAMPLE_FILES: Final = ("gpuclasses.yaml", "models.yaml", "tenant.yaml")
+SCALING_FILE: Final = "scaling.yaml"
+"""Applied by its act."""
 DEMO_NAMESPACE: Final = "demo"
 DEMO_KEY: Final = "sk-demo-acme-5f0c2b7e9a"
 """The key whose hash stands in examples/tenant.yaml: public, not a secret."""

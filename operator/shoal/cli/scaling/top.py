@@ -1,0 +1,172 @@
+"""`shoal top`: Models live, like `top`."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Final
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from shoal.api.decisions import Decisions, ModelFigures
+from shoal.cli.scaling.figures import Line, line
+from shoal.cli.scaling.reach import Operator, Unreachable, cluster_options, told
+from shoal.kube.client import Client
+from shoal.kube.errors import KubeError
+
+INTERVAL_SECONDS: Final = 1.0
+WIDTH: Final = 160
+"""Columns where the output is no terminal."""
+HEADINGS: Final = ("REPLICAS", "KV %", "QUEUE", "HELD", "IN FLIGHT", "REQ/S", "TOK/S", "COST/H")
+BESIDE: Final = 130
+"""Columns from which the message has room beside its reason."""
+SORTS: Final = ("name", "kv", "queue", "held", "rate", "cost")
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(["models"]), default="models")
+@click.option("-n", "--namespace", help="Default: that of the kubeconfig's context.")
+@click.option("-A", "--all-namespaces", is_flag=True, help="Models of all namespaces.")
+@click.option("--sort", type=click.Choice(SORTS), default="name", show_default=True, help="What comes first.")
+@click.option("--once", is_flag=True, help="Print it once; so without a terminal in any case.")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@cluster_options
+def command(
+    kind: str,
+    namespace: str | None,
+    all_namespaces: bool,
+    sort: str,
+    once: bool,
+    output: str,
+    kubeconfig: str | None,
+    context: str | None,
+    operator_namespace: str,
+    operator_url: str | None,
+) -> None:
+    """Show Models live, each second: replicas, KV cache in use, queues, rates, cost per hour.
+
+    What is not known is `?`, and `12+?` is a sum of which a part is not known. Needs the right to get the operator's
+    Lease and pods/proxy in Shoal's namespace.
+    """
+    if all_namespaces and namespace:
+        raise click.UsageError("--all-namespaces does not go with --namespace")
+    live = Console().is_terminal and not once and output == "table"
+    console = Console(highlight=False, width=None if Console().is_terminal else WIDTH)
+
+    async def work() -> None:
+        async with await Client.from_environment(kubeconfig=kubeconfig, context=context) as client:
+            where = None if all_namespaces else namespace or client.namespace or "default"
+            operator = Operator(client, operator_namespace, operator_url)
+            found = await operator.all(where)
+            if output == "json":
+                click.echo(json.dumps([m.model_dump(mode="json") for m in ordered(found.models, sort)], indent=2))
+            elif not live:
+                console.print(picture(found, wide=where is None, sort=sort, width=console.width))
+            else:
+                await _watch(console, operator, where, found, sort)
+
+    try:
+        asyncio.run(told(work()))
+    except KeyboardInterrupt:
+        return
+
+
+async def _watch(console: Console, operator: Operator, where: str | None, found: Decisions, sort: str) -> None:
+    note = ""
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            size = console.size
+            shown = picture(
+                found, wide=where is None, sort=sort, width=size.width, height=size.height - 1, note=note, live=True
+            )
+            live.update(shown, refresh=True)
+            await asyncio.sleep(INTERVAL_SECONDS)
+            try:
+                found, note = await operator.all(where), ""
+            except (Unreachable, KubeError) as error:  # a new leader, an API server that restarts: it goes on
+                note = f"not up to date: {error}"
+
+
+def picture(
+    found: Decisions,
+    *,
+    wide: bool,
+    sort: str,
+    width: int,
+    height: int | None = None,
+    note: str = "",
+    live: bool = False,
+) -> RenderableType:
+    """The table, the busiest or first Models as far as `height` lines have room, and the totals of all."""
+    if not found.models and not live:
+        return Text("there is no Model")
+    beside = width >= BESIDE
+    table = Table(show_edge=False, box=None, pad_edge=False)
+    for heading in (*(["NAMESPACE"] if wide else []), "MODEL"):
+        table.add_column(heading, no_wrap=True)
+    for heading in HEADINGS:
+        table.add_column(heading, no_wrap=True, justify="right")
+    table.add_column("REASON", no_wrap=True, overflow="ellipsis")
+    models = ordered(found.models, sort)
+    room = len(models) if height is None else max(1, height - 5 - bool(note))
+    for model in models[:room]:
+        namespace, _, name = model.model.partition("/")
+        reason = f"{model.reason}: {model.message}" if beside and model.message else model.reason
+        unheard = f" ({len(model.unheard)} not heard)" if model.unheard else ""
+        table.add_row(*([Text(namespace)] if wide else []), Text(name), *_cells(line([model])), Text(reason + unheard))
+    more = len(models) - room
+    left_out = [Text(f"and {more} more Models", style="dim")] if more > 0 else []
+    table.add_section()
+    totals = line(models)
+    end = Text(f"{len(models)} Models" + (f", cost in {totals.currency}" if totals.currency else ""))
+    table.add_row(*([""] if wide else []), Text("in all", style="bold"), *_cells(totals), end)
+    top = [Text(f"{found.time:%H:%M:%S}Z  operator {found.operator}", style="dim")] if live else []
+    return Group(*top, *([Text(note, style="yellow")] if note else []), table, *left_out)
+
+
+def ordered(models: Sequence[ModelFigures], sort: str) -> list[ModelFigures]:
+    """By name, or what is largest first; unknown comes before everything, since somebody should look at it."""
+    named = sorted(models, key=lambda m: m.model)
+    if sort == "name":
+        return named
+
+    def largest(model: ModelFigures) -> float:
+        of = line([model])
+        kv = of.kv_percent
+        value = {
+            "kv": -1.0 if isinstance(kv, str) else kv,
+            "queue": of.queue.known,
+            "held": of.held.known,
+            "rate": of.requests.known,
+            "cost": of.cost.known,
+        }[sort]
+        return float("-inf") if value is None else -value
+
+    return sorted(named, key=largest)
+
+
+def _cells(of: Line) -> tuple[Text, ...]:
+    kv = of.kv_percent
+    whole = of.ready == of.wanted
+    rate = _rate
+    return (
+        Text(f"{of.ready}/{of.wanted}", style="" if whole else "yellow"),
+        _cell("?" if kv is None else kv if isinstance(kv, str) else f"{kv:.0f}"),
+        _cell(of.queue.text()),
+        _cell(of.held.text()),
+        _cell(of.in_flight.text()),
+        _cell(of.requests.text(rate)),
+        _cell(of.tokens.text(rate)),
+        _cell(of.cost.text(lambda value: f"{value:,.2f}")),
+    )
+
+
+def _cell(text: str) -> Text:
+    return Text(text, style="yellow" if "?" in text else "")
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 or value == 0 else f"{value:.1f}"

@@ -1,0 +1,100 @@
+"""`shoal wake`: what a first request would do, without one."""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Final
+
+import click
+from pydantic import ValidationError
+
+from shoal.api import names, reasons
+from shoal.api.meta import JsonObject
+from shoal.api.model import Model
+from shoal.cli.scaling.reach import told
+from shoal.core.conditions import find
+from shoal.kube.client import Client
+from shoal.kube.resources import MODELS
+
+MANAGER: Final = "kubectl-shoal"
+POLL_SECONDS: Final = 0.5
+
+
+@click.command()
+@click.argument("model")
+@click.option("-n", "--namespace", help="Default: that of the kubeconfig's context.")
+@click.option("--wait", is_flag=True, help="Wait until a replica serves, and tell how it goes.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Of --wait, in seconds."
+)
+@click.option("--kubeconfig", help="Default: KUBECONFIG, else ~/.kube/config.")
+@click.option("--context", help="The context of the kubeconfig to use.")
+def command(
+    model: str, namespace: str | None, wait: bool, timeout: float, kubeconfig: str | None, context: str | None
+) -> None:
+    """Wake a Model, as a request would: before a load that is expected, or to see that it starts.
+
+    MODEL is a name, or model/name as kubectl writes it. It writes the annotation shoal.dev/wake on the Model, which
+    needs the right to patch it.
+    """
+
+    async def work() -> None:
+        async with await Client.from_environment(kubeconfig=kubeconfig, context=context) as client:
+            where = namespace or client.namespace or "default"
+            name = model.removeprefix("model/")
+            found = await client.get(MODELS, name, where)
+            now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            patch: JsonObject = {"metadata": {"annotations": {names.ANNOTATION_WAKE: now}}}
+            await client.merge_patch(MODELS, name, where, patch, manager=MANAGER)
+            click.echo(f"{where}/{name}: {happens(found)}")
+            if wait:
+                await _wait(client, name, where, timeout)
+
+    try:
+        asyncio.run(told(work()))
+    except KeyboardInterrupt:
+        return
+
+
+def happens(raw: JsonObject) -> str:
+    """What waking means for this Model as it is."""
+    if (raw["metadata"].get("annotations") or {}).get(names.ANNOTATION_PAUSED) == "true":
+        return f"is paused: it wakes when the annotation {names.ANNOTATION_PAUSED} is gone"
+    try:
+        model = Model.model_validate(raw)
+    except ValidationError:
+        return "is asked to wake, but this version finds it invalid: see its condition Accepted"
+    counts = model.status.replicas if model.status else None
+    idle = model.spec.scaling.idle_seconds
+    stays = (
+        f"and keeps {model.spec.scaling.min_replicas} in any case"
+        if model.spec.scaling.min_replicas
+        else f"and goes back to zero {idle} s after the last request"
+    )
+    if counts is not None and counts.ready:
+        return f"has {counts.ready} replica{'s' if counts.ready > 1 else ''}: counts as a request now, {stays}"
+    if counts is not None and counts.desired:
+        return f"is starting already: counts as a request now, {stays}"
+    return f"wakes on the cheapest class that fits and is free, {stays}"
+
+
+async def _wait(client: Client, name: str, namespace: str, timeout: float) -> None:
+    """Raises ClickException with what the Model says when no replica serves in time."""
+    loop = asyncio.get_running_loop()
+    began, said = loop.time(), ""
+    while True:
+        raw = await client.get(MODELS, name, namespace)
+        try:
+            model = Model.model_validate(raw)
+        except ValidationError as error:
+            raise click.ClickException(f"model/{name} is not valid: {error.errors()[0]['msg']}") from None
+        ready = find(model.status.conditions if model.status else (), reasons.READY)
+        line = f"{ready.reason}: {ready.message}" if ready else "the operator has not seen it yet: is it running?"
+        if model.status and model.status.replicas and model.status.replicas.ready:
+            click.echo(f"  a replica serves after {loop.time() - began:.1f} s")
+            return
+        if line != said:
+            said = line
+            click.echo(f"  {line}")
+        if loop.time() - began > timeout:
+            raise click.ClickException(f"no replica serves after {timeout:.0f} s: {line}")
+        await asyncio.sleep(POLL_SECONDS)

@@ -1,0 +1,126 @@
+"""`shoal why`: the last decisions on one Model, each with its inputs and with what was not done."""
+
+import asyncio
+from datetime import datetime, timedelta
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from shoal.api.decisions import DecisionRecord, Decisions, ModelFigures, RuleResult
+from shoal.cli.scaling.reach import Operator, cluster_options, told
+from shoal.kube.client import Client
+
+WIDTH = 160
+"""Columns where the output is no terminal."""
+
+
+@click.command()
+@click.argument("model")
+@click.option("-n", "--namespace", help="Default: that of the kubeconfig's context.")
+@click.option("--last", type=click.IntRange(min=1), default=5, show_default=True, help="How many decisions.")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@cluster_options
+def command(
+    model: str,
+    namespace: str | None,
+    last: int,
+    output: str,
+    kubeconfig: str | None,
+    context: str | None,
+    operator_namespace: str,
+    operator_url: str | None,
+) -> None:
+    """Say why a Model has as many replicas as it has: the last decisions, newest first.
+
+    MODEL is a name, or model/name as kubectl writes it. Each decision shows what every rule asked for and from which
+    figures, and what was not done and why. Needs the right to get the operator's Lease and pods/proxy in Shoal's
+    namespace.
+    """
+
+    async def work() -> tuple[Decisions, ModelFigures]:
+        async with await Client.from_environment(kubeconfig=kubeconfig, context=context) as client:
+            where = namespace or client.namespace or "default"
+            answer = await Operator(client, operator_namespace, operator_url).one(where, model.removeprefix("model/"))
+        return answer, answer.models[0]
+
+    answer, figures = asyncio.run(told(work()))
+    figures = figures.model_copy(update={"decisions": figures.decisions[:last]})
+    if output == "json":
+        click.echo(figures.model_dump_json(indent=2))
+        return
+    console = Console(highlight=False, width=None if Console().is_terminal else WIDTH)
+    console.print(picture(figures, answer.time))
+
+
+def picture(model: ModelFigures, now: datetime, *, rules: bool = True) -> RenderableType:
+    """How it is now, then a block per decision, without `rules` a line. `now` is the operator's time of the answer."""
+    parts: list[RenderableType] = [
+        Text.assemble((model.model, "bold"), f": {model.wanted} wanted, {model.ready} ready"),
+        Text(f"{model.reason}: {model.message}" if model.message else model.reason),
+    ]
+    if model.unheard:
+        parts.append(
+            Text(f"not heard, so nothing goes down: {', '.join(model.unheard)}", style="yellow"),
+        )
+    if not model.decisions:
+        parts.append(Text("no decision yet since this operator leads"))
+    for decision in model.decisions:
+        parts += [Text(""), *_decision(decision, now)] if rules else [_heading(decision, now)]
+    return Group(*parts)
+
+
+def _heading(decision: DecisionRecord, now: datetime) -> Text:
+    times = f", {decision.count} times" if decision.count > 1 else ""
+    change = f"{decision.before} -> {decision.wanted}" if decision.before != decision.wanted else f"{decision.wanted}"
+    return Text.assemble(
+        (f"{decision.time:%H:%M:%S}Z", "bold"),
+        f" ({ago(now - decision.time)} ago{times})  ",
+        (change, "bold"),
+        f"  {decision.reason}: {decision.message}" if decision.message else f"  {decision.reason}",
+    )
+
+
+def _decision(decision: DecisionRecord, now: datetime) -> list[RenderableType]:
+    parts: list[RenderableType] = [_heading(decision, now)]
+    if decision.rules:
+        table = Table(show_edge=False, box=None, pad_edge=False)
+        table.add_column("RULE", no_wrap=True)
+        table.add_column("ASKS", justify="right", no_wrap=True)
+        table.add_column("FROM", overflow="fold")
+        table.add_column("THAT IS", overflow="fold")
+        for rule in decision.rules:
+            asks = "?" if rule.replicas is None else str(rule.replicas)
+            table.add_row(Text(rule.rule), Text(asks), Text(inputs(rule)), Text(rule.sentence))
+        parts.append(Padding(table, (0, 0, 0, 2), expand=False))
+    if decision.alternative:
+        parts.append(Padding(Text(f"not done: {decision.alternative}"), (0, 0, 0, 2)))
+    return parts
+
+
+def inputs(rule: RuleResult) -> str:
+    """`waiting 14, target 4`; unknown is `?`."""
+    return ", ".join(f"{name} {_value(value)}" for name, value in rule.inputs.items())
+
+
+def _value(value: float | int | str | None) -> str:
+    match value:
+        case None:
+            return "?"
+        case bool() | str():
+            return str(value)
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.2f}".rstrip("0").rstrip(".")
+
+
+def ago(span: timedelta) -> str:
+    """`34 s`, `5 min`, `3 h`, `2 d`."""
+    seconds = max(0, int(span.total_seconds()))
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"

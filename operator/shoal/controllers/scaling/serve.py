@@ -1,0 +1,64 @@
+"""`GET /v1/decisions`: what the scaler decided and from what, for `kubectl shoal why` and `top`.
+
+It tells names of Models and pods, and figures; no key, prompt or answer. Whoever reaches the operator's ops port may
+read it, as with metrics.
+"""
+
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+from aiohttp import web
+
+from shoal.api import names
+from shoal.api.decisions import Decisions, ModelFigures
+
+NOT_LEADING: Final = "NotLeading"
+MODEL_UNKNOWN: Final = "ModelUnknown"
+RETRY_SECONDS: Final = 2
+
+
+class Book(Protocol):
+    """Where the answers come from."""
+
+    def figures(self, namespace: str | None = None) -> Iterable[ModelFigures]:
+        """Every Model, or those of a namespace, without their decisions."""
+        ...
+
+    def model(self, key: str) -> ModelFigures | None:
+        """One Model with its last decisions, newest first; None: there is no such Model."""
+        ...
+
+
+def routes(
+    book: Book, *, operator: str, leads: Callable[[], bool], leader: Callable[[], str]
+) -> tuple[web.RouteDef, ...]:
+    """`operator` is the name of this pod; `leader()` names the one that leads, "" while that is not known."""
+
+    def refused() -> web.Response | None:
+        if leads():
+            return None
+        other = leader()
+        told = f"{other} leads" if other and other != operator else "nobody is known to lead"
+        body = {"reason": NOT_LEADING, "message": f"{operator} does not lead: {told}", "leader": other}
+        return web.json_response(body, status=503, headers={"Retry-After": str(RETRY_SECONDS)})
+
+    def answer(models: Iterable[ModelFigures]) -> web.Response:
+        said = Decisions(operator=operator, leads=True, time=datetime.now(UTC), models=tuple(models))
+        return web.Response(body=said.model_dump_json().encode(), content_type="application/json")
+
+    async def everything(request: web.Request) -> web.Response:
+        return refused() or answer(sorted(book.figures(request.query.get("namespace")), key=lambda one: one.model))
+
+    async def one(request: web.Request) -> web.Response:
+        if (problem := refused()) is not None:
+            return problem
+        key = f"{request.match_info['namespace']}/{request.match_info['name']}"
+        found = book.model(key)
+        if found is None:
+            body = {"reason": MODEL_UNKNOWN, "message": f"the operator knows no Model {key}"}
+            return web.json_response(body, status=404)
+        return answer([found])
+
+    path = names.DECISIONS_PATH
+    return (web.get(path, everything), web.get(f"{path}/{{namespace}}/{{name}}", one))

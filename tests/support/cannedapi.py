@@ -1,0 +1,78 @@
+"""A stand-in for an API server that answers from a table, for tests of what a person sees on the command line."""
+
+import json
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import yaml
+
+
+class CannedApi:
+    """What is answered, by path: a JSON object, a text, or a status with a message or a body."""
+
+    def __init__(self, answers: dict[str, Any] | None = None) -> None:
+        self.answers: dict[str, Any] = answers or {}
+        self.asked: list[str] = []
+        """Paths with their queries."""
+        self.patches: list[tuple[str, dict[str, Any]]] = []
+        """Path with its query, and body, of each PATCH. They are answered like a GET."""
+
+    @contextmanager
+    def kubeconfig(self, folder: Path) -> Generator[Path]:
+        """Serves until the context ends; yields a kubeconfig for it, with the namespace `chat`."""
+        api = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._answer()
+
+            def do_PATCH(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                api.patches.append((unquote(self.path), json.loads(body)))
+                self._answer()
+
+            def _answer(self) -> None:
+                path = unquote(self.path).partition("?")[0]
+                api.asked.append(unquote(self.path))
+                answer = api.answers.get(path, (404, "the server could not find the requested resource"))
+                status, body = (200, answer) if not isinstance(answer, tuple) else answer
+                if status >= 400 and isinstance(body, str):
+                    reason = "Forbidden" if status == 403 else ""
+                    body = {"kind": "Status", "code": status, "message": body, "reason": reason}
+                raw = (body if isinstance(body, str) else json.dumps(body)).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json" if isinstance(body, dict) else "text/plain")
+                self.send_header("Content-Length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        path = folder / "kubeconfig"
+        path.write_text(yaml.safe_dump(_config(f"http://127.0.0.1:{server.server_port}")))
+        try:
+            yield path
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+
+def _config(server: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "here",
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "me", "user": {"token": "t"}}],
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "me", "namespace": "chat"}}],
+    }
