@@ -234,11 +234,17 @@ class Lab:
 
         Raises LabError.
         """
-        pid = self._in_container(pod, enter.first_process)
         try:
-            os.kill(pid, number)
+            os.kill(self.first_process(pod), number)
         except ProcessLookupError as error:
             raise LabError(f"{pod} has just ended") from error
+
+    def first_process(self, pod: str) -> int:
+        """The pid of a container's first process, by its number on this machine; `pod` as in `pod_command`.
+
+        Raises LabError.
+        """
+        return self._in_container(pod, enter.first_process)
 
     def _in_container(self, pod: str, call: Callable[[Path, str, str, str | None], T]) -> T:
         namespace, separator, rest = pod.partition("/")

@@ -1,0 +1,59 @@
+"""`python -m tests.storm`: a storm on a fleet in a lab. Exit status 1 if a request was lost or an invariant broken."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from tests.storm import faults
+from tests.storm.run import Weather, run
+
+
+@click.command()
+@click.option("--requests", type=click.IntRange(1), default=20_000, show_default=True, help="How many are sent.")
+@click.option("--rate", type=float, default=100.0, show_default=True, help="Requests per second, open loop.")
+@click.option("--minutes", type=float, help="Instead of --requests: as many as fit.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Of requests, faults and their targets.")
+@click.option("--faults", "wanted", help="Comma-separated, in this order; default: all, shuffled by the seed.")
+@click.option("--gap", type=float, default=15.0, show_default=True, help="Seconds between two faults.")
+@click.option("--pace", type=float, default=1.0, show_default=True, help="Factor for how long faults last.")
+@click.option("--mutation", help="A protection that is switched off; the storm must find out.")
+@click.option("--folder", type=click.Path(path_type=Path), help="For the journals; default: a new one.")
+@click.option("--list", "listed", is_flag=True, help="Show the faults, and do nothing.")
+def main(
+    requests: int,
+    rate: float,
+    minutes: float | None,
+    seed: int,
+    wanted: str | None,
+    gap: float,
+    pace: float,
+    mutation: str | None,
+    folder: Path | None,
+    listed: bool,
+) -> None:
+    """A storm: load, faults, and what became of every request."""
+    if listed:
+        for name, fault in faults.ALL.items():
+            click.echo(f"{name:20} {(fault.__doc__ or '').splitlines()[0]}")
+        return
+    chosen = wanted.split(",") if wanted else list(faults.ALL)
+    unknown = [name for name in chosen if name not in faults.ALL]
+    if unknown:
+        raise click.UsageError(f"no such fault: {', '.join(unknown)}; --list shows them")
+    weather = Weather(
+        requests=round(minutes * 60 * rate) if minutes else requests,
+        rate=rate,
+        seed=seed,
+        faults=chosen,
+        gap=gap,
+        pace=pace,
+        shuffled=wanted is None,
+        mutation=mutation,
+    )
+    sys.exit(0 if run(weather, folder or Path(tempfile.mkdtemp(prefix="storm-"))).good else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,362 @@
+"""What is done to a fleet in a storm. Each fault is a function with a name; its docstring says what it stands for.
+
+A fault writes into its journal what it kills, and within which time requests can tell of it: every answer that broke
+must find its kill there. It also says which voices cannot be heard meanwhile.
+"""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import time
+from base64 import b64decode
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import yaml
+
+from shoal.api import names
+from shoal.cli.demo.clusters import NAMESPACE
+from shoal.lab.errors import LabError
+from tests.storm.ground import STEADY, STORM, TIDAL, Ground
+from tests.storm.journals import Kill, Silence
+
+SILENT_SECONDS: Final = 13.0
+"""A stream that says nothing for 12 s is down; what it said before may be acted on until then."""
+_AWAY_SECONDS: Final = 60.0
+
+
+@dataclass(slots=True)
+class Storm:
+    """What faults work with. `pace` shortens the long ones, for a short storm."""
+
+    ground: Ground
+    random: random.Random
+    journal: Path
+    pace: float = 1.0
+    revision: int = 0
+
+    def say(self, text: str, kills: Iterable[Kill] = (), silences: Iterable[Silence] = ()) -> None:
+        """One line of the faults' journal."""
+        line = {
+            "at": time.time(),
+            "text": text,
+            "kills": [asdict(k) for k in kills],
+            "silences": [asdict(s) | {"models": None if s.models is None else sorted(s.models)} for s in silences],
+        }
+        with self.journal.open("ab", buffering=0) as file:
+            file.write(orjson.dumps(line) + b"\n")
+        print(f"  {time.strftime('%H:%M:%S')} {text}", flush=True)
+
+    def some_engine(self, model: str | None = None) -> str | None:
+        pods = sorted(p["metadata"]["name"] for p in self.ground.engines(model))
+        return self.random.choice(pods) if pods else None
+
+    def some_gateway(self) -> str | None:
+        pods = sorted(self.ground.pods(names.COMPONENT_GATEWAY))
+        return self.random.choice(pods) if pods else None
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds * self.pace)
+
+
+Fault = Callable[[Storm], None]
+
+
+def pod_deleted(storm: Storm) -> None:
+    """kubectl delete pod: the replica finishes, and goes."""
+    if pod := storm.some_engine():
+        storm.say(f"pod_deleted: {pod}")
+        storm.ground.kubectl("delete", "pod", pod, "-n", STORM, "--wait=false")
+
+
+def pod_killed(storm: Storm) -> None:
+    """kubectl delete pod --force --grace-period=0: gone at once."""
+    if pod := storm.some_engine():
+        since = time.time()
+        storm.ground.kubectl("delete", "pod", pod, "-n", STORM, "--force", "--grace-period=0", "--wait=false")
+        storm.say(f"pod_killed: {pod}", [Kill("engine", pod, since, since + 40, "pod_killed")])
+
+
+def engine_killed(storm: Storm) -> None:
+    """SIGKILL to the engine inside its pod; the kubelet starts another."""
+    if pod := storm.some_engine():
+        since = time.time()
+        storm.ground.lab.signal_container(f"{STORM}/{pod}:{names.CONTAINER_ENGINE}", signal.SIGKILL)
+        storm.say(f"engine_killed: {pod}", [Kill("engine", pod, since, time.time() + 5, "engine_killed")])
+
+
+def engine_hung(storm: Storm) -> None:
+    """SIGSTOP to the engine: it accepts connections and says nothing, until liveness restarts it."""
+    if pod := storm.some_engine(STEADY):
+        first = storm.ground.lab.first_process(f"{STORM}/{pod}:{names.CONTAINER_ENGINE}")
+        since = time.time()
+        for pid in _descendants(first):
+            _signal(pid, signal.SIGSTOP)
+        silences = [Silence(since + SILENT_SECONDS, since + 30, "engine_hung", frozenset({STEADY}))]
+        storm.say(f"engine_hung: {pod}", [Kill("engine", pod, since, since + 240, "engine_hung")], silences)
+
+
+def engine_refuses(storm: Storm) -> None:
+    """The engine answers 503, before the first byte, as one whose queue is full."""
+    if pod := storm.some_engine():
+        storm.say(f"engine_refuses: {pod}, 60 times")
+        _arm(storm, pod, {"kind": "503", "count": 60})
+
+
+def engine_errors(storm: Storm) -> None:
+    """The engine's first event is an error."""
+    if pod := storm.some_engine():
+        storm.say(f"engine_errors: {pod}, 40 times")
+        _arm(storm, pod, {"kind": "sse_error", "count": 40})
+
+
+def engine_hangs_up(storm: Storm) -> None:
+    """The engine breaks connections before it has answered anything."""
+    if pod := storm.some_engine():
+        storm.say(f"engine_hangs_up: {pod}, 20 times")
+        _arm(storm, pod, {"kind": "close", "count": 20})
+
+
+def node_killed(storm: Storm) -> None:
+    """The node's power fails; it comes back after a while."""
+    pods = storm.ground.engines()
+    if not pods:
+        return
+    node = storm.random.choice(sorted({p["spec"]["nodeName"] for p in pods}))
+    there = [p["metadata"]["name"] for p in storm.ground.get("pods", "-n", STORM) if p["spec"].get("nodeName") == node]
+    since = time.time()
+    storm.ground.lab.kill_node(node)
+    kills = [Kill("engine", pod, since, since + 90, "node_killed") for pod in there]
+    storm.say(f"node_killed: {node} with {', '.join(there)}", kills)
+    storm.wait(40)
+    storm.ground.lab.start_node(node)
+    storm.say(f"node_killed: {node} is back")
+
+
+def node_drained(storm: Storm) -> None:
+    """kubectl drain, as before maintenance; then uncordon."""
+    pods = storm.ground.engines()
+    if not pods:
+        return
+    node = storm.random.choice(sorted({p["spec"]["nodeName"] for p in pods}))
+    storm.say(f"node_drained: {node}")
+    options = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s")
+    try:
+        storm.ground.kubectl("drain", node, *options, timeout=150)
+        storm.say(f"node_drained: {node} is empty")
+    finally:
+        storm.ground.kubectl("uncordon", node)
+
+
+def gateways_restarted(storm: Storm) -> None:
+    """kubectl rollout restart of the gateways: each finishes what it has."""
+    storm.say("gateways_restarted")
+    target = ("statefulset/shoal-gateway", "-n", NAMESPACE)
+    storm.ground.kubectl("rollout", "restart", *target)
+    storm.ground.kubectl("rollout", "status", *target, "--timeout=240s", timeout=250)
+    storm.say("gateways_restarted: both are new")
+
+
+def gateway_killed(storm: Storm) -> None:
+    """SIGKILL to a gateway: what it held is cut, nothing else."""
+    if pod := storm.some_gateway():
+        since = time.time()
+        storm.ground.lab.signal_container(f"{NAMESPACE}/{pod}", signal.SIGKILL)
+        storm.say(f"gateway_killed: {pod}", [Kill("gateway", pod, since, time.time() + 3, "gateway_killed")])
+
+
+def gateway_paused(storm: Storm) -> None:
+    """A gateway stands still for some seconds, with requests in its hands, while a replica is deleted: it acts on what
+    it knew before, unless the drain waits for its word."""
+    gateway, engine = storm.some_gateway(), storm.some_engine(STEADY)
+    if gateway is None or engine is None:
+        return
+    pid = storm.ground.lab.first_process(f"{NAMESPACE}/{gateway}")
+    storm.say(f"gateway_paused: {gateway}, and {engine} is deleted")
+    _signal(pid, signal.SIGSTOP)
+    try:
+        storm.ground.kubectl("delete", "pod", engine, "-n", STORM, "--wait=false")
+        time.sleep(6)
+    finally:
+        _signal(pid, signal.SIGCONT)
+    storm.say(f"gateway_paused: {gateway} goes on")
+
+
+def operator_killed(storm: Storm) -> None:
+    """SIGKILL to the operator that leads."""
+    if pod := _leader(storm):
+        storm.say(f"operator_killed: {pod}")
+        storm.ground.lab.signal_container(f"{NAMESPACE}/{pod}", signal.SIGKILL)
+
+
+def operator_frozen(storm: Storm) -> None:
+    """The operator that leads stands still, wakes up, and still believes that it leads."""
+    if pod := _leader(storm):
+        storm.say(f"operator_frozen: {pod}")
+        storm.ground.lab.signal_container(f"{NAMESPACE}/{pod}", signal.SIGSTOP)
+        try:
+            storm.wait(45)
+        finally:
+            storm.ground.lab.signal_container(f"{NAMESPACE}/{pod}", signal.SIGCONT)
+        storm.say(f"operator_frozen: {pod} goes on")
+
+
+def api_server_away(storm: Storm) -> None:
+    """The API server is away for a minute."""
+    storm.say("api_server_away")
+    storm.ground.lab.kill("kube-apiserver")
+    try:
+        storm.wait(_AWAY_SECONDS)
+    finally:
+        storm.ground.lab.start("kube-apiserver")
+        storm.say("api_server_away: it is started again")
+    _reachable(storm)
+
+
+def etcd_restarted(storm: Storm) -> None:
+    """etcd is away for five seconds."""
+    storm.say("etcd_restarted")
+    storm.ground.lab.kill("etcd")
+    time.sleep(5)
+    storm.ground.lab.start("etcd")
+    _reachable(storm)
+
+
+def streams_cut(storm: Storm) -> None:
+    """Gateways and operators reach no agent and no peer for a while; requests still flow."""
+    seconds = 40 * storm.pace
+    ports = f"{{ {names.AGENT_PORT}, {names.OPS_PORT} }}"
+    rules = f"""
+table inet storm {{
+  chain out {{
+    type filter hook output priority 0;
+    tcp dport {ports} reject with tcp reset
+  }}
+}}"""
+    pids = [
+        storm.ground.lab.first_process(f"{NAMESPACE}/{pod}")
+        for component in (names.COMPONENT_GATEWAY, names.COMPONENT_OPERATOR)
+        for pod in storm.ground.pods(component)
+    ]
+    since = time.time()
+    storm.say(f"streams_cut: for {seconds:.0f} s")
+    for pid in pids:
+        _nft(pid, rules)
+    try:
+        time.sleep(seconds)
+    finally:
+        until = time.time()
+        for pid in pids:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                _nft(pid, "delete table inet storm")
+    storm.say("streams_cut: they flow again", silences=[Silence(since + SILENT_SECONDS, until, "streams_cut")])
+
+
+def rolled_out(storm: Storm) -> None:
+    """A new revision of a Model, under load."""
+    model = storm.random.choice((STEADY, TIDAL))
+    storm.revision += 1
+    storm.say(f"rolled_out: {model}, revision {storm.revision}")
+    _patch(storm, model, {"pod": {"env": [{"name": "STORM_REVISION", "value": str(storm.revision)}]}})
+
+
+def bad_revision(storm: Storm) -> None:
+    """A revision that never becomes ready, taken back after a while."""
+    storm.say(f"bad_revision: {STEADY}")
+    _patch(storm, STEADY, {"engine": {"extraArgs": ["--sim-load-seconds=100000"]}})
+    storm.wait(30)
+    _patch(storm, STEADY, {"engine": {"extraArgs": None}})
+    storm.say("bad_revision: taken back")
+
+
+def scaled(storm: Storm) -> None:
+    """More replicas for a while, and fewer again."""
+    storm.say(f"scaled: {STEADY} to 4")
+    _patch(storm, STEADY, {"scaling": {"minReplicas": 4}})
+    storm.wait(25)
+    _patch(storm, STEADY, {"scaling": {"minReplicas": 2}})
+    storm.say(f"scaled: {STEADY} back to 2")
+
+
+ALL: Final[dict[str, Fault]] = {
+    f.__name__: f
+    for f in (
+        pod_deleted,
+        pod_killed,
+        engine_killed,
+        engine_hung,
+        engine_refuses,
+        engine_errors,
+        engine_hangs_up,
+        node_killed,
+        node_drained,
+        gateways_restarted,
+        gateway_killed,
+        gateway_paused,
+        operator_killed,
+        operator_frozen,
+        api_server_away,
+        etcd_restarted,
+        streams_cut,
+        rolled_out,
+        bad_revision,
+        scaled,
+    )
+}
+
+
+# --- inside -----------------------------------------------------------------------------------------------------------
+
+
+def _descendants(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [found for child in map(int, children) for found in (child, *_descendants(child))]
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _nft(pid: int, rules: str) -> None:
+    command = ["nsenter", "--target", str(pid), "--net", "nft", "-f", "-"]
+    subprocess.run(command, input=rules, text=True, check=True, timeout=10, capture_output=True)
+
+
+def _arm(storm: Storm, pod: str, fault: dict[str, Any]) -> None:
+    """Through the engine's own port, with its admin key."""
+    found = [p for p in storm.ground.engines() if p["metadata"]["name"] == pod]
+    if not found:
+        return
+    volumes = found[0]["spec"]["volumes"]
+    secret = next(v["secret"]["secretName"] for v in volumes if v["name"] == "engine-key")
+    data = orjson.loads(storm.ground.kubectl("get", "secret", secret, "-n", STORM, "-o", "json"))["data"]
+    key = yaml.safe_load(b64decode(data["engine.yaml"]))["admin-api-key"]
+    url = f"http://{found[0]['status']['podIP']}:{names.ENGINE_PORT}/sim/faults"
+    headers = ("-H", f"Authorization: Bearer {key}", "-H", "Content-Type: application/json")
+    storm.ground.lab.exec("curl", "-fsS", "--max-time", "5", *headers, "-d", orjson.dumps(fault).decode(), url)
+
+
+def _leader(storm: Storm) -> str | None:
+    lease = orjson.loads(storm.ground.kubectl("get", "lease", names.LEASE_NAME, "-n", NAMESPACE, "-o", "json"))
+    return lease["spec"].get("holderIdentity") or None
+
+
+def _patch(storm: Storm, model: str, spec: dict[str, Any]) -> None:
+    body = orjson.dumps({"spec": spec}).decode()
+    storm.ground.kubectl("patch", "models.shoal.dev", model, "-n", STORM, "--type=merge", "-p", body)
+
+
+def _reachable(storm: Storm) -> None:
+    """Waits for the API server, so that the next fault finds one."""
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        with contextlib.suppress(LabError):
+            storm.ground.lab.kubectl("get", "--raw", "/readyz", timeout=10)
+            return
+        time.sleep(1)

@@ -1,0 +1,224 @@
+"""Where a storm happens: a lab with Shoal in it, two Models, one tenant, and a folder for all journals."""
+
+import contextlib
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from shoal.api import names
+from shoal.api.keys import hash_api_key
+from shoal.cli.demo import steps
+from shoal.cli.demo.clusters import GATEWAY_SERVICE, NAMESPACE, LabCluster
+from shoal.lab import images
+from shoal.lab.api import Lab
+from shoal.lab.fleet import Fleet
+from shoal.lab.node.config import Bind, Image
+from shoal.lab.volumes import FOLDER
+from tests.storm import journals
+from tests.support.waiting import until
+
+STORM: Final = "storm"
+"""Namespace of the Models, and name of the tenant."""
+KEY: Final = "sk-storm-0d5b1e7a42"
+STEADY: Final = "storm-steady"
+"""Always asked; never at zero."""
+TIDAL: Final = "storm-tidal"
+"""Asked now and then; at zero in between."""
+MODEL_PATH: Final = steps.ROOT / "images" / "shoal" / "rootfs" / "opt" / "shoal" / "models" / "tiny-chat"
+_INSIDE: Final = "/storm"
+_SPOOL: Final = "spool.sqlite"
+_FLEET: Final[dict[str, Any]] = {
+    "nodes": [
+        {"name": "cpu-{n}", "count": 2},
+        {"name": "l40s-{n}", "count": 4, "gpus": 2, "gpuProduct": "NVIDIA-L40S", "gpuMemoryMiB": 46068},
+    ]
+}
+_SIMULATOR: Final[dict[str, Any]] = {
+    "enabled": True,
+    # Slow steps: answers last long enough to be hit by a fault, at no cost in CPU.
+    "env": [
+        {"name": "SHOAL_SIM_GPU", "value": "l4"},
+        {"name": "SHOAL_SIM_LOAD_SECONDS", "value": "1"},
+        {"name": "SHOAL_SIM_DRAIN_POLL_SECONDS", "value": "1"},
+    ],
+    "args": [],
+}
+
+
+def models() -> list[dict[str, Any]]:
+    spec: dict[str, Any] = {
+        "source": {"uri": "file:///opt/shoal/models/tiny-chat"},
+        "variants": [{"class": "l40s-48gb"}],
+        "drainSeconds": 60,
+        "stallSeconds": 30,
+        "hold": {"timeoutSeconds": 90},
+    }
+    scaling: dict[str, dict[str, Any]] = {
+        STEADY: {"minReplicas": 2, "maxReplicas": 4, "stabilizationSeconds": 20},
+        TIDAL: {"minReplicas": 0, "maxReplicas": 3, "stabilizationSeconds": 10, "idleSeconds": 10},
+    }
+    return [
+        {
+            "apiVersion": "shoal.dev/v1alpha1",
+            "kind": "Model",
+            "metadata": {"name": name, "namespace": STORM},
+            "spec": spec | {"scaling": scaling[name]},
+        }
+        for name in (STEADY, TIDAL)
+    ]
+
+
+def tenant() -> dict[str, Any]:
+    grants = [{"namespace": STORM, "name": name} for name in (STEADY, TIDAL)]
+    keys = [{"name": "storm", "sha256": hash_api_key(KEY)}]
+    metadata = {"name": STORM}
+    return {
+        "apiVersion": "shoal.dev/v1alpha1",
+        "kind": "Tenant",
+        "metadata": metadata,
+        "spec": {"keys": keys, "models": grants},
+    }
+
+
+class Ground(LabCluster):
+    """The lab, and what faults and the load ask of it."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        super().__init__(lab)
+        self.folder = folder
+
+    # --- making it ----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    @contextlib.contextmanager
+    def up(cls, folder: Path, mutation: str | None = None) -> Generator["Ground"]:
+        """A lab with Shoal and both Models ready; it is gone afterwards, `folder` stays.
+
+        `mutation`: a protection that is switched off (`tests.storm.mutants`).
+        """
+        engines = folder / "engines"
+        engines.mkdir(parents=True, exist_ok=True)
+        engines.chmod(0o777)  # engines run as another user
+        lab = Lab.up(
+            f"storm-{os.getpid()}",
+            fleet_data=Fleet.model_validate(_FLEET),
+            faults=True,
+            extra_images={images.SHOAL: _image(engines, mutation)},
+        )
+        try:
+            ground = cls(lab, folder)
+            ground._install()
+            yield ground
+        finally:
+            lab.down()
+
+    def _install(self) -> None:
+        values = {"engines": {"simulator": _SIMULATOR, "cpuPerGPU": "100m", "memoryPerGPU": "512Mi"}}
+        values |= {"cache": {"enabled": False}}
+        steps.install(self, "simulator", steps.LAB_IMAGE, values)
+        self.kubectl("create", "namespace", STORM)
+        self.kubectl("apply", "-f", str(steps.EXAMPLES / "gpuclasses.yaml"))
+        for item in (*models(), tenant()):
+            self.apply(item)
+        for name in (STEADY, TIDAL):
+            self.kubectl("wait", "--for=condition=Ready", f"model/{name}", "-n", STORM, "--timeout=120s", timeout=130)
+
+    # --- asking it ----------------------------------------------------------------------------------------------------
+
+    def apply(self, item: Mapping[str, Any]) -> None:
+        self.kubectl("apply", "-f", "-", stdin=json.dumps(item))
+
+    def engines(self, model: str | None = None) -> list[dict[str, Any]]:
+        """Engine pods that serve and are not going."""
+        selector = f"{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE}"
+        selector += f",{names.LABEL_MODEL}={model}" if model else ""
+        return [p for p in self.get("pods", "-n", STORM, "-l", selector) if _ready(p)]
+
+    def pods(self, component: str) -> list[str]:
+        """Names of Shoal's own pods that run."""
+        found = self.get("pods", "-n", NAMESPACE, "-l", f"{names.LABEL_COMPONENT}={component}")
+        return [p["metadata"]["name"] for p in found if _ready(p)]
+
+    def address(self) -> tuple[str, int]:
+        """The gateways' Service, inside the lab."""
+        service = json.loads(self.kubectl("get", "service", GATEWAY_SERVICE, "-n", NAMESPACE, "-o", "json"))
+        return service["spec"]["clusterIP"], service["spec"]["ports"][0]["port"]
+
+    def gateways_up(self) -> None:
+        """Waits until every gateway has opened its spool again, which closes what a killed one left open."""
+        want = int(
+            json.loads(self.kubectl("get", "sts", "shoal-gateway", "-n", NAMESPACE, "-o", "json"))["spec"]["replicas"]
+        )
+        until(lambda: len(self.pods(names.COMPONENT_GATEWAY)) == want, 120)
+
+    def spools(self, work: Path) -> list[journals.UsageRow]:
+        """What all gateways have recorded."""
+        rows: list[journals.UsageRow] = []
+        for file in self.lab.paths.node_data.glob(f"*/disk{FOLDER}/{NAMESPACE}_spool-shoal-gateway-*/{_SPOOL}"):
+            gateway = file.parent.name.split("_")[1].removeprefix("spool-")
+            rows += journals.read_spool(gateway, file, work)
+        return rows
+
+    @contextlib.contextmanager
+    def watched_scales(self, path: Path) -> Generator[None]:
+        """Writes down each change of a Deployment's replicas, also across restarts of the API server."""
+        stop = threading.Event()
+        thread = threading.Thread(target=self._watch_scales, args=(path, stop), name="scales")
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join(30)
+
+    def _watch_scales(self, path: Path, stop: threading.Event) -> None:
+        columns = "NAME:.metadata.name,MODEL:.metadata.labels.shoal\\.dev/model,REPLICAS:.spec.replicas"
+        command = [str(self.tools.kubectl), "get", "deployments", "-n", STORM, "--no-headers", "-w", "-o"]
+        command.append(f"custom-columns={columns}")
+        last: dict[str, int] = {}
+        with path.open("ab", buffering=0) as file:
+            while not stop.is_set():
+                with subprocess.Popen(
+                    command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=os.environ | dict(self.tools.env)
+                ) as watch:
+                    killer = threading.Thread(target=lambda w=watch: (_wait_end(w, stop), w.kill()))
+                    killer.start()
+                    assert watch.stdout is not None
+                    for line in watch.stdout:
+                        name, model, replicas = line.decode().split()
+                        if last.get(name) != int(replicas):
+                            last[name] = int(replicas)
+                            entry = {"at": time.time(), "deployment": name, "model": model, "replicas": int(replicas)}
+                            file.write(orjson.dumps(entry) + b"\n")
+                    killer.join()
+                stop.wait(1)
+
+
+def _wait_end(watch: "subprocess.Popen[bytes]", stop: threading.Event) -> None:
+    while watch.poll() is None and not stop.is_set():
+        stop.wait(0.5)
+
+
+def _ready(pod: dict[str, Any]) -> bool:
+    conditions = pod.get("status", {}).get("conditions", [])
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+    return ready and "deletionTimestamp" not in pod["metadata"]
+
+
+def _image(engines: Path, mutation: str | None) -> Image:
+    """Shoal's row of the lab's image table, with the engines' journal; mutants come first on PATH."""
+    row = images.defaults()[images.SHOAL]
+    env = dict(row.env) | {"SHOAL_SIM_JOURNAL": _INSIDE}
+    prepend = row.path_prepend
+    if mutation is not None:
+        env |= {"SHOAL_STORM_MUTATION": mutation, "PYTHONPATH": f"{steps.ROOT / 'operator'}:{steps.ROOT}"}
+        prepend = (str(Path(__file__).parent / "bin"), *prepend)
+    bind = Bind(host=engines, container=_INSIDE, read_only=False)
+    return row.model_copy(update={"env": env, "path_prepend": prepend, "binds": (*row.binds, bind)})

@@ -1,0 +1,228 @@
+"""What the processes of a storm wrote down, read back: clients, gateways (their usage spools), engines, faults."""
+
+import contextlib
+import shutil
+import sqlite3
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One request id, as its client saw it. Times are Unix seconds everywhere."""
+
+    id: str
+    ask: str
+    model: str
+    kind: str
+    sent: float
+    first: float | None = None
+    head: float | None = None
+    ended: float | None = None
+    outcome: str | None = None
+    """None: the client's journal has no end; the load was killed, or lost track of it."""
+    why: str = ""
+    status: int | None = None
+    gateway_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRow:
+    """One row of a gateway's spool."""
+
+    gateway: str
+    request: str
+    client_id: str | None
+    kind: str
+    at: str
+    outcome: str | None
+    status: int | None
+    attempts: int
+    replica: str | None
+    """namespace/pod."""
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One request on one engine."""
+
+    rid: str
+    engine: str
+    """Name of the pod."""
+    boot: str
+    asked: float
+    finished: float | None = None
+    outcome: str | None = None
+
+
+@dataclass(slots=True)
+class EngineLife:
+    """One process of an engine."""
+
+    engine: str
+    boot: str
+    started: float
+    sigterm: float | None = None
+    exiting: float | None = None
+
+
+KillOf = Literal["engine", "gateway"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Something that was ended by force, and the time within which its requests can tell of it."""
+
+    what: KillOf
+    pod: str
+    """Without its namespace."""
+    since: float
+    until: float
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """A voice that was surely not to be heard in this time: its Model's replicas may not be lowered."""
+
+    since: float
+    until: float
+    fault: str
+    models: frozenset[str] | None = None
+    """None: of every Model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A Deployment's replicas, as a watch told of them."""
+
+    at: float
+    deployment: str
+    model: str
+    replicas: int
+
+
+@dataclass(slots=True)
+class Journals:
+    """All of them."""
+
+    attempts: dict[str, Attempt]
+    rows: list[UsageRow] = field(default_factory=list[UsageRow])
+    sequences: list[Sequence] = field(default_factory=list[Sequence])
+    lives: list[EngineLife] = field(default_factory=list[EngineLife])
+    kills: list[Kill] = field(default_factory=list[Kill])
+    silences: list[Silence] = field(default_factory=list[Silence])
+    scales: list[Scale] = field(default_factory=list[Scale])
+    faults: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])
+    """When, and what was done."""
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Whole lines of a journal; the last one may have been cut by a kill."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for raw in file:
+            if raw.endswith(b"\n"):
+                yield orjson.loads(raw)
+
+
+def read_attempts(path: Path) -> dict[str, Attempt]:
+    found: dict[str, Attempt] = {}
+    for line in lines(path):
+        id = line["attempt"]
+        if line["event"] == "send":
+            found[id] = Attempt(id, line["ask"], line["model"], line["kind"], line["at"])
+        elif line["event"] == "first":
+            found[id].first, found[id].gateway_id = line["at"], line["gateway_id"]
+        else:
+            attempt = found[id]
+            attempt.ended, attempt.outcome, attempt.why = line["at"], line["outcome"], line["why"]
+            attempt.status, attempt.head, attempt.gateway_id = line["status"], line["head"], line["gateway_id"]
+            attempt.first = line["first"]
+    return found
+
+
+def read_engines(folder: Path) -> tuple[list[Sequence], list[EngineLife]]:
+    """All engines' journals, one file per process."""
+    sequences: list[Sequence] = []
+    lives: list[EngineLife] = []
+    for path in sorted(folder.glob("*.jsonl")):
+        running: dict[str, Sequence] = {}
+        life: EngineLife | None = None
+        for line in lines(path):
+            event = line["event"]
+            if event == "asked":
+                running[line["rid"]] = sequence = Sequence(line["rid"], line["engine"], line["boot"], line["arrived"])
+                sequences.append(sequence)
+            elif event == "finished":
+                if (sequence := running.pop(line["rid"], None)) is not None:
+                    sequence.finished, sequence.outcome = line["finished"], line["outcome"]
+            elif event == "started":
+                life = EngineLife(line["engine"], line["boot"], line["at"])
+                lives.append(life)
+            elif life is not None and event == "sigterm":
+                life.sigterm = life.sigterm or line["at"]
+            elif life is not None and event == "exiting":
+                life.exiting = line["at"]
+    return sequences, lives
+
+
+def read_spool(gateway: str, file: Path, work: Path) -> list[UsageRow]:
+    """Rows of one gateway's spool. Read from a copy, so that nothing is written beside a gateway's own files."""
+    copy = work / gateway
+    copy.mkdir(parents=True, exist_ok=True)
+    for suffix in ("", "-wal"):
+        source = file.with_name(file.name + suffix)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(source, copy / source.name)
+    connection = sqlite3.connect(copy / file.name)
+    try:
+        bodies = connection.execute("SELECT body FROM records WHERE kind != 'checkpoint' ORDER BY seq")
+        return [_row(gateway, orjson.loads(body)) for (body,) in bodies]
+    finally:
+        connection.close()
+
+
+def _row(gateway: str, record: dict[str, Any]) -> UsageRow:
+    data = record["data"]
+    return UsageRow(
+        gateway=gateway,
+        request=data["requestId"],
+        client_id=data.get("clientRequestId"),
+        kind=data["kind"],
+        at=record["time"],
+        outcome=data.get("outcome"),
+        status=data.get("status"),
+        attempts=data.get("attempts", 0),
+        replica=data.get("replica"),
+    )
+
+
+def read_faults(path: Path) -> tuple[list[Kill], list[Silence], list[tuple[float, str]]]:
+    kills: list[Kill] = []
+    silences: list[Silence] = []
+    notes: list[tuple[float, str]] = []
+    for line in lines(path):
+        notes.append((line["at"], line["text"]))
+        kills += [Kill(**kill) for kill in line.get("kills", ())]
+        for silence in line.get("silences", ()):
+            models = silence["models"]
+            silences.append(Silence(**silence | {"models": None if models is None else frozenset(models)}))
+    return kills, silences, notes
+
+
+def read_scales(path: Path) -> list[Scale]:
+    return [Scale(line["at"], line["deployment"], line["model"], line["replicas"]) for line in lines(path)]
+
+
+def by_client(rows: Iterable[UsageRow]) -> dict[str, list[UsageRow]]:
+    found: dict[str, list[UsageRow]] = {}
+    for row in rows:
+        if row.client_id is not None:
+            found.setdefault(row.client_id, []).append(row)
+    return found

@@ -1,0 +1,139 @@
+"""What a storm asks: a seeded sequence of requests, open loop, and what each whole answer must be. Pure."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import orjson
+
+from shoal.sim.answers import SimulatedAnswer
+from shoal.sim.tokenizer import ModelFolder
+
+Kind = Literal["short", "chat", "stream", "long", "leaver", "wrong"]
+STREAMS: Final = frozenset({"stream", "long", "leaver"})
+_SHARES: Final[dict[Kind, float]] = {
+    "short": 0.58,
+    "chat": 0.08,
+    "stream": 0.24,
+    "long": 0.01,
+    "leaver": 0.06,
+    "wrong": 0.03,
+}
+PROMPTS: Final = 256
+"""Distinct prompts, each with an answer of its own: an answer that went to the wrong client is seen."""
+_LONGEST: Final = 420
+_TOO_MANY: Final = 10_000_000
+"""More tokens than any context holds: the engine's own 400 is the right answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """While a Model is asked: `on` seconds of every `period`, from `start`. `period` 0: always."""
+
+    period: float = 0.0
+    on: float = 0.0
+    start: float = 0.0
+
+    def active(self, at: float) -> bool:
+        return self.period <= 0 or (at - self.start) % self.period < self.on
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A Model and its share of the requests."""
+
+    model: str
+    share: float
+    phase: Phase = Phase()
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request. `at` in seconds from the start of the load."""
+
+    id: str
+    at: float
+    model: str
+    kind: Kind
+    prompt: int
+    max_tokens: int
+    leave_after: float | None = None
+    """The client hangs up so many seconds after it asked."""
+
+    @property
+    def path(self) -> str:
+        return "/v1/chat/completions" if self.kind == "chat" else "/v1/completions"
+
+    def body(self) -> bytes:
+        fields: dict[str, Any] = {"model": self.model, "max_tokens": self.max_tokens}
+        if self.kind == "chat":
+            fields["messages"] = [{"role": "user", "content": prompt_text(self.prompt)}]
+        else:
+            fields["prompt"] = prompt_text(self.prompt)
+            fields["ignore_eos"] = True
+        if self.kind in STREAMS:
+            fields["stream"] = True
+        return orjson.dumps(fields)
+
+
+def prompt_text(number: int) -> str:
+    return f"Question {number}: how deep is the water where {number * 7919 % 1009} fish swim?"
+
+
+def asks(seed: int, count: int, rate: float, targets: tuple[Target, ...], prefix: str = "s") -> Iterator[Ask]:
+    """`count` requests with exponential gaps of mean 1/rate seconds. A Model that is not asked at that moment passes
+    its requests on to the next one that is; at least one Target must always be active."""
+    source = random.Random(seed)  # noqa: S311 - reproducible on purpose
+    kinds, weights = zip(*_SHARES.items(), strict=True)
+    at = 0.0
+    for number in range(count):
+        at += source.expovariate(rate)
+        active = [t for t in targets if t.phase.active(at)]
+        (target,) = source.choices(active, [t.share for t in active])
+        (kind,) = source.choices(kinds, weights)
+        yield Ask(
+            id=f"{prefix}{seed}-{number:07d}",
+            at=at,
+            model=target.model,
+            kind=kind,
+            prompt=source.randrange(PROMPTS),
+            max_tokens=_tokens(kind, source),
+            leave_after=source.uniform(0.01, 1.5) if kind == "leaver" else None,
+        )
+
+
+def _tokens(kind: Kind, source: random.Random) -> int:
+    low, high = {"short": (1, 8), "chat": (2, 8), "stream": (8, 24), "long": (150, _LONGEST), "leaver": (20, 120)}.get(
+        kind, (_TOO_MANY, _TOO_MANY)
+    )
+    return source.randint(low, high)
+
+
+class Answers:
+    """What the simulator says to each prompt, token by token: the same code, in another process."""
+
+    def __init__(self, model_path: Path) -> None:
+        self._folder = ModelFolder.load(str(model_path))
+        self._pieces: dict[tuple[bool, int], list[tuple[str, bool]]] = {}
+
+    def expected(self, ask: Ask) -> str:
+        """The whole text of the answer."""
+        chat = ask.kind == "chat"
+        key = (chat, ask.prompt)
+        if key not in self._pieces:
+            self._pieces[key] = self._tokens_of(chat, prompt_text(ask.prompt), 16 if chat else _LONGEST)
+        text = ""
+        for piece, last in self._pieces[key][: ask.max_tokens]:
+            if last and chat:
+                break
+            text += piece
+        return text
+
+    def _tokens_of(self, chat: bool, text: str, count: int) -> list[tuple[str, bool]]:
+        tokenizer = self._folder.tokenizer
+        if chat:
+            text = self._folder.chat_prompt([{"role": "user", "content": text}], None)
+        answer = SimulatedAnswer(tokenizer, tuple(tokenizer.encode(text)), seed=0, choice=0)
+        return [answer.token(i)[1:] for i in range(count)]

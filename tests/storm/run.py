@@ -1,0 +1,149 @@
+"""One storm from beginning to end: ground, load, faults, journals, findings."""
+
+import contextlib
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from shoal.cli.demo import steps
+from shoal.lab.errors import LabError
+from tests.storm import faults, journals, story
+from tests.storm.ground import KEY, MODEL_PATH, STEADY, TIDAL, Ground
+from tests.storm.load import LoadConfig
+from tests.storm.plan import Phase, Target
+from tests.storm.verdict import Findings, judge
+
+_STORIES_SHOWN = 10
+_VIOLATIONS_SHOWN = 20
+_END_SECONDS = 330.0
+"""Until the last client has heard, after the last request was sent: longer than a client waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """What kind of storm."""
+
+    requests: int
+    rate: float
+    seed: int
+    faults: Sequence[str]
+    """Names, in order, once each; `rounds` of them are played, shuffled by the seed, while the load lasts."""
+    gap: float = 15.0
+    """Seconds between the end of one fault and the next, on average."""
+    pace: float = 1.0
+    sdk_rate: float = 1.0
+    tide: float = 60.0
+    """Seconds from one flood of the tidal Model to the next; half of it nobody asks."""
+    shuffled: bool = True
+    mutation: str | None = None
+
+
+def run(weather: Weather, folder: Path) -> Findings:
+    """Plays a storm and judges it. All journals stay in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with Ground.up(folder, weather.mutation) as ground:
+        print(f"the fleet is up; journals are in {folder}", flush=True)
+        with ground.watched_scales(folder / "scales.jsonl"), _load(ground, weather, folder) as load:
+            _faults(ground, weather, folder, load)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                load.wait(_END_SECONDS + weather.requests / weather.rate)
+        ground.gateways_up()
+        found = collect(folder, ground.spools(folder / "spools"))
+    findings = judge(found)
+    show(found, findings, folder)
+    return findings
+
+
+def collect(folder: Path, rows: list[journals.UsageRow]) -> journals.Journals:
+    sequences, lives = journals.read_engines(folder / "engines")
+    kills, silences, notes = journals.read_faults(folder / "faults.jsonl")
+    return journals.Journals(
+        attempts=journals.read_attempts(folder / "client.jsonl"),
+        rows=rows,
+        sequences=sequences,
+        lives=lives,
+        kills=kills,
+        silences=silences,
+        scales=journals.read_scales(folder / "scales.jsonl"),
+        faults=notes,
+    )
+
+
+def show(found: journals.Journals, findings: Findings, folder: Path) -> None:
+    """Violations and stories, then the one line."""
+    told = list(story.stories(found, findings))
+    (folder / "lost.txt").write_text("\n\n".join(told))
+    (folder / "violations.txt").write_text("\n".join(findings.violations))
+    for text in told[:_STORIES_SHOWN]:
+        print(f"LOST {text}")
+    if len(told) > _STORIES_SHOWN:
+        print(f"... and {len(told) - _STORIES_SHOWN} more: {folder / 'lost.txt'}")
+    for text in findings.violations[:_VIOLATIONS_SHOWN]:
+        print(f"VIOLATION {text}")
+    if len(findings.violations) > _VIOLATIONS_SHOWN:
+        print(f"... and {len(findings.violations) - _VIOLATIONS_SHOWN} more: {folder / 'violations.txt'}")
+    print(findings.line(), flush=True)
+
+
+@contextlib.contextmanager
+def _load(ground: Ground, weather: Weather, folder: Path) -> Generator["subprocess.Popen[bytes]"]:
+    host, port = ground.address()
+    tide = Phase(weather.tide, weather.tide / 2, 0.0)
+    config = LoadConfig(
+        host=host,
+        port=port,
+        key=KEY,
+        model_path=MODEL_PATH,
+        journal=folder / "client.jsonl",
+        seed=weather.seed,
+        requests=weather.requests,
+        rate=weather.rate,
+        sdk_rate=weather.sdk_rate,
+        targets=(Target(STEADY, 0.75), Target(TIDAL, 0.25, tide)),
+    )
+    file = folder / "load.json"
+    file.write_text(config.model_dump_json())
+    command = [*ground.lab.enter_command(), sys.executable, "-m", "tests.storm.load", str(file)]
+    with subprocess.Popen(command, cwd=steps.ROOT) as load:
+        try:
+            yield load
+        finally:
+            if load.poll() is None:
+                load.send_signal(signal.SIGTERM)
+                try:
+                    load.wait(60)
+                except subprocess.TimeoutExpired:
+                    load.kill()
+
+
+def _faults(ground: Ground, weather: Weather, folder: Path, load: "subprocess.Popen[bytes]") -> None:
+    """One fault after the other until the load ends; each failure of a fault itself is said and not fatal."""
+    source = random.Random(weather.seed)  # noqa: S311 - reproducible on purpose
+    storm = faults.Storm(ground, source, folder / "faults.jsonl", weather.pace)
+    storm.say("the storm begins")
+    ends = time.monotonic() + weather.requests / (weather.rate + weather.sdk_rate) * 0.95
+    while time.monotonic() < ends and weather.faults:
+        names = list(weather.faults)
+        if weather.shuffled:
+            source.shuffle(names)
+        for name in names:
+            _pause(min(weather.gap * source.uniform(0.5, 1.5), ends - time.monotonic()), load)
+            if time.monotonic() > ends or load.poll() is not None:
+                return
+            try:
+                faults.ALL[name](storm)
+            except (LabError, click.ClickException) as error:
+                # A fault that could not be done is a weaker storm, not a lost request.
+                storm.say(f"{name} could not be done: {error}")
+
+
+def _pause(seconds: float, load: "subprocess.Popen[bytes]") -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        load.wait(max(0.0, seconds))
