@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+_ENOUGH_REQUESTS = 10.0
+"""Fewer say nothing about the mean."""
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -16,6 +19,8 @@ class Policy:
     stabilization_seconds: float = 120.0
     max_step: int = 8
     """Replicas that one decision adds at most, or as many as there are, where that is more."""
+    rate_percent: int = 80
+    """Share of a replica's learned rate that arrivals may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,10 @@ class Load:
     """What a replica's agent says, as far as decisions read it."""
 
     engine_boot: str | None = None
+    phase: str | None = None
+    """As in `api/replica.py`. An engine that fetches or loads runs nothing; otherwise figures that miss are unknown."""
     running: int | None = None
+    max_running: int | None = None
     waiting: int | None = None
     waiting_tokens: int | None = None
     kv_tokens_used: int | None = None
@@ -104,6 +112,43 @@ class Snapshot:
     """When this leader's term began."""
     new: bool = False
     """The Model has never had a replica."""
+    asked: float | None = None
+    """When somebody last woke the Model by hand: counts as a request at that time."""
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceMark:
+    """A gateway's counters when it was last heard."""
+
+    boot: str | None
+    arrivals: int
+    busy: bool
+    """It had something in flight or held."""
+    heard: bool
+    """At the last decision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """A replica's work since a mark, while its engine goes on and either always or never has a queue."""
+
+    engine_boot: str | None
+    work: float
+    """At the last decision, see `learn.work`."""
+    marked: float
+    """Time of the mark."""
+    work_then: float
+    queued: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Work per second of one replica of a class."""
+
+    learned: float | None = None
+    """What it did while requests waited: its limit."""
+    proven: float = 0.0
+    """The most it did without a queue: its limit is not below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +156,37 @@ class Memory:
     """What the decider remembers of one Model in this term; opaque to others. The next decision gets it back."""
 
     began: float
-    state: Mapping[str, object] = field(default_factory=dict[str, object])
+    now: float
+    """Of the last decision."""
+    due: float | None
+    """When that decision asked to be looked at again."""
+    window: tuple[tuple[float, int], ...]
+    """(until, replicas): how many were enough, and until when that was said; later entries are lower."""
+    quiet_since: float
+    """Since when nothing arrived, ran or was held."""
+    woken: float
+    """When replicas were first wanted, after there were none."""
+    served: bool = False
+    """One of them has been ready since."""
+    asked: float | None = None
+    """When a request was last seen to arrive; None: not in this term."""
+    voices: Mapping[str, VoiceMark] = field(default_factory=dict[str, VoiceMark])
+    meters: Mapping[str, Meter] = field(default_factory=dict[str, Meter])
+    """By uid of the replica."""
+    speeds: Mapping[str, Speed] = field(default_factory=dict[str, Speed])
+    """By GPU class."""
+    arrival_rate: float | None = None
+    """Requests per second, smoothed."""
+    progress: float | None = None
+    """Requests done so far, those in work as halves; None: not every gateway is heard."""
+    done: float = 0.0
+    """Requests done, old ones fading."""
+    worked: float = 0.0
+    """Work done for them, fading alike."""
+
+    @property
+    def work_per_request(self) -> float | None:
+        return self.worked / self.done if self.done >= _ENOUGH_REQUESTS and self.worked > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,4 +214,9 @@ class Decision:
     alternative: str = ""
     """What was not done, and why not."""
     look_again: float | None = None
-    """Seconds after which the same input may give another decision; None: only with another input."""
+    """Seconds after which the same input may give another decision; None: only with another input. Who looks much
+    later than asked (`learn.LATE_SECONDS`) makes the windows begin anew."""
+    unheard: tuple[str, ...] = ()
+    """Voices that are not fresh, by name."""
+    doubts: tuple[str, ...] = ()
+    """What was said and cannot be, with who said it."""

@@ -1,0 +1,198 @@
+"""How many replicas: the most that a rule asks for, at once; fewer only by what every voice has said for a while.
+
+| rule | asks for |
+|---|---|
+| kvCache | tokens in use and prompts that wait, within `kvUtilizationPercent` of the KV caches |
+| queue | at most `queuedRequestsPerReplica` waiting requests each, unless they are gone before a replica could come |
+| rate | the work that arrives, within `rate_percent` of what replicas were seen to do at most |
+| backlog | what will still wait in one cold start, gone in one cold start more |
+| held | from zero one, and enough for the tokens that wait at gateways |
+| asked | one, while the last request is younger than `idleSeconds` |
+| initial | one, for an idle window of a new Model |
+| minimum | `minReplicas` |
+
+Up: one voice is enough, and what starts counts as supply from when it will be ready. Down: every gateway and every
+replica that was ever ready is heard, no rollout is under way, and fewer were enough for all of
+`stabilizationSeconds`. To zero: no request came, ran or was held for `idleSeconds`, all of them in this leader's term.
+"""
+
+from dataclasses import replace
+
+from shoal.api import reasons
+from shoal.core.scaling.figures import figures
+from shoal.core.scaling.fleet import ASSUMED_COLD_START, fleet
+from shoal.core.scaling.learn import ARRIVALS_SECONDS, recall
+from shoal.core.scaling.rules import RULES
+from shoal.core.scaling.types import Decision, Memory, Rule, Snapshot
+from shoal.core.scaling.view import Ask, View
+from shoal.core.scaling.window import expires, highest, push
+from shoal.core.scaling.words import count, names, seconds
+
+_START_PATIENCE = 3.0
+"""Cold starts that a replica is given to become ready before a Model that nobody asks for goes to zero anyway."""
+_SOON = 0.05
+"""Seconds: no look comes sooner than this after the one before."""
+
+
+def decide(snapshot: Snapshot, memory: Memory | None, now: float) -> tuple[Decision, Memory]:
+    """Replicas wanted at `now` (monotonic seconds), why, and what to remember until the next decision. Without a
+    memory a new term begins: nothing goes down before its windows are over."""
+    said = figures(snapshot)
+    known = recall(snapshot, memory, said, now)
+    view = View(snapshot, said, fleet(snapshot, said, now), known, now)
+    asks = [rule(view) for rule in RULES]
+    policy, before = snapshot.policy, snapshot.wanted
+    need = min(policy.maximum, max(a.up or 0 for a in asks))
+    idle_at = _idle_at(view)
+    idle = now >= idle_at and need == 0
+    keep = min(policy.maximum, max(need, 0 if idle else 1, *(before if a.keep is None else a.keep for a in asks)))
+    blocked = snapshot.rolling or bool(said.unheard)
+    window = push(known.window, max(keep, before) if blocked else keep, now, policy.stabilization_seconds)
+    known = replace(known, window=window)
+    view = replace(view, memory=known)
+    low = 0 if idle else min(policy.maximum, max(need, highest(window)))
+    if need > before:
+        decision = _up(view, asks, need)
+    elif before == 0:
+        decision = _stay(view, asks, keep)
+    elif low < before and blocked:
+        decision = _blocked(view, low)
+    elif low < before:
+        decision = _down(view, asks, low, idle)
+    else:
+        decision = _stay(view, asks, keep)
+    look = _look_again(view, decision.wanted, keep, idle_at, blocked)
+    decision = replace(
+        decision,
+        rules=_rules(view, asks, decision, highest(window)),
+        look_again=look,
+        unheard=said.unheard,
+        doubts=said.doubts,
+    )
+    if said.doubts and decision.wanted != before:
+        decision = replace(decision, message=f"{decision.message}; not believed: {names(said.doubts)}")
+    return decision, replace(known, due=None if look is None else now + look)
+
+
+# --- the four ends --------------------------------------------------------------------------------------------------
+
+
+def _up(view: View, asks: list[Ask], need: int) -> Decision:
+    policy, before = view.snapshot.policy, view.snapshot.wanted
+    wanted = min(need, before + max(policy.max_step, before))
+    ask = _deciding(asks, view.snapshot)
+    parts = [ask.sentence]
+    if ask.up is not None and ask.up >= policy.maximum:
+        parts.append(f"maxReplicas is {policy.maximum}")
+    if wanted < need:
+        parts.append(f"{count(wanted - before, 'replica')} at a time")
+    reason = reasons.SCALING_UP
+    if before == 0 and ask.rule in ("held", "asked"):
+        reason = reasons.WAKING
+        if view.fleet.next_class is not None:
+            parts.append(f"wakes class {view.fleet.next_class}")
+    if view.fleet.room == 0 and wanted > view.placed:
+        reason = reasons.NO_CAPACITY
+        parts.insert(0, _no_room(view))
+    return Decision(wanted, before, reason, "; ".join(parts), alternative=ask.fewer)
+
+
+def _down(view: View, asks: list[Ask], low: int, idle: bool) -> Decision:
+    policy, before = view.snapshot.policy, view.snapshot.wanted
+    if low == 0 and idle:
+        wakes = view.fleet.next_class or (view.snapshot.variants[0].gpu_class if view.snapshot.variants else None)
+        then = f"the next one wakes class {wakes}" if wakes else "the next one wakes it"
+        message = f"no request for {seconds(policy.idle_seconds)}; {then}"
+        return Decision(0, before, reasons.SCALED_TO_ZERO, message)
+    if before > policy.maximum:
+        message = f"maxReplicas is {policy.maximum}"
+    else:
+        enough = f"{count(low, 'replica')} {'is' if low == 1 else 'are'} enough"
+        message = f"{enough} since {seconds(policy.stabilization_seconds)}"
+    keeps = max(asks, key=lambda a: a.keep or 0)
+    return Decision(low, before, reasons.SCALING_DOWN, message, alternative=f"no fewer: {keeps.sentence}")
+
+
+def _blocked(view: View, low: int) -> Decision:
+    before = view.snapshot.wanted
+    unheard = view.said.unheard
+    if unheard:
+        message = f"{names(unheard)} not heard: nothing goes down"
+        return Decision(before, before, reasons.SIGNALS_UNKNOWN, message, alternative=f"else {low} would do")
+    message = "a rollout is under way: nothing goes down"
+    return Decision(before, before, reasons.REPLICAS_READY, message, alternative=f"else {low} would do")
+
+
+def _stay(view: View, asks: list[Ask], keep: int) -> Decision:
+    before = view.snapshot.wanted
+    if before == 0:
+        wakes = view.fleet.next_class
+        then = f"the next one wakes class {wakes}" if wakes else _no_room(view)
+        return Decision(0, 0, reasons.SCALED_TO_ZERO, f"no request; {then}")
+    if view.fleet.room == 0 and view.placed < before:
+        return Decision(before, before, reasons.NO_CAPACITY, _no_room(view))
+    alternative = ""
+    if keep < before:
+        left = expires(view.memory.window, before, view.snapshot.policy.stabilization_seconds) - view.now
+        alternative = f"{keep} would do; fewer in {seconds(max(0.0, left))} at the earliest"
+    elif keep == before:
+        alternative = _deciding(asks, view.snapshot).fewer
+    enough = f"{count(before, 'replica')} {'is' if before == 1 else 'are'} enough"
+    return Decision(before, before, reasons.REPLICAS_READY, enough, alternative=alternative)
+
+
+# --- parts ----------------------------------------------------------------------------------------------------------
+
+
+def _idle_at(view: View) -> float:
+    """When the Model may go to zero, if nothing happens until then."""
+    policy, known, asked = view.snapshot.policy, view.memory, view.snapshot.asked
+    quiet = max(known.quiet_since, known.began, view.snapshot.term_began)
+    if asked is not None and asked <= view.now:
+        quiet = max(quiet, asked)
+    at = quiet + policy.idle_seconds
+    if not known.served and view.placed:
+        cold = max((v.cold_start_seconds or ASSUMED_COLD_START for v in view.snapshot.variants), default=0.0)
+        at = max(at, known.woken + _START_PATIENCE * cold)
+    return at
+
+
+def _deciding(asks: list[Ask], snapshot: Snapshot) -> Ask:
+    """The rule that asks for most; of equals the one that tells most."""
+    order = ("held", "queue", "kvCache", "rate", "backlog") if snapshot.wanted == 0 else ("queue", "kvCache")
+    return max(asks, key=lambda a: (a.up or 0, -order.index(a.rule) if a.rule in order else -len(order)))
+
+
+def _no_room(view: View) -> str:
+    classes = tuple(v.gpu_class for v in view.snapshot.variants)
+    if not classes:
+        return "no class fits"
+    return f"class {classes[0]} has 0 free" if len(classes) == 1 else f"classes {names(classes)} have 0 free"
+
+
+def _rules(view: View, asks: list[Ask], decision: Decision, low: int) -> tuple[Rule, ...]:
+    policy = view.snapshot.policy
+    rules = [Rule(a.rule, a.up, a.inputs, a.sentence) for a in asks]
+    rules.sort(key=lambda r: -1 if r.replicas is None else r.replicas, reverse=True)
+    if decision.wanted >= decision.before:
+        first = _deciding(asks, view.snapshot).rule
+        rules.sort(key=lambda r: r.name != first)
+    sentence = f"so many were enough over the last {seconds(policy.stabilization_seconds)}"
+    stable = Rule("stabilization", low, {"stabilizationSeconds": policy.stabilization_seconds}, sentence)
+    return (*rules, stable) if decision.wanted >= decision.before else (stable, *rules)
+
+
+def _look_again(view: View, wanted: int, keep: int, idle_at: float, blocked: bool) -> float | None:
+    """When a window ends, or what fades has faded somewhat. While nothing changes in an idle Model, once."""
+    policy, now = view.snapshot.policy, view.now
+    if wanted == 0:
+        return None
+    times: list[float] = []
+    if policy.minimum == 0 and not blocked and idle_at > now:
+        times.append(idle_at - now)
+    if keep < wanted and not blocked:
+        left = expires(view.memory.window, wanted, policy.stabilization_seconds) - now
+        times.append(left)
+    if wanted > max(1, policy.minimum):
+        times.append(ARRIVALS_SECONDS / 2)
+    return max(_SOON, min(times)) if times else None

@@ -1,0 +1,123 @@
+"""What replicas and gateways say, added up: what is not heard is named, what cannot be is clamped and named."""
+
+from dataclasses import dataclass
+
+from shoal.core.scaling.types import Demand, Load, Replica, Snapshot, Variant
+
+_STARTING = frozenset({"fetching", "loading"})
+_LARGER_THAN_PREDICTED = 2
+"""A KV cache that is said to be larger than this many times the known figure is not believed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Sums over those that are heard; requests and tokens."""
+
+    used: int
+    """KV tokens."""
+    waiting: int
+    waiting_tokens: int
+    running: int
+    in_flight: int
+    held: int
+    held_tokens: int
+    dark: tuple[Replica, ...]
+    """Ready replicas whose load is unknown: they count as loaded to the target."""
+    unheard: tuple[str, ...]
+    """Voices that are not fresh, by name. Anything here, and nothing goes down."""
+    doubts: tuple[str, ...]
+    """What was said and cannot be."""
+    kv_tokens: dict[str, int]
+    """Of one replica, by class, as the engines say; the smallest where they differ."""
+
+
+def live(replica: Replica) -> bool:
+    """Whether it is supply: there, or coming."""
+    return not replica.deleting and not replica.lost
+
+
+def figures(snapshot: Snapshot) -> Figures:
+    """What is said. O(replicas + gateways)."""
+    known = {v.gpu_class: v for v in snapshot.variants}
+    used = waiting = waiting_tokens = running = 0
+    dark: list[Replica] = []
+    unheard: list[str] = []
+    doubts: list[str] = []
+    kv_tokens: dict[str, int] = {}
+    for replica in snapshot.replicas:
+        if not live(replica):
+            continue
+        load = _plain(replica, known.get(replica.gpu_class), doubts)
+        if load is None or load.waiting is None or load.running is None or load.kv_tokens_used is None:
+            idle = load is not None and load.phase in _STARTING
+            if replica.ready:
+                dark.append(replica)
+            if (replica.ready or replica.was_ready) and not (idle and not replica.ready):
+                unheard.append(replica.pod)
+        if load is None:
+            continue
+        used += load.kv_tokens_used or 0
+        waiting += load.waiting or 0
+        waiting_tokens += load.waiting_tokens or 0
+        running += load.running or 0
+        if load.kv_tokens_total is not None:
+            total = load.kv_tokens_total
+            kv_tokens[replica.gpu_class] = min(kv_tokens.get(replica.gpu_class, total), total)
+    demands = [v.demand for v in snapshot.voices or () if v.demand is not None]
+    unheard += [v.name for v in snapshot.voices or () if v.demand is None]
+    if snapshot.voices is None:
+        unheard.append("the gateways")
+    return Figures(
+        used=used,
+        waiting=waiting,
+        waiting_tokens=waiting_tokens,
+        running=running,
+        in_flight=_total(demands, "in_flight"),
+        held=_total(demands, "held"),
+        held_tokens=_total(demands, "held_tokens"),
+        dark=tuple(dark),
+        unheard=tuple(unheard),
+        doubts=tuple(doubts),
+        kv_tokens=kv_tokens,
+    )
+
+
+def _total(demands: list[Demand], key: str) -> int:
+    return sum(max(0, getattr(d, key)) for d in demands)
+
+
+def _plain(replica: Replica, variant: Variant | None, doubts: list[str]) -> Load | None:
+    """Its load without what cannot be: less than nothing is unknown, more than there is is all there is."""
+    load = replica.load
+    if load is None:
+        return None
+
+    def natural(value: int | None, what: str) -> int | None:
+        if value is not None and value < 0:
+            doubts.append(f"{replica.pod} says {value} {what}")
+            return None
+        return value
+
+    def bounded(value: int | None, bound: int | None, what: str) -> int | None:
+        if value is not None and bound is not None and value > bound:
+            doubts.append(f"{replica.pod} says {value} {what} of {bound}")
+            return bound
+        return value
+
+    total = natural(load.kv_tokens_total, "KV tokens in all") or None
+    predicted = variant.kv_tokens if variant else None
+    if predicted is not None:
+        total = bounded(total, _LARGER_THAN_PREDICTED * predicted, "KV tokens in all")
+    size = total if total is not None else predicted
+    return Load(
+        engine_boot=load.engine_boot,
+        phase=load.phase,
+        running=bounded(natural(load.running, "running"), load.max_running, "running"),
+        max_running=load.max_running,
+        waiting=natural(load.waiting, "waiting"),
+        waiting_tokens=natural(load.waiting_tokens, "waiting tokens"),
+        kv_tokens_used=bounded(natural(load.kv_tokens_used, "KV tokens in use"), size, "KV tokens in use"),
+        kv_tokens_total=total,
+        prompt_tokens_total=load.prompt_tokens_total,
+        generation_tokens_total=load.generation_tokens_total,
+    )

@@ -1,0 +1,134 @@
+"""The replicas that there are, in the order in which they are kept, and those that could be added, in the order in
+which they are filled."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, repeat
+
+from shoal.core.scaling.figures import Figures, live
+from shoal.core.scaling.types import Replica, Snapshot, Variant
+
+ASSUMED_COLD_START = 120.0
+"""Seconds, until one was measured: weights on the node's disk, graphs captured anew."""
+_HOPELESS = 3.0
+"""Cold starts after which a replica that never was ready is no supply, where others serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A replica that is there or could be."""
+
+    gpu_class: str
+    ready_in: float
+    """Seconds until it serves: 0, or what is left of a cold start."""
+    kv_tokens: int | None
+    serves: bool = True
+    """False: it should have been ready long ago, and others are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """In `placed` the last ones go first: those never ready, then those of the dearest class."""
+
+    placed: tuple[Slot, ...]
+    variants: tuple[Variant, ...]
+    limit: int
+    """Replicas at most."""
+    cold_start: float
+    """Seconds, of the class that would be filled next."""
+    kv_tokens: dict[str, int]
+
+    @property
+    def ready(self) -> int:
+        return sum(1 for slot in self.placed if slot.ready_in == 0)
+
+    @property
+    def next_class(self) -> str | None:
+        """The class of the next replica; None: no class has room."""
+        return next((v.gpu_class for v, count in _rooms(self.variants, self.limit) if count > 0), None)
+
+    @property
+    def room(self) -> int | None:
+        """Replicas that could be added now; None: not known."""
+        if any(v.room is None for v in self.variants):
+            return None
+        return sum(count for _, count in _rooms(self.variants, self.limit))
+
+    def slots(self) -> Iterator[Slot]:
+        """Those placed, then those that could be added; where there is no room, as if the first class had some: what
+        is needed is said also when it cannot be had."""
+        yield from self.placed
+        for variant, count in _rooms(self.variants, self.limit):
+            yield from repeat(self._added(variant), count)
+        if self.variants:
+            yield from repeat(self._added(self.variants[0]))
+
+    def _added(self, variant: Variant) -> Slot:
+        return Slot(
+            variant.gpu_class, variant.cold_start_seconds or ASSUMED_COLD_START, self.kv_tokens.get(variant.gpu_class)
+        )
+
+    def needed(self, amount: float, of: Callable[[Slot], float]) -> int:
+        """The fewest replicas whose `of` add up to `amount`; the limit, if not even that many do."""
+        if amount <= 0:
+            return 0
+        count, total = 0, 0.0
+        for slot in islice(self.slots(), self.limit):
+            # Without the slack a sum that is exactly enough asks for one more, by rounding.
+            if total >= amount - 1e-9 * abs(amount):
+                return count
+            total += of(slot)
+            count += 1
+        return max(count, 1)
+
+
+def fleet(snapshot: Snapshot, said: Figures, now: float) -> Fleet:
+    """From pods, and from what Deployments ask for beyond them."""
+    order = {v.gpu_class: i for i, v in enumerate(snapshot.variants)}
+    kv_tokens = {v.gpu_class: v.kv_tokens for v in snapshot.variants if v.kv_tokens}
+    kv_tokens |= said.kv_tokens
+    if kv_tokens:
+        middle = sum(kv_tokens.values()) // len(kv_tokens)
+        kv_tokens |= {name: middle for name in order if name not in kv_tokens}
+    cold = {v.gpu_class: v.cold_start_seconds or ASSUMED_COLD_START for v in snapshot.variants}
+    here = [r for r in snapshot.replicas if live(r)]
+    serving = any(r.ready for r in here)
+    ranked: list[tuple[tuple[bool, int, float], Slot]] = []
+    for replica in here:
+        start = cold.get(replica.gpu_class, ASSUMED_COLD_START)
+        hopeless = serving and not replica.was_ready and now - replica.created > _HOPELESS * start
+        slot = Slot(
+            replica.gpu_class, _ready_in(replica, start, now), kv_tokens.get(replica.gpu_class), serves=not hopeless
+        )
+        rank = (not (replica.ready or replica.was_ready), order.get(replica.gpu_class, len(order)), slot.ready_in)
+        ranked.append((rank, slot))
+    for variant in snapshot.variants:
+        missing = variant.replicas - sum(1 for r in here if r.gpu_class == variant.gpu_class)
+        start = cold[variant.gpu_class]
+        slot = Slot(variant.gpu_class, start, kv_tokens.get(variant.gpu_class))
+        ranked += [((True, order[variant.gpu_class], start), slot)] * max(0, missing)
+    ranked.sort(key=lambda pair: pair[0])
+    filled = next((v for v in snapshot.variants if v.room is None or v.room > 0), None)
+    return Fleet(
+        placed=tuple(slot for _, slot in ranked),
+        variants=snapshot.variants,
+        limit=snapshot.policy.maximum,
+        cold_start=cold[filled.gpu_class] if filled else max(cold.values(), default=ASSUMED_COLD_START),
+        kv_tokens=kv_tokens,
+    )
+
+
+def _ready_in(replica: Replica, cold_start: float, now: float) -> float:
+    if replica.ready:
+        return 0.0
+    left = cold_start - (now - replica.created)
+    # Overdue, or an engine that starts again: some time it takes yet.
+    return left if 0 < left <= cold_start else cold_start / 4 if left <= 0 else cold_start
+
+
+def _rooms(variants: Sequence[Variant], limit: int) -> Iterator[tuple[Variant, int]]:
+    for variant in variants:
+        room = limit if variant.room is None else max(0, variant.room)
+        if variant.maximum is not None:
+            room = min(room, max(0, variant.maximum - variant.replicas))
+        yield variant, min(room, limit)

@@ -1,0 +1,243 @@
+"""What is learned from one decision to the next: when the last request came, how fast requests come and what they
+cost, and what a replica can do."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from shoal.core.scaling.figures import Figures, live
+from shoal.core.scaling.types import Load, Memory, Meter, Snapshot, Speed, VoiceMark
+
+GENERATED_WEIGHT = 4.0
+"""Work is counted in prompt tokens; a generated one costs as much as this many of them. On the measured kernel tables
+of 8 GPUs (Llama-3.1-8B) a decode step of a full batch takes 3 to 6 times as long per token as prefill does, so that
+one learned rate holds although the mix of prompts and answers changes."""
+ARRIVALS_SECONDS = 30.0
+"""Time constant of the arrival rate."""
+LATE_SECONDS = 30.0
+"""A decision later than asked by more than this means that the clock leapt or the process was stopped: what was heard
+before may be old, so windows begin anew."""
+_MEMORY_SECONDS = 300.0
+"""Time constant of what a request costs."""
+_METER_SECONDS = 10.0
+"""Over how long a replica's rate is taken."""
+_TOO_LONG = 3.0
+"""Times `_METER_SECONDS` between two looks, and nobody knows whether requests waited all the while."""
+_FADE_SECONDS = 3600.0
+"""Time constant with which a proven rate loses its weight."""
+_RISE, _FALL = 0.5, 0.15
+"""Weights of a new rate that is above or below the learned one: a batch that fills does less than it can."""
+
+
+def work(load: Load | None) -> float | None:
+    """Work done so far by one engine, in prompt tokens; None: unknown."""
+    if load is None or load.prompt_tokens_total is None or load.generation_tokens_total is None:
+        return None
+    return load.prompt_tokens_total + GENERATED_WEIGHT * load.generation_tokens_total
+
+
+def begin(snapshot: Snapshot, said: Figures, now: float) -> Memory:
+    """The memory of a new term: windows start at what is wanted now, so that nothing goes down early."""
+    return Memory(
+        began=now,
+        now=now,
+        due=None,
+        window=((now, snapshot.wanted),),
+        quiet_since=now,
+        woken=now,
+        served=_serves(snapshot),
+        voices=_marks(snapshot, {}),
+        meters=_meters(snapshot, {}, {}, now)[0],
+        progress=_progress(snapshot, said),
+    )
+
+
+def recall(snapshot: Snapshot, memory: Memory | None, said: Figures, now: float) -> Memory:
+    """What is known at `now`. A memory of another term, or one that a leap of the clock made doubtful, starts its
+    windows anew; what was learned of requests and replicas stays."""
+    if memory is None or memory.began < snapshot.term_began:
+        learned = begin(snapshot, said, now)
+        return learned if memory is None else replace(learned, speeds=memory.speeds)
+    if now < memory.now or (memory.due is not None and now > memory.due + LATE_SECONDS):
+        anew = begin(snapshot, said, now)
+        return replace(
+            anew,
+            began=min(memory.began, now),
+            speeds=memory.speeds,
+            arrival_rate=memory.arrival_rate,
+            done=memory.done,
+            worked=memory.worked,
+            asked=now if _arrived(snapshot, memory) else None,
+        )
+    return _later(snapshot, memory, said, now)
+
+
+def _later(snapshot: Snapshot, memory: Memory, said: Figures, now: float) -> Memory:
+    elapsed = now - memory.now
+    asked = _arrived(snapshot, memory) > 0
+    disturbed = asked or _busy(said) or _uncertain(snapshot, memory)
+    serves = _serves(snapshot)
+    first = serves and not memory.served
+    meters, speeds = _meters(snapshot, memory.meters, memory.speeds, now)
+    progress = _progress(snapshot, said)
+    done, worked = memory.done, memory.worked
+    if elapsed > 0:
+        fade = math.exp(-elapsed / _MEMORY_SECONDS)
+        done, worked = done * fade, worked * fade
+    if progress is not None and memory.progress is not None and _same_voices(snapshot, memory):
+        done = max(0.0, done + progress - memory.progress)
+        worked += sum(
+            max(0.0, meters[uid].work - old.work)
+            for uid, old in memory.meters.items()
+            if uid in meters and meters[uid].engine_boot == old.engine_boot
+        )
+    return replace(
+        memory,
+        now=now,
+        quiet_since=now if disturbed or first else memory.quiet_since,
+        woken=now if snapshot.wanted == 0 else memory.woken,
+        served=snapshot.wanted > 0 and (memory.served or serves),
+        asked=now if asked else memory.asked,
+        voices=_marks(snapshot, memory.voices),
+        meters=meters,
+        speeds=speeds,
+        arrival_rate=_rate(snapshot, memory, elapsed),
+        progress=progress,
+        done=done,
+        worked=worked,
+    )
+
+
+# --- requests -------------------------------------------------------------------------------------------------------
+
+
+def _busy(said: Figures) -> bool:
+    return said.in_flight > 0 or said.held > 0 or said.running > 0 or said.waiting > 0
+
+
+def _arrived(snapshot: Snapshot, memory: Memory) -> int:
+    """Requests since each known gateway was last heard. A smaller count is a restart's, whatever its boot id says."""
+    count = 0
+    for voice in snapshot.voices or ():
+        mark = memory.voices.get(voice.name)
+        if voice.demand is None or mark is None:
+            continue
+        restarted = voice.boot != mark.boot or voice.demand.arrivals < mark.arrivals
+        count += max(0, voice.demand.arrivals - (0 if restarted else mark.arrivals))
+    return count
+
+
+def _uncertain(snapshot: Snapshot, memory: Memory) -> bool:
+    """Whether requests may have come or run that nobody told of: a gateway that went while it was not heard, one that
+    is new and has had some, one that was busy when last heard and was silent since."""
+    names = {v.name for v in snapshot.voices or ()}
+    if snapshot.voices is not None and any(not m.heard for name, m in memory.voices.items() if name not in names):
+        return True
+    for voice in snapshot.voices or ():
+        mark = memory.voices.get(voice.name)
+        if voice.demand is None:
+            continue
+        if mark is None:
+            if voice.demand.arrivals > 0:
+                return True
+        elif mark.busy and not mark.heard:
+            return True
+    return False
+
+
+def _marks(snapshot: Snapshot, former: Mapping[str, VoiceMark]) -> dict[str, VoiceMark]:
+    if snapshot.voices is None:
+        return {name: replace(mark, heard=False) for name, mark in former.items()}
+    marks: dict[str, VoiceMark] = {}
+    for voice in snapshot.voices:
+        said, mark = voice.demand, former.get(voice.name)
+        if said is not None:
+            marks[voice.name] = VoiceMark(voice.boot, said.arrivals, said.in_flight > 0 or said.held > 0, heard=True)
+        elif mark is not None:
+            marks[voice.name] = replace(mark, heard=False)
+        else:
+            # Never heard in this term: whatever it has had is news once it is.
+            marks[voice.name] = VoiceMark(None, 0, busy=True, heard=False)
+    return marks
+
+
+def _same_voices(snapshot: Snapshot, memory: Memory) -> bool:
+    voices = snapshot.voices or ()
+    return len(voices) == len(memory.voices) and all(
+        (mark := memory.voices.get(v.name)) is not None and mark.heard and mark.boot == v.boot for v in voices
+    )
+
+
+def _rate(snapshot: Snapshot, memory: Memory, elapsed: float) -> float | None:
+    """Exponentially smoothed; None while no gateway has been heard."""
+    known = [v for v in snapshot.voices or () if v.demand is not None]
+    if not known:
+        return memory.arrival_rate
+    if elapsed <= 0:
+        # Two looks at the same instant: what came in between is counted as if a moment had passed.
+        elapsed = 1e-3 if _arrived(snapshot, memory) else 0.0
+    keep = math.exp(-elapsed / ARRIVALS_SECONDS)
+    came = sum(
+        max(0, v.demand.arrivals - mark.arrivals)
+        for v in known
+        if v.demand is not None and (mark := memory.voices.get(v.name)) is not None and mark.boot == v.boot
+    )
+    return (memory.arrival_rate or 0.0) * keep + (came / elapsed * (1 - keep) if elapsed > 0 else 0.0)
+
+
+def _progress(snapshot: Snapshot, said: Figures) -> float | None:
+    """Requests done so far: those in work count half, those that wait in an engine not at all."""
+    if snapshot.voices is None or said.unheard:
+        return None
+    arrivals = sum(v.demand.arrivals for v in snapshot.voices if v.demand is not None)
+    return arrivals - said.held - (said.in_flight + said.waiting) / 2
+
+
+# --- replicas -------------------------------------------------------------------------------------------------------
+
+
+def _serves(snapshot: Snapshot) -> bool:
+    return any(r.ready and live(r) for r in snapshot.replicas)
+
+
+def _meters(
+    snapshot: Snapshot, former: Mapping[str, Meter], speeds: Mapping[str, Speed], now: float
+) -> tuple[dict[str, Meter], dict[str, Speed]]:
+    """Meters as they stand, and speeds with what those that ran long enough have shown."""
+    meters: dict[str, Meter] = {}
+    found = dict(speeds)
+    for replica in snapshot.replicas:
+        done = work(replica.load)
+        if done is None or replica.load is None or not replica.ready or not live(replica):
+            continue
+        boot, queued = replica.load.engine_boot, (replica.load.waiting or 0) > 0
+        meter = former.get(replica.uid)
+        went_on = meter is not None and meter.engine_boot == boot and done >= meter.work and now >= meter.marked
+        if meter is None or not went_on or not _alike(meter, queued, now):
+            meters[replica.uid] = Meter(boot, done, now, done, queued)
+        elif now - meter.marked >= _METER_SECONDS:
+            rate = (done - meter.work_then) / (now - meter.marked)
+            found[replica.gpu_class] = _shown(found.get(replica.gpu_class, Speed()), rate, queued, now - meter.marked)
+            meters[replica.uid] = Meter(boot, done, now, done, queued)
+        else:
+            meters[replica.uid] = replace(meter, work=done)
+    return meters, found
+
+
+def _alike(meter: Meter, queued: bool, now: float) -> bool:
+    """Whether the time since the mark is of one kind: a queue all the while, or none."""
+    return meter.queued == queued and not (queued and now - meter.marked > _TOO_LONG * _METER_SECONDS)
+
+
+def _shown(speed: Speed, rate: float, queued: bool, seconds: float) -> Speed:
+    if not queued:
+        proven = max(rate, speed.proven * math.exp(-seconds / _FADE_SECONDS))
+        # More than the limit that was learned, and nobody waits: the limit is higher.
+        learned = speed.learned if speed.learned is None else max(speed.learned, rate)
+        return Speed(learned, proven)
+    if rate <= 0:
+        return speed
+    if speed.learned is None:
+        return replace(speed, learned=rate)
+    weight = _RISE if rate > speed.learned else _FALL
+    return replace(speed, learned=speed.learned + weight * (rate - speed.learned))

@@ -1,0 +1,158 @@
+"""The rules, one function each. `decide.py` has the table."""
+
+import math
+
+from shoal.core.scaling.view import Ask, View
+from shoal.core.scaling.words import count, percent, seconds
+
+HYSTERESIS = 0.9
+"""Replicas go only where those that stay would be below this share of the target."""
+
+
+def kv_cache(view: View) -> Ask:
+    """KV tokens in use, and the prompts that wait for room, against their share of what replicas hold."""
+    said, policy = view.said, view.snapshot.policy
+    demand = float(said.used + said.waiting_tokens)
+    inputs = {
+        "kvTokensUsed": said.used,
+        "waitingTokens": said.waiting_tokens,
+        "targetPercent": policy.kv_percent,
+        "replicasUnknown": len(said.dark),
+    }
+    if not view.fleet.kv_tokens:
+        return Ask("kvCache", None, None, inputs, "what a replica's KV cache holds is not known")
+    # A replica that is not heard is loaded to its target: it takes nothing off the others and asks for nothing.
+    demand += sum(view.fleet.kv_tokens.get(r.gpu_class, 0) * policy.kv_percent / 100 for r in said.dark)
+    held = sum(s.kv_tokens or 0 for s in view.fleet.placed if s.ready_in == 0)
+    up = view.fleet.needed(demand, view.tokens)
+    keep = view.fleet.needed(demand / HYSTERESIS, view.tokens)
+    use = f"KV use {percent(demand, held)} on {count(view.fleet.ready, 'replica')}" if held else "no replica is ready"
+    return Ask(
+        "kvCache",
+        up,
+        max(up, keep),
+        {**inputs, "kvTokensTotal": held},
+        f"{use}, target {policy.kv_percent} %",
+        _kv_with(view, demand, up - 1),
+    )
+
+
+def _kv_with(view: View, demand: float, replicas: int) -> str:
+    total = sum(s.kv_tokens or 0 for s, _ in zip(view.fleet.slots(), range(replicas), strict=False))
+    if replicas < 1 or not total:
+        return ""
+    return f"{count(replicas, 'replica')} would hold KV use at {percent(demand, total)}"
+
+
+def queue(view: View) -> Ask:
+    """Requests that wait in engines, against their target per replica."""
+    waiting, target = view.said.waiting, view.snapshot.policy.queued_per_replica
+    up = min(view.fleet.limit, math.ceil(waiting / target))
+    keep = min(view.fleet.limit, math.ceil(waiting / (HYSTERESIS * target)))
+    sentence = f"{waiting} queued on {count(view.fleet.ready, 'replica')}, target {target}"
+    fewer = f"{count(up - 1, 'replica')} would have {waiting / (up - 1):.1f} queued each" if up > 1 else ""
+    then = view.backlog_then()
+    if up > view.placed and view.fleet.ready and then == 0.0:
+        up, fewer = view.placed, ""
+        sentence += f"; gone within {seconds(view.fleet.cold_start)}, before a further replica could serve"
+    inputs = {"waiting": waiting, "queuedRequestsPerReplica": target, "replicasReady": view.fleet.ready}
+    return Ask("queue", up, max(up, keep), inputs, sentence, fewer)
+
+
+def rate(view: View) -> Ask:
+    """The work that requests bring, against the learned rate of a replica."""
+    arriving, share = view.arriving, view.snapshot.policy.rate_percent / 100
+    inputs = {
+        "requestsPerSecond": _rounded(view.memory.arrival_rate),
+        "workPerRequest": _rounded(view.memory.work_per_request),
+        "workPerSecondOfReplica": _rounded(view.any_speed),
+        "targetPercent": view.snapshot.policy.rate_percent,
+    }
+    if arriving is None or view.any_speed is None:
+        return Ask(
+            "rate", None, _proven(view), inputs, "what a replica can do is not known before requests have waited"
+        )
+    up = view.fleet.needed(arriving / share, view.speed)
+    keep = view.fleet.needed(arriving / (HYSTERESIS * share), view.speed)
+    supply = sum(view.speed(s) for s in view.fleet.placed if s.ready_in == 0)
+    use = f"{percent(arriving, supply)} of what {count(view.fleet.ready, 'replica')} can do" if supply else "work"
+    fewer = ""
+    less = sum(view.speed(s) for s, _ in zip(view.fleet.slots(), range(up - 1), strict=False))
+    if less:
+        fewer = f"{count(up - 1, 'replica')} would be at {percent(arriving, less)} of what they can do"
+    sentence = f"{view.memory.arrival_rate or 0:.2g} requests/s are {use}, target {view.snapshot.policy.rate_percent} %"
+    return Ask("rate", up, max(up, keep), inputs, sentence, fewer)
+
+
+def _proven(view: View) -> int | None:
+    """How many replicas have to stay while their limit is not known: as many as are known to do the work, or one less
+    than now, to find out."""
+    arriving = view.arriving
+    best = {name: s.proven for name, s in view.memory.speeds.items()}
+    one_less = max(0, view.placed - 1)
+    if arriving is None or not any(best.values()):
+        return one_less
+    return min(one_less, view.fleet.needed(arriving, lambda s: best.get(s.gpu_class, 0.0) if s.serves else 0.0))
+
+
+def backlog(view: View) -> Ask:
+    """What will still wait when a further replica could serve, to be gone in one cold start more."""
+    then, arriving, end = view.backlog_then(), view.arriving, view.fleet.cold_start
+    inputs = {
+        "requestsWaiting": view.said.waiting,
+        "requestsHeld": view.said.held,
+        "workThen": _rounded(then),
+        "coldStartSeconds": _rounded(end),
+    }
+    if then is None or arriving is None:
+        return Ask("backlog", None, 0, inputs, "what requests cost is not known yet")
+    if then == 0.0:
+        return Ask("backlog", 0, 0, inputs, f"nothing will wait in {seconds(end)}")
+    share = view.snapshot.policy.rate_percent / 100
+    up = view.fleet.needed(arriving / share + then / end, view.speed)
+    cost = view.memory.work_per_request or 1.0
+    sentence = f"{count(round(then / cost), 'request')} would still wait in {seconds(end)}, to be gone in as long again"
+    return Ask("backlog", up, up, inputs, sentence)
+
+
+def held(view: View) -> Ask:
+    """Requests that wait at gateways: one replica at least, and enough for their tokens."""
+    said = view.said
+    inputs = {"requestsHeld": said.held, "heldTokens": said.held_tokens}
+    if not said.held:
+        return Ask("held", 0, 0, inputs, "no request is held")
+    up = 1
+    if view.backlog_then() is None and view.fleet.kv_tokens:
+        up = max(1, view.fleet.needed(said.used + said.waiting_tokens + said.held_tokens, view.tokens))
+    return Ask("held", up, up, inputs, f"{count(said.held, 'request')} held, {count(said.held_tokens, 'token')}")
+
+
+def minimum(view: View) -> Ask:
+    least = view.snapshot.policy.minimum
+    return Ask("minimum", least, least, {"minReplicas": least}, f"minReplicas is {least}")
+
+
+def asked(view: View) -> Ask:
+    """One replica while the last request, or the last call to wake the Model, is younger than the idle window."""
+    idle = view.snapshot.policy.idle_seconds
+    times = [t for t in (view.memory.asked, view.snapshot.asked) if t is not None and t <= view.now]
+    last = max(times, default=None)
+    inputs = {"secondsSinceRequest": None if last is None else _rounded(view.now - last), "idleSeconds": idle}
+    if last is None or view.now - last >= idle:
+        return Ask("asked", 0, 0, inputs, f"no request for {seconds(idle)}")
+    return Ask("asked", 1, 1, inputs, "somebody asked")
+
+
+def initial(view: View) -> Ask:
+    """A new Model has one replica for an idle window, so that its faults show."""
+    until = view.memory.began + view.snapshot.policy.idle_seconds
+    if view.snapshot.new and view.now < until:
+        return Ask("initial", 1, 1, {"idleSeconds": view.snapshot.policy.idle_seconds}, "the Model is new")
+    return Ask("initial", 0, 0, {}, "the Model is not new")
+
+
+RULES = (kv_cache, queue, rate, backlog, held, asked, initial, minimum)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
