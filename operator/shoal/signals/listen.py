@@ -48,10 +48,10 @@ class Listener:
 
     # --- who there is -------------------------------------------------------------------------------------------------
 
-    def listen_to_replica(self, model_uid: str, peer: Peer, delay: float = 0.0) -> None:
+    def listen_to_replica(self, model_uid: str, peer: Peer) -> None:
         """An engine pod of a Model; again when its address or key changed."""
         self._model[peer.uid] = model_uid
-        self.replicas.put(peer, delay)
+        self.replicas.put(peer)
 
     def listen_to_gateway(self, peer: Peer) -> None:
         """A gateway's pod; again when its address or key changed."""
@@ -63,8 +63,8 @@ class Listener:
         self.gateways.drop(uid)
         for table in (self._model, self._marks, self._tokens):
             table.pop(uid, None)
-        for rates in self._arrivals.values():
-            rates.pop(uid, None)
+        for model in [model for model, rates in self._arrivals.items() if rates.pop(uid, None) and not rates]:
+            del self._arrivals[model]
 
     # --- what decisions read ------------------------------------------------------------------------------------------
 

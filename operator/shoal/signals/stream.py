@@ -31,7 +31,8 @@ STEADY_SECONDS: Final = 10.0
 LONGEST_MESSAGE: Final = 8 * 1024 * 1024
 """Bytes. A full message of 50,000 Models has less."""
 STARTS_PER_SECOND: Final = 1000.0
-"""When many peers become known at once, their connections are spread."""
+STARTS_AT_ONCE: Final = 50
+"""When more peers than these become known at once, their connections are spread."""
 
 
 class StreamBroken(Exception):
@@ -191,6 +192,7 @@ class Streams(Generic[F]):
         self._streams: dict[str, tuple[F, asyncio.Task[None]]] = {}
         self._ended: set[asyncio.Task[None]] = set()
         self._session: aiohttp.ClientSession | None = None
+        self._next_start = float("-inf")
 
     def start(self) -> None:
         """Opens the session; `set_peers` needs it."""
@@ -204,22 +206,22 @@ class Streams(Generic[F]):
         wanted = {peer.uid: peer for peer in peers}
         for uid in [uid for uid in self._streams if uid not in wanted]:
             self.drop(uid)
-        new = 0
         for peer in wanted.values():
-            new += self.put(peer, new / STARTS_PER_SECOND)
+            self.put(peer)
 
-    def put(self, peer: Peer, delay: float = 0.0) -> bool:
-        """Listens to a peer, after `delay` seconds. False when it is listened to already, as it is named now."""
+    def put(self, peer: Peer) -> None:
+        """Listens to a peer; anew, when it is named otherwise than before."""
         if self._session is None:
             raise RuntimeError("the streams are not started")
         found = self._streams.get(peer.uid)
         if found is not None and found[0].peer == peer:
-            return False
+            return
         self.drop(peer.uid)
+        now = asyncio.get_running_loop().time()
+        self._next_start = max(self._next_start + 1 / STARTS_PER_SECOND, now - STARTS_AT_ONCE / STARTS_PER_SECOND)
         stream = self._follower(peer, self._session)
-        running = asyncio.create_task(stream.run(delay), name=f"{stream.what} {peer.name}")
-        self._streams[peer.uid] = (stream, running)
-        return True
+        running = stream.run(max(0.0, self._next_start - now))
+        self._streams[peer.uid] = (stream, asyncio.create_task(running, name=f"{stream.what} {peer.name}"))
 
     def drop(self, uid: str) -> None:
         """Listens to a peer no longer; what it said is unknown."""

@@ -1,0 +1,185 @@
+"""A gateway's demand over HTTP: who may hear it, what a listener knows, and when it knows nothing."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Collection
+from typing import cast
+
+import aiohttp
+import pytest
+
+from shoal.api import names
+from shoal.api import replica as api
+from shoal.api.demand import ModelDemand
+from shoal.signals import hub as hubs
+from shoal.signals import stream
+from shoal.signals.demand import DemandStream, DemandStreams
+from shoal.signals.stream import Me, Peer
+from tests.support.streams import CURRENT, PREVIOUS, ToldGateway, told_gateway, until
+
+Heard = list[tuple[str, list[str] | None]]
+
+
+@contextlib.asynccontextmanager
+async def listening(*peers: Peer) -> AsyncGenerator[tuple[DemandStreams, Heard]]:
+    heard: Heard = []
+
+    def note(uid: str, models: Collection[str] | None) -> None:
+        heard.append((uid, None if models is None else sorted(models)))
+
+    streams = DemandStreams(note, Me("operator-1", "boot-of-operator"))
+    streams.start()
+    streams.set_peers(peers)
+    try:
+        yield streams, heard
+    finally:
+        await streams.close()
+
+
+async def test_a_listener_hears_everything_and_then_what_changes():
+    async with told_gateway() as gateway:
+        gateway.book.arrived("m")
+        gateway.book.held("m", 40, 0.0)
+        async with listening(gateway.peer()) as (streams, heard):
+            await until(lambda: bool(streams.live()))
+            (heard_of,) = streams.live()
+            assert heard_of.demand("m").held == 1
+            assert heard_of.demand("never named") == ModelDemand()
+            assert heard_of.boot == gateway.hub.boot
+            gateway.book.unheld("m", 40, 0.0)
+            gateway.book.sent("m")
+            await until(lambda: heard_of.demand("m") == ModelDemand(arrivals=1, in_flight=1))
+            assert heard[0] == ("gateway-1", None)
+            assert ("gateway-1", ["m"]) in heard
+            (caller,) = [reader.caller for reader in gateway.hub]
+            assert (caller.role, caller.name, caller.boot) == ("operator", "operator-1", "boot-of-operator")
+        await until(lambda: gateway.hub.readers == 0)
+
+
+async def test_the_age_of_the_oldest_grows_between_messages():
+    async with told_gateway() as gateway, listening(gateway.peer()) as (streams, _):
+        gateway.book.held("m", 40, 0.0)
+        await until(lambda: any(s.demand("m").held for s in streams.live()))
+        (heard,) = streams.live()
+        told = heard.models["m"]
+        assert heard.demand("m", told.at + 30).oldest_seconds == told.demand.oldest_seconds + 30
+
+
+@pytest.mark.parametrize(("role", "status"), [("operator", 200), ("gateway", 200), ("ledger", 401), ("agent", 401)])
+async def test_only_operators_and_gateways_may_hear_it(role: str, status: int):
+    async with told_gateway() as gateway, aiohttp.ClientSession() as session:
+        peer = gateway.peer(role=role)  # pyright: ignore[reportArgumentType]
+        url = f"http://127.0.0.1:{gateway.port}{names.DEMAND_PATH}"
+        async with session.get(url, headers={"authorization": f"Bearer {peer.key}"}) as answer:
+            assert answer.status == status
+            if status == 401:
+                assert "a key of an operator or a gateway is needed" in (await answer.json())["status"]
+        async with session.get(url) as nobody:
+            assert nobody.status == 401
+
+
+async def test_both_install_keys_are_good_and_a_caller_that_is_ahead_tries_the_other():
+    async with told_gateway() as gateway:
+        async with listening(gateway.peer(key=PREVIOUS)) as (streams, _):
+            await until(lambda: bool(streams.live()))
+        # The caller has read the new key; this gateway's mounted Secret still has the old one.
+        gateway.ring.known = (PREVIOUS,)
+        ahead = gateway.peer("gateway-1", "operator", CURRENT, PREVIOUS)
+        async with listening(ahead) as (streams, _):
+            await until(lambda: bool(streams.live()))
+
+
+async def test_another_process_at_the_same_address_is_a_restart_and_its_counters_begin_anew():
+    gateway = ToldGateway()
+    await gateway.up()
+    async with listening(gateway.peer()) as (streams, heard):
+        for _ in range(5):
+            gateway.book.arrived("m")
+        await until(lambda: any(s.demand("m").arrivals == 5 for s in streams.live()))
+        boot = gateway.hub.boot
+        await gateway.down()
+        await until(lambda: not streams.live())
+        assert heard[-1] == ("gateway-1", None)
+        await gateway.up()
+        await until(lambda: bool(streams.live()))
+        (now,) = streams.live()
+        assert now.boot == gateway.hub.boot != boot
+        assert now.demand("m") == ModelDemand()
+    await gateway.down()
+
+
+async def test_silence_is_unknown(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(api, "SILENCE_SECONDS", 0.3)
+    async with told_gateway() as gateway, listening(gateway.peer()) as (streams, _):
+        gateway.book.held("m", 1, 0.0)
+        await until(lambda: bool(streams.live()))
+        await until(lambda: not streams.live())
+
+
+async def test_a_quiet_gateway_is_heard_by_its_heartbeats(monkeypatch: pytest.MonkeyPatch):
+    from shoal.gateway import ops
+
+    monkeypatch.setattr(ops, "HEARTBEAT_SECONDS", 0.05)
+    async with told_gateway() as gateway, listening(gateway.peer()) as (streams, heard):
+        await until(lambda: bool(streams.live()))
+        (stream_,) = streams.live()
+        first = stream_.heard_at
+        await until(lambda: stream_.heard_at > first)
+        assert heard == [("gateway-1", None)]  # a heartbeat is no news
+
+
+async def test_readers_are_bounded_and_the_next_is_told_when_to_come_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hubs, "READERS", 1)
+    async with told_gateway() as gateway, listening(gateway.peer()) as (streams, _):
+        await until(lambda: bool(streams.live()))
+        url = f"http://127.0.0.1:{gateway.port}{names.DEMAND_PATH}"
+        headers = {"authorization": f"Bearer {gateway.peer().key}"}
+        async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as answer:
+            assert answer.status == 503
+            assert answer.headers["retry-after"] == "2"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b'{"boot":"b","seq":3,"models":{"m":{"arrivals":"many"}}}',
+        b'{"boot":"b","seq":3,"models":["m"]}',
+        b'{"boot":"b","seq":3',
+        b"[]",
+        b'{"seq":3,"models":{}}',
+    ],
+)
+async def test_what_is_not_understood_ends_the_stream_and_what_was_known_is_unknown(said: bytes):
+    follower = DemandStream(
+        Peer("g", "g", "h", "k"), cast(aiohttp.ClientSession, None), lambda _uid, _models: None, Me()
+    )
+    follower.take(b'{"boot":"b","seq":2,"full":true,"models":{"m":{"arrivals":4,"unheardOf":1}}}')
+    assert follower.demand("m").arrivals == 4
+    with pytest.raises(stream.StreamBroken, match="not understood"):
+        follower.take(said)
+    follower.lose()
+    assert follower.boot is None
+
+
+async def test_a_message_without_end_is_not_read_into_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stream, "LONGEST_MESSAGE", 1 << 20)
+
+    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\ndata: ")
+            while True:
+                writer.write(b"x" * 65536)
+                await writer.drain()
+
+    server = await asyncio.start_server(endless, "127.0.0.1", 0)
+    peer = Peer("g", "g", "127.0.0.1", "key", server.sockets[0].getsockname()[1])
+    async with server, aiohttp.ClientSession() as session:
+        follower = DemandStream(peer, session, lambda _uid, _models: None, Me())
+        with pytest.raises(stream.StreamBroken, match="too long"):
+            await asyncio.wait_for(_to_the_end(follower), 20)
+
+
+async def _to_the_end(follower: stream.Follower) -> None:
+    async for _ in follower.listen():
+        pass

@@ -1,0 +1,144 @@
+"""What a gateway has of each Model: the counts, and what is told at once."""
+
+import asyncio
+
+import orjson
+import pytest
+
+from shoal.api.demand import DemandMessage, ModelDemand
+from shoal.gateway import demand
+from shoal.gateway.demand import DemandBook, Teller
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def book(clock: Clock) -> DemandBook:
+    return DemandBook(clock)
+
+
+def told(content: bytes | None) -> dict[str, ModelDemand | None]:
+    """As a reader of this version understands it."""
+    assert content is not None
+    message = DemandMessage.model_validate({"boot": "b", "seq": 1, "models": orjson.loads(content)})
+    assert message.models is not None
+    return message.models
+
+
+def test_a_request_is_counted_from_its_arrival_to_its_end(book: DemandBook):
+    book.arrived("m")
+    book.held("m", 500, 100.0)
+    assert told(book.take()) == {"m": ModelDemand(arrivals=1, held=1, held_tokens=500)}
+    book.unheld("m", 500, 100.0)
+    book.sent("m")
+    assert told(book.take()) == {"m": ModelDemand(arrivals=1, in_flight=1)}
+    book.ended("m")
+    assert told(book.take()) == {"m": ModelDemand(arrivals=1)}
+    assert book.take() is None
+
+
+def test_the_age_is_that_of_the_oldest_that_still_waits(book: DemandBook, clock: Clock):
+    for since in (90.0, 80.0, 95.0):
+        book.held("m", 1, since)
+    assert book.demand("m").oldest_seconds == 20
+    book.unheld("m", 1, 80.0)
+    assert book.demand("m").oldest_seconds == 10
+    book.unheld("m", 1, 95.0)
+    clock.now += 5
+    assert book.demand("m").oldest_seconds == 15
+    book.unheld("m", 1, 90.0)
+    assert book.demand("m") == ModelDemand()
+    book.held("m", 1, 104.0)
+    assert book.demand("m").oldest_seconds == 1
+
+
+def test_two_that_began_to_wait_in_the_same_moment_are_two(book: DemandBook):
+    book.held("m", 1, 90.0)
+    book.held("m", 1, 90.0)
+    book.unheld("m", 1, 90.0)
+    assert book.demand("m").oldest_seconds == 10
+    assert book.held_here("m") == 1
+
+
+def test_holding_is_told_at_once_and_only_of_that_model(book: DemandBook):
+    due: list[bool] = []
+    book.due = due.append
+    book.sent("busy")
+    assert due == [True]
+    assert told(book.take_urgent()) == {"busy": ModelDemand(in_flight=1)}
+    due.clear()
+    book.sent("busy")
+    assert due == [False]
+    book.held("asleep", 7, 100.0)
+    assert due == [False, True]
+    assert told(book.take_urgent()) == {"asleep": ModelDemand(held=1, held_tokens=7)}
+    book.unheld("asleep", 7, 100.0)
+    assert due == [False, True, True]
+    assert told(book.take()) == {"busy": ModelDemand(in_flight=2), "asleep": ModelDemand()}
+
+
+def test_a_small_model_that_flaps_is_told_of_at_most_every_second(book: DemandBook, clock: Clock):
+    due: list[bool] = []
+    book.sent("m")
+    book.take_urgent()
+    book.due = due.append
+    for _ in range(50):
+        book.ended("m")
+        book.sent("m")
+    assert due == [False]
+    clock.now += 1.0
+    book.take()
+    clock.now += 1.0
+    book.ended("m")
+    assert due == [False, True]
+
+
+def test_a_deleted_model_is_told_as_null_once_nothing_of_it_is_here(book: DemandBook):
+    book.arrived("gone")
+    book.arrived("busy")
+    book.sent("busy")
+    book.take()
+    book.retain({"another"})
+    assert told(book.take()) == {"gone": None}
+    assert set(orjson.loads(book.full())) == {"busy"}
+    book.ended("busy")
+    book.retain({"another"})
+    assert told(book.take()) == {"busy": None}
+
+
+def test_counts_never_fall_below_nothing(book: DemandBook):
+    with pytest.raises(ValueError, match="was not sent"):
+        book.ended("m")
+    with pytest.raises(ValueError, match="was not held"):
+        book.unheld("m", 1, 100.0)
+
+
+async def test_a_reader_hears_of_a_held_request_without_waiting_for_the_second(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(demand, "QUIET_SECONDS", 3600.0)
+    book = DemandBook()
+    teller = Teller(book)
+    with teller.hub.reader() as reader:
+        assert orjson.loads((await reader.next(5))[5:])["models"] == {}  # pyright: ignore[reportOptionalSubscript]
+        book.arrived("m")  # the first of all goes out, and the next hour has none
+        assert b'"arrivals":1' in (await reader.next(5) or b"")
+        book.arrived("m")
+        book.held("m", 3, 0.0)
+        message = await reader.next(5)
+        assert message is not None
+        assert told(orjson.dumps(orjson.loads(message[5:])["models"]))["m"] == book.demand("m").model_copy(
+            update={"oldest_seconds": orjson.loads(message[5:])["models"]["m"]["oldestSeconds"]}
+        )
+    teller.close()
+    book.arrived("m")
+    await asyncio.sleep(0)

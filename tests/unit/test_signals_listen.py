@@ -1,0 +1,122 @@
+"""The operator's ears: what decisions read of agents and gateways, and of which Model something is new."""
+
+import contextlib
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from shoal.agent.stream import Hub
+from shoal.core.scaling import Demand, Load
+from shoal.signals.listen import Listener
+from shoal.signals.rates import Rate
+from shoal.signals.stream import Me
+from tests.support import streams
+from tests.support.streams import agents, told_gateway, until
+
+READY = {"phase": "ready", "engine_boot": "e1", "running": 2, "waiting": 0, "kv_tokens_used": 10, "kv_tokens_total": 99}
+
+
+@contextlib.asynccontextmanager
+async def listener() -> AsyncGenerator[tuple[Listener, list[tuple[str | None, bool]]]]:
+    heard: list[tuple[str | None, bool]] = []
+    it = Listener(lambda model, urgent: heard.append((model, urgent)), Me("operator-1", "boot"))
+    it.start()
+    try:
+        yield it, heard
+    finally:
+        await it.close()
+
+
+async def test_a_replica_is_heard_until_its_stream_is_down():
+    hub = Hub()
+    hub.update(READY)
+    async with agents(hub) as (peer,), listener() as (ears, heard):
+        assert ears.load(peer.uid) is None
+        ears.listen_to_replica("model-1", peer)
+        await until(lambda: ears.load(peer.uid) is not None)
+        assert ears.load(peer.uid) == Load("e1", "ready", running=2, waiting=0, kv_tokens_used=10, kv_tokens_total=99)
+        assert heard == [("model-1", True)]
+        assert (ears.age(peer.uid) or 0) < 12
+        # more of the same can wait; a queue cannot
+        hub.update({**READY, "kv_tokens_used": 90})
+        await until(lambda: len(heard) == 2)
+        assert heard[-1] == ("model-1", False)
+        hub.update({**READY, "kv_tokens_used": 90, "waiting": 3})
+        await until(lambda: len(heard) == 3)
+        assert heard[-1] == ("model-1", True)
+        hub.close()
+        await until(lambda: ears.load(peer.uid) is None)
+        assert heard[3:] == [("model-1", True)]
+        assert ears.age(peer.uid) is None
+
+
+async def test_a_pod_that_is_forgotten_is_unknown(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(streams, "HEARTBEAT_SECONDS", 0.05)
+    hub = Hub()
+    hub.update(READY)
+    async with agents(hub) as (peer,), listener() as (ears, heard):
+        ears.listen_to_replica("model-1", peer)
+        await until(lambda: ears.load(peer.uid) is not None)
+        ears.forget(peer.uid)
+        assert ears.load(peer.uid) is None
+        assert heard == [("model-1", True)] * 2
+        await until(lambda: hub.readers == 0)
+
+
+async def test_a_gateway_that_begins_to_hold_is_worth_a_decision_at_once():
+    async with told_gateway() as gateway, listener() as (ears, heard):
+        peer = gateway.peer()
+        assert ears.demand(peer.uid, "model-1") is None
+        ears.listen_to_gateway(peer)
+        await until(lambda: ears.demand(peer.uid, "model-1") == Demand(0, 0, 0, 0, 0.0))
+        assert heard == [(None, True)]
+        assert ears.boot(peer.uid) == gateway.hub.boot
+        gateway.book.arrived("model-1")
+        gateway.book.held("model-1", 70, 0.0)
+        await until(lambda: ("model-1", True) in heard)
+        demand = ears.demand(peer.uid, "model-1")
+        assert demand is not None
+        assert (demand.arrivals, demand.held, demand.held_tokens) == (1, 1, 70)
+        heard.clear()
+        gateway.book.arrived("model-2")
+        gateway.book.sent("model-2")
+        await until(lambda: ("model-2", False) in heard)
+        assert not any(urgent for _, urgent in heard)
+        gateway.hub.close()
+        await until(lambda: ears.demand(peer.uid, "model-1") is None)
+        assert (None, True) in heard
+
+
+async def test_arrivals_per_second_need_a_gateway_that_is_heard():
+    async with told_gateway() as gateway, listener() as (ears, _):
+        assert ears.arrivals_per_second("model-1") is None
+        ears.listen_to_gateway(gateway.peer())
+        await until(lambda: ears.arrivals_per_second("model-1") == 0.0)
+        gateway.book.arrived("model-1")
+        await until(lambda: ears.demand("gateway-1", "model-1") == Demand(1, 0, 0, 0, 0.0))
+        assert ears.arrivals_per_second("model-1") is None  # not a second has been seen yet
+
+
+def test_a_rate_is_that_of_the_last_half_minute():
+    rate = Rate()
+    for second in range(100):
+        rate.note(float(second), "boot", 10 * second if second < 50 else 500 + 2 * (second - 50))
+    assert rate.per_second(99.0) == 2.0
+
+
+def test_a_restart_is_never_a_negative_rate():
+    rate = Rate()
+    rate.note(0.0, "first", 1000)
+    rate.note(10.0, "first", 2000)
+    assert rate.per_second(10.0) == 100.0
+    rate.note(11.0, "second", 3)
+    assert rate.per_second(11.0) is None
+    rate.note(21.0, "second", 13)
+    assert rate.per_second(21.0) == 1.0
+
+
+def test_a_counter_that_stands_still_is_a_rate_of_nothing():
+    rate = Rate()
+    rate.note(0.0, "boot", 0)
+    rate.note(10.0, "boot", 100)
+    assert rate.per_second(100.0) == 0.0
