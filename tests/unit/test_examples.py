@@ -12,6 +12,7 @@ from shoal.api.model import Model
 from shoal.api.schema import KINDS
 from shoal.api.sources import parse_source
 from shoal.api.tenant import Tenant
+from shoal.cli.demo import scaleact, steps
 from shoal.cli.generate.command import repository_root
 
 EXAMPLES = sorted((repository_root() / "examples").rglob("*.yaml"))
@@ -43,12 +44,13 @@ def test_sources_of_the_examples_parse() -> None:
     assert set(sources) == {"file", "hf", "pvc", "https"}
 
 
-def test_the_demos_tenant_has_the_key_that_its_comment_tells() -> None:
-    path = repository_root() / "examples" / "tenant.yaml"
+@pytest.mark.parametrize(("file", "key"), [("tenant.yaml", steps.DEMO_KEY), ("scaling.yaml", scaleact.KEY)])
+def test_a_demo_tenant_has_the_key_that_its_comment_tells_and_the_demo_uses(file: str, key: str) -> None:
+    path = repository_root() / "examples" / file
     told = next(line.split()[-1] for line in path.read_text().splitlines() if "is public" in line)
-    (tenant,) = _kinds(path)
+    (tenant,) = [one for one in _kinds(path) if isinstance(one, Tenant)]
 
-    assert isinstance(tenant, Tenant)
+    assert told == key
     assert tenant.spec.keys[0].sha256 == hashlib.sha256(told.encode()).hexdigest()
 
 

@@ -158,7 +158,7 @@ def tune_for(model: Model, config: OperatorConfig) -> Tune:
 
 def _demand(model: Model, considered: Considered, place: int) -> Demand:
     """Models that have no age yet are taken as if they were made in the order in which they stand in the files."""
-    wanted = models.wanted_replicas(model)
+    wanted = models.first_wanted(model)
     found = candidates.demand(model, considered, wanted=wanted, minimum=wanted)
     return found if found.created else replace(found, created=_LAST + timedelta(seconds=place))
 

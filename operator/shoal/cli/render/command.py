@@ -13,7 +13,7 @@ from shoal.cli.render.objects import NO_KEY, NO_UID, children
 
 _KNOWN_LATER = f"""\
 # What only a cluster knows is replaced: uid {NO_UID} where a Model has none yet,
-# '{NO_KEY}' for the fingerprint of the installation's key. Secrets with keys are not printed."""
+# '{NO_KEY}' for the fingerprint of the installation's key and for what is made of it. Secrets are not printed."""
 
 
 @click.command()

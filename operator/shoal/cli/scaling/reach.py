@@ -1,7 +1,7 @@
 """Asks the operator that leads: the holder of the Lease is its pod, and the API server proxies to a pod's port."""
 
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar, cast
 from urllib.parse import quote, urlencode
 
 import aiohttp
@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from shoal.api import names
 from shoal.api.decisions import Decisions
+from shoal.api.meta import JsonObject
 from shoal.kube.client import Client
 from shoal.kube.errors import Forbidden, KubeError, NotFound, Unavailable, from_status
 from shoal.kube.resources import LEASES
@@ -69,7 +70,8 @@ class Operator:
             ) from None
         except Forbidden as error:
             raise Unreachable(self._rights(error)) from None
-        holder = str((lease.get("spec") or {}).get("holderIdentity") or "")
+        spec: JsonObject = lease.get("spec") or {}
+        holder = str(spec.get("holderIdentity") or "")
         if not holder:
             raise Unreachable(f"no operator leads at the moment: {self._look()}")
         return holder
@@ -123,12 +125,14 @@ class Operator:
         return f"look at kubectl -n {self._namespace} get pods -l {names.LABEL_COMPONENT}={names.COMPONENT_OPERATOR}"
 
 
-def _json(raw: bytes) -> dict[str, Any]:
+def _json(raw: bytes) -> JsonObject:
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError:
         body = None
-    return body if isinstance(body, dict) else {"message": raw[:512].decode(errors="replace").strip()}
+    if isinstance(body, dict):
+        return cast("JsonObject", body)
+    return {"message": raw[:512].decode(errors="replace").strip()}
 
 
 def cluster_options(command: Callable[P, R]) -> Callable[P, R]:

@@ -57,7 +57,8 @@ def command(
 
 def happens(raw: JsonObject) -> str:
     """What waking means for this Model as it is."""
-    if (raw["metadata"].get("annotations") or {}).get(names.ANNOTATION_PAUSED) == "true":
+    annotations: JsonObject = raw["metadata"].get("annotations") or {}
+    if annotations.get(names.ANNOTATION_PAUSED) == "true":
         return f"is paused: it wakes when the annotation {names.ANNOTATION_PAUSED} is gone"
     try:
         model = Model.model_validate(raw)

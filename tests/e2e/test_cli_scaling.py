@@ -1,0 +1,152 @@
+"""The demo's act on scaling, and `kubectl shoal why`, `top` and `wake` on a live cluster."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from shoal.cli.demo import scaleact
+from shoal.cli.demo.clusters import NAMESPACE
+from shoal.cli.demo.stages import Stages
+from tests.e2e.conftest import Fleet
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
+
+WHERE = ("-n", scaleact.NAMESPACE)
+
+
+@pytest.fixture(scope="module")
+def told(fleet: Fleet) -> Generator[str]:
+    """What the act printed. The Model stays, at zero."""
+    console = Console(record=True, width=200, file=io.StringIO())
+    try:
+        scaleact.run(fleet, Stages(console), 120)
+        yield console.export_text()
+    finally:
+        scaleact.delete(fleet)
+
+
+def shoal(fleet: Fleet, *args: str, kubeconfig: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """`kubectl shoal`, as people call it."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.run(
+        [fleet.tools.kubectl, "shoal", *args],
+        env={**os.environ, "PATH": path, "KUBECONFIG": str(kubeconfig or fleet.lab.kubeconfig)},
+        capture_output=True, text=True, timeout=150, check=False,
+    )  # fmt: skip
+
+
+def counts(fleet: Fleet) -> dict[str, int]:
+    return fleet.model(scaleact.MODEL, scaleact.NAMESPACE)["status"]["replicas"]
+
+
+def decisions(fleet: Fleet) -> list[dict[str, Any]]:
+    done = shoal(fleet, "why", f"model/{scaleact.MODEL}", *WHERE, "--last", "20", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["decisions"]
+
+
+def test_the_act_goes_from_zero_to_three_replicas_and_back_without_a_failed_request(told: str) -> None:
+    (served,) = [line for line in told.splitlines() if "replicas that served: " in line]
+    numbers = [int(part.split(": ")[-1]) for part in served.partition("served: ")[2].split(", ")]
+    assert numbers[numbers.index(1) :][1] == 0, f"to zero before anybody asks: {served}"
+    assert max(numbers) == scaleact.MOST
+    assert numbers[-1] == 0
+    assert "first token" in told
+    assert "answered, first token after" in told
+
+
+def test_why_tells_the_waking_the_scaling_out_and_the_way_to_zero(fleet: Fleet, told: str) -> None:
+    found = decisions(fleet)
+    changes = {(d["reason"], d["before"] < d["wanted"]) for d in found if d["before"] != d["wanted"]}
+    assert ("Waking", True) in changes
+    assert ("ScalingUp", True) in changes
+    assert found[0]["wanted"] == 0
+    assert all(d["rules"] for d in found), "each has the rules with their inputs"
+    assert any(rule["inputs"] for rule in found[0]["rules"])
+    table = shoal(fleet, "why", scaleact.MODEL, *WHERE).stdout
+    assert table.startswith(f"{scaleact.NAMESPACE}/{scaleact.MODEL}: 0 wanted, 0 ready")
+    assert "RULE" in table
+
+
+def test_top_shows_the_fleet(fleet: Fleet, told: str) -> None:
+    done = shoal(fleet, "top", "-A", "--once")
+    assert done.returncode == 0, done.stderr
+    lines = {line.split()[1]: line.split() for line in done.stdout.splitlines()[1:]}
+    assert lines[scaleact.MODEL][2] == "0/0"
+    assert lines["tiny-chat"][2] == "1/1"
+    tiny = next(m for m in json.loads(shoal(fleet, "top", "-A", "-o", "json").stdout) if m["model"] == "demo/tiny-chat")
+    (replica,) = tiny["replicas"]
+    assert replica["phase"] == "ready"
+    assert replica["kvTokensTotal"] > 0
+    assert tiny["held"] == 0, "every gateway is heard"
+
+
+def test_wake_starts_a_replica_without_a_request(fleet: Fleet, told: str) -> None:
+    until(lambda: counts(fleet) == {"desired": 0, "ready": 0}, 60, lambda: counts(fleet))
+    done = shoal(fleet, "wake", f"model/{scaleact.MODEL}", *WHERE, "--wait", "--timeout", "120")
+    assert done.returncode == 0, done.stderr
+    assert "wakes on the cheapest class that fits and is free" in done.stdout
+    assert "a replica serves after" in done.stdout
+    until(lambda: counts(fleet) == {"desired": 0, "ready": 0}, 90, lambda: counts(fleet))
+    assert any(d["reason"] == "Waking" for d in decisions(fleet)[:6])
+
+
+def test_without_the_rights_it_is_told_which_ones_are_needed(fleet: Fleet, told: str, tmp_path: Path) -> None:
+    fleet.kubectl("create", "serviceaccount", "watcher", *WHERE)
+    try:
+        kubeconfig = as_account(fleet, "watcher", tmp_path)
+        refused = shoal(fleet, "top", "-A", kubeconfig=kubeconfig)
+        assert refused.returncode == 1
+        assert "get the Lease shoal-operator and pods/proxy in namespace shoal-system" in refused.stderr
+        fleet.kubectl("apply", "-f", "-", stdin=documented_role())
+        account = f"--serviceaccount={scaleact.NAMESPACE}:watcher"
+        fleet.kubectl("create", "rolebinding", "watcher", "-n", NAMESPACE, "--role=shoal-decisions", account)
+        until(lambda: shoal(fleet, "top", "-A", kubeconfig=kubeconfig).returncode == 0, 15)
+    finally:
+        fleet.kubectl("delete", "serviceaccount", "watcher", *WHERE)
+        fleet.kubectl("delete", "rolebinding/watcher", "role/shoal-decisions", "-n", NAMESPACE, "--ignore-not-found")
+
+
+def as_account(fleet: Fleet, name: str, folder: Path) -> Path:
+    token = fleet.kubectl("create", "token", name, *WHERE).strip()
+    config = yaml.safe_load(fleet.lab.kubeconfig.read_text())
+    config["users"] = [{"name": config["contexts"][0]["context"]["user"], "user": {"token": token}}]
+    path = folder / "kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def documented_role() -> str:
+    """The Role that the page on the command line gives."""
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    return page.split("```yaml\n")[1].split("```")[0]
+
+
+def test_a_model_that_does_not_exist_is_told(fleet: Fleet) -> None:
+    done = shoal(fleet, "why", "none", *WHERE)
+    assert done.returncode == 1
+    assert f"knows no Model {scaleact.NAMESPACE}/none" in done.stderr
+
+
+def test_the_operator_that_does_not_lead_names_the_one_that_does(fleet: Fleet) -> None:
+    lease = json.loads(fleet.kubectl("get", "lease", "shoal-operator", "-n", NAMESPACE, "-o", "json"))
+    leader = lease["spec"]["holderIdentity"]
+    pods = fleet.get("pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=operator")
+    (other,) = [p["metadata"]["name"] for p in pods if p["metadata"]["name"] != leader]
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{other}:9090/proxy/v1/decisions"
+    done = subprocess.run(
+        [fleet.tools.kubectl, "get", "--raw", path],
+        env={**os.environ, **fleet.tools.env}, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert f"{leader} leads" in done.stdout + done.stderr
