@@ -215,10 +215,11 @@ def _ready(pod: dict[str, Any]) -> bool:
 def _image(engines: Path, mutation: str | None) -> Image:
     """Shoal's row of the lab's image table, with the engines' journal; mutants come first on PATH."""
     row = images.defaults()[images.SHOAL]
-    env = dict(row.env) | {"SHOAL_SIM_JOURNAL": _INSIDE}
+    # This very checkout, wherever the virtual environment's own is.
+    env = dict(row.env) | {"SHOAL_SIM_JOURNAL": _INSIDE, "PYTHONPATH": f"{steps.ROOT / 'operator'}:{steps.ROOT}"}
     prepend = row.path_prepend
     if mutation is not None:
-        env |= {"SHOAL_STORM_MUTATION": mutation, "PYTHONPATH": f"{steps.ROOT / 'operator'}:{steps.ROOT}"}
+        env["SHOAL_STORM_MUTATION"] = mutation
         prepend = (str(Path(__file__).parent / "bin"), *prepend)
     bind = Bind(host=engines, container=_INSIDE, read_only=False)
     return row.model_copy(update={"env": env, "path_prepend": prepend, "binds": (*row.binds, bind)})
