@@ -256,6 +256,13 @@ def test_what_is_not_known_is_never_shown_as_zero() -> None:
     assert add([]) == Sum(0, True)
 
 
+def test_a_gateway_that_is_not_heard_leaves_a_part_of_the_demand_unknown() -> None:
+    of = line([LLAMA.model_copy(update={"unheard": ("shoal-gateway-1",)})])
+    assert (of.held.text(), of.in_flight.text()) == ("0+?", "30+?")
+    of = line([LLAMA.model_copy(update={"unheard": ("llama-3",)})])
+    assert of.in_flight.text() == "30", "gateways are all heard"
+
+
 def test_a_narrow_terminal_keeps_the_figures_and_leaves_the_message_out() -> None:
     found = Decisions(operator="o", leads=True, time=NOW, models=(LLAMA,))
     console = Console(width=100, file=io.StringIO(), record=True)

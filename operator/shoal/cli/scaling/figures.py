@@ -84,13 +84,19 @@ def line(models: Iterable[ModelFigures]) -> Line:
         ready=sum(model.ready for model in chosen),
         kv_percent=kv_percent(chosen),
         queue=add(replica.waiting for replica in replicas),
-        held=add(model.held for model in chosen),
-        in_flight=add(model.in_flight for model in chosen),
-        requests=add(model.arrivals_per_second for model in chosen),
+        held=add(part for model in chosen for part in _of_gateways(model, model.held)),
+        in_flight=add(part for model in chosen for part in _of_gateways(model, model.in_flight)),
+        requests=add(part for model in chosen for part in _of_gateways(model, model.arrivals_per_second)),
         tokens=add(replica.tokens_per_second for replica in replicas),
         cost=add(_amount(model.hourly_cost) for model in chosen) if len(currencies) < 2 else Sum(None, False),
         currency=next(iter(currencies)) if len(currencies) == 1 else "",
     )
+
+
+def _of_gateways(model: ModelFigures, value: float | None) -> tuple[float | None, ...]:
+    """What the gateways that are heard say together, and a part that is missing where one is not."""
+    silent = set(model.unheard) - {replica.pod for replica in model.replicas}
+    return (value, None) if silent else (value,)
 
 
 def _amount(text: str | None) -> float | None:

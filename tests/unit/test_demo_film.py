@@ -1,0 +1,104 @@
+"""The demo's view of a Model over time."""
+
+import asyncio
+import io
+from datetime import UTC, datetime
+
+import click
+import pytest
+from rich.console import Console
+
+from shoal.api.decisions import Decisions, ModelFigures
+from shoal.cli.demo.film import Film, Frame, history, picture, strip
+from shoal.cli.scaling.reach import Operator, Unreachable
+
+
+def model(ready: int, wanted: int | None = None, reason: str = "ReplicasReady") -> ModelFigures:
+    return ModelFigures(
+        model="elastic/bursty", wanted=ready if wanted is None else wanted, ready=ready, reason=reason, message="so"
+    )
+
+
+class Scripted(Operator):
+    """Tells one thing after the other, the last one for ever."""
+
+    def __init__(self, *script: ModelFigures | Unreachable):
+        self.script = list(script)
+
+    async def one(self, namespace: str, name: str) -> Decisions:
+        told = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        if isinstance(told, Unreachable):
+            raise told
+        return Decisions(operator="op", leads=True, time=datetime.now(UTC), models=(told,))
+
+
+def filmed(*script: ModelFigures | Unreachable) -> tuple[Film, Console]:
+    console = Console(record=True, width=200, file=io.StringIO())
+    return Film(Scripted(*script), "elastic", "bursty", console), console
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.cli.demo.film.INTERVAL_SECONDS", 0.001)
+
+
+def test_the_history_names_each_change_once() -> None:
+    frames = [Frame(float(i), model(ready)) for i, ready in enumerate((0, 1, 1, 0, 3))]
+    assert history(frames) == "0, 1 s: 1, 3 s: 0, 4 s: 3"
+    assert strip(frames) == " ▄▄ █", "a third rounds up, so that one replica is seen"
+
+
+async def test_it_waits_for_what_is_to_come_and_tells_changes_without_a_terminal() -> None:
+    film, console = filmed(model(0, 1, "Waking"), model(0, 1, "Waking"), model(1))
+    task = asyncio.create_task(film.run())
+    try:
+        frame = await film.until(lambda m: m.ready == 1, 10, "it wakes")
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+    assert frame.figures.ready == 1
+    told = console.export_text()
+    assert told.count("0/1 replicas, Waking") == 1
+    assert "1/1 replicas, ReplicasReady" in told
+
+
+async def test_what_does_not_come_is_told_with_what_the_model_says() -> None:
+    film, _ = filmed(model(0, 1, "NoCapacity").model_copy(update={"unheard": ("shoal-gateway-0",)}))
+    task = asyncio.create_task(film.run())
+    with pytest.raises(click.ClickException, match=r"it wakes.*0 of 1 replicas; NoCapacity: so; not heard: shoal-gat"):
+        await film.until(lambda m: m.ready == 1, 0.05, "it wakes")
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_an_operator_that_does_not_answer_is_waited_for_and_named() -> None:
+    film, _ = filmed(Unreachable("no operator leads"), Unreachable("no operator leads"), model(1))
+    task = asyncio.create_task(film.run())
+    assert (await film.until(lambda m: m.ready == 1, 10, "it wakes")).figures.ready == 1
+    task.cancel()
+    await asyncio.wait([task])
+    film, _ = filmed(Unreachable("no operator leads"))
+    task = asyncio.create_task(film.run())
+    with pytest.raises(click.ClickException, match="no operator leads"):
+        await film.until(lambda m: m.ready == 1, 0.05, "it wakes")
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_a_request_that_fails_meanwhile_ends_the_wait_at_once() -> None:
+    film, _ = filmed(model(0, 1))
+
+    async def refused() -> None:
+        raise click.ClickException("the gateway answered: 503")
+
+    with pytest.raises(click.ClickException, match="503"):
+        await film.until(lambda m: m.ready == 1, 60, "it wakes", asyncio.create_task(refused()))
+
+
+def test_the_live_view_shows_unknown_as_such() -> None:
+    console = Console(record=True, width=160, file=io.StringIO())
+    console.print(picture([Frame(0.0, model(1, 2))], "clients ask", "the API server is away"))
+    told = console.export_text()
+    assert "1/2" in told
+    assert "?" in told
+    assert "the API server is away" in told
