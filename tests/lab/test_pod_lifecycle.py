@@ -1,6 +1,7 @@
 """The pod life cycle, as it was observed on a real kubelet: order, and lower bounds; never an upper bound in time.
 
-All scenarios run side by side, once; each test then reads its own pod's timeline.
+All scenarios run side by side, once, and then one by one those that lay hands on the node; each test then reads its own
+pod's timeline.
 """
 
 import asyncio
@@ -10,13 +11,16 @@ from collections.abc import Awaitable, Callable, Generator
 
 import pytest
 
+from shoal.lab import api
 from tests.support.lab import make_lab
-from tests.support.podlife import Cluster, Timeline, drain
+from tests.support.podlife import Cluster, Node, Timeline, drain
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
 
 Scenario = Callable[[Cluster, str], Awaitable[None]]
 SCENARIOS: dict[str, Scenario] = {}
+ALONE: dict[str, Scenario] = {}
+"""One after the other, when the others are over: they stop the node or its kubelet."""
 FAILED: dict[str, BaseException] = {}
 
 
@@ -25,8 +29,33 @@ def scenario(function: Scenario) -> Scenario:
     return function
 
 
+def alone(function: Scenario) -> Scenario:
+    ALONE[function.__name__.replace("_", "-")] = function
+    return function
+
+
+def node_of(lab: api.Lab, name: str) -> Node:
+    def kill() -> None:
+        lab.kill_node(name)
+
+    def start() -> None:
+        lab.start_node(name)
+
+    return Node(name, lambda: lab.restart_kubelet(name), kill, start)
+
+
+def cluster_of(lab: api.Lab, name: str, collector: str) -> Cluster:
+    cluster = Cluster(str(lab.state.binaries / "kubectl"), lab.environment(), node_of(lab, name))
+    cluster.collector_selector = {"kubernetes.io/hostname": collector}
+    return cluster
+
+
 @pytest.fixture(scope="module")
 def timelines() -> Generator[dict[str, Timeline]]:
+    if name := os.environ.get("SHOAL_LIFECYCLE_LAB"):
+        given = api.Lab.get(name)
+        yield asyncio.run(run_all(cluster_of(given, os.environ["SHOAL_LIFECYCLE_NODE"], "cpu-1")))
+        return
     kubeconfig = os.environ.get("SHOAL_LIFECYCLE_KUBECONFIG")
     if kubeconfig:
         kubectl = shutil.which("kubectl")
@@ -34,9 +63,9 @@ def timelines() -> Generator[dict[str, Timeline]]:
             pytest.skip("no kubectl on PATH")
         yield asyncio.run(run_all(Cluster(kubectl, os.environ | {"KUBECONFIG": kubeconfig})))
         return
-    lab = make_lab({"nodes": [{"name": "cpu-1"}]})
+    lab = make_lab({"nodes": [{"name": "cpu-1"}, {"name": "cpu-2"}]}, faults=True)
     try:
-        yield asyncio.run(run_all(Cluster(str(lab.state.binaries / "kubectl"), lab.environment())))
+        yield asyncio.run(run_all(cluster_of(lab, "cpu-2", "cpu-1")))
     finally:
         lab.down()
 
@@ -53,6 +82,9 @@ async def run_all(cluster: Cluster) -> dict[str, Timeline]:
         names = list(SCENARIOS.items())
         chosen = os.environ.get("SHOAL_LIFECYCLE_ONLY", "").split()
         await asyncio.gather(*(one(name, run) for name, run in names if not chosen or name in chosen))
+        for name, run in ALONE.items():
+            if cluster.node is not None and (not chosen or name in chosen):
+                await one(name, run)
         await asyncio.sleep(1)
     finally:
         await cluster.stop()
@@ -63,6 +95,8 @@ async def run_all(cluster: Cluster) -> dict[str, Timeline]:
 def timeline(timelines: dict[str, Timeline], request: pytest.FixtureRequest) -> Timeline:
     """Of the scenario named as the test."""
     name = request.node.name.removeprefix("test_").replace("_", "-")
+    if name in ALONE and name not in timelines and name not in FAILED:
+        pytest.skip("the nodes of this cluster cannot be laid hands on")
     if name in FAILED:
         raise AssertionError(f"{FAILED[name]}\n{timelines.get(name)}") from FAILED[name]
     return timelines[name]
@@ -130,6 +164,30 @@ def test_hook_longer_than_grace(timeline: Timeline) -> None:
     assert timeline.at("api", "DELETED") - timeline.at("engine", "SIGTERM") >= 1.9
     gone = timeline.find("agent", "drain-client-gone")
     assert all(time >= timeline.at("engine", "SIGTERM") for time in gone), str(timeline)
+
+
+@scenario
+async def hook_with_headers(cluster: Cluster, name: str) -> None:
+    await delete_when_ready(cluster, cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(0, X_Token="abc"))))
+
+
+def test_hook_with_headers(timeline: Timeline) -> None:
+    timeline.in_order(("agent", "drain-begin"), ("engine", "SIGTERM"))
+    assert "token=abc" in str(timeline)
+
+
+@scenario
+async def evicted(cluster: Cluster, name: str) -> None:
+    await cluster.create(cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(5)), grace=30))
+    await cluster.until(lambda: cluster.ready(name), "Ready")
+    await cluster.evict(name)
+    await cluster.gone(name)
+
+
+def test_evicted(timeline: Timeline) -> None:
+    """An eviction is a deletion to the pod: hook, and all of its grace period."""
+    steps = [("test", "evicts"), ("agent", "drain-begin"), ("agent", "drain-end"), ("engine", "SIGTERM")]
+    timeline.in_order(*steps, ("agent", "SIGTERM"), ("api", "DELETED"))
 
 
 @scenario
@@ -510,3 +568,103 @@ async def init_containers_run_in_order(cluster: Cluster, name: str) -> None:
 def test_init_containers_run_in_order(timeline: Timeline) -> None:
     timeline.at("api", "flaky: terminated Error 4")
     timeline.in_order(("agent", "listen"), ("engine", "start"))
+
+
+# --- the node -------------------------------------------------------------------------------------------------------
+
+
+@alone
+async def kubelet_restart_while_serving(cluster: Cluster, name: str) -> None:
+    assert cluster.node is not None
+    engine = cluster.engine(hook=drain(1), livenessProbe=LIVE)
+    await cluster.create(cluster.pod(name, [cluster.agent()], engine, grace=20))
+    await cluster.until(lambda: cluster.ready(name), "Ready")
+    await asyncio.to_thread(cluster.node.restart_kubelet)
+    cluster.timelines[name].add("test", "kubelet restarted")
+    await asyncio.sleep(8)
+    await cluster.until(lambda: cluster.ready(name), "Ready still, or again")
+    await cluster.tell(name, 8000, "/set?ready=0")  # the new kubelet probes
+    await cluster.until(
+        lambda: cluster.status(name, "engine")["restartCount"] == 1 and cluster.ready(name), "a restart"
+    )
+    await cluster.delete(name)
+    await cluster.gone(name)
+
+
+def test_kubelet_restart_while_serving(timeline: Timeline) -> None:
+    """Containers run on, and no hook is called; the new kubelet probes them."""
+    restarted, unready = timeline.at("test", "kubelet restarted"), timeline.at("engine", "set ready=False")
+    assert not [time for time in timeline.find("agent", "drain-begin") if restarted <= time <= unready], str(timeline)
+    assert len(timeline.find("agent", "start")) == 1, "the sidecar is kept"
+    assert len(timeline.find("engine", "start")) == 2, "started again by the failed probe alone"
+    timeline.in_order(("engine", "set ready=False"), ("agent", "drain-begin"), ("engine", "SIGTERM"))
+
+
+@alone
+async def kubelet_restart_during_the_hook(cluster: Cluster, name: str) -> None:
+    assert cluster.node is not None
+    await cluster.create(cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(120)), grace=10))
+    await cluster.until(lambda: cluster.ready(name), "Ready")
+    await cluster.delete(name)
+    await asyncio.sleep(HOOK_BEGAN_SECONDS)
+    await asyncio.to_thread(cluster.node.restart_kubelet)
+    await cluster.gone(name)
+
+
+def test_kubelet_restart_during_the_hook(timeline: Timeline) -> None:
+    """The hook's connection breaks, and no SIGTERM follows: it is called again, with all of the grace period."""
+    first, second = timeline.at("agent", "drain-begin"), timeline.at("agent", "drain-begin", 1)
+    assert first < timeline.at("agent", "drain-client-gone") <= second
+    assert timeline.at("engine", "SIGTERM") - second >= 9.5, str(timeline)
+    timeline.never("agent", "drain-end")
+
+
+@alone
+async def drained_node(cluster: Cluster, name: str) -> None:
+    assert cluster.node is not None
+    await cluster.create(cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(5)), grace=30))
+    await cluster.until(lambda: cluster.ready(name), "Ready")
+    selector = f"--pod-selector=app={name}"
+    try:
+        # A pod without an owner is only taken by force; its grace period is its own all the same.
+        await cluster.kubectl("drain", cluster.node.name, selector, "--force", "--timeout=60s")
+        cluster.timelines[name].add("test", "node drained")
+    finally:
+        await cluster.kubectl("uncordon", cluster.node.name)
+    await cluster.gone(name)
+
+
+def test_drained_node(timeline: Timeline) -> None:
+    """`kubectl drain` returns when the hook is over and the pod is gone."""
+    steps = [("agent", "drain-begin"), ("agent", "drain-end"), ("engine", "SIGTERM"), ("agent", "SIGTERM")]
+    timeline.in_order(*steps, ("test", "node drained"))
+
+
+@alone
+async def node_that_loses_power(cluster: Cluster, name: str) -> None:
+    assert cluster.node is not None
+    await cluster.create(cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(30)), grace=20))
+    await cluster.until(lambda: cluster.ready(name), "Ready")
+    cluster.timelines[name].add("test", "power off")
+    await asyncio.to_thread(cluster.node.kill)
+    await cluster.until(lambda: not cluster.ready(name), "the pod found unready")
+    await asyncio.to_thread(cluster.node.start)
+    await cluster.until(
+        lambda: (
+            (name not in cluster.pods) or (cluster.status(name, "engine")["restartCount"] >= 1 and cluster.ready(name))
+        ),
+        "the pod's second life, or its end by eviction",
+        seconds=120,
+    )
+    if name in cluster.pods:
+        await cluster.delete(name, "--grace-period=2")
+    await cluster.gone(name)
+
+
+def test_node_that_loses_power(timeline: Timeline) -> None:
+    """Nobody is told: no hook, no SIGTERM. The control plane finds out."""
+    off = timeline.at("test", "power off")
+    unready = [time for time in timeline.find("api", "Ready: False") if time > off]
+    assert unready, str(timeline)
+    for what in ("drain-begin", "SIGTERM"):
+        assert not [time for time in timeline.find("agent", what) if off <= time <= unready[0]], str(timeline)

@@ -1,7 +1,9 @@
 """The life-cycle suite's cluster, pods and timelines.
 
-The suite runs in a lab by default. With SHOAL_LIFECYCLE_KUBECONFIG it runs on that cluster instead, such as one with a
-real kubelet; SHOAL_LIFECYCLE_NODE_SELECTOR (JSON) chooses nodes, SHOAL_LIFECYCLE_IMAGE an image that has python3.
+The suite runs on a process node of a lab of its own by default. With SHOAL_LIFECYCLE_LAB and SHOAL_LIFECYCLE_NODE it
+runs on that node of a lab that is there, such as one with a real kubelet (`python -m tests.kubelet`); with
+SHOAL_LIFECYCLE_KUBECONFIG on any cluster, where SHOAL_LIFECYCLE_NODE may name a node too. SHOAL_LIFECYCLE_IMAGE is an
+image that has python3.
 """
 
 import asyncio
@@ -60,15 +62,30 @@ class Timeline:
         return "\n".join(f"{entry.time - start:8.2f}  {entry.who:10} {entry.what}" for entry in ordered)
 
 
+@dataclass(frozen=True)
+class Node:
+    """The machine under the pods, as far as a test may lay hands on it. Each call blocks."""
+
+    name: str
+    restart_kubelet: Callable[[], None]
+    """Of the node; its containers run on."""
+    kill: Callable[[], None]
+    start: Callable[[], None]
+
+
 class Cluster:
     """One namespace of a cluster, with a collector pod; everything by kubectl, so that any cluster will do."""
 
-    def __init__(self, kubectl: str, environment: dict[str, str]) -> None:
+    def __init__(self, kubectl: str, environment: dict[str, str], node: Node | None = None) -> None:
         self._kubectl = kubectl
         self._environment = environment
         self.namespace = f"podlife-{secrets.token_hex(3)}"
         self.image = os.environ.get("SHOAL_LIFECYCLE_IMAGE", "shoal")
-        self.node_selector: Json = json.loads(os.environ.get("SHOAL_LIFECYCLE_NODE_SELECTOR", "{}"))
+        self.node = node
+        name = node.name if node else os.environ.get("SHOAL_LIFECYCLE_NODE")
+        self.node_selector: Json = {"kubernetes.io/hostname": name} if name else {}
+        self.collector_selector: Json = {}
+        """The collector must outlive the node that the test switches off."""
         self.collector = ""
         self.timelines: dict[str, Timeline] = {}
         self.pods: dict[str, Json] = {}
@@ -100,7 +117,12 @@ class Cluster:
                 "apiVersion": "v1",
                 "kind": "Pod",
                 "metadata": {"name": "collector"},
-                "spec": {"containers": [self.container("collector", 1)], "terminationGracePeriodSeconds": 1},
+                "spec": {
+                    "containers": [self.container("collector", 1)],
+                    "terminationGracePeriodSeconds": 1,
+                    "tolerations": [{"operator": "Exists"}],
+                    **({"nodeSelector": self.collector_selector} if self.collector_selector else {}),
+                },
             }
         )
         await self.kubectl("wait", "--for=condition=Ready", "pod/collector", "--timeout=60s")
@@ -216,6 +238,14 @@ class Cluster:
             "get", "--raw", f"/api/v1/namespaces/{self.namespace}/pods/{name}:{port}/proxy{path}", check=False
         )
 
+    async def evict(self, name: str) -> None:
+        """As `kubectl drain` and other evictors do it."""
+        self.timelines[name].add("test", "evicts")
+        meta = {"name": name, "namespace": self.namespace}
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta}
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{name}/eviction"
+        await self.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body))
+
     async def delete(self, name: str, *options: str) -> None:
         self.timelines[name].add("test", "deletes")
         await self.kubectl("delete", "pod", name, "--wait=false", *options)
@@ -267,5 +297,7 @@ class Cluster:
         return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}}, "spec": spec}
 
 
-def drain(delay: float, code: int = 200, port: int = 9000) -> Json:
-    return {"httpGet": {"port": port, "path": f"/drain?delay={delay}&code={code}"}}
+def drain(delay: float, code: int = 200, port: int = 9000, **headers: str) -> Json:
+    given = [{"name": name.replace("_", "-"), "value": value} for name, value in headers.items()]
+    action = {"port": port, "path": f"/drain?delay={delay}&code={code}"}
+    return {"httpGet": action | ({"httpHeaders": given} if given else {})}

@@ -68,7 +68,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.reply(200)
 
     def drain(self, delay, code):
-        tell("drain-begin", agent=self.headers.get("User-Agent"))
+        tell("drain-begin", agent=self.headers.get("User-Agent"), token=self.headers.get("X-Token"))
         end = time.time() + delay
         self.connection.setblocking(False)
         while time.time() < end:

@@ -27,6 +27,8 @@ from shoal.lab import binaries, fleet, images, network, nodes
 from shoal.lab.errors import LabError
 from shoal.lab.node import enter
 from shoal.lab.node.config import Image
+from shoal.lab.realnode import cgroups
+from shoal.lab.realnode import programs as realnode
 from shoal.lab.state import Forward, Paths, State
 from shoal.lab.supervisor import Progress, SupervisorConfig
 
@@ -118,6 +120,7 @@ class Lab:
         digest = _digest(wanted, tuple(targets.values()), table, faults)
         network.require_programs(say)
         programs = binaries.find_or_build(binaries_folder, say)
+        node_programs = realnode.find_or_build(programs, say) if wanted.with_real_kubelet() else None
         with _locked(paths):
             running = cls._running(paths)
             if running is not None:
@@ -134,6 +137,7 @@ class Lab:
                 fleet=wanted,
                 fleet_digest=digest,
                 images=table,
+                node_programs=node_programs,
                 forwards=tuple(targets.values()),
                 faults=faults,
                 progress_fd=0,
@@ -304,6 +308,10 @@ class Lab:
         """Switches the node on again."""
         self.start(f"node-{name}")
 
+    def restart_kubelet(self, name: str) -> None:
+        """The node's kubelet alone ends and starts again; its containers run on. Raises LabError."""
+        self._ask("restart-kubelet", f"node-{name}")
+
     def replace_node(self, name: str) -> None:
         """Another machine under the same name, switched on: empty disk, labels as at `up`. Raises LabError."""
         nodes.replace(self, name)
@@ -448,3 +456,4 @@ def _remove(paths: Paths) -> None:
     """Files of a lab that does not run. Its mounts were in a namespace that ended with it: nothing is mounted here."""
     shutil.rmtree(paths.state, ignore_errors=True)
     shutil.rmtree(paths.run, ignore_errors=True)
+    cgroups.remove(paths.name)

@@ -240,6 +240,16 @@ def start_node(name: str, node: str) -> None:
     click.echo(f"node {node} is starting")
 
 
+@command.command("restart-kubelet")
+@_name
+@click.argument("node")
+@_clear_errors
+def restart_kubelet(name: str, node: str) -> None:
+    """Restart a node's kubelet; its containers run on."""
+    api.Lab.get(name).restart_kubelet(node)
+    click.echo(f"the kubelet of node {node} is starting again")
+
+
 @command.command("replace-node")
 @_name
 @click.argument("node")

@@ -41,11 +41,15 @@ class NodeGroup(_Section):
     """Left out: nvidia.com/gpu:NoSchedule on nodes with GPUs, none on others."""
     status_only: bool = False
     """Pods on it turn Ready without a process: for thousands of pods."""
+    real_kubelet: bool = False
+    """A real kubelet with containerd, which runs images from `archives`; its CPUs and memory are the machine's."""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if self.count > 1 and "{n}" not in self.name:
             raise ValueError(f"name {self.name!r} needs {{n}}, because count is {self.count}")
+        if self.real_kubelet and self.status_only:
+            raise ValueError("a node with realKubelet runs its pods: leave statusOnly out")
         if self.gpus and (self.gpu_product is None or self.gpu_memory_mib is None):
             raise ValueError("gpus needs gpuProduct and gpuMemoryMiB")
         if not self.gpus and (self.gpu_product is not None or self.gpu_memory_mib is not None):
@@ -85,6 +89,8 @@ class Fleet(_Section):
 
     nodes: tuple[NodeGroup, ...] = Field(min_length=1)
     images: dict[str, Image] = {}
+    archives: tuple[Path, ...] = ()
+    """Image archives (OCI or docker) that nodes with realKubelet import; they pull nothing either."""
     last_words: dict[str, str] = {}
     """Of containers on nodes with statusOnly: container's name -> the termination message with which a pod of
     `restartPolicy: Never` ends there."""
@@ -115,6 +121,10 @@ class Fleet(_Section):
             _spec(name, group, index, _FIRST_KUBELET_PORT + index, pki / f"node-{name}.kubeconfig")
             for index, (name, group) in enumerate(names, 1)
         ]
+
+    def with_real_kubelet(self) -> frozenset[str]:
+        """Names of those among `running` that a real kubelet runs."""
+        return frozenset(name for name, group in self._names() if group.real_kubelet)
 
     def status_only(self) -> list[NodeSpec]:
         """Nodes that only report. They share one kubelet port, and no pod of theirs has a reachable address."""

@@ -6,7 +6,7 @@ kubelets share, and the cluster DNS's. Addresses are the same in every lab.
 
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +23,7 @@ API_SERVICE: Final = "10.96.0.1"
 DNS: Final = "10.96.0.10"
 DOMAIN: Final = "cluster.local"
 
-_PROGRAMS: Final = {
+PROGRAMS: Final = {
     "ip": "iproute2",
     "nsenter": "util-linux",
     "mount": "mount",
@@ -32,9 +32,9 @@ _PROGRAMS: Final = {
 """Program -> Debian package."""
 
 
-def require_programs(say: Callable[[str], None]) -> None:
+def require_programs(say: Callable[[str], None], programs: Mapping[str, str] = PROGRAMS) -> None:
     """Installs what is missing with apt-get where there is one; else raises LabError with the packages' names."""
-    if not (missing := _missing()):
+    if not (missing := _missing(programs)):
         return
     if shutil.which("apt-get") is None:
         raise LabError(
@@ -48,13 +48,13 @@ def require_programs(say: Callable[[str], None]) -> None:
             ["env", "DEBIAN_FRONTEND=noninteractive", *command],
             capture_output=True, text=True, timeout=300, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
-        if not _missing():
+        if not _missing(programs):
             return
     raise LabError(f"`{' '.join(install)}` failed: {(result.stderr or result.stdout).strip()[-500:]}")
 
 
-def _missing() -> list[str]:
-    return [package for program, package in _PROGRAMS.items() if shutil.which(program) is None]
+def _missing(programs: Mapping[str, str]) -> list[str]:
+    return [package for program, package in programs.items() if shutil.which(program) is None]
 
 
 def set_up() -> None:

@@ -30,6 +30,8 @@ from shoal.lab.fleet import Fleet
 from shoal.lab.kubeapi import Api
 from shoal.lab.node.config import Image, NodeConfig, NodeSpec, StatusOnly
 from shoal.lab.node.linux import CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, unshare
+from shoal.lab.realnode.config import RealNodeConfig
+from shoal.lab.realnode.programs import Programs
 from shoal.lab.state import Forward, Paths, State, start_time
 
 _log = structlog.get_logger()
@@ -54,6 +56,8 @@ class SupervisorConfig(BaseModel):
     fleet: Fleet
     fleet_digest: str
     images: dict[str, Image]
+    node_programs: Programs | None = None
+    """For nodes with a real kubelet; None: the fleet has none."""
     forwards: tuple[Forward, ...]
     api_port: int = 0
     faults: bool = False
@@ -193,6 +197,13 @@ class Processes:
                     await self.changed.wait()
         except TimeoutError as error:
             raise LabError(f"{name} (pid {process.pid}) does not end") from error
+
+    async def hang_up(self, name: str) -> None:
+        """SIGHUP: a node takes it for a restart of its kubelet alone. Raises LabError."""
+        process = self.get(name)
+        if not process.running or process.pid is None:
+            raise LabError(f"{name} does not run")
+        os.kill(process.pid, signal.SIGHUP)
 
     async def restart(self, name: str) -> None:
         """Starts a child again that has ended. Raises LabError."""
@@ -380,8 +391,33 @@ class Supervisor:
         self._processes.start(CLUSTER, command, descriptors)
 
     async def _start_node(self, node: NodeSpec) -> None:
+        if node.name in self._config.fleet.with_real_kubelet():
+            self._start_real_node(node)
+            return
         config = self._node_config(node.name, (node,), None)
         await self._start_node_process(f"node-{node.name}", config)
+
+    def _start_real_node(self, node: NodeSpec) -> None:
+        if self._config.node_programs is None or node.kubeconfig is None:
+            raise LabError(f"node {node.name} has a real kubelet, and its programs were not built")
+        paths = self._paths
+        made = RealNodeConfig(
+            lab=self._config.name,
+            node=node,
+            kubeconfig=node.kubeconfig,
+            programs=self._config.node_programs,
+            archives=self._config.fleet.archives,
+            serving_cert=paths.pki / "kubelet.crt",
+            serving_key=paths.pki / "kubelet.key",
+            client_ca=paths.pki / "ca.crt",
+            data_dir=paths.node_data / node.name,
+            log_dir=paths.logs,
+            keep=(paths.state, paths.run, Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[2]),
+        )
+        made.data_dir.mkdir(parents=True, exist_ok=True)
+        file = paths.configs / f"node-{node.name}.json"
+        file.write_text(made.model_dump_json(indent=2))
+        self._processes.start(f"node-{node.name}", [sys.executable, "-m", "shoal.lab.realnode.init", str(file)])
 
     async def _start_status_nodes(self) -> None:
         if self._status_nodes:
@@ -444,6 +480,7 @@ class Supervisor:
         handlers: dict[str, Callable[[str], Coroutine[Any, Any, None]]] = {
             "kill": self._processes.kill,
             "start": self._processes.restart,
+            "restart-kubelet": self._processes.hang_up,
             "status": self._nothing,
         }
         handler = handlers.get(request["command"])

@@ -80,6 +80,10 @@ class Container:
         self.exit: Json | None = None
         """How it ended while the pod terminates; reported with the pod's last status."""
         self._killing: asyncio.Task[None] | None = None
+        self._calling: asyncio.Task[None] | None = None
+        """The hook under way."""
+        self._watching: asyncio.Task[None] | None = None
+        """Its probes."""
         self.no_restart_due = asyncio.Event()
         """Cleared from a failed probe's kill until the container runs again: the pod's end waits for that."""
         self.no_restart_due.set()
@@ -200,15 +204,15 @@ class Container:
 
     async def _attend(self, process: Process) -> None:
         """Until the process has ended; then the record says how."""
-        watching = asyncio.create_task(probes.watch(self, self._reactions()))
+        watching = self._watching = asyncio.create_task(probes.watch(self, self._reactions()))
         try:
             code = await process.wait()
             if self.pod.terminating:
                 # like a kubelet: readiness is probed on, and no single container's end is reported
                 self.exit = self._terminated(code)
-                self.pod.keep(watching)
+                self.pod.keep(self._watching or watching)
                 return
-            watching.cancel()
+            self._stop_watching()
             if self._killing is not None:
                 await asyncio.wait([self._killing])
                 self._killing = None
@@ -222,7 +226,7 @@ class Container:
             self.pod.changed()
         finally:
             if not self.pod.terminating:
-                watching.cancel()
+                self._stop_watching()
             self._enter_file.unlink(missing_ok=True)
 
     async def _restarts(self) -> bool:
@@ -273,6 +277,25 @@ class Container:
 
         return probes.Reactions(started, ready, unhealthy, restart, lambda: self.pod.terminating)
 
+    def _stop_watching(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+
+    def kubelet_restarted(self) -> None:
+        """Lost: what probes have counted, a kill that one has begun, the connection of a hook. The container runs on,
+        and what had been found of it stays in the status."""
+        if self._killing is not None:
+            self._killing.cancel()
+            self._killing = None
+            self.no_restart_due.set()
+        if self._calling is not None:
+            self._calling.cancel()
+        if self._watching is not None and not (self.process is None or self.process.exit_code is not None):
+            self._watching.cancel()
+            again = probes.watch(self, self._reactions(), started=self.record.started)
+            self._watching = asyncio.create_task(again)
+
     # --- the end ----------------------------------------------------------------------------------------------------
 
     async def stop(
@@ -287,7 +310,7 @@ class Container:
         hook: Json | None = fields.mapping(self.spec, "lifecycle").get("preStop")
         if hook:
             # the hook is not cut when the time is up: a kubelet leaves its connection open
-            task = asyncio.create_task(self._hook(hook))
+            task = self._calling = asyncio.create_task(self._hook(hook))
             self.pod.keep(task)
             await asyncio.wait([task], timeout=budget.left())
         if turn is not None:

@@ -69,6 +69,7 @@ async def run(config: NodeConfig, spawner: socket.socket) -> None:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, kubelet.restarted)
         tasks = [
             asyncio.create_task(work)
             for work in (
@@ -114,6 +115,12 @@ class Kubelet:
         finally:
             for task in self._tasks.values():
                 task.cancel()
+
+    def restarted(self) -> None:
+        """What containers notice of a kubelet that ends and starts again beside them."""
+        _log.info("kubelet_restarted", pods=len(self.pods))
+        for pod in self.pods.values():
+            pod.kubelet_restarted()
 
     def _on_change(self, kind: Literal["upsert", "delete"], item: Json) -> None:
         metadata: Json = item["metadata"]

@@ -37,6 +37,8 @@ SETTLE_SECONDS = 0.05
 DEFAULT_GRACE = 30
 EVICTION_GRACE = 1
 """Whatever the pod asks for, as in a kubelet that evicts because of local storage."""
+KUBELET_RESTART_SECONDS = 1.4
+"""Until a kubelet that was restarted goes on with the end of a pod."""
 ADMISSION_ATTEMPTS = 4
 """Pods that were deleted by force hold their GPUs for a moment after the scheduler has given them to others."""
 
@@ -75,6 +77,7 @@ class Pod:
         self._finished = asyncio.Event()
         self._force = False
         self._budget: Budget | None = None
+        self._stops: list[asyncio.Task[None]] = []
         self._reported: Json | None = None
         facts = PodFacts(pod, "", node.node.name, node.config.host_address, node.node.capacity.resources())
         self._verdict: Verdict | None = None
@@ -159,6 +162,13 @@ class Pod:
             self._force = True
         self._deletion.set()
 
+    def kubelet_restarted(self) -> None:
+        """Whatever the kubelet had under way is lost, and begun again: an end with all of its grace period."""
+        for task in self._stops:  # before the hooks: the end of those would let SIGTERM follow
+            task.cancel()
+        for container in self.containers:
+            container.kubelet_restarted()
+
     # --- the life ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -173,7 +183,8 @@ class Pod:
             await self._wait_for_end()
             for container in self.containers:
                 await container.no_restart_due.wait()
-            await self._terminate()
+            while not await self._terminate():
+                pass
             reporter.cancel()
             await self._end_tasks()
             if self._verdict is None or self._verdict.reason == "Evicted":  # else no container was ever made
@@ -324,7 +335,8 @@ class Pod:
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
-    async def _terminate(self) -> None:
+    async def _terminate(self) -> bool:
+        """Ends all containers; False when a restart of the kubelet came between."""
         self.terminating = True
         deleted = self._deletion.is_set()
         seconds = int(self.metadata.get("deletionGracePeriodSeconds") or 0) if deleted and not self._force else 0
@@ -336,7 +348,7 @@ class Pod:
         self._budget = budget = Budget(max(seconds, 1), FORCED_STOP_SECONDS if forced else MINIMUM_STOP_SECONDS)
         sidecars = [container for container in self.inits if container.kind == "sidecar"]
         others = [container for container in self.containers if container.kind != "sidecar"]
-        earlier = [asyncio.create_task(container.stop(budget)) for container in others]
+        earlier = self._stops = [asyncio.create_task(container.stop(budget)) for container in others]
         for container in reversed(sidecars):
             waits = tuple(earlier)
 
@@ -348,6 +360,10 @@ class Pod:
             earlier.append(asyncio.create_task(container.stop(budget, turn)))
         if earlier:
             await asyncio.wait(earlier)
+        self._stops = []
+        if any(task.cancelled() for task in earlier):
+            await asyncio.sleep(KUBELET_RESTART_SECONDS)
+            return False
         for task in earlier:
             task.result()
         for container in self.containers:
@@ -355,6 +371,7 @@ class Pod:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(1):
                         await container.process.wait()
+        return True
 
     async def _clean(self) -> None:
         if self.address:

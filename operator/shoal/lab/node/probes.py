@@ -125,10 +125,11 @@ class Reactions:
     terminating: Callable[[], bool]
 
 
-async def watch(target: Target, reactions: Reactions) -> None:
-    """Runs the container's probes until cancelled; startup first, the others after it."""
+async def watch(target: Target, reactions: Reactions, *, started: bool = False) -> None:
+    """Runs the container's probes until cancelled; startup first, unless it is known to have `started`; the others
+    after it."""
     spec = target.spec
-    if "startupProbe" in spec:
+    if "startupProbe" in spec and not started:
         if not await _repeat(target, "startup", spec["startupProbe"], reactions):
             return
         reactions.started()

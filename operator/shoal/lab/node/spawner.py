@@ -44,6 +44,7 @@ def start_node(kubelet: Callable[[socket.socket], None]) -> int:
         _init(kubelet)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: os.kill(pid, signal.SIGTERM))
+    signal.signal(signal.SIGHUP, lambda number, _frame: os.kill(pid, number))
     _, status = os.waitpid(pid, 0)
     return max(os.waitstatus_to_exitcode(status), 0)
 
@@ -83,6 +84,7 @@ class Spawner:
         signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         signal.signal(signal.SIGTERM, lambda _number, _frame: os.kill(self._kubelet_pid, signal.SIGTERM))
+        signal.signal(signal.SIGHUP, lambda number, _frame: os.kill(self._kubelet_pid, number))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         poll = select.poll()
         poll.register(self._kubelet, select.POLLIN)
@@ -220,7 +222,7 @@ class Spawner:
     def _child(self, in_child: Callable[[], None], fds: list[int], unshare: int, report: int) -> NoReturn:
         try:
             os.setsid()
-            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGPIPE):
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
                 signal.signal(number, signal.SIG_DFL)
             signal.set_wakeup_fd(-1)
             stdin, stdout, stderr = fds if len(fds) == 3 else (os.open("/dev/null", os.O_RDONLY), *fds)

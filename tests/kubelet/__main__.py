@@ -1,0 +1,98 @@
+"""`python -m tests.kubelet`: the pod life-cycle suite on one real kubelet with containerd and Shoal's own image.
+
+Makes a lab with a process node and a node with a real kubelet, runs the suite on the latter, removes the lab. Needs
+root, Debian's or Ubuntu's apt-get for what is missing (runc, and for the image buildah and debootstrap), and about 10
+CPU minutes for a first build of kubelet and containerd. Nothing is skipped in silence: a skipped test is a failure.
+
+--keep leaves the lab up; --image FILE takes an image archive (docker or OCI) instead of building one; further arguments
+go to pytest.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import pytest
+
+from shoal.lab import api
+from shoal.lab.errors import LabError
+from shoal.lab.fleet import Fleet
+from tests.kubelet import image
+
+NODE: Final = "real-1"
+SUITES: Final = ("tests/lab/test_pod_lifecycle.py", "tests/kubelet")
+_ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+class NothingSkipped:
+    """Here each test must run: a skip would be a gap in what is said to be proved."""
+
+    def __init__(self) -> None:
+        self.skipped: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped:
+            self.skipped.append(report.nodeid)
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.kubelet", description=__doc__)
+    parser.add_argument("--keep", action="store_true", help="leave the lab up")
+    parser.add_argument("--image", type=Path, help="an archive of Shoal's image, instead of building it")
+    parser.add_argument("--name", default=f"kubelet-{os.getpid()}", help="of the lab")
+    options, rest = parser.parse_known_args()
+    signal.signal(signal.SIGTERM, _interrupt)  # ends like Ctrl-C, and what was made is removed
+    try:
+        return run(options.name, options.image, rest, keep=options.keep)
+    except LabError as error:
+        say(f"tests.kubelet: {error}")
+        return 2
+    except KeyboardInterrupt:
+        say("tests.kubelet: interrupted")
+        return 130
+
+
+def run(name: str, archive: Path | None, arguments: list[str], *, keep: bool) -> int:
+    """Raises LabError."""
+    api.require_root()
+    found = archive or image.build(say)
+    fleet = Fleet.model_validate(
+        {"nodes": [{"name": "cpu-1"}, {"name": NODE, "realKubelet": True}], "archives": [str(found.resolve())]}
+    )
+    try:
+        lab = api.Lab.up(name, fleet_data=fleet, faults=True, say=say)
+        say(lab.kubectl("get", "nodes", "-o", "wide").rstrip())
+        os.environ |= {
+            "SHOAL_LIFECYCLE_LAB": name,
+            "SHOAL_LIFECYCLE_NODE": NODE,
+            "SHOAL_LIFECYCLE_IMAGE": image.NAME,
+        }
+        watcher = NothingSkipped()
+        suites = [str(_ROOT / suite) for suite in SUITES]
+        code = pytest.main(["-m", "lab or kubelet", "-rs", *suites, *arguments], plugins=[watcher])
+        if watcher.skipped:
+            say("tests.kubelet: skipped, and so not shown: " + ", ".join(watcher.skipped))
+            return int(code) or 1
+        return int(code)
+    finally:
+        if keep:
+            say(f"the lab stays: `shoal lab down --name {name}` removes it")
+        else:
+            say("removing the lab")
+            api.down(name)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())
