@@ -13,6 +13,10 @@ class FakeEngine:
     ready: int = 200
     ranks: list[dict[str, object]] = field(default_factory=lambda: [load()])
     metrics: str = ""
+    """Besides the HTTP families."""
+    active: int = 0
+    requests: int = 0
+    """HTTP requests for answers, as its metrics count them."""
     raw_loads: str | None = None
     """Sent instead of the loads, for garbage."""
     hang: bool = False
@@ -31,7 +35,7 @@ class FakeEngine:
         if request.path == "/ready":
             return web.Response(status=self.ready)
         if request.path == "/metrics":
-            return web.Response(text=self.metrics)
+            return web.Response(text=self.metrics + self._http())
         if request.headers.get("Authorization") != f"Bearer {self.key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
         if request.path == "/v1/loads":
@@ -49,6 +53,12 @@ class FakeEngine:
             )
         return web.Response(status=404)
 
+    def _http(self) -> str:
+        lines = 'sglang:http_requests_total{endpoint="/ready",method="GET"} 9\n'
+        lines += 'sglang:http_requests_active{endpoint="/metrics",method="GET"} 1\n'
+        lines += f'sglang:http_requests_active{{endpoint="/v1/completions",method="POST"}} {self.active}\n'
+        return lines + f'sglang:http_requests_total{{endpoint="/v1/completions",method="POST"}} {self.requests}\n'
+
 
 def load(*, running: int = 0, waiting: int = 0, waiting_tokens: int = 0, used: int = 0) -> dict[str, object]:
     """One rank of /v1/loads."""
@@ -58,4 +68,5 @@ def load(*, running: int = 0, waiting: int = 0, waiting_tokens: int = 0, used: i
         "num_waiting_uncached_tokens": waiting_tokens,
         "num_used_tokens": used,
         "max_total_num_tokens": 1000,
+        "max_running_requests": 32,
     }

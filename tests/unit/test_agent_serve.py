@@ -2,112 +2,22 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import aiohttp
 import pytest
-from aiohttp.test_utils import TestServer, unused_port
 
-from shoal.agent import observe, serve
-from shoal.agent.observe import Observer
-from shoal.agent.serve import Agent
-from shoal.agent.stream import Hub
-from tests.support.fake_engine import FakeEngine, load
-
-KEYS = {"callers": {"gateway": "gateway-key", "operator": "operator-key"}, "engine": "engine-key", "admin": "admin-key"}
-
-
-class Pod:
-    """A run folder, a key file, a fake engine and a real agent."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.keys = folder / "agent.json"
-        self.engine = FakeEngine()
-        self.url = ""
-        self.stop = asyncio.Event()
-        self.engine_server: TestServer | None = None
-
-    def stage(self, text: str) -> None:
-        (self.folder / "stage.json").write_text(text)
-
-    def boot(self, name: str) -> None:
-        (self.folder / "boot").write_text(name + "\n")
-
-    @asynccontextmanager
-    async def stream(self, key: str = "gateway-key") -> AsyncGenerator["Stream"]:
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(f"{self.url}/v1/replica", headers={"Authorization": f"Bearer {key}"}) as response,
-        ):
-            assert response.status == 200
-            assert response.content_type == "text/event-stream"
-            yield Stream(response)
-
-    async def get(self, path: str, key: str | None = None) -> tuple[int, str]:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        async with aiohttp.ClientSession() as session, session.get(self.url + path, headers=headers) as response:
-            return response.status, await response.text()
-
-
-class Stream:
-    """Reads messages and keeps the state as a gateway would."""
-
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._response = response
-        self.state: dict[str, object] = {}
-        self.messages: list[dict[str, object]] = []
-
-    async def message(self) -> dict[str, object] | None:
-        async with asyncio.timeout(10):
-            line = await self._response.content.readline()
-            await self._response.content.readline()
-        if not line:
-            return None
-        message = json.loads(line.removeprefix(b"data: "))
-        if message.get("full"):
-            self.state = {}
-        self.state |= message.get("keys", {})
-        self.messages.append(message)
-        return message
-
-    async def until(self, **wanted: object) -> None:
-        async with asyncio.timeout(15):
-            while any(self.state.get(key) != value for key, value in wanted.items()):
-                assert await self.message() is not None
-
-
-PodMaker = Callable[[], Awaitable[Pod]]
+from shoal.agent import serve
+from tests.support.agentpod import KEYS, Pod, make_quick
+from tests.support.fake_engine import load
 
 
 @pytest.fixture
 async def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(observe, "BUSY_SECONDS", 0.02)
-    monkeypatch.setattr(observe, "IDLE_SECONDS", 0.02)
-    monkeypatch.setattr(observe, "COUNTERS_SECONDS", 0.0)
-    monkeypatch.setattr(serve, "KEYS_SECONDS", 0.02)
+    make_quick(monkeypatch)
     pod = Pod(tmp_path)
     pod.keys.write_text(json.dumps(KEYS))
-    pod.engine_server = TestServer(pod.engine.app())
-    await pod.engine_server.start_server()
-    hub = Hub()
-    observer = Observer(hub, tmp_path / "stage.json", tmp_path / "boot")
-    agent = Agent(str(pod.engine_server.make_url("")), pod.keys, hub, observer)
-    port = unused_port()
-    pod.url = f"http://127.0.0.1:{port}"
-    task = asyncio.create_task(serve.serve(agent, hub, host="127.0.0.1", port=port, stop=pod.stop))
-    while True:
-        try:
-            await pod.get("/healthz")
-            break
-        except aiohttp.ClientConnectionError:
-            await asyncio.sleep(0.01)
-    yield pod
-    pod.stop.set()
-    await task
-    await pod.engine_server.close()
+    async with pod.running():
+        yield pod
 
 
 async def test_the_stream_tells_a_replicas_life_from_fetching_to_ready(pod: Pod):
@@ -173,7 +83,6 @@ async def test_an_engine_that_is_gone_is_loading_with_unknown_load(pod: Pod):
     pod.boot("boot-1")
     async with pod.stream() as stream:
         await stream.until(phase="ready", running=0)
-        assert pod.engine_server is not None
         await pod.engine_server.close()
         await stream.until(phase="loading", running=None)
 
@@ -208,27 +117,23 @@ async def test_every_role_may_listen(pod: Pod):
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"callers": {}}'])
-async def test_without_keys_the_agent_is_up_and_says_503(pod: Pod, tmp_path: Path, content: str | None):
-    keys = tmp_path / "late.json"
+async def test_without_keys_the_agent_is_up_and_says_503(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+):
+    make_quick(monkeypatch)
+    pod = Pod(tmp_path)
     if content is not None:
-        keys.write_text(content)
-    hub = Hub()
-    agent = Agent("http://127.0.0.1:1", keys, hub, Observer(hub, tmp_path / "stage.json", tmp_path / "boot"))
-    port, stop = unused_port(), asyncio.Event()
-    task = asyncio.create_task(serve.serve(agent, hub, host="127.0.0.1", port=port, stop=stop))
-    pod.url = f"http://127.0.0.1:{port}"
-    await asyncio.sleep(0.1)
-    assert await pod.get("/healthz") == (200, "ok\n")
-    status, text = await pod.get("/v1/replica", "gateway-key")
-    assert (status, json.loads(text)["error"]["message"]) == (503, "the agent has no keys yet")
-    keys.write_text(json.dumps(KEYS))
-    async with asyncio.timeout(5):
-        while (await pod.get("/v1/replica", "wrong"))[0] == 503:
-            await asyncio.sleep(0.01)
-    async with pod.stream() as stream:
-        assert await stream.message() is not None
-    stop.set()
-    await task
+        pod.keys.write_text(content)
+    async with pod.running():
+        assert await pod.get("/healthz") == (200, "ok\n")
+        status, text = await pod.get("/v1/replica", "gateway-key")
+        assert (status, json.loads(text)["error"]["message"]) == (503, "the agent has no keys yet")
+        pod.keys.write_text(json.dumps(KEYS))
+        async with asyncio.timeout(5):
+            while (await pod.get("/v1/replica", "wrong"))[0] == 503:
+                await asyncio.sleep(0.01)
+        async with pod.stream() as stream:
+            assert await stream.message() is not None
 
 
 def test_a_wrong_key_file_is_explained_without_its_content(tmp_path: Path):

@@ -38,7 +38,7 @@ async def client(engine: FakeEngine):
 
 async def test_load_is_summed_over_data_parallel_ranks(engine: FakeEngine, client: EngineClient):
     engine.ranks = [load(running=2, waiting=1, waiting_tokens=40, used=300), load(running=1, used=100)]
-    assert await client.loads() == Loads(3, 1, 40, 400, 2000)
+    assert await client.loads() == Loads(3, 1, 40, 400, 2000, max_running=64)
 
 
 async def test_ready_tells_a_stopping_engine_from_a_broken_one(engine: FakeEngine, client: EngineClient):

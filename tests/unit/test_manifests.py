@@ -37,7 +37,7 @@ def shape(config: OperatorConfig = CONFIG, *, gpus: int = 1, **spec) -> Shape:
             "spec": {"source": {"uri": "hf://org/model"}, **spec},
         }
     )
-    return Shape(model, CLASS, gpus, "0.5.23", config, "abcd1234")
+    return Shape(model, CLASS, gpus, "0.5.23", config, "abcd1234", "token")
 
 
 def pod_spec(given: Shape) -> dict:
@@ -155,6 +155,16 @@ def test_the_engine_container() -> None:
                 "timeoutSeconds": 5,
                 "failureThreshold": 2,
             },
+            "lifecycle": {
+                "preStop": {
+                    "httpGet": {
+                        "path": "/v1/drain",
+                        "port": 8400,
+                        "scheme": "HTTP",
+                        "httpHeaders": [{"name": "x-shoal-drain", "value": "token"}],
+                    }
+                }
+            },
             "resources": {
                 "requests": {"cpu": "2", "memory": "2Gi", "nvidia.com/gpu": "2"},
                 "limits": {"memory": "2Gi", "nvidia.com/gpu": "2"},
@@ -189,6 +199,9 @@ def test_the_agent_container() -> None:
                 },
                 {"name": "POD_IP", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
                 {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "spec.nodeName"}}},
+                {"name": "SHOAL_AGENT_DRAIN_SECONDS", "value": "900"},
+                {"name": "SHOAL_AGENT_STALL_SECONDS", "value": "180"},
+                {"name": "SHOAL_AGENT_DRAIN_TOKEN", "value": "token"},
             ],
             "startupProbe": {
                 "httpGet": {"path": "/healthz", "port": 8400, "scheme": "HTTP"},

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -10,11 +9,15 @@ from typing import Final
 import structlog
 from pydantic import ValidationError
 
+from shoal.agent.drain import Drain
 from shoal.agent.phase import Probe, phase
+from shoal.agent.stalls import Stalls
 from shoal.agent.stream import Hub
 from shoal.api import names
 from shoal.api.replica import Phase, StageProgress
-from shoal.engine.client import Counters, EngineClient, EngineError, EngineUnreachable, Loads
+from shoal.core.drain import Look
+from shoal.core.stall import Work
+from shoal.engine.client import Counters, EngineClient, EngineError, EngineTimeout, EngineUnreachable, Loads
 
 BUSY_SECONDS: Final = 0.5
 """Between two looks while requests run, or something is about to change."""
@@ -59,23 +62,31 @@ def _head(path: Path, limit: int) -> bytes | None:
 class Observer:
     """Turns looks into keys of the stream. What it knows of the engine belongs to one boot of it."""
 
-    def __init__(
-        self,
-        hub: Hub,
-        stage_file: Path = Path(names.STAGE_PROGRESS_FILE),
-        boot_file: Path = Path(names.BOOT_FILE),
-    ) -> None:
+    def __init__(self, hub: Hub, drain: Drain, stalls: Stalls, run_dir: Path = Path(names.RUN_DIR)) -> None:
         self._hub = hub
-        self._stage_file = stage_file
-        self._boot_file = boot_file
-        self._engine_boot: str | None = None
-        self._was_ready = False
-        self._silent = 0
+        self._drain = drain
+        self._stalls = stalls
+        self._stage_file = run_dir / Path(names.STAGE_PROGRESS_FILE).name
+        self._boot_file = run_dir / Path(names.BOOT_FILE).name
+        self._clock = drain.clock
+        self._forget(None)
         self._phase: Phase | None = None
-        self._counters = Counters(None, None)
-        self._counters_at = float("-inf")
+        self._keys: dict[str, object] = {}
         self.errors: dict[str, int] = {}
         """Failed calls to the engine by the kind of failure, for /metrics."""
+        drain.tell = self.tell_draining
+
+    def _forget(self, engine_boot: str | None) -> None:
+        """Begins with another process of the engine."""
+        self._engine_boot = engine_boot
+        self._was_ready = False
+        self._silent = 0
+        self._counters = Counters(None, None)
+        self._counters_at = float("-inf")
+
+    @property
+    def stalled(self) -> bool:
+        return self._stalls.stalled
 
     async def run(self, engine: EngineClient) -> None:
         """Looks for ever."""
@@ -84,35 +95,61 @@ class Observer:
             await asyncio.sleep(pause)
             pause = await self.look(engine)
 
+    def tell_draining(self) -> int:
+        """Says at once, in a message of its own, that the replica drains; returns the number of that message, or of one
+        that said so before."""
+        if self._phase != "stalled":
+            self._set_phase("draining")
+        self._keys = {**self._keys, "phase": self._phase}
+        self._hub.update(self._keys)
+        return self._hub.seq
+
     async def look(self, engine: EngineClient) -> float:
         """One look; tells the hub; returns the seconds until the next."""
+        at = self._clock()
         files = await asyncio.to_thread(read_run_files, self._stage_file, self._boot_file)
         if files.engine_boot != self._engine_boot:
             log.info("engine.boot", engine_boot=files.engine_boot)
-            self._engine_boot = files.engine_boot
-            self._was_ready, self._silent, self._counters = False, 0, Counters(None, None)
-            self._counters_at = float("-inf")
+            if self._engine_boot is not None:
+                await asyncio.to_thread(self._stalls.forget)
+            self._forget(files.engine_boot)
         probe: Probe | None = None
-        loads: Loads | None = None
+        loads: Loads | EngineError | None = None
+        counters: Counters | None = None
         if self._engine_boot is not None:
             probe, loads = await asyncio.gather(self._probe(engine), self._loads(engine))
-            if probe is not Probe.CLOSED:
-                await self._count(engine)
-        now = phase(
-            files.stage,
-            self._engine_boot,
-            probe,
-            was_ready=self._was_ready,
-            silent=self._silent,
-            before=self._phase,
+            # Whether a drain is through is asked of each look; else the last reading will do.
+            if probe is not Probe.CLOSED and (
+                self._drain.draining or self._clock() - self._counters_at >= COUNTERS_SECONDS
+            ):
+                counters = await self._count(engine)
+        self._was_ready = self._was_ready or probe is Probe.READY
+        known = loads if isinstance(loads, Loads) else None
+        if self._was_ready:
+            await asyncio.to_thread(self._stalls.looked, self._work(at, loads))
+        self._drain.looked(self._seen(at, probe, known, counters))
+        # No await from here on: a drain that began meanwhile has told its phase, which must not be taken back.
+        self._set_phase(
+            phase(
+                files.stage,
+                self._engine_boot,
+                probe,
+                was_ready=self._was_ready,
+                silent=self._silent,
+                before=self._phase,
+                stalled=self._stalls.stalled,
+                draining=self._drain.draining,
+            )
         )
+        self._keys = self._state(files, known)
+        self._hub.update(self._keys)
+        idle = self._phase == "ready" and known is not None and not known.running and not known.waiting
+        return IDLE_SECONDS if idle else BUSY_SECONDS
+
+    def _set_phase(self, now: Phase | None) -> None:
         if now != self._phase:
             log.info("replica.phase", phase=now, before=self._phase)
             self._phase = now
-        self._was_ready = self._was_ready or probe is Probe.READY
-        self._hub.update(self._keys(files, loads))
-        idle = now == "ready" and loads is not None and not loads.running and not loads.waiting
-        return IDLE_SECONDS if idle else BUSY_SECONDS
 
     async def _probe(self, engine: EngineClient) -> Probe:
         try:
@@ -125,31 +162,58 @@ class Observer:
         self._silent = self._silent + 1 if probe is Probe.SILENT else 0
         return probe
 
-    async def _loads(self, engine: EngineClient) -> Loads | None:
+    async def _loads(self, engine: EngineClient) -> Loads | EngineError:
         try:
             return await engine.loads()
-        except EngineUnreachable:
-            return None
         except EngineError as error:
-            self._note(error)
-            return None
+            if not isinstance(error, EngineUnreachable):
+                self._note(error)
+            return error
 
-    async def _count(self, engine: EngineClient) -> None:
-        moment = time.monotonic()
-        if moment - self._counters_at < COUNTERS_SECONDS:
-            return
-        self._counters_at = moment
+    async def _count(self, engine: EngineClient) -> Counters | None:
+        self._counters_at = self._clock()
         try:
             self._counters = await engine.counters()
         except EngineError as error:
             self._note(error)
+            return None
+        return self._counters
 
     def _note(self, error: EngineError) -> None:
         kind = type(error).__name__
         self.errors[kind] = self.errors.get(kind, 0) + 1
         log.debug("engine.call_failed", kind=kind, problem=str(error))
 
-    def _keys(self, files: RunFiles, loads: Loads | None) -> dict[str, object]:
+    def _work(self, at: float, loads: Loads | EngineError | None) -> Work:
+        counted = (self._counters.prompt_tokens, self._counters.generation_tokens)
+        finished = None if counted == (None, None) else sum(count or 0 for count in counted)
+        if not isinstance(loads, Loads):
+            return Work(at, "none" if isinstance(loads, EngineTimeout) else "other", finished=finished)
+        return Work(
+            at,
+            "load",
+            running=loads.running,
+            waiting=loads.waiting,
+            active=self._counters.active,
+            computed=loads.computed_tokens,
+            kv_tokens_used=loads.kv_tokens_used,
+            finished=finished,
+            published=loads.published,
+        )
+
+    def _seen(self, at: float, probe: Probe | None, loads: Loads | None, counters: Counters | None) -> Look:
+        return Look(
+            at=at,
+            boot=self._engine_boot,
+            listening=None if probe is Probe.SILENT else probe not in (Probe.CLOSED, None),
+            running=loads.running if loads else None,
+            waiting=loads.waiting if loads else None,
+            active=counters.active if counters else None,
+            requests=counters.requests if counters else None,
+            stalled=self._stalls.stalled,
+        )
+
+    def _state(self, files: RunFiles, loads: Loads | None) -> dict[str, object]:
         return {
             "phase": self._phase,
             "fetched_bytes": files.stage.bytes_done if files.stage else None,
@@ -160,6 +224,7 @@ class Observer:
             "waiting_tokens": loads.waiting_tokens if loads else None,
             "kv_tokens_used": loads.kv_tokens_used if loads else None,
             "kv_tokens_total": loads.kv_tokens_total if loads else None,
+            "max_running": loads.max_running if loads else None,
             "prompt_tokens_total": self._counters.prompt_tokens,
             "generation_tokens_total": self._counters.generation_tokens,
         }

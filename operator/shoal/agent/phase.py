@@ -29,12 +29,19 @@ def phase(
     was_ready: bool,
     silent: int,
     before: Phase | None,
+    stalled: bool = False,
+    draining: bool = False,
 ) -> Phase | None:
     """The phase, or None when it is unknown.
 
     `probe` is the last one of this engine boot, `was_ready` whether this boot ever was ready, `silent` how many probes
-    in a row went unanswered, `before` the phase until now.
+    in a row went unanswered, `before` the phase until now. `stalled` and `draining` are what the agent has decided:
+    gateways turn away from both, so neither may give way to what a probe shows.
     """
+    if stalled:
+        return "stalled"
+    if draining:
+        return "draining"
     if engine_boot is None:
         if stage is None:
             return None

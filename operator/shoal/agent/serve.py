@@ -1,4 +1,5 @@
-"""The agent's HTTP server: the replica's stream for those who have a key, /healthz and /metrics for all."""
+"""The agent's HTTP server: the replica's stream and its acknowledgements for those who have a key, the kubelet's hook
+for its token, /healthz and /metrics for all."""
 
 import asyncio
 import contextlib
@@ -15,17 +16,24 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from pydantic import ValidationError
 
+from shoal.agent.drain import Drain
 from shoal.agent.observe import Observer
 from shoal.agent.stream import Hub
+from shoal.api import names
 from shoal.api.keys import AgentKeys
-from shoal.api.replica import HEARTBEAT_SECONDS
+from shoal.api.replica import HEARTBEAT_SECONDS, Ack
 from shoal.engine.client import EngineClient
-from shoal.signals.hub import TooManyReaders
+from shoal.signals.hub import Caller, Reader, TooManyReaders
 
 WRITE_SECONDS: Final = 10.0
 """A reader that takes no byte for so long is dropped."""
 KEYS_SECONDS: Final = 2.0
 """Between two tries to read a key file that is not there or not usable."""
+ACK_SECONDS: Final = 5.0
+ACK_BYTES: Final = 256 << 10
+"""Longest acknowledgement: a line for each adapter."""
+_NAME: Final = 253
+"""Longest name of a pod; what a caller says of itself is cut there."""
 
 log = structlog.get_logger()
 
@@ -44,21 +52,27 @@ def read_keys(path: Path) -> AgentKeys:
 class Agent:
     """One engine pod's agent: observes in the background and serves what it sees."""
 
-    def __init__(self, engine_url: str, keys_file: Path, hub: Hub, observer: Observer) -> None:
+    def __init__(
+        self, engine_url: str, keys_file: Path, hub: Hub, observer: Observer, drain: Drain, *, drain_token: str
+    ) -> None:
         self._engine_url = engine_url
         self._keys_file = keys_file
         self._hub = hub
         self._observer = observer
+        self._drain = drain
+        self._drain_token = drain_token
         self._keys: AgentKeys | None = None
         self._registry = CollectorRegistry()
-        self._registry.register(_Metrics(hub, observer))
+        self._registry.register(_Metrics(hub, observer, drain))
 
     def app(self) -> web.Application:
         """The web application; its observing starts and ends with it."""
-        app = web.Application()
+        app = web.Application(client_max_size=ACK_BYTES)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/v1/replica", self._replica)
+        app.router.add_get(names.REPLICA_PATH, self._replica)
+        app.router.add_post(names.ACK_PATH, self._ack)
+        app.router.add_get(names.DRAIN_PATH, self._hook)
         return app
 
     async def observe(self) -> None:
@@ -92,30 +106,68 @@ class Agent:
     async def _replica(self, request: web.Request) -> web.StreamResponse:
         if self._keys is None:
             return _refusal(503, "the agent has no keys yet")
-        if self._caller(request.headers.get("Authorization", ""), self._keys) is None:
+        role = self._role(request.headers.get("Authorization", ""), self._keys)
+        if role is None:
             return _refusal(401, "a key of this replica is needed, as a bearer token")
+        said = (request.headers.get(header, "")[:_NAME] for header in (names.HEADER_CALLER, names.HEADER_BOOT))
+        caller = Caller(role, *said)
         try:
-            with self._hub.reader() as reader:
-                response = web.StreamResponse(
-                    headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
-                )
-                await response.prepare(request)
-                with contextlib.suppress(ConnectionError, TimeoutError):
-                    while True:
-                        try:
-                            message = await reader.next(HEARTBEAT_SECONDS)
-                        except TimeoutError:
-                            message = self._hub.heartbeat()
-                        if message is None:
-                            break
-                        async with asyncio.timeout(WRITE_SECONDS):
-                            await response.write(message)
-                return response
+            with self._hub.reader(caller) as reader:
+                # From before the first byte, so that no gateway ever reads what it could act on without being known.
+                if role == "gateway":
+                    self._drain.opened(caller)
+                try:
+                    return await self._stream(request, reader)
+                finally:
+                    if role == "gateway":
+                        self._drain.closed(caller)
         except TooManyReaders:
             return _refusal(503, "too many readers")
 
+    async def _stream(self, request: web.Request, reader: Reader) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            while True:
+                try:
+                    message = await reader.next(HEARTBEAT_SECONDS)
+                except TimeoutError:
+                    message = self._hub.heartbeat()
+                if message is None:
+                    break
+                async with asyncio.timeout(WRITE_SECONDS):
+                    await response.write(message)
+        return response
+
+    async def _ack(self, request: web.Request) -> web.Response:
+        if self._keys is None:
+            return _refusal(503, "the agent has no keys yet")
+        if self._role(request.headers.get("Authorization", ""), self._keys) != "gateway":
+            return _refusal(401, "a gateway's key of this replica is needed, as a bearer token")
+        try:
+            async with asyncio.timeout(ACK_SECONDS):
+                ack = Ack.model_validate_json(await request.read())
+        except TimeoutError:
+            return _refusal(408, f"the acknowledgement did not arrive within {ACK_SECONDS:g} s")
+        except ValidationError as error:
+            faults = ", ".join(".".join(map(str, fault["loc"])) or fault["type"] for fault in error.errors())
+            return _refusal(400, f"not an acknowledgement: {faults}")
+        if ack.agent_boot != self._hub.boot:
+            return _refusal(409, "this agent has restarted since: connect again")
+        if ack.seq > self._hub.seq or ack.running < 0:
+            return _refusal(400, f"not an acknowledgement: seq {ack.seq}, running {ack.running}")
+        self._drain.acked(ack)
+        return web.Response(status=204)
+
+    async def _hook(self, request: web.Request) -> web.Response:
+        given = request.headers.get(names.HEADER_DRAIN, "")
+        if not self._drain_token or not hmac.compare_digest(given.encode(), self._drain_token.encode()):
+            return _refusal(401, f"the pod's drain token is needed, in the header {names.HEADER_DRAIN}")
+        stop = await self._drain.wait()
+        return web.Response(text=f"{stop.reason}: {stop.message}\n")
+
     @staticmethod
-    def _caller(authorization: str, keys: AgentKeys) -> str | None:
+    def _role(authorization: str, keys: AgentKeys) -> str | None:
         """The role of the caller. All keys are compared, so that the time tells nothing."""
         scheme, _, given = authorization.partition(" ")
         found = None
@@ -126,9 +178,10 @@ class Agent:
 
 
 class _Metrics(Collector):
-    def __init__(self, hub: Hub, observer: Observer) -> None:
+    def __init__(self, hub: Hub, observer: Observer, drain: Drain) -> None:
         self._hub = hub
         self._observer = observer
+        self._drain = drain
 
     def collect(self) -> list[Metric]:
         readers = GaugeMetricFamily("shoal_agent_stream_readers", "Open streams.", value=self._hub.readers)
@@ -137,7 +190,11 @@ class _Metrics(Collector):
         errors = CounterMetricFamily("shoal_agent_engine_errors", "Failed calls to the engine.", labels=["kind"])
         for kind, count in self._observer.errors.items():
             errors.add_metric([kind], count)
-        return [readers, told, dropped, errors]
+        draining = GaugeMetricFamily("shoal_agent_draining", "1 while it drains.", value=float(self._drain.draining))
+        stalled = GaugeMetricFamily(
+            "shoal_agent_stalled", "1 while it is stalled.", value=float(self._observer.stalled)
+        )
+        return [readers, told, dropped, errors, draining, stalled]
 
 
 def _refusal(status: int, message: str) -> web.Response:

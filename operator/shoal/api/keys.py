@@ -25,6 +25,15 @@ def derive(install_key: bytes, role: Role, model_uid: str) -> str:
     return hmac.new(install_key, f"{role}:{model_uid}".encode(), hashlib.sha256).hexdigest()
 
 
+def drain_token(install_key: bytes, model_uid: str) -> str:
+    """With which a kubelet asks an agent of the Model whether its engine may be stopped (`GET /v1/drain`).
+
+    A hook's header cannot come from a Secret, so it stands in the pods for whoever may read them, and opens nothing
+    but that.
+    """
+    return hmac.new(install_key, f"drain:{model_uid}".encode(), hashlib.sha256).hexdigest()
+
+
 def fingerprint(install_key: bytes) -> str:
     """Names an install key without telling it: 8 hex digits of its SHA-256."""
     return hashlib.sha256(install_key).hexdigest()[:8]

@@ -83,6 +83,9 @@ HEADER_CALLER: Final = "x-shoal-caller"
 HEADER_BOOT: Final = "x-shoal-boot"
 """The caller's boot id, random per start of its process."""
 
+HEADER_DRAIN: Final = "x-shoal-drain"
+"""The token of the kubelet's hook (`keys.drain_token`)."""
+
 RUN_DIR: Final = "/shoal/run"
 """emptyDir shared by agent and engine: `boot` (the engine's boot id), `stalled` (liveness)."""
 BOOT_FILE: Final = f"{RUN_DIR}/boot"

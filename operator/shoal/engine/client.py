@@ -59,14 +59,26 @@ class Loads:
     """Tokens in the KV cache, evictable prefix cache not counted."""
     kv_tokens_total: int | None
     """Tokens that the KV cache holds."""
+    max_running: int | None = None
+    """Requests in the running batch at most."""
+    computed_tokens: int | None = None
+    """Tokens computed by prefill and decode since the engine's start, as they are computed."""
+    published: float | None = None
+    """When the last of the ranks said this, by the engine's clock in Unix seconds. An idle rank says it every second, a
+    busy one after each prefill and every 15 decode steps, one that hangs not at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Monotonic since the engine's start; requests are counted when they end. None: not counted yet."""
+    """Out of /metrics. Tokens are monotonic since the engine's start and counted when requests end; None: not counted
+    yet, or not told."""
 
     prompt_tokens: int | None
     generation_tokens: int | None
+    active: int | None = None
+    """Requests for answers that the HTTP server has not answered to the end."""
+    requests: int | None = None
+    """Requests for answers that it has received since its start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,30 +166,64 @@ def parse_loads(body: bytes) -> Loads:
         waiting_tokens=total("num_waiting_uncached_tokens"),
         kv_tokens_used=total("num_used_tokens"),
         kv_tokens_total=total("max_total_num_tokens"),
+        max_running=total("max_running_requests"),
+        computed_tokens=_sum(_computed(row) for row in rows),
+        published=_earliest(row.get("timestamp") for row in rows),
     )
 
 
-def parse_counters(body: bytes) -> Counters:
-    """Reads the two token counters out of Prometheus text, summed over their label sets.
+def _computed(row: dict[str, object]) -> int | None:
+    """Of one rank. `decode_moments` are sums over decode steps, the last one of tokens; null before the first step."""
+    prefill = _count(row.get("total_prefill_uncached_tokens"))
+    if prefill is None or "decode_moments" not in row:
+        return None
+    moments = row["decode_moments"]
+    if not isinstance(moments, list) or not moments:
+        return prefill
+    decoded = cast("list[object]", moments)[-1]
+    return prefill + int(decoded) if isinstance(decoded, (int, float)) and 0 <= decoded < 2**63 else None
 
-    A counter appears with its first value, so an absent one is unknown. By hand: a full parser of some eighty families
-    with histograms takes many times as long, every few seconds, in every pod.
+
+def _earliest(values: Iterable[object]) -> float | None:
+    times = [float(v) for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    return min(times) if times else None
+
+
+_TOKENS: Final = ("sglang:prompt_tokens_total", "sglang:generation_tokens_total")
+_HTTP: Final = ("sglang:http_requests_active", "sglang:http_requests_total")
+_ASKED: Final = ('method="POST"', 'method="PUT"')
+"""Answers are asked for with these; probes and readings, the agent's own among them, are GETs."""
+
+
+def parse_counters(body: bytes) -> Counters:
+    """Reads what Shoal needs out of Prometheus text, summed over the label sets.
+
+    A token counter appears with its first value, so an absent one is unknown. The HTTP families are there from the
+    first request of any kind, which a probe has made long since: then no line of a POST means that there was none. By
+    hand: a full parser of some eighty families with histograms takes many times as long, every few seconds, in every
+    pod.
     """
     sums: dict[str, float] = {}
     for line in body.decode(errors="replace").splitlines():
-        if line.startswith(("sglang:prompt_tokens_total", "sglang:generation_tokens_total")):
-            name, _, rest = line.partition("{")
-            value = rest.rpartition("}")[2].split() if rest else line.split()[1:]
-            try:
-                sums[name.split()[0]] = sums.get(name.split()[0], 0.0) + float(value[0])
-            except (ValueError, IndexError):
-                continue
+        if not line.startswith((*_TOKENS, *_HTTP)):
+            continue
+        family, _, rest = line.partition("{")
+        labels, _, value = rest.rpartition("}") if rest else ("", "", line.partition(" ")[2])
+        name = family.split()[0]
+        try:
+            counted = float(value.split()[0])
+        except (ValueError, IndexError):
+            continue
+        asked = name not in _HTTP or any(method in labels for method in _ASKED)
+        sums[name] = sums.get(name, 0.0) + (counted if asked else 0.0)
 
     def count(name: str) -> int | None:
         value = sums.get(name)
         return int(value) if value is not None and 0 <= value < 2**63 else None
 
-    return Counters(count("sglang:prompt_tokens_total"), count("sglang:generation_tokens_total"))
+    prompt, generation = (count(name) for name in _TOKENS)
+    active, requests = (count(name) for name in _HTTP)
+    return Counters(prompt, generation, active, requests)
 
 
 def parse_server_info(body: bytes) -> ServerInfo:

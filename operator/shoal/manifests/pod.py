@@ -138,6 +138,9 @@ def _agent(shape: Shape) -> JsonObject:
             env_field("POD_NAMESPACE", "metadata.namespace"),
             env_field("POD_IP", "status.podIP"),
             env_field("NODE_NAME", "spec.nodeName"),
+            env_value("SHOAL_AGENT_DRAIN_SECONDS", str(shape.model.spec.drain_seconds)),
+            env_value("SHOAL_AGENT_STALL_SECONDS", str(shape.model.spec.stall_seconds)),
+            env_value("SHOAL_AGENT_DRAIN_TOKEN", shape.drain_token),
             *([cache.AGENT_ENV] if cached(shape) else []),
         ],
         "startupProbe": _http_probe("/healthz", names.AGENT_PORT, period=1, failures=60),
@@ -215,6 +218,18 @@ def _engine(shape: Shape) -> JsonObject:
             "periodSeconds": 10,
             "timeoutSeconds": 5,
             "failureThreshold": 2,
+        },
+        # Here and not on the agent: a sidecar's own hook starts at once and holds nobody up. The kubelet looks at no
+        # status code, and calls the pod's own address.
+        "lifecycle": {
+            "preStop": {
+                "httpGet": {
+                    "path": names.DRAIN_PATH,
+                    "port": names.AGENT_PORT,
+                    "scheme": "HTTP",
+                    "httpHeaders": [{"name": names.HEADER_DRAIN, "value": shape.drain_token}],
+                }
+            }
         },
         "resources": engine_resources(shape, with_gpus=True),
         "securityContext": LOCKED_DOWN,

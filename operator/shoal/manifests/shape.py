@@ -23,6 +23,8 @@ class Shape:
     config: OperatorConfig
     install_key: str
     """Fingerprint of the install key whose keys the pods carry."""
+    drain_token: str
+    """With which the kubelet asks the agent whether the engine may be stopped (`keys.drain_token`)."""
     facts: ArtifactFacts | None = None
     """What the source was resolved to once: the pods fetch exactly that."""
 

@@ -29,16 +29,41 @@ command.add_command(facts)
 @click.option("--keys", default=names.AGENT_KEYS_FILE, show_default=True, type=click.Path(path_type=Path))
 @click.option("--run-dir", default=names.RUN_DIR, show_default=True, type=click.Path(path_type=Path))
 @click.option("--cache", envvar="SHOAL_AGENT_CACHE", default="", help="Folder of the node cache (SHOAL_AGENT_CACHE).")
+@click.option(
+    "--drain-seconds", envvar="SHOAL_AGENT_DRAIN_SECONDS", default=900.0, show_default=True, help="Longest drain."
+)
+@click.option(
+    "--stall-seconds",
+    envvar="SHOAL_AGENT_STALL_SECONDS",
+    default=180.0,
+    show_default=True,
+    help="Without progress for so long, an engine that has requests is stalled.",
+)
+@click.option("--drain-token", envvar="SHOAL_AGENT_DRAIN_TOKEN", default="", help="Of the kubelet's preStop hook.")
 @click.option("--log-level", default="info", envvar="SHOAL_LOG_LEVEL", show_default=True)
-def serve(host: str, port: int, engine_url: str, keys: Path, run_dir: Path, cache: str, log_level: str) -> None:
-    """Serve what this replica does: its phase, its load, its engine's boot id."""
+def serve(
+    host: str,
+    port: int,
+    engine_url: str,
+    keys: Path,
+    run_dir: Path,
+    cache: str,
+    drain_seconds: float,
+    stall_seconds: float,
+    drain_token: str,
+    log_level: str,
+) -> None:
+    """Serve what this replica does: its phase, its load, its engine's boot id; and drain it."""
     from shoal.agent import cacheclient
+    from shoal.agent.drain import Drain
     from shoal.agent.observe import Observer
     from shoal.agent.serve import Agent
     from shoal.agent.serve import serve as run
+    from shoal.agent.stalls import Stalls
     from shoal.agent.stream import Hub
 
     configure(log_level)
+    stalls = Stalls(stall_seconds, run_dir / Path(names.STALLED_FILE).name)
 
     async def main() -> None:
         stop = asyncio.Event()
@@ -46,10 +71,12 @@ def serve(host: str, port: int, engine_url: str, keys: Path, run_dir: Path, cach
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         hub = Hub()
-        observer = Observer(hub, run_dir / Path(names.STAGE_PROGRESS_FILE).name, run_dir / Path(names.BOOT_FILE).name)
+        drain = Drain(drain_seconds)
+        observer = Observer(hub, drain, stalls, run_dir)
         model_file = run_dir / Path(names.CACHE_MODEL_FILE).name
         holding = partial(cacheclient.hold, Path(cache), model_file) if cache else None
-        await run(Agent(engine_url, keys, hub, observer), hub, host=host, port=port, stop=stop, holding=holding)
+        agent = Agent(engine_url, keys, hub, observer, drain, drain_token=drain_token)
+        await run(agent, hub, host=host, port=port, stop=stop, holding=holding)
 
     asyncio.run(main())
 

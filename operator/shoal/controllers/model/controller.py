@@ -5,7 +5,7 @@ from typing import Final
 
 import structlog
 
-from shoal.api import names, reasons
+from shoal.api import keys, names, reasons
 from shoal.api.gpuclass import GPUClass
 from shoal.api.model import Model, ModelStatus
 from shoal.artifacts import secret_advice
@@ -241,6 +241,7 @@ class ModelController:
                     version=engine_version(model, world.config),
                     config=world.config,
                     install_key=install.fingerprint,
+                    drain_token=keys.drain_token(install.current, uid),
                     facts=wish.facts,
                 )
                 await applier.variant(

@@ -1,0 +1,172 @@
+"""The drain of this replica: who listens and what they acknowledged, the hook that waits, the end of it.
+
+Keeps the state; `core/drain.py` decides. Everything here runs on the event loop's thread.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import structlog
+
+from shoal.api.replica import Ack
+from shoal.core import drain
+from shoal.core.drain import Engine, Gateway, Look, Stop, Wait
+from shoal.signals.hub import Caller
+
+FORGET_SECONDS: Final = 60.0
+"""A gateway that has been gone for so long holds no claim any more."""
+TICK_SECONDS: Final = 0.25
+"""Between two decisions while nothing is heard: claims end by time."""
+REMIND_SECONDS: Final = 30.0
+"""Between two lines in the log about what a drain waits for."""
+
+log = structlog.get_logger()
+
+Key = tuple[str, str]
+"""Name and boot id of a gateway: a restarted one is another."""
+
+
+@dataclass(slots=True)
+class _Episode:
+    """One drain, from its first hook until the engine is gone or turned out to stay."""
+
+    boot: str | None
+    began: float
+    barrier: int
+    returned: float | None = None
+
+
+class Drain:
+    """`tell` makes the stream say that the replica drains, or what it is otherwise, and returns the message's seq."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._seconds = seconds
+        self._gateways: dict[Key, Gateway] = {}
+        self._streams: dict[Key, int] = {}
+        self._engine = Engine()
+        self._restarted: float | None = None
+        self._started = clock()
+        self._episode: _Episode | None = None
+        self._changed = asyncio.Event()
+        self.tell: Callable[[], int] = lambda: 0
+
+    @property
+    def draining(self) -> bool:
+        return self._episode is not None
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether the engine has been looked at since the agent's start."""
+        return self._engine.looked is not None
+
+    @property
+    def gateways(self) -> tuple[Gateway, ...]:
+        """Those that are known, the gone ones for a minute."""
+        return tuple(self._gateways.values())
+
+    # --- what is heard ------------------------------------------------------------------------------------------------
+
+    def opened(self, caller: Caller) -> None:
+        """A gateway's stream began."""
+        key, now = _key(caller), self.clock()
+        self._streams[key] = self._streams.get(key, 0) + 1
+        known = self._gateways.get(key)
+        self._gateways[key] = (
+            Gateway(caller.name or "a gateway that does not say its name", now)
+            if known is None
+            else replace(known, heard=now, closed=None)
+        )
+        self._changed.set()
+
+    def closed(self, caller: Caller) -> None:
+        """A gateway's stream ended; it may have another one already."""
+        key, now = _key(caller), self.clock()
+        left = self._streams[key] - 1
+        if left:
+            self._streams[key] = left
+        else:
+            del self._streams[key]
+            self._gateways[key] = replace(self._gateways[key], closed=now)
+        for old, gateway in list(self._gateways.items()):
+            if gateway.closed is not None and now - max(gateway.closed, gateway.heard) > FORGET_SECONDS:
+                del self._gateways[old]
+        self._changed.set()
+
+    def acked(self, ack: Ack) -> None:
+        """A gateway said what it acts on. One that is late, older than what it said before, tells nothing."""
+        key, now = (ack.gateway, ack.boot), self.clock()
+        known = self._gateways.get(key)
+        if known is None:
+            # It believes in a stream that has ended here: whoever sends may have requests here.
+            known = Gateway(ack.gateway, now, closed=now)
+        if known.seq is None or ack.seq >= known.seq:
+            known = replace(known, seq=ack.seq, running=ack.running)
+        self._gateways[key] = replace(known, heard=now)
+        self._changed.set()
+
+    def looked(self, look: Look) -> None:
+        """The observer looked at the engine."""
+        if not self.has_looked:
+            self._restarted = self._started if look.boot is not None else None
+            if self._episode is not None:
+                self._episode.boot = look.boot  # the hook came first
+        self._engine = drain.seen(self._engine, look)
+        episode = self._episode
+        if episode is not None and drain.over(episode.boot, self._engine, episode.returned, self.clock()):
+            log.info("drain.ended", engine_boot=look.boot, restarted=look.boot != episode.boot)
+            self._episode = None
+            # Not told from here: the look that brought this is on its way into the stream.
+        self._changed.set()
+
+    # --- the hook -----------------------------------------------------------------------------------------------------
+
+    async def wait(self) -> Stop:
+        """Begins a drain, or joins the one that is under way; returns when the engine may be stopped."""
+        episode = self._episode
+        if episode is None:
+            episode = self._episode = _Episode(self._engine.boot, self.clock(), 0)
+            # Gateways turn away at once, and their acknowledgements of this very message count.
+            episode.barrier = self.tell()
+            log.info("drain.began", barrier=episode.barrier, gateways=len(self._gateways), seconds=self._seconds)
+        said, said_at = "", -REMIND_SECONDS
+        while True:
+            self._changed.clear()
+            if self._episode is not episode:
+                return Stop("restarted", "the engine to be stopped is gone")
+            now = self.clock()
+            decision = self._decide(episode, now)
+            if isinstance(decision, Stop):
+                episode.returned = now
+                log.info(
+                    "drain.done", reason=decision.reason, why=decision.message, seconds=round(now - episode.began, 2)
+                )
+                return decision
+            if decision.reason != said or now - said_at >= REMIND_SECONDS:
+                said, said_at = decision.reason, now
+                log.info("drain.waits", reason=decision.reason, why=decision.message)
+            try:
+                async with asyncio.timeout(TICK_SECONDS):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    def _decide(self, episode: _Episode, now: float) -> Wait | Stop:
+        return drain.decide(
+            drain.State(
+                began=episode.began,
+                barrier=episode.barrier,
+                drain_seconds=self._seconds,
+                gateways=self.gateways,
+                engine=self._engine,
+                restarted=self._restarted,
+            ),
+            now,
+        )
+
+
+def _key(caller: Caller) -> Key:
+    return caller.name, caller.boot

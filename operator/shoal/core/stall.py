@@ -1,0 +1,84 @@
+"""Whether an engine is stalled: it has requests and computes nothing for them. Pure.
+
+SGLang counts tokens in /metrics when requests end, so a long answer moves nothing there. What moves is its published
+load: tokens computed by prefill and decode, and KV use, which grows with every token. A scheduler that hangs publishes
+nothing, not even requests that wait for it: those are seen in the HTTP server's own count.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one look showed. None: unknown."""
+
+    at: float
+    """Seconds of a monotonic clock."""
+    answer: Literal["load", "none", "other"]
+    """load: the engine said its load. none: it did not answer in time. other: it gave an answer that says nothing of
+    its load, or nothing listens; whatever that is, it is not a stall."""
+    running: int | None = None
+    waiting: int | None = None
+    active: int | None = None
+    """HTTP requests that it has not answered to the end."""
+    computed: int | None = None
+    """Tokens that prefill and decode have computed since its start."""
+    kv_tokens_used: int | None = None
+    finished: int | None = None
+    """Tokens of the requests that have ended since its start, from its counters."""
+    published: float | None = None
+    """When its scheduler last published its load, by its own clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Since when nothing has moved."""
+
+    since: float
+    """The last look that showed progress, or that there was nothing to do."""
+    last: Work
+
+
+def follow(progress: Progress | None, work: Work) -> Progress:
+    """Takes a further look."""
+    if progress is None or work.answer == "other":
+        return Progress(work.at, work)
+    last = progress.last
+    if work.answer == "none":
+        # What was seen before the silence is what the next answer is compared with; the counters may still speak.
+        ended = _grew(last.finished, work.finished)
+        return Progress(work.at if ended else progress.since, replace(last, finished=work.finished or last.finished))
+    moved = _moved(last, work)
+    return Progress(progress.since if moved is False and _busy(last, work) else work.at, work)
+
+
+def stalled(progress: Progress, now: float, stall_seconds: float) -> bool:
+    """Whether there has been work and no progress, or no answer at all, for `stall_seconds`."""
+    return now - progress.since >= stall_seconds
+
+
+def _busy(before: Work, now: Work) -> bool:
+    if now.running or now.waiting:
+        return True
+    # An idle scheduler publishes every second. A client that does not read its answer keeps a request active, too.
+    return bool(now.active) and now.published is not None and now.published == before.published
+
+
+def _moved(before: Work, now: Work) -> bool | None:
+    """Whether tokens were computed; None: the engine says nothing from which it could be told.
+
+    Less KV use is no progress: that is what a client does that leaves.
+    """
+    grew = [
+        _grew(before.computed, now.computed),
+        _grew(before.kv_tokens_used, now.kv_tokens_used),
+        _grew(before.finished, now.finished),
+    ]
+    if any(grew):
+        return True
+    return None if grew[:2] == [None, None] else False
+
+
+def _grew(before: int | None, now: int | None) -> bool | None:
+    return None if before is None or now is None else now > before

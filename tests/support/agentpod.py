@@ -1,0 +1,160 @@
+"""A run folder, a key file, a fake engine and a real agent, and how a gateway and a kubelet talk to it."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp.test_utils import TestServer, unused_port
+
+from shoal.agent import observe, serve
+from shoal.agent.drain import Drain
+from shoal.agent.observe import Observer
+from shoal.agent.serve import Agent
+from shoal.agent.stalls import Stalls
+from shoal.agent.stream import Hub
+from shoal.api import names
+from tests.support.fake_engine import FakeEngine
+
+KEYS = {"callers": {"gateway": "gateway-key", "operator": "operator-key"}, "engine": "engine-key", "admin": "admin-key"}
+TOKEN = "drain-token"
+
+
+class Stream:
+    """Reads messages and keeps the state as a gateway would."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+        self.state: dict[str, object] = {}
+        self.messages: list[dict[str, Any]] = []
+
+    @property
+    def boot(self) -> str:
+        return self.messages[-1]["boot"]
+
+    @property
+    def seq(self) -> int:
+        return self.messages[-1]["seq"]
+
+    async def message(self) -> dict[str, object] | None:
+        async with asyncio.timeout(10):
+            line = await self._response.content.readline()
+            await self._response.content.readline()
+        if not line:
+            return None
+        message = json.loads(line.removeprefix(b"data: "))
+        if message.get("full"):
+            self.state = {}
+        self.state |= message.get("keys", {})
+        self.messages.append(message)
+        return message
+
+    async def until(self, **wanted: object) -> None:
+        async with asyncio.timeout(15):
+            while any(self.state.get(key) != value for key, value in wanted.items()):
+                assert await self.message() is not None
+
+
+class Pod:
+    """One engine pod as its callers see it. `agent_boots` a new agent on the same folder."""
+
+    def __init__(self, folder: Path, *, drain_seconds: float = 900, stall_seconds: float = 180) -> None:
+        self.folder = folder
+        self.keys = folder / "agent.json"
+        self.engine = FakeEngine()
+        self.url = ""
+        self.stop = asyncio.Event()
+        self.engine_server = TestServer(self.engine.app())
+        self.hub = Hub()
+        self.drain = Drain(drain_seconds)
+        self._stall_seconds = stall_seconds
+
+    def stage(self, text: str) -> None:
+        (self.folder / "stage.json").write_text(text)
+
+    def boot(self, name: str) -> None:
+        (self.folder / "boot").write_text(name + "\n")
+
+    @property
+    def stalled_file(self) -> Path:
+        return self.folder / "stalled"
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator["Pod"]:
+        await self.engine_server.start_server()
+        observer = Observer(self.hub, self.drain, Stalls(self._stall_seconds, self.stalled_file), self.folder)
+        url = str(self.engine_server.make_url(""))
+        agent = Agent(url, self.keys, self.hub, observer, self.drain, drain_token=TOKEN)
+        port = unused_port()
+        self.url = f"http://127.0.0.1:{port}"
+        task = asyncio.create_task(serve.serve(agent, self.hub, host="127.0.0.1", port=port, stop=self.stop))
+        try:
+            while True:
+                try:
+                    await self.get("/healthz")
+                    break
+                except aiohttp.ClientConnectionError:
+                    await asyncio.sleep(0.01)
+            yield self
+        finally:
+            self.stop.set()
+            await task
+            await self.engine_server.close()
+
+    @asynccontextmanager
+    async def stream(self, key: str = "gateway-key", caller: str = "", boot: str = "") -> AsyncGenerator[Stream]:
+        headers = {"Authorization": f"Bearer {key}"}
+        if caller:
+            headers |= {names.HEADER_CALLER: caller, names.HEADER_BOOT: boot}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{self.url}/v1/replica", headers=headers) as response,
+        ):
+            assert response.status == 200
+            assert response.content_type == "text/event-stream"
+            yield Stream(response)
+
+    async def get(self, path: str, key: str | None = None) -> tuple[int, str]:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        async with aiohttp.ClientSession() as session, session.get(self.url + path, headers=headers) as response:
+            return response.status, await response.text()
+
+    async def ack(
+        self,
+        stream: Stream,
+        running: int,
+        *,
+        caller: str = "gw-0",
+        boot: str = "g",
+        key: str = "gateway-key",
+        **more: Any,
+    ) -> tuple[int, str]:
+        """Acknowledges what the stream said last."""
+        body = {"gateway": caller, "boot": boot, "agentBoot": stream.boot, "seq": stream.seq, "running": running} | more
+        headers = {"Authorization": f"Bearer {key}"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.post(self.url + names.ACK_PATH, json=body) as response,
+        ):
+            return response.status, await response.text()
+
+    async def hook(self, token: str = TOKEN) -> tuple[int, str]:
+        """What the kubelet does when the engine is to stop."""
+        headers = {names.HEADER_DRAIN: token}
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.get(self.url + names.DRAIN_PATH) as response,
+        ):
+            return response.status, await response.text()
+
+
+def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks as often as a test wants to see them."""
+    monkeypatch.setattr(observe, "BUSY_SECONDS", 0.02)
+    monkeypatch.setattr(observe, "IDLE_SECONDS", 0.02)
+    monkeypatch.setattr(observe, "COUNTERS_SECONDS", 0.0)
+    monkeypatch.setattr(serve, "KEYS_SECONDS", 0.02)
