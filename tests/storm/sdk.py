@@ -95,7 +95,7 @@ class Sdk:
                     journal.first(ask.id, end)
                 for choice in chunk.choices:
                     end.text += choice.text
-                    finished = finished or choice.finish_reason is not None
+                    finished = finished or bool(choice.finish_reason)
         # The SDK ends the loop without a word when the connection is closed in good order before [DONE].
         if finished:
             end.outcome, end.why = "answered", ""

@@ -1,0 +1,99 @@
+"""Shoal with one protection switched off: a storm that finds nothing then proves nothing.
+
+`tests/storm/bin/shoal` runs this in the lab's containers instead of `shoal`, when the storm was started with
+`--mutation`. Each mutation changes a pure function before any process loads it, and then the real entry point runs.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+ENVIRONMENT: Final = "SHOAL_STORM_MUTATION"
+
+
+def no_drain() -> None:
+    """An engine is stopped as soon as its pod is deleted, and gateways do not turn away from it before."""
+    from shoal.core import drain
+
+    def at_once(_state: drain.State, _now: float) -> drain.Stop:
+        return drain.Stop("idle", "mutation: nobody is waited for")
+
+    drain.decide = at_once
+    _never_turn_away()
+
+
+def no_ack() -> None:
+    """Gateways say that they turned away and do not, and the agent takes their silence for a yes."""
+    from shoal.core import drain
+
+    real = drain.decide
+
+    def unheard(state: drain.State, now: float) -> drain.Wait | drain.Stop:
+        return real(replace(state, gateways=()), now)
+
+    drain.decide = unheard
+    _never_turn_away()
+
+
+def unknown_is_zero() -> None:
+    """The decider reads what it does not know as nothing: no load, no demand."""
+    from shoal.core import scaling
+    from shoal.core.scaling import types
+
+    real = scaling.decide
+    arrivals: dict[str, int] = {}
+
+    def load(known: types.Load | None) -> types.Load:
+        known = known or types.Load(phase="ready")
+        zero = dict.fromkeys(("running", "waiting", "waiting_tokens", "kv_tokens_used"), 0)
+        return replace(known, **{name: value for name, value in zero.items() if getattr(known, name) is None})
+
+    def voice(known: types.Voice) -> types.Voice:
+        if known.demand is not None:
+            arrivals[known.name] = known.demand.arrivals
+            return known
+        return replace(known, demand=types.Demand(arrivals.get(known.name, 0), 0, 0, 0, 0.0))
+
+    def decide(snapshot: types.Snapshot, memory: types.Memory | None, now: float) -> Any:
+        known = replace(
+            snapshot,
+            replicas=tuple(replace(r, load=load(r.load)) for r in snapshot.replicas),
+            voices=tuple(voice(v) for v in snapshot.voices or ()),
+        )
+        return real(known, memory, now)
+
+    scaling.decide = decide
+
+
+def _never_turn_away() -> None:
+    """Neither at `draining` nor at the pod's deletion."""
+    from shoal.core import routing
+    from shoal.gateway import directory
+
+    routing._TURNED_AWAY = frozenset({"stalled"})  # pyright: ignore[reportAttributeAccessIssue]
+    real = directory.project_pod
+
+    def project_pod(obj: dict[str, Any]) -> routing.Replica | None:
+        found = real(obj)
+        return None if found is None else replace(found, deleting=False)
+
+    directory.project_pod = project_pod
+
+
+MUTATIONS: Final[dict[str, Callable[[], None]]] = {
+    "no-drain": no_drain,
+    "no-ack": no_ack,
+    "unknown-is-zero": unknown_is_zero,
+}
+
+
+def main() -> None:
+    MUTATIONS[os.environ[ENVIRONMENT]]()
+    from shoal.cli.main import main as shoal
+
+    shoal()
+
+
+if __name__ == "__main__":
+    main()

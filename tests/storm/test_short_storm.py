@@ -1,0 +1,36 @@
+"""A short storm: every request is followed to its end while pods, engines, a gateway and the leader go."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.storm import journals
+from tests.storm.ground import TIDAL
+from tests.storm.run import Weather, run
+from tests.support.lab import why_no_lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+
+FAULTS = ("pod_deleted", "engine_killed", "gateway_killed", "rolled_out", "operator_killed", "engine_errors")
+
+
+@pytest.fixture(autouse=True)
+def a_lab() -> None:
+    if reason := why_no_lab():
+        pytest.skip(reason)
+
+
+def test_no_request_is_lost_in_a_short_storm(tmp_path: Path) -> None:
+    weather = Weather(requests=1500, rate=25, seed=5, faults=FAULTS, gap=7, pace=0.5, tide=40, shuffled=False)
+    findings = run(weather, tmp_path)
+    assert findings.lost() == []
+    assert findings.violations == []
+    # The storm was one: most were answered, something was cut or failed by the kills, clients left.
+    totals = findings.totals
+    assert totals["answered"] > 0.7 * findings.sent
+    assert totals["failed"] + totals["cut"] > 0
+    assert totals["cancelled"] > 0
+    # The tidal Model went to zero and came back.
+    told = [s.replicas for s in journals.read_scales(tmp_path / "scales.jsonl") if s.model == TIDAL]
+    assert 0 in told
+    assert any(n > 0 for n in told[told.index(0) :])
