@@ -108,13 +108,12 @@ def test_without_the_rights_it_is_told_which_ones_are_needed(fleet: Fleet, told:
         refused = shoal(fleet, "top", "-A", kubeconfig=kubeconfig)
         assert refused.returncode == 1
         assert "get the Lease shoal-operator and pods/proxy in namespace shoal-system" in refused.stderr
-        fleet.kubectl("apply", "-f", "-", stdin=documented_role())
         account = f"--serviceaccount={scaleact.NAMESPACE}:watcher"
         fleet.kubectl("create", "rolebinding", "watcher", "-n", NAMESPACE, "--role=shoal-decisions", account)
         until(lambda: shoal(fleet, "top", "-A", kubeconfig=kubeconfig).returncode == 0, 15)
     finally:
         fleet.kubectl("delete", "serviceaccount", "watcher", *WHERE)
-        fleet.kubectl("delete", "rolebinding/watcher", "role/shoal-decisions", "-n", NAMESPACE, "--ignore-not-found")
+        fleet.kubectl("delete", "rolebinding", "watcher", "-n", NAMESPACE, "--ignore-not-found")
 
 
 def as_account(fleet: Fleet, name: str, folder: Path) -> Path:
@@ -124,12 +123,6 @@ def as_account(fleet: Fleet, name: str, folder: Path) -> Path:
     path = folder / "kubeconfig"
     path.write_text(yaml.safe_dump(config))
     return path
-
-
-def documented_role() -> str:
-    """The Role that the page on the command line gives."""
-    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
-    return page.split("```yaml\n")[1].split("```")[0]
 
 
 def test_a_model_that_does_not_exist_is_told(fleet: Fleet) -> None:

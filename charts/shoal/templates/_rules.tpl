@@ -220,3 +220,21 @@
   - delete
   - deletecollection
 {{- end }}
+{{- define "shoal.rules.decisions" -}}
+# which pod of the operator leads
+- apiGroups:
+  - coordination.k8s.io
+  resources:
+  - leases
+  resourceNames:
+  - shoal-operator
+  verbs:
+  - get
+# `kubectl shoal why` and `top` ask it through the API server
+- apiGroups:
+  - ''
+  resources:
+  - pods/proxy
+  verbs:
+  - get
+{{- end }}

@@ -89,6 +89,11 @@ VIEWERS: Final = (Permission("reading", GROUP, ("gpuclasses", "models", "tenants
 EDITORS: Final = (Permission("Models of their namespace", GROUP, ("models",), (*READ, *WRITE)),)
 PLATFORM: Final = (Permission("the fleet and its tenants", GROUP, ("gpuclasses", "tenants"), (*READ, *WRITE)),)
 """For those who run the fleet: bound by hand, never aggregated."""
+DECISIONS: Final = (
+    Permission("which pod of the operator leads", "coordination.k8s.io", ("leases",), ("get",), (names.LEASE_NAME,)),
+    Permission("`kubectl shoal why` and `top` ask it through the API server", "", ("pods/proxy",), ("get",)),
+)
+"""For those who may see load and decisions of all Models, in Shoal's namespace: bound by hand."""
 
 
 def rules(permissions: tuple[Permission, ...]) -> list[dict[str, list[str]]]:

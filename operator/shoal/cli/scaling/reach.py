@@ -118,7 +118,8 @@ class Operator:
     def _rights(self, error: KubeError) -> str:
         return (
             f"{error.message}\nThis needs the right to get the Lease {names.LEASE_NAME} and pods/proxy in namespace "
-            f"{self._namespace}; without it, the Model's status and events say what was decided."
+            f"{self._namespace}, as the Role shoal-decisions there has it; without it, the Model's status and events "
+            "say what was decided."
         )
 
     def _look(self) -> str:
