@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
-from shoal.controllers.model.apply import GOES_FIRST, deletion_costs
+from shoal.controllers.scaling.scale import GOES_FIRST, deletion_costs
 from shoal.controllers.standing import BROKEN, Standings
 from shoal.controllers.world import World
 from shoal.core.facts import Deployment, Pod
@@ -85,5 +85,5 @@ def test_of_a_node_that_is_left_those_that_do_not_serve_go_first_and_others_are_
     marked = pod("c", "n2", deletion_cost=GOES_FIRST)
     foreign = pod("e", "n2", deletion_cost=7)
     pods = [pod("a", "n1"), pod("b", "n1", ready=False), marked, pod("d", "n1", deleting=True), foreign]
-    assert [(p.name, cost) for p, cost in deletion_costs(pods, {"n1": 1})] == [("b", GOES_FIRST), ("c", 0)]
-    assert deletion_costs([marked], {"n2": 1}) == []
+    assert [(p.name, cost) for p, cost in deletion_costs(pods, {"n1": 1}, {"n1": 1})] == [("b", GOES_FIRST), ("c", 0)]
+    assert deletion_costs([marked], {"n2": 1}, {"n2": 1}) == []

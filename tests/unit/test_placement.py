@@ -263,7 +263,9 @@ def test_the_higher_priority_gets_the_gpus_and_both_say_so() -> None:
     assert winner.variants == (VariantPlan("h100-80gb", 1, 8, "19.92", waiting=1),)
     assert (winner.reason, winner.missing, winner.placed) == ("DrainingOthers", 0, False)
     assert winner.message == "waits for 8 GPUs on h100-80gb that chat/low (priority 0) gives up, within 300 s"
-    assert loser.variants == (VariantPlan("h100-80gb", 0, 8, "0", leaving=(("h100-80gb-0", 1),)),)
+    assert loser.variants == (
+        VariantPlan("h100-80gb", 0, 8, "0", leaving=(("h100-80gb-0", 1),), forced=(("h100-80gb-0", 1),)),
+    )
     assert (loser.reason, loser.missing) == ("Outranked", 1)
     assert loser.message.startswith("waits for chat/high (priority 100), which has GPUs of h100-80gb; no room for a")
     # While the loser's pod drains nothing changes.

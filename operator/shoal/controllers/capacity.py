@@ -23,6 +23,7 @@ class Capacity:
         """Of `_held`: what terminating pods hold."""
         self._usage: dict[str, tuple[tuple[int, int], GPUClass, Usage]] = {}
         self._revision = 0
+        self._slots: tuple[tuple[int, int], dict[tuple[str, int], int]] = ((-1, -1), {})
         self._members: tuple[tuple[int, int], dict[str, tuple[facts.Node, ...]]] | None = None
         self.changed: list[Callable[[], None]] = []
         world.nodes.listeners.append(self._node)
@@ -55,6 +56,21 @@ class Capacity:
         """What the planner may give away."""
         classes = self._world.accepted_classes().values()
         return candidates.supplies(classes, self.members(), self._held, self._releasing)
+
+    def slots(self, name: str, gpus: int) -> int:
+        """Replicas of so many GPUs, each on one node, that the free GPUs of a class hold; 0 for a class that is not."""
+        now = (self._revision, self._world.classes.revision)
+        if self._slots[0] != now:
+            self._slots = (now, {})
+        known = self._slots[1].get((name, gpus))
+        if known is None:
+            custom = self._world.classes.get(name)
+            found = custom.object if custom is not None and custom.metadata.deletion_timestamp is None else None
+            of = [found] if found is not None else []
+            supplies = candidates.supplies(of, self.members(), self._held)
+            known = sum(max(0, node.free) // gpus for supply in supplies for node in supply.nodes)
+            self._slots[1][name, gpus] = known
+        return known
 
     def usage(self, gpu_class: GPUClass) -> Usage:
         name = gpu_class.metadata.name

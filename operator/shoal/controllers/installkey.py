@@ -51,13 +51,17 @@ class InstallKeySource:
     def __init__(self, client: Client, namespace: str):
         self._client, self._namespace = client, namespace
         self.keys: InstallKeys | None = None
+        self.known = asyncio.Event()
         self.changed: list[Callable[[], None]] = []
 
-    async def ensure(self) -> InstallKeys:
-        """Reads the Secret, or makes it if there is none. Raises InstallKeyError, KubeError."""
+    async def ensure(self, *, make: bool = True) -> InstallKeys:
+        """Reads the Secret, or makes it if there is none and this process is the one to `make` it. Raises
+        InstallKeyError, KubeError."""
         try:
             found = await self._client.get(SECRETS, names.INSTALL_KEY_SECRET, self._namespace)
         except NotFound:
+            if not make:
+                raise
             try:
                 found = await self._client.create(
                     SECRETS, install_key_secret(self._namespace, secrets.token_bytes(KEY_BYTES))
@@ -69,17 +73,21 @@ class InstallKeySource:
         if read != self.keys:
             first = self.keys is None
             self.keys = read
+            self.known.set()
             if not first:
                 log.info("install key changed", fingerprint=read.fingerprint)
                 for listener in self.changed:
                     listener()
         return read
 
-    async def run(self) -> None:
-        """Makes the key at once if there is none, and reads it again from time to time, until cancelled."""
+    async def run(self, *, make: bool = True) -> None:
+        """Makes the key at once if there is none, and reads it again from time to time, until cancelled. Who does not
+        lead only reads."""
         while True:
             try:
-                await self.ensure()
+                await self.ensure(make=make)
+            except NotFound:
+                log.debug("no install key yet", secret=names.INSTALL_KEY_SECRET)
             except (KubeError, InstallKeyError) as error:
                 log.warning("install key not read; keeping the last one if there was one", error=str(error))
             await asyncio.sleep(READ_SECONDS if self.keys else RETRY_SECONDS)

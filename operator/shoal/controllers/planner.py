@@ -1,6 +1,7 @@
 """One plan for the whole fleet, made again when the world has changed; each Model's reconcile applies its part."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -69,6 +70,8 @@ class Decision:
 
     placement: Placement
     considered: Considered
+    wanted: int = 1
+    """Replicas, as the scaler said."""
 
 
 class Planner:
@@ -86,9 +89,16 @@ class Planner:
         self._supplies: dict[str, ClassSupply] = {}
         self._surges = Surges(world)
         self.calibration = Calibration(self.changed)
+        self.wanted: Callable[[Model], int] = models.first_wanted
+        """How many replicas a Model is to have: the scaler says it."""
+        self._asked: dict[str, int] = {}
+        """Class -> GPUs that the last plan gave to replicas which no node holds yet."""
+        self._contested: frozenset[str] = frozenset()
+        self._looked: dict[str, Considered] = {}
         self.wake: list[Callable[[str, float], None]] = []
         """Heard with a Model's key, and seconds after which it is early enough."""
         self._dirty = asyncio.Event()
+        self._hurry = asyncio.Event()
         capacity.changed.append(self._dirty.set)
         world.deployments.listeners.append(self._deployment)
         world.pods.listeners.append(self._pod)
@@ -115,17 +125,50 @@ class Planner:
             self._dirty.set()
         self._decided.pop(uid, None)
         self._considered.pop(uid, None)
+        self._looked.pop(uid, None)
         self.standings.forget(uid)
         self.calibration.forget(uid)
 
-    def changed(self) -> None:
-        """Something was applied or has failed."""
+    def changed(self, *, hurry: bool = False) -> None:
+        """Something was applied or has failed, or another number is wanted. `hurry`: somebody waits for it."""
         self._dirty.set()
+        if hurry:
+            self._hurry.set()
 
     def decided(self, wish: Wish) -> Decision | None:
         """What was decided for exactly this wish; None: not yet, `wake` will tell."""
         known = self._decided.get(wish.model.metadata.uid)
         return known[1] if known is not None and wish.same(known[0]) else None
+
+    def latest(self, model_uid: str) -> Decision | None:
+        """What was decided last, for whatever wish."""
+        known = self._decided.get(model_uid)
+        return known[1] if known is not None else None
+
+    def wish(self, model_uid: str) -> Wish | None:
+        """What the Model wishes, as far as its reconcile has said."""
+        return self._wishes.get(model_uid)
+
+    def considered(self, model_uid: str) -> Considered | None:
+        """The classes that the Model may use, as they were last looked at."""
+        return self._looked.get(model_uid)
+
+    def target(self, model_uid: str, gpu_class: str, planned: int) -> int:
+        """Replicas that a Deployment shall have, asked right before they are written: what was `planned` may be old by
+        then."""
+        known = self._decided.get(model_uid)
+        now = known[1].placement.variants if known is not None else ()
+        replicas = next((v.replicas for v in now if v.gpu_class == gpu_class), planned)
+        return max(replicas, self.standings.lifted(model_uid, gpu_class))
+
+    def room(self, gpu_class: str, gpus: int) -> int:
+        """Further replicas of so many GPUs that a class has room for now, beside what was asked for already."""
+        taken = self._asked.get(gpu_class, 0) + self.standings.lifted_gpus(gpu_class) + self._surges.promised(gpu_class)
+        return max(0, self._capacity.slots(gpu_class, gpus) - -(-taken // gpus)) if gpus > 0 else 0
+
+    def contested(self, gpu_class: str) -> bool:
+        """Whether a Model waits for GPUs of the class: who gets them is decided over the whole fleet."""
+        return gpu_class in self._contested
 
     def predicted(self, model_uid: str, gpu_class: str) -> int | None:
         """KV tokens of one replica, as computed."""
@@ -144,13 +187,20 @@ class Planner:
 
     def may_surge(self, model_uid: str, gpu_class: str, gpus: int) -> bool:
         """Promises the GPUs of one further replica to a rollout, if there are any that nobody waits for."""
-        asked = sum(
-            max(0, v.replicas - v.waiting - (s.bound if (s := self.standings.of(uid).get(gpu_class)) else 0)) * v.gpus
-            for uid, (_, decision) in self._decided.items()
-            for v in decision.placement.variants
-            if v.gpu_class == gpu_class
-        )
+        asked = self._asked_for().get(gpu_class, 0)
         return self._surges.promise(model_uid, gpu_class, gpus, self._supplies.get(gpu_class), asked)
+
+    def _asked_for(self) -> dict[str, int]:
+        """Class -> GPUs that were decided for replicas which no node holds yet."""
+        found: dict[str, int] = {}
+        for uid, (_, decision) in self._decided.items():
+            for v in decision.placement.variants:
+                if v.replicas > v.waiting:
+                    standing = self.standings.of(uid).get(v.gpu_class)
+                    more = v.replicas - v.waiting - (standing.bound if standing else 0)
+                    if more > 0:
+                        found[v.gpu_class] = found.get(v.gpu_class, 0) + more * v.gpus
+        return found
 
     # --- what wakes it ----------------------------------------------------------------------------------------------
 
@@ -171,8 +221,9 @@ class Planner:
         self._dirty.set()
         while True:
             await self._dirty.wait()
-            await asyncio.sleep(SETTLE_SECONDS)
+            await self._pause(SETTLE_SECONDS)
             self._dirty.clear()
+            self._hurry.clear()
             begin = time.monotonic()
             try:
                 self.plan()
@@ -181,24 +232,35 @@ class Planner:
                 log.exception("the fleet could not be planned; the last plan stays")
             took = time.monotonic() - begin
             SECONDS.observe(took)
-            await asyncio.sleep(max(PACE_SECONDS, took * SHARE) - SETTLE_SECONDS - took)
+            await asyncio.sleep(took * (SHARE - 1))
+            await self._pause(PACE_SECONDS - SETTLE_SECONDS - took * SHARE)
+
+    async def _pause(self, seconds: float) -> None:
+        """Waits, unless somebody is in a hurry."""
+        if seconds > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._hurry.wait()
 
     def plan(self) -> None:
         """Makes the plan from what is known now, and wakes the Models whose part of it is another one."""
         classes = self._world.accepted_classes()
         self._look_at(classes)
+        seen = self.standings.seen_by_plan()
         supplies = self._capacity.supplies()
         self._supplies = {supply.name: supply for supply in supplies}
         looked = {
             uid: self._proven(uid, wish, self._consider(uid, wish, classes), classes)
             for uid, wish in self._wishes.items()
         }
+        self._looked = looked
+        wanted = {uid: self.wanted(wish.model) for uid, wish in self._wishes.items()}
         demands = [
             candidates.demand(
                 wish.model,
                 looked[uid],
-                wanted=models.wanted_replicas(wish.model),
-                minimum=models.wanted_replicas(wish.model),
+                wanted=wanted[uid],
+                minimum=models.minimum(wish.model),
                 standing=self.standings.of(uid),
                 frozen=wish.role == "frozen",
             )
@@ -214,7 +276,7 @@ class Planner:
             placement = found.get(uid)
             if placement is None:
                 continue
-            part = Decision(placement, looked[uid])
+            part = Decision(placement, looked[uid], wanted[uid])
             known = self._decided.get(uid)
             self._decided[uid] = (wish, part)
             if known is not None and known[0].same(wish) and known[1] == part:
@@ -222,6 +284,15 @@ class Planner:
             urgent = known is None or not known[0].same(wish) or known[1].placement.variants != placement.variants
             for listener in self.wake:
                 listener(wish.model.key, 0.0 if urgent else PATIENCE_SECONDS)
+        for uid in seen:
+            self.standings.drop(uid)
+        self._asked = self._asked_for()
+        self._contested = frozenset(
+            candidate.gpu_class
+            for demand in demands
+            if (placement := found.get(demand.uid)) is not None and (placement.missing or placement.waiting)
+            for candidate in demand.candidates
+        )
         self.calibration.measure(self._gpus, self._sized)
 
     def _look_at(self, classes: Mapping[str, GPUClass]) -> None:

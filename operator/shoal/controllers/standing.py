@@ -1,6 +1,7 @@
 """What stands of each Model, as the planner reads it: Deployments, their pods, and decisions on their way."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from shoal.controllers.world import World
 from shoal.core import facts
@@ -17,6 +18,16 @@ def place(pod: facts.Pod) -> str | None:
     return f"{pod.node}{BROKEN}" if pod.node and pod.broken_device else pod.node
 
 
+@dataclass(slots=True)
+class _Raised:
+    """Replicas that were asked for ahead of the plan: a Model wakes."""
+
+    gpu_class: str
+    replicas: int
+    gpus: int
+    written: bool = False
+
+
 class Standings:
     """Kept per Model until one of its objects changes."""
 
@@ -25,6 +36,8 @@ class Standings:
         self._known: dict[str, dict[str, Standing]] = {}
         self._assumed: dict[str, dict[str, tuple[int, int]]] = {}
         """Model's uid -> class -> (replicas, GPUs of each) that are being applied and that no Deployment shows yet."""
+        self._raised: dict[str, _Raised] = {}
+        """Model's uid -> what wakes it, until a plan has seen it: whatever was decided before must not lower that."""
         world.pods.listeners.append(self._pod)
         world.deployments.listeners.append(self._deployment)
 
@@ -48,6 +61,38 @@ class Standings:
         """The Model is gone."""
         self._known.pop(model_uid, None)
         self._assumed.pop(model_uid, None)
+        self._raised.pop(model_uid, None)
+
+    # --- ahead of the plan ------------------------------------------------------------------------------------------
+
+    def lift(self, model_uid: str, gpu_class: str, replicas: int, gpus: int) -> None:
+        """So many replicas are about to be asked for on a class before a plan says so."""
+        self._raised[model_uid] = _Raised(gpu_class, replicas, gpus)
+        self._known.pop(model_uid, None)
+
+    def lifted(self, model_uid: str, gpu_class: str) -> int:
+        """Replicas that were asked for ahead of the plan; 0: none."""
+        raised = self._raised.get(model_uid)
+        return raised.replicas if raised is not None and raised.gpu_class == gpu_class else 0
+
+    def lifted_gpus(self, gpu_class: str) -> int:
+        """GPUs of a class for which replicas were asked ahead of the plan."""
+        return sum(r.replicas * r.gpus for r in self._raised.values() if r.gpu_class == gpu_class)
+
+    def written(self, model_uid: str) -> None:
+        """They stand in the Deployment now: the next plan decides about them."""
+        raised = self._raised.get(model_uid)
+        if raised is not None:
+            raised.written = True
+
+    def drop(self, model_uid: str) -> None:
+        """They could not be asked for."""
+        if self._raised.pop(model_uid, None) is not None:
+            self._known.pop(model_uid, None)
+
+    def seen_by_plan(self) -> list[str]:
+        """Models whose lifted replicas the plan that is made now reads from their Deployments."""
+        return [uid for uid, raised in self._raised.items() if raised.written]
 
     def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         for pod in (before, after):
@@ -74,7 +119,11 @@ class Standings:
             # their GPUs until then. Counted as replicas they would call for that Deployment again, and so for ever.
             going = {node: Held(0, 0, held.pods + held.terminating) for node, held in _on(left).items()}
             found[name] = Standing(0, max(_gpus(p) for p in left), going, pods=0)
-        for name, (replicas, gpus) in self._assumed.get(model_uid, {}).items():
+        coming = dict(self._assumed.get(model_uid, {}))
+        if (raised := self._raised.get(model_uid)) is not None:
+            before = coming.get(raised.gpu_class, (0, raised.gpus))
+            coming[raised.gpu_class] = (max(before[0], raised.replicas), before[1])
+        for name, (replicas, gpus) in coming.items():
             seen = found.get(name)
             if seen is None:
                 found[name] = Standing(replicas, gpus, {})

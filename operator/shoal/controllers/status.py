@@ -26,8 +26,13 @@ _UNREMARKABLE = (
     reasons.STARTING,
     reasons.FETCHING,
     reasons.LOADING,
+    reasons.SCALED_TO_ZERO,
+    reasons.SCALING_UP,
+    reasons.SCALING_DOWN,
+    reasons.WAKING,
 )
-"""On the way to being ready: the condition tells it, an event would only be one more write."""
+"""On the way to being ready: the condition tells it, an event would only be one more write. The scaler tells of its
+decisions itself."""
 
 
 async def write_status(

@@ -20,12 +20,16 @@ class Surges:
             return True
         if supply is None:
             return False
-        taken = asked + sum(amount for (_, name), amount in self._promised.items() if name == gpu_class)
+        taken = asked + self.promised(gpu_class)
         free = [max(0, node.free) for node in supply.nodes]
         if max(free, default=0) < gpus or sum(amount // gpus * gpus for amount in free) - taken < gpus:
             return False
         self._promised[key] = gpus
         return True
+
+    def promised(self, gpu_class: str) -> int:
+        """GPUs of a class that rollouts may take."""
+        return sum(amount for (_, name), amount in self._promised.items() if name == gpu_class)
 
     def _deployment(self, _key: str, before: Child | None, after: Child | None) -> None:
         was, now = (child.deployment if child else None for child in (before, after))

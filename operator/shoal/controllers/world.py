@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from shoal.api.config import OperatorConfig
 from shoal.api.gpuclass import GPUClass
@@ -18,6 +18,9 @@ from shoal.kube.client import Client
 from shoal.kube.events import Recorder
 from shoal.kube.projections import Child, Custom
 from shoal.kube.store import Table
+
+_UNREACHABLE: Final = "node.kubernetes.io/unreachable"
+"""Set by Kubernetes on a node whose kubelet is silent; with NoExecute it deletes the pods after their toleration."""
 
 
 def _model_uid(child: Child | facts.Pod) -> Iterable[str]:
@@ -46,6 +49,10 @@ def _granted(custom: Custom[Tenant]) -> Iterable[str]:
 
 def _job(pod: facts.Pod) -> Iterable[str]:
     return (f"{pod.namespace}/{pod.job}",) if pod.job else ()
+
+
+def _gateway(pod: facts.Pod) -> Iterable[str]:
+    return (pod.namespace,) if pod.gateway else ()
 
 
 def _source(custom: Custom[Model]) -> Iterable[str]:
@@ -84,7 +91,7 @@ class World:
     )
     nodes: Table[facts.Node] = field(default_factory=lambda: Table(projections.node))
     pods: Table[facts.Pod] = field(
-        default_factory=lambda: Table(projections.pod, indexes={"model": _model_uid, "job": _job})
+        default_factory=lambda: Table(projections.pod, indexes={"model": _model_uid, "job": _job, "gateway": _gateway})
     )
     cache_volumes: Table[CacheVolume] = field(default_factory=lambda: Table(cacheshares.volume))
     cache_claims: Table[CacheClaim] = field(default_factory=lambda: Table(cacheshares.claim))
@@ -95,6 +102,17 @@ class World:
 
     def model_by_uid(self, uid: str | None) -> Custom[Model] | None:
         return next(iter(self.models.by("uid", uid)), None) if uid else None
+
+    def gateways(self) -> tuple[facts.Pod, ...]:
+        """Pods of Shoal's own gateways that are not gone."""
+        return tuple(p for p in self.pods.by("gateway", self.namespace) if not p.finished)
+
+    def is_lost(self, pod: facts.Pod) -> bool:
+        """On a node that has been unreachable beyond the pod's toleration, or is no more: it never speaks again."""
+        if not pod.deleting or pod.node is None:
+            return False
+        node = self.nodes.get(pod.node)
+        return node is None or any(t.key == _UNREACHABLE and t.effect == "NoExecute" for t in node.taints)
 
     def accepted_classes(self) -> dict[str, GPUClass]:
         """Classes that can be used: valid and not being deleted."""

@@ -25,6 +25,10 @@ _PERMANENT: Final = frozenset(
 )
 
 
+FAILURES: Final = _PERMANENT | reasons.STAGE_REASONS | {reasons.STAGE_FAILED}
+"""Why a replica did not start, as opposed to where it is on its way."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cause:
     """Why a replica does not serve."""

@@ -74,6 +74,10 @@ class Pod:
     """Of the pods of one Deployment those with the lowest go first."""
     job: str | None = None
     """Set on pods of Jobs that read a source's metadata: the Job's name."""
+    gateway: bool = False
+    """Says of itself that it is a gateway; it is one in Shoal's own namespace only."""
+    was_ready: bool = False
+    """Ready now, or once before."""
 
     @property
     def key(self) -> str:
@@ -128,6 +132,13 @@ class Deployment:
     refused: str | None
     """Why the API server refuses its pods (quota, admission)."""
     deleting: bool
+    surges: bool = True
+    """A rollout starts the new replica before the old one goes."""
+    replacing: bool = False
+    """A later revision takes over from an earlier one, and is not complete yet."""
+    overdue: str | None = None
+    """Its rollout, or its first start, made no progress within the deadline: the Deployment controller's own
+    sentence."""
 
     @property
     def key(self) -> str:

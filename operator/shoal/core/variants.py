@@ -85,6 +85,8 @@ def _step(pod: Pod) -> Step:
     if not pod.node:
         return "Waiting"
     engine = pod.container(names.CONTAINER_ENGINE)
+    if engine is not None and all(c.ready for c in pod.containers):
+        return "Waiting"  # for another one in its place: its node does not answer
     return "Loading" if engine is not None and (engine.running or engine.restarts) else "Fetching"
 
 

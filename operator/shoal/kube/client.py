@@ -139,7 +139,7 @@ class Client:
         return raw.decode(errors="replace")
 
     async def proxy(self, pod: str, namespace: str, *, port: int, path: str) -> bytes:
-        """GET of `path` (with a leading slash, and its query) at a pod's HTTP port, through the API server. Not retried.
+        """GET of `path` (with a leading slash, and its query) at a pod's HTTP port, through the API server, once.
 
         Raises what either of them answered: NotFound, Forbidden, Unavailable (also where the API server does not reach
         the pod). The `reason` of the pod's own errors is what stands in their JSON.

@@ -15,6 +15,8 @@ from shoal.core import facts, quantity
 K = TypeVar("K", bound=Kind)
 
 _JOB_LABEL: Final = "batch.kubernetes.io/job-name"
+_SAME_MOMENT_SECONDS: Final = 3.0
+"""Between the times that a kubelet writes when it first sees a pod."""
 _NEVER_COMPARED: Final = ("managedFields", "resourceVersion", "generation")
 
 
@@ -74,7 +76,7 @@ def node(raw: JsonObject) -> facts.Node:
 
 
 def pod(raw: JsonObject) -> facts.Pod | None:
-    """Every pod that asks for an extended resource, every engine pod, and those that read a source's metadata; the
+    """Every pod that asks for an extended resource, engine pods, gateways, and those that read a source's metadata; the
     others are of no interest."""
     metadata, spec, status = raw["metadata"], _map(raw, "spec"), _map(raw, "status")
     labels: Mapping[str, str] = _map(metadata, "labels")
@@ -82,7 +84,8 @@ def pod(raw: JsonObject) -> facts.Pod | None:
     model_uid = labels.get(names.LABEL_MODEL_UID) if ours else None
     requests = pod_requests(spec)
     job = labels.get(_JOB_LABEL) if labels.get(names.LABEL_COMPONENT) == names.COMPONENT_FACTS else None
-    if model_uid is None and job is None and not requests:
+    gateway = labels.get(names.LABEL_COMPONENT) == names.COMPONENT_GATEWAY
+    if model_uid is None and job is None and not gateway and not requests:
         return None
     base = facts.Pod(
         namespace=metadata["namespace"],
@@ -95,7 +98,7 @@ def pod(raw: JsonObject) -> facts.Pod | None:
         requests=requests,
         model_uid=model_uid,
     )
-    if model_uid is None and job is None:
+    if model_uid is None and job is None and not gateway:
         return base
     scheduled = _condition(status, "PodScheduled")
     waits = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
@@ -122,6 +125,8 @@ def pod(raw: JsonObject) -> facts.Pod | None:
         deletion_cost=_cost(_map(metadata, "annotations").get(names.ANNOTATION_DELETION_COST)),
         job=job,
         cache_claim=_cache_claim(spec),
+        gateway=gateway,
+        was_ready=_was_ready(status),
     )
 
 
@@ -191,6 +196,9 @@ def deployment(raw: JsonObject) -> Child | None:
             total=status.get("replicas") or 0,
             refused=str(failure.get("message")) if failure.get("status") == "True" else None,
             deleting="deletionTimestamp" in metadata,
+            surges=_surges(spec),
+            replacing=_replacing(metadata, spec, status),
+            overdue=_overdue(status),
         ),
     )
 
@@ -217,6 +225,34 @@ def _owners(metadata: JsonObject, spec_field: str) -> set[str]:
 def _condition(status: JsonObject, kind: str) -> JsonObject:
     found = [c for c in _seq(status, "conditions") if c.get("type") == kind]
     return found[0] if found else {}
+
+
+def _was_ready(status: JsonObject) -> bool:
+    """A pod that was never Ready says so since its kubelet knows it. One whose condition turned later was Ready."""
+    ready = _condition(status, "Ready")
+    if ready.get("status") == "True":
+        return True
+    turned, started = _time(ready.get("lastTransitionTime")), _time(status.get("startTime"))
+    return turned is not None and started is not None and (turned - started).total_seconds() > _SAME_MOMENT_SECONDS
+
+
+def _surges(spec: JsonObject) -> bool:
+    return _map(_map(spec, "strategy"), "rollingUpdate").get("maxSurge") not in (0, "0", "0%")
+
+
+def _replacing(metadata: JsonObject, spec: JsonObject, status: JsonObject) -> bool:
+    """Once complete, a Deployment says so until its next revision, however it is scaled meanwhile."""
+    revision = str(_map(metadata, "annotations").get("deployment.kubernetes.io/revision", ""))
+    later = revision.isdecimal() and int(revision) > 1
+    progressing = _condition(status, "Progressing")
+    return later and bool(spec.get("replicas")) and progressing.get("reason") != "NewReplicaSetAvailable"
+
+
+def _overdue(status: JsonObject) -> str | None:
+    progressing = _condition(status, "Progressing")
+    if progressing.get("reason") != "ProgressDeadlineExceeded":
+        return None
+    return str(progressing.get("message") or "no progress within the deadline")
 
 
 def _extended(amounts: Mapping[str, Any] | None) -> dict[str, int]:

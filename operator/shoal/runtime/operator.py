@@ -22,11 +22,17 @@ from shoal.api import names
 from shoal.api.config import OperatorConfig
 from shoal.controllers.cachevolumes import CacheVolumesController
 from shoal.controllers.capacity import Capacity
+from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.figures import EngineFigures
 from shoal.controllers.gpuclass import GPUClassController
 from shoal.controllers.installkey import InstallKeySource
 from shoal.controllers.model import ModelController
 from shoal.controllers.planner import Planner
+from shoal.controllers.scaling import serve as serve_decisions
+from shoal.controllers.scaling.ears import Streams
+from shoal.controllers.scaling.scale import ScaleWriter
+from shoal.controllers.scaling.scaler import Scaler
+from shoal.controllers.scaling.wake import Waker
 from shoal.controllers.standing import Standings
 from shoal.controllers.tenant import TenantController
 from shoal.controllers.world import World
@@ -51,6 +57,7 @@ from shoal.kube.resources import (
 )
 from shoal.kube.watch import Watched, Watcher
 from shoal.runtime import logs
+from shoal.signals.stream import Me
 
 log = structlog.get_logger()
 
@@ -84,7 +91,14 @@ class Operator:
         self.capacity = Capacity(world)
         self.install = InstallKeySource(client, namespace)
         self.planner = Planner(world, self.capacity, Standings(world), Moves())
-        self.models = ModelController(world, self.planner, self.install, WorkQueue("model", workers=24))
+        cold = ColdStarts(world)
+        self.ears = Streams(world, self.install, self._heard, Me(self.identity, secrets.token_hex(8)))
+        scales = ScaleWriter(world, self.ears.listener.load)
+        self.waker = Waker(world, self.planner, scales, WorkQueue("wake", workers=16))
+        self.scaler = Scaler(world, self.planner, cold, self.ears.listener, self.waker)
+        self.models = ModelController(
+            world, self.planner, self.install, self.scaler, scales, cold, WorkQueue("model", workers=24)
+        )
         self.classes = GPUClassController(world, self.capacity, self.planner, WorkQueue("gpuclass", workers=2))
         self.figures = EngineFigures(world, self.planner, self.install, WorkQueue("figures", workers=8))
         self.tenants = TenantController(world, WorkQueue("tenant", workers=2))
@@ -113,7 +127,13 @@ class Operator:
 
     @property
     def queues(self) -> tuple[WorkQueue, ...]:
-        return (self.models.queue, self.classes.queue, self.tenants.queue, self.cache_volumes.queue)
+        return (
+            self.models.queue,
+            self.waker.queue,
+            self.classes.queue,
+            self.tenants.queue,
+            self.cache_volumes.queue,
+        )
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -122,6 +142,8 @@ class Operator:
             # Only who knows the cluster may lead; who does not lead keeps knowing it.
             await self.watcher.synced.wait()
             log.info("synced", models=len(self.world.models), pods=len(self.world.pods), nodes=len(self.world.nodes))
+            group.create_task(self.install.run(make=False))
+            group.create_task(self.ears.run())
             group.create_task(self.elector.run(self._lead))
 
     async def _lead(self) -> None:
@@ -132,9 +154,14 @@ class Operator:
             group.create_task(self.classes.queue.run(self.classes.reconcile))
             group.create_task(self.tenants.queue.run(self.tenants.reconcile))
             group.create_task(self.cache_volumes.queue.run(self.cache_volumes.reconcile))
+            group.create_task(self.scaler.run())
+            group.create_task(self.waker.run())
             group.create_task(self.planner.run())
             group.create_task(self.models.queue.run(self.models.reconcile))
             group.create_task(self.figures.run())
+
+    def _heard(self, model_uid: str | None, urgent: bool) -> None:
+        self.scaler.changed(model_uid, urgent)
 
     def _compare_all(self) -> None:
         self.classes.enqueue_all()
@@ -195,6 +222,14 @@ def ops_app(operator: Operator) -> web.Application:
 
     app = web.Application()
     app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+    app.add_routes(
+        serve_decisions.routes(
+            operator.scaler.book,
+            operator=operator.identity,
+            leads=lambda: operator.elector.leading,
+            leader=lambda: operator.elector.holder,
+        )
+    )
     return app
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import orjson
@@ -12,24 +12,21 @@ from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.controllers.installkey import InstallKeys
-from shoal.controllers.standing import place
+from shoal.controllers.scaling.scale import ScaleWriter
 from shoal.controllers.world import World
 from shoal.core import children, facts
 from shoal.core.placement import VariantPlan
 from shoal.kube.drift import covers
 from shoal.kube.errors import Conflict, NotFound
 from shoal.kube.projections import Child
-from shoal.kube.resources import DEPLOYMENTS, NETWORKPOLICIES, PDBS, PODS, SECRETS, Resource
+from shoal.kube.resources import DEPLOYMENTS, NETWORKPOLICIES, PDBS, SECRETS, Resource
 from shoal.kube.store import Table
 from shoal.manifests import model as manifests
 from shoal.manifests.shape import Shape
 
 log = structlog.get_logger()
 
-_SCALE_ATTEMPTS: Final = 5
 _REMEMBERED: Final = 20_000
-GOES_FIRST: Final = -1000
-"""Deletion cost of a pod that is to go; others have 0."""
 
 
 class NameTaken(Exception):
@@ -39,8 +36,9 @@ class NameTaken(Exception):
 class Applier:
     """Server-side apply of whole children as `shoal-model`, and of `replicas` alone as `shoal-scaler`."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, world: World, scales: ScaleWriter, target: Callable[[str, str, int], int]) -> None:
+        """`target`: of a Model's uid, a class and what was planned, how many replicas a Deployment shall have now."""
+        self._world, self._scales, self._target = world, scales, target
         self._applied: OrderedDict[str, str] = OrderedDict()
         """Child's uid -> digest of what was last sent and of what stood there afterwards. Should the API server ever
         store something in another way than it was sent, it is sent once, not for ever."""
@@ -97,16 +95,15 @@ class Applier:
 
     async def variant(self, shape: Shape, plan: VariantPlan, *, may_surge: Callable[[], bool]) -> None:
         """One Deployment: its fields, then its replicas. Raises NameTaken, Conflict."""
-        live = self._deployment(shape.model, plan.gpu_class) or await self._create(shape)
+        live = self._scales.deployment(shape.model, plan.gpu_class) or await self._create(shape)
         await self._update(shape, live, may_surge=may_surge)
         await self.scale(shape.model, plan)
 
     async def scale(self, model: Model, plan: VariantPlan) -> None:
         """The replicas of a Deployment, and before them which of its pods go first. Raises Conflict."""
-        pods = [p for p in self._world.pods.by("model", model.metadata.uid) if p.gpu_class == plan.gpu_class]
-        for pod, cost in deletion_costs(pods, dict(plan.leaving)):
-            await self._mark(pod, cost)
-        await self._scale(model, plan)
+        await self._scales.mark(model, plan)
+        uid = model.metadata.uid
+        await self._scales.scale(model, plan.gpu_class, lambda: self._target(uid, plan.gpu_class, plan.replicas))
 
     async def drop_variants(self, model: Model, keep: set[str]) -> None:
         """Deletes Deployments of classes that the Model does not use any more."""
@@ -117,12 +114,6 @@ class Applier:
                 await self._delete(DEPLOYMENTS, self._world.deployments, child)
 
     # --- how --------------------------------------------------------------------------------------------------------
-
-    def _deployment(self, model: Model, gpu_class: str) -> Child | None:
-        for child in self._world.deployments.by("model", model.metadata.uid):
-            if child.deployment and child.deployment.gpu_class == gpu_class and not child.deployment.deleting:
-                return child
-        return None
 
     async def _create(self, shape: Shape) -> Child:
         # An absent `replicas` would become 1: a pod before the scaler said so. Without force: should the Deployment be
@@ -135,7 +126,7 @@ class Applier:
         else:
             answer = await client.get(DEPLOYMENTS, metadata["name"], metadata["namespace"])
         table.upsert(answer, since=since)
-        live = self._deployment(shape.model, shape.gpu_class.metadata.name)
+        live = self._scales.deployment(shape.model, shape.gpu_class.metadata.name)
         if live is None:
             raise Conflict(f"Deployment {metadata['namespace']}/{metadata['name']} is being deleted")
         return live
@@ -187,63 +178,9 @@ class Applier:
             raise NameTaken(_taken(resource, metadata["name"], model))
         return False
 
-    async def _mark(self, pod: facts.Pod, cost: int) -> None:
-        annotations = {names.ANNOTATION_DELETION_COST: str(cost) if cost else None}
-        body: JsonObject = {"metadata": {"uid": pod.uid, "annotations": annotations}}
-        client, table = self._world.client, self._world.pods
-        since = table.mark()
-        try:
-            # Not by apply, which would make a pod that is gone.
-            answer = await client.merge_patch(PODS, pod.name, pod.namespace, body, manager=names.MANAGER_SCALER)
-        except (NotFound, Conflict):
-            return  # it is gone, or another pod has its name: nothing to choose any more
-        table.upsert(answer, since=since)
-
-    async def _scale(self, model: Model, plan: VariantPlan) -> None:
-        """`replicas`, by the scaler, from the version it read: also the first 0, which makes the field its own."""
-        for _ in range(_SCALE_ATTEMPTS):
-            live = self._deployment(model, plan.gpu_class)
-            found = live.deployment if live else None
-            if found is None:
-                raise Conflict(f"Deployment of {model.key} on {plan.gpu_class} is gone again")
-            if found.replicas == plan.replicas and names.MANAGER_SCALER in found.replicas_managers:
-                return
-            client, table = self._world.client, self._world.deployments
-            try:
-                await client.apply_scale(
-                    DEPLOYMENTS,
-                    found.name,
-                    found.namespace,
-                    replicas=plan.replicas,
-                    manager=names.MANAGER_SCALER,
-                    resource_version=found.resource_version,
-                )
-            except Conflict:
-                # The Deployment controller writes its status just now; read again, decide again.
-                log.debug("scale met another write", deployment=found.key)
-            since = table.mark()
-            table.upsert(await client.get(DEPLOYMENTS, found.name, found.namespace), since=since)
-        raise Conflict(f"Deployment {model.key} on {plan.gpu_class} keeps changing; trying again later")
-
     async def _delete(self, resource: Resource, table: Table[Child], child: Child) -> None:
         await self._world.client.delete(resource, child.name, child.namespace, uid=child.uid)
         table.remove(child.key, child.uid)
-
-
-def deletion_costs(pods: Iterable[facts.Pod], leaving: Mapping[str, int]) -> list[tuple[facts.Pod, int]]:
-    """The pods whose deletion cost has to change: of each node in `leaving` so many pods go first, those that do not
-    serve before those that do; pods that were to go once and are to stay now are ordinary again."""
-    left = dict(leaving)
-    changes: list[tuple[facts.Pod, int]] = []
-    for pod in sorted((p for p in pods if not p.deleting and not p.finished), key=lambda p: (p.ready, p.name)):
-        where = place(pod) or ""
-        goes = left.get(where, 0) > 0
-        if goes:
-            left[where] -= 1
-        cost = GOES_FIRST if goes else 0
-        if pod.deletion_cost != cost and (goes or pod.deletion_cost == GOES_FIRST):
-            changes.append((pod, cost))
-    return changes
 
 
 def current(deployments: tuple[Child, ...]) -> dict[str, facts.Deployment]:

@@ -10,17 +10,19 @@ from shoal.api.gpuclass import GPUClass
 from shoal.api.model import Model, ModelStatus
 from shoal.artifacts import secret_advice
 from shoal.controllers.artifacts import Artifacts
+from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.installkey import InstallKeyError, InstallKeySource
 from shoal.controllers.model.apply import Applier, NameTaken, current
 from shoal.controllers.model.tell import invalid, tell_of_placement
 from shoal.controllers.planner import Decision, Planner, Wish
+from shoal.controllers.scaling.scale import ScaleWriter
+from shoal.controllers.scaling.scaler import Scaler
 from shoal.controllers.status import write_status
 from shoal.controllers.world import World
-from shoal.core import facts, models
+from shoal.core import facts, models, scaling
 from shoal.core.artifacts import Reading
 from shoal.core.models import Observed, Problem
 from shoal.core.placement import VariantPlan
-from shoal.core.variants import cold_start
 from shoal.engine.launch import check_extra_args
 from shoal.kube.errors import Forbidden, Invalid, NotFound
 from shoal.kube.projections import Child, Custom
@@ -36,12 +38,20 @@ that refuses."""
 
 
 class ModelController:
-    def __init__(self, world: World, planner: Planner, install: InstallKeySource, queue: WorkQueue):
+    def __init__(
+        self,
+        world: World,
+        planner: Planner,
+        install: InstallKeySource,
+        scaler: Scaler,
+        scales: ScaleWriter,
+        cold: ColdStarts,
+        queue: WorkQueue,
+    ):
         self._world, self._planner, self._install, self.queue = world, planner, install, queue
-        self._applier = Applier(world)
+        self._scaler, self._cold = scaler, cold
+        self._applier = Applier(world, scales, planner.target)
         self._artifacts = Artifacts(world, queue.add)
-        self._cold: dict[str, dict[str, int]] = {}
-        """Model's uid -> class -> seconds of the last cold start that was seen."""
         world.models.listeners.append(self._model)
         world.classes.listeners.append(self._class)
         world.pods.listeners.append(self._pod)
@@ -70,7 +80,7 @@ class ModelController:
 
     def _forget(self, uid: str) -> None:
         self._planner.leave(uid)
-        self._cold.pop(uid, None)
+        self._cold.forget(uid)
 
     def _class(self, key: str, before: Custom[GPUClass] | None, after: Custom[GPUClass] | None) -> None:
         if before is not None and after is not None and before.object and after.object:
@@ -86,9 +96,6 @@ class ModelController:
         pod = after or before
         if pod is None or pod.model_uid is None:
             return
-        started = before is not None and after is not None and not before.ready
-        if started and pod.gpu_class and (seconds := cold_start(pod)) is not None:
-            self._cold.setdefault(pod.model_uid, {})[pod.gpu_class] = seconds
         self._wake(pod.model_uid)
 
     def _child(self, _key: str, before: Child | None, after: Child | None) -> None:
@@ -179,24 +186,23 @@ class ModelController:
             problems=problems,
             served=models.served_names(model, self._rivals(model)),
             placement=decided.placement if decided else None,
+            wanted=decided.wanted if decided else None,
+            scaling=self._words(uid, decided),
             deployments=tuple(current(world.deployments.by("model", uid)).values()),
             pods=world.pods.by("model", uid),
             reading=reading,
             sized=decided.considered.sized if decided else {},
             tokens=self._planner.calibration.tokens(uid),
-            cold_starts=self._cold_starts(model),
+            cold_starts=self._cold.of(model),
             failure=failure,
             paused=models.is_paused(model),
         )
         return models.status(seen, world.now())
 
-    def _cold_starts(self, model: Model) -> Mapping[str, int]:
-        before = {
-            v.gpu_class: v.cold_start_seconds
-            for v in (model.status.variants if model.status else ())
-            if v.cold_start_seconds is not None
-        }
-        return before | self._cold.get(model.metadata.uid, {})
+    def _words(self, uid: str, decided: Decision | None) -> scaling.Decision | None:
+        """Why there are as many replicas as the placement says; None where another number is on its way already."""
+        words = self._scaler.words(uid)
+        return words if words is not None and decided is not None and words.wanted == decided.wanted else None
 
     async def _tell_who_waits(
         self, key: str, custom: Custom[Model], reading: Reading | None, decided: Decision

@@ -27,3 +27,18 @@ def leaving(case: Case, gpu_class: str, room: Room | None) -> tuple[tuple[str, i
                 going[node] = going.get(node, 0) + take
                 more -= take
     return tuple(sorted(going.items()))
+
+
+def forced(case: Case, gpu_class: str, room: Room | None) -> tuple[tuple[str, int], ...]:
+    """(node, pods) of `leaving` that no other pods can stand in for: see `VariantPlan.forced`."""
+    standing = case.demand.standing.get(gpu_class)
+    found: dict[str, int] = {}
+    for node, going in leaving(case, gpu_class, room):
+        known = room is not None and node in room.index
+        sick = case.sick.get((gpu_class, node), 0)
+        held = standing.on[node].pods if standing is not None and node in standing.on else 0
+        bad = held if not known else min(held, sick)
+        must = min(going, case.evicted.get((gpu_class, node), 0) + bad)
+        if must:
+            found[node] = must
+    return tuple(sorted(found.items()))

@@ -152,6 +152,9 @@ class VariantPlan:
     """Of `replicas`: asked for, while pods that go still hold the GPUs."""
     leaving: tuple[tuple[str, int], ...] = ()
     """(node, pods): whose pods go first when the Deployment shrinks, by a lower deletion cost set before `replicas`."""
+    forced: tuple[tuple[str, int], ...] = ()
+    """Of `leaving`: those that have to be of that node, for a higher priority or since it takes no pods. For the others
+    any pod will do as well."""
     retired: bool = False
     """Not a candidate any more: it serves until its replacement is ready. Its template is to be left as it is."""
     why: str = ""

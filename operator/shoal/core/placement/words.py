@@ -8,7 +8,7 @@ from typing import Final
 from shoal.api import reasons
 from shoal.core import quantity
 from shoal.core.placement.case import Case, interruptible_limit
-from shoal.core.placement.leaving import leaving
+from shoal.core.placement.leaving import forced, leaving
 from shoal.core.placement.rivals import Rivals
 from shoal.core.placement.room import Room
 from shoal.core.placement.types import Candidate, Excluded, Moves, Placement, VariantPlan
@@ -52,7 +52,9 @@ class Words:
         for candidate in case.order:
             name = candidate.gpu_class
             replicas = case.replicas(name)
-            if not replicas and not ((there := standing.get(name)) and there.on):
+            there = standing.get(name)
+            # At zero an empty Deployment stays: what is there already wakes faster.
+            if not replicas and (there is None or (not there.on and case.demand.wanted)):
                 continue
             found.append(
                 VariantPlan(
@@ -62,6 +64,7 @@ class Words:
                     hourly_cost=self._cost(candidate, replicas),
                     waiting=case.waiting.get(name, 0),
                     leaving=() if case.quiet else leaving(case, name, self._rooms.get(name)),
+                    forced=() if case.quiet else forced(case, name, self._rooms.get(name)),
                 )
             )
         if not case.quiet:

@@ -1,0 +1,134 @@
+"""The scaler's writes: `replicas` through `/scale`, and the deletion cost of pods that are to go first."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import structlog
+
+from shoal.api import names
+from shoal.api.meta import JsonObject
+from shoal.api.model import Model
+from shoal.controllers.standing import place
+from shoal.controllers.world import World
+from shoal.core import facts
+from shoal.core.placement import VariantPlan
+from shoal.core.scaling import Load
+from shoal.kube.errors import Conflict, NotFound
+from shoal.kube.projections import Child
+from shoal.kube.resources import DEPLOYMENTS, PODS
+
+log = structlog.get_logger()
+
+_ATTEMPTS: Final = 5
+GOES_FIRST: Final = -1000
+"""Deletion cost of a pod that is to go; others have 0."""
+_UNHEARD: Final = 1 << 60
+
+Loads = Callable[[str], Load | None]
+"""What the agent of a pod says, by the pod's uid; None: it is not heard."""
+
+
+class ScaleWriter:
+    """Writes as `shoal-scaler`, always from the version that was read."""
+
+    def __init__(self, world: World, loads: Loads) -> None:
+        self._world, self._loads = world, loads
+
+    def deployment(self, model: Model, gpu_class: str) -> Child | None:
+        for child in self._world.deployments.by("model", model.metadata.uid):
+            if child.deployment and child.deployment.gpu_class == gpu_class and not child.deployment.deleting:
+                return child
+        return None
+
+    async def mark(self, model: Model, plan: VariantPlan) -> None:
+        """Which pods of the variant go first when it shrinks."""
+        pods = [p for p in self._world.pods.by("model", model.metadata.uid) if p.gpu_class == plan.gpu_class]
+        for pod, cost in deletion_costs(pods, dict(plan.leaving), dict(plan.forced), self._loads):
+            await self._mark(pod, cost)
+
+    async def scale(self, model: Model, gpu_class: str, target: Callable[[], int]) -> int:
+        """Writes `replicas`: also the first 0, which makes the field the scaler's own. `target` is asked right before
+        each write: a number that was decided while another write was on its way counts. Returns what stands.
+
+        Raises Conflict when the Deployment is gone, or keeps changing.
+        """
+        client, table = self._world.client, self._world.deployments
+        for _ in range(_ATTEMPTS):
+            live = self.deployment(model, gpu_class)
+            found = live.deployment if live else None
+            if found is None:
+                raise Conflict(f"Deployment of {model.key} on {gpu_class} is gone again")
+            replicas = target()
+            if found.replicas == replicas and names.MANAGER_SCALER in found.replicas_managers:
+                return replicas
+            try:
+                await client.apply_scale(
+                    DEPLOYMENTS,
+                    found.name,
+                    found.namespace,
+                    replicas=replicas,
+                    manager=names.MANAGER_SCALER,
+                    resource_version=found.resource_version,
+                )
+            except Conflict:
+                # The Deployment controller writes its status just now; read again, decide again.
+                log.debug("scale met another write", deployment=found.key)
+            since = table.mark()
+            table.upsert(await client.get(DEPLOYMENTS, found.name, found.namespace), since=since)
+        raise Conflict(f"Deployment of {model.key} on {gpu_class} keeps changing; trying again later")
+
+    async def _mark(self, pod: facts.Pod, cost: int) -> None:
+        annotations = {names.ANNOTATION_DELETION_COST: str(cost) if cost else None}
+        body: JsonObject = {"metadata": {"uid": pod.uid, "annotations": annotations}}
+        client, table = self._world.client, self._world.pods
+        since = table.mark()
+        try:
+            # Not by apply, which would make a pod that is gone.
+            answer = await client.merge_patch(PODS, pod.name, pod.namespace, body, manager=names.MANAGER_SCALER)
+        except (NotFound, Conflict):
+            return  # it is gone, or another pod has its name: nothing to choose any more
+        table.upsert(answer, since=since)
+
+
+def deletion_costs(
+    pods: Iterable[facts.Pod],
+    leaving: Mapping[str, int],
+    forced: Mapping[str, int],
+    loads: Loads = lambda _uid: None,
+) -> list[tuple[facts.Pod, int]]:
+    """The pods whose deletion cost has to change: so many as `leaving` says (node -> pods) go first, of each node at
+    least `forced`. Those that do not serve before those that do; then whoever is marked already; then the cheapest
+    loss: fewest requests, the least in its cache. Pods that were to go once and are to stay are ordinary again."""
+    here = [p for p in pods if not p.deleting and not p.finished]
+    must, spare = dict(forced), sum(leaving.values()) - sum(forced.values())
+    chosen: set[str] = set()
+
+    def order(pod: facts.Pod) -> tuple[bool, bool, int, int, bool, str]:
+        running, cached = _loss(loads(pod.uid))
+        stays = not leaving.get(place(pod) or "")
+        return (pod.ready, pod.deletion_cost != GOES_FIRST, running, cached, stays, pod.name)
+
+    ordered = sorted(here, key=order)
+    for pod in ordered:
+        where = place(pod) or ""
+        if must.get(where, 0) > 0:
+            must[where] -= 1
+            chosen.add(pod.uid)
+    for pod in ordered:
+        # A pod that no node holds goes before all others by itself, and was not counted among those that leave.
+        if spare > 0 and pod.uid not in chosen and pod.node is not None:
+            spare -= 1
+            chosen.add(pod.uid)
+    changes: list[tuple[facts.Pod, int]] = []
+    for pod in ordered:
+        cost = GOES_FIRST if pod.uid in chosen else 0
+        if pod.deletion_cost != cost and (cost or pod.deletion_cost == GOES_FIRST):
+            changes.append((pod, cost))
+    return changes
+
+
+def _loss(load: Load | None) -> tuple[int, int]:
+    """(requests there, prompt tokens that its engine has read: the more, the more its cache holds)."""
+    if load is None or load.running is None:
+        return _UNHEARD, _UNHEARD
+    return load.running + (load.waiting or 0), load.prompt_tokens_total or 0

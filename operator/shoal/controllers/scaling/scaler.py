@@ -1,0 +1,268 @@
+"""Decides how many replicas each Model has: when something that is heard or seen of it changed, or when it is due.
+
+A decision is a short computation without I/O, so that two of one Model never overlap; nothing runs while nothing
+changes. The planner reads the number; only the way from zero goes ahead of it.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import prometheus_client
+import structlog
+
+from shoal.api import reasons
+from shoal.api.model import Model
+from shoal.controllers.coldstarts import ColdStarts
+from shoal.controllers.planner import Planner
+from shoal.controllers.scaling.book import Book
+from shoal.controllers.scaling.ears import Ears
+from shoal.controllers.scaling.observe import Observer
+from shoal.controllers.scaling.wake import Waker
+from shoal.controllers.world import World
+from shoal.core import facts, models
+from shoal.core.scaling import Decision, Memory, decide
+from shoal.kube.events import Event
+from shoal.kube.projections import Child, Custom
+from shoal.kube.resources import MODELS
+
+log = structlog.get_logger()
+
+PACE_SECONDS: Final = 0.5
+"""Between two decisions of a Model that has replicas, where nothing urgent happened."""
+_BATCH: Final = 20
+"""Decisions in a row, before others get a turn."""
+DECISIONS = prometheus_client.Counter(
+    "shoal_scaling_decisions", "Decisions on replicas, by what came of them: up, down, same, error.", ["outcome"]
+)
+SECONDS = prometheus_client.Histogram(
+    "shoal_scaling_decision_seconds", "Duration of one decision.", buckets=(0.0001, 0.0003, 0.001, 0.003, 0.01, 0.1)
+)
+
+
+@dataclass(slots=True)
+class _State:
+    """One Model in this term."""
+
+    wanted: int
+    decision: Decision | None = None
+    """The last one that changed the number, until that number serves."""
+    memory: Memory | None = None
+    at: float = float("-inf")
+    """When it was decided last."""
+    timer: asyncio.TimerHandle | None = None
+
+
+class Scaler:
+    """`run` while this operator leads; `wanted` is what the planner asks."""
+
+    def __init__(
+        self,
+        world: World,
+        planner: Planner,
+        cold: ColdStarts,
+        ears: Ears,
+        waker: Waker,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._world, self._planner, self._waker, self._clock = world, planner, waker, clock
+        self._observer = Observer(world, planner, cold, ears, clock)
+        self.book = Book(world, planner, ears)
+        self._states: dict[str, _State] = {}
+        self._urgent: OrderedDict[str, None] = OrderedDict()
+        self._dirty: OrderedDict[str, None] = OrderedDict()
+        self._some = asyncio.Event()
+        self._term_began = clock()
+        self._leads = False
+        planner.wanted = self.wanted
+        world.models.listeners.append(self._model)
+        world.pods.listeners.append(self._pod)
+        world.deployments.listeners.append(self._deployment)
+
+    # --- what is read -----------------------------------------------------------------------------------------------
+
+    def wanted(self, model: Model) -> int:
+        """Replicas that the Model is to have."""
+        state = self._states.get(model.metadata.uid)
+        if state is None:
+            if not self._leads:
+                return models.first_wanted(model)
+            state = self._decide(model)
+        return state.wanted
+
+    def words(self, model_uid: str) -> Decision | None:
+        """The decision that changed the number last, while that number does not serve yet; at zero, why it is zero."""
+        state = self._states.get(model_uid)
+        return state.decision if state is not None else None
+
+    # --- what wakes it ----------------------------------------------------------------------------------------------
+
+    def changed(self, model_uid: str | None, urgent: bool) -> None:
+        """Something else is heard of a Model, or with None perhaps of every Model."""
+        if not self._leads:
+            return
+        if model_uid is None:
+            for uid in self._states:
+                self._dirty[uid] = None
+            self._some.set()
+            return
+        state = self._states.get(model_uid)
+        if state is None:
+            return  # the planner asks for the first decision
+        if urgent or not state.wanted:
+            self._urgent[model_uid] = None
+            self._some.set()
+        elif (left := state.at + PACE_SECONDS - self._clock()) <= 0:
+            self._dirty[model_uid] = None
+            self._some.set()
+        else:
+            self._look_again(model_uid, state, left)
+
+    def _model(self, _key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
+        if before is not None and (after is None or after.metadata.uid != before.metadata.uid):
+            self._forget(before.metadata.uid)
+        if before is None or after is None or before.object is None or after.object is None:
+            return
+        was, now = before.object, after.object
+        if was.spec.scaling != now.spec.scaling or was.metadata.annotations != now.metadata.annotations:
+            self.changed(now.metadata.uid, True)
+
+    def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
+        pod = after or before
+        if pod is None or (not pod.gateway and pod.model_uid is None):
+            return
+        one, other = (None if p is None else (p.uid, p.ready, p.was_ready, p.deleting) for p in (before, after))
+        if one == other:
+            return
+        if pod.gateway:
+            if pod.namespace == self._world.namespace:
+                self.changed(None, False)
+        elif pod.model_uid is not None:
+            self.changed(pod.model_uid, False)
+
+    def _deployment(self, _key: str, before: Child | None, after: Child | None) -> None:
+        found = after or before
+        if found is not None and _size(before) != _size(after):
+            self.changed(found.model_uid, False)
+
+    def _forget(self, uid: str) -> None:
+        state = self._states.pop(uid, None)
+        if state is not None and state.timer is not None:
+            state.timer.cancel()
+        self._dirty.pop(uid, None)
+        self._urgent.pop(uid, None)
+        self.book.forget(uid)
+
+    # --- deciding ---------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Decides until cancelled. Each run is a term: what an earlier one remembered is not trusted."""
+        for uid in list(self._states):
+            self._forget(uid)
+        self.book.clear()
+        self._term_began = self._clock()
+        self._leads = True
+        try:
+            while True:
+                await self._some.wait()
+                self._some.clear()
+                await self._work_off()
+        finally:
+            self._leads = False
+            for state in self._states.values():
+                if state.timer is not None:
+                    state.timer.cancel()
+                    state.timer = None
+
+    async def _work_off(self) -> None:
+        done = 0
+        while self._urgent or self._dirty:
+            uid, _ = (self._urgent or self._dirty).popitem(last=False)
+            self._dirty.pop(uid, None)
+            wish = self._planner.wish(uid)
+            if wish is not None and uid in self._states:
+                custom = self._world.model_by_uid(uid)
+                if custom is not None and custom.object is not None:
+                    self._decide(custom.object)
+            done += 1
+            if done % _BATCH == 0:
+                await asyncio.sleep(0)
+
+    def _decide(self, model: Model) -> _State:
+        uid, now = model.metadata.uid, self._clock()
+        state = self._states.get(uid)
+        known = state.wanted if state is not None else None
+        begin = time.perf_counter()
+        try:
+            snapshot = self._observer.snapshot(model, wanted=known, term_began=self._term_began)
+            decision, memory = decide(snapshot, state.memory if state is not None else None, now)
+        except Exception:
+            # One Model that cannot be decided keeps what it has, and must not end the operator.
+            log.exception("no decision on replicas; what there is stays", model=model.key)
+            DECISIONS.labels("error").inc()
+            standing = self._observer.standing(uid)
+            return self._states.setdefault(uid, _State(standing if known is None else known, at=now))
+        SECONDS.observe(time.perf_counter() - begin)
+        if state is None:
+            state = self._states[uid] = _State(snapshot.wanted)
+        before, state.wanted, state.memory, state.at = state.wanted, decision.wanted, memory, now
+        self.book.enter(uid, decision)
+        if known is None and snapshot.new:
+            before = decision.wanted  # a Model that was just made: its status tells that it starts
+        self._remember(model, state, decision, before)
+        if state.timer is not None:
+            state.timer.cancel()
+            state.timer = None
+        if decision.look_again is not None:
+            self._look_again(uid, state, decision.look_again)
+        return state
+
+    def _remember(self, model: Model, state: _State, decision: Decision, before: int) -> None:
+        uid = model.metadata.uid
+        if decision.wanted == before:
+            DECISIONS.labels("same").inc()
+            serving = sum(p.ready and not p.deleting for p in self._world.pods.by("model", uid))
+            if state.wanted and serving >= state.wanted:
+                state.decision = None  # told, and done
+            elif not state.wanted and state.decision is None:
+                state.decision = decision
+            return
+        DECISIONS.labels("up" if decision.wanted > before else "down").inc()
+        log.info(
+            "replicas", model=model.key, before=before, wanted=decision.wanted, reason=decision.reason,
+            message=decision.message,
+        )  # fmt: skip
+        state.decision = decision
+        # The first decision of a term is asked for by the plan that is made just now.
+        woken = not before and bool(decision.wanted) and self._waker.begin(model, decision.wanted)
+        self._planner.changed(hurry=not woken and not before)
+        custom = self._world.model_by_uid(uid)
+        if custom is not None:
+            note = f"{before} -> {decision.wanted}: {decision.message}"
+            kind = "Normal" if decision.reason != reasons.SIGNALS_UNKNOWN else "Warning"
+            self._world.recorder.emit(Event(MODELS, custom.metadata, kind, decision.reason, note, "Scale"))
+
+    def _look_again(self, uid: str, state: _State, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + max(0.0, seconds)
+        if state.timer is not None:
+            if state.timer.when() <= due:
+                return
+            state.timer.cancel()
+        state.timer = loop.call_at(due, self._due, uid)
+
+    def _due(self, uid: str) -> None:
+        state = self._states.get(uid)
+        if state is not None:
+            state.timer = None
+            self._dirty[uid] = None
+            self._some.set()
+
+
+def _size(child: Child | None) -> tuple[int, bool] | None:
+    found = child.deployment if child is not None else None
+    return None if found is None else (found.replicas, found.rolled_out)

@@ -1,0 +1,77 @@
+"""From zero, ahead of the plan: somebody waits, and a plan of the whole fleet takes its time.
+
+A class is chosen from what is free now, less what was promised since; the plan that follows reads it as asked for, and
+may move it. Where nothing is free, or others wait for the same GPUs, the plan decides.
+"""
+
+import structlog
+
+from shoal.api.model import Model
+from shoal.controllers.planner import Planner
+from shoal.controllers.scaling.scale import ScaleWriter
+from shoal.controllers.world import World
+from shoal.core.placement import Candidate
+from shoal.core.placement.case import price
+from shoal.kube.errors import KubeError
+from shoal.kube.queue import WorkQueue
+
+log = structlog.get_logger()
+
+
+class Waker:
+    """`begin` at the decision; `run` writes."""
+
+    def __init__(self, world: World, planner: Planner, scales: ScaleWriter, queue: WorkQueue) -> None:
+        self._world, self._planner, self._scales, self.queue = world, planner, scales, queue
+        self._classes: dict[str, str] = {}
+        """Model's uid -> the class that it is about to wake on."""
+
+    def begin(self, model: Model, wanted: int) -> bool:
+        """Asks for the replicas of a Model that has none. False: the plan has to do it."""
+        uid = model.metadata.uid
+        wish = self._planner.wish(uid)
+        if wish is None or wish.role != "placed" or uid in self._classes:
+            return False
+        candidate = self._choose(model, wanted)
+        if candidate is None or self._scales.deployment(model, candidate.gpu_class) is None:
+            return False
+        room = self._planner.room(candidate.gpu_class, candidate.gpus)
+        most = wanted if candidate.max_replicas is None else min(wanted, candidate.max_replicas)
+        self._classes[uid] = candidate.gpu_class
+        self._planner.standings.lift(uid, candidate.gpu_class, min(most, room), candidate.gpus)
+        self.queue.add(uid)
+        return True
+
+    async def run(self) -> None:
+        """Writes until cancelled."""
+        await self.queue.run(self._write)
+
+    async def _write(self, uid: str) -> None:
+        gpu_class = self._classes.get(uid)
+        custom = self._world.model_by_uid(uid)
+        standings = self._planner.standings
+        try:
+            if gpu_class is None or custom is None or custom.object is None:
+                standings.drop(uid)
+                return
+            await self._scales.scale(custom.object, gpu_class, lambda: self._planner.target(uid, gpu_class, 0))
+            standings.written(uid)
+        except KubeError as error:
+            log.warning("not woken at once; the plan does it", model=uid, gpu_class=gpu_class, error=error.message)
+            standings.drop(uid)
+        finally:
+            self._classes.pop(uid, None)
+            self._planner.changed(hurry=True)
+
+    def _choose(self, model: Model, wanted: int) -> Candidate | None:
+        """The cheapest class that fits and has room now, where nobody else waits for it."""
+        considered = self._planner.considered(model.metadata.uid)
+        interruptible = wanted * model.spec.interruptible_percent // 100
+        for candidate in sorted(considered.candidates if considered else (), key=price):
+            if candidate.max_replicas == 0 or (candidate.interruptible and interruptible < wanted):
+                continue
+            if self._planner.contested(candidate.gpu_class):
+                return None
+            if self._planner.room(candidate.gpu_class, candidate.gpus):
+                return candidate
+        return None
