@@ -4,6 +4,7 @@ It tells names of Models and pods, and figures; no key, prompt or answer. Whoeve
 read it, as with metrics.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Final, Protocol
@@ -16,6 +17,8 @@ from shoal.api.decisions import Decisions, ModelFigures
 NOT_LEADING: Final = "NotLeading"
 MODEL_UNKNOWN: Final = "ModelUnknown"
 RETRY_SECONDS: Final = 2
+AT_A_TIME: Final = 50
+"""Models that are put into words before others have their turn on the event loop."""
 
 
 class Book(Protocol):
@@ -48,7 +51,14 @@ def routes(
         return web.Response(body=said.model_dump_json().encode(), content_type="application/json")
 
     async def everything(request: web.Request) -> web.Response:
-        return refused() or answer(sorted(book.figures(request.query.get("namespace")), key=lambda one: one.model))
+        if (problem := refused()) is not None:
+            return problem
+        found: list[ModelFigures] = []
+        for model in book.figures(request.query.get("namespace")):
+            found.append(model)
+            if len(found) % AT_A_TIME == 0:
+                await asyncio.sleep(0)  # who watches thousands of Models must not hold up one that wakes
+        return answer(sorted(found, key=lambda one: one.model))
 
     async def one(request: web.Request) -> web.Response:
         if (problem := refused()) is not None:
