@@ -1,6 +1,8 @@
 """The replica's stream: what is told, when, and what becomes of readers that do not keep up."""
 
+import asyncio
 import json
+import time
 
 import pytest
 
@@ -138,6 +140,19 @@ async def test_closing_ends_every_reader_also_a_late_one(hub: Hub):
         assert await reader.next(1.0) is None
     with hub.reader() as late:
         assert await late.next(1.0) is None
+
+
+async def test_a_message_that_comes_as_the_heartbeat_is_due_goes_first(hub: Hub):
+    hub.update(IDLE)
+    with hub.reader() as reader:
+        await read(reader)
+        reading = asyncio.create_task(reader.next(0.05))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0.06, hub.update, IDLE | {"waiting": 3})
+        time.sleep(0.1)  # noqa: ASYNC251 - so that one turn of the loop has both
+        message = await reading
+    assert message is not None
+    assert b'"waiting":3' in message
 
 
 FETCHING = StageProgress(state="fetching", bytes_done=1)

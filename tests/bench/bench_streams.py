@@ -1,0 +1,161 @@
+"""What listening costs: an operator and a gateway with 2,000 agents and 8 gateways, as shares of one core.
+
+python -m tests.bench.bench_streams [--agents 2000] [--gateways 8] [--models 500] [--rate 200] [--seconds 20]
+
+The agents are real hubs in processes of their own; every busy one looks at its engine twice a second, as agents do, so
+each tells about once a second and whenever KV use moves by 2 points. The listener is the operator's own, with what it
+does for every message; CPU is the process time of the listening process alone.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import uvloop
+
+from shoal.api import keys
+from shoal.api.replica import ReplicaKeys
+from shoal.core.routing import Heard
+from shoal.runtime import logs
+from shoal.signals.demand import DemandStreams
+from shoal.signals.listen import Listener
+from shoal.signals.replica import ReplicaStreams
+from shoal.signals.stream import Me, Peer
+from tests.support.streams import CURRENT
+
+_PER_PROCESS = 500
+_LOOKS_PER_SECOND = 2.0
+_FIRST_PORT = 21000
+
+
+@contextlib.contextmanager
+def others(count: int, share: float, gateways: int, models: int, rate: float) -> Iterator[None]:
+    """The agents and the gateways."""
+    commands = [
+        ["agents", str(_FIRST_PORT + first), str(min(_PER_PROCESS, count - first)), str(_LOOKS_PER_SECOND), str(share)]
+        for first in range(0, count, _PER_PROCESS)
+    ]
+    commands += [["gateway", str(_FIRST_PORT - 1 - n), str(models), str(rate)] for n in range(gateways)]
+    started: list[subprocess.Popen[str]] = []
+    try:
+        started += [
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.bench.streams_process", *command], stdout=subprocess.PIPE, text=True
+            )
+            for command in commands
+        ]
+        for process in started:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        yield
+    finally:
+        for process in started:
+            process.kill()
+        for process in started:
+            process.wait()
+
+
+def peers(count: int, gateways: int, role: keys.Role) -> tuple[list[Peer], list[Peer]]:
+    agents = [Peer(f"pod-{n}", f"ns/pod-{n}", "127.0.0.1", "key", _FIRST_PORT + n) for n in range(count)]
+    key = keys.derive(CURRENT, role, keys.DEMAND)
+    return agents, [Peer(f"g-{n}", f"g-{n}", "127.0.0.1", key, _FIRST_PORT - 1 - n) for n in range(gateways)]
+
+
+async def as_operator(count: int, gateways: int, models: int, seconds: float) -> None:
+    calls = [0, 0]
+
+    def changed(model: str | None, urgent: bool) -> None:
+        calls[urgent] += 1
+
+    ears = Listener(changed, Me("operator", "boot"))
+    ears.start()
+    agents, others_ = peers(count, gateways, "operator")
+    began, cpu = time.monotonic(), time.process_time()
+    for number, peer in enumerate(agents):
+        ears.listen_to_replica(f"model-{number % models}", peer)
+    for peer in others_:
+        ears.listen_to_gateway(peer)
+    async with asyncio.timeout(60):
+        while len(ears.replicas.live()) < count or len(ears.gateways.live()) < gateways:
+            await asyncio.sleep(0.05)
+    print(f"  all heard after {time.monotonic() - began:.1f} s, {time.process_time() - cpu:.2f} s of CPU")
+    calls[:] = [0, 0]
+    await _measure("operator", seconds, calls)
+    live = (len(ears.replicas.live()), len(ears.gateways.live()))
+    failures = sum(s.failures for s in (*ears.replicas.live(), *ears.gateways.live()))
+    print(f"  live at the end: {live[0]} agents, {live[1]} gateways; {failures} reconnects")
+    await ears.close()
+
+
+async def as_gateway(count: int, gateways: int, seconds: float) -> None:
+    heard: dict[str, Heard] = {}
+    calls = [0, 0]
+
+    def replica(uid: str, said: ReplicaKeys | None) -> None:
+        calls[0] += 1
+        if said is None:
+            heard.pop(uid, None)
+        else:
+            heard[uid] = Heard(said.phase, said.engine_boot)
+
+    replicas = ReplicaStreams(replica, Me("gateway-0", "boot"))
+    demand = DemandStreams(lambda _uid, models: calls.__setitem__(0, calls[0] + len(models or ())), Me())
+    agents, others_ = peers(count, gateways - 1, "gateway")
+    replicas.start()
+    demand.start()
+    replicas.set_peers(agents)
+    demand.set_peers(others_)
+    async with asyncio.timeout(60):
+        while len(heard) < count or len(demand.live()) < gateways - 1:
+            await asyncio.sleep(0.05)
+    calls[:] = [0, 0]
+    await _measure("gateway", seconds, calls)
+    await replicas.close()
+    await demand.close()
+
+
+async def _measure(who: str, seconds: float, calls: list[int]) -> None:
+    cpu, began = time.process_time(), time.monotonic()
+    await asyncio.sleep(seconds)
+    used, took = time.process_time() - cpu, time.monotonic() - began
+    total = sum(calls)
+    print(
+        f"  {who}: {100 * used / took:.1f} % of one core; {total / took:.0f} changes per second"
+        f" ({calls[1] / took:.1f} of them urgent), {1e6 * used / max(1, total):.1f} us each;"
+        f" {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--agents", type=int, default=2000)
+    parser.add_argument("--gateways", type=int, default=8)
+    parser.add_argument("--models", type=int, default=500)
+    parser.add_argument("--rate", type=float, default=50.0, help="requests per second at each gateway")
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.0, 0.5, 1.0], help="of agents that are busy")
+    parser.add_argument("--only", choices=["operator", "gateway"])
+    given = parser.parse_args()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    logs.configure("warning")
+    print(
+        f"{given.agents} agents; {given.gateways} gateways, each {given.rate:g} requests/s over {given.models} Models"
+    )
+    for share in given.shares:
+        print(f"{share:.0%} of the agents are busy")
+        with others(given.agents, share, given.gateways, given.models, given.rate):
+            if given.only != "gateway":
+                asyncio.run(as_operator(given.agents, given.gateways, given.models, given.seconds))
+            if given.only != "operator":
+                uvloop.run(as_gateway(given.agents, given.gateways, given.seconds))
+
+
+if __name__ == "__main__":
+    main()
