@@ -101,6 +101,24 @@ class FakeApiServer:
             await self._runner.cleanup()
 
 
+def kubeconfig(folder: Path, server: FakeApiServer) -> str:
+    """The path of a kubeconfig that leads to the server."""
+    path = folder / "kubeconfig"
+    path.write_text(
+        json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "c",
+                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+                "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.port}"}}],
+                "users": [{"name": "u", "user": {"token": "t"}}],
+            }
+        )
+    )
+    return str(path)
+
+
 async def agent() -> web.AppRunner:
     async def replica(request: web.Request) -> web.StreamResponse:
         assert request.headers["authorization"] == f"Bearer {keys.derive(INSTALL_KEY, 'gateway', 'uid-llama')}"
@@ -125,20 +143,7 @@ async def agent() -> web.AppRunner:
 async def running(tmp_path: Path, server: FakeApiServer, **settings: Any) -> AsyncGenerator[Process, None]:
     await server.up()  # takes a port, which then is closed again: the API server is away
     await server.down()
-    kubeconfig = tmp_path / "kubeconfig"
-    kubeconfig.write_text(
-        json.dumps(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "current-context": "c",
-                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-                "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.port}"}}],
-                "users": [{"name": "u", "user": {"token": "t"}}],
-            }
-        )
-    )
-    client = await Client.from_environment(kubeconfig=str(kubeconfig))
+    client = await Client.from_environment(kubeconfig=kubeconfig(tmp_path, server))
     (tmp_path / "key").mkdir()
     fields: dict[str, Any] = {"settle_seconds": 0.0, **settings}
     process = Process(

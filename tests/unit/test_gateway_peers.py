@@ -1,0 +1,104 @@
+"""The gateway among gateways: what waits elsewhere, and when that is not known."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+from shoal.api import names
+from shoal.gateway.installkey import KeyRing
+from shoal.gateway.peers import Peers
+from shoal.kube.client import Client
+from shoal.signals.stream import Me
+from tests.support.gateway import INSTALL_KEY
+from tests.support.gateway_process import FakeApiServer, kubeconfig
+from tests.support.streams import told_gateway, until
+
+
+def gateway_pod(name: str, ip: str | None, *, ready: bool = True, **metadata: Any) -> dict[str, Any]:
+    condition = {"type": "Ready", "status": str(ready), "lastTransitionTime": "2026-01-01T00:00:01Z"}
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "shoal-system",
+            "uid": f"uid-{name}",
+            "labels": {names.LABEL_COMPONENT: names.COMPONENT_GATEWAY, names.LABEL_PART_OF: "shoal"},
+            **metadata,
+        },
+        "spec": {"nodeName": "node-1"},
+        "status": {
+            "phase": "Running",
+            "podIP": ip,
+            "startTime": "2026-01-01T00:00:00Z",
+            "conditions": [condition],
+        },
+    }
+
+
+@contextlib.asynccontextmanager
+async def following(tmp_path: Path, port: int, *pods: dict[str, Any]) -> AsyncGenerator[tuple[Peers, FakeApiServer]]:
+    server = FakeApiServer()
+    await server.up()
+    for pod in pods:
+        await server.change("pods", pod)
+    (tmp_path / "current").write_bytes(INSTALL_KEY)
+    ring = KeyRing(tmp_path)
+    ring.refresh()
+    client = await Client.from_environment(kubeconfig=kubeconfig(tmp_path, server))
+    peers = Peers(client, "shoal-system", Me("gateway-0", "boot-0"), ring, port=port)
+    peers.streams.start()
+    task = asyncio.create_task(peers.reflector.run())
+    try:
+        async with client:
+            yield peers, server
+    finally:
+        task.cancel()
+        await peers.streams.close()
+        await asyncio.gather(task, return_exceptions=True)
+        await server.down()
+
+
+async def test_what_waits_elsewhere_is_the_sum_over_the_others(tmp_path: Path):
+    async with told_gateway("127.61.8.1") as first, told_gateway("127.61.8.2", first.port) as second:
+        for gateway in (first, second):
+            gateway.ring.known = (INSTALL_KEY,)
+        first.book.held("m", 1, 0.0)
+        second.book.held("m", 1, 0.0)
+        second.book.held("m", 1, 0.0)
+        pods = [
+            gateway_pod("gateway-0", "127.61.8.9"),  # this one: it does not listen to itself
+            gateway_pod("gateway-1", "127.61.8.1"),
+            gateway_pod("gateway-2", "127.61.8.2"),
+        ]
+        async with following(tmp_path, first.port, *pods) as (peers, _):
+            assert peers.held_elsewhere("m") is None  # nothing is known yet
+            await until(lambda: peers.live == 3)
+            assert peers.held_elsewhere("m") == 3
+            assert peers.held_elsewhere("another") == 0
+            assert {reader.caller.name for reader in first.hub} == {"gateway-0"}
+            assert {reader.caller.role for reader in first.hub} == {"gateway"}
+
+
+async def test_a_gateway_that_was_ready_and_is_silent_makes_it_unknown_until_it_goes(tmp_path: Path):
+    async with told_gateway("127.61.8.1") as first:
+        first.ring.known = (INSTALL_KEY,)
+        first.book.held("m", 1, 0.0)
+        silent = gateway_pod("gateway-2", "127.61.8.3")
+        pods = [gateway_pod("gateway-1", "127.61.8.1"), silent]
+        async with following(tmp_path, first.port, *pods) as (peers, server):
+            await until(lambda: peers.live == 2)
+            assert peers.held_elsewhere("m") is None
+            await server.change(
+                "pods", gateway_pod("gateway-2", "127.61.8.3", deletionTimestamp="2026-01-01T00:00:00Z")
+            )
+            await until(lambda: peers.held_elsewhere("m") == 1)
+
+
+async def test_one_that_never_was_ready_holds_nothing(tmp_path: Path):
+    async with told_gateway("127.61.8.1") as first:
+        first.ring.known = (INSTALL_KEY,)
+        pods = [gateway_pod("gateway-1", "127.61.8.1"), gateway_pod("gateway-2", None, ready=False)]
+        async with following(tmp_path, first.port, *pods) as (peers, _):
+            await until(lambda: peers.live == 2)
+            assert peers.held_elsewhere("m") == 0
