@@ -1,0 +1,149 @@
+"""The storm's clients: what comes over the wire, and what they call it."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.storm.ground import MODEL_PATH
+from tests.storm.load import check
+from tests.storm.plan import Answers, Ask, Phase, Target, asks
+from tests.storm.wire import Clients, End, exchange
+
+STREAM = Ask("id", 0.0, "m", "stream", 3, 4)
+SHORT = replace(STREAM, kind="short")
+
+
+def event(text: str) -> bytes:
+    return b"data: " + orjson.dumps({"choices": [{"text": text}]}) + b"\n\n"
+
+
+def error(**fields: Any) -> bytes:
+    return b"data: " + orjson.dumps({"error": {"message": "no", **fields}}) + b"\n\n"
+
+
+def chunked(*parts: bytes, end: bool = True) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-shoal-request-id: r1\r\n"
+    body = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts)
+    return head + b"transfer-encoding: chunked\r\n\r\n" + body + (b"0\r\n\r\n" if end else b"")
+
+
+def whole(status: int, body: bytes, headers: bytes = b"") -> bytes:
+    return b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n%s\r\n%s" % (status, len(body), headers, body)
+
+
+@asynccontextmanager
+async def serving(answer: bytes, *, hold: bool = False) -> AsyncGenerator[Clients]:
+    """A server that says this to every request, and then hangs up or, with `hold`, says nothing more."""
+    done = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"content-length"))
+        await reader.readexactly(length)
+        writer.write(answer)
+        await writer.drain()
+        if hold:
+            await done.wait()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    clients = Clients("127.0.0.1", server.sockets[0].getsockname()[1], "sk")
+    try:
+        yield clients
+    finally:
+        done.set()
+        clients.close()
+        server.close()
+
+
+async def asked(ask: Ask, answer: bytes, *, hold: bool = False) -> End:
+    async with serving(answer, hold=hold) as clients:
+        wire = await clients.wire(reuse=True)
+        assert wire is not None
+        end = await exchange(clients, wire, ask, ask.id, lambda _: None)
+        wire.hang_up()
+        return end
+
+
+OK = b'{"choices": [{"text": "all of it"}]}'
+
+
+@pytest.mark.parametrize(
+    ("ask", "answer", "outcome"),
+    [
+        (SHORT, whole(200, OK), "answered"),
+        (SHORT, whole(200, b'{"choices": []}'), "lost"),
+        (SHORT, whole(200, b""), "lost"),
+        (SHORT, whole(503, b"{}", b"retry-after: 7\r\n"), "refused"),
+        (SHORT, whole(429, b"{}", b"retry-after: 60\r\n"), "refused"),
+        (SHORT, whole(503, b"{}", b"retry-after: 61\r\n"), "lost"),
+        (SHORT, whole(503, b"{}"), "lost"),
+        (SHORT, whole(502, b"{}"), "lost"),
+        (SHORT, whole(504, b"{}"), "lost"),
+        (SHORT, whole(400, b"{}"), "lost"),
+        (replace(SHORT, kind="wrong"), whole(400, b"{}"), "answered"),
+        (replace(SHORT, kind="wrong"), whole(200, OK), "lost"),
+        (SHORT, b"", "broken"),
+        (SHORT, whole(200, OK)[:-3], "broken"),
+        (STREAM, chunked(event("a"), event("b"), b"data: [DONE]\n\n"), "answered"),
+        (STREAM, chunked(event("a")), "broken"),
+        (STREAM, chunked(event("a"), end=False), "broken"),
+        (STREAM, chunked(event("a"), error(retry_after=5)), "failed"),
+        (STREAM, chunked(b": waiting\n\n", error(retry_after=5)), "refused"),
+        (STREAM, chunked(b": waiting\n\n", error()), "lost"),
+        (STREAM, chunked(error(code="x")), "lost"),
+        (STREAM, chunked(b"data: what\n\n"), "lost"),
+        (STREAM, whole(503, b"{}", b"retry-after: 1\r\n"), "refused"),
+    ],
+)
+async def test_what_comes_is_called_what_it_is(ask: Ask, answer: bytes, outcome: str) -> None:
+    end = await asked(ask, answer)
+    assert end.outcome == outcome, end.why
+
+
+async def test_a_client_that_leaves_has_cancelled() -> None:
+    end = await asked(replace(STREAM, leave_after=0.05), chunked(event("a"), end=False), hold=True)
+    assert (end.outcome, end.text) == ("cancelled", "")
+    assert end.first is not None
+
+
+async def test_comments_are_no_answer_and_a_connection_is_used_again() -> None:
+    comments = chunked(b": waiting for a replica\n\n", end=False)
+    end = await asked(STREAM, comments)
+    assert (end.outcome, end.first, end.why.partition(":")[0]) == ("broken", None, "while held")
+    async with serving(whole(200, OK), hold=True) as clients:
+        wire = await clients.wire(reuse=True)
+        assert wire is not None
+        assert (await exchange(clients, wire, SHORT, "id", lambda _: None)).outcome == "answered"
+        assert await clients.wire(reuse=True) is wire
+        wire.hang_up()
+
+
+def test_answers_are_checked_word_by_word() -> None:
+    answers = Answers(MODEL_PATH)
+    right = answers.expected(SHORT)
+    for outcome, text, expected in (
+        ("answered", right, "answered"),
+        ("answered", right[:-1], "lost"),
+        ("answered", answers.expected(replace(SHORT, prompt=4)) + "x", "lost"),
+        ("failed", right[:3], "failed"),
+        ("cancelled", "other words", "lost"),
+    ):
+        end = End(outcome, "", text=text)  # pyright: ignore[reportArgumentType]
+        check(end, SHORT, answers)
+        assert end.outcome == expected
+
+
+def test_a_plan_is_the_same_for_the_same_seed_and_follows_the_tide() -> None:
+    targets = (Target("steady", 0.5), Target("tidal", 0.5, Phase(10.0, 5.0)))
+    plan = list(asks(7, 2000, 100.0, targets))
+    assert plan == list(asks(7, 2000, 100.0, targets))
+    assert len({ask.id for ask in plan}) == 2000
+    assert abs(plan[-1].at - 20.0) < 2.0
+    assert all(ask.at % 10.0 < 5.0 for ask in plan if ask.model == "tidal")
+    assert {ask.kind for ask in plan} == {"short", "chat", "stream", "long", "leaver", "wrong"}
