@@ -128,7 +128,7 @@ def as_account(fleet: Fleet, name: str, folder: Path) -> Path:
 def test_a_model_that_does_not_exist_is_told(fleet: Fleet) -> None:
     done = shoal(fleet, "why", "none", *WHERE)
     assert done.returncode == 1
-    assert f"knows no Model {scaleact.NAMESPACE}/none" in done.stderr
+    assert 'models.shoal.dev "none" not found' in done.stderr
 
 
 def test_the_operator_that_does_not_lead_names_the_one_that_does(fleet: Fleet) -> None:

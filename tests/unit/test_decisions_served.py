@@ -58,7 +58,7 @@ async def test_one_model_comes_with_its_decisions() -> None:
 async def test_a_model_that_is_not_there_is_a_404_that_names_it() -> None:
     status, text = await ask("/v1/decisions/chat/none")
     assert status == 404
-    assert "knows no Model chat/none" in text
+    assert "has decided nothing on a Model chat/none yet" in text
 
 
 async def test_one_that_does_not_lead_names_the_leader() -> None:

@@ -137,14 +137,19 @@ def test_why_names_the_voices_that_keep_replicas_from_going(kubeconfig: Path, ap
     assert "no decision yet since this operator leads" in said
 
 
-def test_a_model_that_the_operator_does_not_know_is_told(kubeconfig: Path, api: CannedApi) -> None:
-    api.answers[f"{POD}/chat/none"] = (
-        404,
-        {"reason": "ModelUnknown", "message": "the operator knows no Model chat/none"},
-    )
-    done = shoal(kubeconfig, "why", "none")
+def test_a_model_that_does_not_exist_is_told_in_the_servers_words(kubeconfig: Path, api: CannedApi) -> None:
+    api.answers[MODEL] = (404, {"reason": "NotFound", "message": 'models.shoal.dev "llama" not found'})
+    done = shoal(kubeconfig, "why", "llama")
     assert done.exit_code == 1
-    assert done.output == "Error: the operator knows no Model chat/none\n"
+    assert 'models.shoal.dev "llama" not found' in done.output
+
+
+def test_a_model_on_which_nothing_is_decided_yet_is_told(kubeconfig: Path, api: CannedApi) -> None:
+    nothing = {"reason": "ModelUnknown", "message": "the operator has decided nothing on a Model chat/llama yet"}
+    api.answers[f"{POD}/chat/llama"] = (404, nothing)
+    done = shoal(kubeconfig, "why", "llama")
+    assert done.exit_code == 1
+    assert "decided nothing on a Model chat/llama yet: see the Model's conditions" in done.output
 
 
 # --- reaching the operator ------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ class Operator:
 
     def _told(self, error: KubeError, pod: str) -> str:
         if error.reason == _MODEL_UNKNOWN:
-            return error.message
+            return f"{error.message}: see the Model's conditions (kubectl describe), or try again in a few seconds"
         if error.reason == _NOT_LEADING:
             return f"{error.message}: try again in a few seconds"
         if isinstance(error, Forbidden):

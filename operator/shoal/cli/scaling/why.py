@@ -12,6 +12,7 @@ from rich.text import Text
 from shoal.api.decisions import DecisionRecord, Decisions, ModelFigures, RuleResult
 from shoal.cli.scaling.reach import Operator, cluster_options, told
 from shoal.kube.client import Client
+from shoal.kube.resources import MODELS
 
 WIDTH = 160
 """Columns where the output is no terminal."""
@@ -42,8 +43,9 @@ def command(
 
     async def work() -> tuple[Decisions, ModelFigures]:
         async with await Client.from_environment(kubeconfig=kubeconfig, context=context) as client:
-            where = namespace or client.namespace or "default"
-            answer = await Operator(client, operator_namespace, operator_url).one(where, model.removeprefix("model/"))
+            where, name = namespace or client.namespace or "default", model.removeprefix("model/")
+            await client.get(MODELS, name, where)  # a misspelt name is told in the API server's words
+            answer = await Operator(client, operator_namespace, operator_url).one(where, name)
         return answer, answer.models[0]
 
     answer, figures = asyncio.run(told(work()))

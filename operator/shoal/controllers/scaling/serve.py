@@ -29,7 +29,7 @@ class Book(Protocol):
         ...
 
     def model(self, key: str) -> ModelFigures | None:
-        """One Model with its last decisions, newest first; None: there is no such Model."""
+        """One Model with its last decisions, newest first; None: there is none, or nothing was decided."""
         ...
 
 
@@ -66,7 +66,7 @@ def routes(
         key = f"{request.match_info['namespace']}/{request.match_info['name']}"
         found = book.model(key)
         if found is None:
-            body = {"reason": MODEL_UNKNOWN, "message": f"the operator knows no Model {key}"}
+            body = {"reason": MODEL_UNKNOWN, "message": f"the operator has decided nothing on a Model {key} yet"}
             return web.json_response(body, status=404)
         return answer([found])
 
