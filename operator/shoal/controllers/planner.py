@@ -217,7 +217,9 @@ class Planner:
     # --- the plan ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Plans until cancelled."""
+        """Plans until cancelled. What was decided in an earlier term, perhaps long ago, counts no more."""
+        self._decided.clear()
+        self.standings.begin()
         self._dirty.set()
         while True:
             await self._dirty.wait()

@@ -63,6 +63,12 @@ class Standings:
         self._assumed.pop(model_uid, None)
         self._raised.pop(model_uid, None)
 
+    def begin(self) -> None:
+        """A new term: nothing is on its way."""
+        self._assumed.clear()
+        self._raised.clear()
+        self._known.clear()
+
     # --- ahead of the plan ------------------------------------------------------------------------------------------
 
     def lift(self, model_uid: str, gpu_class: str, replicas: int, gpus: int) -> None:

@@ -19,6 +19,8 @@ log = structlog.get_logger()
 
 _TOLD = (reasons.READY, reasons.ACCEPTED, reasons.PLACED)
 """Conditions whose changes are events; Available goes with Ready."""
+_GOOD_BUT = (reasons.NAME_CLAIMED, reasons.LABELS_DISAGREE)
+"""Reasons of a condition that is True and still wants somebody's attention."""
 _UNREMARKABLE = (
     reasons.PENDING,
     reasons.VALID,
@@ -81,7 +83,7 @@ def _events(
         if kind not in _TOLD or known.get(kind) == now or condition["reason"] in (*_UNREMARKABLE, *said):
             continue
         said.add(condition["reason"])  # Accepted, Placed and Ready often have the same cause
-        good = condition["status"] == "True" and condition["reason"] != reasons.NAME_CLAIMED
+        good = condition["status"] == "True" and condition["reason"] not in _GOOD_BUT
         yield Event(
             resource,
             custom.metadata,

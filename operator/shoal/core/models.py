@@ -193,10 +193,14 @@ def status(seen: Observed, now: datetime) -> ModelStatus:
         artifact=facts or (before.artifact if before else None),
         variants=shown,
         replicas=ReplicaCounts(desired=desired, ready=ready),
-        cold_start_seconds=max(
-            (v.cold_start_seconds for v in shown if v.desired and v.cold_start_seconds), default=None
-        ),
+        cold_start_seconds=_cold_start(shown),
     )
+
+
+def _cold_start(shown: Sequence[VariantStatus]) -> int | None:
+    """The longest of the classes in use; at zero of all that were ever used: whoever waits has to know."""
+    in_use = [v for v in shown if v.desired] or shown
+    return max((v.cold_start_seconds for v in in_use if v.cold_start_seconds), default=None)
 
 
 def _desired(seen: Observed, shown: Sequence[VariantStatus]) -> int:

@@ -60,6 +60,13 @@ class Elector:
         self._seen_at = clock()
         self._lease: JsonObject | None = None
         self.leading = False
+        self._renewed = float("-inf")
+
+    @property
+    def certain(self) -> bool:
+        """Leads, and renewed lately enough that nobody else can: also right after this process was stopped for a while,
+        when nothing of it has noticed yet."""
+        return self.leading and self._clock() - self._renewed < self._duration
 
     @property
     def holder(self) -> str:
@@ -72,6 +79,7 @@ class Elector:
             await self._acquire()
             log.info("leading", identity=self._identity)
             self.leading = True
+            self._renewed = self._clock()
             LEADING.set(1)
             task = asyncio.ensure_future(lead())
             try:
@@ -127,7 +135,7 @@ class Elector:
 
     async def _hold(self, task: asyncio.Future[None]) -> None:
         """Renews until it fails for DEADLINE seconds, somebody else has the Lease, or the task ends."""
-        renewed = self._clock()
+        renewed = self._renewed = self._clock()
         while not task.done():
             await asyncio.wait([task], timeout=self._period)
             if task.done():
@@ -137,7 +145,7 @@ class Elector:
                 async with asyncio.timeout(max(0.1, renewed + self._deadline - begin)):
                     if not await self._renew():
                         return
-                renewed = begin
+                renewed = self._renewed = begin
             except (KubeError, TimeoutError) as error:
                 log.warning("lease not renewed", error=str(error) or "timeout")
             if self._clock() - renewed >= self._deadline:

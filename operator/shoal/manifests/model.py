@@ -17,11 +17,14 @@ PROGRESS_SECONDS: Final = 3 * STARTUP_SECONDS
 """A rollout is called stuck after three of the longest starts."""
 
 
-def deployment(shape: Shape, *, surge: bool, replicas: int | None = None) -> JsonObject:
+def deployment(
+    shape: Shape, *, surge: bool, replicas: int | None = None, progress_seconds: int = PROGRESS_SECONDS
+) -> JsonObject:
     """The Deployment of one variant.
 
     `surge`: a rollout starts the new replica first (needs a free GPU); otherwise it replaces in place. `replicas` only
-    as long as no other manager owns the field: it belongs to whoever scales.
+    as long as no other manager owns the field: it belongs to whoever scales. `progress_seconds`: after so long without
+    progress a rollout is called stuck.
     """
     model, gpu_class = shape.model, shape.gpu_class.metadata.name
     return {
@@ -33,7 +36,7 @@ def deployment(shape: Shape, *, surge: bool, replicas: int | None = None) -> Jso
         "spec": {
             **({} if replicas is None else {"replicas": replicas}),
             "revisionHistoryLimit": 2,
-            "progressDeadlineSeconds": PROGRESS_SECONDS,
+            "progressDeadlineSeconds": progress_seconds,
             "strategy": {
                 "type": "RollingUpdate",
                 "rollingUpdate": {"maxSurge": 1 if surge else 0, "maxUnavailable": 0 if surge else 1},

@@ -91,9 +91,10 @@ class Operator:
         self.capacity = Capacity(world)
         self.install = InstallKeySource(client, namespace)
         self.planner = Planner(world, self.capacity, Standings(world), Moves())
+        self.elector = Elector(client, namespace, names.LEASE_NAME, self.identity)
         cold = ColdStarts(world)
         self.ears = Streams(world, self.install, self._heard, Me(self.identity, secrets.token_hex(8)))
-        scales = ScaleWriter(world, self.ears.listener.load)
+        scales = ScaleWriter(world, self.ears.listener.load, lambda: self.elector.certain)
         self.waker = Waker(world, self.planner, scales, WorkQueue("wake", workers=16))
         self.scaler = Scaler(world, self.planner, cold, self.ears.listener, self.waker)
         self.models = ModelController(
@@ -103,7 +104,6 @@ class Operator:
         self.figures = EngineFigures(world, self.planner, self.install, WorkQueue("figures", workers=8))
         self.tenants = TenantController(world, WorkQueue("tenant", workers=2))
         self.cache_volumes = CacheVolumesController(world, WorkQueue("cache-volumes", workers=1))
-        self.elector = Elector(client, namespace, names.LEASE_NAME, self.identity)
         self.watcher = Watcher(
             client,
             [

@@ -8,9 +8,10 @@ from typing import Any, Final
 import orjson
 import structlog
 
-from shoal.api import names
+from shoal.api import names, reasons
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
+from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.installkey import InstallKeys
 from shoal.controllers.scaling.scale import ScaleWriter
 from shoal.controllers.world import World
@@ -18,8 +19,9 @@ from shoal.core import children, facts
 from shoal.core.placement import VariantPlan
 from shoal.kube.drift import covers
 from shoal.kube.errors import Conflict, NotFound
+from shoal.kube.events import Event
 from shoal.kube.projections import Child
-from shoal.kube.resources import DEPLOYMENTS, NETWORKPOLICIES, PDBS, SECRETS, Resource
+from shoal.kube.resources import DEPLOYMENTS, MODELS, NETWORKPOLICIES, PDBS, SECRETS, Resource
 from shoal.kube.store import Table
 from shoal.manifests import model as manifests
 from shoal.manifests.shape import Shape
@@ -36,9 +38,11 @@ class NameTaken(Exception):
 class Applier:
     """Server-side apply of whole children as `shoal-model`, and of `replicas` alone as `shoal-scaler`."""
 
-    def __init__(self, world: World, scales: ScaleWriter, target: Callable[[str, str, int], int]) -> None:
+    def __init__(
+        self, world: World, scales: ScaleWriter, cold: ColdStarts, target: Callable[[str, str, int], int]
+    ) -> None:
         """`target`: of a Model's uid, a class and what was planned, how many replicas a Deployment shall have now."""
-        self._world, self._scales, self._target = world, scales, target
+        self._world, self._scales, self._cold, self._target = world, scales, cold, target
         self._applied: OrderedDict[str, str] = OrderedDict()
         """Child's uid -> digest of what was last sent and of what stood there afterwards. Should the API server ever
         store something in another way than it was sent, it is sent once, not for ever."""
@@ -134,19 +138,31 @@ class Applier:
     async def _update(self, shape: Shape, live: Child, *, may_surge: Callable[[], bool]) -> None:
         found = live.deployment
         assert found is not None  # noqa: S101 - `_deployment` returns no other
-        raw = live.decode()
-        surge = bool(raw["spec"].get("strategy", {}).get("rollingUpdate", {}).get("maxSurge"))
-        wanted = manifests.deployment(shape, surge=surge)
+        spec = live.decode()["spec"]
+        surge, deadline = found.surges, int(spec.get("progressDeadlineSeconds") or manifests.PROGRESS_SECONDS)
+        wanted = manifests.deployment(shape, surge=surge, progress_seconds=deadline)
         wanted["metadata"]["name"] = live.name
-        if not covers(raw["spec"]["template"], wanted["spec"]["template"]):
-            # A rollout begins: only now does it matter whether there is room for one more replica.
-            wanted = manifests.deployment(shape, surge=may_surge())
+        if not covers(spec["template"], wanted["spec"]["template"]):
+            # A rollout begins: only now does it matter whether there is room for one more replica, and how long one
+            # takes to start.
+            surge, deadline = may_surge(), round(self._cold.patience(shape.model, found.gpu_class))
+            wanted = manifests.deployment(shape, surge=surge, progress_seconds=deadline)
             wanted["metadata"]["name"] = live.name
+            if found.replicas and not surge:
+                self._tell_in_place(shape.model, found)
         if found.replicas_managers <= {names.MANAGER_MODEL}:
             # Nobody else owns the number yet, so leaving it out would drop it: it stays as it was read.
             wanted["spec"]["replicas"] = found.replicas
             wanted["metadata"]["resourceVersion"] = found.resource_version
         await self._ensure(DEPLOYMENTS, self._world.deployments, shape.model, wanted)
+
+    def _tell_in_place(self, model: Model, found: facts.Deployment) -> None:
+        note = (
+            f"no GPU of {found.gpu_class} is free for one replica more: each of {found.replicas} goes before its "
+            "successor comes" + ("; requests wait meanwhile" if found.replicas == 1 else "")
+        )
+        event = Event(MODELS, model.metadata, "Normal", reasons.REPLACING_IN_PLACE, note, "Roll")
+        self._world.recorder.emit(event)
 
     async def _ensure(self, resource: Resource, table: Table[Child], model: Model, wanted: JsonObject) -> None:
         metadata = wanted["metadata"]

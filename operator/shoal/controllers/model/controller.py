@@ -50,7 +50,7 @@ class ModelController:
     ):
         self._world, self._planner, self._install, self.queue = world, planner, install, queue
         self._scaler, self._cold = scaler, cold
-        self._applier = Applier(world, scales, planner.target)
+        self._applier = Applier(world, scales, cold, planner.target)
         self._artifacts = Artifacts(world, queue.add)
         world.models.listeners.append(self._model)
         world.classes.listeners.append(self._class)

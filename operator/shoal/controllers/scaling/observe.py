@@ -50,7 +50,7 @@ class Observer:
             replicas=tuple(self._replica(p) for p in self._world.pods.by("model", uid) if not p.finished),
             voices=tuple(self.voice(p, uid) for p in self._world.gateways() if p.was_ready and not self.is_dead(p)),
             variants=self._variants(model),
-            rolling=any(not d.rolled_out for d in deployments),
+            rolling=any(d.replacing or not d.rolled_out for d in deployments),
             term_began=term_began,
             new=_never_ran(model, deployments),
             asked=self._asked(model),

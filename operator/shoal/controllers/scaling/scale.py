@@ -13,7 +13,7 @@ from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.core.placement import VariantPlan
 from shoal.core.scaling import Load
-from shoal.kube.errors import Conflict, NotFound
+from shoal.kube.errors import Conflict, NotFound, Unavailable
 from shoal.kube.projections import Child
 from shoal.kube.resources import DEPLOYMENTS, PODS
 
@@ -31,8 +31,10 @@ Loads = Callable[[str], Load | None]
 class ScaleWriter:
     """Writes as `shoal-scaler`, always from the version that was read."""
 
-    def __init__(self, world: World, loads: Loads) -> None:
-        self._world, self._loads = world, loads
+    def __init__(self, world: World, loads: Loads, leads: Callable[[], bool] = lambda: True) -> None:
+        """`leads`: whether this process is sure to lead, asked right before each write. One that was stopped meanwhile
+        would write what it once decided, over what its successor did."""
+        self._world, self._loads, self._leads = world, loads, leads
 
     def deployment(self, model: Model, gpu_class: str) -> Child | None:
         for child in self._world.deployments.by("model", model.metadata.uid):
@@ -50,7 +52,7 @@ class ScaleWriter:
         """Writes `replicas`: also the first 0, which makes the field the scaler's own. `target` is asked right before
         each write: a number that was decided while another write was on its way counts. Returns what stands.
 
-        Raises Conflict when the Deployment is gone, or keeps changing.
+        Raises Conflict when the Deployment is gone, or keeps changing; Unavailable when this process may lead no more.
         """
         client, table = self._world.client, self._world.deployments
         for _ in range(_ATTEMPTS):
@@ -61,6 +63,8 @@ class ScaleWriter:
             replicas = target()
             if found.replicas == replicas and names.MANAGER_SCALER in found.replicas_managers:
                 return replicas
+            if not self._leads():
+                raise Unavailable(f"{found.key} is not scaled: it is not certain that this operator still leads")
             try:
                 await client.apply_scale(
                     DEPLOYMENTS,

@@ -243,7 +243,7 @@ class Scaler:
         custom = self._world.model_by_uid(uid)
         if custom is not None:
             note = f"{before} -> {decision.wanted}: {decision.message}"
-            kind = "Normal" if decision.reason != reasons.SIGNALS_UNKNOWN else "Warning"
+            kind = "Warning" if decision.reason in (reasons.SIGNALS_UNKNOWN, reasons.NO_CAPACITY) else "Normal"
             self._world.recorder.emit(Event(MODELS, custom.metadata, kind, decision.reason, note, "Scale"))
 
     def _look_again(self, uid: str, state: _State, seconds: float) -> None:

@@ -44,6 +44,7 @@ class Waker:
 
     async def run(self) -> None:
         """Writes until cancelled."""
+        self._classes.clear()
         await self.queue.run(self._write)
 
     async def _write(self, uid: str) -> None:
