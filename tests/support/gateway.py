@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
@@ -110,6 +111,11 @@ class GatewayUnderTest:
         for source in ("models", "tenants", "pods"):
             self.directory.mark(source)
         self.directory.rebuild()
+
+    def model(self, **changes: Any) -> None:
+        """Changes what is known of the Model."""
+        self.models[MODEL.key] = dataclasses.replace(self.models[MODEL.key], **changes)
+        self.changed()
 
     def hear(self, number: int, **said: Any) -> None:
         fields: dict[str, Any] = {"phase": "ready", "engine_boot": f"boot-{number}", **said}

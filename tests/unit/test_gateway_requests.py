@@ -14,10 +14,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from shoal.api import keys
+from shoal.core.hold.limits import Limits
 from shoal.core.resolve import ServedModel
 from tests.support.gateway import API_KEY, INSTALL_KEY, MODEL, gateway, lines, replica, tenant
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine
 
+NOBODY_WAITS = Limits(max_requests=0)
 CHAT = {"model": "llama", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -357,8 +359,9 @@ async def test_too_many_requests_at_once(tmp_path: Path):
 # --- replicas -------------------------------------------------------------------------------------------------------
 
 
-async def test_no_replica(tmp_path: Path):
+async def test_no_replica_where_nobody_may_wait(tmp_path: Path):
     async with gateway(tmp_path) as it:
+        it.model(limits=NOBODY_WAITS)
         response = await it.post(CHAT)
         error = (await response.json())["error"]
         assert response.status == 503
@@ -375,8 +378,7 @@ async def test_no_replica(tmp_path: Path):
 
 async def test_pods_of_an_older_model_of_the_same_name_are_not_used(tmp_path: Path):
     async with gateway(tmp_path, ScriptedEngine()) as it:
-        it.models["chat/llama"] = ServedModel("chat/llama", "uid-new", "chat/llama", ("llama",), MODEL.created)
-        it.changed()
+        it.model(uid="uid-new", limits=NOBODY_WAITS)
         assert (await it.post(CHAT)).status == 503
 
 
@@ -471,6 +473,7 @@ async def test_a_port_that_is_closed_is_retried_elsewhere(tmp_path: Path):
 async def test_when_all_replicas_refuse(tmp_path: Path):
     engines = [ScriptedEngine(failing("unavailable")) for _ in range(5)]
     async with gateway(tmp_path, *engines) as it:
+        it.model(limits=NOBODY_WAITS)
         response = await it.post(CHAT)
         assert response.status == 503
         assert "no replica could take the request" in (await response.json())["error"]["message"]

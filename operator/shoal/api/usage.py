@@ -13,9 +13,10 @@ from pydantic.alias_generators import to_camel
 EVENT_TYPE = "dev.shoal.usage.v1"
 
 RecordKind = Literal["open", "checkpoint", "final"]
-Outcome = Literal["answered", "rejected", "cancelled", "failed", "refused", "cut"]
+Outcome = Literal["answered", "rejected", "cancelled", "failed", "refused", "expired", "cut"]
 """answered: the engine's answer went out whole. rejected: the engine's own 4xx went out. cancelled: the client left.
-failed: the engine was lost after the first byte. refused: no replica could serve (503 with Retry-After). cut: the
+failed: the engine was lost after the first byte. refused: no replica could serve (503 with Retry-After; after
+comments of a stream an error event with retry_after). expired: the same, after it had waited as long as it may. cut: the
 gateway died; its open row was closed at the next start."""
 CountSource = Literal["final", "continuous", "none"]
 """Where the counts come from: the engine's closing usage block, its last running usage before a cut, or nowhere."""
@@ -53,6 +54,8 @@ class UsageData(BaseModel):
     count_source: CountSource = "none"
     attempts: int = 0
     """Replicas that the request was sent to."""
+    hold_ms: float | None = None
+    """Time that the request waited in the gateway for a replica; None: it did not."""
     replica: str | None = None
     """namespace/pod that answered."""
     node: str | None = None

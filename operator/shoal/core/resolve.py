@@ -1,12 +1,30 @@
 """Which Model a client's `model` means, among those that its tenant may use."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Final
 
-from shoal.api.model import Model
+from shoal.api import reasons
+from shoal.api.meta import Condition
+from shoal.api.model import Model, ModelStatus
+from shoal.core import quantity
+from shoal.core.hold.limits import Limits
 
 _FAR = datetime.max.replace(tzinfo=UTC)
+
+
+_NO_PLACE: Final = frozenset({reasons.NO_FIT, reasons.NO_CAPACITY, reasons.OUTRANKED, reasons.NO_CLASS})
+
+
+@dataclass(frozen=True, slots=True)
+class DeadEnd:
+    """Why nobody should wait for a replica of a Model, as its conditions say."""
+
+    reason: str
+    """A reason of `reasons.py`. The condition's message is not for clients: it tells of nodes and engines."""
+    unless_pods: bool
+    """It ends nothing while there are pods that may become ready: only a further one finds no place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +42,14 @@ class ServedModel:
     embeds: bool = False
     """Whether the engine was started for embeddings. Such an engine makes nothing else, and SGLang dies of a chat or
     completion request then: one client's mistake would take the replica from everybody."""
+    limits: Limits = field(default_factory=Limits)
+    """Of the requests that wait for a replica."""
+    kv_percent: int = 80
+    """Share of a replica's KV cache up to which requests that wait are let go."""
+    cold_start_seconds: float | None = None
+    """Measured; None: never yet."""
+    dead_end: DeadEnd | None = None
+    """Why no replica will come."""
 
 
 def served_model(model: Model) -> ServedModel:
@@ -34,7 +60,33 @@ def served_model(model: Model) -> ServedModel:
         claims=model.claimed_names,
         created=model.metadata.creation_timestamp,
         embeds="--is-embedding" in model.spec.engine.extra_args,
+        limits=Limits(
+            max_requests=model.spec.hold.max_requests,
+            max_bytes=quantity.count(model.spec.hold.max_bytes),
+            max_tenant_percent=model.spec.hold.max_tenant_percent,
+            timeout_seconds=float(model.spec.hold.timeout_seconds),
+        ),
+        kv_percent=model.spec.scaling.kv_utilization_percent,
+        cold_start_seconds=_cold_start(model.status) if model.status else None,
+        dead_end=_dead_end(model.status.conditions) if model.status else None,
     )
+
+
+def _cold_start(status: ModelStatus) -> float | None:
+    """Of the classes that are asked for replicas, the longest; else the Model's own figure."""
+    asked = [v.cold_start_seconds for v in status.variants if v.desired and v.cold_start_seconds is not None]
+    seconds = max(asked, default=status.cold_start_seconds)
+    return None if seconds is None else float(seconds)
+
+
+def _dead_end(conditions: Iterable[Condition]) -> DeadEnd | None:
+    for condition in conditions:
+        said = (condition.type, condition.status)
+        if said in ((reasons.ACCEPTED, "False"), (reasons.STALLED, "True")):
+            return DeadEnd(condition.reason, unless_pods=False)
+        if said == (reasons.PLACED, "False") and condition.reason in _NO_PLACE:
+            return DeadEnd(condition.reason, unless_pods=True)
+    return None
 
 
 def names_for(grants: Collection[str], models: Mapping[str, ServedModel]) -> dict[str, ServedModel]:

@@ -46,9 +46,14 @@ class Choice(NamedTuple):
     """Chosen without a live stream: all streams of the model are down."""
 
 
+class Usable(NamedTuple):
+    replicas: Sequence[Replica]
+    fallback: bool
+
+
 @dataclass(frozen=True, slots=True)
 class NoReplica:
-    reason: Literal["none", "not-ready", "turned-away", "tried"]
+    reason: Literal["none", "not-ready", "turned-away", "tried", "queue"]
 
     @property
     def message(self) -> str:
@@ -60,7 +65,25 @@ _NO_REPLICA = {
     "not-ready": "no replica is ready yet",
     "turned-away": "its replicas are draining or stalled",
     "tried": "no replica could take the request",
+    "queue": "others wait already",
 }
+
+
+def usable(replicas: Sequence[Replica], heard: Mapping[str, Heard]) -> Usable | NoReplica:
+    """The replicas that may get requests.
+
+    Only Ready replicas that are not being deleted count; among them only those with a live stream that are neither
+    draining nor stalled. If no stream of the model is live, the Ready ones serve all the same (streams.md, rule 1): an
+    agent that is down must not take a serving engine with it.
+    """
+    if not replicas:
+        return NoReplica("none")
+    ready = [r for r in replicas if r.ready and not r.deleting and r.ip]
+    if not ready:
+        return NoReplica("not-ready")
+    live = [r for r in ready if r.uid in heard]
+    found = [r for r in live if heard[r.uid].phase not in _TURNED_AWAY] if live else ready
+    return Usable(found, not live) if found else NoReplica("turned-away")
 
 
 def choose(
@@ -71,28 +94,22 @@ def choose(
     tried: Collection[str] = (),
     turn: int = 0,
 ) -> Choice | NoReplica:
-    """The replica with the fewest requests of this gateway in flight.
+    """The usable replica with the fewest requests of this gateway in flight.
 
-    Only Ready replicas that are not being deleted count; among them only those with a live stream that are neither
-    draining nor stalled. If no stream of the model is live, the Ready ones serve all the same (streams.md, rule 1): an
-    agent that is down must not take a serving engine with it. `tried` are uids that have failed this request; `turn`
-    is a growing number that spreads equals.
+    `tried` are uids that have failed this request; `turn` is a growing number that spreads equals.
     """
-    if not replicas:
-        return NoReplica("none")
-    ready = [r for r in replicas if r.ready and not r.deleting and r.ip]
-    if not ready:
-        return NoReplica("not-ready")
-    live = [r for r in ready if r.uid in heard]
-    usable = [r for r in live if heard[r.uid].phase not in _TURNED_AWAY] if live else ready
-    if not usable:
-        return NoReplica("turned-away")
-    left = [r for r in usable if r.uid not in tried] if tried else usable
-    if not left:
-        return NoReplica("tried")
-    if len(left) == 1:
-        return Choice(left[0], not live)
-    loads = [in_flight.get(r.uid, 0) for r in left]
+    found = usable(replicas, heard)
+    if isinstance(found, NoReplica):
+        return found
+    left = [r for r in found.replicas if r.uid not in tried] if tried else found.replicas
+    return Choice(least_busy(left, in_flight, turn), found.fallback) if left else NoReplica("tried")
+
+
+def least_busy(replicas: Sequence[Replica], in_flight: Mapping[str, int], turn: int) -> Replica:
+    """The one of at least one replica with the fewest requests in flight."""
+    if len(replicas) == 1:
+        return replicas[0]
+    loads = [in_flight.get(r.uid, 0) for r in replicas]
     fewest = min(loads)
-    equals = [r for r, load in zip(left, loads, strict=True) if load == fewest]
-    return Choice(equals[turn % len(equals)], not live)
+    equals = [r for r, load in zip(replicas, loads, strict=True) if load == fewest]
+    return equals[turn % len(equals)]

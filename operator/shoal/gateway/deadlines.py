@@ -33,7 +33,7 @@ class Deadlines:
             self._timer = loop.call_later(self.seconds, self._look)
 
     def leave(self, deadline: "Deadline") -> None:
-        del self._running[deadline]
+        self._running.pop(deadline, None)
 
     def _look(self) -> None:
         loop = self._loop
@@ -60,8 +60,17 @@ class Deadline:
         if self._task is not None:
             self._task.cancel()
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "Deadline":
         self._task = asyncio.current_task()
+        self._all.enter(self)
+        return self
+
+    def pause(self) -> None:
+        """Stops the clock: what follows is bounded otherwise."""
+        self._all.leave(self)
+
+    def restart(self) -> None:
+        """Begins the whole time anew."""
         self._all.enter(self)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

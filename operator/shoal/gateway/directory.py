@@ -34,6 +34,8 @@ class Snapshot:
         default_factory=dict[tuple[str, str], tuple[Replica, ...]]
     )
     """By `namespace/name` and uid of the Model: pods of a deleted one of the same name have other keys."""
+    owners: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Uid of a pod -> uid of its Model."""
     _words: dict[frozenset[str], dict[str, ServedModel]] = field(
         default_factory=dict[frozenset[str], dict[str, ServedModel]]
     )
@@ -58,13 +60,14 @@ class Directory:
         models: Mapping[str, ServedModel],
         tenants: Mapping[str, Tenant],
         pods: Mapping[str, Replica],
-        changed: Callable[[], None] = lambda: None,
+        *changed: Callable[[], None],
     ) -> None:
         self.snapshot = Snapshot()
+        self.changed = list(changed)
+        """Called after each new snapshot."""
         self._models = models
         self._tenants = tenants
         self._pods = pods
-        self._changed = changed
         self._dirty: set[Source] = set()
 
     def mark(self, source: Source) -> None:
@@ -80,14 +83,16 @@ class Directory:
         dirty, self._dirty = self._dirty, set()
         models = dict(self._models) if "models" in dirty else old.models
         keys = index_keys(self._tenants.values()) if "tenants" in dirty else old.keys
-        replicas = old.replicas
+        replicas, owners = old.replicas, old.owners
         if "pods" in dirty:
             by_model: dict[tuple[str, str], list[Replica]] = {}
             for replica in self._pods.values():
                 by_model.setdefault((replica.model, replica.model_uid), []).append(replica)
             replicas = {model: tuple(sorted(pods, key=lambda r: r.key)) for model, pods in by_model.items()}
-        self.snapshot = Snapshot(models, keys, replicas)
-        self._changed()
+            owners = {replica.uid: replica.model_uid for replica in self._pods.values()}
+        self.snapshot = Snapshot(models, keys, replicas, owners)
+        for changed in self.changed:
+            changed()
 
 
 def project_model(obj: JsonObject, invalid: Callable[[str], None]) -> ServedModel | None:

@@ -1,30 +1,46 @@
 """The replicas as this gateway sees them: what their agents say, and how much of ours is in flight on each."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 
 from shoal.api.replica import ReplicaKeys
+from shoal.core.hold.room import Allowance, Ours, allowance
 from shoal.core.resolve import ServedModel
-from shoal.core.routing import Choice, Heard, NoReplica, choose
+from shoal.core.routing import Choice, Heard, NoReplica, Replica, choose, least_busy, usable
+from shoal.gateway.demand import DemandBook
 from shoal.gateway.directory import Snapshot
 from shoal.gateway.installkey import KeyRing
 from shoal.signals.replica import Me, Peer, ReplicaStreams
 
 
 class Fleet:
-    def __init__(self, key_ring: KeyRing, me: Me = Me()) -> None:  # noqa: B008 - immutable
+    def __init__(self, key_ring: KeyRing, me: Me = Me(), book: DemandBook | None = None) -> None:  # noqa: B008
         self._key_ring = key_ring
+        self.book = book or DemandBook()
+        self.changed: Callable[[str], None] = lambda _uid: None
+        """Hears the uid of a pod after what is known of it changed."""
+        self.emptied: Callable[[str], None] = lambda _uid: None
+        """Hears the uid of a pod at which nothing of ours is in flight any more."""
         self.streams = ReplicaStreams(self.heard_of, me)
         self.heard: dict[str, Heard] = {}
         """By pod uid; absent: no live stream."""
+        self._said: dict[str, ReplicaKeys] = {}
         self._in_flight: dict[str, int] = {}
+        self._tokens: dict[str, int] = {}
+        self._reported: dict[str, tuple[int, int]] = {}
+        """What was in flight when the last report came: requests, and tokens of those that had waited."""
         self._turn = 0
 
     def heard_of(self, uid: str, keys: ReplicaKeys | None) -> None:
         """Takes what a stream says; None when it is down."""
         if keys is None:
             self.heard.pop(uid, None)
+            self._said.pop(uid, None)
+            self._reported.pop(uid, None)
         else:
             self.heard[uid] = Heard(keys.phase, keys.engine_boot)
+            self._said[uid] = keys
+            self._reported[uid] = (self._in_flight.get(uid, 0), self._tokens.get(uid, 0))
+        self.changed(uid)
 
     def follow(self, snapshot: Snapshot) -> None:
         """Listens to the agents of exactly the pods in the snapshot."""
@@ -37,19 +53,53 @@ class Fleet:
         self.streams.set_peers(peers)
 
     def choose(self, snapshot: Snapshot, model: ServedModel, tried: Collection[str]) -> Choice | NoReplica:
+        """The replica for one request; call `enter` right after it, with no await between."""
         self._turn += 1
         return choose(snapshot.replicas_of(model), self.heard, self._in_flight, tried=tried, turn=self._turn)
 
-    def enter(self, uid: str) -> None:
-        """Counts a request as in flight; call it right after `choose`, with no await between."""
-        self._in_flight[uid] = self._in_flight.get(uid, 0) + 1
+    def usable(self, snapshot: Snapshot, model: ServedModel) -> list[Replica]:
+        """The replicas that may get requests and whose key is known."""
+        found = usable(snapshot.replicas_of(model), self.heard)
+        if isinstance(found, NoReplica):
+            return []
+        return [r for r in found.replicas if self._key_ring.key_for(r.install_key, r.model_uid) is not None]
 
-    def leave(self, uid: str) -> None:
+    def least_busy(self, replicas: Sequence[Replica]) -> Replica:
+        """The one with the fewest requests of ours; call `enter` right after it, with no await between."""
+        self._turn += 1
+        return least_busy(replicas, self._in_flight, self._turn)
+
+    def allowance(self, replica: Replica, *, kv_percent: int, share: float) -> Allowance:
+        """What may go there in one round of those that wait."""
+        uid = replica.uid
+        at_report = self._reported.get(uid, (0, 0))
+        ours = Ours(self._in_flight.get(uid, 0), self._tokens.get(uid, 0), *at_report)
+        return allowance(self._said.get(uid), ours, kv_percent=kv_percent, share=share)
+
+    def enter(self, replica: Replica, tokens: int = 0) -> None:
+        """Counts a request as in flight; `tokens` is what it is assumed to hold, if it waited before."""
+        uid = replica.uid
+        self._in_flight[uid] = self._in_flight.get(uid, 0) + 1
+        if tokens:
+            self._tokens[uid] = self._tokens.get(uid, 0) + tokens
+        self.book.sent(replica.model_uid)
+
+    def leave(self, replica: Replica, tokens: int = 0) -> None:
+        """It is there no more. `tokens` as `enter` was told."""
+        uid = replica.uid
         left = self._in_flight[uid] - 1
         if left:
             self._in_flight[uid] = left
         else:
             del self._in_flight[uid]
+            self.emptied(uid)
+        if tokens and not self._take_tokens(uid, tokens):
+            del self._tokens[uid]
+        self.book.ended(replica.model_uid)
 
     def in_flight(self, uid: str) -> int:
         return self._in_flight.get(uid, 0)
+
+    def _take_tokens(self, uid: str, tokens: int) -> int:
+        left = self._tokens[uid] = self._tokens[uid] - tokens
+        return left

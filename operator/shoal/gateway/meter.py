@@ -33,11 +33,13 @@ class Meter:
         "count_source",
         "engine_boot",
         "first_byte",
+        "held_seconds",
         "id",
         "model",
         "outcome",
         "replica",
         "status",
+        "tenant",
     )
 
     def __init__(
@@ -54,6 +56,7 @@ class Meter:
     ) -> None:
         self.id = id
         self.model = model.key
+        self.tenant = identity.tenant
         self._source = source
         self._started = time.monotonic()
         self._usage: bytes | None = None
@@ -76,6 +79,7 @@ class Meter:
         self.replica: Replica | None = None
         self.engine_boot: str | None = None
         self.first_byte: float | None = None
+        self.held_seconds: float | None = None
         self.count_source: CountSource = "none"
 
     @property
@@ -130,6 +134,8 @@ class Meter:
                 data["node"] = replica.node
                 data["gpuClass"] = replica.gpu_class
                 data["engineBoot"] = self.engine_boot
+            if self.held_seconds is not None:
+                data["holdMs"] = round(self.held_seconds * 1000, 3)
             if (first := self.seconds_to_first_byte) is not None:
                 data["ttftMs"] = round(first * 1000, 3)
         record = {

@@ -5,20 +5,21 @@ that a client made up.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from shoal.api.usage import Outcome
+from shoal.core.hold.limits import Held
 
 _DURATIONS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84, 327.68)
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0)
 _TOKENS = tuple(4.0**n for n in range(14))
 
-_OUTCOMES: Final[tuple[Outcome, ...]] = ("answered", "rejected", "cancelled", "failed", "refused")
+_OUTCOMES: Final[tuple[Outcome, ...]] = ("answered", "rejected", "cancelled", "failed", "refused", "expired")
 
 OPERATIONS = {
     "/v1/chat/completions": "chat",
@@ -54,11 +55,12 @@ class Tally:
 class ModelMetrics:
     """The series of one Model and operation."""
 
-    __slots__ = ("duration", "first_token", "input_tokens", "output_tokens")
+    __slots__ = ("duration", "first_token", "held", "input_tokens", "output_tokens")
 
     def __init__(self) -> None:
         self.duration: dict[Outcome, Tally] = {outcome: Tally(_DURATIONS) for outcome in _OUTCOMES}
         self.first_token = Tally(_FIRST_TOKEN)
+        self.held = Tally(_DURATIONS)
         self.input_tokens = Tally(_TOKENS)
         self.output_tokens = Tally(_TOKENS)
 
@@ -86,6 +88,11 @@ class _ModelCollector(Collector):
             "Tokens per request, as the engine counted them; input includes cached ones.",
             labels=[*labels, "gen_ai_token_type"],
         )
+        held = HistogramMetricFamily(
+            "shoal_gateway_hold_seconds",
+            "Time that requests waited here for a replica, of those that waited.",
+            labels=labels,
+        )
         requests = CounterMetricFamily(
             "shoal_gateway_requests", "Accepted requests by how they ended.", labels=[*labels, "outcome"]
         )
@@ -94,9 +101,34 @@ class _ModelCollector(Collector):
                 duration.add_metric([*key, outcome], tally.buckets(), tally.sum)
                 requests.add_metric([*key, outcome], sum(tally.counts))
             first_token.add_metric([*key], model.first_token.buckets(), model.first_token.sum)
+            held.add_metric([*key], model.held.buckets(), model.held.sum)
             for kind, tally in (("input", model.input_tokens), ("output", model.output_tokens)):
                 tokens.add_metric([*key, kind], tally.buckets(), tally.sum)
-        return (duration, first_token, tokens, requests)
+        return (duration, first_token, held, tokens, requests)
+
+
+class _HoldCollector(Collector):
+    """What waits, asked for when it is scraped."""
+
+    def __init__(self, figures: Callable[[], Mapping[str, Held]], most: int) -> None:
+        self._figures = figures
+        self._most = most
+
+    def collect(self) -> Iterable[Metric]:
+        labels = ["gen_ai_request_model"]
+        requests = GaugeMetricFamily(
+            "shoal_gateway_held_requests", "Requests that wait here for a replica.", labels=labels
+        )
+        size = GaugeMetricFamily("shoal_gateway_held_bytes", "Bytes of their bodies.", labels=labels)
+        figures = sorted(self._figures().items(), key=lambda pair: -pair[1].requests)
+        shown = dict(figures[: self._most])
+        for _, held in figures[self._most :]:
+            before = shown.get("other", Held())
+            shown["other"] = Held(before.requests + held.requests, before.bytes + held.bytes)
+        for model, held in shown.items():
+            requests.add_metric([model], held.requests)
+            size.add_metric([model], held.bytes)
+        return (requests, size)
 
 
 class Metrics:
@@ -112,6 +144,20 @@ class Metrics:
             "shoal_gateway_retries",
             "Attempts that failed before the first byte and were made again or given up.",
             ["reason"],
+            registry=registry,
+        )
+        self.retries_put_off = Counter(
+            "shoal_gateway_retry_budget_exhausted",
+            "Rounds in which requests that had failed waited for their Model's budget of retries.",
+            registry=registry,
+        )
+        self.releases = Counter(
+            "shoal_gateway_hold_releases", "Requests that waited here and went on to a replica.", registry=registry
+        )
+        self.hold_refused = Counter(
+            "shoal_gateway_hold_refused",
+            "Requests that could not wait, by the bound that they would have broken.",
+            ["bound"],
             registry=registry,
         )
         self.fallbacks = Counter(
@@ -147,6 +193,10 @@ class Metrics:
         self._models: dict[tuple[str, str], ModelMetrics] = {}
         self._labelled: set[str] = set()
         registry.register(_ModelCollector(self._models))
+
+    def watch_holds(self, figures: Callable[[], Mapping[str, Held]]) -> None:
+        """Shows what waits, by Model."""
+        self.registry.register(_HoldCollector(figures, self._max_models))
 
     def of(self, model: str, endpoint: str) -> ModelMetrics:
         """The series of a Model (`namespace/name`) on one endpoint."""

@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from shoal.api import names
 from shoal.api.keys import Role
 from shoal.api.replica import HEARTBEAT_SECONDS
-from shoal.gateway.app import DISCONNECT, GONE, Receive, Scope, Send
+from shoal.gateway.asgi import DISCONNECT, GONE, Receive, Scope, Send
 from shoal.signals.hub import Caller, Hub, Reader, TooManyReaders
 
 Readiness = Callable[[], Mapping[str, str]]

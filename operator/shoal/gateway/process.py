@@ -50,8 +50,8 @@ class Process:
         self.demand = DemandBook()
         self.teller = Teller(self.demand)
         self.me = Me(settings.pod_name, self.teller.hub.boot)
-        self.peers = Peers(client, settings.pod_namespace, self.me, self.key_ring)
-        self.fleet = Fleet(self.key_ring, self.me)
+        self.peers = Peers(client, settings.pod_namespace, self.me, self.key_ring, changed=self._held_elsewhere)
+        self.fleet = Fleet(self.key_ring, self.me, self.demand)
         self.spool = Spool(settings.spool_dir)
         self.pool = Pool(connect_timeout=settings.connect_seconds)
         invalid: Callable[[str], None] = lambda kind: self.metrics.invalid.labels(kind).inc()  # noqa: E731
@@ -80,6 +80,7 @@ class Process:
             self.spool,
             self.pool,
             self.metrics,
+            elsewhere=self.peers.held_elsewhere,
             engine_port=engine_port,
         )
         self.server = make_server(
@@ -92,7 +93,7 @@ class Process:
             max_head_bytes=settings.max_head_bytes,
             head_seconds=settings.body_seconds,
             max_connections=settings.max_connections,
-            stop_seconds=int(settings.request_seconds + settings.body_seconds) + 1,
+            stop_seconds=int(settings.hold_seconds + settings.request_seconds + settings.body_seconds) + 1,
         )
         self.ops = make_server(
             Ops(self.metrics.registry, self.missing, self._refresh_gauges, self.teller.hub, self.key_ring),
@@ -180,6 +181,7 @@ class Process:
             if self.key_ring.refresh():
                 self._follow()
                 self.peers.follow()
+                self.gateway.holds.look()
             self.pool.sweep()
             self.server.sweep()
             self.ops.sweep()
@@ -207,6 +209,13 @@ class Process:
     def _follow(self) -> None:
         self.fleet.follow(self.directory.snapshot)
         self.demand.retain({model.uid for model in self.directory.snapshot.models.values()})
+
+    def _held_elsewhere(self, uid: str | None) -> None:
+        """More or less waits in the other gateways, of one Model or of any: this one's share is another."""
+        if uid is None:
+            self.gateway.holds.look()
+        else:
+            self.gateway.holds.poke(uid)
 
     def _refresh_gauges(self) -> None:
         metrics, snapshot = self.metrics, self.directory.snapshot

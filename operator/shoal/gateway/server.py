@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from shoal.gateway.app import ANSWER, DISCONNECT, GONE
+from shoal.gateway.asgi import ANSWER, DISCONNECT, GONE
 from shoal.gateway.errors import ApiError
 
 _STUCK_SECONDS: Final = 30.0

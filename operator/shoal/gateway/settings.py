@@ -34,7 +34,9 @@ class GatewaySettings(BaseSettings):
     log_level: str = "info"
 
     request_seconds: float = Field(default=900.0, gt=0)
-    """Longest that one request may take, from acceptance to its last byte."""
+    """Longest that one request may take at replicas, to its last byte. Waiting for a replica comes on top."""
+    hold_seconds: float = Field(default=600.0, ge=0)
+    """Longest that a request waits for a replica, whatever its Model allows: it is part of the pod's grace period."""
     body_seconds: float = Field(default=60.0, gt=0)
     """Longest that a client may take to send its head or its body."""
     connect_seconds: float = Field(default=2.0, gt=0)

@@ -78,26 +78,36 @@ class Upstream(Protocol):
         ...
 
 
+class Abortable(Protocol):
+    """What a request stands at."""
+
+    handle: "AbortHandle | None"
+
+    def abort(self) -> None:
+        """The client has left."""
+        ...
+
+
 class AbortHandle:
     """Cuts off a request wherever it stands; made before there is a connection."""
 
-    __slots__ = ("_answer", "aborted")
+    __slots__ = ("_at", "aborted")
 
     def __init__(self) -> None:
         self.aborted = False
-        self._answer: _Connection | None = None
+        self._at: Abortable | None = None
 
-    def hold(self, answer: "_Connection") -> None:
-        self._answer = answer
-        answer.handle = self
+    def hold(self, at: Abortable) -> None:
+        self._at = at
+        at.handle = self
 
     def drop(self) -> None:
-        self._answer = None
+        self._at = None
 
     def abort(self) -> None:
         self.aborted = True
-        if self._answer is not None:
-            self._answer.abort()
+        if self._at is not None:
+            self._at.abort()
 
 
 class _Connection(asyncio.Protocol):

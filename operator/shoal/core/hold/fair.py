@@ -1,0 +1,129 @@
+"""Start-time fair queueing (Goyal, Vin and Cheng, 1996): who is next, by the tokens that each one has had.
+
+Each flow (a tenant) has a start tag: the virtual time at which its next request would begin if all flows that wait
+were served at the same time. The smallest start tag goes first; serving a request moves the flow's tag on by its cost
+over the flow's weight. A flow that has not waited begins at the virtual time of now, so it neither collects credit nor
+pays for others: however many requests one flow has waiting, another flow's first one goes next.
+
+Exact within one queue. Several gateways each have their own, so between them it is only as fair as clients spread.
+"""
+
+import heapq
+from typing import Final, Generic, TypeVar
+
+_TIDY_AT: Final = 64
+"""Flows that are kept before those that owe nothing are let go."""
+
+T = TypeVar("T")
+
+
+class _Flow(Generic[T]):
+    __slots__ = ("finish", "items", "queued")
+
+    def __init__(self) -> None:
+        # A dict keeps the order of insertion, and lets go of one in the middle at once.
+        self.items: dict[T, tuple[float, float]] = {}
+        self.finish = 0.0
+        self.queued = False
+
+
+class FairQueue(Generic[T]):
+    """Items must be hashable and each be in the queue at most once."""
+
+    __slots__ = ("_flows", "_heap", "_order", "_size", "_tidy_at", "_virtual")
+
+    def __init__(self) -> None:
+        self._flows: dict[str, _Flow[T]] = {}
+        self._heap: list[tuple[float, int, str]] = []
+        self._virtual = 0.0
+        self._order = 0
+        self._size = 0
+        self._tidy_at = _TIDY_AT
+
+    def __len__(self) -> int:
+        return self._size
+
+    def push(self, flow: str, item: T, cost: float, weight: float = 1.0) -> None:
+        """Adds an item behind those of its flow. `cost` is what serving it takes, in any unit that all use.
+
+        Raises:
+            ValueError: `cost` or `weight` is not above 0, or the item waits already.
+        """
+        if not (cost > 0 and weight > 0):
+            raise ValueError(f"cost {cost} and weight {weight} must be above 0")
+        found = self._flows.get(flow)
+        if found is None:
+            found = self._flows[flow] = _Flow()
+        elif item in found.items:
+            raise ValueError("the item waits already")
+        found.items[item] = (cost, weight)
+        self._size += 1
+        if not found.queued:
+            self._enter(flow, found)
+
+    def peek(self) -> T | None:
+        """The item that `pop` would return; None when nothing waits."""
+        flow = self._first()
+        return next(iter(flow.items)) if flow is not None else None
+
+    def pop(self) -> T | None:
+        """Takes out the item whose turn it is; None when nothing waits."""
+        flow = self._first()
+        if flow is None:
+            return None
+        start, _, name = heapq.heappop(self._heap)
+        item = next(iter(flow.items))
+        cost, weight = flow.items.pop(item)
+        self._size -= 1
+        self._virtual = start
+        flow.finish = start + cost / weight
+        flow.queued = False
+        if flow.items:
+            self._enter(name, flow)
+        if not self._size:
+            self._forget()
+        elif len(self._flows) > self._tidy_at:
+            self._tidy()
+        return item
+
+    def remove(self, flow: str, item: T) -> bool:
+        """Takes out an item that leaves before its turn; False when it does not wait here. Costs its flow nothing."""
+        found = self._flows.get(flow)
+        if found is None or item not in found.items:
+            return False
+        del found.items[item]
+        self._size -= 1
+        if not self._size:
+            self._forget()
+        return True
+
+    def items(self) -> list[T]:
+        """All that waits, flow by flow."""
+        return [item for flow in self._flows.values() for item in flow.items]
+
+    def _enter(self, name: str, flow: _Flow[T]) -> None:
+        flow.queued = True
+        self._order += 1
+        heapq.heappush(self._heap, (max(self._virtual, flow.finish), self._order, name))
+
+    def _first(self) -> _Flow[T] | None:
+        while self._heap:
+            flow = self._flows[self._heap[0][2]]
+            if flow.items:
+                return flow
+            flow.queued = False
+            heapq.heappop(self._heap)
+        return None
+
+    def _tidy(self) -> None:
+        """Lets go of flows that have nothing and owe nothing."""
+        done = [name for name, f in self._flows.items() if not f.queued and f.finish <= self._virtual]
+        for name in done:
+            del self._flows[name]
+        self._tidy_at = 2 * len(self._flows) + _TIDY_AT
+
+    def _forget(self) -> None:
+        """Nothing waits: the next one begins a new round in which nobody owes anything."""
+        self._flows.clear()
+        self._heap.clear()
+        self._virtual = 0.0

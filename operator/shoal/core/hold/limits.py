@@ -1,0 +1,68 @@
+"""Who may wait, for how long, and what the others are told."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+COLD_START_FACTOR: Final = 2.0
+COLD_START_EXTRA_SECONDS: Final = 30.0
+"""Nobody waits for longer than two measured cold starts and this."""
+RETRY_AFTER_UNKNOWN_SECONDS: Final = 30
+RETRY_AFTER_MAX_SECONDS: Final = 60
+"""Clients ignore a longer Retry-After."""
+
+Bound = Literal["requests", "bytes", "tenant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a Model's `spec.hold` allows at each gateway."""
+
+    max_requests: int = 2000
+    max_bytes: int = 256 * 1024 * 1024
+    max_tenant_percent: int = 50
+    timeout_seconds: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How much waits: of a Model, or of one tenant in it."""
+
+    requests: int = 0
+    bytes: int = 0
+
+
+def over(limits: Limits, size: int, all_held: Held, tenants_held: Held) -> Bound | None:
+    """The bound that one more request with a body of `size` bytes would break; None: it may wait.
+
+    A tenant's share is of requests and of bytes, and never less than one request.
+    """
+    if all_held.requests + 1 > limits.max_requests:
+        return "requests"
+    if all_held.bytes + size > limits.max_bytes:
+        return "bytes"
+    if tenants_held.requests and (
+        (tenants_held.requests + 1) * 100 > limits.max_requests * limits.max_tenant_percent
+        or (tenants_held.bytes + size) * 100 > limits.max_bytes * limits.max_tenant_percent
+    ):
+        return "tenant"
+    return None
+
+
+def longest_wait(limits: Limits, cold_start_seconds: float | None, ceiling_seconds: float) -> float:
+    """Seconds that a request waits at most: the Model's timeout, or two cold starts and 30 s where that is less.
+
+    `cold_start_seconds` is the measured one, None where none was measured; `ceiling_seconds` is the gateway's own.
+    """
+    longest = min(limits.timeout_seconds, ceiling_seconds)
+    if cold_start_seconds is None:
+        return longest
+    return min(longest, COLD_START_FACTOR * cold_start_seconds + COLD_START_EXTRA_SECONDS)
+
+
+def retry_after(cold_start_seconds: float | None, waking_seconds: float) -> int:
+    """Seconds until another try makes sense: what is left of the cold start that began `waking_seconds` ago; at least
+    1, at most 60."""
+    if cold_start_seconds is None:
+        return RETRY_AFTER_UNKNOWN_SECONDS
+    left = cold_start_seconds - waking_seconds
+    return max(1, min(RETRY_AFTER_MAX_SECONDS, int(left) + (left > int(left))))

@@ -1,0 +1,190 @@
+"""From the engine's answer to the client's: usage is read and stripped, the model's name put back, errors reshaped."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+
+import orjson
+
+from shoal.core.resolve import ServedModel
+from shoal.gateway import errors, sse
+from shoal.gateway.asgi import Headers
+from shoal.gateway.errors import ApiError
+from shoal.gateway.hold import ClientGone
+from shoal.gateway.meter import CHECKPOINT_SECONDS, Meter
+from shoal.gateway.reply import Reply
+from shoal.gateway.upstream import Aborted, Answer, AnswerTooLarge, UpstreamError
+from shoal.ledger.spool import Row
+
+EMBEDDINGS: Final = "/v1/embeddings"
+
+
+class Retry(Exception):
+    """This replica could not take the request and nothing of its answer went to the client: try another."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Prepared(NamedTuple):
+    """What the request asks for, ready to be sent to any replica; small, because it may have to wait."""
+
+    path: str
+    word: str
+    """What the client put in `model`."""
+    stream: bool
+    wants_usage: bool
+    wants_continuous: bool
+    model: ServedModel
+    raw: bytes
+    name: sse.ModelName
+    answer_bound: int | None
+    """Longest answer in tokens that the client asked for."""
+    choices: int
+
+
+class Spool(Protocol):
+    def put(self, row: Row) -> None: ...
+
+
+class Relay:
+    """One request's way back. `began` is called when the engine's answer begins to go out."""
+
+    __slots__ = ("_answering", "_began", "_max_bytes", "_meter", "_prepared", "_reply", "_spool")
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        meter: Meter,
+        reply: Reply,
+        spool: Spool,
+        began: Callable[[], None],
+        max_answer_bytes: int,
+    ) -> None:
+        self._prepared = prepared
+        self._meter = meter
+        self._reply = reply
+        self._spool = spool
+        self._began = began
+        self._max_bytes = max_answer_bytes
+        self._answering = False
+        """Something of an engine's answer is out: from then on no other replica may be asked."""
+
+    async def run(self, answer: Answer, headers: Headers) -> None:
+        """Passes an answer on, to its end.
+
+        Raises:
+            Retry: nothing of it went out, and another replica may do better.
+            ApiError: what the client has to be told instead.
+            ClientGone: the client left.
+        """
+        if answer.status in (401, 503):
+            # 401: the pod's keys are being rotated. Both mean "not here", never "not you".
+            raise Retry("unauthorized" if answer.status == 401 else "unavailable")
+        if answer.status == 200 and self._prepared.stream and b"event-stream" in answer.content_type:
+            await self._stream(answer, headers)
+        else:
+            await self._whole(answer, headers)
+
+    async def _whole(self, answer: Answer, headers: Headers) -> None:
+        prepared, meter = self._prepared, self._meter
+        try:
+            body = await answer.read_all(self._max_bytes)
+        except Aborted:
+            raise ClientGone from None
+        except AnswerTooLarge:
+            raise ApiError(502, "The engine's answer is too large.", "answer_too_large") from None
+        except UpstreamError:
+            raise Retry("lost") from None
+        if answer.status >= 400:
+            raise errors.from_engine(answer.status, body)
+        if self._reply.started:
+            raise ApiError(502, "The engine did not answer with a stream.", "no_stream")
+        if (span := sse.find_usage(body)) is not None:
+            meter.count(body[span[0] : span[1]], "final")
+        self._answering = True
+        self._began()
+        meter.status = answer.status
+        rewrite = prepared.name.rewrite_whatever if prepared.path == EMBEDDINGS else prepared.name.rewrite
+        await self._reply.json(answer.status, rewrite(body), headers)
+        meter.outcome = "answered"
+
+    async def _stream(self, answer: Answer, headers: Headers) -> None:
+        prepared, meter, reply = self._prepared, self._meter, self._reply
+        name = prepared.name
+        splitter = sse.Splitter()
+        clock = asyncio.get_running_loop().time
+        checkpoint_at = clock() + CHECKPOINT_SECONDS
+        failed = done = False
+        while True:
+            try:
+                data = await answer.read()
+                events = splitter.feed(data)
+            except Aborted:
+                raise ClientGone from None
+            except (UpstreamError, sse.EventTooLarge):
+                if self._answering:
+                    raise _engine_lost() from None
+                raise Retry("lost") from None
+            if not data:
+                break
+            out: list[bytes] = []
+            for event in events:
+                if event == sse.DONE:
+                    done = True
+                    if not self._answering and not out:
+                        continue
+                elif sse.is_error(event):
+                    failed = True
+                    event = self._engine_error(event, out)
+                elif (span := sse.find_usage(event)) is not None:
+                    closing = sse.is_closing_usage(event)
+                    meter.count(event[span[0] : span[1]], "final" if closing else "continuous")
+                    if closing:
+                        if not prepared.wants_usage:
+                            continue
+                    elif not prepared.wants_continuous:
+                        event = sse.without_usage(event, span)
+                    event = name.rewrite(event)
+                elif event.startswith(b":") and not self._answering and not out:
+                    continue  # a comment is no answer yet: until one comes, another replica can take over
+                else:
+                    event = name.rewrite(event)
+                out.append(event)
+            if out:
+                if not self._answering:
+                    self._answering = True
+                    self._began()
+                    meter.status = 200
+                    await reply.begin_stream(headers)
+                out.append(b"")
+                await reply.write(b"\n\n".join(out))
+            if (now := clock()) >= checkpoint_at:
+                checkpoint_at = now + CHECKPOINT_SECONDS
+                if meter.count_source != "none":
+                    self._spool.put(meter.checkpoint_row())
+        if not done and not failed:
+            if self._answering:
+                raise _engine_lost()
+            raise Retry("lost")
+        await reply.begin_stream()
+        meter.status = 200
+        meter.outcome = "failed" if failed else "answered"
+        await reply.end()
+
+    def _engine_error(self, event: bytes, out: list[bytes]) -> bytes:
+        """An error event of the engine: before the first byte an answer with a status, or another try; after it, an
+        event in OpenAI's shape."""
+        decoded = sse.payload(event) or {}
+        status = errors.engine_status(decoded)
+        error = errors.from_engine(status, orjson.dumps(decoded))
+        if not self._answering and not out:
+            if status == 503:
+                raise Retry("unavailable")
+            raise error
+        return error.event().rstrip(b"\n")
+
+
+def _engine_lost() -> ApiError:
+    return ApiError(502, "The replica that was answering was lost; the answer is incomplete.", "replica_lost")

@@ -1,0 +1,83 @@
+"""The client's side of one request: its answer's head, body and errors."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from shoal.gateway.asgi import ANSWER, Headers, Scope, Send
+from shoal.gateway.errors import ApiError
+
+_JSON: Final = (b"content-type", b"application/json")
+_EVENT_STREAM: Final = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # nginx and its kind would hold the chunks back otherwise
+    (b"x-accel-buffering", b"no"),
+)
+_COMMENT: Final = b": waiting for a replica\n\n"
+_COMMENT_SECONDS: Final = 5.0
+
+
+class Stopping(Protocol):
+    """Whether this gateway is about to stop: then a connection is not to be used again."""
+
+    @property
+    def stopping(self) -> bool: ...
+
+
+class Reply:
+    __slots__ = ("_answer", "_client_id", "_id", "_process", "_send", "started")
+
+    def __init__(self, scope: Scope, send: Send, id: str, client_id: str | None, process: Stopping) -> None:
+        self._send = send
+        # Taken out of the scope: left there it would be a cycle, and work for the collector.
+        self._answer: Callable[[Headers, bytes], bool] | None = scope.pop(ANSWER, None)
+        self._id = id
+        self._client_id = client_id
+        self._process = process
+        self.started = False
+        """The status is out: an error can only be an event now."""
+
+    async def json(self, status: int, body: bytes, headers: Headers = ()) -> None:
+        """A whole answer."""
+        if self._answer is not None and status == 200 and not self._process.stopping:
+            self.started = True
+            if self._answer((_JSON, *headers, *self._ids()), body):
+                return
+        await self._start(status, (_JSON, (b"content-length", str(len(body)).encode()), *headers))
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def error(self, error: ApiError) -> None:
+        """By status, or by an event when the status is already out."""
+        if self.started:
+            await self._send({"type": "http.response.body", "body": error.event(), "more_body": False})
+        else:
+            await self.json(error.status, error.body(), error.headers)
+
+    async def begin_stream(self, headers: Headers = ()) -> None:
+        """The head of a stream, once; `headers` are lost if it is out already."""
+        if not self.started:
+            await self._start(200, (*_EVENT_STREAM, *headers))
+
+    async def write(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def comment(self) -> None:
+        """Tells client and proxies that somebody is here. Raises TimeoutError when the client does not take it."""
+        async with asyncio.timeout(_COMMENT_SECONDS):
+            await self.begin_stream()
+            await self.write(_COMMENT)
+
+    async def _start(self, status: int, headers: Headers) -> None:
+        self.started = True
+        close = ((b"connection", b"close"),) if self._process.stopping else ()
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self._ids(), *close]})
+
+    def _ids(self) -> Headers:
+        return (
+            (b"x-request-id", (self._client_id or self._id).encode()),
+            (b"x-shoal-request-id", self._id.encode()),
+        )
