@@ -8,7 +8,7 @@ import pytest
 from shoal.lab.node import disk
 from shoal.lab.node.affinity import admits
 from shoal.lab.node.context import Gpus
-from shoal.lab.node.ownnode import HEALTHY_GPUS, healthy_gpus
+from shoal.lab.node.ownnode import HEALTHY_GPUS, healthy_gpus, taken_for_lost
 
 
 def volume(*terms: list[dict[str, Any]], key: str = "matchExpressions") -> dict[str, Any]:
@@ -80,3 +80,12 @@ def test_an_untyped_host_path_that_is_nowhere_is_made(tmp_path: Path) -> None:
         disk.Disk(tmp_path).host_path({"path": path, "type": "FileOrCreate"})
     with pytest.raises(disk.DiskError, match="path /nowhere/at/all does not exist"):
         disk.Disk(tmp_path).host_path({"path": "/nowhere/at/all", "type": "Socket"})
+
+
+def test_a_node_notices_that_it_is_taken_for_lost() -> None:
+    def node(*conditions: tuple[str, str]) -> dict[str, Any]:
+        return {"metadata": {}, "status": {"conditions": [{"type": t, "status": s} for t, s in conditions]}}
+
+    assert taken_for_lost(node(("MemoryPressure", "False"), ("Ready", "Unknown")))
+    assert not taken_for_lost(node(("MemoryPressure", "Unknown"), ("Ready", "True")))
+    assert not taken_for_lost(node())

@@ -40,7 +40,7 @@ async def run(config: NodeConfig, spawner: socket.socket) -> None:
     api.server = config.api_server
     runtime = Runtime(spawner)
     gpus = Gpus(node.capacity.gpus)
-    own = OwnNode(api, node, gpus)
+    own = OwnNode(api, config, node, gpus)
     disk = disks.root_of(config.data_dir)
     disk.mkdir(parents=True, exist_ok=True)
     async with (

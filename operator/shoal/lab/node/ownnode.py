@@ -1,7 +1,10 @@
-"""What the node knows of its own Node object: labels that others set, and how many of its GPUs are healthy.
+"""What the node knows of its own Node object: labels that others set, how many of its GPUs are healthy, whether the
+control plane takes it for ready.
 
 A device plugin tells the kubelet of a GPU that has failed (an XID error, a lost link), and the kubelet lowers
 `status.allocatable`. Here an annotation of the Node takes the place of the plugin.
+
+A control plane that was away, or heard no Lease in time, takes the node for lost until the node itself says otherwise.
 """
 
 import asyncio
@@ -13,8 +16,9 @@ import structlog
 
 from shoal.lab.kubeapi import Api, ApiError, Reflector
 from shoal.lab.node import fields
-from shoal.lab.node.config import GPU_RESOURCE, NodeSpec
+from shoal.lab.node.config import GPU_RESOURCE, NodeConfig, NodeSpec
 from shoal.lab.node.context import Gpus
+from shoal.lab.node.registration import node_status
 
 _log = structlog.get_logger()
 Json = dict[str, Any]
@@ -32,11 +36,18 @@ def healthy_gpus(node: Json, capacity: int) -> int:
     return min(int(text), capacity) if text.isdecimal() else capacity
 
 
+def taken_for_lost(node: Json) -> bool:
+    """Whether the control plane has set the node's Ready condition to something else than this node reports."""
+    conditions = fields.items(fields.mapping(node, "status"), "conditions")
+    return any(c["type"] == "Ready" and c["status"] != "True" for c in conditions)
+
+
 class OwnNode:
     """`run` follows the Node object; the rest answers from it."""
 
-    def __init__(self, api: Api, spec: NodeSpec, gpus: Gpus) -> None:
+    def __init__(self, api: Api, config: NodeConfig, spec: NodeSpec, gpus: Gpus) -> None:
         self._api = api
+        self._config = config
         self._spec = spec
         self._gpus = gpus
         self._labels: Mapping[str, str] = spec.labels
@@ -71,12 +82,16 @@ class OwnNode:
                 try:
                     await self._report()
                 except (ApiError, aiohttp.ClientError, TimeoutError, OSError) as error:
-                    _log.info("gpu_health_waits", node=self._spec.name, error=str(error) or type(error).__name__)
+                    _log.info("node_status_waits", node=self._spec.name, error=str(error) or type(error).__name__)
                     self._changed.set()
                     await asyncio.sleep(_RETRY_S)
 
     async def _report(self) -> None:
         node, capacity = self._seen, self._spec.capacity.gpus
+        if node is not None and taken_for_lost(node):
+            body = {"status": {"conditions": node_status(self._config, self._spec)["conditions"]}}
+            await self._api.request("PATCH", f"/api/v1/nodes/{self._spec.name}/status", body, content_type=_STRATEGIC)
+            _log.info("node_ready_again", node=self._spec.name)
         if node is None or not capacity:
             return
         reported: Json = fields.mapping(fields.mapping(node, "status"), "allocatable")
