@@ -55,7 +55,7 @@ class CannedApi:
                 pass
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         path = folder / "kubeconfig"
         path.write_text(yaml.safe_dump(_config(f"http://127.0.0.1:{server.server_port}")))
