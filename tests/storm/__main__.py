@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from tests.storm import faults
-from tests.storm.run import Weather, run
+from tests.storm.run import Weather, judge_folder, run
 
 
 @click.command()
@@ -20,6 +20,7 @@ from tests.storm.run import Weather, run
 @click.option("--pace", type=float, default=1.0, show_default=True, help="Factor for how long faults last.")
 @click.option("--mutation", help="A protection that is switched off; the storm must find out.")
 @click.option("--folder", type=click.Path(path_type=Path), help="For the journals; default: a new one.")
+@click.option("--judge", "judged", type=click.Path(path_type=Path, exists=True), help="Only judge this folder again.")
 @click.option("--list", "listed", is_flag=True, help="Show the faults, and do nothing.")
 def main(
     requests: int,
@@ -31,6 +32,7 @@ def main(
     pace: float,
     mutation: str | None,
     folder: Path | None,
+    judged: Path | None,
     listed: bool,
 ) -> None:
     """A storm: load, faults, and what became of every request."""
@@ -38,6 +40,8 @@ def main(
         for name, fault in faults.ALL.items():
             click.echo(f"{name:20} {(fault.__doc__ or '').splitlines()[0]}")
         return
+    if judged is not None:
+        sys.exit(0 if judge_folder(judged).good else 1)
     chosen = wanted.split(",") if wanted else list(faults.ALL)
     unknown = [name for name in chosen if name not in faults.ALL]
     if unknown:

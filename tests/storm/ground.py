@@ -21,6 +21,7 @@ from shoal.lab.api import Lab
 from shoal.lab.fleet import Fleet
 from shoal.lab.node.config import Bind, Image
 from shoal.lab.volumes import FOLDER
+from shoal.ledger.spool import FILE_NAME as SPOOL
 from tests.storm import journals
 from tests.support.waiting import until
 
@@ -33,7 +34,6 @@ TIDAL: Final = "storm-tidal"
 """Asked now and then; at zero in between."""
 MODEL_PATH: Final = steps.ROOT / "images" / "shoal" / "rootfs" / "opt" / "shoal" / "models" / "tiny-chat"
 _INSIDE: Final = "/storm"
-_SPOOL: Final = "spool.sqlite"
 _FLEET: Final[dict[str, Any]] = {
     "nodes": [
         {"name": "cpu-{n}", "count": 2},
@@ -158,13 +158,10 @@ class Ground(LabCluster):
         )
         until(lambda: len(self.pods(names.COMPONENT_GATEWAY)) == want, 120)
 
-    def spools(self, work: Path) -> list[journals.UsageRow]:
+    def copy_spools(self, folder: Path) -> None:
         """What all gateways have recorded."""
-        rows: list[journals.UsageRow] = []
-        for file in self.lab.paths.node_data.glob(f"*/disk{FOLDER}/{NAMESPACE}_spool-shoal-gateway-*/{_SPOOL}"):
-            gateway = file.parent.name.split("_")[1].removeprefix("spool-")
-            rows += journals.read_spool(gateway, file, work)
-        return rows
+        for file in self.lab.paths.node_data.glob(f"*/disk{FOLDER}/{NAMESPACE}_spool-shoal-gateway-*/{SPOOL}"):
+            journals.copy_spool(file, folder / file.parent.name.split("_")[1].removeprefix("spool-"))
 
     @contextlib.contextmanager
     def watched_scales(self, path: Path) -> Generator[None]:

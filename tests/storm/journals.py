@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import orjson
 
+from shoal.ledger.spool import FILE_NAME as SPOOL
+
 
 @dataclass(slots=True)
 class Attempt:
@@ -172,20 +174,26 @@ def read_engines(folder: Path) -> tuple[list[Sequence], list[EngineLife]]:
     return sequences, lives
 
 
-def read_spool(gateway: str, file: Path, work: Path) -> list[UsageRow]:
-    """Rows of one gateway's spool. Read from a copy, so that nothing is written beside a gateway's own files."""
-    copy = work / gateway
-    copy.mkdir(parents=True, exist_ok=True)
+def copy_spool(file: Path, folder: Path) -> None:
+    """One gateway's spool, into a folder of its own: reading a copy writes nothing beside a gateway's own files."""
+    folder.mkdir(parents=True, exist_ok=True)
     for suffix in ("", "-wal"):
         source = file.with_name(file.name + suffix)
         with contextlib.suppress(FileNotFoundError):
-            shutil.copyfile(source, copy / source.name)
-    connection = sqlite3.connect(copy / file.name)
-    try:
-        bodies = connection.execute("SELECT body FROM records WHERE kind != 'checkpoint' ORDER BY seq")
-        return [_row(gateway, orjson.loads(body)) for (body,) in bodies]
-    finally:
-        connection.close()
+            shutil.copyfile(source, folder / source.name)
+
+
+def read_spools(folder: Path) -> list[UsageRow]:
+    """Of all gateways; each has a folder of its name."""
+    rows: list[UsageRow] = []
+    for file in sorted(folder.glob(f"*/{SPOOL}")):
+        connection = sqlite3.connect(file)
+        try:
+            bodies = connection.execute("SELECT body FROM records WHERE kind != 'checkpoint' ORDER BY seq")
+            rows += [_row(file.parent.name, orjson.loads(body)) for (body,) in bodies]
+        finally:
+            connection.close()
+    return rows
 
 
 def _row(gateway: str, record: dict[str, Any]) -> UsageRow:

@@ -55,18 +55,24 @@ def run(weather: Weather, folder: Path) -> Findings:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 load.wait(_END_SECONDS + weather.requests / weather.rate)
         ground.gateways_up()
-        found = collect(folder, ground.spools(folder / "spools"))
+        ground.copy_spools(folder / "spools")
+    return judge_folder(folder)
+
+
+def judge_folder(folder: Path) -> Findings:
+    """Judges the journals of a storm, also of one that is long over, and prints what it finds."""
+    found = collect(folder)
     findings = judge(found)
     show(found, findings, folder)
     return findings
 
 
-def collect(folder: Path, rows: list[journals.UsageRow]) -> journals.Journals:
+def collect(folder: Path) -> journals.Journals:
     sequences, lives = journals.read_engines(folder / "engines")
     kills, silences, notes = journals.read_faults(folder / "faults.jsonl")
     return journals.Journals(
         attempts=journals.read_attempts(folder / "client.jsonl"),
-        rows=rows,
+        rows=journals.read_spools(folder / "spools"),
         sequences=sequences,
         lives=lives,
         kills=kills,
