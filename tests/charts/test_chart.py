@@ -63,6 +63,7 @@ def test_the_operators_configuration_is_what_the_code_reads(name: str) -> None:
         assert read.ca_bundle.config_map == "ca"
         assert read.hub_endpoint == "https://hub.example.com"
         assert read.pods.scraper_namespaces == ("monitoring",)
+        assert read.signals.prometheus.url == "http://prometheus.monitoring.svc:9090"
 
 
 def test_the_simulator_takes_the_place_of_every_engine() -> None:
@@ -73,6 +74,19 @@ def test_the_simulator_takes_the_place_of_every_engine() -> None:
     assert row.image == read.agent.image == "ghcr.io/shoal-dev/shoal:0.1.0"
     assert row.args == ("--sim-speed=4",)
     assert [(e.name, e.value) for e in row.env] == [("A", "b")]
+
+
+def test_prometheus_as_the_source_needs_its_address() -> None:
+    done = helm("template", "shoal", str(CHART), values={"operator": {"signals": {"source": "Prometheus"}}})
+    assert done.returncode != 0
+    assert "operator.signals.source Prometheus needs operator.signals.prometheus.url" in done.stderr
+
+
+def test_scrapers_do_not_shut_operators_and_gateways_out_of_the_demand() -> None:
+    policy = one(rendered(EVERYTHING), "NetworkPolicy", "shoal-gateway")
+    (ops,) = [rule for rule in policy["spec"]["ingress"] if rule["ports"][0]["port"] == names.OPS_PORT]
+    allowed = [peer["podSelector"]["matchLabels"] for peer in ops["from"] if "podSelector" in peer]
+    assert [labels[names.LABEL_COMPONENT] for labels in allowed] == ["operator", "gateway"]
 
 
 def test_a_changed_configuration_rolls_the_operator() -> None:

@@ -26,6 +26,7 @@ EVERYTHING: dict[str, Any] = {
         "podAnnotations": {"c": "d"},
         "extraEnv": [{"name": "X", "value": "y"}],
         "serviceAccountAnnotations": {"e": "f"},
+        "signals": {"source": "Prometheus", "prometheus": {"url": "http://prometheus.monitoring.svc:9090"}},
     },
     "gateway": {
         "replicas": 3,

@@ -44,6 +44,9 @@ app.kubernetes.io/part-of: shoal
 {{- if not (hasKey $versions $engines.defaultVersion) -}}
 {{- fail (printf "engines.defaultVersion %q is not a row of engines.versions (%s)" $engines.defaultVersion (keys $versions | sortAlpha | join ", ")) -}}
 {{- end -}}
+{{- if and (eq .Values.operator.signals.source "Prometheus") (not .Values.operator.signals.prometheus.url) -}}
+{{- fail "operator.signals.source Prometheus needs operator.signals.prometheus.url, such as http://prometheus.monitoring.svc:9090" -}}
+{{- end -}}
 {{- if $engines.simulator.enabled -}}
 {{- $simulated := dict -}}
 {{- range $version, $row := $versions -}}
@@ -77,6 +80,8 @@ cache:
   size: {{ .Values.cache.size | quote }}
   nodeSelector:
     {{- toYaml .Values.cache.nodeSelector | nindent 4 }}
+signals:
+  {{- toYaml .Values.operator.signals | nindent 2 }}
 resyncSeconds: {{ int64 .Values.operator.resyncSeconds }}
 logLevel: {{ .Values.operator.logLevel }}
 {{- end }}

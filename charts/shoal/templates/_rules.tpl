@@ -155,7 +155,7 @@
   verbs:
   - list
   - watch
-# replicas
+# replicas, and the other gateways
 - apiGroups:
   - ''
   resources:

@@ -3,7 +3,9 @@
 One file, because it decides the shape of every engine pod: the engine table, proxy, hub mirror, security defaults.
 """
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 
@@ -113,6 +115,37 @@ class Cache(_Section):
     """Labels of the nodes that have a cache; empty: every Linux node. Engine pods that use it run on these only."""
 
 
+class Prometheus(_Section):
+    """A Prometheus that scrapes agents and gateways."""
+
+    url: str = Field("", pattern=r"^(https?://[^ ]+)?$")
+    """Its address, such as http://prometheus.monitoring.svc:9090."""
+    scrape_seconds: int = Field(15, ge=1, le=300)
+    """How often it scrapes agents and gateways. What is older than three of these is unknown."""
+    timeout_seconds: int = Field(5, ge=1, le=60)
+    """Longest that an answer may take."""
+    token_file: str = Field("", pattern=r"^(/[^ ]+)?$")
+    """File with a bearer token for it, such as /var/run/secrets/kubernetes.io/serviceaccount/token; empty: none."""
+    match: str = ""
+    """Label matchers for all queries, where one Prometheus has several clusters, such as cluster="east"."""
+
+
+class Signals(_Section):
+    """Where the operator hears of load and demand."""
+
+    source: Literal["Streams", "Prometheus"] = "Streams"
+    """Streams: from each agent and gateway within milliseconds. Prometheus: from its samples, so that a wake from zero
+    waits for a scrape. It needs `prometheus.url`."""
+    prometheus: Prometheus = Prometheus()
+    """The Prometheus that is asked."""
+
+    @model_validator(mode="after")
+    def _has_a_url(self) -> Self:
+        if self.source == "Prometheus" and not self.prometheus.url:
+            raise ValueError("source Prometheus needs prometheus.url, such as http://prometheus.monitoring.svc:9090")
+        return self
+
+
 class OperatorConfig(_Section):
     """The whole file."""
 
@@ -124,5 +157,6 @@ class OperatorConfig(_Section):
     """HF_ENDPOINT of the stage containers: a mirror of the Hugging Face hub."""
     pods: Pods = Pods()
     cache: Cache = Cache()
+    signals: Signals = Signals()
     resync_seconds: float = 600.0
     log_level: str = "info"

@@ -78,7 +78,7 @@ OPERATOR_OWN_NAMESPACE: Final = (
 
 GATEWAY: Final = (
     Permission("whose keys, and which models", GROUP, ("models", "tenants"), FOLLOW),
-    Permission("replicas", "", ("pods",), FOLLOW),
+    Permission("replicas, and the other gateways", "", ("pods",), FOLLOW),
 )
 """The gateway, in all namespaces. No Secrets: the install key is mounted."""
 

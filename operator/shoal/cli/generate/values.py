@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from shoal.api.config import CABundle, EngineVersion, NamedValue, Pods, PriorityBand, Proxy
+from shoal.api.config import CABundle, EngineVersion, NamedValue, Pods, PriorityBand, Proxy, Signals
 
 Free = dict[str, Any]
 """Something that goes into an object as it is; Kubernetes' own API checks it."""
@@ -66,6 +66,8 @@ class Operator(Placement):
     """Log level."""
     resync_seconds: int = Field(default=600, ge=10)
     """How often everything is listed anew, against missed watch events."""
+    signals: Signals = Signals()
+    """Where the operator hears of load and demand."""
     resources: Free = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
     """Requests and limits of the container."""
 
