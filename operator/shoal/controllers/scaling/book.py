@@ -65,6 +65,10 @@ class Book:
         """The Model is gone."""
         self._entries.pop(uid, None)
 
+    def records(self, uid: str) -> tuple[DecisionRecord, ...]:
+        """What was decided on a Model, newest first."""
+        return tuple(entry.record() for entry in reversed(self._entries.get(uid, ())))
+
     # --- telling ----------------------------------------------------------------------------------------------------
 
     def figures(self, namespace: str | None = None) -> Iterator[ModelFigures]:
@@ -106,7 +110,7 @@ class Book:
             hourly_cost=cost,
             currency=self._currency() if cost is not None else None,
             replicas=tuple(self._replica(p) for p in sorted(pods, key=lambda p: p.name)),
-            decisions=tuple(e.record() for e in reversed(entries)) if decisions else (),
+            decisions=self.records(uid) if decisions else (),
         )
 
     def _replica(self, pod: facts.Pod) -> ReplicaFigures:
@@ -132,8 +136,9 @@ class Book:
 
 
 def _same(one: Decision, other: Decision) -> bool:
-    """A number that changed is always worth an entry of its own."""
-    return other.before == other.wanted and (one.wanted, one.reason) == (other.wanted, other.reason)
+    """A number that changed is always worth an entry of its own, and keeps the figures that changed it."""
+    changed = one.before != one.wanted or other.before != other.wanted
+    return not changed and (one.wanted, one.reason) == (other.wanted, other.reason)
 
 
 def _total(demands: dict[str, Demand | None], of: Callable[[Demand], int]) -> int | None:

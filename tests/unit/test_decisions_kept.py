@@ -1,0 +1,50 @@
+"""Which decisions are kept for `kubectl shoal why`."""
+
+from datetime import UTC, datetime
+from typing import cast
+
+from shoal.controllers.planner import Planner
+from shoal.controllers.scaling.book import KEPT, Book
+from shoal.controllers.scaling.ears import Ears
+from shoal.controllers.world import World
+from shoal.core.scaling import Decision
+
+
+class Clock:
+    """All that entering a decision needs of the world."""
+
+    def now(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def kept(*decisions: Decision) -> list[tuple[int, int, str, str, int]]:
+    book = Book(cast("World", Clock()), cast("Planner", None), cast("Ears", None))
+    for decision in decisions:
+        book.enter("u1", decision)
+    return [(r.before, r.wanted, r.reason, r.message, r.count) for r in book.records("u1")]
+
+
+def test_a_change_stays_with_what_led_to_it_while_its_result_is_decided_again_and_again() -> None:
+    down = Decision(0, 1, "ScaledToZero", "no request for 600 s")
+    still = Decision(0, 0, "ScaledToZero", "no request")
+    assert kept(down, still, still) == [
+        (0, 0, "ScaledToZero", "no request", 2),
+        (1, 0, "ScaledToZero", "no request for 600 s", 1),
+    ]
+
+
+def test_the_same_again_counts_and_shows_the_newest_figures() -> None:
+    again = [Decision(2, 2, "ReplicasReady", f"{n} queued") for n in (1, 2, 3)]
+    assert kept(*again) == [(2, 2, "ReplicasReady", "3 queued", 3)]
+
+
+def test_two_steps_up_are_two_entries() -> None:
+    steps = [Decision(n + 1, n, "ScalingUp", "queue") for n in (1, 2)]
+    assert [entry[:2] for entry in kept(*steps)] == [(2, 3), (1, 2)]
+
+
+def test_the_oldest_are_forgotten() -> None:
+    many = [Decision(n + 1, n, "ScalingUp", "queue") for n in range(KEPT + 5)]
+    found = kept(*many)
+    assert len(found) == KEPT
+    assert found[0][1] == KEPT + 5
