@@ -69,12 +69,15 @@ _NO_REPLICA = {
 }
 
 
-def usable(replicas: Sequence[Replica], heard: Mapping[str, Heard]) -> Usable | NoReplica:
+def usable(
+    replicas: Sequence[Replica], heard: Mapping[str, Heard], leaving: Collection[str] = ()
+) -> Usable | NoReplica:
     """The replicas that may get requests.
 
     Only Ready replicas that are not being deleted count; among them only those with a live stream that are neither
     draining nor stalled. If no stream of the model is live, the Ready ones serve all the same (streams.md, rule 1): an
-    agent that is down must not take a serving engine with it.
+    agent that is down must not take a serving engine with it. `leaving` are uids of pods that were draining when their
+    streams ended: those never serve on hearsay.
     """
     if not replicas:
         return NoReplica("none")
@@ -82,7 +85,10 @@ def usable(replicas: Sequence[Replica], heard: Mapping[str, Heard]) -> Usable | 
     if not ready:
         return NoReplica("not-ready")
     live = [r for r in ready if r.uid in heard]
-    found = [r for r in live if heard[r.uid].phase not in _TURNED_AWAY] if live else ready
+    if live:
+        found = [r for r in live if heard[r.uid].phase not in _TURNED_AWAY]
+    else:
+        found = [r for r in ready if r.uid not in leaving] if leaving else ready
     return Usable(found, not live) if found else NoReplica("turned-away")
 
 
@@ -92,13 +98,14 @@ def choose(
     in_flight: Mapping[str, int],
     *,
     tried: Collection[str] = (),
+    leaving: Collection[str] = (),
     turn: int = 0,
 ) -> Choice | NoReplica:
     """The usable replica with the fewest requests of this gateway in flight.
 
     `tried` are uids that have failed this request; `turn` is a growing number that spreads equals.
     """
-    found = usable(replicas, heard)
+    found = usable(replicas, heard, leaving)
     if isinstance(found, NoReplica):
         return found
     left = [r for r in found.replicas if r.uid not in tried] if tried else found.replicas

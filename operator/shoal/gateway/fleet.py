@@ -16,13 +16,15 @@ class Fleet:
     def __init__(self, key_ring: KeyRing, me: Me = Me(), book: DemandBook | None = None) -> None:  # noqa: B008
         self._key_ring = key_ring
         self.book = book or DemandBook()
-        self.changed: Callable[[str], None] = lambda _uid: None
-        """Hears the uid of a pod after what is known of it changed."""
+        self.changed: list[Callable[[str], None]] = []
+        """Each hears the uid of a pod after what is known of it changed."""
         self.emptied: Callable[[str], None] = lambda _uid: None
         """Hears the uid of a pod at which nothing of ours is in flight any more."""
         self.streams = ReplicaStreams(self.heard_of, me)
         self.heard: dict[str, Heard] = {}
         """By pod uid; absent: no live stream."""
+        self.leaving: set[str] = set()
+        """Pods whose streams ended while they drained: their engines may be stopped at any moment."""
         self._said: dict[str, ReplicaKeys] = {}
         self._in_flight: dict[str, int] = {}
         self._tokens: dict[str, int] = {}
@@ -33,17 +35,22 @@ class Fleet:
     def heard_of(self, uid: str, keys: ReplicaKeys | None) -> None:
         """Takes what a stream says; None when it is down."""
         if keys is None:
-            self.heard.pop(uid, None)
+            last = self.heard.pop(uid, None)
+            if last is not None and last.phase == "draining":
+                self.leaving.add(uid)
             self._said.pop(uid, None)
             self._reported.pop(uid, None)
         else:
+            self.leaving.discard(uid)
             self.heard[uid] = Heard(keys.phase, keys.engine_boot)
             self._said[uid] = keys
             self._reported[uid] = (self._in_flight.get(uid, 0), self._tokens.get(uid, 0))
-        self.changed(uid)
+        for changed in self.changed:
+            changed(uid)
 
     def follow(self, snapshot: Snapshot) -> None:
         """Listens to the agents of exactly the pods in the snapshot."""
+        self.leaving &= snapshot.owners.keys()
         peers: list[Peer] = []
         for pods in snapshot.replicas.values():
             for pod in pods:
@@ -55,11 +62,18 @@ class Fleet:
     def choose(self, snapshot: Snapshot, model: ServedModel, tried: Collection[str]) -> Choice | NoReplica:
         """The replica for one request; call `enter` right after it, with no await between."""
         self._turn += 1
-        return choose(snapshot.replicas_of(model), self.heard, self._in_flight, tried=tried, turn=self._turn)
+        return choose(
+            snapshot.replicas_of(model),
+            self.heard,
+            self._in_flight,
+            tried=tried,
+            leaving=self.leaving,
+            turn=self._turn,
+        )
 
     def usable(self, snapshot: Snapshot, model: ServedModel) -> list[Replica]:
         """The replicas that may get requests and whose key is known."""
-        found = usable(snapshot.replicas_of(model), self.heard)
+        found = usable(snapshot.replicas_of(model), self.heard, self.leaving)
         if isinstance(found, NoReplica):
             return []
         return [r for r in found.replicas if self._key_ring.key_for(r.install_key, r.model_uid) is not None]

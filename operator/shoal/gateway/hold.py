@@ -304,7 +304,7 @@ class Holds:
         """By uid of the Model; only of those for which somebody waits."""
         self._budgets: dict[str, RetryBudget] = {}
         directory.changed.append(self.look)
-        fleet.changed = self._heard
+        fleet.changed.append(self._heard)
         metrics.watch_holds(self.figures)
 
     @property

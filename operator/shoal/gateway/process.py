@@ -4,12 +4,14 @@ import asyncio
 import signal
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 import structlog
 
 from shoal.api import names
 from shoal.core.routing import Replica
 from shoal.gateway import collector
+from shoal.gateway.acks import Acks
 from shoal.gateway.app import Gateway
 from shoal.gateway.demand import DemandBook, Teller
 from shoal.gateway.directory import Directory, Source, project_model, project_pod, project_tenant
@@ -28,6 +30,9 @@ from shoal.ledger.spool import Spool
 from shoal.signals.stream import Me
 
 log = structlog.get_logger()
+
+_AGENT_KEEP_ALIVE: Final = 30.0
+"""Longer than the time between two acknowledgements."""
 
 ENGINE_PODS = (
     f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE},{names.LABEL_MODEL}"
@@ -54,6 +59,8 @@ class Process:
         self.fleet = Fleet(self.key_ring, self.me, self.demand)
         self.spool = Spool(settings.spool_dir)
         self.pool = Pool(connect_timeout=settings.connect_seconds)
+        self.agents = Pool(connect_timeout=settings.connect_seconds, keep_alive=_AGENT_KEEP_ALIVE)
+        self.acks = Acks(self.fleet, self.me, self.agents)
         invalid: Callable[[str], None] = lambda kind: self.metrics.invalid.labels(kind).inc()  # noqa: E731
         self._reflectors: dict[Source, Reflector] = {
             "models": Reflector(
@@ -163,6 +170,8 @@ class Process:
                     task.cancel()
         finally:
             await self.fleet.streams.close()
+            await self.acks.close()
+            self.agents.close()
             await self.peers.streams.close()
             self.pool.close()
             await self.spool.stop()
@@ -183,6 +192,7 @@ class Process:
                 self.peers.follow()
                 self.gateway.holds.look()
             self.pool.sweep()
+            self.agents.sweep()
             self.server.sweep()
             self.ops.sweep()
             self.spool.check()
