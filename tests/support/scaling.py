@@ -46,7 +46,8 @@ def replica(number: int = 0, said: Load | None = None, **fields: Any) -> Replica
 
 def pending(number: int = 0, **fields: Any) -> Replica:
     """One that has not been ready yet."""
-    return replica(number, **{"ready": False, "was_ready": False, "created": 0.0, "dark": True, **fields})
+    plain: dict[str, Any] = {"ready": False, "was_ready": False, "created": 0.0, "dark": True}
+    return replica(number, **{**plain, **fields})
 
 
 def voice(name: str = "gateway-0", boot: str = "boot-1", *, dark: bool = False, **fields: Any) -> Voice:

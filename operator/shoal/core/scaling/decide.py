@@ -30,6 +30,8 @@ from shoal.core.scaling.words import count, names, seconds
 
 _START_PATIENCE = 3.0
 """Cold starts that a replica is given to become ready before a Model that nobody asks for goes to zero anyway."""
+_DOWN_PACE = 15.0
+"""Seconds between two steps down, so that they are few and each shows its effect."""
 _SOON = 0.05
 """Seconds: no look comes sooner than this after the one before."""
 
@@ -57,6 +59,8 @@ def decide(snapshot: Snapshot, memory: Memory | None, now: float) -> tuple[Decis
         decision = _stay(view, asks, keep)
     elif low < before and blocked:
         decision = _blocked(view, low)
+    elif low < before and not idle and known.lowered is not None and 0 <= now - known.lowered < _DOWN_PACE:
+        decision = _stay(view, asks, keep)
     elif low < before:
         decision = _down(view, asks, low, idle)
     else:
@@ -71,7 +75,8 @@ def decide(snapshot: Snapshot, memory: Memory | None, now: float) -> tuple[Decis
     )
     if said.doubts and decision.wanted != before:
         decision = replace(decision, message=f"{decision.message}; not believed: {names(said.doubts)}")
-    return decision, replace(known, due=None if look is None else now + look)
+    lowered = now if decision.wanted < before else known.lowered
+    return decision, replace(known, due=None if look is None else now + look, lowered=lowered)
 
 
 # --- the four ends --------------------------------------------------------------------------------------------------
@@ -192,7 +197,7 @@ def _look_again(view: View, wanted: int, keep: int, idle_at: float, blocked: boo
         times.append(idle_at - now)
     if keep < wanted and not blocked:
         left = expires(view.memory.window, wanted, policy.stabilization_seconds) - now
-        times.append(left)
+        times.append(left if left > 0 else _DOWN_PACE)
     if wanted > max(1, policy.minimum):
         times.append(ARRIVALS_SECONDS / 2)
     return max(_SOON, min(times)) if times else None

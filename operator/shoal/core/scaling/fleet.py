@@ -37,6 +37,9 @@ class Fleet:
     cold_start: float
     """Seconds, of the class that would be filled next."""
     kv_tokens: dict[str, int]
+    """Of one replica, by class."""
+    work_rates: dict[str, float]
+    """Estimates of one replica, by class."""
 
     @property
     def ready(self) -> int:
@@ -115,6 +118,7 @@ def fleet(snapshot: Snapshot, said: Figures, now: float) -> Fleet:
         limit=snapshot.policy.maximum,
         cold_start=cold[filled.gpu_class] if filled else max(cold.values(), default=ASSUMED_COLD_START),
         kv_tokens=kv_tokens,
+        work_rates={v.gpu_class: v.work_rate for v in snapshot.variants if v.work_rate},
     )
 
 

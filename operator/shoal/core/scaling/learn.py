@@ -14,14 +14,16 @@ of 8 GPUs (Llama-3.1-8B) a decode step of a full batch takes 3 to 6 times as lon
 one learned rate holds although the mix of prompts and answers changes."""
 ARRIVALS_SECONDS = 30.0
 """Time constant of the arrival rate."""
+ARRIVALS_NOW_SECONDS = 10.0
+"""Time constant of the arrival rate where a queue is looked at."""
 LATE_SECONDS = 30.0
 """A decision later than asked by more than this means that the clock leapt or the process was stopped: what was heard
 before may be old, so windows begin anew."""
 _MEMORY_SECONDS = 300.0
 """Time constant of what a request costs."""
-_METER_SECONDS = 10.0
+_METER_SECONDS = 5.0
 """Over how long a replica's rate is taken."""
-_TOO_LONG = 3.0
+_TOO_LONG = 4.0
 """Times `_METER_SECONDS` between two looks, and nobody knows whether requests waited all the while."""
 _FADE_SECONDS = 3600.0
 """Time constant with which a proven rate loses its weight."""
@@ -65,6 +67,7 @@ def recall(snapshot: Snapshot, memory: Memory | None, said: Figures, now: float)
             began=min(memory.began, now),
             speeds=memory.speeds,
             arrival_rate=memory.arrival_rate,
+            arrival_rate_now=memory.arrival_rate_now,
             done=memory.done,
             worked=memory.worked,
             asked=now if _arrived(snapshot, memory) else None,
@@ -101,7 +104,9 @@ def _later(snapshot: Snapshot, memory: Memory, said: Figures, now: float) -> Mem
         voices=_marks(snapshot, memory.voices),
         meters=meters,
         speeds=speeds,
-        arrival_rate=_rate(snapshot, memory, elapsed),
+        arrival_rate=_rate(snapshot, memory, memory.arrival_rate, ARRIVALS_SECONDS, now),
+        arrival_rate_now=_rate(snapshot, memory, memory.arrival_rate_now, ARRIVALS_NOW_SECONDS, now),
+        queue_since=_queue_since(snapshot, memory, said, now),
         progress=progress,
         done=done,
         worked=worked,
@@ -168,21 +173,27 @@ def _same_voices(snapshot: Snapshot, memory: Memory) -> bool:
     )
 
 
-def _rate(snapshot: Snapshot, memory: Memory, elapsed: float) -> float | None:
+def _rate(snapshot: Snapshot, memory: Memory, before: float | None, seconds: float, now: float) -> float | None:
     """Exponentially smoothed; None while no gateway has been heard."""
     known = [v for v in snapshot.voices or () if v.demand is not None]
     if not known:
-        return memory.arrival_rate
-    if elapsed <= 0:
-        # Two looks at the same instant: what came in between is counted as if a moment had passed.
-        elapsed = 1e-3 if _arrived(snapshot, memory) else 0.0
-    keep = math.exp(-elapsed / ARRIVALS_SECONDS)
+        return before
+    # Two looks at the same instant: what came in between is counted as if a moment had passed.
+    elapsed = max(1e-3, now - memory.now)
+    keep = math.exp(-elapsed / seconds)
     came = sum(
         max(0, v.demand.arrivals - mark.arrivals)
         for v in known
         if v.demand is not None and (mark := memory.voices.get(v.name)) is not None and mark.boot == v.boot
     )
-    return (memory.arrival_rate or 0.0) * keep + (came / elapsed * (1 - keep) if elapsed > 0 else 0.0)
+    return (before or 0.0) * keep + came / elapsed * (1 - keep)
+
+
+def _queue_since(snapshot: Snapshot, memory: Memory, said: Figures, now: float) -> float | None:
+    ready = sum(1 for r in snapshot.replicas if r.ready and live(r))
+    if said.waiting <= snapshot.policy.queued_per_replica * max(1, ready):
+        return None
+    return now if memory.queue_since is None else memory.queue_since
 
 
 def _progress(snapshot: Snapshot, said: Figures) -> float | None:

@@ -7,6 +7,8 @@ from shoal.core.scaling.words import count, percent, seconds
 
 HYSTERESIS = 0.9
 """Replicas go only where those that stay would be below this share of the target."""
+_BELIEF = 3.0
+"""Cold starts: one to start, one to clear the queue, one for whatever was not foreseen."""
 
 
 def kv_cache(view: View) -> Ask:
@@ -45,18 +47,30 @@ def _kv_with(view: View, demand: float, replicas: int) -> str:
 
 
 def queue(view: View) -> Ask:
-    """Requests that wait in engines, against their target per replica."""
+    """Requests that wait in engines, against their target per replica; no more than surely clear them."""
     waiting, target = view.said.waiting, view.snapshot.policy.queued_per_replica
     up = min(view.fleet.limit, math.ceil(waiting / target))
     keep = min(view.fleet.limit, math.ceil(waiting / (HYSTERESIS * target)))
     sentence = f"{waiting} queued on {count(view.fleet.ready, 'replica')}, target {target}"
     fewer = f"{count(up - 1, 'replica')} would have {waiting / (up - 1):.1f} queued each" if up > 1 else ""
-    then = view.backlog_then()
-    if up > view.placed and view.fleet.ready and then == 0.0:
-        up, fewer = view.placed, ""
-        sentence += f"; gone within {seconds(view.fleet.cold_start)}, before a further replica could serve"
+    enough = _clearing(view) if up > view.placed else None
+    if enough is not None and enough < up:
+        fewer = f"{up} for the target at once would come when the queue is gone"
+        up = enough
     inputs = {"waiting": waiting, "queuedRequestsPerReplica": target, "replicasReady": view.fleet.ready}
     return Ask("queue", up, max(up, keep), inputs, sentence, fewer)
+
+
+def _clearing(view: View) -> int | None:
+    """How many replicas are known to clear the queue, never less than there are; None: it is not known, or it was
+    thought to be so and the queue stays although those that came had the time to clear it."""
+    since, sure = view.memory.queue_since, view.speed_at_least
+    if since is None or view.now - since > _BELIEF * view.fleet.cold_start or not view.fleet.ready:
+        return None
+    if not any(sure(s) for s in view.fleet.placed):
+        return None
+    enough = view.sufficient(sure)
+    return None if enough is None else max(view.placed, enough)
 
 
 def rate(view: View) -> Ask:
@@ -72,6 +86,7 @@ def rate(view: View) -> Ask:
         return Ask(
             "rate", None, _proven(view), inputs, "what a replica can do is not known before requests have waited"
         )
+    learned = any(s.learned is not None for s in view.memory.speeds.values())
     up = view.fleet.needed(arriving / share, view.speed)
     keep = view.fleet.needed(arriving / (HYSTERESIS * share), view.speed)
     supply = sum(view.speed(s) for s in view.fleet.placed if s.ready_in == 0)
@@ -81,38 +96,35 @@ def rate(view: View) -> Ask:
     if less:
         fewer = f"{count(up - 1, 'replica')} would be at {percent(arriving, less)} of what they can do"
     sentence = f"{view.memory.arrival_rate or 0:.2g} requests/s are {use}, target {view.snapshot.policy.rate_percent} %"
-    return Ask("rate", up, max(up, keep), inputs, sentence, fewer)
+    return Ask("rate", up, max(up, keep if learned else max(keep, _proven(view) or 0)), inputs, sentence, fewer)
 
 
 def _proven(view: View) -> int | None:
     """How many replicas have to stay while their limit is not known: as many as are known to do the work, or one less
     than now, to find out."""
-    arriving = view.arriving
-    best = {name: s.proven for name, s in view.memory.speeds.items()}
-    one_less = max(0, view.placed - 1)
-    if arriving is None or not any(best.values()):
+    arriving, one_less = view.arriving, max(0, view.placed - 1)
+    if arriving is None or not any(s.proven for s in view.memory.speeds.values()):
         return one_less
-    return min(one_less, view.fleet.needed(arriving, lambda s: best.get(s.gpu_class, 0.0) if s.serves else 0.0))
+    return min(one_less, view.fleet.needed(arriving, view.speed_at_least))
 
 
 def backlog(view: View) -> Ask:
     """What will still wait when a further replica could serve, to be gone in one cold start more."""
-    then, arriving, end = view.backlog_then(), view.arriving, view.fleet.cold_start
+    then, end = view.backlog_then(view.speed), view.fleet.cold_start
     inputs = {
         "requestsWaiting": view.said.waiting,
         "requestsHeld": view.said.held,
         "workThen": _rounded(then),
         "coldStartSeconds": _rounded(end),
     }
-    if then is None or arriving is None:
+    if then is None:
         return Ask("backlog", None, 0, inputs, "what requests cost is not known yet")
-    if then == 0.0:
+    if then == 0.0 or not view.said.waiting + view.said.held:
         return Ask("backlog", 0, 0, inputs, f"nothing will wait in {seconds(end)}")
-    share = view.snapshot.policy.rate_percent / 100
-    up = view.fleet.needed(arriving / share + then / end, view.speed)
+    up = view.sufficient(view.speed)
     cost = view.memory.work_per_request or 1.0
     sentence = f"{count(round(then / cost), 'request')} would still wait in {seconds(end)}, to be gone in as long again"
-    return Ask("backlog", up, up, inputs, sentence)
+    return Ask("backlog", up, up or 0, inputs, sentence)
 
 
 def held(view: View) -> Ask:
@@ -122,7 +134,7 @@ def held(view: View) -> Ask:
     if not said.held:
         return Ask("held", 0, 0, inputs, "no request is held")
     up = 1
-    if view.backlog_then() is None and view.fleet.kv_tokens:
+    if view.backlog_then(view.speed) is None and view.fleet.kv_tokens:
         up = max(1, view.fleet.needed(said.used + said.waiting_tokens + said.held_tokens, view.tokens))
     return Ask("held", up, up, inputs, f"{count(said.held, 'request')} held, {count(said.held_tokens, 'token')}")
 

@@ -92,6 +92,8 @@ class Variant:
     kv_tokens: int | None = None
     """Of one replica: the engine's own figure, else the predicted one."""
     cold_start_seconds: float | None = None
+    work_rate: float | None = None
+    """What one replica does per second before anything was learned, see `estimate.py`; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,13 @@ class Memory:
     speeds: Mapping[str, Speed] = field(default_factory=dict[str, Speed])
     """By GPU class."""
     arrival_rate: float | None = None
-    """Requests per second, smoothed."""
+    """Requests per second, smoothed over `learn.ARRIVALS_SECONDS`."""
+    arrival_rate_now: float | None = None
+    """The same over `learn.ARRIVALS_NOW_SECONDS`."""
+    queue_since: float | None = None
+    """Since when more requests wait than the target allows; None: they do not."""
+    lowered: float | None = None
+    """When fewer were decided last."""
     progress: float | None = None
     """Requests done so far, those in work as halves; None: not every gateway is heard."""
     done: float = 0.0

@@ -1,12 +1,13 @@
 """What every rule looks at: one Model at one moment, with what was learned before."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from shoal.core.scaling.estimate import AT_LEAST
 from shoal.core.scaling.figures import Figures
 from shoal.core.scaling.fleet import Fleet, Slot
-from shoal.core.scaling.types import Memory, Snapshot
+from shoal.core.scaling.types import Memory, Snapshot, Speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,46 +27,66 @@ class View:
         return (slot.kv_tokens or 0) * self.snapshot.policy.kv_percent / 100 if slot.serves else 0.0
 
     def speed(self, slot: Slot) -> float:
-        """Learned work per second; of another class's replicas, where nothing was learned of this one."""
+        """Work per second at the limit: learned, else estimated, else as another class's replicas were seen to do."""
         if not slot.serves:
             return 0.0
         speed = self.memory.speeds.get(slot.gpu_class)
         if speed is not None and speed.learned is not None:
             return speed.learned
-        return self.any_speed or 0.0
+        return self.fleet.work_rates.get(slot.gpu_class) or self.any_speed or 0.0
+
+    def speed_at_least(self, slot: Slot) -> float:
+        """Work per second that a replica can do for sure: learned, else seen without a queue or the least that
+        the estimate means."""
+        if not slot.serves:
+            return 0.0
+        speed = self.memory.speeds.get(slot.gpu_class, Speed())
+        if speed.learned is not None:
+            return speed.learned
+        return max(speed.proven, AT_LEAST * self.fleet.work_rates.get(slot.gpu_class, 0.0))
 
     @property
     def any_speed(self) -> float | None:
-        """The slowest that was learned; None: nothing was."""
-        return min((s.learned for s in self.memory.speeds.values() if s.learned is not None), default=None)
+        """The slowest that was learned or else estimated; None: nothing was."""
+        learned = [s.learned for s in self.memory.speeds.values() if s.learned is not None]
+        return min(learned or self.fleet.work_rates.values(), default=None)
 
     @property
     def arriving(self) -> float | None:
         """Work per second that requests bring; None: unknown."""
-        rate, cost = self.memory.arrival_rate, self.memory.work_per_request
-        if rate == 0.0:
-            return 0.0
-        return None if rate is None or cost is None else rate * cost
+        return self._work(self.memory.arrival_rate)
 
     @property
-    def backlog(self) -> float | None:
-        """Work of all requests that wait, in engines and gateways; None: what one costs is unknown."""
-        cost, many = self.memory.work_per_request, self.said.waiting + self.said.held
-        if many == 0:
-            return 0.0
-        return None if cost is None else many * cost
+    def arriving_now(self) -> float | None:
+        """The same, of the last few seconds."""
+        return self._work(self.memory.arrival_rate_now)
 
-    def backlog_then(self) -> float | None:
-        """Work that would still wait after one cold start, with what serves and what is starting; None: unknown."""
-        arriving, left = self.arriving, self.backlog
+    def _work(self, requests: float | None) -> float | None:
+        cost = self.memory.work_per_request
+        if requests == 0.0:
+            return 0.0
+        return None if requests is None or cost is None else requests * cost
+
+    def backlog_then(self, speed: Callable[[Slot], float]) -> float | None:
+        """Work that would still wait after one cold start, with what serves and what is starting, if requests come as
+        in the last few seconds; None: unknown."""
+        arriving, left = self.arriving_now, self._work(float(self.said.waiting + self.said.held))
         if arriving is None or left is None or self.any_speed is None:
             return None
         end = self.fleet.cold_start
         changes = sorted({0.0, end} | {s.ready_in for s in self.fleet.placed if s.ready_in < end})
         for start, until in pairwise(changes):
-            supply = sum(self.speed(s) for s in self.fleet.placed if s.ready_in <= start)
+            supply = sum(speed(s) for s in self.fleet.placed if s.ready_in <= start)
             left = max(0.0, left + (arriving - supply) * (until - start))
         return left
+
+    def sufficient(self, speed: Callable[[Slot], float]) -> int | None:
+        """Replicas that take what arrives and clear, within one cold start, what will wait in one; None: unknown."""
+        then, arriving = self.backlog_then(speed), self.arriving_now
+        if then is None or arriving is None:
+            return None
+        share = self.snapshot.policy.rate_percent / 100
+        return self.fleet.needed(arriving / share + then / self.fleet.cold_start, speed)
 
 
 @dataclass(frozen=True, slots=True)
