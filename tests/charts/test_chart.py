@@ -139,8 +139,8 @@ def test_the_gateways_settings_are_ones_that_it_reads(name: str) -> None:
 
     assert set(given) <= set(GatewaySettings.model_fields)
     settings = GatewaySettings.model_validate(given)
-    # Long enough for the longest request, and for what comes before and after it.
-    longest = settings.settle_seconds + settings.request_seconds + settings.body_seconds
+    # Long enough for the longest request and the longest wait for a replica, and for what comes before and after.
+    longest = settings.settle_seconds + settings.hold_seconds + settings.request_seconds + settings.body_seconds
     assert spec["terminationGracePeriodSeconds"] > longest
 
 

@@ -31,6 +31,7 @@ EVERYTHING: dict[str, Any] = {
     "gateway": {
         "replicas": 3,
         "requestSeconds": 1800,
+        "holdSeconds": 1200,
         "maxBodyBytes": 33554432,
         "service": {"type": "LoadBalancer", "port": 443, "annotations": {"lb": "internal"}},
         "persistence": {"size": "10Gi", "storageClassName": "fast"},

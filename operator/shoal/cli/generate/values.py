@@ -127,7 +127,10 @@ class Gateway(Placement):
     installation: str = Field(default="shoal", min_length=1, max_length=128)
     """Names this installation: `source` of every usage record. Give each cluster its own, and never change it."""
     request_seconds: int = Field(default=900, ge=1)
-    """Longest that one request may take; also decides the pods' termination grace period."""
+    """Longest that one request may take at replicas; also decides the pods' termination grace period."""
+    hold_seconds: int = Field(default=600, ge=0, le=3600)
+    """Longest that a request waits for a replica, whatever its Model's `hold.timeoutSeconds` allows; also part of the
+    grace period, because a gateway that stops keeps what waits until it is served or due."""
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
     """Largest request body in bytes."""
     replica_header: bool = False
