@@ -11,6 +11,7 @@ from shoal.api import keys
 from shoal.api.names import REPLICA_PATH
 from shoal.api.replica import HEARTBEAT_SECONDS
 from shoal.gateway.demand import DemandBook, Teller
+from shoal.gateway.figures import Figures
 from shoal.gateway.ops import Ops
 from shoal.gateway.server import make_server
 from shoal.signals.hub import Caller, Hub
@@ -40,7 +41,9 @@ class ToldGateway:
     async def up(self) -> None:
         self.book = DemandBook()
         self.teller = Teller(self.book)
-        ops = Ops(CollectorRegistry(), dict, lambda: None, self.teller.hub, self.ring)
+        registry = CollectorRegistry()
+        registry.register(Figures(self.teller.hub.boot, self.book, lambda: {"uid-llama": "chat/llama"}))
+        ops = Ops(registry, dict, lambda: None, self.teller.hub, self.ring)
         self._server = make_server(ops, host=self.host, port=self.port, keep_alive=5, stop_seconds=1)
         self._serving = asyncio.create_task(self._server.serve())
         while not self._server.started:

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from pydantic import ValidationError
 
 from shoal.agent.drain import Drain
+from shoal.agent.figures import Figures
 from shoal.agent.observe import Observer
 from shoal.agent.stream import Hub
 from shoal.api import names
@@ -64,6 +65,7 @@ class Agent:
         self._keys: AgentKeys | None = None
         self._registry = CollectorRegistry()
         self._registry.register(_Metrics(hub, observer, drain))
+        self._registry.register(Figures(hub.boot, lambda: hub.told))
 
     def app(self) -> web.Application:
         """The web application; its observing starts and ends with it."""

@@ -118,13 +118,13 @@ class Cache(_Section):
 class Prometheus(_Section):
     """A Prometheus that scrapes agents and gateways."""
 
-    url: str = Field("", pattern=r"^(https?://[^ ]+)?$")
+    url: str = Field(default="", pattern=r"^(https?://[^ ]+)?$")
     """Its address, such as http://prometheus.monitoring.svc:9090."""
-    scrape_seconds: int = Field(15, ge=1, le=300)
+    scrape_seconds: int = Field(default=15, ge=1, le=300)
     """How often it scrapes agents and gateways. What is older than three of these is unknown."""
-    timeout_seconds: int = Field(5, ge=1, le=60)
+    timeout_seconds: int = Field(default=5, ge=1, le=60)
     """Longest that an answer may take."""
-    token_file: str = Field("", pattern=r"^(/[^ ]+)?$")
+    token_file: str = Field(default="", pattern=r"^(/[^ ]+)?$")
     """File with a bearer token for it, such as /var/run/secrets/kubernetes.io/serviceaccount/token; empty: none."""
     match: str = ""
     """Label matchers for all queries, where one Prometheus has several clusters, such as cluster="east"."""

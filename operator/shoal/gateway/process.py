@@ -15,6 +15,7 @@ from shoal.gateway.acks import Acks
 from shoal.gateway.app import Gateway
 from shoal.gateway.demand import DemandBook, Teller
 from shoal.gateway.directory import Directory, Source, project_model, project_pod, project_tenant
+from shoal.gateway.figures import Figures
 from shoal.gateway.fleet import Fleet
 from shoal.gateway.installkey import KeyRing
 from shoal.gateway.metrics import Metrics
@@ -55,6 +56,7 @@ class Process:
         self.demand = DemandBook()
         self.teller = Teller(self.demand)
         self.me = Me(settings.pod_name, self.teller.hub.boot)
+        self.metrics.registry.register(Figures(self.me.boot, self.demand, self._model_names))
         self.peers = Peers(client, settings.pod_namespace, self.me, self.key_ring, changed=self._held_elsewhere)
         self.fleet = Fleet(self.key_ring, self.me, self.demand)
         self.spool = Spool(settings.spool_dir)
@@ -226,6 +228,9 @@ class Process:
             self.gateway.holds.look()
         else:
             self.gateway.holds.poke(uid)
+
+    def _model_names(self) -> dict[str, str]:
+        return {model.uid: key for key, model in self.directory.snapshot.models.items()}
 
     def _refresh_gauges(self) -> None:
         metrics, snapshot = self.metrics, self.directory.snapshot

@@ -1,0 +1,38 @@
+"""What the demand stream says, for scrapers too: a Prometheus may be the operator's source instead of the streams.
+
+Labels are bounded by the number of Models. The samples' names are read by `signals/prometheus.py`.
+"""
+
+from collections.abc import Callable, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from shoal.gateway.demand import DemandBook
+
+
+class Figures(Collector):
+    """`names` gives namespace/name by uid of the Model, for people."""
+
+    def __init__(self, boot: str, book: DemandBook, names: Callable[[], Mapping[str, str]]) -> None:
+        self._boot, self._book, self._names = boot, book, names
+
+    def collect(self) -> list[Metric]:
+        info = GaugeMetricFamily("shoal_demand_info", "1; its label is the boot id of the gateway.", labels=["boot"])
+        info.add_metric([self._boot], 1)
+        labels = ["model_uid", "model"]
+        arrivals = CounterMetricFamily("shoal_demand_arrivals", "Accepted requests.", labels=labels)
+        in_flight = GaugeMetricFamily("shoal_demand_in_flight", "Requests at replicas.", labels=labels)
+        held = GaugeMetricFamily("shoal_demand_held", "Requests that wait here.", labels=labels)
+        tokens = GaugeMetricFamily("shoal_demand_held_tokens", "Their tokens, estimated.", labels=labels)
+        oldest = GaugeMetricFamily("shoal_demand_oldest_seconds", "Age of the oldest that waits.", labels=labels)
+        names = self._names()
+        for uid in self._book.uids():
+            here = self._book.demand(uid)
+            of = [uid, names.get(uid, "")]
+            arrivals.add_metric(of, here.arrivals)
+            in_flight.add_metric(of, here.in_flight)
+            held.add_metric(of, here.held)
+            tokens.add_metric(of, here.held_tokens)
+            oldest.add_metric(of, here.oldest_seconds)
+        return [info, arrivals, in_flight, held, tokens, oldest]

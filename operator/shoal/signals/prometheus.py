@@ -1,0 +1,269 @@
+"""Prometheus as the source of load and demand: samples of what agents and gateways say in their streams.
+
+Two instant queries bring everything. A sample is as old as its scrape: an instant query alone would date it to now and
+hide up to five minutes (Prometheus' look-back), so `timestamp()` of each target's info sample is asked first, and the
+values for that same moment second. All times are the Prometheus server's, so clocks that differ do no harm. What is
+older than three scrapes is unknown, as is everything while Prometheus does not answer.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+from prometheus_api_client.exceptions import PrometheusApiClientException
+from requests.exceptions import RequestException
+from urllib3.util.retry import Retry
+
+from shoal.api.config import Prometheus
+from shoal.core import facts
+from shoal.core.scaling import Demand, Load
+
+log = structlog.get_logger()
+
+STALE_SCRAPES: Final = 3
+"""Scrapes after which a sample is unknown."""
+RATE_SCRAPES: Final = 4
+"""Scrapes that a rate is taken over."""
+
+Changed = Callable[[str | None, bool], None]
+"""As in `listen.py`: the uid of a Model of which something is new, or None for every one; worth a decision at once?"""
+
+_REPLICA: Final = "shoal_replica_"
+_DEMAND: Final = "shoal_demand_"
+_LOAD_FIELDS: Final = {
+    "running": "running",
+    "max_running": "max_running",
+    "waiting": "waiting",
+    "waiting_tokens": "waiting_tokens",
+    "kv_tokens_used": "kv_tokens_used",
+    "kv_tokens_capacity": "kv_tokens_total",
+    "prompt_tokens_total": "prompt_tokens_total",
+    "generation_tokens_total": "generation_tokens_total",
+}
+_NOTHING: Final = Demand(0, 0, 0, 0, 0.0)
+
+
+class NotAnswered(Exception):
+    """Prometheus did not answer, or not as it should."""
+
+
+@dataclass(slots=True)
+class Target:
+    """An agent or a gateway at its last scrape."""
+
+    at: float
+    """Prometheus' time of it, seconds since 1970."""
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Of its info sample: boot, engine_boot, phase."""
+    values: dict[str, float] = field(default_factory=dict[str, float])
+    """Of an agent, by name without prefix."""
+    models: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    """Of a gateway, by uid of the Model."""
+    rates: dict[str, float] = field(default_factory=dict[str, float])
+    """Per second over the last scrapes: of an agent `tokens`, of a gateway by uid of the Model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One answer of Prometheus."""
+
+    at: float
+    """Its time."""
+    read_at: float
+    """time.monotonic() before it was asked: nothing in it is younger."""
+    targets: Mapping[tuple[str, str], Target]
+    """By namespace and name of the pod."""
+
+
+class PrometheusEars:
+    """Reads every third of a scrape, until cancelled. The same questions as to `listen.Listener`.
+
+    `pods` gives the engine pods and gateways that there are: samples name pods, decisions their uids. A sample from
+    before a pod's creation is that of another pod which had its name.
+    """
+
+    def __init__(self, settings: Prometheus, pods: Callable[[], Iterable[facts.Pod]], changed: Changed) -> None:
+        self._settings, self._pods, self._changed = settings, pods, changed
+        self._reading: Reading | None = None
+        self._targets: dict[str, Target] = {}
+        """By the pod's uid."""
+        self._held: set[str] = set()
+        """Models of which requests are held."""
+        self._down: str | None = None
+        self.failures = 0
+
+    async def run(self) -> None:
+        """Reads until cancelled; what fails is said once, and tried again."""
+        from prometheus_api_client.prometheus_connect import PrometheusConnect
+
+        retry = Retry(total=0, raise_on_status=False)
+        seconds = self._settings.timeout_seconds
+        with PrometheusConnect(self._settings.url.rstrip("/"), retry=retry, timeout=seconds) as client:
+            while True:
+                try:
+                    # requests bounds each wait for bytes, not the answer as a whole.
+                    async with asyncio.timeout(4 * seconds):
+                        reading = await asyncio.to_thread(read, client, self._settings)
+                except (NotAnswered, TimeoutError) as error:
+                    self.failures += 1
+                    reason = str(error) or "it did not answer in time"
+                    if self._down != reason:
+                        self._down = reason
+                        log.warning("no signals from Prometheus", url=self._settings.url, error=self._down)
+                else:
+                    if self._down is not None:
+                        log.info("Prometheus answers again")
+                        self._down = None
+                    self.take(reading)
+                await asyncio.sleep(self._settings.scrape_seconds / 3)
+
+    def take(self, reading: Reading) -> None:
+        """Takes an answer and says what is new."""
+        before, self._reading = self._targets, reading
+        self._targets = {}
+        fresh: set[str] = set()
+        for pod in self._pods():
+            target = reading.targets.get((pod.namespace, pod.name))
+            if target is None or (pod.created is not None and target.at < pod.created.timestamp()):
+                continue
+            self._targets[pod.uid] = target
+            if pod.uid not in before or before[pod.uid].at != target.at:
+                fresh.update([pod.model_uid] if pod.model_uid else target.models)
+        held = {
+            model
+            for target in self._targets.values()
+            for model, values in target.models.items()
+            if values.get("held", 0) > 0
+        }
+        begun, self._held = held - self._held, held
+        for model in fresh:
+            self._changed(model, model in begun)
+        if before.keys() != self._targets.keys():
+            self._changed(None, False)
+
+    # --- what decisions read ------------------------------------------------------------------------------------------
+
+    def load(self, pod_uid: str) -> Load | None:
+        """What the agent said at its last scrape; None when that is too old."""
+        target = self._fresh(pod_uid)
+        if target is None:
+            return None
+        counts = {key: int(target.values[name]) for name, key in _LOAD_FIELDS.items() if name in target.values}
+        return Load(target.labels.get("engine_boot") or None, target.labels.get("phase") or None, **counts)
+
+    def demand(self, gateway_uid: str, model_uid: str) -> Demand | None:
+        """What a gateway had of a Model at its last scrape; None when that is too old."""
+        target = self._fresh(gateway_uid)
+        if target is None:
+            return None
+        values = target.models.get(model_uid)
+        if values is None:
+            return _NOTHING
+        held, oldest = int(values.get("held", 0)), values.get("oldest_seconds", 0.0)
+        return Demand(
+            arrivals=int(values.get("arrivals_total", 0)),
+            in_flight=int(values.get("in_flight", 0)),
+            held=held,
+            held_tokens=int(values.get("held_tokens", 0)),
+            oldest_seconds=oldest + self._age(target) if held else 0.0,
+        )
+
+    def boot(self, gateway_uid: str) -> str | None:
+        """The gateway's boot id; None when its last scrape is too old."""
+        target = self._fresh(gateway_uid)
+        return target.labels.get("boot") or None if target else None
+
+    # --- for people ---------------------------------------------------------------------------------------------------
+
+    def age(self, uid: str) -> float | None:
+        """Seconds since the last scrape of a pod of either kind; None when that is too old."""
+        target = self._fresh(uid)
+        return self._age(target) if target else None
+
+    def tokens_per_second(self, pod_uid: str) -> float | None:
+        """Prompt and generated tokens per second of a replica over the last scrapes; None: not known."""
+        target = self._fresh(pod_uid)
+        return target.rates.get("tokens") if target else None
+
+    def arrivals_per_second(self, model_uid: str) -> float | None:
+        """Accepted requests per second over the last scrapes at the gateways that are fresh; None: not known."""
+        gateways = [t for t in self._targets.values() if "phase" not in t.labels and self._is_fresh(t)]
+        rates = [t.rates[model_uid] for t in gateways if model_uid in t.rates]
+        return sum(rates) if rates else (0.0 if gateways else None)
+
+    def _fresh(self, uid: str) -> Target | None:
+        target = self._targets.get(uid)
+        return target if target is not None and self._is_fresh(target) else None
+
+    def _is_fresh(self, target: Target) -> bool:
+        return self._age(target) <= STALE_SCRAPES * self._settings.scrape_seconds
+
+    def _age(self, target: Target) -> float:
+        assert self._reading is not None  # noqa: S101 - targets come with a reading
+        return max(0.0, self._reading.at - target.at) + time.monotonic() - self._reading.read_at
+
+
+def read(client: Any, settings: Prometheus) -> Reading:
+    """Asks Prometheus. Blocks: for a thread. Raises NotAnswered."""
+    try:
+        if settings.token_file:
+            # Read each time: such tokens are renewed in place.
+            client.headers = {"Authorization": f"Bearer {Path(settings.token_file).read_text().strip()}"}
+        return _read(client, settings)
+    except (RequestException, OSError) as error:
+        raise NotAnswered(f"{type(error).__name__}: {error}") from None
+    except (KeyError, ValueError, TypeError, IndexError) as error:
+        raise NotAnswered(f"not an answer of Prometheus ({type(error).__name__})") from None
+    except PrometheusApiClientException as error:
+        raise NotAnswered(str(error)[:300]) from None
+
+
+def _read(client: Any, settings: Prometheus) -> Reading:
+    match, started = f",{settings.match}" if settings.match else "", time.monotonic()
+    scrapes = client.custom_query(f'timestamp({{__name__=~"{_REPLICA}info|{_DEMAND}info"{match}}})')
+    targets: dict[tuple[str, str], Target] = {}
+    at = time.time()
+    for sample in scrapes:
+        at, stamp = float(sample["value"][0]), float(sample["value"][1])
+        labels: dict[str, str] = sample["metric"]
+        pod = labels.get("namespace", ""), labels.get("pod", "")
+        known = targets.get(pod)
+        # After a restart two series with other boots are there for a while: the last one counts.
+        if known is None or stamp > known.at:
+            targets[pod] = Target(stamp, labels)
+    if targets:
+        then = {"time": repr(at)}
+        for sample in client.custom_query(f'{{__name__=~"({_REPLICA}|{_DEMAND}).+"{match}}}', params=then):
+            _place(targets, sample["metric"], float(sample["value"][1]))
+        braces = f"{{{settings.match}}}" if settings.match else ""
+        window = f"[{RATE_SCRAPES * settings.scrape_seconds}s]"
+        for sample in client.custom_query(f"rate({_DEMAND}arrivals_total{braces}{window})", params=then):
+            target = _target(targets, sample["metric"])
+            if target is not None:
+                target.rates[sample["metric"].get("model_uid", "")] = float(sample["value"][1])
+        prompt, generated = (
+            f"rate({_REPLICA}{kind}_tokens_total{braces}{window})" for kind in ("prompt", "generation")
+        )
+        for sample in client.custom_query(f"{prompt} + {generated}", params=then):
+            target = _target(targets, sample["metric"])
+            if target is not None:
+                target.rates["tokens"] = float(sample["value"][1])
+    return Reading(at, started, targets)
+
+
+def _place(targets: Mapping[tuple[str, str], Target], labels: Mapping[str, str], value: float) -> None:
+    target, name = _target(targets, labels), labels["__name__"]
+    if target is None:
+        return
+    if name.startswith(_REPLICA):
+        target.values[name.removeprefix(_REPLICA)] = value
+    elif "model_uid" in labels:
+        target.models.setdefault(labels["model_uid"], {})[name.removeprefix(_DEMAND)] = value
+
+
+def _target(targets: Mapping[tuple[str, str], Target], labels: Mapping[str, str]) -> Target | None:
+    return targets.get((labels.get("namespace", ""), labels.get("pod", "")))
