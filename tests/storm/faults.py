@@ -123,17 +123,24 @@ def engine_hangs_up(storm: Storm) -> None:
 
 
 def node_killed(storm: Storm) -> None:
-    """The node's power fails; it comes back after a while."""
+    """The node's power fails: no process says goodbye, no connection is reset. It comes back after a while."""
     pods = storm.ground.engines()
     if not pods:
         return
     node = storm.random.choice(sorted({p["spec"]["nodeName"] for p in pods}))
-    there = [p["metadata"]["name"] for p in storm.ground.get("pods", "-n", STORM) if p["spec"].get("nodeName") == node]
+    there = [p for p in storm.ground.get("pods", "-n", STORM) if p["spec"].get("nodeName") == node]
+    named = [p["metadata"]["name"] for p in there]
+    addresses = [p["status"]["podIP"] for p in there if p["status"].get("podIP")]
+    drops = " ".join(f"ip saddr {a} drop; ip daddr {a} drop;" for a in addresses)
+    wires = f"table bridge storm {{ chain f {{ type filter hook forward priority 0; {drops} }} }}"
     since = time.time()
+    # Processes that are killed close their connections; a machine without power does not.
+    _nft(storm.ground.lab.state.pid, wires)
     storm.ground.lab.kill_node(node)
-    kills = [Kill("engine", pod, since, since + 90, "node_killed") for pod in there]
-    storm.say(f"node_killed: {node} with {', '.join(there)}", kills)
+    kills = [Kill("engine", pod, since, since + 90, "node_killed") for pod in named]
+    storm.say(f"node_killed: {node} with {', '.join(named)}", kills)
     storm.wait(40)
+    _nft(storm.ground.lab.state.pid, "delete table bridge storm")
     storm.ground.lab.start_node(node)
     storm.say(f"node_killed: {node} is back")
 
