@@ -44,9 +44,11 @@ def decide(snapshot: Snapshot, memory: Memory | None, now: float) -> tuple[Decis
     view = View(snapshot, said, fleet(snapshot, said, now), known, now)
     asks = [rule(view) for rule in RULES]
     policy, before = snapshot.policy, snapshot.wanted
-    need = min(policy.maximum, max(a.up or 0 for a in asks))
     idle_at = _idle_at(view)
-    idle = now >= idle_at and need == 0
+    quiet = now >= idle_at
+    # The smoothed rate fades for long after the last request, and would keep or wake a replica for nobody.
+    need = min(policy.maximum, max(a.up or 0 for a in asks if not (quiet and a.rule == "rate")))
+    idle = quiet and need == 0
     keep = min(policy.maximum, max(need, 0 if idle else 1, *(before if a.keep is None else a.keep for a in asks)))
     blocked = snapshot.rolling or bool(said.unheard)
     window = push(known.window, max(keep, before) if blocked else keep, now, policy.stabilization_seconds)
@@ -96,7 +98,7 @@ def _up(view: View, asks: list[Ask], need: int) -> Decision:
         reason = reasons.WAKING
         if view.fleet.next_class is not None:
             parts.append(f"wakes class {view.fleet.next_class}")
-    if view.fleet.room == 0 and wanted > view.placed:
+    if view.snapshot.variants and view.fleet.room == 0 and wanted > view.placed:
         reason = reasons.NO_CAPACITY
         parts.insert(0, _no_room(view))
     return Decision(wanted, before, reason, "; ".join(parts), alternative=ask.fewer)

@@ -1,0 +1,48 @@
+"""What was learned under load keeps no Model from zero, and wakes none."""
+
+from dataclasses import replace
+
+from shoal.api import reasons
+from shoal.core.scaling import Policy, decide
+from tests.support.scaling import Term, load, replica, snapshot, voice
+
+POLICY = Policy(idle_seconds=60.0, stabilization_seconds=30.0)
+
+
+def after_load() -> tuple[Term, int, int]:
+    """A Model that had more requests than its replica could take, so that its speed is known; and its counters."""
+    term, tokens, arrivals = Term(), 0, 0
+    for second in range(1, 61):
+        tokens, arrivals = tokens + 2_000, arrivals + 10
+        busy = load(
+            running=8, max_running=8, waiting=20, waiting_tokens=2_000, kv_tokens_used=5_000,
+            prompt_tokens_total=tokens // 4, generation_tokens_total=tokens,
+        )  # fmt: skip
+        gateway = voice(arrivals=arrivals, in_flight=28)
+        term.at(float(second), snapshot(replica(0, busy), voices=[gateway], policy=POLICY))
+    return term, tokens, arrivals
+
+
+def test_a_rate_that_fades_does_not_keep_the_last_replica() -> None:
+    term, tokens, arrivals = after_load()
+    quiet = load(prompt_tokens_total=tokens // 4, generation_tokens_total=tokens)
+    seen = snapshot(replica(0, quiet), voices=[voice(arrivals=arrivals)], policy=POLICY)
+
+    assert term.at(61.0, seen).wanted == 1
+    assert any(r.name == "rate" and r.replicas for r in term.decision.rules) if term.decision else False
+    decision = term.at(140.0, seen)
+
+    assert (decision.wanted, decision.reason) == (0, reasons.SCALED_TO_ZERO)
+
+
+def test_nor_does_it_wake_the_model_again_from_zero() -> None:
+    term, _, arrivals = after_load()
+    seen = snapshot(voices=[voice(arrivals=arrivals)], policy=POLICY, wanted=0)
+
+    assert [term.at(now, seen).wanted for now in (140.0, 141.0, 170.0)] == [0, 0, 0]
+
+
+def test_a_new_model_that_is_not_sized_yet_is_not_said_to_lack_room() -> None:
+    decision, _ = decide(replace(snapshot(new=True), variants=()), None, 10.0)
+
+    assert (decision.wanted, decision.reason, decision.message) == (1, reasons.SCALING_UP, "the Model is new")
