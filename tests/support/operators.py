@@ -7,6 +7,7 @@ from typing import Any
 
 from shoal.api.config import AgentImage, Engines, EngineVersion, OperatorConfig
 from shoal.api.meta import API_VERSION, JsonObject
+from shoal.controllers.scaling.ears import Ears
 from shoal.kube.client import Client
 from shoal.kube.resources import MODELS
 from shoal.runtime.operator import Operator
@@ -84,10 +85,15 @@ async def model_with(
 
 @contextlib.asynccontextmanager
 async def running_operator(
-    client: Client, kubeconfig: str, *, config: OperatorConfig = CONFIG, identity: str = "test"
+    client: Client,
+    kubeconfig: str,
+    *,
+    config: OperatorConfig = CONFIG,
+    identity: str = "test",
+    ears: Ears | None = None,
 ) -> AsyncGenerator[Operator]:
     """Runs an operator; stops it and checks that nothing went wrong in it."""
-    operator = Operator(client, config, NAMESPACE, identity=identity, kubeconfig=kubeconfig)
+    operator = Operator(client, config, NAMESPACE, identity=identity, kubeconfig=kubeconfig, ears=ears)
     task = asyncio.create_task(operator.run())
     try:
         yield operator

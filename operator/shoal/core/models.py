@@ -200,7 +200,7 @@ def status(seen: Observed, now: datetime) -> ModelStatus:
 def _cold_start(shown: Sequence[VariantStatus]) -> int | None:
     """The longest of the classes in use; at zero of all that were ever used: whoever waits has to know."""
     in_use = [v for v in shown if v.desired] or shown
-    return max((v.cold_start_seconds for v in in_use if v.cold_start_seconds), default=None)
+    return max((v.cold_start_seconds for v in in_use if v.cold_start_seconds is not None), default=None)
 
 
 def _desired(seen: Observed, shown: Sequence[VariantStatus]) -> int:

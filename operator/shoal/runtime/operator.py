@@ -29,10 +29,11 @@ from shoal.controllers.installkey import InstallKeySource
 from shoal.controllers.model import ModelController
 from shoal.controllers.planner import Planner
 from shoal.controllers.scaling import serve as serve_decisions
-from shoal.controllers.scaling.ears import Streams
+from shoal.controllers.scaling.ears import Ears, Streams
 from shoal.controllers.scaling.scale import ScaleWriter
 from shoal.controllers.scaling.scaler import Scaler
 from shoal.controllers.scaling.wake import Waker
+from shoal.controllers.setbacks import Setbacks
 from shoal.controllers.standing import Standings
 from shoal.controllers.tenant import TenantController
 from shoal.controllers.world import World
@@ -83,7 +84,9 @@ class Operator:
         identity: str | None = None,
         kubeconfig: str | None = None,
         context: str | None = None,
+        ears: Ears | None = None,
     ):
+        """`ears`: what tells of replicas and gateways instead of their streams."""
         self.identity = identity or f"{socket.gethostname()}-{secrets.token_hex(3)}"
         self.client = client
         self.recorder = Recorder(client, self.identity[:128])
@@ -93,10 +96,16 @@ class Operator:
         self.planner = Planner(world, self.capacity, Standings(world), Moves())
         self.elector = Elector(client, namespace, names.LEASE_NAME, self.identity)
         cold = ColdStarts(world)
-        self.ears = Streams(world, self.install, self._heard, Me(self.identity, secrets.token_hex(8)))
-        scales = ScaleWriter(world, self.ears.listener.load, lambda: self.elector.certain)
+        self.setbacks = Setbacks(world, cold, self.planner.changed)
+        self.planner.setbacks = self.setbacks.of
+        me = Me(self.identity, secrets.token_hex(8))
+        self.streams: Streams | None = None
+        if ears is None:
+            self.streams = Streams(world, self.install, self.heard, me)
+            ears = self.streams.listener
+        scales = ScaleWriter(world, ears.load, lambda: self.elector.certain)
         self.waker = Waker(world, self.planner, scales, WorkQueue("wake", workers=16))
-        self.scaler = Scaler(world, self.planner, cold, self.ears.listener, self.waker)
+        self.scaler = Scaler(world, self.planner, cold, ears, self.waker)
         self.models = ModelController(
             world, self.planner, self.install, self.scaler, scales, cold, WorkQueue("model", workers=24)
         )
@@ -143,7 +152,8 @@ class Operator:
             await self.watcher.synced.wait()
             log.info("synced", models=len(self.world.models), pods=len(self.world.pods), nodes=len(self.world.nodes))
             group.create_task(self.install.run(make=False))
-            group.create_task(self.ears.run())
+            if self.streams is not None:
+                group.create_task(self.streams.run())
             group.create_task(self.elector.run(self._lead))
 
     async def _lead(self) -> None:
@@ -156,11 +166,13 @@ class Operator:
             group.create_task(self.cache_volumes.queue.run(self.cache_volumes.reconcile))
             group.create_task(self.scaler.run())
             group.create_task(self.waker.run())
+            group.create_task(self.setbacks.run())
             group.create_task(self.planner.run())
             group.create_task(self.models.queue.run(self.models.reconcile))
             group.create_task(self.figures.run())
 
-    def _heard(self, model_uid: str | None, urgent: bool) -> None:
+    def heard(self, model_uid: str | None, urgent: bool) -> None:
+        """Something else is said of a Model, or with None perhaps of every Model."""
         self.scaler.changed(model_uid, urgent)
 
     def _compare_all(self) -> None:

@@ -1,0 +1,217 @@
+"""Replicas by what agents and gateways say: out, in, to zero and back, on a real API server."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+import pytest
+
+from shoal.api import names, reasons
+from shoal.api.meta import JsonObject
+from shoal.kube.client import Client
+from shoal.kube.resources import DEPLOYMENTS, EVENTS, MODELS, PODS
+from shoal.runtime.operator import Operator
+from tests.support.controlplane import Fleet
+from tests.support.ears import QUIET, FakeEars, gateway_pod
+from tests.support.operators import NAMESPACE, condition, eventually, model, model_with, running_operator
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.timeout(300),
+    # Kopf's thread ends with its process, streams open; in a test the process goes on.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
+]
+
+_FAST = {"idleSeconds": 2, "stabilizationSeconds": 1}
+
+
+@contextlib.asynccontextmanager
+async def scaling_operator(
+    fleet: Fleet, ears: FakeEars, *, client: Client | None = None, identity: str = "test"
+) -> AsyncGenerator[Operator]:
+    """An operator that hears one gateway, and what the test says."""
+    async with running_operator(client or fleet.client, fleet.kubeconfig, ears=ears, identity=identity) as operator:
+        ears.attach(operator)
+        try:
+            yield operator
+        finally:
+            ears.heard.remove(operator.heard)
+
+
+@pytest.fixture
+async def ears(fleet: Fleet) -> AsyncGenerator[FakeEars]:
+    await fleet.client.apply(PODS, gateway_pod(), manager="person")
+    try:
+        yield FakeEars()
+    finally:
+        for pod in await fleet.all(PODS, namespace=NAMESPACE):
+            await fleet.client.delete(PODS, pod["metadata"]["name"], NAMESPACE)
+
+
+async def uid_of(fleet: Fleet, name: str) -> str:
+    return (await fleet.client.get(MODELS, name, fleet.namespace))["metadata"]["uid"]
+
+
+async def replicas(fleet: Fleet, name: str) -> int:
+    return (await fleet.client.get(DEPLOYMENTS, name, fleet.namespace))["spec"]["replicas"]
+
+
+async def until_replicas(fleet: Fleet, name: str, wanted: int, *, seconds: float = 30) -> None:
+    await eventually(
+        lambda: replicas(fleet, name), lambda n: n == wanted, seconds=seconds, what=f"{name} with {wanted} replicas"
+    )
+
+
+async def at_zero(fleet: Fleet, name: str = "chat") -> JsonObject:
+    return await model_with(fleet.client, fleet.namespace, name, "Ready", "True", reasons.SCALED_TO_ZERO)
+
+
+async def engine_pods(fleet: Fleet) -> list[JsonObject]:
+    pods = await fleet.all(PODS, namespace=fleet.namespace, label_selector=f"{names.LABEL_COMPONENT}=engine")
+    return [p for p in pods if "deletionTimestamp" not in p["metadata"]]
+
+
+async def test_a_new_model_starts_goes_to_zero_when_idle_and_wakes_when_asked(fleet: Fleet, ears: FakeEars) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with scaling_operator(fleet, ears):
+        await fleet.apply(model("chat", ns, scaling=_FAST))
+        await model_with(client, ns, "chat", "Ready", "True", reasons.REPLICAS_READY)
+        asleep = await at_zero(fleet)
+        assert condition(asleep, "Ready")["message"] == "no request for 2 s; the next one wakes class l4"
+        assert asleep["status"]["replicas"] == {"desired": 0, "ready": 0}
+        assert condition(asleep, "Placed")["status"] == "True"
+        assert await replicas(fleet, "chat-l4") == 0  # the Deployment stays: it wakes faster
+
+        fleet.kubelet.hold = True  # its engine takes its time
+        ears.ask(await uid_of(fleet, "chat"))
+        await until_replicas(fleet, "chat-l4", 1)
+        waking = await model_with(client, ns, "chat", "Ready", "False", reasons.WAKING)
+        assert condition(waking, "Ready")["message"].startswith("1 request held, 100 tokens; wakes class l4")
+        assert waking["status"]["coldStartSeconds"] >= 0
+
+        events = [e for e in await fleet.all(EVENTS, namespace=ns) if e.get("action") == "Scale"]
+        assert {e["reason"]: e["note"].split(":")[0] for e in events} == {
+            reasons.SCALED_TO_ZERO: "1 -> 0",
+            reasons.WAKING: "0 -> 1",
+        }
+
+
+async def test_load_scales_out_and_in_and_the_cheapest_loss_goes(fleet: Fleet, ears: FakeEars) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with scaling_operator(fleet, ears):
+        await fleet.apply(model("chat", ns, variants=[{"class": "h100"}], scaling=_FAST | {"maxReplicas": 3}))
+        await model_with(client, ns, "chat", "Ready", "True")
+        uid = await uid_of(fleet, "chat")
+        ears.ask(uid, held=0, in_flight=20)
+        ears.everything = replace(QUIET, running=10, waiting=14)
+        ears.tell(uid)
+        grown = await eventually(
+            lambda: client.get(MODELS, "chat", ns),
+            lambda m: m["status"]["replicas"] == {"desired": 3, "ready": 3},
+            what="three replicas",
+        )
+        assert condition(grown, "Ready")["status"] == "True"
+        pods = sorted(await engine_pods(fleet), key=lambda p: p["metadata"]["name"])
+        busy, least, most = (p["metadata"]["uid"] for p in pods)
+        ears.everything = QUIET
+        ears.loads = {
+            busy: replace(QUIET, running=9),
+            least: replace(QUIET, running=1),
+            most: replace(QUIET, running=20),
+        }
+        ears.tell(uid)
+        await until_replicas(fleet, "chat-h100", 1)
+        left = await eventually(lambda: engine_pods(fleet), lambda found: len(found) == 1)
+        assert left[0]["metadata"]["uid"] == most
+
+
+async def test_nothing_goes_down_while_one_voice_is_silent(fleet: Fleet, ears: FakeEars) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with scaling_operator(fleet, ears) as operator:
+        await fleet.apply(model("chat", ns, scaling=_FAST))
+        await model_with(client, ns, "chat", "Ready", "True", reasons.REPLICAS_READY)
+        (gateway,) = await fleet.all(PODS, namespace=NAMESPACE)
+        ears.silent = {gateway["metadata"]["uid"]}
+        ears.tell()
+        await asyncio.sleep(5)  # more than twice the idle time
+        ears.tell()
+        assert await replicas(fleet, "chat-l4") == 1
+        figures = operator.scaler.book.model(f"{ns}/chat")
+        assert figures is not None
+        assert figures.unheard == ("shoal-gateway-0",)
+        assert figures.decisions[0].reason == reasons.SIGNALS_UNKNOWN
+
+        # Mutation: the gateway that is silent read as one that has nothing.
+        ears.silent = set()
+        ears.tell()
+        await at_zero(fleet)
+
+
+async def test_another_operator_does_not_lower_what_it_finds(fleet: Fleet, ears: FakeEars) -> None:
+    client, ns = fleet.client, fleet.namespace
+    scaling = {"idleSeconds": 2, "stabilizationSeconds": 600}
+    async with scaling_operator(fleet, ears, identity="one"):
+        await fleet.apply(model("chat", ns, variants=[{"class": "h100"}], scaling=scaling))
+        await model_with(client, ns, "chat", "Ready", "True")
+        uid = await uid_of(fleet, "chat")
+        ears.ask(uid, held=0, in_flight=2)
+        ears.everything = replace(QUIET, running=10, waiting=8)
+        ears.tell(uid)
+        await until_replicas(fleet, "chat-h100", 2)
+    ears.everything = QUIET
+    async with scaling_operator(fleet, ears, identity="two"):
+        await model_with(client, ns, "chat", "Ready", "True")
+        await asyncio.sleep(4)
+        assert await replicas(fleet, "chat-h100") == 2
+
+
+async def test_without_a_free_gpu_it_says_so_and_comes_when_there_is_one(fleet: Fleet, ears: FakeEars) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with scaling_operator(fleet, ears):
+        for name in ("a", "b"):
+            await fleet.apply(model(name, ns, variants=[{"class": "l4"}]))
+            await model_with(client, ns, name, "Ready", "True")
+        ears.ask(await uid_of(fleet, "a"), held=0, in_flight=1)
+        ears.ask(await uid_of(fleet, "b"), held=0, in_flight=1)
+        await fleet.apply(model("late", ns, variants=[{"class": "l4"}], scaling=_FAST))
+        told = await model_with(client, ns, "late", "Ready", "False", reasons.NO_CAPACITY)
+        assert "l4: 0 of 2 GPUs free" in condition(told, "Ready")["message"]
+        await at_zero(fleet, "late")
+
+        ears.ask(await uid_of(fleet, "late"))
+        await model_with(client, ns, "late", "Ready", "False", reasons.NO_CAPACITY)
+        await client.delete(MODELS, "a", ns)
+        await model_with(client, ns, "late", "Ready", "True", reasons.REPLICAS_READY)
+
+
+async def test_a_model_is_woken_by_hand(fleet: Fleet, ears: FakeEars) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with scaling_operator(fleet, ears) as operator:
+        await fleet.apply(model("chat", ns, scaling=_FAST))
+        await at_zero(fleet)
+        annotations = {names.ANNOTATION_WAKE: operator.world.now().isoformat()}
+        await client.merge_patch(MODELS, "chat", ns, {"metadata": {"annotations": annotations}}, manager="person")
+        await until_replicas(fleet, "chat-l4", 1)
+        await at_zero(fleet)  # a request at that time, no more
+
+
+async def test_a_fleet_at_zero_and_one_under_changing_load_cost_no_writes(fleet: Fleet, ears: FakeEars) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with (
+        await Client.from_environment(kubeconfig=fleet.kubeconfig) as own,
+        scaling_operator(fleet, ears, client=own) as operator,
+    ):
+        await fleet.apply(model("idle", ns, scaling=_FAST))
+        await fleet.apply(model("busy", ns, variants=[{"class": "h100"}]))
+        await at_zero(fleet, "idle")
+        await model_with(client, ns, "busy", "Ready", "True")
+        uid = await uid_of(fleet, "busy")
+        await asyncio.sleep(3)  # bunched counts and events
+        before = {k: n for k, n in own.writes.items() if k[1] != "leases"}
+        operator._compare_all()
+        for i in range(40):
+            ears.everything = replace(QUIET, running=i % 7, waiting=i % 3, kv_tokens_used=20 * i)
+            ears.ask(uid, held=0, in_flight=i % 5)
+            await asyncio.sleep(0.1)
+        assert {k: n for k, n in own.writes.items() if k[1] != "leases"} == before
