@@ -131,8 +131,8 @@ def node_killed(storm: Storm) -> None:
     there = [p for p in storm.ground.get("pods", "-n", STORM) if p["spec"].get("nodeName") == node]
     named = [p["metadata"]["name"] for p in there]
     addresses = [p["status"]["podIP"] for p in there if p["status"].get("podIP")]
-    drops = " ".join(f"ip saddr {a} drop; ip daddr {a} drop;" for a in addresses)
-    wires = f"table bridge storm {{ chain f {{ type filter hook forward priority 0; {drops} }} }}"
+    drops = "".join(f"    ip saddr {a} drop\n    ip daddr {a} drop\n" for a in addresses)
+    wires = f"table bridge storm {{\n  chain f {{\n    type filter hook forward priority 0\n{drops}  }}\n}}\n"
     since = time.time()
     # Processes that are killed close their connections; a machine without power does not.
     _nft(storm.ground.lab.state.pid, wires)
@@ -140,7 +140,7 @@ def node_killed(storm: Storm) -> None:
     kills = [Kill("engine", pod, since, since + 90, "node_killed") for pod in named]
     storm.say(f"node_killed: {node} with {', '.join(named)}", kills)
     storm.wait(40)
-    _nft(storm.ground.lab.state.pid, "delete table bridge storm")
+    _nft(storm.ground.lab.state.pid, "delete table bridge storm\n")
     storm.ground.lab.start_node(node)
     storm.say(f"node_killed: {node} is back")
 
@@ -259,8 +259,8 @@ table inet storm {{
     finally:
         until = time.time()
         for pid in pids:
-            with contextlib.suppress(subprocess.CalledProcessError):
-                _nft(pid, "delete table inet storm")
+            with contextlib.suppress(LabError):
+                _nft(pid, "delete table inet storm\n")
     storm.say("streams_cut: they flow again", silences=[Silence(since + SILENT_SECONDS, until, "streams_cut")])
 
 
@@ -332,7 +332,9 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 def _nft(pid: int, rules: str) -> None:
     command = ["nsenter", "--target", str(pid), "--net", "nft", "-f", "-"]
-    subprocess.run(command, input=rules, text=True, check=True, timeout=10, capture_output=True)
+    done = subprocess.run(command, input=rules, text=True, check=False, timeout=10, capture_output=True)
+    if done.returncode:
+        raise LabError(f"nft: {done.stderr.strip()}")
 
 
 def _arm(storm: Storm, pod: str, fault: dict[str, Any]) -> None:
