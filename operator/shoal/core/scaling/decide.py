@@ -32,6 +32,12 @@ _START_PATIENCE = 3.0
 """Cold starts that a replica is given to become ready before a Model that nobody asks for goes to zero anyway."""
 _DOWN_PACE = 15.0
 """Seconds between two steps down, so that they are few and each shows its effect."""
+_MOST_PATIENCE = 2.0
+"""Times `stabilization_seconds`."""
+_RETURN = 5.0
+"""Times `stabilization_seconds` after a step down: more asked for within it means that the step was a mistake. The
+window then doubles, until more is asked for later than that. A load that comes back every few minutes is
+cheaper to wait for than to start for: the rule of ski rental."""
 _SOON = 0.05
 """Seconds: no look comes sooner than this after the one before."""
 
@@ -51,7 +57,9 @@ def decide(snapshot: Snapshot, memory: Memory | None, now: float) -> tuple[Decis
     idle = quiet and need == 0
     keep = min(policy.maximum, max(need, 0 if idle else 1, *(before if a.keep is None else a.keep for a in asks)))
     blocked = snapshot.rolling or bool(said.unheard)
-    window = push(known.window, max(keep, before) if blocked else keep, now, policy.stabilization_seconds)
+    known = replace(known, patience=_patience(known, need > before > 0, policy.stabilization_seconds, now))
+    span = known.patience * policy.stabilization_seconds
+    window = push(known.window, max(keep, before) if blocked else keep, now, span)
     known = replace(known, window=window)
     view = replace(view, memory=known)
     low = 0 if idle else min(policy.maximum, max(need, highest(window)))
@@ -77,7 +85,7 @@ def decide(snapshot: Snapshot, memory: Memory | None, now: float) -> tuple[Decis
     )
     if said.doubts and decision.wanted != before:
         decision = replace(decision, message=f"{decision.message}; not believed: {names(said.doubts)}")
-    lowered = now if decision.wanted < before else known.lowered
+    lowered = None if decision.wanted > before else now if decision.wanted < before else known.lowered
     return decision, replace(known, due=None if look is None else now + look, lowered=lowered)
 
 
@@ -115,7 +123,7 @@ def _down(view: View, asks: list[Ask], low: int, idle: bool) -> Decision:
         message = f"maxReplicas is {policy.maximum}"
     else:
         enough = f"{count(low, 'replica')} {'is' if low == 1 else 'are'} enough"
-        message = f"{enough} since {seconds(policy.stabilization_seconds)}"
+        message = f"{enough} since {seconds(view.span)}"
     keeps = max(asks, key=lambda a: a.keep or 0)
     return Decision(low, before, reasons.SCALING_DOWN, message, alternative=f"no fewer: {keeps.sentence}")
 
@@ -140,7 +148,7 @@ def _stay(view: View, asks: list[Ask], keep: int) -> Decision:
         return Decision(before, before, reasons.NO_CAPACITY, _no_room(view))
     alternative = ""
     if keep < before:
-        left = expires(view.memory.window, before, view.snapshot.policy.stabilization_seconds) - view.now
+        left = expires(view.memory.window, before, view.span) - view.now
         alternative = f"{keep} would do; fewer in {seconds(max(0.0, left))} at the earliest"
     elif keep == before:
         alternative = _deciding(asks, view.snapshot).fewer
@@ -149,6 +157,14 @@ def _stay(view: View, asks: list[Ask], keep: int) -> Decision:
 
 
 # --- parts ----------------------------------------------------------------------------------------------------------
+
+
+def _patience(known: Memory, more: bool, stabilization: float, now: float) -> float:
+    if known.lowered is None:
+        return known.patience
+    if more:
+        return min(_MOST_PATIENCE, 2 * known.patience) if now - known.lowered < _RETURN * stabilization else 1.0
+    return known.patience
 
 
 def _idle_at(view: View) -> float:
@@ -184,7 +200,7 @@ def _rules(view: View, asks: list[Ask], decision: Decision, low: int) -> tuple[R
     if decision.wanted >= decision.before:
         first = _deciding(asks, view.snapshot).rule
         rules.sort(key=lambda r: r.name != first)
-    sentence = f"so many were enough over the last {seconds(policy.stabilization_seconds)}"
+    sentence = f"so many were enough over the last {seconds(view.span)}"
     stable = Rule("stabilization", low, {"stabilizationSeconds": policy.stabilization_seconds}, sentence)
     return (*rules, stable) if decision.wanted >= decision.before else (stable, *rules)
 
@@ -198,7 +214,7 @@ def _look_again(view: View, wanted: int, keep: int, idle_at: float, blocked: boo
     if policy.minimum == 0 and not blocked and idle_at > now:
         times.append(idle_at - now)
     if keep < wanted and not blocked:
-        left = expires(view.memory.window, wanted, policy.stabilization_seconds) - now
+        left = expires(view.memory.window, wanted, view.span) - now
         times.append(left if left > 0 else _DOWN_PACE)
     if wanted > max(1, policy.minimum):
         times.append(ARRIVALS_SECONDS / 2)

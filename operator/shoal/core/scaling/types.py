@@ -185,6 +185,8 @@ class Memory:
     """Since when more requests wait than the target allows; None: they do not."""
     lowered: float | None = None
     """When fewer were decided last."""
+    patience: float = 1.0
+    """How many times `stabilization_seconds` fewer must have been enough."""
     progress: float | None = None
     """Requests done so far, those in work as halves; None: not every gateway is heard."""
     done: float = 0.0

@@ -22,6 +22,11 @@ class View:
     def placed(self) -> int:
         return len(self.fleet.placed)
 
+    @property
+    def span(self) -> float:
+        """Seconds for which fewer must have been enough."""
+        return self.memory.patience * self.snapshot.policy.stabilization_seconds
+
     def tokens(self, slot: Slot) -> float:
         """KV tokens that a replica may fill: its target share."""
         return (slot.kv_tokens or 0) * self.snapshot.policy.kv_percent / 100 if slot.serves else 0.0
