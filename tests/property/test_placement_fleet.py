@@ -177,6 +177,26 @@ def test_what_serves_is_replaced_before_it_goes(fleet: Fleet, data: st.DataObjec
         _check_rest(fleet)
 
 
+@given(fleets())
+@settings(max_examples=60, deadline=None)
+def test_a_loser_serves_until_it_serves_elsewhere(fleet: Fleet) -> None:
+    """Where those of the lowest priority have a last class with room for all, nobody of them stops serving for others."""
+    last = candidate("z", 1, "90")
+    fleet.models = {
+        uid: replace(m, candidates=(*m.candidates, *([] if m.priority else [last])), interruptible_percent=100)
+        for uid, m in fleet.models.items()
+        if m.priority in (0, 20)
+    }
+    fleet.nodes |= {f"z-{i}": FleetNode(f"z-{i}", "z", 8) for i in range(4)}
+    fleet.moves, fleet.start_chance = Moves(in_flight=0), 0.2
+    late = {uid: m for uid, m in fleet.models.items() if not m.priority}
+    late, fleet.models = fleet.models, late
+    _run(fleet, 4 * _STEPS)
+    fleet.models = late
+    _run(fleet, 4 * _STEPS)
+    _check_rest(fleet)
+
+
 def _change(fleet: Fleet, data: st.DataObject) -> None:
     """Something that takes no replica away by itself."""
     what = data.draw(st.sampled_from(["cordon", "add node", "scale", "unlist", "price", "leave"]), label="what")

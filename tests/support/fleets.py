@@ -97,6 +97,8 @@ class Fleet:
         """(model, class) -> (replicas, GPUs)."""
         self.moves = Moves()
         self.drain = drain
+        self.start_chance = 0.7
+        """That a bound pod turns ready in a step."""
         self.random = random.Random(seed)  # noqa: S311
         self.placements: dict[str, Placement] = {}
 
@@ -164,7 +166,7 @@ class Fleet:
                 self.pods.remove(pod)
             elif pod.terminating:
                 pod.terminating -= 1
-            elif pod.node is not None and self.random.random() < 0.7:
+            elif pod.node is not None and self.random.random() < self.start_chance:
                 pod.ready = True
         return self.placements
 

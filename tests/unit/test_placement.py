@@ -347,11 +347,36 @@ def test_while_a_large_replica_waits_for_its_block_no_small_one_is_asked_for_tha
     assert wish(found["chat/low"]) == {"h100-80gb": 1}
 
 
-def test_a_loser_that_fits_elsewhere_goes_there() -> None:
-    low = demand("chat/low", L4, H100, standing={"l4-24gb": standing(1, 1, name="l4-24gb")})
-    found = plan([low, demand("chat/high", L4, priority=9)], [supply("l4-24gb", 0, of=1), supply("h100-80gb", 8)])
+def test_a_loser_that_fits_elsewhere_starts_there_before_it_goes() -> None:
+    on_l4 = standing(1, 1, name="l4-24gb")
+    low, high = demand("chat/low", L4, H100, standing={"l4-24gb": on_l4}), demand("chat/high", L4, priority=9)
+    room = [supply("l4-24gb", 0, of=1), supply("h100-80gb", 8)]
+    found = plan([low, high], room)
+    assert wish(found["chat/low"]) == {"l4-24gb": 1, "h100-80gb": 1}
+    assert (found["chat/low"].reason, found["chat/low"].message) == (
+        "Moving",
+        "1 on h100-80gb, 1 GPU each; chat/high (priority 9) needs its GPUs on l4-24gb: the replica there goes when its "
+        "replacement is ready",
+    )
+    assert found["chat/high"].message == (
+        "waits for 1 GPU on l4-24gb that chat/low (priority 0) gives up when others serve in their place"
+    )
+    starting = Standing(1, 1, {"h100-80gb-0": Held(1, 0)}, 1)
+    room = [supply("l4-24gb", 0, of=1), supply("h100-80gb", 7, of=8)]
+    low = replace(low, standing={"l4-24gb": on_l4, "h100-80gb": starting})
+    assert wish(plan([low, high], room)["chat/low"]) == {"l4-24gb": 1, "h100-80gb": 1}
+    low = replace(low, standing={"l4-24gb": on_l4, "h100-80gb": standing(1, 1, name="h100-80gb")})
+    found = plan([low, high], room)
     assert wish(found["chat/low"]) == {"h100-80gb": 1}
-    assert found["chat/low"].placed
+    assert found["chat/low"].message == "1 on h100-80gb, 1 GPU each"
+
+
+def test_a_loser_without_ready_replicas_does_not_make_the_winner_wait_for_its_next_place() -> None:
+    silent = Standing(1, 1, {"l4-24gb-0": Held(1, 0)}, 1)
+    low, high = demand("chat/low", L4, H100, standing={"l4-24gb": silent}), demand("chat/high", L4, priority=9)
+    found = plan([low, high], [supply("l4-24gb", 0, of=1), supply("h100-80gb", 8)])
+    assert wish(found["chat/low"]) == {"h100-80gb": 1}
+    assert found["chat/high"].message == "waits for 1 GPU on l4-24gb that chat/low (priority 0) gives up, within 900 s"
 
 
 def test_gpus_that_drain_are_waited_for_only_when_none_are_free() -> None:

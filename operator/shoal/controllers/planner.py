@@ -74,6 +74,10 @@ class Decision:
     """Replicas, as the scaler said."""
 
 
+def _none(_uid: str) -> Mapping[str, str]:
+    return {}
+
+
 class Planner:
     """`enter` what a Model wishes, `run` it, and read `decided`; `wake` hears the keys of Models whose part changed."""
 
@@ -91,6 +95,8 @@ class Planner:
         self.calibration = Calibration(self.changed)
         self.wanted: Callable[[Model], int] = models.first_wanted
         """How many replicas a Model is to have: the scaler says it."""
+        self.setbacks: Callable[[str], Mapping[str, str]] = _none
+        """Model's uid -> class -> why it is the last choice for now."""
         self._asked: dict[str, int] = {}
         """Class -> GPUs that the last plan gave to replicas which no node holds yet."""
         self._contested: frozenset[str] = frozenset()
@@ -264,6 +270,7 @@ class Planner:
                 wanted=wanted[uid],
                 minimum=models.minimum(wish.model),
                 standing=self.standings.of(uid),
+                setbacks=self.setbacks(uid),
                 frozen=wish.role == "frozen",
             )
             for uid, wish in self._wishes.items()

@@ -141,10 +141,11 @@ def demand(
     wanted: int,
     minimum: int,
     standing: Mapping[str, Standing] = MappingProxyType({}),
+    setbacks: Mapping[str, str] = MappingProxyType({}),
     frozen: bool = False,
 ) -> Demand:
-    """What a Model asks of the planner. `standing` is what runs of it now, by class; `frozen`: it keeps that as it is,
-    since the Model is paused or its facts are not known yet."""
+    """What a Model asks of the planner. `standing`: what runs of it now, by class; `setbacks`: classes that are its
+    last choice for now; `frozen`: it keeps what it has, since it is paused or its facts are not known yet."""
     return Demand(
         key=model.key,
         uid=model.metadata.uid or model.key,
@@ -155,6 +156,7 @@ def demand(
         created=model.metadata.creation_timestamp,
         rejected=considered.rejected,
         standing=standing,
+        setbacks=setbacks,
         interruptible_percent=model.spec.interruptible_percent,
         drain_seconds=model.spec.drain_seconds,
         frozen=frozen,

@@ -5,8 +5,9 @@ plan.py       the pass over the fleet
 fill.py       what one Model gets;  outrank.py  who has to go for it;  moves.py  to cheaper classes;
               leaving.py  whose pods go first
 room.py       the GPUs of a class, each given away once;  fragments.py  which node to take
+setbacks.py   classes on which a Model had no luck
 packing.py    the same offline;  steering.py  what pods tell the scheduler
-words.py      reasons and messages;  rivals.py  for whom a Model waits
+words.py      reasons and messages, of phrases.py;  rivals.py  for whom a Model waits
 """
 
 from shoal.core.placement.packing import ClassUse, Packing, pack

@@ -27,7 +27,7 @@ def price(candidate: Candidate) -> tuple[bool, Decimal, str]:
 class Stock:
     """What stands on one class, sorted by what can become of it."""
 
-    __slots__ = ("replicas", "sound", "sound_ready", "stranded", "stranded_ready")
+    __slots__ = ("evicted_ready", "replicas", "sound", "sound_ready", "stranded", "stranded_ready")
 
     def __init__(self, replicas: int) -> None:
         self.replicas = replicas
@@ -36,6 +36,8 @@ class Stock:
         """Bound to nodes that take pods of the class."""
         self.stranded = self.stranded_ready = 0
         """Bound to other nodes."""
+        self.evicted_ready = 0
+        """Ready ones that a higher priority takes away."""
 
 
 _EMPTY_STOCK: Final[dict[str, Stock]] = {}
@@ -46,7 +48,7 @@ class Case:
 
     __slots__ = (
         "_order", "asked", "demand", "evicted", "evicted_by", "evicts", "held", "kept", "missing", "moving_from",
-        "moving_to", "quiet", "replacing", "sick", "stock", "waiting",
+        "moving_to", "quiet", "replacing", "sick", "stock", "waiting", "yielding",
     )  # fmt: skip
 
     def __init__(self, demand: Demand) -> None:
@@ -73,6 +75,8 @@ class Case:
         self.missing = 0
         self.replacing = 0
         """Of `held`: on nodes that take no pods, or on classes that are no candidates any more."""
+        self.yielding: dict[str, int] = _EMPTY
+        """Class -> evicted replicas that serve until others are ready in their place. Among `held`."""
         self.moving_from: str | None = None
         self.moving_to: str | None = None
         self._order: list[Candidate] | None = None
@@ -80,6 +84,7 @@ class Case:
     def begin(self) -> None:
         """Before anything but `evicted` and `sick` is written."""
         self.stock, self.kept, self.asked, self.waiting, self.held = {}, {}, {}, {}, {}
+        self.yielding = {}
 
     def ask(self, gpu_class: str) -> None:
         """One more replica for which there is room."""
@@ -101,9 +106,10 @@ class Case:
 
     @property
     def order(self) -> list[Candidate]:
-        """Candidates, cheapest first."""
+        """Candidates, cheapest first; those with a setback after the others."""
         if self._order is None:
-            self._order = sorted(self.demand.candidates, key=price)
+            setbacks = self.demand.setbacks
+            self._order = sorted(self.demand.candidates, key=lambda c: (c.gpu_class in setbacks, *price(c)))
         return self._order
 
     def candidate(self, gpu_class: str) -> Candidate | None:

@@ -1,8 +1,11 @@
 """What one Model gets, those of higher rank having been served."""
 
+from collections.abc import Sequence
+
 from shoal.core.placement.case import Case, Stock
 from shoal.core.placement.outrank import Outranker
 from shoal.core.placement.room import Room
+from shoal.core.placement.types import Candidate
 
 
 def fill(case: Case, rooms: dict[str, Room], outranker: Outranker) -> None:
@@ -16,7 +19,7 @@ def fill(case: Case, rooms: dict[str, Room], outranker: Outranker) -> None:
         return
     _take_stock(case, rooms)
     _reserve_surge(case, rooms)
-    left = _keep(case)
+    left = _keep(case, case.demand.wanted)
     left = _ask(case, rooms, left)
     left = _wait(case, rooms, left)
     while left:
@@ -66,6 +69,8 @@ def _is_quiet(case: Case, rooms: dict[str, Room]) -> bool:
             bound += held.pods
         if bound != replicas or standing.pods > replicas:
             return False
+        if gpu_class in demand.setbacks and standing.ready < replicas:
+            return False
         kept[gpu_class] = replicas
         total += replicas
         if candidate.interruptible:
@@ -83,6 +88,7 @@ def _take_stock(case: Case, rooms: dict[str, Room]) -> None:
         room = rooms.get(gpu_class)
         for node, pods, held in case.left_after_eviction(gpu_class):
             ready = min(held.ready, pods)
+            stock.evicted_ready += held.ready - ready  # one that is not ready goes before one that is
             sick = pods if room is None or node not in room.index else min(pods, case.sick.get((gpu_class, node), 0))
             sick_ready = max(0, ready - (pods - sick))
             stock.stranded += sick
@@ -100,15 +106,33 @@ def _reserve_surge(case: Case, rooms: dict[str, Room]) -> None:
                 break
 
 
-def _keep(case: Case) -> int:
-    """What runs stays, the cheapest first where it is too many. Returns how many replicas are still to be found."""
-    left = case.demand.wanted
+def _keep(case: Case, left: int) -> int:
+    """What runs stays, the cheapest first where it is too many. Returns how many replicas are still to be found.
+
+    Where the Model has a setback only what is ready counts.
+    """
     for candidate in case.order:
         stock = case.stock.get(candidate.gpu_class)
-        keep = min(stock.sound, left, case.may_have_more(candidate)) if stock else 0
+        if stock is None:
+            continue
+        here = stock.sound_ready if candidate.gpu_class in case.demand.setbacks else stock.sound
+        keep = min(here, left, case.may_have_more(candidate))
         if keep:
             case.kept[candidate.gpu_class] = keep
             left -= keep
+    return left
+
+
+def _keep_set_back(case: Case, left: int) -> int:
+    """What is not ready on a class with a setback stays, where no other class has room: it may still come."""
+    for candidate in case.order:
+        stock = case.stock.get(candidate.gpu_class)
+        if stock is not None and candidate.gpu_class in case.demand.setbacks:
+            have = case.kept.get(candidate.gpu_class, 0)
+            keep = min(stock.sound - have, left, case.may_have_more(candidate))
+            if keep > 0:
+                case.kept[candidate.gpu_class] = have + keep
+                left -= keep
     return left
 
 
@@ -128,7 +152,16 @@ def _ask(case: Case, rooms: dict[str, Room], left: int) -> int:
                 break
             ours -= 1
             left -= 1
-    for candidate in case.order:
+    setbacks = case.demand.setbacks
+    left = _take_room(case, rooms, [c for c in case.order if c.gpu_class not in setbacks], left)
+    if setbacks:
+        left = _keep_set_back(case, left)
+        left = _take_room(case, rooms, [c for c in case.order if c.gpu_class in setbacks], left)
+    return left
+
+
+def _take_room(case: Case, rooms: dict[str, Room], candidates: Sequence[Candidate], left: int) -> int:
+    for candidate in candidates:
         room = rooms.get(candidate.gpu_class)
         more = min(left, case.may_have_more(candidate)) if left and room else 0
         while room and more and room.take(candidate.gpus):
@@ -208,6 +241,22 @@ def _hold(case: Case) -> None:
         if new > 0:
             rest = min(stock.stranded - held - silent, stock.replicas - have - held - silent)
             case.replacing += _held(case, gpu_class, rest, rest)
+    _yield_later(case, short)
+
+
+def _yield_later(case: Case, short: int) -> None:
+    """An evicted replica that serves goes when the one that starts in its place, on GPUs that it has got, is ready; at
+    once where the Model has no such place. Who takes its GPUs waits so much longer, and nobody stops serving."""
+    starting = sum(case.asked.values()) + sum(
+        kept - min(kept, case.stock[gpu_class].sound_ready) for gpu_class, kept in case.kept.items()
+    )
+    for gpu_class in sorted(case.stock):
+        stock = case.stock[gpu_class]
+        held = _held(case, gpu_class, min(stock.evicted_ready, starting), short)
+        if held:
+            case.yielding[gpu_class] = held
+            short -= held
+            starting -= held
 
 
 def _starting_before(case: Case, gpu_class: str) -> str | None:

@@ -64,6 +64,8 @@ def _go_on(case: Case, rooms: dict[str, Room], wanted: set[str], moves: Moves) -
         standing = case.demand.standing.get(cheap.gpu_class)
         if standing is None or standing.replicas <= max(standing.bound, case.replicas(cheap.gpu_class)):
             continue
+        if cheap.gpu_class in case.demand.setbacks:
+            continue
         found = _dearest(case, cheap, moves)
         room = rooms.get(cheap.gpu_class)
         if found is None or room is None or cheap.gpu_class in wanted:
@@ -81,6 +83,8 @@ def _step(
     for cheap in case.order:
         room = rooms.get(cheap.gpu_class)
         if room is None or not room.fits(cheap.gpus) or cheap.gpu_class in wanted:
+            continue
+        if cheap.gpu_class in case.demand.setbacks:
             continue
         found = _dearest(case, cheap, moves)
         if found is not None and case.may_have_more(cheap, instead_of=found[1]):

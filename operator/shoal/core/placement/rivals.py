@@ -15,6 +15,8 @@ class Rivals:
         self._cases, self._rooms = cases, rooms
         self._holders: dict[str, _Holders] | None = None
         self._going: dict[str, list[Demand]] | None = None
+        self._yielding: set[tuple[str, str]] = set()
+        """(uid, class): a replica there goes only when another one is ready."""
         self._known: dict[tuple[str, int], tuple[int, tuple[str, ...]]] = {}
 
     def before(self, case: Case) -> str | None:
@@ -37,6 +39,7 @@ class Rivals:
         if self._going is None:
             self._going = {}
             for other in self._cases:
+                self._yielding.update((other.demand.uid, name) for name in other.yielding)
                 for name, standing in other.demand.standing.items():
                     if standing.terminating:
                         self._going.setdefault(name, []).append(other.demand)
@@ -48,7 +51,10 @@ class Rivals:
         known = sorted(losers.values(), key=lambda d: d.key)
         names = [_name(case, d) for d in known]
         seconds = max(d.drain_seconds for d in known)
-        return f"{_names(names)} give{'s' if len(names) == 1 else ''} up, within {seconds} s"
+        text = f"{_names(names)} give{'s' if len(names) == 1 else ''} up"
+        if any((d.uid, gpu_class) in self._yielding for d in known):
+            return f"{text} when others serve in their place"
+        return f"{text}, within {seconds} s"
 
     def _above(self, gpu_class: str, priority: int) -> tuple[int, tuple[str, ...]]:
         """GPUs of a class that Models above a priority have, and who they are, the largest first."""

@@ -98,6 +98,8 @@ class Demand:
     """Of `wanted`, rounded down: replicas that may run on interruptible classes."""
     drain_seconds: int = 900
     """How long a replica that is to go may hold its GPUs; only told."""
+    setbacks: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Class -> why it is the last choice for now: see `setbacks.py`. What is ready there stays."""
     frozen: bool = False
     """The Model is paused, or its facts are unknown for now: it keeps exactly what it has."""
 

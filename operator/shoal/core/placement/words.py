@@ -7,13 +7,16 @@ from typing import Final
 
 from shoal.api import reasons
 from shoal.core import quantity
-from shoal.core.placement.case import Case, interruptible_limit
+from shoal.core.placement import phrases
+from shoal.core.placement.case import Case
 from shoal.core.placement.leaving import forced, leaving
+from shoal.core.placement.phrases import gpus, room_sentence
 from shoal.core.placement.rivals import Rivals
 from shoal.core.placement.room import Room
 from shoal.core.placement.types import Candidate, Excluded, Moves, Placement, VariantPlan
 
 NOT_NEEDED: Final = "NotNeeded"
+SET_BACK: Final = "SetBack"
 LIMITED: Final = "Limited"
 _SHOWN: Final = 4
 """Classes that a message goes into; the status has an entry for each."""
@@ -105,9 +108,11 @@ class Words:
         room = self._rooms.get(candidate.gpu_class)
         if room is None or room.largest < candidate.gpus:
             return reasons.NO_CAPACITY, self._room(candidate)  # whatever it costs, and however full it is
+        if candidate.gpu_class in case.demand.setbacks:
+            return SET_BACK, f"{case.demand.setbacks[candidate.gpu_class]}; it is the last choice for a while"
         if not cheaper and not case.missing:
             return NOT_NEEDED, "not needed: what is used is not dearer"
-        limit = _limit(case, candidate)
+        limit = phrases.limit(case, candidate)
         if limit is not None:
             return LIMITED, limit
         if case.missing:
@@ -131,7 +136,7 @@ class Words:
 
     def _summary(self, case: Case, variants: Sequence[VariantPlan]) -> tuple[str, str]:
         demand = case.demand
-        placed = _placed(case)
+        placed = phrases.placed(case)
         if demand.frozen and case.missing:
             return reasons.PENDING, f"keeps what it has: {placed or 'no replica'}"
         if not demand.candidates and not demand.frozen:
@@ -141,14 +146,17 @@ class Words:
         if case.waiting:
             text = self._waits(case)
             return reasons.DRAINING_OTHERS, f"{text}; placed: {placed}" if placed else text
-        text = _with_gpus(case, placed) if placed else "no replica is wanted"
+        text = phrases.with_gpus(case, placed) if placed else "no replica is wanted"
+        text += phrases.set_back(case)
+        if case.yielding:
+            return reasons.MOVING, f"{text}; {self._yields(case)}"
         if case.moving_from is not None:
             return reasons.MOVING, (
                 f"{text}; moving to {case.moving_to}, which is cheaper: a replica on {case.moving_from} goes "
                 "when its replacement is ready"
             )
         if case.replacing:
-            text += f"; {_staying(case)}, until others are ready in their place"
+            text += f"; {phrases.staying(case)}, until others are ready in their place"
         return reasons.PLACED_ON, text
 
     def _fits_nowhere(self, case: Case, placed: str) -> tuple[str, str]:
@@ -163,10 +171,10 @@ class Words:
         text = (
             next(iter(sums))
             if len(sums) == 1 and len(rejected) > 1
-            else _list([f"{r.gpu_class}: {r.why}" for r in rejected[:_SHOWN]], of=len(rejected))
+            else phrases.listing([f"{r.gpu_class}: {r.why}" for r in rejected[:_SHOWN]], of=len(rejected))
         )
         message = f"fits on no GPU class: {text}"
-        return reason, f"{message}; {_staying(case)} meanwhile" if case.held else message
+        return reason, f"{message}; {phrases.staying(case)} meanwhile" if case.held else message
 
     def _no_room(self, case: Case, placed: str) -> tuple[str, str]:
         demand = case.demand
@@ -176,21 +184,30 @@ class Words:
 
         def one(candidate: Candidate) -> str:
             name = candidate.gpu_class if of else f"{candidate.gpu_class} ({gpus(candidate.gpus)})"
-            return f"{name}: {_limit(case, candidate) or self._room(candidate)}"
+            return f"{name}: {phrases.limit(case, candidate) or self._room(candidate)}"
 
-        text = f"no room for {what}{of}: {_list([one(c) for c in case.order[:_SHOWN]], of=len(case.order))}"
+        text = f"no room for {what}{of}: {phrases.listing([one(c) for c in case.order[:_SHOWN]], of=len(case.order))}"
         if demand.rejected:
             text += f"; does not fit on {', '.join(r.gpu_class for r in demand.rejected)}"
         if case.waiting:
             text += f"; {self._waits(case)}"
         if placed:
             text += f"; placed: {placed}"
-        if case.held:
-            text += f"; {_staying(case)} meanwhile"
+        if staying := phrases.staying(case):
+            text += f"; {staying} meanwhile"
         rivals = self._rivals.before(case)
         if rivals:
             return reasons.OUTRANKED, f"waits for {rivals}; {text}"
         return reasons.NO_CAPACITY, text
+
+    def _yields(self, case: Case) -> str:
+        """Whom a replica makes room for that still serves."""
+        names = sorted(f"{d.key} (priority {d.priority})" for d in case.evicted_by)
+        verb = "needs" if len(names) == 1 else "need"
+        classes = " and ".join(sorted(case.yielding))
+        return (
+            f"{' and '.join(names)} {verb} its GPUs on {classes}: the replica there goes when its replacement is ready"
+        )
 
     def _waits(self, case: Case) -> str:
         parts: list[str] = []
@@ -200,88 +217,3 @@ class Words:
                 who = self._rivals.going(case, candidate.gpu_class)
                 parts.append(f"waits for {gpus(replicas * candidate.gpus)} on {candidate.gpu_class} that {who}")
         return "; ".join(parts)
-
-
-def room_sentence(room: Room | None, size: int) -> str:
-    """What room a class has for replicas of `size` GPUs, in figures."""
-    if room is None or not (room.supply.matching if room.supply.matching is not None else room.supply.nodes):
-        return "no node has the class's labels"
-    matching = room.supply.matching if room.supply.matching is not None else len(room.supply.nodes)
-    if not room.names:
-        if room.supply.capacity == 0:
-            return f"its {matching} node(s) have none of the resource"
-        return f"none of its {matching} node(s) takes pods"
-    offered = sum(node.allocatable for node in room.supply.nodes)
-    capacity = max(offered, room.supply.capacity or 0)
-    if room.largest < size:
-        return f"no node has {gpus(size)}, the largest has {room.largest}"
-    promised = room.free_at_first - sum(room.free)
-    text = f"{room.free_at_first} of {capacity} GPUs free"
-    if promised:
-        text += f", {promised} promised to replicas that are starting"
-    if room.block > size:
-        text += f", kept while a replica of {gpus(room.block)} waits for its block"
-    most = room.most_free()
-    if sum(room.free) and most < size:
-        text += f", at most {most} on one node"
-    if offered < capacity:
-        text += f", {capacity - offered} on nodes that take no pods or not healthy"
-    return text
-
-
-def gpus(count: int) -> str:
-    return f"{count} GPU" if count == 1 else f"{count} GPUs"
-
-
-def _limit(case: Case, candidate: Candidate) -> str | None:
-    """Why the spec allows no more replicas on a class."""
-    if candidate.max_replicas is not None and case.wants_on(candidate.gpu_class) >= candidate.max_replicas:
-        return f"maxReplicas {candidate.max_replicas} reached" if candidate.max_replicas else "maxReplicas is 0"
-    if candidate.interruptible and not case.may_have_more(candidate):
-        demand = case.demand
-        return (
-            f"interruptible, and interruptiblePercent {demand.interruptible_percent} allows "
-            f"{interruptible_limit(demand)} of {demand.wanted} replicas on such classes"
-        )
-    return None
-
-
-def _placed(case: Case) -> str:
-    """Replicas that have their GPUs; those that go are not among them."""
-    parts: list[str] = []
-    if case.demand.frozen:
-        return ", ".join(f"{n} on {name}" for name, n in sorted(case.kept.items()) if n)
-    for candidate in case.order:
-        name = candidate.gpu_class
-        count = case.kept.get(name, 0) + case.asked.get(name, 0)
-        if name == case.moving_to:
-            count -= case.asked.get(name, 0)
-        if count:
-            parts.append(f"{count} on {name}")
-    return ", ".join(parts)
-
-
-def _with_gpus(case: Case, placed: str) -> str:
-    used = {c.gpus for c in case.order if case.wants_on(c.gpu_class)}
-    if len(used) == 1:
-        return f"{placed}, {gpus(used.pop())} each"
-    return placed
-
-
-def _staying(case: Case) -> str:
-    """Replicas that are to go and serve on; empty where there is none."""
-    known = {c.gpu_class for c in case.order}
-    retired = {name: n for name, n in case.held.items() if name not in known}
-    stranded = case.replacing - sum(retired.values())
-    over = sum(case.held.values()) - case.replacing
-    parts = [f"{n} on {name}, not usable any more, stays" for name, n in sorted(retired.items())]
-    if stranded:
-        parts.append(f"{stranded} on a node that takes no pods stays")
-    if over:
-        parts.append(f"{over} more than the spec allows there stays")
-    return " and ".join(parts)
-
-
-def _list(shown: Sequence[str], *, of: int) -> str:
-    more = [f"and {of - len(shown)} more"] if of > len(shown) else []
-    return "; ".join([*shown, *more])

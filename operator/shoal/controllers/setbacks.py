@@ -1,0 +1,81 @@
+"""Which classes Models have no luck with: looked at when pods have been starting for long, and told to the planner."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import structlog
+
+from shoal.controllers.coldstarts import ColdStarts
+from shoal.controllers.world import World
+from shoal.core import facts
+from shoal.core.placement.setbacks import Setback, look
+
+log = structlog.get_logger()
+
+LOOK_SECONDS: Final = 5.0
+
+
+class Setbacks:
+    """Kept in memory: an operator that starts anew gives each class another chance."""
+
+    def __init__(self, world: World, cold: ColdStarts, changed: Callable[[], None]) -> None:
+        self._world, self._cold, self._changed = world, cold, changed
+        self._known: dict[str, dict[str, Setback]] = {}
+        """Model's uid -> class -> setback."""
+        self._starting: set[str] = set()
+        """Models with a pod that was never ready, as far as its events say."""
+        world.pods.listeners.append(self._pod)
+
+    def of(self, model_uid: str) -> Mapping[str, str]:
+        """class -> why it is the last choice for now."""
+        return {name: setback.why for name, setback in self._known.get(model_uid, {}).items()}
+
+    async def run(self) -> None:
+        """Looks every few seconds, until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def look(self) -> None:
+        """Once over the Models that something starts of, and over those that had a setback."""
+        for uid in list(self._starting | set(self._known)):
+            before = self._known.get(uid, {})
+            after = self._look(uid, before)
+            if after:
+                self._known[uid] = after
+            else:
+                self._known.pop(uid, None)
+            if after.keys() != before.keys():
+                for name in after.keys() - before.keys():
+                    log.warning("a Model has a setback", model_uid=uid, gpu_class=name, why=after[name].why)
+                self._changed()
+
+    def _look(self, uid: str, before: Mapping[str, Setback]) -> dict[str, Setback]:
+        custom = self._world.model_by_uid(uid)
+        model = custom.object if custom is not None else None
+        pods = [pod for pod in self._world.pods.by("model", uid) if not pod.finished]
+        if not any(_starts(pod) for pod in pods):
+            self._starting.discard(uid)
+        if model is None:
+            return {}
+        rolling = {
+            d.gpu_class
+            for child in self._world.deployments.by("model", uid)
+            if (d := child.deployment) is not None and (d.replacing or not d.rolled_out)
+        }
+        return look(
+            before,
+            pods,
+            now=self._world.now(),
+            patience=lambda name: self._cold.patience(model, name),
+            rolling=rolling,
+        )
+
+    def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
+        if after is not None and after.model_uid and _starts(after):
+            self._starting.add(after.model_uid)
+
+
+def _starts(pod: facts.Pod) -> bool:
+    return not (pod.ready or pod.was_ready or pod.deleting or pod.finished)

@@ -1,0 +1,132 @@
+"""Classes on which a Model has no luck: remembered for a while, taken last, and named."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from shoal.core.facts import Pod
+from shoal.core.placement import Held, Moves, Standing, plan
+from shoal.core.placement.setbacks import RETRY_SECONDS, Setback, due, look, other_than_gpus
+from tests.support.fleets import candidate, demand, standing, supply
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+L4, H100 = candidate("l4-24gb", cost="0.43"), candidate("h100-80gb", cost="2.49")
+NO_CPU = (
+    "0/5 nodes are available: 2 Insufficient cpu, 3 node(s) didn't match Pod's node affinity/selector. "
+    "preemption: 0/5 nodes are available: 5 Preemption is not helpful for scheduling."
+)
+WHY = "a replica there was not ready after 15 min, three cold starts"
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def pod(gpu_class: str = "l4-24gb", node: str | None = "n", *, ready: bool = False, **more: object) -> Pod:
+    fields: dict[str, object] = {
+        "namespace": "chat", "name": f"p-{gpu_class}", "uid": "u", "node": node, "finished": False, "deleting": False,
+        "ready": ready, "requests": {"nvidia.com/gpu": 1}, "model_uid": "m", "gpu_class": gpu_class, "created": START,
+        "was_ready": ready,
+    }  # fmt: skip
+    return Pod(**(fields | more))  # type: ignore[arg-type]
+
+
+def patience(_gpu_class: str) -> float:
+    return 900.0
+
+
+def test_a_replica_that_is_not_ready_after_three_cold_starts_is_a_setback() -> None:
+    assert look({}, [pod()], now=at(899), patience=patience) == {}
+    assert look({}, [pod()], now=at(900), patience=patience) == {"l4-24gb": Setback(WHY, at(900 + RETRY_SECONDS))}
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [pod(ready=True), pod(was_ready=True), pod(deleting=True), pod(finished=True), pod(created=None)],
+    ids=["ready", "was ready", "going", "finished", "of unknown age"],
+)
+def test_what_is_no_setback(harmless: Pod) -> None:
+    assert look({}, [harmless], now=at(10_000), patience=patience) == {}
+
+
+def test_a_class_works_where_another_replica_is_ready_and_a_rollout_is_not_its_fault() -> None:
+    assert look({}, [pod(), pod(ready=True, name="other")], now=at(10_000), patience=patience) == {}
+    assert look({}, [pod()], now=at(10_000), patience=patience, rolling={"l4-24gb"}) == {}
+
+
+def test_a_setback_holds_for_an_hour_and_no_longer() -> None:
+    known = look({}, [pod()], now=at(900), patience=patience)
+    assert look(known, [], now=at(900 + RETRY_SECONDS - 1), patience=patience) == known
+    assert look(known, [], now=at(900 + RETRY_SECONDS), patience=patience) == {}
+
+
+def test_a_pod_that_lacks_cpu_on_the_nodes_with_gpus_is_a_setback_and_one_that_lacks_gpus_is_not() -> None:
+    stuck = pod(node=None, unschedulable=NO_CPU)
+    assert look({}, [stuck], now=at(299), patience=patience) == {}
+    why = "for 5 min no node there had room for a replica: Insufficient cpu on 2 node(s)"
+    assert look({}, [stuck], now=at(300), patience=patience) == {"l4-24gb": Setback(why, at(300 + RETRY_SECONDS))}
+    full = "0/2 nodes are available: 2 Insufficient cpu, 2 Insufficient nvidia.com/gpu."
+    assert look({}, [pod(node=None, unschedulable=full)], now=at(10_000), patience=patience) == {}
+
+
+def test_the_schedulers_sentence() -> None:
+    assert other_than_gpus(NO_CPU) == "Insufficient cpu on 2 node(s)"
+    assert other_than_gpus("0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 Insufficient memory.") == (
+        "Insufficient memory on 2 node(s)"
+    )
+    assert other_than_gpus("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.") is None
+    assert other_than_gpus("") is None
+
+
+def test_when_to_look_again() -> None:
+    assert due([pod(), pod("h100-80gb", None, unschedulable=NO_CPU)], patience=patience) == at(300)
+    assert due([pod()], patience=patience) == at(900)
+    assert due([pod(ready=True)], patience=patience) is None
+
+
+# --- what the plan makes of it --------------------------------------------------------------------------------------
+
+
+def silent(name: str) -> Standing:
+    return Standing(1, 1, {f"{name}-0": Held(1, 0)}, 1)
+
+
+def test_a_replica_that_never_starts_goes_to_the_next_class_and_the_status_says_why() -> None:
+    model = demand("chat/a", L4, H100, standing={"l4-24gb": silent("l4-24gb")}, setbacks={"l4-24gb": WHY})
+    found = plan([model], [supply("l4-24gb", 3, of=4), supply("h100-80gb", 8)])["chat/a"]
+    assert {v.gpu_class: v.replicas for v in found.variants} == {"h100-80gb": 1, "l4-24gb": 0}
+    assert found.message == f"1 on h100-80gb, 1 GPU each; not on l4-24gb: {WHY}"
+    after = demand("chat/a", L4, H100, setbacks={"l4-24gb": WHY})
+    found = plan([after], [supply("l4-24gb", 4), supply("h100-80gb", 8)])["chat/a"]
+    assert [(e.gpu_class, e.reason, e.why) for e in found.excluded] == [
+        ("l4-24gb", "SetBack", f"{WHY}; it is the last choice for a while")
+    ]
+
+
+def test_without_another_place_it_stays_where_it_is() -> None:
+    model = demand("chat/a", L4, H100, standing={"l4-24gb": silent("l4-24gb")}, setbacks={"l4-24gb": WHY})
+    found = plan([model], [supply("l4-24gb", 3, of=4), supply("h100-80gb", 0, of=8)])["chat/a"]
+    assert {v.gpu_class: v.replicas for v in found.variants} == {"l4-24gb": 1}
+    unbound = demand("chat/a", L4, standing={"l4-24gb": Standing(1, 1, {}, 1)}, setbacks={"l4-24gb": WHY})
+    assert plan([unbound], [supply("l4-24gb", 4)])["chat/a"].variants[0].replicas == 1
+
+
+def test_what_serves_on_a_class_with_a_setback_stays() -> None:
+    mixed = Standing(2, 1, {"l4-24gb-0": Held(2, 1)}, 2)
+    model = demand("chat/a", L4, H100, wanted=2, standing={"l4-24gb": mixed}, setbacks={"l4-24gb": WHY})
+    found = plan([model], [supply("l4-24gb", 2, of=4), supply("h100-80gb", 8)])["chat/a"]
+    assert {v.gpu_class: v.replicas for v in found.variants} == {"l4-24gb": 1, "h100-80gb": 1}
+
+
+def test_a_move_that_never_ends_is_given_up_and_its_slot_is_free_again() -> None:
+    serves = standing(1, 1, name="h100-80gb")
+    stuck = demand("chat/a", L4, H100, standing={"h100-80gb": serves, "l4-24gb": silent("l4-24gb")})
+    other = demand("chat/b", L4, H100, age=1, standing={"h100-80gb": serves})
+    room = [supply("l4-24gb", 3, of=4), supply("h100-80gb", 6, of=8)]
+    one = Moves(in_flight=1)
+    found = plan([stuck, other], room, moves=one)
+    assert (found["chat/a"].reason, found["chat/b"].reason) == ("Moving", "Placed")
+    given_up = demand("chat/a", L4, H100, standing=stuck.standing, setbacks={"l4-24gb": WHY})
+    found = plan([given_up, other], room, moves=one)
+    assert {v.gpu_class: v.replicas for v in found["chat/a"].variants} == {"h100-80gb": 1, "l4-24gb": 0}
+    assert found["chat/b"].reason == "Moving"

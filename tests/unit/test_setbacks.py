@@ -1,0 +1,88 @@
+"""The operator notices that a Model has no luck with a class, tells the planner once, and forgets after a while."""
+
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+
+from shoal.api.model import Model
+from shoal.controllers.coldstarts import LONGEST_PATIENCE_SECONDS, ColdStarts
+from shoal.controllers.setbacks import Setbacks
+from shoal.controllers.world import World
+from shoal.core.facts import Deployment, Pod
+from shoal.core.placement.setbacks import RETRY_SECONDS
+from shoal.kube.projections import Child
+from shoal.kube.store import Table
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+MODEL = Model.model_validate(
+    {
+        "apiVersion": "shoal.dev/v1alpha1",
+        "kind": "Model",
+        "metadata": {"name": "a", "namespace": "chat", "uid": "m", "resourceVersion": "1", "generation": 1},
+        "spec": {"source": {"uri": "hf://org/model"}},
+    }
+)
+
+
+class Cluster:
+    """One Model with one pod, and a clock."""
+
+    def __init__(self, updated: int = 1) -> None:
+        self.seconds, self.told, self.version = 0.0, 0, 0
+        self.pods: Table[Any] = Table(lambda raw: raw["value"], indexes={"model": lambda pod: (pod.model_uid,)})
+        deployments: Table[Any] = Table(lambda raw: raw["value"], indexes={"model": lambda child: (child.model_uid,)})
+        found = Deployment(
+            "chat", "a-l4", "d", "1", "m", "l4", 1, "nvidia.com/gpu", 1, 1, 1, frozenset(), updated, 0, 1, None,
+            deleting=False,
+        )  # fmt: skip
+        self.put(deployments, Child("chat", "a-l4", "d", "m", b"{}", found))
+        world = SimpleNamespace(
+            pods=self.pods,
+            deployments=deployments,
+            now=lambda: START + timedelta(seconds=self.seconds),
+            model_by_uid=lambda uid: SimpleNamespace(object=MODEL) if uid == "m" else None,
+        )
+        self.setbacks = Setbacks(cast("World", world), ColdStarts(cast("World", world)), self._tell)
+        self.pod(ready=False)
+
+    def put(self, table: Table[Any], value: Any) -> None:
+        self.version += 1
+        meta = {"name": value.name, "namespace": "chat", "uid": value.uid, "resourceVersion": str(self.version)}
+        table.upsert({"metadata": meta, "value": value}, since=None)
+
+    def pod(self, *, ready: bool) -> None:
+        pod = Pod("chat", "a-0", "p", "n1", False, False, ready, {}, "m", "l4", created=START, was_ready=ready)
+        self.put(self.pods, pod)
+
+    def after(self, seconds: float) -> dict[str, str]:
+        self.seconds = seconds
+        self.setbacks.look()
+        return dict(self.setbacks.of("m"))
+
+    def _tell(self) -> None:
+        self.told += 1
+
+
+def test_a_pod_that_starts_for_too_long_is_told_once_and_forgotten_after_an_hour() -> None:
+    cluster = Cluster()
+    assert cluster.after(LONGEST_PATIENCE_SECONDS - 1) == {}
+    assert cluster.told == 0
+    minutes = f"{LONGEST_PATIENCE_SECONDS / 60:.0f} min"
+    why = {"l4": f"a replica there was not ready after {minutes}, three cold starts"}
+    assert cluster.after(LONGEST_PATIENCE_SECONDS) == why
+    cluster.pod(ready=True)
+    assert cluster.after(LONGEST_PATIENCE_SECONDS + RETRY_SECONDS - 1) == why
+    assert cluster.told == 1
+    assert cluster.after(LONGEST_PATIENCE_SECONDS + RETRY_SECONDS) == {}
+    assert cluster.told == 2
+
+
+def test_one_that_gets_ready_in_time_is_nothing() -> None:
+    cluster = Cluster()
+    cluster.pod(ready=True)
+    assert cluster.after(LONGEST_PATIENCE_SECONDS * 2) == {}
+    assert cluster.told == 0
+
+
+def test_a_rollout_is_judged_elsewhere() -> None:
+    assert Cluster(updated=0).after(LONGEST_PATIENCE_SECONDS * 2) == {}
