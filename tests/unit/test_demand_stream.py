@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Collection
+from types import SimpleNamespace
 from typing import cast
 
 import aiohttp
@@ -114,6 +116,33 @@ async def test_silence_is_unknown(monkeypatch: pytest.MonkeyPatch):
         gateway.book.held("m", 1, 0.0)
         await until(lambda: bool(streams.live()))
         await until(lambda: not streams.live())
+
+
+async def test_a_listener_that_was_stopped_itself_does_not_take_old_words_for_new(monkeypatch: pytest.MonkeyPatch):
+    async with told_gateway() as gateway, listening(gateway.peer()) as (streams, _):
+        await until(lambda: bool(streams.live()))
+        # It sleeps past the silence, and looks before its own timers have run.
+        awake = time.monotonic() + 13.0
+        monkeypatch.setattr(stream, "time", SimpleNamespace(monotonic=lambda: awake))
+        assert streams.get("gateway-1") is None
+        assert streams.live() == []
+
+
+async def test_a_listener_that_fails_leaves_the_stream_up(capfd: pytest.CaptureFixture[str]):
+    def fails(_uid: str, _models: Collection[str] | None) -> None:
+        raise RuntimeError("a bug of the listener")
+
+    async with told_gateway() as gateway:
+        streams = DemandStreams(fails, Me())
+        streams.start()
+        streams.put(gateway.peer())
+        try:
+            await until(lambda: bool(streams.live()))
+            gateway.book.arrived("m")
+            await until(lambda: any(s.demand("m").arrivals for s in streams.live()))
+        finally:
+            await streams.close()
+    assert "a bug of the listener" in capfd.readouterr().out
 
 
 async def test_a_quiet_gateway_is_heard_by_its_heartbeats(monkeypatch: pytest.MonkeyPatch):

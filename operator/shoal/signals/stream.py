@@ -84,6 +84,12 @@ class Follower(ABC):
         self._me = me
         self._keys = (peer.key, *peer.other_keys)
 
+    @property
+    def live(self) -> bool:
+        """Whether what it said is known. The clock decides too: a process that was stopped for a while wakes up with
+        streams that nobody has found silent yet."""
+        return self.boot is not None and time.monotonic() - self.heard_at <= api.SILENCE_SECONDS
+
     @abstractmethod
     def _keep(self, content: JsonObject, *, full: bool) -> None:
         """Takes a full state or a change. May raise pydantic.ValidationError."""
@@ -171,14 +177,21 @@ class Follower(ABC):
         self.seq = seq
         self.heard_at = time.monotonic()
         if full or content is not None:
-            self._tell(None if full else content)
+            self._say(None if full else content)
 
     def lose(self) -> None:
         """The connection is over: nothing is known any more."""
         if self.boot is not None:
             self.boot = None
             self._forget()
-            self._tell(None)
+            self._say(None)
+
+    def _say(self, content: JsonObject | None) -> None:
+        try:
+            self._tell(content)
+        except Exception:
+            # Whoever listens must not make the stream deaf.
+            log.exception("listener failed", pod=self.peer.name)
 
 
 F = TypeVar("F", bound=Follower)
@@ -236,11 +249,11 @@ class Streams(Generic[F]):
     def get(self, uid: str) -> F | None:
         """The listener of a peer, if its stream is live."""
         found = self._streams.get(uid)
-        return found[0] if found is not None and found[0].boot is not None else None
+        return found[0] if found is not None and found[0].live else None
 
     def live(self) -> list[F]:
         """The listeners whose streams are live."""
-        return [stream for stream, _ in self._streams.values() if stream.boot is not None]
+        return [stream for stream, _ in self._streams.values() if stream.live]
 
     @property
     def wanted(self) -> int:
