@@ -192,9 +192,11 @@ def ask(session: aiohttp.ClientSession, process: Process, **body: Any) -> Any:
 
 
 @contextlib.asynccontextmanager
-async def serving(tmp_path: Path, engine: ScriptedEngine, **settings: Any) -> AsyncGenerator[Process, None]:
+async def serving(
+    tmp_path: Path, engine: ScriptedEngine, server: FakeApiServer | None = None, **settings: Any
+) -> AsyncGenerator[Process, None]:
     """A gateway that is ready: one Model, one Tenant, one pod whose engine is `engine`."""
-    server = FakeApiServer()
+    server = server or FakeApiServer()
     async with running(tmp_path, server, **settings) as process, aiohttp.ClientSession() as session:
         (tmp_path / "key" / "current").write_bytes(INSTALL_KEY)
         server.crds = True

@@ -3,12 +3,13 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
 from shoal.gateway.process import Process
 from tests.support.gateway import API_KEY, lines
-from tests.support.gateway_process import ask, readyz, serving
+from tests.support.gateway_process import POD, FakeApiServer, ask, readyz, serving
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine
 
 
@@ -102,3 +103,52 @@ async def test_a_connection_on_which_nothing_comes_does_not_hold_a_stop_up(tmp_p
         async with asyncio.timeout(20):
             assert await reader.read() == b""
         writer.close()
+
+
+def pod(*, ready: bool) -> dict[str, Any]:
+    status = {**POD["status"], "conditions": [{"type": "Ready", "status": "True" if ready else "False"}]}
+    return {**POD, "status": status}
+
+
+async def until_held(process: Process, count: int) -> None:
+    async with asyncio.timeout(20):
+        while process.gateway.holds.waiting != count:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_stop_keeps_what_waits_until_it_is_served(tmp_path: Path):
+    server = FakeApiServer()
+    async with serving(tmp_path, ScriptedEngine(), server) as process, aiohttp.ClientSession() as session:
+        await server.change("pods", pod(ready=False))
+        async with asyncio.timeout(20):
+            while any(r.ready for r in process.directory.snapshot.replicas["chat/llama", "uid-llama"]):
+                await asyncio.sleep(0.01)
+        asked = [asyncio.create_task(ask(session, process, stream=stream)) for stream in (False, True)]
+        await until_held(process, 2)
+        process.stop()
+        await refused(process, process.server.port)
+        assert (await readyz(session, process))[0] == 503
+        assert process.demand.held_here("uid-llama") == 2  # and tells the operators so
+        assert process.gateway.holds.waiting == 2
+        await server.change("pods", pod(ready=True))
+        whole, stream = [await each for each in asked]
+        assert (whole.status, (await whole.json())["model"]) == (200, "llama")
+        assert [line async for line in lines(stream)][-1] == b"[DONE]"
+
+
+async def test_a_stop_ends_when_what_waits_is_due(tmp_path: Path):
+    server = FakeApiServer()
+    async with (
+        serving(tmp_path, ScriptedEngine(), server, hold_seconds=1.0) as process,
+        aiohttp.ClientSession() as session,
+    ):
+        await server.change("pods", pod(ready=False))
+        async with asyncio.timeout(20):
+            while any(r.ready for r in process.directory.snapshot.replicas["chat/llama", "uid-llama"]):
+                await asyncio.sleep(0.01)
+        asked = asyncio.create_task(ask(session, process))
+        await until_held(process, 1)
+        process.stop()
+        late = await asked
+        assert (late.status, late.headers["connection"]) == (503, "close")
+        assert 1 <= int(late.headers["retry-after"]) <= 60

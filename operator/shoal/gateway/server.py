@@ -30,6 +30,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._head_since: float | None = self.loop.time()
         self._stuck_since: float | None = None
+        self._stuck_bytes = 0
         self._idle_since: float | None = None
         self._body_since = 0.0
         if len(self.connections) > self.max_connections:
@@ -117,8 +118,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.loop.call_later(_ON_ITS_WAY_SECONDS, super().shutdown)
 
     def sweep(self, now: float) -> None:
-        """Closes what is idle; drops clients that do not finish their head, and closed ones that do not take what was
-        written."""
+        """Closes what is idle; drops clients that do not finish their head, and those that take nothing any more of
+        what was written: such a one keeps a place at its replica."""
         if self._idle_since is not None and now - self._idle_since > self.timeout_keep_alive:
             self.transport.close()
         if self._head_since is not None and now - self._head_since > self.head_seconds:
@@ -131,11 +132,14 @@ class BoundedProtocol(HttpToolsProtocol):
             and now - self._body_since > self.head_seconds
         ):
             self._refuse(408, f"The body did not arrive within {self.head_seconds:g} s.", "request_timeout")
-        if self.transport.is_closing() and self.flow.write_paused:
-            if self._stuck_since is None:
-                self._stuck_since = now
-            elif now - self._stuck_since > _STUCK_SECONDS:
-                self.transport.abort()
+        if not self.flow.write_paused:
+            self._stuck_since = None
+            return
+        left = self.transport.get_write_buffer_size()
+        if self._stuck_since is None or left < self._stuck_bytes:
+            self._stuck_since, self._stuck_bytes = now, left
+        elif now - self._stuck_since > (_STUCK_SECONDS if self.transport.is_closing() else self.head_seconds):
+            self.transport.abort()
 
     def _refuse(self, status: int, message: str, code: str) -> None:
         if self.transport.is_closing():

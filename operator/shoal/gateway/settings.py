@@ -38,7 +38,8 @@ class GatewaySettings(BaseSettings):
     hold_seconds: float = Field(default=600.0, ge=0)
     """Longest that a request waits for a replica, whatever its Model allows: it is part of the pod's grace period."""
     body_seconds: float = Field(default=60.0, gt=0)
-    """Longest that a client may take to send its head or its body."""
+    """Longest that a client may take to send its head or its body, and longest that it may take nothing of its answer
+    while more waits to be sent."""
     connect_seconds: float = Field(default=2.0, gt=0)
     """Longest that a connection to an engine may take."""
     attempts: int = Field(default=3, ge=1, le=10)
