@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from shoal.api import reasons
 from shoal.core.scaling import Policy, decide
-from tests.support.scaling import Term, load, replica, snapshot, voice
+from tests.support.scaling import Term, load, pending, replica, snapshot, voice
 
 POLICY = Policy(idle_seconds=60.0, stabilization_seconds=30.0)
 
@@ -40,6 +40,17 @@ def test_nor_does_it_wake_the_model_again_from_zero() -> None:
     seen = snapshot(voices=[voice(arrivals=arrivals)], policy=POLICY, wanted=0)
 
     assert [term.at(now, seen).wanted for now in (140.0, 141.0, 170.0)] == [0, 0, 0]
+
+
+def test_nor_while_the_last_replica_still_ends() -> None:
+    term, tokens, arrivals = after_load()
+    quiet = load(prompt_tokens_total=tokens // 4, generation_tokens_total=tokens)
+    ending = replica(0, quiet, deleting=True)
+    seen = snapshot(ending, voices=[voice(arrivals=arrivals)], policy=POLICY, wanted=0)
+    started = replace(seen, replicas=(ending, pending(1, created=139.0)))
+
+    assert [term.at(now, seen).wanted for now in (140.0, 141.0)] == [0, 0]
+    assert term.at(142.0, started).wanted == 0, "nor one that somebody else started"
 
 
 def test_a_new_model_that_is_not_sized_yet_is_not_said_to_lack_room() -> None:

@@ -51,10 +51,10 @@ def decide(snapshot: Snapshot, memory: Memory | None, now: float) -> tuple[Decis
     asks = [rule(view) for rule in RULES]
     policy, before = snapshot.policy, snapshot.wanted
     idle_at = _idle_at(view)
-    quiet = now >= idle_at
+    quiet = now >= _quiet_at(view)
     # The smoothed rate fades for long after the last request, and would keep or wake a replica for nobody.
     need = min(policy.maximum, max(a.up or 0 for a in asks if not (quiet and a.rule == "rate")))
-    idle = quiet and need == 0
+    idle = now >= idle_at and need == 0
     keep = min(policy.maximum, max(need, 0 if idle else 1, *(before if a.keep is None else a.keep for a in asks)))
     blocked = snapshot.rolling or bool(said.unheard)
     known = replace(known, patience=_patience(known, need > before > 0, policy.stabilization_seconds, now))
@@ -167,13 +167,18 @@ def _patience(known: Memory, more: bool, stabilization: float, now: float) -> fl
     return known.patience
 
 
-def _idle_at(view: View) -> float:
-    """When the Model may go to zero, if nothing happens until then."""
-    policy, known, asked = view.snapshot.policy, view.memory, view.snapshot.asked
+def _quiet_at(view: View) -> float:
+    """When nobody has asked for an idle window, if nobody does until then."""
+    known, asked = view.memory, view.snapshot.asked
     quiet = max(known.quiet_since, known.began, view.snapshot.term_began)
     if asked is not None and asked <= view.now:
         quiet = max(quiet, asked)
-    at = quiet + policy.idle_seconds
+    return quiet + view.snapshot.policy.idle_seconds
+
+
+def _idle_at(view: View) -> float:
+    """When the Model may go to zero, if nothing happens until then."""
+    known, at = view.memory, _quiet_at(view)
     if not known.served and view.placed:
         cold = max((v.cold_start_seconds or ASSUMED_COLD_START for v in view.snapshot.variants), default=0.0)
         at = max(at, known.woken + _START_PATIENCE * cold)
