@@ -53,6 +53,16 @@ def test_nor_while_the_last_replica_still_ends() -> None:
     assert term.at(142.0, started).wanted == 0, "nor one that somebody else started"
 
 
+def test_nor_before_it_is_seen_to_end() -> None:
+    term, tokens, arrivals = after_load()
+    quiet = replica(0, load(prompt_tokens_total=tokens // 4, generation_tokens_total=tokens))
+    seen = snapshot(quiet, voices=[voice(arrivals=arrivals)], policy=POLICY)
+    assert term.at(140.0, seen).wanted == 0
+    asked_for_none = replace(seen, wanted=0)
+
+    assert [term.at(now, asked_for_none).wanted for now in (140.1, 140.2, 140.3)] == [0, 0, 0]
+
+
 def test_a_new_model_that_is_not_sized_yet_is_not_said_to_lack_room() -> None:
     decision, _ = decide(replace(snapshot(new=True), variants=()), None, 10.0)
 

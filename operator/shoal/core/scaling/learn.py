@@ -80,7 +80,7 @@ def _later(snapshot: Snapshot, memory: Memory, said: Figures, now: float) -> Mem
     asked = _arrived(snapshot, memory) > 0
     disturbed = asked or _busy(said) or _uncertain(snapshot, memory)
     serves = _serves(snapshot)
-    first = serves and not memory.served
+    first = serves and not memory.served and snapshot.wanted > 0
     meters, speeds = _meters(snapshot, memory.meters, memory.speeds, now)
     progress = _progress(snapshot, said)
     done, worked = memory.done, memory.worked
