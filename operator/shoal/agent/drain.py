@@ -6,7 +6,7 @@ Keeps the state; `core/drain.py` decides. Everything here runs on the event loop
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -74,12 +74,8 @@ class Drain:
         """A gateway's stream began."""
         key, now = _key(caller), self.clock()
         self._streams[key] = self._streams.get(key, 0) + 1
-        known = self._gateways.get(key)
-        self._gateways[key] = (
-            Gateway(caller.name or "a gateway that does not say its name", now)
-            if known is None
-            else replace(known, heard=now, closed=None)
-        )
+        name = caller.name or "a gateway that does not say its name"
+        self._gateways[key] = drain.opened(self._gateways.get(key), name, now)
         self._changed.set()
 
     def closed(self, caller: Caller) -> None:
@@ -90,22 +86,17 @@ class Drain:
             self._streams[key] = left
         else:
             del self._streams[key]
-            self._gateways[key] = replace(self._gateways[key], closed=now)
+            self._gateways[key] = drain.closed(self._gateways[key], now)
         for old, gateway in list(self._gateways.items()):
             if gateway.closed is not None and now - max(gateway.closed, gateway.heard) > FORGET_SECONDS:
                 del self._gateways[old]
         self._changed.set()
 
     def acked(self, ack: Ack) -> None:
-        """A gateway said what it acts on. One that is late, older than what it said before, tells nothing."""
-        key, now = (ack.gateway, ack.boot), self.clock()
+        """A gateway said what it acts on."""
+        key = ack.gateway, ack.boot
         known = self._gateways.get(key)
-        if known is None:
-            # It believes in a stream that has ended here: whoever sends may have requests here.
-            known = Gateway(ack.gateway, now, closed=now)
-        if known.seq is None or ack.seq >= known.seq:
-            known = replace(known, seq=ack.seq, running=ack.running)
-        self._gateways[key] = replace(known, heard=now)
+        self._gateways[key] = drain.acked(known, ack.gateway, ack.seq, ack.running, self.clock())
         self._changed.set()
 
     def looked(self, look: Look) -> None:

@@ -14,7 +14,7 @@ between. That is long enough for a request that was on its way to arrive.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from shoal.api.replica import SILENCE_SECONDS
@@ -42,6 +42,26 @@ class Gateway:
     """What it acknowledged; None: nothing yet."""
     running: int | None = None
     """What it has in flight here, as it said with `seq`."""
+
+
+def opened(known: Gateway | None, name: str, now: float) -> Gateway:
+    """A stream of the gateway began; `known` is what was known of it."""
+    return Gateway(name, now) if known is None else replace(known, heard=now, closed=None)
+
+
+def closed(known: Gateway, now: float) -> Gateway:
+    """Its last stream ended."""
+    return replace(known, closed=now)
+
+
+def acked(known: Gateway | None, name: str, seq: int, running: int, now: float) -> Gateway:
+    """It said what it acts on. What arrives late, and is older than what it said before, shows only that it lives."""
+    if known is None:
+        # It believes in a stream that has ended here: whoever sends may have requests here.
+        known = Gateway(name, now, closed=now)
+    if known.seq is None or seq >= known.seq:
+        known = replace(known, seq=seq, running=running)
+    return replace(known, heard=now)
 
 
 @dataclass(frozen=True, slots=True)
