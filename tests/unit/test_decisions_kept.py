@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import cast
 
 from shoal.controllers.planner import Planner
-from shoal.controllers.scaling.book import KEPT, Book
+from shoal.controllers.scaling.book import KEPT, Book, words
 from shoal.controllers.scaling.ears import Ears
 from shoal.controllers.world import World
 from shoal.core.scaling import Decision
@@ -48,3 +48,14 @@ def test_the_oldest_are_forgotten() -> None:
     found = kept(*many)
     assert len(found) == KEPT
     assert found[0][1] == KEPT + 5
+
+
+def test_until_the_replicas_are_there_it_is_told_why_they_are_wanted() -> None:
+    up = Decision(3, 1, "ScalingUp", "12 queued on 1 replica, target 2")
+    enough = Decision(3, 3, "ReplicasReady", "3 replicas are enough")
+    none_free = Decision(3, 3, "NoCapacity", "class l4-24gb has 0 free")
+
+    assert words([up, enough], 1) == ("ScalingUp", "12 queued on 1 replica, target 2")
+    assert words([up, enough], 3) == ("ReplicasReady", "3 replicas are enough")
+    assert words([up, none_free], 1) == ("NoCapacity", "class l4-24gb has 0 free")
+    assert words([enough], 2) == ("ReplicasReady", "3 replicas are enough")

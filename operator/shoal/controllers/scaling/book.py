@@ -1,11 +1,12 @@
 """The last decisions of each Model with their inputs, and what is heard of it now: `kubectl shoal why` and `top`."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from shoal.api import reasons
 from shoal.api.decisions import DecisionRecord, ModelFigures, ReplicaFigures, RuleResult
 from shoal.api.model import Model
 from shoal.controllers.planner import Planner
@@ -97,12 +98,14 @@ class Book:
         unheard += [p.name for p in pods if p.was_ready and not p.deleting and self._ears.load(p.uid) is None]
         decided = self._planner.latest(uid)
         cost = decided.placement.hourly_cost if decided is not None else None
+        ready = sum(p.ready and not p.deleting for p in pods)
+        reason, message = words([e.decision for e in entries], ready)
         return ModelFigures(
             model=model.key,
             wanted=last.wanted,
-            ready=sum(p.ready and not p.deleting for p in pods),
-            reason=last.reason,
-            message=last.message,
+            ready=ready,
+            reason=reason,
+            message=message,
             held=_total(demands, lambda d: d.held),
             in_flight=_total(demands, lambda d: d.in_flight),
             arrivals_per_second=self._ears.arrivals_per_second(uid),
@@ -133,6 +136,14 @@ class Book:
         """The one of all classes; None where they differ."""
         found = {c.spec.hourly_cost.currency for c in self._world.accepted_classes().values() if c.spec.hourly_cost}
         return found.pop() if len(found) == 1 else None
+
+
+def words(decisions: Sequence[Decision], ready: int) -> tuple[str, str]:
+    """Reason and message of now: until the number that was decided last is there, those of its decision."""
+    last = decisions[-1]
+    if last.reason == reasons.REPLICAS_READY and ready != last.wanted:
+        last = next((d for d in reversed(decisions) if d.before != d.wanted), last)
+    return last.reason, last.message
 
 
 def _same(one: Decision, other: Decision) -> bool:
