@@ -52,11 +52,11 @@ _SIMULATOR: Final[dict[str, Any]] = {
 }
 
 
-def models() -> list[dict[str, Any]]:
+def models(drain_seconds: int) -> list[dict[str, Any]]:
     spec: dict[str, Any] = {
         "source": {"uri": "file:///opt/shoal/models/tiny-chat"},
         "variants": [{"class": "l40s-48gb"}],
-        "drainSeconds": 60,
+        "drainSeconds": drain_seconds,
         "stallSeconds": 30,
         "hold": {"timeoutSeconds": 90},
     }
@@ -98,7 +98,7 @@ class Ground(LabCluster):
 
     @classmethod
     @contextlib.contextmanager
-    def up(cls, folder: Path, mutation: str | None = None) -> Generator["Ground"]:
+    def up(cls, folder: Path, mutation: str | None = None, drain_seconds: int = 60) -> Generator["Ground"]:
         """A lab with Shoal and both Models ready; it is gone afterwards, `folder` stays.
 
         `mutation`: a protection that is switched off (`tests.storm.mutants`).
@@ -114,18 +114,18 @@ class Ground(LabCluster):
         )
         try:
             ground = cls(lab, folder)
-            ground._install()
+            ground._install(drain_seconds)
             yield ground
         finally:
             lab.down()
 
-    def _install(self) -> None:
+    def _install(self, drain_seconds: int) -> None:
         values = {"engines": {"simulator": _SIMULATOR, "cpuPerGPU": "100m", "memoryPerGPU": "512Mi"}}
         values |= {"cache": {"enabled": False}}
         steps.install(self, "simulator", steps.LAB_IMAGE, values)
         self.kubectl("create", "namespace", STORM)
         self.kubectl("apply", "-f", str(steps.EXAMPLES / "gpuclasses.yaml"))
-        for item in (*models(), tenant()):
+        for item in (*models(drain_seconds), tenant()):
             self.apply(item)
         for name in (STEADY, TIDAL):
             self.kubectl("wait", "--for=condition=Ready", f"model/{name}", "-n", STORM, "--timeout=120s", timeout=130)

@@ -40,7 +40,9 @@ class Weather:
     pace: float = 1.0
     sdk_rate: float = 1.0
     tide: float = 60.0
-    """Seconds from one flood of the tidal Model to the next; half of it nobody asks."""
+    """Seconds from one flood of the tidal Model to the next; half of it nobody asks. 0: no ebb."""
+    drain_seconds: int = 60
+    """Of both Models. Longer than the longest answer, so that no drain runs out of it."""
     shuffled: bool = True
     mutation: str | None = None
 
@@ -48,7 +50,7 @@ class Weather:
 def run(weather: Weather, folder: Path) -> Findings:
     """Plays a storm and judges it. All journals stay in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    with Ground.up(folder, weather.mutation) as ground:
+    with Ground.up(folder, weather.mutation, weather.drain_seconds) as ground:
         print(f"the fleet is up; journals are in {folder}", flush=True)
         with ground.watched_scales(folder / "scales.jsonl"), _load(ground, weather, folder) as load:
             _faults(ground, weather, folder, load)

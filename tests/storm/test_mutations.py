@@ -1,0 +1,51 @@
+"""A storm that finds nothing proves little, unless it finds what is wrong: one protection off, and it must complain."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.storm.run import Weather, run
+from tests.support.lab import why_no_lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(autouse=True)
+def a_lab() -> None:
+    if reason := why_no_lab():
+        pytest.skip(reason)
+
+
+def storm(mutation: str, *faults: str, seconds: int = 60) -> Weather:
+    """Both Models are asked all the time."""
+    rate = 15
+    return Weather(
+        requests=seconds * rate,
+        rate=rate,
+        seed=9,
+        faults=faults,
+        gap=4,
+        sdk_rate=0.0,
+        tide=0.0,
+        drain_seconds=20,
+        shuffled=False,
+        mutation=mutation,
+    )
+
+
+def test_without_the_drain_engines_are_stopped_while_they_answer(tmp_path: Path) -> None:
+    findings = run(storm("no-drain", "pod_deleted", "pod_deleted", "rolled_out", seconds=40), tmp_path)
+    assert not findings.good
+    assert any(v.startswith("invariant 12") for v in findings.violations)
+
+
+def test_without_the_acknowledgement_requests_come_to_an_engine_that_was_told_to_stop(tmp_path: Path) -> None:
+    findings = run(storm("no-ack", "pod_deleted", "gateway_paused"), tmp_path)
+    assert not findings.good
+    assert any("after SIGTERM" in v for v in findings.violations)
+
+
+def test_with_unknown_read_as_zero_replicas_go_while_nobody_is_heard(tmp_path: Path) -> None:
+    findings = run(storm("unknown-is-zero", "streams_cut"), tmp_path)
+    assert not findings.good
+    assert any(v.startswith("invariant 6") for v in findings.violations)
