@@ -11,9 +11,10 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import repeat
 from pathlib import Path
 from typing import Final
 
@@ -258,6 +259,8 @@ class StatusKubelet:
         self._client = client
         self.hold = hold
         self.linger = 0.0
+        self.pod_ips: Iterator[str] = repeat("10.244.0.10")
+        """Of the pods, one after the other: nobody answers there, unless the test has put somebody."""
         self.said: tuple[int, JsonObject] = (0, {"facts": FACTS})
         self._todo: asyncio.Queue[JsonObject] = asyncio.Queue()
         self._reflector = Reflector(client, PODS, on_event=self._heard)
@@ -293,7 +296,7 @@ class StatusKubelet:
                         PODS,
                         metadata["name"],
                         metadata["namespace"],
-                        {"status": ended(pod, *self.said) if reads else running(pod)},
+                        {"status": ended(pod, *self.said) if reads else running(pod, next(self.pod_ips))},
                         manager="kubelet",
                         subresource="status",
                     )
@@ -318,7 +321,7 @@ async def _force(client: Client, metadata: JsonObject) -> None:
         await client._call("delete", PODS, "DELETE", path, body=body, idempotent=True)
 
 
-def running(pod: JsonObject) -> JsonObject:
+def running(pod: JsonObject, pod_ip: str) -> JsonObject:
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def started(container: JsonObject) -> JsonObject:
@@ -342,7 +345,7 @@ def running(pod: JsonObject) -> JsonObject:
     ]
     return {
         "phase": "Running",
-        "podIP": "10.244.0.10",
+        "podIP": pod_ip,
         "startTime": now,
         "conditions": [
             {"type": kind, "status": "True", "lastTransitionTime": now}

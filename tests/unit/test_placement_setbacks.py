@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from shoal.core.facts import Pod
+from shoal.core.facts import Container, Pod
 from shoal.core.placement import Held, Moves, Standing, plan
 from shoal.core.placement.setbacks import RETRY_SECONDS, Setback, due, look, other_than_gpus
 from tests.support.fleets import candidate, demand, standing, supply
@@ -130,3 +130,18 @@ def test_a_move_that_never_ends_is_given_up_and_its_slot_is_free_again() -> None
     found = plan([given_up, other], room, moves=one)
     assert {v.gpu_class: v.replicas for v in found["chat/a"].variants} == {"h100-80gb": 1, "l4-24gb": 0}
     assert found["chat/b"].reason == "Moving"
+
+
+def test_an_engine_that_ends_again_and_again_is_a_setback_long_before_three_cold_starts() -> None:
+    said = "Loading weights\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+    def crashing(restarts: int) -> Pod:
+        engine = Container("engine", False, restarts, "CrashLoopBackOff", None, 1, "Error", said, running=False)
+        return pod(containers=(engine,))
+
+    assert look({}, [crashing(2)], now=at(60), patience=patience) == {}
+    found = look({}, [crashing(3)], now=at(60), patience=patience)
+    assert found["l4-24gb"].why == (
+        "the engine of a replica there ended 3 times with exit code 1: "
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    )

@@ -107,6 +107,11 @@ class World:
         """Pods of Shoal's own gateways that are not gone."""
         return tuple(p for p in self.pods.by("gateway", self.namespace) if not p.finished)
 
+    def voices(self) -> Iterable[facts.Pod]:
+        """Pods that are listened to: engines and gateways."""
+        yield from self.gateways()
+        yield from (p for p in self.pods.values() if p.model_uid is not None and not p.finished)
+
     def is_lost(self, pod: facts.Pod) -> bool:
         """On a node that has been unreachable beyond the pod's toleration, or is no more: it never speaks again."""
         if not pod.deleting or pod.node is None:

@@ -58,6 +58,7 @@ from shoal.kube.resources import (
 )
 from shoal.kube.watch import Watched, Watcher
 from shoal.runtime import logs
+from shoal.signals.prometheus import PrometheusEars
 from shoal.signals.stream import Me
 
 log = structlog.get_logger()
@@ -99,10 +100,12 @@ class Operator:
         self.setbacks = Setbacks(world, cold, self.planner.changed)
         self.planner.setbacks = self.setbacks.of
         me = Me(self.identity, secrets.token_hex(8))
-        self.streams: Streams | None = None
-        if ears is None:
-            self.streams = Streams(world, self.install, self.heard, me)
-            ears = self.streams.listener
+        self.listening: Streams | PrometheusEars | None = None
+        if ears is None and config.signals.source == "Prometheus":
+            self.listening = ears = PrometheusEars(config.signals.prometheus, world.voices, self.heard)
+        elif ears is None:
+            self.listening = Streams(world, self.install, self.heard, me)
+            ears = self.listening.listener
         scales = ScaleWriter(world, ears.load, lambda: self.elector.certain)
         self.waker = Waker(world, self.planner, scales, WorkQueue("wake", workers=16))
         self.scaler = Scaler(world, self.planner, cold, ears, self.waker)
@@ -152,8 +155,8 @@ class Operator:
             await self.watcher.synced.wait()
             log.info("synced", models=len(self.world.models), pods=len(self.world.pods), nodes=len(self.world.nodes))
             group.create_task(self.install.run(make=False))
-            if self.streams is not None:
-                group.create_task(self.streams.run())
+            if self.listening is not None:
+                group.create_task(self.listening.run())
             group.create_task(self.elector.run(self._lead))
 
     async def _lead(self) -> None:

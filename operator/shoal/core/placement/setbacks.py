@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
+from shoal.api import names
 from shoal.core.facts import Pod
 
 UNSCHEDULABLE_SECONDS: Final = 300.0
 """An autoscaler may bring a node with more CPU or memory in that time."""
+CRASHES: Final = 3
+"""Ends of an engine that never was ready, after which another class is tried: it may want more memory than there is."""
 RETRY_SECONDS: Final = 3600.0
 """After which the class is as good as any other again."""
 
@@ -55,9 +58,21 @@ def look(
             lacks = other_than_gpus(pod.unschedulable or "")
             if lacks and age >= UNSCHEDULABLE_SECONDS:
                 found[name] = Setback(f"for {_minutes(age)} no node there had room for a replica: {lacks}", until)
+        elif name not in works and (ended := _crashes(pod)) is not None:
+            found[name] = Setback(ended, until)
         elif name not in works and age >= patience(name):
             found[name] = Setback(f"a replica there was not ready after {_minutes(age)}, three cold starts", until)
     return found
+
+
+def _crashes(pod: Pod) -> str | None:
+    """What the engine of a replica says that ends again and again; None: it does not."""
+    engine = pod.container(names.CONTAINER_ENGINE)
+    if engine is None or engine.exit_code is None or engine.restarts < CRASHES:
+        return None
+    lines = (engine.exit_message or engine.exit_reason or "").strip().splitlines()
+    last = f": {lines[-1].strip()}" if lines else ""
+    return f"the engine of a replica there ended {engine.restarts} times with exit code {engine.exit_code}{last}"
 
 
 def due(pods: Iterable[Pod], *, patience: Callable[[str], float]) -> datetime | None:

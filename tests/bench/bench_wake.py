@@ -1,0 +1,327 @@
+"""From a request that is held to `/scale` written, and what an idle fleet costs: a real API server, an operator in a
+process of its own, gateways and agents with real streams.
+
+python -m tests.bench.bench_wake [--models 2000] [--wakes 300] [--quiet 60]
+"""
+
+import argparse
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import random
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from datetime import datetime
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+
+from shoal.agent.stream import Hub as AgentHub
+from shoal.api import names
+from shoal.api.meta import JsonObject
+from shoal.kube.client import Client
+from shoal.kube.reflector import Reflector
+from shoal.kube.resources import DEPLOYMENTS, GPUCLASSES, MODELS, NAMESPACES, PODS, SECRETS
+from tests.bench.bench_operator import _cpu, _own_writes, _percentile, _start
+from tests.bench.streams_process import _serve
+from tests.support.controlplane import ControlPlane, StatusKubelet, add_node, control_plane, install_crds
+from tests.support.ears import gateway_pod
+from tests.support.operators import NAMESPACE, condition, gpu_class, model
+from tests.support.streams import CURRENT, ToldGateway
+
+_GPUS_PER_NODE = 8
+_IDLE_SECONDS = 1
+_BENCH = "bench"
+_QUIET: dict[str, object] = {
+    "phase": "ready",
+    "engine_boot": "b",
+    "running": 0,
+    "max_running": 256,
+    "waiting": 0,
+    "waiting_tokens": 0,
+    "kv_tokens_used": 0,
+    "kv_tokens_total": 12_000,
+    "prompt_tokens_total": 0,
+    "generation_tokens_total": 0,
+}
+
+
+class Seen:
+    """Models, Deployments and pods as the bench's own watches have heard of them."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, JsonObject] = {}
+        self.replicas: dict[str, int] = {}
+        self.ready: set[str] = set()
+        """Models that have a Ready pod."""
+
+    def model(self, kind: str, obj: JsonObject) -> None:
+        if kind == "upsert":
+            self.models[obj["metadata"]["name"]] = obj
+
+    def deployment(self, kind: str, obj: JsonObject) -> None:
+        if kind == "upsert":
+            self.replicas[obj["metadata"]["labels"][names.LABEL_MODEL]] = obj["spec"]["replicas"]
+
+    def pod(self, kind: str, obj: JsonObject) -> None:
+        name = obj["metadata"].get("labels", {}).get(names.LABEL_MODEL)
+        if not name:
+            return
+        ready = condition(obj, "Ready").get("status") == "True"
+        if kind == "upsert" and ready and "deletionTimestamp" not in obj["metadata"]:
+            self.ready.add(name)
+        else:
+            self.ready.discard(name)
+
+    def uid(self, name: str) -> str:
+        return self.models[name]["metadata"]["uid"]
+
+
+class Fleet:
+    """Models at zero, an operator, two gateways, and one agent for all pods."""
+
+    def __init__(self, client: Client, plane: ControlPlane, directory: Path) -> None:
+        self.client, self.plane, self.directory = client, plane, directory
+        net = f"127.{os.getpid() % 200 + 20}"
+        self.gateways = [ToldGateway(f"{net}.0.{i + 1}", names.OPS_PORT) for i in range(2)]
+        self.agents = {f"{net}.1.{i + 1}": AgentHub() for i in range(8)}
+        self.kubelet = StatusKubelet(client)
+        self.kubelet.pod_ips = cycle(self.agents)
+        self.seen = Seen()
+
+    @contextlib.asynccontextmanager
+    async def up(self, models: int, nodes: int, idle_seconds: int) -> AsyncGenerator["subprocess.Popen[bytes]"]:
+        client = self.client
+        await install_crds(client)
+        for name in (_BENCH, NAMESPACE):
+            body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+            await client.apply(NAMESPACES, body, manager=_BENCH)
+        await add_node(client, "cpu-0", {}, 0)
+        for i in range(nodes):
+            await add_node(client, f"node-{i}", {"nvidia.com/gpu.product": "L4"}, _GPUS_PER_NODE)
+        await client.apply(GPUCLASSES, gpu_class("l4", "L4", cost="0.43", memory="24Gi"), manager=_BENCH)
+        key = {"current": base64.b64encode(CURRENT).decode()}
+        secret = {"name": names.INSTALL_KEY_SECRET, "namespace": NAMESPACE}
+        body = {"apiVersion": "v1", "kind": "Secret", "metadata": secret, "data": key}
+        await client.apply(SECRETS, body, manager=_BENCH)
+        self.say(_QUIET)
+        async with contextlib.AsyncExitStack() as stack:
+            for number, gateway in enumerate(self.gateways):
+                await gateway.up()
+                stack.push_async_callback(gateway.down)
+                await self._gateway_pod(f"shoal-gateway-{number}", gateway.host)
+            for address, hub in self.agents.items():
+                server = await asyncio.start_server(partial(_serve, hub), address, names.AGENT_PORT)
+                stack.callback(server.close)
+                stack.callback(hub.close)
+            tasks = [
+                asyncio.create_task(one)
+                for one in (
+                    self.kubelet.run(),
+                    Reflector(client, MODELS, on_event=self.seen.model).run(),
+                    Reflector(client, DEPLOYMENTS, on_event=self.seen.deployment).run(),
+                    Reflector(client, PODS, on_event=self.seen.pod).run(),
+                )
+            ]
+            stack.push_async_callback(_end, tasks)
+            await self._models(models, idle_seconds)
+            operator = _start(self.plane, self.directory)
+            try:
+                print("waiting until all are told", flush=True)
+                async with asyncio.timeout(600):
+                    while not all(_is_told(m) for m in self.seen.models.values()) or len(self.seen.models) < models:
+                        await asyncio.sleep(0.2)
+                while await self._wrote_within(5):
+                    pass
+                yield operator
+            finally:
+                operator.terminate()
+                operator.wait(timeout=20)
+
+    def say(self, keys: Mapping[str, object]) -> None:
+        """What every agent says from now on."""
+        for hub in self.agents.values():
+            hub.update(dict(keys))
+
+    async def _gateway_pod(self, name: str, ip: str) -> None:
+        # Bound to no node: the kubelet of this bench leaves it as it is.
+        body = gateway_pod(name)
+        body["spec"]["schedulerName"] = "nobody"
+        await self.client.apply(PODS, body, manager=_BENCH)
+        started, ready = "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"
+        turned = {"type": "Ready", "status": "True", "lastTransitionTime": ready}
+        status = {"phase": "Running", "podIP": ip, "startTime": started, "conditions": [turned]}
+        await self.client.merge_patch(PODS, name, NAMESPACE, {"status": status}, manager=_BENCH, subresource="status")
+
+    async def _models(self, count: int, idle_seconds: int) -> None:
+        """They have been at zero before this operator began."""
+        limit = asyncio.Semaphore(16)
+        asleep = {
+            "type": "Ready",
+            "status": "True",
+            "reason": "ScaledToZero",
+            "message": "no request",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }
+
+        async def make(i: int) -> None:
+            async with limit:
+                body = model(f"m{i}", _BENCH, variants=[{"class": "l4"}], scaling={"idleSeconds": idle_seconds})
+                await self.client.apply(MODELS, body, manager="person")
+                status = {"status": {"conditions": [asleep]}}
+                await self.client.merge_patch(MODELS, f"m{i}", _BENCH, status, manager=_BENCH, subresource="status")
+
+        await asyncio.gather(*(make(i) for i in range(count)))
+
+    async def _wrote_within(self, seconds: float) -> bool:
+        lines = len(self.plane.audit.read_text().splitlines())
+        await asyncio.sleep(seconds)
+        return bool(_own_writes(self.plane, lines))
+
+    async def until(self, holds: Callable[[], bool], seconds: float = 120) -> None:
+        async with asyncio.timeout(seconds):
+            while not holds():
+                await asyncio.sleep(0.05)
+
+
+def _is_told(obj: JsonObject) -> bool:
+    """The operator has looked at it: until then its status is the bench's."""
+    return bool((obj.get("status") or {}).get("artifact"))
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def scales(plane: ControlPlane, from_line: int) -> list[tuple[str, float]]:
+    """(Deployment, time of the answer) of each write of `/scale`, by the API server's own record."""
+    found: list[tuple[str, float]] = []
+    for line in plane.audit.read_text().splitlines()[from_line:]:
+        event = json.loads(line)
+        reference = event["objectRef"]
+        if reference.get("subresource") == "scale" and event["responseStatus"]["code"] == 200:
+            found.append((reference["name"], datetime.fromisoformat(event["stageTimestamp"]).timestamp()))
+    return found
+
+
+def decisions(log: Path) -> list[tuple[str, float]]:
+    """(Model, time) of each decision that changed a number, from the operator's log."""
+    found: list[tuple[str, float]] = []
+    for line in log.read_text().splitlines():
+        with contextlib.suppress(ValueError, KeyError):
+            said = json.loads(line)
+            if said["event"] == "replicas":
+                found.append((said["model"].split("/")[1], datetime.fromisoformat(said["timestamp"]).timestamp()))
+    return found
+
+
+def _delays(begun: Iterable[tuple[str, float]], written: list[tuple[str, float]]) -> list[float]:
+    """Of each beginning, milliseconds until the first write of its Deployment after it."""
+    found: list[float] = []
+    for name, at in begun:
+        later = [t for deployment, t in written if deployment == f"{name}-l4" and t >= at]
+        if later:
+            found.append(1000 * (min(later) - at))
+    return found
+
+
+def _say(what: str, values: list[float], goal: str = "") -> None:
+    p50, p99, most = (_percentile(values, p) for p in (50, 99, 100))
+    print(f"  {what:58} p50 {p50:7.1f} ms  p99 {p99:7.1f} ms  most {most:7.1f} ms  of {len(values)}{goal}")
+
+
+async def wakes(plane: ControlPlane, directory: Path, models: int, count: int) -> None:
+    async with await Client.from_environment(kubeconfig=str(plane.kubeconfig)) as client:
+        fleet = Fleet(client, plane, directory)
+        batch = 50
+        async with fleet.up(models, 40, _IDLE_SECONDS):
+            print(f"wakes: {models} Models at zero, 2 gateways, operator in a process of its own")
+            chosen = [f"m{i}" for i in random.Random(1).sample(range(models), batch)]  # noqa: S311
+            for turn in range(1 + -(-count // batch)):
+                lines, since = len(plane.audit.read_text().splitlines()), time.time()
+                begun: list[tuple[str, float]] = []
+                held: list[tuple[str, float, ToldGateway]] = []
+                for name in chosen:
+                    gateway, uid = random.choice(fleet.gateways), fleet.seen.uid(name)  # noqa: S311
+                    begun.append((name, time.time()))
+                    started = time.monotonic()
+                    gateway.book.arrived(uid)
+                    gateway.book.held(uid, 100, started)
+                    held.append((uid, started, gateway))
+                    await asyncio.sleep(random.uniform(0.02, 0.1))  # noqa: S311
+                await fleet.until(lambda: fleet.seen.ready >= set(chosen))
+                for uid, started, gateway in held:
+                    gateway.book.unheld(uid, 100, started)
+                await fleet.until(lambda: all(fleet.seen.replicas.get(n) == 0 for n in chosen))
+                await fleet.until(lambda: not fleet.seen.ready & set(chosen))
+                written = scales(plane, lines)
+                decided = [d for d in decisions(directory / "operator.log") if d[1] >= since]
+                if turn == 0:
+                    _say("held -> /scale, first time (a Deployment is made too)", _delays(begun, written))
+                    every: list[float] = []
+                    down: list[float] = []
+                else:
+                    every += _delays(begun, written)  # pyright: ignore[reportPossiblyUnboundVariable]
+                    seconds = [(n, t) for n, t in decided if t > dict(begun)[n] + 0.5]
+                    down += _delays(seconds, written)  # pyright: ignore[reportPossiblyUnboundVariable]
+            _say("request held -> /scale 1 written", every, "  (goal: p99 < 50 ms)")
+            _say("decision to go to zero -> /scale 0 written", down)
+
+
+async def idle(plane: ControlPlane, directory: Path, quiet: float) -> None:
+    async with await Client.from_environment(kubeconfig=str(plane.kubeconfig)) as client:
+        fleet = Fleet(client, plane, directory)
+        async with fleet.up(500, 10, 600) as operator:
+            busy = [f"m{i}" for i in range(50)]
+            for name in busy:
+                fleet.gateways[0].book.arrived(fleet.seen.uid(name))
+            await fleet.until(lambda: fleet.seen.ready >= set(busy))
+            while await fleet._wrote_within(5):
+                pass
+            lines, cpu, began = len(plane.audit.read_text().splitlines()), _cpu(operator.pid), time.monotonic()
+            chance = random.Random(1)  # noqa: S311
+            requests = 0
+            while time.monotonic() - began < quiet:
+                # Five requests a second of each busy Model, and an agent that tells of them each second.
+                for name in busy:
+                    book, uid = chance.choice(fleet.gateways).book, fleet.seen.uid(name)
+                    for _ in range(5):
+                        book.arrived(uid)
+                        book.sent(uid)
+                        asyncio.get_running_loop().call_later(chance.uniform(0.2, 3.0), book.ended, uid)
+                        requests += 1
+                running = chance.randint(1, 12)
+                told = {"running": running, "kv_tokens_used": 300 * running}
+                told |= {"prompt_tokens_total": 100 * requests, "generation_tokens_total": 50 * requests}
+                fleet.say(_QUIET | told)
+                await asyncio.sleep(1)
+            took = time.monotonic() - began
+            written = _own_writes(plane, lines)
+            share = (_cpu(operator.pid) - cpu) / took
+            print("500 Models, 450 of them at zero, 50 with one replica and 5 requests/s each")
+            print(f"  CPU of the operator    {100 * share:6.1f} % of a core over {took:.0f} s")
+            print(f"  writes per minute      {60 * len(written) / took:6.1f}  (Leases excepted) {sorted(set(written))}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", type=int, default=2000)
+    parser.add_argument("--wakes", type=int, default=300)
+    parser.add_argument("--quiet", type=float, default=60.0, help="seconds")
+    args = parser.parse_args()
+    for run in (partial(wakes, models=args.models, count=args.wakes), partial(idle, quiet=args.quiet)):
+        with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+            root = Path(folder)
+            (root / "plane").mkdir()
+            with control_plane(root / "plane") as plane:
+                asyncio.run(run(plane, root))
+
+
+if __name__ == "__main__":
+    main()
