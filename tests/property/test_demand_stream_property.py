@@ -1,9 +1,11 @@
 """Whatever is lost, cut or restarted: what a listener knows of a gateway is what the gateway has, or unknown."""
 
 from collections import deque
-from typing import Any, cast
+from contextlib import ExitStack
+from typing import cast
 
 import aiohttp
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -13,7 +15,8 @@ from shoal.signals.demand import DemandStream
 from shoal.signals.hub import Hub, Reader
 from shoal.signals.stream import Me, Peer, StreamBroken
 
-MODELS = st.sampled_from(["a", "b", "c"])
+MODELS = st.sampled_from(["a", "b"])
+FATES = st.sampled_from(["brought", "brought", "brought", "late", "lost", "twice"])
 
 
 class Clock:
@@ -38,111 +41,112 @@ class Pair(RuleBasedStateMachine):
         )
         self.wire: deque[bytes] = deque()
         self.reader: Reader | None = None
-        self.most: dict[str, int] = {}
+        self.connection = ExitStack()
+        self.of_boot: dict[str, dict[str, list[ModelDemand]]] = {}
+        """What each process had, ever."""
         self.start()
+        self.connects("brought")
 
     def start(self) -> None:
         self.book = DemandBook(self.clock)
         self.hub = Hub("models", self.book.full)
-        self.had: dict[str, list[ModelDemand]] = {}
+        self.had = self.of_boot[self.hub.boot] = {}
         self.begun: dict[str, list[float]] = {}
         self.remember()
 
     def remember(self) -> None:
-        for uid in ("a", "b", "c"):
+        for uid in ("a", "b"):
             self.had.setdefault(uid, []).append(self.book.demand(uid).model_copy(update={"oldest_seconds": 0.0}))
 
     # --- the gateway --------------------------------------------------------------------------------------------------
 
-    @rule(model=MODELS)
-    def arrives_and_runs(self, model: str) -> None:
-        self.book.arrived(model)
-        self.book.sent(model)
-        self.remember()
-
-    @rule(model=MODELS)
-    def ends(self, model: str) -> None:
-        if self.book.demand(model).in_flight:
+    @rule(
+        model=MODELS,
+        what=st.sampled_from(["runs", "ends", "waits", "leaves", "leaves first"]),
+        told=st.sampled_from(["not yet", "at once", "after a second"]),
+        fate=FATES,
+    )
+    def works(self, model: str, what: str, told: str, fate: str) -> None:
+        begun = self.begun.setdefault(model, [])
+        if what == "runs":
+            self.book.arrived(model)
+            self.book.sent(model)
+        elif what == "ends" and self.book.demand(model).in_flight:
             self.book.ended(model)
-            self.remember()
-
-    @rule(model=MODELS)
-    def waits(self, model: str) -> None:
-        self.book.arrived(model)
-        self.book.held(model, 10, self.clock.now)
-        self.begun.setdefault(model, []).append(self.clock.now)
+        elif what == "waits":
+            self.book.arrived(model)
+            self.book.held(model, 10, self.clock.now)
+            begun.append(self.clock.now)
+        elif what.startswith("leaves") and begun:
+            self.book.unheld(model, 10, begun.pop(0 if what == "leaves first" else -1))
         self.remember()
 
-    @rule(model=MODELS, first=st.booleans())
-    def waits_no_longer(self, model: str, first: bool) -> None:
-        if self.begun.get(model):
-            self.book.unheld(model, 10, self.begun[model].pop(0 if first else -1))
-            self.remember()
+        if told != "not yet":
+            self.tells(told == "at once", fate)
 
-    @rule(seconds=st.sampled_from([0.1, 1.0, 7.0]), urgent=st.booleans())
-    def tells(self, seconds: float, urgent: bool) -> None:
-        self.clock.now += seconds
+    def tells(self, urgent: bool, fate: str) -> None:
+        self.clock.now += 0.1 if urgent else 1.0
         content = self.book.take_urgent() if urgent else self.book.take()
         if content is not None:
             self.hub.tell(content)
-            self.pump()
+            self.pump(fate)
 
-    @rule()
-    def beats(self) -> None:
-        if self.reader is not None:
-            self.pump()
-            self.wire.append(self.hub.heartbeat())
+    @rule(fate=FATES)
+    def a_while_passes(self, fate: str) -> None:
+        self.tells(False, fate)
+        if self.reader is None:
+            self.connects(fate)
+        else:
+            self.send(self.hub.heartbeat(), fate)
 
-    @rule(told=st.booleans())
-    def restarts(self, told: bool) -> None:
-        """Another process has the address; what was on the wire may still arrive."""
-        if not told:
-            self.wire.clear()
-        self.reader = None
+    @rule(spliced=st.booleans())
+    def restarts(self, spliced: bool) -> None:
+        """Another process has the address. A proxy may even go on with its words in the old connection."""
         self.start()
+        self.reader = None
+        if spliced:
+            self.open()._queue.get_nowait()
 
     # --- the network --------------------------------------------------------------------------------------------------
 
-    def pump(self) -> None:
+    def open(self) -> Reader:
+        """A connection of the hub's; it ends when the next one opens."""
+        self.connection.close()
+        self.reader = self.connection.enter_context(self.hub.reader())
+        return self.reader
+
+    def pump(self, fate: str) -> None:
         reader = self.reader
         while reader is not None and not reader._queue.empty():
             message = reader._queue.get_nowait()
             if reader._ended:
                 self.reader = None
                 return
-            self.wire.append(message)
+            self.send(message, fate)
 
-    @rule()
-    def connects(self) -> None:
-        self.wire.clear()
-        self.stream.lose()
-        manager: Any = self.hub.reader()
-        self.reader = manager.__enter__()
-        self.pump()
+    def send(self, message: bytes, fate: str) -> None:
+        self.wire.extend({"lost": [], "twice": [message] * 2}.get(fate, [message]))
+        if fate != "late":
+            self.arrives()
 
-    @rule()
+    @rule(fate=FATES)
+    def connects(self, fate: str) -> None:
+        self.cut()
+        self.open()
+        self.pump(fate)
+
     def cut(self) -> None:
         self.wire.clear()
         self.reader = None
         self.stream.lose()
 
-    @rule(number=st.integers(1, 5))
-    def brings(self, number: int) -> None:
-        for _ in range(min(number, len(self.wire))):
+    @rule()
+    def arrives(self) -> None:
+        while self.wire:
             try:
                 self.stream.take(self.wire.popleft()[5:])
             except StreamBroken:
                 self.cut()
-
-    @rule()
-    def loses_a_message(self) -> None:
-        if self.wire:
-            self.wire.popleft()
-
-    @rule()
-    def brings_it_twice(self) -> None:
-        if self.wire:
-            self.wire.appendleft(self.wire[0])
 
     # --- what must hold -----------------------------------------------------------------------------------------------
 
@@ -151,14 +155,15 @@ class Pair(RuleBasedStateMachine):
         if self.stream.boot is None:
             assert self.stream.models == {}
             return
-        if self.stream.boot != self.hub.boot:
-            return  # the former process's words, until the connection is found to be cut
-        for uid, had in self.had.items():
+        # Of a former process only its own words, until the connection is found to be cut, or silent.
+        for uid, had in self.of_boot[self.stream.boot].items():
             assert self.stream.demand(uid).model_copy(update={"oldest_seconds": 0.0}) in had
-        if not self.wire and self.stream.seq == self.hub.seq and not self.book._changed:
+        current = self.stream.boot == self.hub.boot and self.stream.seq == self.hub.seq
+        if current and not self.wire and not self.book._changed:
             for uid in self.had:
                 heard = self.stream.demand(uid, self.clock.now).model_copy(update={"oldest_seconds": 0.0})
                 assert heard == self.had[uid][-1]
 
 
+Pair.TestCase.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
 TestPair = Pair.TestCase
