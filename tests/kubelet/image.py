@@ -16,7 +16,7 @@ from shoal.lab.gobuild import Say
 from shoal.lab.realnode import archive
 
 NAME: Final = "localhost/shoal:kubelet"
-_BASE: Final = "localhost/python:shoal-base"
+_BASE: Final = "localhost/python:shoal-base2"
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _SUITE: Final = "bookworm"
 """Debian 12: Python 3.11, the oldest that Shoal supports."""

@@ -15,7 +15,7 @@ from shoal.lab import api
 from tests.support.lab import make_lab
 from tests.support.podlife import Cluster, Node, Timeline, drain
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(int(os.environ.get("SHOAL_LIFECYCLE_TIMEOUT", "400")))]
 
 Scenario = Callable[[Cluster, str], Awaitable[None]]
 SCENARIOS: dict[str, Scenario] = {}
@@ -71,9 +71,12 @@ def timelines() -> Generator[dict[str, Timeline]]:
 
 
 async def run_all(cluster: Cluster) -> dict[str, Timeline]:
+    places = asyncio.Semaphore(int(os.environ.get("SHOAL_LIFECYCLE_PARALLEL", "100")))
+
     async def one(name: str, run: Scenario) -> None:
         try:
-            await run(cluster, name)
+            async with places:
+                await run(cluster, name)
         except Exception as error:
             FAILED[name] = error
 

@@ -45,6 +45,7 @@ _SIMULATOR: Final[dict[str, Any]] = {
     # Slow steps: answers last long enough to be hit by a fault, at no cost in CPU.
     "env": [
         {"name": "SHOAL_SIM_GPU", "value": "l4"},
+        {"name": "SHOAL_SIM_KV", "value": "llama-3.1-8b"},  # a tiny model's own cache would never fill
         {"name": "SHOAL_SIM_LOAD_SECONDS", "value": "1"},
         {"name": "SHOAL_SIM_DRAIN_POLL_SECONDS", "value": "1"},
     ],

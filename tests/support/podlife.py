@@ -3,7 +3,7 @@
 The suite runs on a process node of a lab of its own by default. With SHOAL_LIFECYCLE_LAB and SHOAL_LIFECYCLE_NODE it
 runs on that node of a lab that is there, such as one with a real kubelet (`python -m tests.kubelet`); with
 SHOAL_LIFECYCLE_KUBECONFIG on any cluster, where SHOAL_LIFECYCLE_NODE may name a node too. SHOAL_LIFECYCLE_IMAGE is an
-image that has python3.
+image that has python3; SHOAL_LIFECYCLE_PARALLEL and _TIMEOUT are for machines that start containers slowly.
 """
 
 import asyncio

@@ -7,7 +7,6 @@ from typing import Any, Final, cast
 import orjson
 from pydantic import ValidationError
 
-from shoal.sim import timing
 from shoal.sim.args import SGLANG_VERSION
 from shoal.sim.engine import SimEngine
 from shoal.sim.faults import Fault
@@ -253,8 +252,8 @@ class Admin:
     def _memory(self) -> dict[str, Any]:
         capacity = self._engine.scheduler.kv.capacity
         return {
-            "weight_gb": timing.weight_gb(self._engine.args.gpu),
-            "kv_cache_gb": timing.kv_gb(capacity),
+            "weight_gb": round(self._engine.memory.weight_bytes / 2**30, 2),
+            "kv_cache_gb": round(self._engine.memory.kv_bytes / 2**30, 2),
             "graph_gb": 0.0,
             "token_capacity": capacity,
         }

@@ -18,6 +18,7 @@ import yaml
 from shoal.core import quantity
 
 SGLANG_VERSION: Final = "0.5.23"
+KV_OF: Final = ("model", "llama-3.1-8b")
 _NUMBER: Final = re.compile(r"\d+|\d+(\.\d+)?[kMGT]|\d+[KMGT]i")
 
 _ACTED_ON: Final[dict[str, type | None]] = {
@@ -57,6 +58,10 @@ class EngineArgs:
     radix_cache: bool
     gpu: str
     """Key of engine_params_llama31_8b.json, such as `h100_sxm:bfloat16`."""
+    gpu_memory_mib: int | None
+    """Of one GPU; None: what `gpu` has."""
+    kv_of: str
+    """Whose KV cache is counted: `model`, the one that is served, or `llama-3.1-8b`."""
     speed: float
     """Simulated seconds per second."""
     seed: int
@@ -106,6 +111,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> EngineArgs:
             include_usage_by_default=ns.stream_response_default_include_usage,
             radix_cache=not ns.disable_radix_cache,
             gpu=gpu,
+            gpu_memory_mib=int(_number(ns.sim_gpu_memory_mib, environ, "SHOAL_SIM_GPU_MEMORY_MIB", 0)) or None,
+            kv_of=_kv_of(ns.sim_kv or environ.get("SHOAL_SIM_KV") or KV_OF[0]),
             speed=speed,
             seed=int(_number(ns.sim_seed, environ, "SHOAL_SIM_SEED", 0)),
             load_seconds=_number(ns.sim_load_seconds, environ, "SHOAL_SIM_LOAD_SECONDS", 2.0),
@@ -136,6 +143,12 @@ def canonical_gpu(name: str) -> str:
     raise ValueError(f"unknown GPU {name!r}; known: {', '.join(known)}")
 
 
+def _kv_of(name: str) -> str:
+    if name not in KV_OF:
+        raise ValueError(f"--sim-kv (or SHOAL_SIM_KV) is {' or '.join(KV_OF)}, not {name!r}")
+    return name
+
+
 def _number(given: float | None, environ: Mapping[str, str], variable: str, default: float) -> float:
     if given is not None:
         return given
@@ -162,6 +175,12 @@ def _parser() -> argparse.ArgumentParser:
     own = parser.add_argument_group("simulation")
     own.add_argument(
         "--sim-gpu", help="h100, h200, a100, l40s, l4, a10g, rtxpro; with :fp8 for that type (env SHOAL_SIM_GPU)"
+    )
+    own.add_argument(
+        "--sim-gpu-memory-mib", type=float, help="of one GPU; default that of --sim-gpu (env SHOAL_SIM_GPU_MEMORY_MIB)"
+    )
+    own.add_argument(
+        "--sim-kv", help="whose KV cache is counted: model (the one that is served) or llama-3.1-8b (env SHOAL_SIM_KV)"
     )
     own.add_argument("--sim-speed", type=float, help="times faster than the GPU; default 1 (env SHOAL_SIM_SPEED)")
     own.add_argument("--sim-seed", type=float, help="seed of the answers; default 0 (env SHOAL_SIM_SEED)")

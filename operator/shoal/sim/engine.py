@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 import structlog
 
-from shoal.sim import timing
+from shoal.sim import memory, timing
 from shoal.sim.answers import SimulatedAnswer
 from shoal.sim.args import EngineArgs, engine_params
 from shoal.sim.faults import Fault, Faults
@@ -77,10 +77,10 @@ class SimEngine:
         self.clock: Clock = clock or RealClock()
         self.model = ModelFolder.load(args.model_path)
         self.context_length = args.context_length or self.model.context_length
-        capacity = args.max_total_tokens or timing.kv_tokens(args.gpu, args.tp_size, args.mem_fraction_static)
-        self.max_running = args.max_running_requests or max(1, min(4096, capacity // 2))
+        self.memory = memory.of(args)
+        self.max_running = args.max_running_requests or self.memory.max_requests
         self.scheduler = Scheduler(
-            kv=KVCache(capacity, share=args.radix_cache),
+            kv=KVCache(self.memory.kv_tokens, share=args.radix_cache),
             timing=timing.Timing.of(engine_params()[args.gpu]),
             chunk=args.chunked_prefill_size,
             max_running=self.max_running,

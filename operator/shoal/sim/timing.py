@@ -74,6 +74,11 @@ def kv_tokens(gpu: str, tp_size: int, memory_fraction: float) -> int:
     return tokens
 
 
+def memory_mib(gpu: str) -> int:
+    """MiB of one GPU, as nvidia-smi says."""
+    return _MEMORY_MIB[gpu.partition(":")[0]]
+
+
 def weight_gb(gpu: str) -> float:
     """GB of weights of the model that the parameters stand for."""
     return round(_WEIGHT_BYTES[gpu.partition(":")[2]] / 2**30, 2)

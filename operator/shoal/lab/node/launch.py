@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
+GPU_MEMORY_LABEL = "nvidia.com/gpu.memory"
+"""MiB of one GPU, as GPU feature discovery writes it."""
 _DEFAULT_CAPABILITIES = [
     "CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID", "SETFCAP", "SETPCAP",
     "NET_BIND_SERVICE", "SYS_CHROOT", "KILL", "AUDIT_WRITE",
@@ -98,6 +100,9 @@ async def environment(container: "Container", image: Image) -> dict[str, str]:
     env |= {"KUBERNETES_SERVICE_PORT_HTTPS": "443", "KUBERNETES_PORT": f"tcp://{config.service_address}:443"}
     if pod.node.node.capacity.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, pod.gpus_of(container.name)))
+        if memory := pod.node.node.labels.get(GPU_MEMORY_LABEL):
+            # What a driver would tell an engine; the simulator is told so.
+            env["SHOAL_SIM_GPU_MEMORY_MIB"] = memory
     for source in fields.items(spec, "envFrom"):
         plural, reference = _reference(source)
         prefix: str = source.get("prefix") or ""

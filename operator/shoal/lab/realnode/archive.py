@@ -1,6 +1,7 @@
 """OCI image archives from a folder: what a node without a registry imports.
 
-See the OCI image layout specification. One layer, no times and owner root, so that the same files give the same image.
+See the OCI image layout specification. One layer, all of it root's. Times are kept: Python's compiled files are only
+good with those of their sources.
 """
 
 import gzip
@@ -81,7 +82,8 @@ def write(folder: Path, reference: str, target: Path, entrypoint: Sequence[str] 
 
 
 def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    entry.uid = entry.gid = entry.mtime = 0
+    entry.uid = entry.gid = 0
+    entry.mtime = int(entry.mtime)  # a fraction would not survive, and differ from the original
     entry.uname = entry.gname = ""
     return entry
 
