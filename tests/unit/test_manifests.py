@@ -154,6 +154,7 @@ def test_the_engine_container() -> None:
                 "periodSeconds": 10,
                 "timeoutSeconds": 5,
                 "failureThreshold": 2,
+                "terminationGracePeriodSeconds": 30,
             },
             "lifecycle": {
                 "preStop": {

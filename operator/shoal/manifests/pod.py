@@ -19,6 +19,8 @@ STARTUP_SECONDS: Final = 3600
 """Longest load of an engine before it is taken for dead: weights of hundreds of GB, compile caches cold."""
 GRACE_SECONDS: Final = 60
 """After `drainSeconds`: for the engine's own end."""
+STALLED_GRACE_SECONDS: Final = 30
+"""From SIGTERM to SIGKILL of an engine that makes no progress."""
 
 
 HAND_ON: Final = """\
@@ -218,6 +220,9 @@ def _engine(shape: Shape) -> JsonObject:
             "periodSeconds": 10,
             "timeoutSeconds": 5,
             "failureThreshold": 2,
+            # A stalled engine is not waited for: SIGTERM does nothing to a process that hangs, and the pod's own grace
+            # period is that of its longest answer.
+            "terminationGracePeriodSeconds": STALLED_GRACE_SECONDS,
         },
         # Here and not on the agent: a sidecar's own hook starts at once and holds nobody up. The kubelet looks at no
         # status code, and calls the pod's own address.
