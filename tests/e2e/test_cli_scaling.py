@@ -1,5 +1,6 @@
 """The demo's act on scaling, and `kubectl shoal why`, `top` and `wake` on a live cluster."""
 
+import asyncio
 import io
 import json
 import os
@@ -13,9 +14,12 @@ import pytest
 import yaml
 from rich.console import Console
 
+from shoal.api import names
 from shoal.cli.demo import scaleact
 from shoal.cli.demo.clusters import NAMESPACE
 from shoal.cli.demo.stages import Stages
+from shoal.kube.client import Client
+from shoal.kube.errors import Unavailable
 from tests.e2e.conftest import Fleet
 from tests.support.waiting import until
 
@@ -136,10 +140,10 @@ def test_the_operator_that_does_not_lead_names_the_one_that_does(fleet: Fleet) -
     leader = lease["spec"]["holderIdentity"]
     pods = fleet.get("pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=operator")
     (other,) = [p["metadata"]["name"] for p in pods if p["metadata"]["name"] != leader]
-    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{other}:9090/proxy/v1/decisions"
-    done = subprocess.run(
-        [fleet.tools.kubectl, "get", "--raw", path],
-        env={**os.environ, **fleet.tools.env}, capture_output=True, text=True, timeout=30, check=False,
-    )  # fmt: skip
-    assert done.returncode != 0
-    assert f"{leader} leads" in done.stdout + done.stderr
+
+    async def ask() -> None:
+        async with await Client.from_environment(kubeconfig=str(fleet.lab.kubeconfig)) as client:
+            await client.proxy(other, NAMESPACE, port=names.OPS_PORT, path=names.DECISIONS_PATH)
+
+    with pytest.raises(Unavailable, match=f"{other} does not lead: {leader} leads"):
+        asyncio.run(ask())

@@ -63,6 +63,14 @@ def test_nor_before_it_is_seen_to_end() -> None:
     assert [term.at(now, asked_for_none).wanted for now in (140.1, 140.2, 140.3)] == [0, 0, 0]
 
 
+def test_a_new_model_whose_source_is_read_for_longer_than_its_idle_window_starts_all_the_same() -> None:
+    term, unsized = Term(), replace(snapshot(new=True, policy=Policy(idle_seconds=5.0)), variants=())
+    assert [term.at(now, replace(unsized, wanted=1)).wanted for now in (0.0, 6.0, 60.0)] == [1, 1, 1]
+    starting = snapshot(pending(0, created=60.0), policy=Policy(idle_seconds=5.0))
+
+    assert [term.at(now, starting).wanted for now in (61.0, 90.0)] == [1, 1]
+
+
 def test_a_new_model_that_is_not_sized_yet_is_not_said_to_lack_room() -> None:
     decision, _ = decide(replace(snapshot(new=True), variants=()), None, 10.0)
 

@@ -8,7 +8,7 @@
 | backlog | what will still wait in one cold start, gone in one cold start more |
 | held | from zero one, and enough for the tokens that wait at gateways |
 | asked | one, while the last request is younger than `idleSeconds` |
-| initial | one, for an idle window of a new Model |
+| initial | one, while a Model is new: no replica of it was ever asked for |
 | minimum | `minReplicas` |
 
 Up: one voice is enough, and what starts counts as supply from when it will be ready. Down: every gateway and every

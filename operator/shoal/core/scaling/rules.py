@@ -156,10 +156,10 @@ def asked(view: View) -> Ask:
 
 
 def initial(view: View) -> Ask:
-    """A new Model has one replica for an idle window, so that its faults show."""
-    until = view.memory.began + view.snapshot.policy.idle_seconds
-    if view.snapshot.new and view.now < until:
-        return Ask("initial", 1, 1, {"idleSeconds": view.snapshot.policy.idle_seconds}, "the Model is new")
+    """A new Model has one replica, so that its faults show: one that cannot be placed or fetched is not idle. Once a
+    replica was asked for it is not new any more, and goes to zero like others."""
+    if view.snapshot.new:
+        return Ask("initial", 1, 1, {}, "the Model is new")
     return Ask("initial", 0, 0, {}, "the Model is not new")
 
 
