@@ -1,6 +1,9 @@
 """The gateway as it runs in a pod, with a fixed directory in place of an API server: the child process of the bench.
 
-python -m tests.bench.gateway_process UPSTREAM-PORT PORT SPOOL-DIR
+python -m tests.bench.gateway_process UPSTREAM-PORT PORT SPOOL-DIR [asleep]
+
+With `asleep` its Model has no replica until `wake` is read from standard input; `sleep` takes the replicas away again;
+`held` does nothing. Each is answered by how many requests wait.
 """
 
 import asyncio
@@ -14,6 +17,7 @@ import uvloop
 from shoal.api import keys
 from shoal.api.replica import ReplicaKeys
 from shoal.api.tenant import Tenant
+from shoal.core.hold.limits import Limits
 from shoal.core.resolve import ServedModel
 from shoal.core.routing import Replica
 from shoal.gateway import collector
@@ -29,16 +33,25 @@ from shoal.ledger.spool import Spool
 from shoal.runtime import logs
 
 API_KEY = "sk-bench"
-
+HEARD = ReplicaKeys(
+    phase="ready",
+    engine_boot="boot",
+    running=0,
+    waiting=0,
+    max_running=128,
+    kv_tokens_used=0,
+    kv_tokens_total=10**9,
+)
 
 logs.configure("warning")
 
 
-async def main(upstream_port: int, port: int, folder: Path) -> None:
+async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool) -> None:
     (folder / "key").mkdir(parents=True, exist_ok=True)
     (folder / "key" / "current").write_bytes(b"bench")
     settings = GatewaySettings(install_key_dir=folder / "key", spool_dir=folder / "spool")
-    model = ServedModel("bench/model", "uid", "bench/model", ("bench",), None)
+    limits = Limits(max_requests=100_000, max_bytes=2**30, max_tenant_percent=100)
+    model = ServedModel("bench/model", "uid", "bench/model", ("bench",), None, limits=limits)
     key = {"name": "key", "sha256": hashlib.sha256(API_KEY.encode()).hexdigest()}
     tenant = Tenant.model_validate(
         {"metadata": {"name": "t"}, "spec": {"keys": [key], "models": [{"namespace": "bench", "name": "model"}]}}
@@ -63,8 +76,9 @@ async def main(upstream_port: int, port: int, folder: Path) -> None:
     ring.refresh()
     fleet = Fleet(ring)
     for pod in pods.values():
-        fleet.heard_of(pod.uid, ReplicaKeys(phase="ready", engine_boot="boot"))
-    directory = Directory({model.key: model}, {"t": tenant}, pods)
+        fleet.heard_of(pod.uid, HEARD)
+    seen = {} if asleep else dict(pods)
+    directory = Directory({model.key: model}, {"t": tenant}, seen)
     for source in ("models", "tenants", "pods"):
         directory.mark(source)
     spool = Spool(settings.spool_dir)
@@ -80,6 +94,23 @@ async def main(upstream_port: int, port: int, folder: Path) -> None:
             pool.sweep()
             server.sweep()
 
+    def command() -> None:
+        match sys.stdin.readline().strip():
+            case "wake":
+                seen.update(pods)
+            case "sleep":
+                seen.clear()
+            case "held":
+                pass
+            case _:
+                asyncio.get_running_loop().remove_reader(sys.stdin)
+                return
+        directory.mark("pods")
+        directory.rebuild()
+        print(gateway.holds.waiting, flush=True)
+
+    if asleep:
+        asyncio.get_running_loop().add_reader(sys.stdin, command)
     collector.calm()
     sweeping = asyncio.create_task(sweep())
     await server.serve()
@@ -88,4 +119,4 @@ async def main(upstream_port: int, port: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])))
+    uvloop.run(main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), asleep=sys.argv[4:] == ["asleep"]))

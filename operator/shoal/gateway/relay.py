@@ -28,7 +28,7 @@ class Retry(Exception):
 
 
 class Prepared(NamedTuple):
-    """What the request asks for, ready to be sent to any replica; small, because it may have to wait."""
+    """What the request asks for, besides its body; small, because it may have to wait."""
 
     path: str
     word: str
@@ -37,7 +37,6 @@ class Prepared(NamedTuple):
     wants_usage: bool
     wants_continuous: bool
     model: ServedModel
-    raw: bytes
     name: sse.ModelName
     answer_bound: int | None
     """Longest answer in tokens that the client asked for."""

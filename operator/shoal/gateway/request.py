@@ -68,6 +68,7 @@ class Request:
         "_meter",
         "_paid",
         "_path",
+        "_raw",
         "_receive",
         "_reply",
         "_scope",
@@ -86,6 +87,7 @@ class Request:
         self._trace: bytes | None = None
         self._key_hash = ""
         self._body_bytes = 0
+        self._raw = b""
         self._held_since: float | None = None
         self._paid: RetryBudget | None = None
 
@@ -179,7 +181,8 @@ class Request:
             app.spool.put(meter.final_row())
             raise _cannot_record() from None
         app.demand.arrived(model.uid)
-        return _prepared(self._path, parsed, model, self._id)
+        self._raw = engine_body(parsed, self._path, model.engine_name, self._id)
+        return _prepared(self._path, parsed, model)
 
     async def _serve(self, prepared: Prepared) -> None:
         app, meter = self._app, self._meter
@@ -296,7 +299,9 @@ class Request:
             self._held_since = began
         longest = longest_wait(model.limits, model.cold_start_seconds, app.settings.hold_seconds)
         until = self._held_since + longest
-        size = len(prepared.raw)
+        # The encoder leaves room for several KiB behind its result.
+        self._raw = bytes(memoryview(self._raw))
+        size = len(self._raw)
         tokens = estimated_tokens(size, prepared.answer_bound, prepared.choices)
         again = meter.attempts > 0
         try:
@@ -350,9 +355,9 @@ class Request:
         meter.replica = replica
         meter.engine_boot = heard.engine_boot if heard else None
         target = Target(replica.ip or "", app.engine_port(replica))
-        head = self._head(target, key, len(prepared.raw), prepared.stream)
+        head = self._head(target, key, len(self._raw), prepared.stream)
         try:
-            answer = await app.upstream.start(target, head, prepared.raw, abort)
+            answer = await app.upstream.start(target, head, self._raw, abort)
         except Aborted:
             raise ClientGone from None
         except ConnectFailed:
@@ -442,7 +447,7 @@ class Request:
             series.output_tokens.observe(tokens)
 
 
-def _prepared(path: str, parsed: Parsed, model: ServedModel, id: str) -> Prepared:
+def _prepared(path: str, parsed: Parsed, model: ServedModel) -> Prepared:
     fields = parsed.fields
     bound = fields.get("max_completion_tokens", fields.get("max_tokens"))
     choices = fields.get("n")
@@ -453,7 +458,6 @@ def _prepared(path: str, parsed: Parsed, model: ServedModel, id: str) -> Prepare
         parsed.wants_usage,
         parsed.wants_continuous,
         model,
-        engine_body(parsed, path, model.engine_name, id),
         sse.ModelName(model.engine_name, parsed.word),
         bound if type(bound) is int else None,
         choices if type(choices) is int else 1,
