@@ -6,13 +6,17 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-from shoal.api import names
+import aiohttp
+
+from shoal.api import keys, names
 from shoal.gateway.installkey import KeyRing
 from shoal.gateway.peers import Peers
 from shoal.kube.client import Client
-from shoal.signals.stream import Me
+from shoal.signals.demand import DemandStreams
+from shoal.signals.stream import Me, Peer
 from tests.support.gateway import INSTALL_KEY
-from tests.support.gateway_process import FakeApiServer, kubeconfig
+from tests.support.gateway_process import FakeApiServer, ask, kubeconfig, serving
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.streams import told_gateway, until
 
 
@@ -102,3 +106,27 @@ async def test_one_that_never_was_ready_holds_nothing(tmp_path: Path):
         async with following(tmp_path, first.port, *pods) as (peers, _):
             await until(lambda: peers.live == 2)
             assert peers.held_elsewhere("m") == 0
+
+
+async def test_the_whole_gateway_tells_what_becomes_of_a_request(tmp_path: Path):
+    """From a client's request over the process's own ports to what an operator hears, and a scraper reads."""
+    engine = ScriptedEngine()
+    async with serving(tmp_path, engine) as process, aiohttp.ClientSession() as session:
+        key = keys.derive(INSTALL_KEY, "operator", keys.DEMAND)
+        streams = DemandStreams(lambda _uid, _models: None, Me("operator-1", "boot"))
+        streams.start()
+        streams.put(Peer("g", "g", "127.0.0.1", key, process.ops.port))
+        try:
+            await until(lambda: bool(streams.live()))
+            (heard,) = streams.live()
+            assert heard.boot == process.me.boot
+            # No agent is heard, but the replica is Ready: that will do for a base model.
+            async with ask(session, process) as answer:
+                assert answer.status == 200
+            await until(lambda: heard.demand("uid-llama").arrivals == 1)
+            await until(lambda: heard.demand("uid-llama").in_flight == heard.demand("uid-llama").held == 0)
+            async with session.get(f"http://127.0.0.1:{process.ops.port}/metrics") as metrics:
+                text = await metrics.text()
+            assert 'shoal_demand_arrivals_total{model="chat/llama",model_uid="uid-llama"} 1.0' in text
+        finally:
+            await streams.close()
