@@ -6,6 +6,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from shoal.lab import api
@@ -266,6 +267,21 @@ def test_a_node_that_dies_leaves_nothing_and_starts_its_pods_again(lab: api.Lab,
     assert processes(marker)
     lab.kubectl("delete", "pod", "-n", namespace, "phoenix")
     assert not processes(marker)
+
+
+def test_a_node_that_was_taken_for_lost_says_otherwise_of_itself_and_its_pods(lab: api.Lab, namespace: str) -> None:
+    apply(lab, pod(namespace, "there", "sleep 300"))
+    wait(lab, namespace, "there")
+
+    def ready(*what: str) -> str:
+        conditions = get(lab, *what)["status"]["conditions"]
+        return next(c["status"] for c in conditions if c["type"] == "Ready")
+
+    # As the node lifecycle controller writes them when no Lease came in time.
+    for what, value in ((("node", "cpu-1"), "Unknown"), (("pod", "there", "-n", namespace), "False")):
+        status = {"status": {"conditions": [{"type": "Ready", "status": value, "reason": "NodeStatusUnknown"}]}}
+        lab.kubectl("patch", *what, "--subresource=status", "--type=strategic", "-p", orjson.dumps(status).decode())
+        eventually(lambda what=what: ready(*what) == "True", f"{what[0]} says Ready again", 20)
 
 
 def test_status_only_nodes_take_hundreds_of_pods(lab: api.Lab, namespace: str) -> None:

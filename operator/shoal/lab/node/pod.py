@@ -150,6 +150,11 @@ class Pod:
         self.pod = pod
         if any(before.get(key) != pod["metadata"].get(key) for key in ("labels", "annotations")):
             self.volumes.refresh()
+        if self._reported is not None and status.readiness(pod["status"]) != status.readiness(self._reported):
+            # The control plane takes pods of a node that it took for lost for unready, and leaves it to the node to say
+            # otherwise; a kubelet writes its own word again.
+            self._reported = None
+            self.changed()
         if "deletionTimestamp" in pod["metadata"]:
             seconds = int(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
             if self._budget is not None and self.terminating:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from shoal.lab.node import fields
+
 Json = dict[str, Any]
 Kind = Literal["init", "sidecar", "main"]
 
@@ -117,6 +119,11 @@ def conditions(records: Sequence[ContainerRecord], current: str, sandbox: bool, 
             {"type": kind, "status": word, "lastTransitionTime": since, "reason": None, "message": None} | reason
         )
     return result
+
+
+def readiness(pod_status: Json) -> str | None:
+    """The value of the pod's Ready condition; None before there is one."""
+    return next((c["status"] for c in fields.items(pod_status, "conditions") if c["type"] == "Ready"), None)
 
 
 def disruption(message: str) -> Json:
