@@ -1,5 +1,6 @@
 """`python -m tests.storm`: a storm on a fleet in a lab. Exit status 1 if a request was lost or an invariant broken."""
 
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -46,6 +47,9 @@ def main(
     unknown = [name for name in chosen if name not in faults.ALL]
     if unknown:
         raise click.UsageError(f"no such fault: {', '.join(unknown)}; --list shows them")
+    # Also when started in the background, where a shell has SIGINT ignored: the lab must go in any case.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     weather = Weather(
         requests=round(minutes * 60 * rate) if minutes else requests,
         rate=rate,

@@ -137,9 +137,10 @@ def node_killed(storm: Storm) -> None:
     # Processes that are killed close their connections; a machine without power does not.
     _nft(storm.ground.lab.state.pid, wires)
     storm.ground.lab.kill_node(node)
-    kills = [Kill("engine", pod, since, since + 90, "node_killed") for pod in named]
+    kills = [Kill("engine", pod, since, since + 150, "node_killed") for pod in named]
     storm.say(f"node_killed: {node} with {', '.join(named)}", kills)
-    storm.wait(40)
+    # Longer than any client would wait for a word from there.
+    storm.wait(75)
     _nft(storm.ground.lab.state.pid, "delete table bridge storm\n")
     storm.ground.lab.start_node(node)
     storm.say(f"node_killed: {node} is back")
