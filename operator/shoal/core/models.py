@@ -1,7 +1,6 @@
 """What the status of a Model says, decided from what was observed."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
@@ -10,64 +9,26 @@ from shoal.api.gpuclass import GPUClass
 from shoal.api.meta import ConditionStatus
 from shoal.api.model import Model, ModelStatus, ReplicaCounts, VariantStatus
 from shoal.api.sources import parse_source
-from shoal.core.artifacts import Reading
-from shoal.core.conditions import LONGEST_MESSAGE, Finding, find, holds, merge, shorten
-from shoal.core.diagnosis import FAILURES, Cause, diagnose, progress
-from shoal.core.facts import Deployment, Pod
-from shoal.core.placement import Placement
-from shoal.core.scaling import Decision
-from shoal.core.sizing import Sized
+from shoal.core.conditions import Finding, merge
+from shoal.core.observed import Observed, Problem, ServedNames
+from shoal.core.readiness import cause_of, readiness, unread
 from shoal.core.variants import variants
 
+__all__ = [
+    "Observed",
+    "Problem",
+    "ServedNames",
+    "age",
+    "first_status",
+    "first_wanted",
+    "is_paused",
+    "minimum",
+    "problems",
+    "served_names",
+    "status",
+]
+
 _FAR: Final = datetime.max.replace(tzinfo=UTC)
-TRIED_AGAIN: Final = "; at zero now, the next request tries again"
-"""Ends the message of a Model that went to zero without ever having served."""
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Why a Model is not accepted."""
-
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class ServedNames:
-    """The short names that a Model asked for."""
-
-    owned: tuple[str, ...]
-    lost: tuple[tuple[str, str], ...]
-    """(name, key of the older Model that has it)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """All that the status is computed from."""
-
-    model: Model
-    problems: tuple[Problem, ...]
-    served: ServedNames
-    placement: Placement | None
-    """None while nothing is decided."""
-    deployments: tuple[Deployment, ...]
-    pods: tuple[Pod, ...]
-    """The Model's own engine pods."""
-    reading: Reading | None = None
-    """What is known of the source; None while the Model is not accepted."""
-    sized: Mapping[str, Sized] = field(default_factory=dict[str, Sized])
-    """class -> the sums of a replica."""
-    tokens: Mapping[str, int] = field(default_factory=dict[str, int])
-    """class -> KV tokens of one replica, as its engine says."""
-    cold_starts: Mapping[str, int] = field(default_factory=dict[str, int])
-    """class -> seconds that the last replica took from its creation to Ready."""
-    wanted: int | None = None
-    """Replicas that were decided on; None while nothing is."""
-    scaling: Decision | None = None
-    """Why there are so many, while that number does not serve yet; at zero, why it is zero."""
-    failure: Problem | None = None
-    """What went wrong when the plan was applied."""
-    paused: bool = False
 
 
 def first_wanted(model: Model) -> int:
@@ -212,7 +173,7 @@ def _desired(seen: Observed, shown: Sequence[VariantStatus]) -> int:
 def _findings(seen: Observed, desired: int, ready: int, shown: Sequence[VariantStatus]) -> list[Finding]:
     accepted = _accepted(seen)
     placed = _placed(seen)
-    cause = _cause(seen)
+    cause = cause_of(seen)
     serving = f"{ready} of {desired} replicas ready"
     if ready:
         available = Finding(reasons.AVAILABLE, "True", reasons.REPLICAS_READY, serving)
@@ -220,20 +181,20 @@ def _findings(seen: Observed, desired: int, ready: int, shown: Sequence[VariantS
         available = Finding(reasons.AVAILABLE, "False", cause.reason, cause.message)
     else:
         available = Finding(reasons.AVAILABLE, "False", reasons.NO_REPLICA, "no replica is ready")
-    summary = _not_ready(seen, desired, ready, cause, shown) or _is_ready(seen, desired, ready, cause)
+    summary = readiness(seen, desired, ready, cause, shown)
     if seen.paused:
         note = f"annotation {names.ANNOTATION_PAUSED} is set: decided, nothing applied. {summary.message}"
         summary = Finding(reasons.READY, summary.status, reasons.PAUSED, note)
     findings = [accepted, placed, available, summary]
     if summary.status != "True" or seen.failure:
-        unread = seen.reading.failure if seen.reading else None
+        not_read = seen.reading.failure if seen.reading else None
         stuck = (
             seen.problems
             or seen.failure
             or seen.paused
             or summary.reason in (reasons.ROLLOUT_STALLED, reasons.NO_FIT, reasons.SIZE_UNKNOWN)
             or any(d.overdue for d in seen.deployments)
-            or any(why is not None and why.waits_for_a_person for why in (cause, unread))
+            or any(why is not None and why.waits_for_a_person for why in (cause, not_read))
         )
         findings.append(
             Finding(reasons.STALLED if stuck else reasons.RECONCILING, "True", summary.reason, summary.message)
@@ -256,133 +217,10 @@ def _accepted(seen: Observed) -> Finding:
 def _placed(seen: Observed) -> Finding:
     if seen.problems:
         return Finding(reasons.PLACED, "Unknown", reasons.PENDING, "not looked at until the Model is accepted")
-    if (unread := _unread(seen)) is not None:
-        return Finding(reasons.PLACED, "Unknown", unread[0], unread[1])
+    if (waits := unread(seen)) is not None:
+        return Finding(reasons.PLACED, "Unknown", waits[0], waits[1])
     placement = seen.placement
     if placement is None:
         return Finding(reasons.PLACED, "Unknown", reasons.PENDING, "not decided yet")
     status: ConditionStatus = "True" if placement.placed else "False"
     return Finding(reasons.PLACED, status, placement.reason, placement.message)
-
-
-def _unread(seen: Observed) -> tuple[str, str] | None:
-    """Why the source's facts are not known: a reason and a sentence. None when they are."""
-    reading = seen.reading
-    if reading is None or reading.facts is not None:
-        return None
-    if reading.failure is not None:
-        return reading.failure.reason, reading.failure.message
-    return reasons.READING_ARTIFACT, reading.waiting
-
-
-def _cause(seen: Observed) -> Cause | None:
-    refused = next((d.refused for d in seen.deployments if d.refused), None)
-    found = diagnose(seen.pods)
-    if refused and (found is None or found.reason == reasons.UNSCHEDULABLE):
-        return Cause(reasons.PODS_REFUSED, refused)
-    return found
-
-
-def _not_ready(
-    seen: Observed, desired: int, ready: int, cause: Cause | None, shown: Sequence[VariantStatus]
-) -> Finding | None:
-    """Why Ready is not True, the nearest cause first; None when it is."""
-
-    def no(reason: str, message: str) -> Finding:
-        return Finding(reasons.READY, "False", reason, message)
-
-    if seen.problems:
-        return no(seen.problems[0].reason, "; ".join(p.message for p in seen.problems))
-    if seen.failure:
-        return no(seen.failure.reason, seen.failure.message)
-    if (unread := _unread(seen)) is not None and not (_serves(seen, desired, ready) and _never_read(seen.model)):
-        return no(*unread)
-    if seen.placement is not None and not seen.placement.placed and not (desired and ready >= desired):
-        return no(seen.placement.reason, seen.placement.message)
-    if not desired and seen.placement is not None:
-        failed = _failed_before(seen)
-        return no(*failed) if failed else None
-    if _serves(seen, desired, ready):
-        return None
-    if (stalled := _stalled_rollout(seen, ready, desired, cause)) is not None:
-        return no(*stalled)
-    if cause:
-        return no(cause.reason, cause.message)
-    where = progress(seen.pods)
-    state = f"{ready} of {desired} replicas ready" + (f"; {where}" if where else "")
-    if any(d.replacing and not d.surges for d in seen.deployments):
-        return no(
-            reasons.REPLACING_IN_PLACE,
-            f"no GPU was free for one replica more, so each goes before its successor comes; {state}",
-        )
-    words = seen.scaling
-    if words is not None and words.wanted > words.before:
-        if words.before and ready >= max(words.before, seen.model.spec.scaling.min_replicas):
-            return None  # more than were enough so far: on their way, and nothing is missing
-        if not words.before:
-            return no(reasons.WAKING, f"{words.message}; {state}")
-    steps = {v.step for v in shown if v.desired}
-    known = next((reason for reason in (reasons.FETCHING, reasons.LOADING) if reason in steps), reasons.STARTING)
-    return no(reasons.STARTING if "Waiting" in steps else known, state)
-
-
-def _serves(seen: Observed, desired: int, ready: int) -> bool:
-    """As many replicas as wanted, of the revision that is wanted."""
-    # A replica that starts in order to replace one that serves takes nothing away. Nor does an edit that a Deployment's
-    # controller has not seen yet: each step of a move scales one, and Ready would blink.
-    last = seen.model.status
-    was_ready = last is not None and holds(last.conditions, reasons.READY, seen.model.metadata.generation)
-    rolled_out = all(d.rolled_out or (was_ready and d.updated >= d.total) for d in seen.deployments if not d.deleting)
-    return ready >= desired and rolled_out and bool(seen.deployments)
-
-
-def _is_ready(seen: Observed, desired: int, ready: int, cause: Cause | None) -> Finding:
-    """Ready, and what else there is to say."""
-    words = seen.scaling
-    if not desired and seen.placement is not None:
-        before = find(seen.model.status.conditions, reasons.READY) if seen.model.status else None
-        if before is not None and before.reason == reasons.SCALED_TO_ZERO:
-            return Finding(reasons.READY, "True", reasons.SCALED_TO_ZERO, before.message)
-        text = words.message if words is not None else "no replica; the next request wakes one"
-        return Finding(reasons.READY, "True", reasons.SCALED_TO_ZERO, text)
-    serving = f"{ready} of {desired} replicas ready"
-    if ready < desired and words is not None:
-        where = progress(seen.pods)
-        text = "; ".join(part for part in (words.message, serving, where) if part)
-        return Finding(reasons.READY, "True", reasons.SCALING_UP, text)
-    if cause and cause.reason != reasons.UNSCHEDULABLE:
-        serving = f"{serving}; one that is to replace another does not start: {cause.message}"
-    return Finding(reasons.READY, "True", reasons.REPLICAS_READY, serving)
-
-
-def _stalled_rollout(seen: Observed, ready: int, desired: int, cause: Cause | None) -> tuple[str, str] | None:
-    """A revision that does not become ready: a reason and a sentence, with the engine's last words where it has any."""
-    why = cause.message if cause else None
-    for deployment in seen.deployments:
-        if deployment.replacing and (deployment.overdue or (cause is not None and cause.waits_for_a_person)):
-            old = f"the one before goes on serving with {ready} of {desired} replicas" if ready else "nothing serves"
-            return (
-                reasons.ROLLOUT_STALLED,
-                f"the new revision on {deployment.gpu_class} does not become ready, {old}: {why or deployment.overdue}",
-            )
-        if deployment.overdue and cause is None:
-            return reasons.ENGINE_FAILED, f"no replica on {deployment.gpu_class} becomes ready: {deployment.overdue}"
-    return None
-
-
-def _failed_before(seen: Observed) -> tuple[str, str] | None:
-    """What kept the last replicas from starting, when they went to zero: not forgotten until others were tried."""
-    last = seen.model.status
-    known = find(last.conditions, reasons.READY) if last is not None else None
-    if known is None or known.status != "False" or known.observed_generation != seen.model.metadata.generation:
-        return None
-    if known.message.endswith(TRIED_AGAIN):
-        return known.reason, known.message
-    if known.reason not in FAILURES:
-        return None
-    return known.reason, f"{shorten(known.message, LONGEST_MESSAGE - len(TRIED_AGAIN))}{TRIED_AGAIN}"
-
-
-def _never_read(model: Model) -> bool:
-    """What runs was made by a version that read no facts: it is still what the Model asks for."""
-    return model.status is not None and model.status.artifact is None

@@ -100,7 +100,9 @@ class Observer:
                 cold_start_seconds=float(cold[name]) if name in cold else None,
             )
 
-        return tuple(variant(c) for c in sorted(considered.candidates, key=price))
+        setbacks = self._planner.setbacks(uid)
+        order = sorted(considered.candidates, key=lambda c: (c.gpu_class in setbacks, *price(c)))
+        return tuple(variant(c) for c in order)
 
     def _asked(self, model: Model) -> float | None:
         text = model.metadata.annotations.get(names.ANNOTATION_WAKE)

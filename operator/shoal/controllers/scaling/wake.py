@@ -68,7 +68,10 @@ class Waker:
         """The cheapest class that fits and has room now, where nobody else waits for it."""
         considered = self._planner.considered(model.metadata.uid)
         interruptible = wanted * model.spec.interruptible_percent // 100
+        setbacks = self._planner.setbacks(model.metadata.uid)
         for candidate in sorted(considered.candidates if considered else (), key=price):
+            if candidate.gpu_class in setbacks:
+                return None
             if candidate.max_replicas == 0 or (candidate.interruptible and interruptible < wanted):
                 continue
             if self._planner.contested(candidate.gpu_class):

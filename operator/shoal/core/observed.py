@@ -1,0 +1,57 @@
+"""What was observed of a Model: all that its status is computed from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shoal.api.model import Model
+from shoal.core.artifacts import Reading
+from shoal.core.facts import Deployment, Pod
+from shoal.core.placement import Placement
+from shoal.core.scaling import Decision
+from shoal.core.sizing import Sized
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a Model is not accepted."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServedNames:
+    """The short names that a Model asked for."""
+
+    owned: tuple[str, ...]
+    lost: tuple[tuple[str, str], ...]
+    """(name, key of the older Model that has it)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """All that the status is computed from."""
+
+    model: Model
+    problems: tuple[Problem, ...]
+    served: ServedNames
+    placement: Placement | None
+    """None while nothing is decided."""
+    deployments: tuple[Deployment, ...]
+    pods: tuple[Pod, ...]
+    """The Model's own engine pods."""
+    reading: Reading | None = None
+    """What is known of the source; None while the Model is not accepted."""
+    sized: Mapping[str, Sized] = field(default_factory=dict[str, Sized])
+    """class -> the sums of a replica."""
+    tokens: Mapping[str, int] = field(default_factory=dict[str, int])
+    """class -> KV tokens of one replica, as its engine says."""
+    cold_starts: Mapping[str, int] = field(default_factory=dict[str, int])
+    """class -> seconds that the last replica took from its creation to Ready."""
+    wanted: int | None = None
+    """Replicas that were decided on; None while nothing is."""
+    scaling: Decision | None = None
+    """Why there are so many, while that number does not serve yet; at zero, why it is zero."""
+    failure: Problem | None = None
+    """What went wrong when the plan was applied."""
+    paused: bool = False
