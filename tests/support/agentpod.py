@@ -60,9 +60,11 @@ class Stream:
 
 
 class Pod:
-    """One engine pod as its callers see it. `agent_boots` a new agent on the same folder."""
+    """One engine pod as its callers see it, with a fake engine, or the one at `engine_url`."""
 
-    def __init__(self, folder: Path, *, drain_seconds: float = 900, stall_seconds: float = 180) -> None:
+    def __init__(
+        self, folder: Path, *, drain_seconds: float = 900, stall_seconds: float = 180, engine_url: str | None = None
+    ) -> None:
         self.folder = folder
         self.keys = folder / "agent.json"
         self.engine = FakeEngine()
@@ -72,6 +74,7 @@ class Pod:
         self.hub = Hub()
         self.drain = Drain(drain_seconds)
         self._stall_seconds = stall_seconds
+        self._engine_url = engine_url
 
     def stage(self, text: str) -> None:
         (self.folder / "stage.json").write_text(text)
@@ -87,7 +90,7 @@ class Pod:
     async def running(self) -> AsyncGenerator["Pod"]:
         await self.engine_server.start_server()
         observer = Observer(self.hub, self.drain, Stalls(self._stall_seconds, self.stalled_file), self.folder)
-        url = str(self.engine_server.make_url(""))
+        url = self._engine_url or str(self.engine_server.make_url(""))
         agent = Agent(url, self.keys, self.hub, observer, self.drain, drain_token=TOKEN)
         port = unused_port()
         self.url = f"http://127.0.0.1:{port}"

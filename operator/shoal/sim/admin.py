@@ -25,6 +25,8 @@ class Admin:
 
     def __init__(self, engine: SimEngine) -> None:
         self._engine = engine
+        self._published: dict[str, Any] | None = None
+        """The last load while the engine computed."""
 
     async def health(self, exchange: Exchange) -> None:
         ok = await self._engine.health(generate=True)
@@ -128,6 +130,10 @@ class Admin:
             return
         every = "all" in include
         scheduler = self._engine.scheduler
+        if self._engine.loop.stalled and self._published is not None:
+            # A scheduler that hangs publishes nothing: neither its age nor what has come since.
+            await exchange.json(self._published)
+            return
         kv, totals = scheduler.kv, scheduler.totals
         load: dict[str, Any] = {
             "timestamp": time.time(),
@@ -170,15 +176,14 @@ class Admin:
                 "retracted": scheduler.retracted_waiting,
                 "prealloc_ready": 0,
             }
-        await exchange.json(
-            {
-                "timestamp": datetime.now(UTC).isoformat(),
-                "version": SGLANG_VERSION,
-                "accelerator": self._engine.args.gpu.partition(":")[0],
-                "num_accelerators": self._engine.args.tp_size,
-                "loads": [load],
-            }
-        )
+        self._published = {
+            "timestamp": datetime.now(UTC).isoformat(),
+            "version": SGLANG_VERSION,
+            "accelerator": self._engine.args.gpu.partition(":")[0],
+            "num_accelerators": self._engine.args.tp_size,
+            "loads": [load],
+        }
+        await exchange.json(self._published)
 
     async def flush_cache(self, exchange: Exchange) -> None:
         if not self._engine.scheduler.idle:
