@@ -1,0 +1,142 @@
+"""What a Model says of its replicas: at zero, on the way up, in rollouts, and of starts that failed."""
+
+from dataclasses import replace
+
+from shoal.api.meta import Condition
+from shoal.core.conditions import find
+from shoal.core.facts import Container, Deployment, Pod
+from shoal.core.models import Observed, status
+from shoal.core.placement import Placement, VariantPlan
+from shoal.core.readiness import TRIED_AGAIN
+from shoal.core.scaling import Decision
+from tests.unit.test_model_status import NOW, deployment, observed
+
+ZERO = Placement((VariantPlan("l4", 0, 1, "0"),), (), 0, "Placed", "no replica is wanted")
+IDLE = Decision(0, 1, "ScaledToZero", "no request for 600 s; the next one wakes class l4")
+WAKING = Decision(1, 0, "Waking", "1 request held, 100 tokens; wakes class l4")
+UP = Decision(3, 2, "ScalingUp", "14 queued on 2 replicas, target 4")
+ONE = Placement((VariantPlan("l4", 1, 1, "0.43"),), (), 0, "Placed", "1 on l4, 1 GPU each")
+THREE = Placement((VariantPlan("l4", 3, 1, "1.29"),), (), 0, "Placed", "3 on l4, 1 GPU each")
+
+
+def at(replicas: int, **more) -> Deployment:
+    return replace(deployment(ready=0, updated=0, total=0), replicas=replicas, **more)
+
+
+def pod(name: str = "new", *, ready: bool = False, **more) -> Pod:
+    return Pod("ns", name, name, "n1", False, False, ready, {}, "u", gpu_class="l4", was_ready=ready, **more)
+
+
+def crashing() -> Pod:
+    engine = Container("engine", False, 4, "CrashLoopBackOff", None, 1, "Error", "CUDA out of memory", running=False)
+    return pod(containers=(engine,))
+
+
+def says(seen: Observed, kind: str = "Ready") -> Condition | None:
+    return find(status(seen, NOW).conditions, kind)
+
+
+def ready(seen: Observed) -> tuple[str, str, str]:
+    found = says(seen)
+    assert found is not None
+    return found.status, found.reason, found.message
+
+
+def after(seen: Observed, **changes) -> Observed:
+    """The next look, with the status that this one left."""
+    return replace(seen, model=seen.model.model_copy(update={"status": status(seen, NOW)}), **changes)
+
+
+def test_at_zero_a_model_is_ready_and_says_what_the_next_request_does() -> None:
+    seen = observed(placement=ZERO, wanted=0, scaling=IDLE, deployments=(at(0),))
+    assert ready(seen) == ("True", "ScaledToZero", IDLE.message)
+    assert says(seen, "Stalled") is says(seen, "Reconciling") is None
+    found = status(seen, NOW)
+    assert (found.replicas.desired, found.replicas.ready) == (0, 0) if found.replicas else False
+
+
+def test_at_zero_the_sentence_stays_whoever_looks_again() -> None:
+    seen = after(observed(placement=ZERO, wanted=0, scaling=IDLE, deployments=(at(0),)))
+    another = replace(seen, scaling=Decision(0, 0, "ScaledToZero", "no request; the next one wakes class l4"))
+    assert status(another, NOW) == another.model.status  # another operator: no write
+
+
+def test_at_zero_the_measured_cold_start_is_still_told() -> None:
+    found = status(observed(placement=ZERO, wanted=0, cold_starts={"l4": 42}, deployments=(at(0),)), NOW)
+    assert found.cold_start_seconds == 42
+
+
+def test_waking_is_told_with_how_far_it_is() -> None:
+    seen = observed(placement=ONE, wanted=1, scaling=WAKING, deployments=(at(1),), pods=(pod(),))
+    assert ready(seen) == ("False", "Waking", f"{WAKING.message}; 0 of 1 replicas ready; 1 scheduled")
+
+
+def test_more_replicas_on_their_way_leave_a_model_ready_until_one_that_was_there_is_missing() -> None:
+    live = deployment(ready=2, updated=3, total=3)
+    seen = observed(placement=THREE, wanted=3, scaling=UP, deployments=(replace(live, replicas=3),), pods=(pod(),))
+    assert ready(seen) == ("True", "ScalingUp", f"{UP.message}; 2 of 3 replicas ready; 1 scheduled")
+    lost = replace(seen, deployments=(replace(live, replicas=3, ready=1),))
+    assert ready(lost)[:2] == ("False", "Starting")
+
+
+def test_a_model_that_never_served_does_not_look_ready_at_zero_until_others_were_tried() -> None:
+    failing = observed(placement=ONE, wanted=1, deployments=(at(1),), pods=(crashing(),))
+    assert ready(failing)[1] == "EngineFailed"
+    asleep = after(failing, placement=ZERO, wanted=0, scaling=IDLE, deployments=(at(0),), pods=())
+    assert ready(asleep)[:2] == ("False", "EngineFailed")
+    assert ready(asleep)[2].endswith(f"CUDA out of memory{TRIED_AGAIN}")
+    later = after(asleep)
+    assert status(later, NOW) == later.model.status
+    waking = after(later, placement=ONE, wanted=1, scaling=WAKING, deployments=(at(1),), pods=(pod(),))
+    assert ready(waking)[1] == "Waking"
+    serves = after(waking, deployments=(deployment(),), pods=(pod(ready=True),), scaling=None)
+    assert ready(after(serves, placement=ZERO, wanted=0, scaling=IDLE, deployments=(at(0),), pods=()))[0] == "True"
+
+
+def test_a_revision_that_does_not_become_ready_is_a_stalled_rollout_with_the_engines_last_words() -> None:
+    rolling = replace(deployment(ready=1, updated=1, total=2), replacing=True)
+    seen = observed(deployments=(rolling,), wanted=1, pods=(pod("old", ready=True), crashing()))
+    found, reason, message = ready(seen)
+    assert (found, reason) == ("False", "RolloutStalled")
+    assert message.startswith(
+        "the new revision on l4 does not become ready, the one before goes on serving with 1 of 1 replicas: "
+    )
+    assert message.endswith("CUDA out of memory")
+    assert says(seen, "Stalled") is not None
+    available = says(seen, "Available")
+    assert available is not None
+    assert available.status == "True"
+
+
+def test_a_rollout_past_its_deadline_is_stalled_though_nothing_says_why() -> None:
+    late = replace(deployment(ready=1, updated=1, total=2), replacing=True, overdue='ReplicaSet "x" has timed out.')
+    seen = observed(deployments=(late,), wanted=1, pods=(pod("old", ready=True), pod()))
+    assert ready(seen)[1] == "RolloutStalled"
+    assert ready(seen)[2].endswith('ReplicaSet "x" has timed out.')
+    first = replace(deployment(ready=0), overdue='ReplicaSet "x" has timed out.')
+    assert ready(observed(deployments=(first,), wanted=1, pods=(pod(),)))[1] == "EngineFailed"
+
+
+def test_a_rollout_without_a_free_gpu_says_that_it_replaces_in_place() -> None:
+    rolling = replace(deployment(ready=0), replacing=True, surges=False)
+    found = ready(observed(deployments=(rolling,), wanted=1, pods=(pod(),)))
+    assert found[1] == "ReplacingInPlace"
+    assert found[2] == (
+        "no GPU was free for one replica more, so each goes before its successor comes; "
+        "0 of 1 replicas ready; 1 scheduled"
+    )
+
+
+def test_a_model_that_fits_nowhere_waits_for_a_person() -> None:
+    nowhere = Placement((), (), 1, "NoFit", "fits on no GPU class: l4: needs 30 GiB, has 24")
+    seen = observed(placement=nowhere, wanted=1, deployments=())
+    stalled = says(seen, "Stalled")
+    assert stalled is not None
+    assert stalled.reason == "NoFit"
+
+
+def test_a_replica_on_a_node_that_does_not_answer_is_not_loading() -> None:
+    containers = tuple(Container(n, True, 0, None, None, None, None, None, running=True) for n in ("engine", "agent"))
+    lost = replace(pod(containers=containers), was_ready=True)
+    (variant,) = status(observed(wanted=1, deployments=(deployment(ready=0),), pods=(lost,)), NOW).variants
+    assert variant.step == "Waiting"
