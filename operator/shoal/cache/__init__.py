@@ -9,6 +9,6 @@ On disk, below one folder (`disk`):
     work/                     folders on their way in or out
 
 `index` is the memory of it, `fetcher` brings models, `server` answers on the sockets, `volumes` follows the
-PersistentVolumes that say which namespaces there are, `process` starts it all. What is to be evicted is decided in
-`core/eviction`.
+PersistentVolumes that say which namespaces there are, `scrub` reads everything again, `process` starts it all. What is
+to be evicted is decided in `core/eviction`.
 """

@@ -61,6 +61,19 @@ class Index:
     def content(self, sha256: str) -> CachedFile | None:
         return next((f for model in self._models.values() for f in model.files if f.sha256 == sha256), None)
 
+    def contents(self) -> dict[str, CachedFile]:
+        """SHA-256 -> file, of all models."""
+        return {file.sha256: file for model in self._models.values() for file in model.files}
+
+    def is_used(self, sha256: str) -> bool:
+        """Whether a pod uses a model that has this content."""
+        return self.users(sha256) > 0
+
+    def users(self, sha256: str) -> int:
+        """Pods that use a model which has this content."""
+        owners = set(self.owners([sha256]))
+        return sum(count for (_, key), count in self._holds.items() if key in owners)
+
     def owners(self, contents: Iterable[str]) -> list[str]:
         """Keys of the models that have any of these contents."""
         wanted = set(contents)

@@ -17,6 +17,7 @@ from shoal.cache.disk import Disk, stale
 from shoal.cache.fetcher import Fetcher
 from shoal.cache.index import Index
 from shoal.cache.room import Room
+from shoal.cache.scrub import Scrub
 from shoal.cache.server import Server
 from shoal.cache.settings import CacheSettings
 from shoal.cache.volumes import Volumes
@@ -45,12 +46,13 @@ async def run(settings: CacheSettings, client: Client) -> None:
         server = Server(disk, index, fetcher)
         stack.push_async_callback(server.close)
         volumes = Volumes(client, disk, index, server, settings.grace_seconds)
-        metrics = _Metrics(disk, index, room)
+        scrub = Scrub(disk, index, room, bytes_per_second=settings.scrub_bytes_per_second)
+        metrics = _Metrics(disk, index, room, scrub)
         REGISTRY.register(metrics)
         stack.callback(REGISTRY.unregister, metrics)
         await _serve_ops(stack, settings, volumes)
         async with asyncio.TaskGroup() as tasks:
-            working = [tasks.create_task(volumes.run()), tasks.create_task(_tidy(disk, room))]
+            working = [tasks.create_task(work) for work in (volumes.run(), _tidy(disk, room), scrub.run())]
             await stop.wait()
             for task in working:
                 task.cancel()
@@ -92,10 +94,11 @@ async def _tidy(disk: Disk, room: Room) -> None:
 
 
 class _Metrics(Collector):
-    def __init__(self, disk: Disk, index: Index, room: Room) -> None:
+    def __init__(self, disk: Disk, index: Index, room: Room, scrub: Scrub) -> None:
         self._disk = disk
         self._index = index
         self._room = room
+        self._scrub = scrub
 
     def collect(self) -> list[Metric]:
         free = shutil.disk_usage(self._disk.root).free
@@ -106,4 +109,5 @@ class _Metrics(Collector):
             GaugeMetricFamily("shoal_cache_disk_free_bytes", "Free bytes of the disk.", value=free),
             GaugeMetricFamily("shoal_cache_holds", "Pods that use a model.", value=self._index.holds),
             CounterMetricFamily("shoal_cache_evictions", "Models evicted.", value=self._room.evicted),
+            CounterMetricFamily("shoal_cache_broken_files", "Files that rotted on the disk.", value=self._scrub.broken),
         ]

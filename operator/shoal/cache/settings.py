@@ -27,6 +27,8 @@ class CacheSettings(BaseSettings):
     """Bound of what is kept (a Quantity)."""
     free_percent: int = Field(default=FREE_PERCENT, ge=0, le=90)
     """Share of the disk that is left free."""
+    scrub_rate: Annotated[str, AfterValidator(_size)] = "16Mi"
+    """Bytes per second (a Quantity) at which what is kept is read again and verified, each file once a week."""
     hub_endpoint: str = ""
     """A mirror of the hub; empty: the hub itself."""
     ca_bundle: str = ""
@@ -36,6 +38,10 @@ class CacheSettings(BaseSettings):
     ops_host: str = "0.0.0.0"  # noqa: S104 - a pod's own address; the NetworkPolicy decides who reaches it
     ops_port: int = Field(default=names.OPS_PORT, ge=0, le=65535)
     log_level: str = "info"
+
+    @property
+    def scrub_bytes_per_second(self) -> int:
+        return quantity.count(self.scrub_rate)
 
     @property
     def size_bytes(self) -> int:

@@ -1,0 +1,120 @@
+"""Reads everything again, slowly: what rots on the disk keeps its size and its time, and nobody would notice.
+
+A broken file is dropped. The next pod that asks fetches that one file again, and its namespace's folder gets the good
+one; a pod that runs has read the broken one, and is named in the log.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from shoal.cache.disk import CachedFile, Disk
+from shoal.cache.index import Index
+from shoal.cache.room import Room
+
+BYTES_PER_SECOND: Final = 16 << 20
+"""A small part of what a disk reads: 500 GiB in nine hours."""
+EVERY_SECONDS: Final = 7 * 24 * 3600.0
+"""From one look at a file to the next."""
+_PIECE: Final = 4 << 20
+_IDLE_SECONDS: Final = 300.0
+
+log = structlog.get_logger()
+
+
+class Scrub:
+    """What was looked at is kept in memory: a daemon that starts begins anew, at the same pace."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        index: Index,
+        room: Room,
+        *,
+        bytes_per_second: int = BYTES_PER_SECOND,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._disk, self._index, self._room = disk, index, room
+        self._rate, self._sleep = bytes_per_second, sleep
+        self._looked: dict[str, float] = {}
+        """SHA-256 -> when it was found good."""
+        self.broken = 0
+        """Files found broken so far."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            file = self._next()
+            if file is None:
+                await self._sleep(_IDLE_SECONDS)
+            else:
+                await self._look(file)
+
+    def _next(self) -> CachedFile | None:
+        """The file that was not looked at for the longest time, if it is due."""
+        contents = self._index.contents()
+        self._looked = {sha: at for sha, at in self._looked.items() if sha in contents}
+        due = [sha for sha in contents if sha not in self._looked]
+        if due:
+            return contents[min(due)]
+        first = min(self._looked, key=lambda sha: self._looked[sha], default=None)
+        if first is None or time.monotonic() - self._looked[first] < EVERY_SECONDS:
+            return None
+        return contents[first]
+
+    async def _look(self, file: CachedFile) -> None:
+        try:
+            found = await self._hash(self._disk.blob(file.sha256), keep=self._index.is_used(file.sha256))
+        except FileNotFoundError:
+            found = file.sha256  # dropped already, or evicted meanwhile: whoever asks for it hears of that
+        except OSError as error:
+            log.warning("cache.unreadable", sha256=file.sha256, problem=str(error))
+            found = ""
+        self._looked[file.sha256] = time.monotonic()
+        if found != file.sha256:
+            await self._drop(file)
+
+    async def _drop(self, file: CachedFile) -> None:
+        self.broken += 1
+        users = self._index.users(file.sha256)
+        async with self._room.lock:
+            await asyncio.to_thread(self._disk.drop_blobs, [file.sha256])
+        log.error(
+            "cache.rotten",
+            file=file.name,
+            sha256=file.sha256,
+            pods=users,
+            consequence="fetched again for the next pod that asks; pods that run have read it: delete them",
+        )
+
+    async def _hash(self, path: Path, *, keep: bool) -> str:
+        """At the pace that was asked for. `keep`: its pages are of use to others."""
+        digest = hashlib.sha256()
+        descriptor = await asyncio.to_thread(os.open, path, os.O_RDONLY)
+        try:
+            offset = 0
+            while True:
+                begun = time.monotonic()
+                piece = await asyncio.to_thread(_read, descriptor, offset, digest.update, keep)
+                if not piece:
+                    return digest.hexdigest()
+                offset += piece
+                await self._sleep(max(0.0, piece / self._rate - (time.monotonic() - begun)))
+        finally:
+            os.close(descriptor)
+
+
+def _read(descriptor: int, offset: int, take: Callable[[bytes], None], keep: bool) -> int:
+    data = os.pread(descriptor, _PIECE, offset)
+    take(data)
+    if not keep and data:
+        with contextlib.suppress(OSError):  # no room of the page cache for what nobody else reads
+            os.posix_fadvise(descriptor, offset, len(data), os.POSIX_FADV_DONTNEED)
+    return len(data)
