@@ -97,7 +97,27 @@ def show(found: journals.Journals, findings: Findings, folder: Path) -> None:
         print(f"VIOLATION {text}")
     if len(findings.violations) > _VIOLATIONS_SHOWN:
         print(f"... and {len(findings.violations) - _VIOLATIONS_SHOWN} more: {folder / 'violations.txt'}")
+    print(_figures(found, findings))
     print(findings.line(), flush=True)
+
+
+def _figures(found: journals.Journals, findings: Findings) -> str:
+    """How it was for the clients, in one line: not judged, but a storm that answers after minutes is worth a look."""
+    waits = sorted(
+        a.first - a.sent
+        for id, a in found.attempts.items()
+        if a.first is not None and findings.verdicts[id].outcome == "answered"
+    )
+    if not waits:
+        return "nothing was answered"
+    p50, p99 = (waits[min(len(waits) - 1, int(len(waits) * q))] for q in (0.5, 0.99))
+    again = sum(1 for row in found.rows if row.kind == "final" and row.attempts > 1)
+    began, ended = min(a.sent for a in found.attempts.values()), max(a.sent for a in found.attempts.values())
+    return (
+        f"{len(found.attempts) / max(ended - began, 1.0):.0f} requests/s; first byte p50 {p50:.2f} s, p99 {p99:.2f} s, "
+        f"longest {waits[-1]:.1f} s; {again} tried at more than one replica; "
+        f"{findings.totals['unaccepted']} never accepted (connections that broke before any gateway had a record)"
+    )
 
 
 @contextlib.contextmanager
