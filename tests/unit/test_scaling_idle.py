@@ -63,6 +63,17 @@ def test_nor_before_it_is_seen_to_end() -> None:
     assert [term.at(now, asked_for_none).wanted for now in (140.1, 140.2, 140.3)] == [0, 0, 0]
 
 
+def test_a_call_to_wake_is_named_as_what_woke_it_while_an_older_rate_fades() -> None:
+    term, _, arrivals = after_load()
+    seen = snapshot(voices=[voice(arrivals=arrivals)], policy=POLICY, wanted=0)
+    term.at(140.0, seen)
+
+    decision = term.at(141.0, replace(seen, asked=141.0))
+
+    assert (decision.wanted, decision.reason) == (1, reasons.WAKING)
+    assert decision.message.startswith("somebody asked")
+
+
 def test_a_new_model_whose_source_is_read_for_longer_than_its_idle_window_starts_all_the_same() -> None:
     term, unsized = Term(), replace(snapshot(new=True, policy=Policy(idle_seconds=5.0)), variants=())
     assert [term.at(now, replace(unsized, wanted=1)).wanted for now in (0.0, 6.0, 60.0)] == [1, 1, 1]

@@ -187,7 +187,7 @@ def _idle_at(view: View) -> float:
 
 def _deciding(asks: list[Ask], snapshot: Snapshot) -> Ask:
     """The rule that asks for most; of equals the one that tells most."""
-    order = ("held", "queue", "kvCache", "rate", "backlog") if snapshot.wanted == 0 else ("queue", "kvCache")
+    order = ("held", "asked", "queue", "kvCache", "rate", "backlog") if snapshot.wanted == 0 else ("queue", "kvCache")
     return max(asks, key=lambda a: (a.up or 0, -order.index(a.rule) if a.rule in order else -len(order)))
 
 
