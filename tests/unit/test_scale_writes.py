@@ -1,0 +1,203 @@
+"""The scaler's writes: what woke is not lowered by what was decided before, and who may lead no more writes nothing."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from shoal.api import names
+from shoal.api.artifact import ArtifactFacts
+from shoal.api.meta import JsonObject
+from shoal.api.model import Model
+from shoal.controllers.capacity import Capacity
+from shoal.controllers.planner import Planner, Wish
+from shoal.controllers.scaling.scale import GOES_FIRST, ScaleWriter, deletion_costs
+from shoal.controllers.standing import Standings
+from shoal.controllers.world import World
+from shoal.core.facts import Pod
+from shoal.core.placement import Moves
+from shoal.core.scaling import Load
+from shoal.kube.client import Client
+from shoal.kube.errors import Conflict, Unavailable
+from shoal.kube.events import Recorder
+from tests.support.controlplane import FACTS
+from tests.support.operators import CONFIG, gpu_class, model
+
+UID = "model-uid"
+
+
+def node(name: str, gpus: int) -> JsonObject:
+    amounts = {"nvidia.com/gpu": str(gpus)}
+    ready = {"type": "Ready", "status": "True"}
+    return {
+        "metadata": {"name": name, "uid": name, "resourceVersion": "1", "labels": {"nvidia.com/gpu.product": "L4"}},
+        "spec": {},
+        "status": {"capacity": amounts, "allocatable": amounts, "conditions": [ready]},
+    }
+
+
+def deployment(replicas: int, *, version: int = 1, manager: str = names.MANAGER_SCALER) -> JsonObject:
+    resources = {"limits": {"nvidia.com/gpu": "1"}}
+    return {
+        "metadata": {
+            "name": "chat-l4",
+            "namespace": "ns",
+            "uid": "deployment-uid",
+            "resourceVersion": str(version),
+            "generation": version,
+            "labels": {names.LABEL_GPU_CLASS: "l4"},
+            "ownerReferences": [{"uid": UID, "controller": True}],
+            "managedFields": [{"manager": manager, "fieldsV1": {"f:spec": {"f:replicas": {}}}}],
+        },
+        "spec": {"replicas": replicas, "template": {"spec": {"containers": [{"resources": resources}]}}},
+        "status": {"observedGeneration": version},
+    }
+
+
+class ScaleServer:
+    """One Deployment of an API server: `/scale` with a resourceVersion, and what happens before a write arrives."""
+
+    def __init__(self, replicas: int) -> None:
+        self.stored = deployment(replicas)
+        self.before_write: list[Callable[[], None]] = []
+        self.written: list[int] = []
+
+    def set(self, replicas: int) -> None:
+        self.stored = deployment(replicas, version=int(self.stored["metadata"]["resourceVersion"]) + 1)
+
+    async def get(self, *_: Any, **__: Any) -> JsonObject:
+        return self.stored
+
+    async def apply_scale(self, *_: Any, replicas: int, resource_version: str, **__: Any) -> JsonObject:
+        if self.before_write:
+            self.before_write.pop(0)()
+        if resource_version != self.stored["metadata"]["resourceVersion"]:
+            raise Conflict("the object has been modified")
+        self.written.append(replicas)
+        self.set(replicas)
+        return {}
+
+
+class Plane:
+    """A world with one class of two GPUs and one Model, and the planner over it."""
+
+    def __init__(self, replicas: int = 0) -> None:
+        self.server = ScaleServer(replicas)
+        client = cast("Client", self.server)
+        self.world = World(client, CONFIG, "shoal-system", Recorder(client, "test"))
+        self.world.classes.upsert(_versioned(gpu_class("l4", "L4", cost="0.43", memory="24Gi")))
+        self.world.nodes.upsert(node("l4-0", 2))
+        raw = _versioned(model("chat", "ns"), uid=UID)
+        self.world.models.upsert(raw)
+        self.world.deployments.upsert(self.server.stored)
+        self.model = Model.model_validate(raw)
+        self.planner = Planner(self.world, Capacity(self.world), Standings(self.world), Moves())
+        self.wanted = replicas
+        self.planner.wanted = lambda _: self.wanted
+        self.planner.enter(Wish(self.model, ArtifactFacts.model_validate(FACTS), "placed"))
+        self.planner.plan()
+        self.leads = True
+        self.writer = ScaleWriter(self.world, lambda _: None, lambda: self.leads)
+
+    async def scale(self, planned: int) -> int:
+        return await self.writer.scale(self.model, "l4", lambda: self.planner.target(UID, "l4", planned))
+
+
+def _versioned(obj: JsonObject, *, uid: str = "uid") -> JsonObject:
+    return obj | {"metadata": obj["metadata"] | {"uid": uid, "resourceVersion": "1", "generation": 1}}
+
+
+@pytest.mark.parametrize("protected", [True, False])
+async def test_a_reconcile_that_was_on_its_way_does_not_lower_what_woke_meanwhile(protected: bool) -> None:
+    plane = Plane(replicas=1)
+    plane.wanted = 0
+    plane.planner.plan()
+
+    def wakes() -> None:  # while the stale write is on its way to the API server
+        if protected:  # the mutation: nothing tells the writer
+            plane.planner.standings.lift(UID, "l4", 1, 1)
+        plane.server.set(1)
+
+    plane.server.before_write.append(wakes)
+    assert await plane.scale(0) == int(protected)
+    assert plane.server.written == ([] if protected else [0])
+
+
+async def test_what_was_lifted_counts_until_a_plan_has_read_it_from_its_deployment() -> None:
+    plane = Plane()
+    plane.planner.standings.lift(UID, "l4", 1, 1)
+    assert await plane.scale(0) == 1
+    plane.planner.standings.written(UID)
+    assert plane.planner.target(UID, "l4", 0) == 1
+    plane.wanted = 1
+    plane.planner.plan()
+    assert plane.planner.standings.lifted(UID, "l4") == 0
+    assert plane.planner.target(UID, "l4", 0) == 1  # decided by now
+
+
+async def test_room_counts_what_was_asked_for_and_what_is_being_lifted() -> None:
+    plane = Plane()
+    assert plane.planner.room("l4", 1) == 2
+    assert plane.planner.room("l4", 2) == 1
+    plane.planner.standings.lift(UID, "l4", 1, 1)
+    assert plane.planner.room("l4", 1) == 1
+    assert plane.planner.room("l4", 2) == 0
+    assert plane.planner.room("h100", 1) == 0
+
+
+async def test_a_write_that_meets_another_reads_again_and_decides_again() -> None:
+    plane = Plane(replicas=1)
+    plane.wanted = 0
+    plane.planner.plan()
+
+    def another() -> None:
+        plane.server.set(1)
+        plane.wanted = 1
+        plane.planner.plan()
+
+    plane.server.before_write.append(another)
+    assert await plane.scale(0) == 1
+    assert plane.server.written == []
+
+
+async def test_who_is_not_certain_to_lead_writes_nothing() -> None:
+    plane = Plane(replicas=1)
+    plane.wanted = 0
+    plane.planner.plan()
+    plane.leads = False
+    with pytest.raises(Unavailable, match="not certain that this operator still leads"):
+        await plane.scale(0)
+    assert plane.server.written == []
+
+
+def test_a_new_term_trusts_no_earlier_plan() -> None:
+    plane = Plane(replicas=1)
+    plane.planner.standings.lift(UID, "l4", 2, 1)
+    plane.planner.standings.begin()
+    assert plane.planner.standings.lifted(UID, "l4") == 0
+
+
+def pod(name: str, *, ready: bool = True, node: str | None = "n", cost: int = 0) -> Pod:
+    return Pod("ns", name, name, node, False, False, ready, {}, UID, gpu_class="l4", deletion_cost=cost)
+
+
+def test_the_cheapest_loss_goes_first() -> None:
+    loads = {
+        "busy": Load(running=9, prompt_tokens_total=10),
+        "warm": Load(running=1, prompt_tokens_total=90_000),
+        "cold": Load(running=1, prompt_tokens_total=500),
+        "unheard": None,
+    }
+
+    def first(count: int, *pods: Pod, forced: dict[str, int] | None = None) -> list[str]:
+        changes = deletion_costs(pods, {"n": count}, forced or {}, loads.get)
+        return [p.name for p, cost in changes if cost == GOES_FIRST]
+
+    serving = [pod(name) for name in ("busy", "cold", "unheard", "warm")]
+    assert first(1, *serving) == ["cold"]
+    assert first(3, *serving) == ["cold", "warm", "busy"]
+    assert first(1, *serving, pod("starting", ready=False)) == ["starting"]
+    # Whoever was chosen once stays chosen: a load that changes costs no write.
+    assert first(1, *serving[1:], pod("busy", cost=GOES_FIRST)) == []
+    # A node that has to be left is left, whatever the loads.
+    assert first(1, *serving, pod("there", node="n2"), forced={"n2": 1}) == ["there"]
