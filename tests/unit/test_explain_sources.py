@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -116,3 +117,22 @@ async def test_what_is_no_model_does_not_ask_for_facts(hub: HubServer, tmp_path:
     assert done.exit_code == 1
     assert "config.json names no `architectures`" in done.output
     assert "--facts" not in done.output
+
+
+async def test_tries_on_the_way_are_not_told_as_logs(tmp_path: Path, hub: HubServer) -> None:
+    """What goes into a pipe is for people too, or for jq: stderr has no JSON lines of a process."""
+    hub.status = 503
+    path = tmp_path / "m.yaml"
+    source = {"source": {"uri": "hf://team/tiny"}}
+    meta = {"name": "m", "namespace": "chat"}
+    path.write_text(
+        yaml.safe_dump({"apiVersion": "shoal.dev/v1alpha1", "kind": "Model", "metadata": meta, "spec": source})
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "shoal", "explain", "-f", str(path),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(90):
+        out, errors = await process.communicate()
+    assert b"503" in out + errors
+    assert b"{" not in errors, errors.decode()

@@ -12,6 +12,7 @@ from shoal.cli.catalog import built_in
 from shoal.cli.explain import artifacts, data, inputs, show
 from shoal.cli.explain.decide import explain
 from shoal.cli.explain.settings import read_config
+from shoal.runtime import logs
 
 NARROW = 132
 """Columns where the output is no terminal."""
@@ -55,6 +56,7 @@ def command(
     For each GPU class: GPUs of a replica, tokens of its KV cache, requests at once, cost; or the sum that does not
     work out. Ends with 0 when every Model has its place, with 1 when one has not, with 2 when the call is wrong.
     """
+    logs.configure("warning")  # that a source was asked again is no news to people; that it failed is told in the table
     if not files + more:
         raise click.UsageError("name a file with Models: -f FILE")
     models, classes = inputs.read_models(files + more, namespace)
