@@ -259,10 +259,14 @@ def test_a_stalled_engine_is_restarted_soon_and_serves_again(fleet: Fleet, clien
     stream = threading.Thread(target=lambda: answered(client), daemon=True)
     stream.start()
     # stallSeconds (30), two liveness probes 10 s apart, and nothing for a drain: it would take 300 s.
-    until(lambda: restarts(fleet, pod) == 1, 120, lambda: phases(fleet))
+    until(lambda: restarts(fleet, pod) == 1, 120, lambda: log_of_agent(fleet, pod))
     assert time.monotonic() - began < DRAIN_SECONDS / 2
     until(lambda: pod in ready(fleet), 60, lambda: phases(fleet))
     until(lambda: answered(client), 60)
+
+
+def log_of_agent(fleet: Fleet, pod: str) -> str:
+    return fleet.kubectl("logs", pod, "-n", "demo", "-c", names.CONTAINER_AGENT, "--tail=20")
 
 
 def answered(client: openai.OpenAI) -> bool:

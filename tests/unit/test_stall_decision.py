@@ -48,6 +48,14 @@ def test_requests_that_a_hung_scheduler_never_took_are_work() -> None:
     assert after(*alive).since == 180.0
 
 
+def test_clients_that_give_up_do_not_heal_a_hung_scheduler() -> None:
+    hung = replace(IDLE, active=1)
+    assert after(hung, hung, IDLE, IDLE).since == 0.0
+    assert after(hung, hung, replace(IDLE, published=8.0)).since == 60.0
+    # Nothing was ever waiting: a version that does not publish while idle is not suspected.
+    assert after(IDLE, IDLE, IDLE).since == 60.0
+
+
 def test_an_engine_that_does_not_answer_is_stalled_after_the_limit_only() -> None:
     silent = Work(0.0, "none")
     assert after(IDLE, silent, silent).since == 0.0

@@ -49,8 +49,8 @@ def follow(progress: Progress | None, work: Work) -> Progress:
         # What was seen before the silence is what the next answer is compared with; the counters may still speak.
         ended = _grew(last.finished, work.finished)
         return Progress(work.at if ended else progress.since, replace(last, finished=work.finished or last.finished))
-    moved = _moved(last, work)
-    return Progress(progress.since if moved is False and _busy(last, work) else work.at, work)
+    counts = _moved(last, work) is False and (_busy(last, work) or (progress.since < last.at and _silent(last, work)))
+    return Progress(progress.since if counts else work.at, work)
 
 
 def stalled(progress: Progress, now: float, stall_seconds: float) -> bool:
@@ -59,10 +59,14 @@ def stalled(progress: Progress, now: float, stall_seconds: float) -> bool:
 
 
 def _busy(before: Work, now: Work) -> bool:
-    if now.running or now.waiting:
-        return True
-    # An idle scheduler publishes every second. A client that does not read its answer keeps a request active, too.
-    return bool(now.active) and now.published is not None and now.published == before.published
+    # A client that does not read its answer keeps a request active, too: with a scheduler that goes on publishing.
+    return bool(now.running or now.waiting) or (bool(now.active) and _silent(before, now))
+
+
+def _silent(before: Work, now: Work) -> bool:
+    """Whether the scheduler has published nothing in between; an idle one does every second. Once it is suspected, only
+    a sign of life helps: that all clients have given up is none, and the next ones would wait as long."""
+    return now.published is not None and now.published == before.published
 
 
 def _moved(before: Work, now: Work) -> bool | None:
