@@ -137,12 +137,12 @@ async def test_what_was_lifted_counts_until_a_plan_has_read_it_from_its_deployme
 
 async def test_room_counts_what_was_asked_for_and_what_is_being_lifted() -> None:
     plane = Plane()
-    assert plane.planner.room("l4", 1) == 2
-    assert plane.planner.room("l4", 2) == 1
+    assert plane.planner.promises.room("l4", 1) == 2
+    assert plane.planner.promises.room("l4", 2) == 1
     plane.planner.standings.lift(UID, "l4", 1, 1)
-    assert plane.planner.room("l4", 1) == 1
-    assert plane.planner.room("l4", 2) == 0
-    assert plane.planner.room("h100", 1) == 0
+    assert plane.planner.promises.room("l4", 1) == 1
+    assert plane.planner.promises.room("l4", 2) == 0
+    assert plane.planner.promises.room("h100", 1) == 0
 
 
 async def test_a_write_that_meets_another_reads_again_and_decides_again() -> None:

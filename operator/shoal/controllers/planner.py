@@ -16,6 +16,7 @@ from shoal.api.gpuclass import GPUClass
 from shoal.api.model import Model
 from shoal.controllers.calibration import Calibration
 from shoal.controllers.capacity import Capacity
+from shoal.controllers.promises import Promises
 from shoal.controllers.standing import Standings
 from shoal.controllers.surges import Surges
 from shoal.controllers.world import World
@@ -91,15 +92,12 @@ class Planner:
         self._fleet = 0
         """Grows when a class is another one, as far as sizing and prices see it."""
         self._supplies: dict[str, ClassSupply] = {}
-        self._surges = Surges(world)
+        self.promises = Promises(capacity, standings, Surges(world))
         self.calibration = Calibration(self.changed)
         self.wanted: Callable[[Model], int] = models.first_wanted
         """How many replicas a Model is to have: the scaler says it."""
         self.setbacks: Callable[[str], Mapping[str, str]] = _none
         """Model's uid -> class -> why it is the last choice for now."""
-        self._asked: dict[str, int] = {}
-        """Class -> GPUs that the last plan gave to replicas which no node holds yet."""
-        self._contested: frozenset[str] = frozenset()
         self._looked: dict[str, Considered] = {}
         self.wake: list[Callable[[str, float], None]] = []
         """Heard with a Model's key, and seconds after which it is early enough."""
@@ -167,15 +165,6 @@ class Planner:
         replicas = next((v.replicas for v in now if v.gpu_class == gpu_class), planned)
         return max(replicas, self.standings.lifted(model_uid, gpu_class))
 
-    def room(self, gpu_class: str, gpus: int) -> int:
-        """Further replicas of so many GPUs that a class has room for now, beside what was asked for already."""
-        taken = self._asked.get(gpu_class, 0) + self.standings.lifted_gpus(gpu_class) + self._surges.promised(gpu_class)
-        return max(0, self._capacity.slots(gpu_class, gpus) - -(-taken // gpus)) if gpus > 0 else 0
-
-    def contested(self, gpu_class: str) -> bool:
-        """Whether a Model waits for GPUs of the class: who gets them is decided over the whole fleet."""
-        return gpu_class in self._contested
-
     def predicted(self, model_uid: str, gpu_class: str) -> int | None:
         """KV tokens of one replica, as computed."""
         found = self._sized(model_uid, gpu_class)
@@ -193,20 +182,8 @@ class Planner:
 
     def may_surge(self, model_uid: str, gpu_class: str, gpus: int) -> bool:
         """Promises the GPUs of one further replica to a rollout, if there are any that nobody waits for."""
-        asked = self._asked_for().get(gpu_class, 0)
-        return self._surges.promise(model_uid, gpu_class, gpus, self._supplies.get(gpu_class), asked)
-
-    def _asked_for(self) -> dict[str, int]:
-        """Class -> GPUs that were decided for replicas which no node holds yet."""
-        found: dict[str, int] = {}
-        for uid, (_, decision) in self._decided.items():
-            for v in decision.placement.variants:
-                if v.replicas > v.waiting:
-                    standing = self.standings.of(uid).get(v.gpu_class)
-                    more = v.replicas - v.waiting - (standing.bound if standing else 0)
-                    if more > 0:
-                        found[v.gpu_class] = found.get(v.gpu_class, 0) + more * v.gpus
-        return found
+        decided = {uid: decision.placement for uid, (_, decision) in self._decided.items()}
+        return self.promises.may_surge(model_uid, gpu_class, gpus, self._supplies.get(gpu_class), decided)
 
     # --- what wakes it ----------------------------------------------------------------------------------------------
 
@@ -295,13 +272,7 @@ class Planner:
                 listener(wish.model.key, 0.0 if urgent else PATIENCE_SECONDS)
         for uid in seen:
             self.standings.drop(uid)
-        self._asked = self._asked_for()
-        self._contested = frozenset(
-            candidate.gpu_class
-            for demand in demands
-            if (placement := found.get(demand.uid)) is not None and (placement.missing or placement.waiting)
-            for candidate in demand.candidates
-        )
+        self.promises.planned({uid: decision.placement for uid, (_, decision) in self._decided.items()}, demands)
         self.calibration.measure(self._gpus, self._sized)
 
     def _look_at(self, classes: Mapping[str, GPUClass]) -> None:

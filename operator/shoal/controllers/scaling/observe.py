@@ -94,7 +94,7 @@ class Observer:
             return Variant(
                 gpu_class=name,
                 replicas=there.replicas if there else 0,
-                room=self._planner.room(name, candidate.gpus),
+                room=self._planner.promises.room(name, candidate.gpus),
                 maximum=candidate.max_replicas,
                 kv_tokens=tokens.get(name, candidate.kv_tokens),
                 cold_start_seconds=float(cold[name]) if name in cold else None,

@@ -35,7 +35,7 @@ class Waker:
         candidate = self._choose(model, wanted)
         if candidate is None or self._scales.deployment(model, candidate.gpu_class) is None:
             return False
-        room = self._planner.room(candidate.gpu_class, candidate.gpus)
+        room = self._planner.promises.room(candidate.gpu_class, candidate.gpus)
         most = wanted if candidate.max_replicas is None else min(wanted, candidate.max_replicas)
         self._classes[uid] = candidate.gpu_class
         self._planner.standings.lift(uid, candidate.gpu_class, min(most, room), candidate.gpus)
@@ -74,8 +74,8 @@ class Waker:
                 return None
             if candidate.max_replicas == 0 or (candidate.interruptible and interruptible < wanted):
                 continue
-            if self._planner.contested(candidate.gpu_class):
+            if self._planner.promises.contested(candidate.gpu_class):
                 return None
-            if self._planner.room(candidate.gpu_class, candidate.gpus):
+            if self._planner.promises.room(candidate.gpu_class, candidate.gpus):
                 return candidate
         return None
