@@ -159,7 +159,9 @@ def read_engines(folder: Path) -> tuple[list[Sequence], list[EngineLife]]:
         for line in lines(path):
             event = line["event"]
             if event == "asked":
-                running[line["rid"]] = sequence = Sequence(line["rid"], line["engine"], line["boot"], line["arrived"])
+                # A gateway that sends a request again says so behind a dot: an engine may still have the first one.
+                request = line["rid"].partition(".")[0]
+                running[line["rid"]] = sequence = Sequence(request, line["engine"], line["boot"], line["arrived"])
                 sequences.append(sequence)
             elif event == "finished":
                 if (sequence := running.pop(line["rid"], None)) is not None:
