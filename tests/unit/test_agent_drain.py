@@ -89,6 +89,32 @@ async def test_without_gateways_the_idle_engine_may_go(pod: Pod) -> None:
     assert (await asyncio.wait_for(pod.hook(), 5))[1].startswith("idle")
 
 
+async def test_an_engine_that_still_loads_may_go(pod: Pod) -> None:
+    await pod.engine_server.close()
+    pod.boot("boot-2")
+    async with pod.stream() as stream:
+        await stream.until(phase="loading", engineBoot="boot-2")
+    assert (await asyncio.wait_for(pod.hook(), 5))[1] == "gone: nothing listens on the engine's port\n"
+
+
+async def test_an_engine_that_cannot_be_asked_is_waited_for(pod: Pod) -> None:
+    pod.engine.raw_loads = "nonsense"
+    async with hooked(pod) as hook:
+        assert await still_waits(hook)
+        pod.engine.raw_loads = None
+        assert (await asyncio.wait_for(hook, 5))[1].startswith("idle")
+
+
+async def test_scrapers_see_the_drain(pod: Pod) -> None:
+    pod.engine.active = pod.engine.requests = 1
+    assert "shoal_agent_draining 0.0" in (await pod.get("/metrics"))[1]
+    async with hooked(pod) as hook:
+        assert await still_waits(hook)
+        metrics = (await pod.get("/metrics"))[1]
+    assert "shoal_agent_draining 1.0" in metrics
+    assert "shoal_agent_stalled 0.0" in metrics
+
+
 async def test_an_operators_stream_holds_nothing_up(pod: Pod) -> None:
     async with pod.stream("operator-key", caller="op-0", boot="o"):
         assert (await asyncio.wait_for(pod.hook(), 5))[1].startswith("idle")

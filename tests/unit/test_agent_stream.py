@@ -186,3 +186,14 @@ def test_the_phase_is_what_was_seen(
     expected: str | None,
 ):
     assert phase(stage, boot, probe, was_ready=was_ready, silent=silent, before="ready") == expected
+
+
+@pytest.mark.parametrize("probe", [*Probe, None])
+def test_what_the_agent_decided_does_not_give_way_to_a_probe(probe: Probe | None):
+    def told(*, stalled: bool, draining: bool) -> str | None:
+        return phase(None, "b", probe, was_ready=True, silent=9, before="ready", stalled=stalled, draining=draining)
+
+    assert told(stalled=False, draining=True) == "draining"
+    assert told(stalled=True, draining=False) == "stalled"
+    # Both are turned away from; that it computes nothing is what people must see.
+    assert told(stalled=True, draining=True) == "stalled"

@@ -107,6 +107,35 @@ def test_counters_are_summed_over_their_label_sets():
     assert parse_counters(text.encode()) == Counters(15, 7)
 
 
+def test_requests_for_answers_are_counted_and_probes_are_not():
+    text = (
+        'sglang:http_requests_active{endpoint="/metrics",method="GET"} 1.0\n'
+        'sglang:http_requests_active{endpoint="/v1/completions",method="POST"} 2.0\n'
+        'sglang:http_requests_total{endpoint="/ready",method="GET"} 900.0\n'
+        'sglang:http_requests_total{endpoint="/v1/completions",method="POST"} 7.0\n'
+        'sglang:http_requests_total{endpoint="/generate",method="PUT"} 1.0\n'
+        'sglang:http_responses_total{endpoint="/v1/completions",method="POST",status_code="200"} 5.0\n'
+    )
+    assert parse_counters(text.encode()) == Counters(None, None, active=2, requests=8)
+    # No line of a POST among others: there was none. No line at all: this version does not tell.
+    assert parse_counters(text.splitlines()[0].encode()).active == 0
+    assert parse_counters(b"").active is None
+
+
+def test_what_moves_while_an_answer_is_computed_is_read():
+    def loads(*ranks: str) -> Loads:
+        return parse_loads(f'{{"loads": [{", ".join(ranks)}]}}'.encode())
+
+    moving = '{"total_prefill_uncached_tokens": 100, "decode_moments": [3, 1, 1, 1, 1, 40.0], "timestamp": 20.5}'
+    fresh = '{"total_prefill_uncached_tokens": 5, "decode_moments": null, "timestamp": 18}'
+    assert loads(moving).computed_tokens == 140
+    both = loads(moving, fresh)
+    assert (both.computed_tokens, both.published) == (145, 18.0)
+    assert loads(moving, "{}").computed_tokens is None
+    assert loads('{"total_prefill_uncached_tokens": 5}').computed_tokens is None
+    assert loads('{"timestamp": "yesterday"}').published is None
+
+
 def test_a_counter_that_has_not_appeared_is_unknown():
     assert parse_counters(b"sglang:num_running_reqs 1\n") == Counters(None, None)
     assert parse_counters(b"sglang:prompt_tokens_total{} inf\n").prompt_tokens is None
