@@ -348,8 +348,10 @@ def _arm(storm: Storm, pod: str, fault: dict[str, Any]) -> None:
     data = orjson.loads(storm.ground.kubectl("get", "secret", secret, "-n", STORM, "-o", "json"))["data"]
     key = yaml.safe_load(b64decode(data["engine.yaml"]))["admin-api-key"]
     url = f"http://{found[0]['status']['podIP']}:{names.ENGINE_PORT}/sim/faults"
-    headers = ("-H", f"Authorization: Bearer {key}", "-H", "Content-Type: application/json")
-    storm.ground.lab.exec("curl", "-fsS", "--max-time", "5", *headers, "-d", orjson.dumps(fault).decode(), url)
+    # The key comes in by standard input: arguments are printed when a command fails.
+    config = f'header = "Authorization: Bearer {key}"\nheader = "Content-Type: application/json"\n'
+    command = ("curl", "-fsS", "--max-time", "5", "-K", "-", "-d", orjson.dumps(fault).decode(), url)
+    storm.ground.lab.exec(*command, stdin=config)
 
 
 def _leader(storm: Storm) -> str | None:
