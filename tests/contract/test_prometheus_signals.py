@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -17,6 +18,8 @@ from shoal.agent.stream import Hub
 from shoal.api import config, reasons
 from shoal.core import facts
 from shoal.core.scaling import Demand, Load, Memory, Policy, Replica, Snapshot, Variant, Voice, decide
+from shoal.signals import history, promql
+from shoal.signals.history import History
 from shoal.signals.prometheus import PrometheusEars
 from tests.support.prometheus import Prometheus, prometheus
 from tests.support.streams import ToldGateway, told_gateway, until
@@ -101,7 +104,8 @@ async def world(folder: Path, every: int = 1, **settings: object) -> AsyncGenera
     it.agent = Scraped()
     async with it.agent.running() as port, told_gateway() as it.gateway:
         targets = {
-            f"127.0.0.1:{port}": {"namespace": "chat", "pod": ENGINE.name, "cluster": "east"},
+            f"127.0.0.1:{port}": {"namespace": "chat", "pod": ENGINE.name, "cluster": "east"}
+            | {"shoal_dev_model": "llama", "shoal_dev_gpu_class": "l4-24gb"},
             f"127.0.0.1:{it.gateway.port}": {"namespace": "shoal-system", "pod": GATEWAY.name, "cluster": "east"},
         }
         with prometheus(folder, targets, every) as it.prometheus:
@@ -201,6 +205,42 @@ async def test_what_is_wrong_with_the_query_is_said_in_prometheus_own_words(
     async with world(tmp_path, match="cluster=east") as it:
         await until(lambda: it.ears.failures > 0)
     assert "parse error" in capfd.readouterr().out
+
+
+async def test_history_says_what_a_replica_did_while_requests_waited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(history, "STEP", "1s")
+    monkeypatch.setattr(history, "READ_SECONDS", 0.5)
+    monkeypatch.setattr(history, "WINDOW_SECONDS", 5)
+    async with world(tmp_path) as it:
+        past = History(config.Prometheus.model_validate({"url": it.prometheus.url, "scrapeSeconds": 1}))
+        task = asyncio.create_task(past.run())
+        try:
+            told, began = dict(BUSY), time.monotonic()
+            async with asyncio.timeout(60):
+                while (past.work_rate("chat", "llama", "l4-24gb") or 0) < 300:
+                    done = int(100 * (time.monotonic() - began))
+                    told.update(prompt_tokens_total=100 + done, generation_tokens_total=50 + done)
+                    it.agent.hub.update(told)
+                    await asyncio.sleep(0.2)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        rate = past.work_rate("chat", "llama", "l4-24gb")
+        assert rate is not None
+        # 100 prompt tokens and 100 generated ones each second, the latter counted fourfold; at first there were none.
+        assert 300 <= rate < 600
+        assert past.work_rate("chat", "llama", "another") is None
+
+
+async def test_a_replica_in_which_nothing_waited_has_no_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(history, "STEP", "1s")
+    monkeypatch.setattr(history, "WINDOW_SECONDS", 5)
+    async with world(tmp_path) as it:
+        it.agent.hub.update({**BUSY, "waiting": 0})
+        await until(lambda: (it.ears.tokens_per_second(ENGINE.uid)) is not None)
+        settings = config.Prometheus.model_validate({"url": it.prometheus.url, "scrapeSeconds": 1})
+        with promql.connect(settings) as client:
+            assert await promql.ask(client, settings, history.read) == {}
 
 
 def wanted(it: World) -> int:

@@ -10,17 +10,14 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
-from prometheus_api_client.exceptions import PrometheusApiClientException
-from requests.exceptions import RequestException
-from urllib3.util.retry import Retry
 
 from shoal.api.config import Prometheus
 from shoal.core import facts
 from shoal.core.scaling import Demand, Load
+from shoal.signals.promql import Client, NotAnswered, ask, connect
 
 log = structlog.get_logger()
 
@@ -45,10 +42,6 @@ _LOAD_FIELDS: Final = {
     "generation_tokens_total": "generation_tokens_total",
 }
 _NOTHING: Final = Demand(0, 0, 0, 0, 0.0)
-
-
-class NotAnswered(Exception):
-    """Prometheus did not answer, or not as it should."""
 
 
 @dataclass(slots=True)
@@ -98,21 +91,14 @@ class PrometheusEars:
 
     async def run(self) -> None:
         """Reads until cancelled; what fails is said once, and tried again."""
-        from prometheus_api_client.prometheus_connect import PrometheusConnect
-
-        retry = Retry(total=0, raise_on_status=False)
-        seconds = self._settings.timeout_seconds
-        with PrometheusConnect(self._settings.url.rstrip("/"), retry=retry, timeout=seconds) as client:
+        with connect(self._settings) as client:
             while True:
                 try:
-                    # requests bounds each wait for bytes, not the answer as a whole.
-                    async with asyncio.timeout(4 * seconds):
-                        reading = await asyncio.to_thread(read, client, self._settings)
-                except (NotAnswered, TimeoutError) as error:
+                    reading = await ask(client, self._settings, read)
+                except NotAnswered as error:
                     self.failures += 1
-                    reason = str(error) or "it did not answer in time"
-                    if self._down != reason:
-                        self._down = reason
+                    if self._down != str(error):
+                        self._down = str(error)
                         log.warning("no signals from Prometheus", url=self._settings.url, error=self._down)
                 else:
                     if self._down is not None:
@@ -207,22 +193,8 @@ class PrometheusEars:
         return max(0.0, self._reading.at - target.at) + time.monotonic() - self._reading.read_at
 
 
-def read(client: Any, settings: Prometheus) -> Reading:
-    """Asks Prometheus. Blocks: for a thread. Raises NotAnswered."""
-    try:
-        if settings.token_file:
-            # Read each time: such tokens are renewed in place.
-            client.headers = {"Authorization": f"Bearer {Path(settings.token_file).read_text().strip()}"}
-        return _read(client, settings)
-    except (RequestException, OSError) as error:
-        raise NotAnswered(f"{type(error).__name__}: {error}") from None
-    except (KeyError, ValueError, TypeError, IndexError) as error:
-        raise NotAnswered(f"not an answer of Prometheus ({type(error).__name__})") from None
-    except PrometheusApiClientException as error:
-        raise NotAnswered(str(error)[:300]) from None
-
-
-def _read(client: Any, settings: Prometheus) -> Reading:
+def read(client: Client, settings: Prometheus) -> Reading:
+    """Asks Prometheus. Blocks: for `promql.ask`."""
     match, started = f",{settings.match}" if settings.match else "", time.monotonic()
     scrapes = client.custom_query(f'timestamp({{__name__=~"{_REPLICA}info|{_DEMAND}info"{match}}})')
     targets: dict[tuple[str, str], Target] = {}
