@@ -19,6 +19,9 @@ ARRIVALS_NOW_SECONDS = 10.0
 LATE_SECONDS = 30.0
 """A decision later than asked by more than this means that the clock leapt or the process was stopped: what was heard
 before may be old, so windows begin anew."""
+SETTLE_SECONDS = 10.0
+"""After a wake, until the queue counts: by then it is known what the replica can do, and nothing is asked for what it
+clears by itself."""
 _MEMORY_SECONDS = 300.0
 """Time constant of what a request costs."""
 _METER_SECONDS = 5.0
@@ -48,6 +51,7 @@ def begin(snapshot: Snapshot, said: Figures, now: float) -> Memory:
         quiet_since=now,
         woken=now,
         served=_serves(snapshot),
+        settled=now,
         voices=_marks(snapshot, {}),
         meters=_meters(snapshot, {}, {}, now)[0],
         progress=_progress(snapshot, said),
@@ -100,6 +104,7 @@ def _later(snapshot: Snapshot, memory: Memory, said: Figures, now: float) -> Mem
         quiet_since=now if disturbed or first else memory.quiet_since,
         woken=now if snapshot.wanted == 0 else memory.woken,
         served=snapshot.wanted > 0 and (memory.served or serves),
+        settled=now + SETTLE_SECONDS if first else memory.settled,
         asked=now if asked else memory.asked,
         voices=_marks(snapshot, memory.voices),
         meters=meters,

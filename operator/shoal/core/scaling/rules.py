@@ -53,7 +53,9 @@ def queue(view: View) -> Ask:
     keep = min(view.fleet.limit, math.ceil(waiting / (HYSTERESIS * target)))
     sentence = f"{waiting} queued on {count(view.fleet.ready, 'replica')}, target {target}"
     fewer = f"{count(up - 1, 'replica')} would have {waiting / (up - 1):.1f} queued each" if up > 1 else ""
-    enough = _clearing(view) if up > view.placed else None
+    enough = None
+    if up > view.placed:
+        enough = view.placed if view.now < view.memory.settled else _clearing(view)
     if enough is not None and enough < up:
         fewer = f"{up} for the target at once would come when the queue is gone"
         up = enough

@@ -170,6 +170,8 @@ class Memory:
     """When replicas were first wanted, after there were none."""
     served: bool = False
     """One of them has been ready since."""
+    settled: float = 0.0
+    """Until when the first one takes in what was held: no queue that means anything."""
     asked: float | None = None
     """When a request was last seen to arrive; None: not in this term."""
     voices: Mapping[str, VoiceMark] = field(default_factory=dict[str, VoiceMark])
