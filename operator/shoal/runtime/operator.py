@@ -30,6 +30,7 @@ from shoal.controllers.model import ModelController
 from shoal.controllers.planner import Planner
 from shoal.controllers.scaling import serve as serve_decisions
 from shoal.controllers.scaling.ears import Ears, Streams
+from shoal.controllers.scaling.observe import no_past
 from shoal.controllers.scaling.scale import ScaleWriter
 from shoal.controllers.scaling.scaler import Scaler
 from shoal.controllers.scaling.wake import Waker
@@ -58,6 +59,7 @@ from shoal.kube.resources import (
 )
 from shoal.kube.watch import Watched, Watcher
 from shoal.runtime import logs
+from shoal.signals.history import History
 from shoal.signals.prometheus import PrometheusEars
 from shoal.signals.stream import Me
 
@@ -108,7 +110,9 @@ class Operator:
             ears = self.listening.listener
         scales = ScaleWriter(world, ears.load, lambda: self.elector.certain)
         self.waker = Waker(world, self.planner, scales, WorkQueue("wake", workers=16))
-        self.scaler = Scaler(world, self.planner, cold, ears, self.waker)
+        self.history = History(config.signals.prometheus) if config.signals.prometheus.url else None
+        past = self.history.work_rate if self.history else no_past
+        self.scaler = Scaler(world, self.planner, cold, ears, self.waker, past=past)
         self.models = ModelController(
             world, self.planner, self.install, self.scaler, scales, cold, WorkQueue("model", workers=24)
         )
@@ -157,6 +161,8 @@ class Operator:
             group.create_task(self.install.run(make=False))
             if self.listening is not None:
                 group.create_task(self.listening.run())
+            if self.history is not None:
+                group.create_task(self.history.run())
             group.create_task(self.elector.run(self._lead))
 
     async def _lead(self) -> None:

@@ -29,13 +29,23 @@ def policy(model: Model) -> Policy:
     )
 
 
+Past = Callable[[str, str, str], float | None]
+"""(namespace, Model, GPU class) -> work per second that one replica did while requests waited; None: not known."""
+
+
+def no_past(_namespace: str, _model: str, _gpu_class: str) -> float | None:
+    """Where there is no history."""
+    return None
+
+
 class Observer:
     """Makes snapshots. Times are those of `clock`."""
 
     def __init__(
-        self, world: World, planner: Planner, cold: ColdStarts, ears: Ears, clock: Callable[[], float]
+        self, world: World, planner: Planner, cold: ColdStarts, ears: Ears, clock: Callable[[], float], past: Past
     ) -> None:
         self._world, self._planner, self._cold, self._ears, self._clock = world, planner, cold, ears, clock
+        self._past = past
 
     def standing(self, uid: str) -> int:
         """Replicas that the Model's Deployments ask for."""
@@ -98,6 +108,7 @@ class Observer:
                 maximum=candidate.max_replicas,
                 kv_tokens=tokens.get(name, candidate.kv_tokens),
                 cold_start_seconds=float(cold[name]) if name in cold else None,
+                work_rate=self._past(model.metadata.namespace or "", model.metadata.name, name),
             )
 
         setbacks = self._planner.setbacks(uid)

@@ -20,7 +20,7 @@ from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.planner import Planner
 from shoal.controllers.scaling.book import Book
 from shoal.controllers.scaling.ears import Ears
-from shoal.controllers.scaling.observe import Observer
+from shoal.controllers.scaling.observe import Observer, Past, no_past
 from shoal.controllers.scaling.wake import Waker
 from shoal.controllers.world import World
 from shoal.core import facts, models
@@ -67,10 +67,11 @@ class Scaler:
         ears: Ears,
         waker: Waker,
         *,
+        past: Past = no_past,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._world, self._planner, self._waker, self._clock = world, planner, waker, clock
-        self._observer = Observer(world, planner, cold, ears, clock)
+        self._observer = Observer(world, planner, cold, ears, clock, past)
         self.book = Book(world, planner, ears)
         self._states: dict[str, _State] = {}
         self._urgent: OrderedDict[str, None] = OrderedDict()
