@@ -105,9 +105,20 @@ class ScriptedEngine:
     requests: list[EngineRequest] = field(default_factory=list)
     connections: int = 0
     keep_alive: float = 5.0
+    _handlers: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._handlers.add(task)
+        try:
+            await self._requests(reader, writer)
+        finally:
+            self._handlers.discard(task)
+            writer.close()
+
+    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, TimeoutError):
             while True:
                 async with asyncio.timeout(self.keep_alive):
@@ -126,7 +137,6 @@ class ScriptedEngine:
                         await watch
                 if writer.is_closing():
                     break
-        writer.close()
 
     async def _watch(self, reader: asyncio.StreamReader, request: EngineRequest) -> None:
         while not reader.at_eof() and reader.exception() is None:
@@ -141,3 +151,7 @@ class ScriptedEngine:
             yield self
         finally:
             server.close()
+            handlers = list(self._handlers)
+            for handler in handlers:
+                handler.cancel()
+            await asyncio.gather(*handlers, return_exceptions=True)

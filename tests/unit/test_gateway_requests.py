@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import socket
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,8 +17,9 @@ from cryptography.x509.oid import NameOID
 from shoal.api import keys
 from shoal.core.hold.limits import Limits
 from shoal.core.resolve import ServedModel
+from shoal.gateway.upstream import Target
 from tests.support.gateway import API_KEY, INSTALL_KEY, MODEL, gateway, lines, replica, tenant
-from tests.support.scripted_engine import EngineRequest, ScriptedEngine
+from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 
 NOBODY_WAITS = Limits(max_requests=0)
 CHAT = {"model": "llama", "messages": [{"role": "user", "content": "hi"}]}
@@ -550,6 +552,66 @@ async def test_a_reset_on_a_reused_connection_is_not_seen(tmp_path: Path):
         assert (await it.post(CHAT)).status == 200
         assert engine.connections == 2
         assert {r.data.attempts for r in await it.records(count=2)} == {1}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_sent_again_has_another_id_for_the_engine_and_none_for_the_client(tmp_path: Path, stream: bool):
+    async def takes_it_and_breaks_off(request: EngineRequest) -> None:
+        if request.body["rid"] in seen:
+            await request.answer(400, b'{"object":"error","message":"Duplicate request ID detected","code":400}')
+            return
+        seen.append(request.body["rid"])
+        if len(seen) in (2, 3):  # on a connection that was used before, then on a new one
+            request.writer.transport.abort()
+        else:
+            await serve_normally(request)
+
+    seen: list[str] = []
+    async with gateway(tmp_path, ScriptedEngine(takes_it_and_breaks_off)) as it:
+        assert (await it.post(CHAT)).status == 200
+        response = await it.post({**CHAT, "stream": stream})
+        own = response.headers["x-shoal-request-id"]
+        text = await response.text()
+        assert response.status == 200
+        assert seen[1:] == [own, f"{own}.2", f"{own}.3"]
+        assert own in text
+        assert f"{own}." not in text
+
+
+async def test_a_stalled_replica_keeps_no_request_that_has_seen_nothing_of_its_answer(tmp_path: Path):
+    async def hang(request: EngineRequest) -> None:
+        if request.body.get("stream"):
+            await request.begin_stream()
+            await request.chunk(request.delta("a", 1))
+        await request.gone.wait()
+
+    async with gateway(tmp_path, ScriptedEngine(hang), ScriptedEngine()) as it:
+        it.fleet.heard_of("pod-2", None)
+        stream = await it.post({**CHAT, "stream": True})
+        whole = asyncio.create_task(it.post(CHAT))
+        async with asyncio.timeout(20):
+            while it.fleet.in_flight("pod-1") < 2:
+                await asyncio.sleep(0.01)
+        it.hear(2)
+        it.hear(1, phase="stalled")
+        assert (await whole).status == 200
+        assert it.metric("shoal_gateway_retries_total", reason="stalled") == 1
+        assert it.fleet.in_flight("pod-1") == 1  # what was begun is never begun again
+        stream.close()
+
+
+async def test_the_kernel_is_asked_to_notice_an_engine_whose_machine_is_gone(tmp_path: Path):
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        assert (await it.post(CHAT)).status == 200
+        (connection,) = it.pool._idle[Target("127.0.0.1", it.ports["pod-1"])]  # pyright: ignore[reportPrivateUsage]
+        assert connection.socket is not None
+        option = connection.socket.getsockopt
+        assert option(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        seconds = option(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) + option(
+            socket.IPPROTO_TCP, socket.TCP_KEEPINTVL
+        ) * option(socket.IPPROTO_TCP, socket.TCP_KEEPCNT)
+        assert seconds <= 20
+        assert option(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 20_000
 
 
 async def test_connections_are_reused(tmp_path: Path):

@@ -1,5 +1,6 @@
 """The replicas as this gateway sees them: what their agents say, and how much of ours is in flight on each."""
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 
 from shoal.api.replica import ReplicaKeys
@@ -9,6 +10,7 @@ from shoal.core.routing import Choice, Heard, NoReplica, Replica, choose, least_
 from shoal.gateway.demand import DemandBook
 from shoal.gateway.directory import Snapshot
 from shoal.gateway.installkey import KeyRing
+from shoal.gateway.upstream import AbortHandle
 from shoal.signals.replica import Me, Peer, ReplicaStreams
 
 
@@ -23,6 +25,8 @@ class Fleet:
         self.streams = ReplicaStreams(self.heard_of, me)
         self.heard: dict[str, Heard] = {}
         """By pod uid; absent: no live stream."""
+        self.attempts: defaultdict[str, set[AbortHandle]] = defaultdict(set)
+        """By pod uid: the requests that are there, for as long as they are."""
         self.leaving: set[str] = set()
         """Pods whose streams ended while they drained: their engines may be stopped at any moment."""
         self._said: dict[str, ReplicaKeys] = {}
@@ -42,15 +46,22 @@ class Fleet:
             self._reported.pop(uid, None)
         else:
             self.leaving.discard(uid)
+            before = self.heard.get(uid)
             self.heard[uid] = Heard(keys.phase, keys.engine_boot)
             self._said[uid] = keys
             self._reported[uid] = (self._in_flight.get(uid, 0), self._tokens.get(uid, 0))
+            if keys.phase == "stalled" and (before is None or before.phase != "stalled"):
+                # Who has seen nothing of an answer yet is better off elsewhere than until the engine is restarted.
+                for attempt in list(self.attempts.get(uid, ())):
+                    attempt.give_up()
         for changed in self.changed:
             changed(uid)
 
     def follow(self, snapshot: Snapshot) -> None:
         """Listens to the agents of exactly the pods in the snapshot."""
         self.leaving &= snapshot.owners.keys()
+        for uid in [uid for uid, there in self.attempts.items() if not there and uid not in snapshot.owners]:
+            del self.attempts[uid]
         peers: list[Peer] = []
         for pods in snapshot.replicas.values():
             for pod in pods:

@@ -21,7 +21,7 @@ from shoal.gateway.directory import Directory
 from shoal.gateway.errors import ApiError
 from shoal.gateway.fleet import Fleet
 from shoal.gateway.metrics import Metrics
-from shoal.gateway.upstream import AbortHandle
+from shoal.gateway.upstream import AbortHandle, UpstreamError
 
 ROUND_SECONDS: Final = 0.1
 _DEAD_END_RETRY_SECONDS: Final = 60
@@ -120,7 +120,7 @@ class Ticket:
         self._refusal = error
         self._wake()
 
-    def abort(self) -> None:
+    def abort(self, error: UpstreamError) -> None:
         """The client left: its place is free at once."""
         self._gone = True
         self._room.leave(self)

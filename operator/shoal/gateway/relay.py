@@ -10,10 +10,9 @@ from shoal.core.resolve import ServedModel
 from shoal.gateway import errors, sse
 from shoal.gateway.asgi import Headers
 from shoal.gateway.errors import ApiError
-from shoal.gateway.hold import ClientGone
 from shoal.gateway.meter import CHECKPOINT_SECONDS, Meter
 from shoal.gateway.reply import Reply
-from shoal.gateway.upstream import Aborted, Answer, AnswerTooLarge, UpstreamError
+from shoal.gateway.upstream import Aborted, Answer, AnswerTooLarge, GivenUp, UpstreamError
 from shoal.ledger.spool import Row
 
 EMBEDDINGS: Final = "/v1/embeddings"
@@ -50,7 +49,7 @@ class Spool(Protocol):
 class Relay:
     """One request's way back. `began` is called when the engine's answer begins to go out."""
 
-    __slots__ = ("_answering", "_began", "_max_bytes", "_meter", "_prepared", "_reply", "_spool")
+    __slots__ = ("_answering", "_began", "_max_bytes", "_meter", "_prepared", "_reply", "_spool", "rid")
 
     def __init__(
         self,
@@ -67,6 +66,8 @@ class Relay:
         self._spool = spool
         self._began = began
         self._max_bytes = max_answer_bytes
+        self.rid: bytes | None = None
+        """The id under which the engine has it, where that is not the request's own."""
         self._answering = False
         """Something of an engine's answer is out: from then on no other replica may be asked."""
 
@@ -75,8 +76,8 @@ class Relay:
 
         Raises:
             Retry: nothing of it went out, and another replica may do better.
+            UpstreamError: the same; Aborted: the client left.
             ApiError: what the client has to be told instead.
-            ClientGone: the client left.
         """
         if answer.status in (401, 503):
             # 401: the pod's keys are being rotated. Both mean "not here", never "not you".
@@ -90,12 +91,8 @@ class Relay:
         prepared, meter = self._prepared, self._meter
         try:
             body = await answer.read_all(self._max_bytes)
-        except Aborted:
-            raise ClientGone from None
         except AnswerTooLarge:
             raise ApiError(502, "The engine's answer is too large.", "answer_too_large") from None
-        except UpstreamError:
-            raise Retry("lost") from None
         if answer.status >= 400:
             raise errors.from_engine(answer.status, body)
         if self._reply.started:
@@ -106,7 +103,7 @@ class Relay:
         self._began()
         meter.status = answer.status
         rewrite = prepared.name.rewrite_whatever if prepared.path == EMBEDDINGS else prepared.name.rewrite
-        await self._reply.json(answer.status, rewrite(body), headers)
+        await self._reply.json(answer.status, self._own_id(rewrite(body)), headers)
         meter.outcome = "answered"
 
     async def _stream(self, answer: Answer, headers: Headers) -> None:
@@ -121,11 +118,11 @@ class Relay:
                 data = await answer.read()
                 events = splitter.feed(data)
             except Aborted:
-                raise ClientGone from None
-            except (UpstreamError, sse.EventTooLarge):
+                raise
+            except (UpstreamError, sse.EventTooLarge) as error:
                 if self._answering:
                     raise _engine_lost() from None
-                raise Retry("lost") from None
+                raise Retry("stalled" if isinstance(error, GivenUp) else "lost") from None
             if not data:
                 break
             out: list[bytes] = []
@@ -150,7 +147,7 @@ class Relay:
                     continue  # a comment is no answer yet: until one comes, another replica can take over
                 else:
                     event = name.rewrite(event)
-                out.append(event)
+                out.append(self._own_id(event) if self.rid else event)
             if out:
                 if not self._answering:
                     self._answering = True
@@ -171,6 +168,12 @@ class Relay:
         meter.status = 200
         meter.outcome = "failed" if failed else "answered"
         await reply.end()
+
+    def _own_id(self, data: bytes) -> bytes:
+        """The answer's id is the request's, however often it was sent."""
+        if self.rid is None:
+            return data
+        return data.replace(b'"id":"%b"' % self.rid, b'"id":"%b"' % self.rid.partition(b".")[0], 1)
 
     def _engine_error(self, event: bytes, out: list[bytes]) -> bytes:
         """An error event of the engine: before the first byte an answer with a status, or another try; after it, an

@@ -25,7 +25,16 @@ from shoal.gateway.hold import ClientGone
 from shoal.gateway.meter import Meter
 from shoal.gateway.relay import EMBEDDINGS, Prepared, Relay, Retry
 from shoal.gateway.reply import Reply
-from shoal.gateway.upstream import Aborted, AbortHandle, ConnectFailed, Target, UpstreamError
+from shoal.gateway.upstream import (
+    Aborted,
+    AbortHandle,
+    Answer,
+    ConnectFailed,
+    GivenUp,
+    StaleConnection,
+    Target,
+    UpstreamError,
+)
 from shoal.ledger.spool import SpoolUnavailable
 
 if TYPE_CHECKING:
@@ -58,6 +67,7 @@ class _Place(NamedTuple):
 
 class Request:
     __slots__ = (
+        "_abort",
         "_app",
         "_body_bytes",
         "_client_id",
@@ -72,6 +82,7 @@ class Request:
         "_receive",
         "_reply",
         "_scope",
+        "_sent",
         "_trace",
     )
 
@@ -88,6 +99,7 @@ class Request:
         self._key_hash = ""
         self._body_bytes = 0
         self._raw = b""
+        self._sent = 0
         self._held_since: float | None = None
         self._paid: RetryBudget | None = None
 
@@ -186,7 +198,7 @@ class Request:
 
     async def _serve(self, prepared: Prepared) -> None:
         app, meter = self._app, self._meter
-        abort = AbortHandle()
+        self._abort = abort = AbortHandle()
         watcher: asyncio.Task[None] | None = None
         if DISCONNECT in self._scope:
             if self._scope[DISCONNECT] is GONE:
@@ -253,7 +265,7 @@ class Request:
                 app.metrics.retries.labels(retry.reason).inc()
                 log.debug("attempt failed", request=self._id, pod=replica.key, reason=retry.reason)
                 # One that was taken and then lost may be what killed the engine: it does not get all of them.
-                lost += retry.reason == "lost"
+                lost += retry.reason in ("lost", "stalled")
                 if lost >= app.settings.attempts:
                     raise self._refusal(prepared, NoReplica("tried")) from None
             finally:
@@ -355,25 +367,43 @@ class Request:
         meter.replica = replica
         meter.engine_boot = heard.engine_boot if heard else None
         target = Target(replica.ip or "", app.engine_port(replica))
-        head = self._head(target, key, len(self._raw), prepared.stream)
+        there = app.fleet.attempts[replica.uid]
+        there.add(abort)
         try:
-            answer = await app.upstream.start(target, head, self._raw, abort)
+            try:
+                answer = await self._send(prepared, relay, target, key, abort)
+            except StaleConnection:
+                answer = await self._send(prepared, relay, target, key, abort)
+            try:
+                await relay.run(answer, self._replica_header(replica))
+            except ApiError:
+                self._began_well()  # the engine judged the request, so it lives
+                raise
+            finally:
+                answer.release()
         except Aborted:
             raise ClientGone from None
         except ConnectFailed:
             raise Retry("connect") from None
+        except GivenUp:
+            raise Retry("stalled") from None
         except UpstreamError:
             raise Retry("lost") from None
-        try:
-            await relay.run(answer, self._replica_header(replica))
-        except ApiError:
-            self._began_well()  # the engine judged the request, so it lives
-            raise
         finally:
-            answer.release()
+            there.discard(abort)
+
+    async def _send(self, prepared: Prepared, relay: Relay, target: Target, key: str, abort: AbortHandle) -> Answer:
+        """Each time under another id: an engine refuses one that it still has, and it learns late that we left."""
+        raw = self._raw
+        self._sent += 1
+        if self._sent > 1:
+            relay.rid = rid = f"{self._id}.{self._sent}".encode()
+            raw = raw.replace(b'"rid":"%b"' % self._id.encode(), b'"rid":"%b"' % rid, 1)
+        return await self._app.upstream.start(target, self._head(target, key, len(raw), prepared.stream), raw, abort)
 
     def _began(self) -> None:
         """The engine's answer begins to go out."""
+        self._abort.answering = True
         self._meter.answer_began()
         self._began_well()
 

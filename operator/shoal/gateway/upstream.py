@@ -6,6 +6,7 @@ memory, read an answer with back-pressure, cut it off.
 """
 
 import asyncio
+import socket
 from collections import deque
 from typing import Any, Final, NamedTuple, Protocol, cast
 
@@ -15,6 +16,9 @@ _HIGH_WATER: Final = 256 * 1024
 _LOW_WATER: Final = 64 * 1024
 _MAX_HEAD_BYTES: Final = 64 * 1024
 _MAX_IDLE_PER_TARGET: Final = 256
+_PROBE_SECONDS: Final = 4
+_PROBES: Final = 3
+"""A machine that answers nothing for four of these times is gone."""
 
 
 class UpstreamError(Exception):
@@ -27,6 +31,15 @@ class ConnectFailed(UpstreamError):
 
 class ConnectionLost(UpstreamError):
     """The connection ended before the answer did."""
+
+
+class StaleConnection(ConnectionLost):
+    """A connection that had been used before ended before any byte of the answer came. Engines close idle ones, so the
+    request most likely did not reach it; but it may have, so its id is used up."""
+
+
+class GivenUp(UpstreamError):
+    """The replica is known to make no progress any more."""
 
 
 class BadAnswer(UpstreamError):
@@ -83,18 +96,18 @@ class Abortable(Protocol):
 
     handle: "AbortHandle | None"
 
-    def abort(self) -> None:
-        """The client has left."""
-        ...
+    def abort(self, error: UpstreamError) -> None: ...
 
 
 class AbortHandle:
     """Cuts off a request wherever it stands; made before there is a connection."""
 
-    __slots__ = ("_at", "aborted")
+    __slots__ = ("_at", "aborted", "answering")
 
     def __init__(self) -> None:
         self.aborted = False
+        self.answering = False
+        """Something of an answer went to the client."""
         self._at: Abortable | None = None
 
     def hold(self, at: Abortable) -> None:
@@ -107,7 +120,12 @@ class AbortHandle:
     def abort(self) -> None:
         self.aborted = True
         if self._at is not None:
-            self._at.abort()
+            self._at.abort(Aborted("the request was cut off"))
+
+    def give_up(self) -> None:
+        """The replica makes no progress: ends the attempt there, unless the client has seen something of it."""
+        if not self.answering and self._at is not None:
+            self._at.abort(GivenUp("the replica stalled"))
 
 
 class _Connection(asyncio.Protocol):
@@ -278,16 +296,20 @@ class _Connection(asyncio.Protocol):
         else:
             self.close()
 
-    def abort(self) -> None:
+    def abort(self, error: UpstreamError) -> None:
         if self._busy:
             if self._error is None:
-                self._error = Aborted("the request was cut off")
+                self._error = error
             self.close()
             self._wake()
 
     def close(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+
+    @property
+    def socket(self) -> socket.socket | None:
+        return None if self._transport is None else self._transport.get_extra_info("socket")
 
     def now(self) -> float:
         """The loop's time. Asking the running loop would be a system call (asyncio asks for the process id)."""
@@ -329,14 +351,16 @@ class Pool:
         self._closed = False
 
     async def start(self, target: Target, head: bytes, body: bytes, abort: AbortHandle) -> Answer:
-        while (connection := self._take(target)) is not None:
+        if (connection := self._take(target)) is not None:
             try:
                 await self._send(connection, head, body, abort)
-            except ConnectionLost:
+            except ConnectionLost as lost:
                 if connection.any_byte:
                     raise
-                # The engine closed it while it was idle: the request did not reach it.
-                continue
+                # The others are as old: whoever tries again gets a new one.
+                for idle in self._idle.pop(target, ()):
+                    idle.close()
+                raise StaleConnection(str(lost)) from None
             return connection
         connection = await self._connect(target)
         await self._send(connection, head, body, abort)
@@ -402,4 +426,18 @@ class Pool:
             raise ConnectFailed(f"no connection within {self._connect_timeout:g} s") from None
         except OSError as error:
             raise ConnectFailed(error.strerror or "no connection") from None
+        _notice_the_dead(connection)
         return connection
+
+
+def _notice_the_dead(connection: _Connection) -> None:
+    """A machine without power closes nothing: the kernel asks it, so that who waits there is not left waiting. A
+    process that hangs, or whose agent died, does not fail this: its kernel answers."""
+    sock = connection.socket
+    if sock is None:
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_SECONDS)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, (_PROBES + 1) * _PROBE_SECONDS * 1000)
