@@ -250,7 +250,12 @@ def test_top_as_json_leaves_unknown_null(kubeconfig: Path) -> None:
 
 def test_what_is_not_known_is_never_shown_as_zero() -> None:
     silent = LLAMA.model_copy(
-        update={"held": None, "arrivals_per_second": None, "replicas": (ReplicaFigures(pod="llama-1"),)}
+        update={
+            "held": None,
+            "arrivals_per_second": None,
+            "replicas": (ReplicaFigures(pod="llama-1"),),
+            "unheard": ("llama-1",),
+        }
     )
     of = line([silent])
     assert of.kv_percent is None
@@ -259,6 +264,11 @@ def test_what_is_not_known_is_never_shown_as_zero() -> None:
     assert both.kv_percent is None, "a share of which a part is unknown would mislead"
     assert both.queue.text() == "14+?"
     assert add([]) == Sum(0, True)
+
+
+def test_a_replica_that_has_not_spoken_yet_has_no_load() -> None:
+    of = line([LLAMA.model_copy(update={"replicas": (*LLAMA.replicas, ReplicaFigures(pod="llama-4"))})])
+    assert (of.kv_percent, of.queue.text(), of.tokens.text()) == (50.0, "14", "800")
 
 
 def test_a_gateway_that_is_not_heard_leaves_a_part_of_the_demand_unknown() -> None:

@@ -35,8 +35,12 @@ def add(parts: Iterable[float | None]) -> Sum:
 
 
 def serving(model: ModelFigures) -> list[ReplicaFigures]:
-    """Replicas of which load is to be expected: not those that are known to start."""
-    return [replica for replica in model.replicas if replica.phase not in STARTING]
+    """Replicas of which load is to be expected: not those that start, nor those that end and say nothing any more."""
+    return [
+        replica
+        for replica in model.replicas
+        if replica.phase not in STARTING and (replica.phase is not None or replica.pod in model.unheard)
+    ]
 
 
 def kv_percent(models: Iterable[ModelFigures]) -> float | str | None:
