@@ -56,7 +56,8 @@ class Fleet(LabCluster):
 def fleet() -> Generator[Fleet]:
     if os.geteuid() != 0:
         pytest.skip("the lab needs root")
-    lab = Lab.up(f"e2e-{os.getpid()}")
+    given = os.environ.get("SHOAL_E2E_LAB")  # one that somebody else made, and removes
+    lab = Lab.get(given) if given else Lab.up(f"e2e-{os.getpid()}")
     try:
         fleet = Fleet(lab)
         steps.install(fleet, "simulator", steps.LAB_IMAGE, {"hubEndpoint": f"http://hub.{HUB_NAMESPACE}.svc"})
@@ -64,4 +65,5 @@ def fleet() -> Generator[Fleet]:
         wait_until_ready(fleet, steps.DEMO_NAMESPACE, Console(quiet=True), 120)
         yield fleet
     finally:
-        lab.down()
+        if not given:
+            lab.down()

@@ -24,7 +24,15 @@ from shoal.lab.fleet import Fleet
 from tests.kubelet import image
 
 NODE: Final = "real-1"
-SUITES: Final = ("tests/lab/test_pod_lifecycle.py", "tests/kubelet")
+SUITES: Final = ("tests/lab/test_pod_lifecycle.py", "tests/e2e/test_drain.py")
+_GPU_NODE: Final = {
+    "name": NODE,
+    "realKubelet": True,
+    "gpus": 8,
+    "gpuProduct": "NVIDIA-L40S",
+    "gpuMemoryMiB": 46068,
+}
+"""Of the class that the examples' Models name."""
 _ROOT: Final = Path(__file__).resolve().parents[2]
 
 
@@ -64,14 +72,13 @@ def run(name: str, archive: Path | None, arguments: list[str], *, keep: bool) ->
     """Raises LabError."""
     api.require_root()
     found = archive or image.build(say)
-    fleet = Fleet.model_validate(
-        {"nodes": [{"name": "cpu-1"}, {"name": NODE, "realKubelet": True}], "archives": [str(found.resolve())]}
-    )
+    fleet = Fleet.model_validate({"nodes": [{"name": "cpu-1"}, _GPU_NODE], "archives": [str(found.resolve())]})
     try:
         lab = api.Lab.up(name, fleet_data=fleet, faults=True, say=say)
         say(lab.kubectl("get", "nodes", "-o", "wide").rstrip())
         os.environ |= {
             "SHOAL_LIFECYCLE_LAB": name,
+            "SHOAL_E2E_LAB": name,
             "SHOAL_LIFECYCLE_NODE": NODE,
             "SHOAL_LIFECYCLE_IMAGE": image.NAME,
             # Containers of a real runtime take seconds to start where many start at once on few cores.

@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from shoal.cli.demo.steps import LAB_IMAGE
 from shoal.lab import gobuild, network
 from shoal.lab.errors import LabError
 from shoal.lab.gobuild import Say
 from shoal.lab.realnode import archive
 
-NAME: Final = "localhost/shoal:kubelet"
+NAME: Final = f"docker.io/library/{LAB_IMAGE}"
+"""What a runtime makes of the name under which a lab knows Shoal's image."""
 _BASE: Final = "localhost/python:shoal-base2"
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _SUITE: Final = "bookworm"

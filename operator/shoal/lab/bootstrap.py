@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Final
 
 import aiohttp
@@ -10,8 +11,10 @@ import aiohttp
 from shoal.lab import network, volumes
 from shoal.lab.errors import LabError
 from shoal.lab.kubeapi import Api, ApiError, Object
+from shoal.lab.node.config import GPU_RESOURCE
 
 _POLL_S: Final = 0.05
+_GPU_POLL_S: Final = 1.0
 _NOT_READY: Final = "node.kubernetes.io/not-ready"
 
 
@@ -42,6 +45,24 @@ async def apply_basics(api: Api) -> None:
         "spec": {"clusterIP": network.DNS, "ports": ports},
     }
     await _until(lambda: api.apply("/api/v1/namespaces/kube-system/services/kube-dns", service), 20)
+
+
+async def keep_gpus(api: Api, gpus: Mapping[str, int]) -> None:
+    """Offers GPUs on nodes with a real kubelet: name -> how many, until cancelled.
+
+    Instead of a device plugin: a kubelet keeps what is written into its Node's capacity and offers it, but for a
+    restart, when it takes the resource for one whose plugin is gone.
+    """
+    while True:
+        for name, count in gpus.items():
+            with suppress(ApiError, aiohttp.ClientError, OSError, TimeoutError):
+                node = await api.request("GET", f"/api/v1/nodes/{name}")
+                has: Object = node["status"].get("capacity") or {}
+                if has.get(GPU_RESOURCE) != str(count):
+                    patch: Object = {"status": {"capacity": {GPU_RESOURCE: str(count)}}}
+                    path = f"/api/v1/nodes/{name}/status"
+                    await api.request("PATCH", path, patch, content_type="application/merge-patch+json")
+        await asyncio.sleep(_GPU_POLL_S)
 
 
 async def wait_for_default_account(api: Api, timeout: float) -> None:

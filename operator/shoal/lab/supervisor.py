@@ -323,9 +323,10 @@ class Supervisor:
         self._paths.socket.chmod(0o600)
         try:
             async with asyncio.TaskGroup() as tasks:
-                bring_up = tasks.create_task(self._bring_up())
+                working = [tasks.create_task(work) for work in (self._bring_up(), self._keep_gpus())]
                 await self._stop.wait()
-                bring_up.cancel()
+                for task in working:
+                    task.cancel()
         except* LabError as errors:
             reason = str(_first(errors))
             _log.error("up_failed", error=reason)
@@ -366,6 +367,13 @@ class Supervisor:
         self._step(f"{len(self._nodes) + len(self._status_nodes)} nodes ready")
         self._ready = True
         self._tell(Progress(kind="ready"))
+
+    async def _keep_gpus(self) -> None:
+        real = self._config.fleet.with_real_kubelet()
+        gpus = {n.name: n.capacity.gpus for n in self._nodes if n.name in real and n.capacity.gpus}
+        if gpus:
+            async with Api(self._paths.admin_kubeconfig) as api:
+                await bootstrap.keep_gpus(api, gpus)
 
     async def _fail_early(self) -> None:
         """A component that ends while the lab comes up is the reason to give, not a time-out minutes later."""

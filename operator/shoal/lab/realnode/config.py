@@ -134,6 +134,7 @@ def kubelet(config: RealNodeConfig) -> dict[str, Any]:
         "imageGCHighThresholdPercent": 100,
         "makeIPTablesUtilChains": False,
         "maxPods": node.capacity.pods,
+        "nodeStatusUpdateFrequency": "2s",
         # Renewed four times in it, so that also a lab which notices dead nodes early sees a live one.
         "nodeLeaseDurationSeconds": 8,
         "registerWithTaints": [taint.model_dump() for taint in node.taints],
