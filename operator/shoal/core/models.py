@@ -29,6 +29,14 @@ __all__ = [
 ]
 
 _FAR: Final = datetime.max.replace(tzinfo=UTC)
+_FOR_A_PERSON: Final = (
+    reasons.ROLLOUT_STALLED,
+    reasons.NO_FIT,
+    reasons.NO_CLASS,
+    reasons.SIZE_UNKNOWN,
+    reasons.INVALID,
+)
+"""Reasons of Ready that do not pass by themselves."""
 
 
 def first_wanted(model: Model) -> int:
@@ -192,7 +200,7 @@ def _findings(seen: Observed, desired: int, ready: int, shown: Sequence[VariantS
             seen.problems
             or seen.failure
             or seen.paused
-            or summary.reason in (reasons.ROLLOUT_STALLED, reasons.NO_FIT, reasons.SIZE_UNKNOWN)
+            or summary.reason in _FOR_A_PERSON
             or any(d.overdue for d in seen.deployments)
             or any(why is not None and why.waits_for_a_person for why in (cause, not_read))
         )

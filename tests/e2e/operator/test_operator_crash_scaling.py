@@ -1,0 +1,109 @@
+"""The operator is killed before and after each write of a wake and of the way back to zero: it always ends at the same
+objects, and a request that waits is always served."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from shoal.api import names, reasons
+from shoal.kube.resources import DEPLOYMENTS, MODELS, PODS
+from shoal.runtime.operator import Operator
+from tests.e2e.operator.test_operator_crash import Killed, MortalClient, _objects
+from tests.support.controlplane import Fleet
+from tests.support.ears import FakeEars, gateway_pod
+from tests.support.operators import CONFIG, NAMESPACE, condition, eventually, model, model_with, running_operator
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.timeout(1800),
+    # Kopf's thread ends with its process, streams open; in a test the process goes on.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
+]
+
+_SCALING = {"idleSeconds": 1, "stabilizationSeconds": 0}
+_MOST_WRITES = 20
+
+
+async def _serves(fleet: Fleet) -> None:
+    """Until a replica is Ready, whoever says so."""
+
+    async def pods() -> int:
+        selector = f"{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE}"
+        found = await fleet.all(PODS, namespace=fleet.namespace, label_selector=selector)
+        return sum(condition(p, "Ready").get("status") == "True" for p in found)
+
+    await eventually(pods, bool, seconds=60, what="a replica")
+
+
+async def _at_zero(fleet: Fleet) -> None:
+    await model_with(fleet.client, fleet.namespace, "chat", "Ready", "True", reasons.SCALED_TO_ZERO, seconds=60)
+    await eventually(lambda: fleet.all(PODS, namespace=fleet.namespace), lambda left: not left, seconds=60)
+
+
+async def _left(fleet: Fleet) -> str:
+    """An operator that finds a Model at zero has not seen for how long nobody asked, and does not say so."""
+    return (await _objects(fleet)).replace("no request for 1 s;", "no request;")
+
+
+async def _cycle(fleet: Fleet, ears: FakeEars, uid: str) -> None:
+    """A request at zero waits, is answered when there is a replica, and the Model goes back to zero."""
+    ears.ask(uid)
+    await _serves(fleet)
+    ears.answered(uid)
+    await _at_zero(fleet)
+
+
+async def _cycle_with_a_mortal(fleet: Fleet, ears: FakeEars, uid: str, die_at: int, *, after: bool) -> bool:
+    """Returns whether the operator died on the way; then another one finished it."""
+    client = await MortalClient.from_environment(kubeconfig=fleet.kubeconfig)
+    client.die_at, client.after = die_at, after
+    async with client:
+        operator = Operator(client, CONFIG, NAMESPACE, identity="test", kubeconfig=fleet.kubeconfig, ears=ears)
+        ears.attach(operator)
+        running, cycle = asyncio.create_task(operator.run()), asyncio.create_task(_cycle(fleet, ears, uid))
+        await asyncio.wait([running, cycle], return_when=asyncio.FIRST_COMPLETED)
+        died = running.done()
+        running.cancel()
+        with contextlib.suppress(BaseExceptionGroup, asyncio.CancelledError, Killed):
+            await running
+        ears.heard.remove(operator.heard)
+        if not died:
+            await cycle
+            return False
+    async with running_operator(fleet.client, fleet.kubeconfig, ears=ears) as other:
+        ears.attach(other)
+        await cycle
+        ears.heard.remove(other.heard)
+    return True
+
+
+async def test_killed_at_every_write_of_a_wake_and_of_the_way_back_it_ends_the_same(fleet: Fleet) -> None:
+    ns, ears = fleet.namespace, FakeEars()
+    await fleet.client.apply(PODS, gateway_pod(), manager="person")
+    try:
+        await fleet.apply(model("chat", ns, variants=[{"class": "l4"}], scaling=_SCALING))
+        async with running_operator(fleet.client, fleet.kubeconfig, ears=ears) as operator:
+            ears.attach(operator)
+            await _at_zero(fleet)
+            uid = (await fleet.client.get(MODELS, "chat", ns))["metadata"]["uid"]
+            await _cycle(fleet, ears, uid)
+            ears.heard.remove(operator.heard)
+        undisturbed = await _left(fleet)
+        made = (await fleet.client.get(DEPLOYMENTS, "chat-l4", ns))["metadata"]["uid"]
+        deaths = 0
+        for after in (False, True):
+            for k in range(1, _MOST_WRITES):
+                died = await _cycle_with_a_mortal(fleet, ears, uid, k, after=after)
+                deaths += died
+                assert await _left(fleet) == undisturbed, f"killed {'after' if after else 'before'} write {k}"
+                assert (await fleet.client.get(DEPLOYMENTS, "chat-l4", ns))["metadata"]["uid"] == made
+                if not died:
+                    break
+            else:
+                pytest.fail(f"the operator wrote {_MOST_WRITES} times and was not done")
+        # /scale to 1, statuses on the way to Ready, /scale to 0, the status at zero.
+        assert deaths >= 2 * 4
+    finally:
+        for pod in await fleet.all(PODS, namespace=NAMESPACE):
+            await fleet.client.delete(PODS, pod["metadata"]["name"], NAMESPACE)
