@@ -180,7 +180,7 @@ def test_what_serves_is_replaced_before_it_goes(fleet: Fleet, data: st.DataObjec
 @given(fleets())
 @settings(max_examples=60, deadline=None)
 def test_a_loser_serves_until_it_serves_elsewhere(fleet: Fleet) -> None:
-    """Where those of the lowest priority have a last class with room for all, nobody of them stops serving for others."""
+    """Where those of the lowest priority have a last class with room for all, none stops serving for others."""
     last = candidate("z", 1, "90")
     fleet.models = {
         uid: replace(m, candidates=(*m.candidates, *([] if m.priority else [last])), interruptible_percent=100)
