@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from shoal.agent.stalls import Stalls
 from shoal.agent.stream import Hub
 from shoal.api import names
 from tests.support.fake_engine import FakeEngine
+from tests.support.waiting import until_async
 
 KEYS = {"callers": {"gateway": "gateway-key", "operator": "operator-key"}, "engine": "engine-key", "admin": "admin-key"}
 TOKEN = "drain-token"
@@ -75,6 +77,7 @@ class Pod:
         self.drain = Drain(drain_seconds)
         self._stall_seconds = stall_seconds
         self._engine_url = engine_url
+        self._port = 0
 
     def stage(self, text: str) -> None:
         (self.folder / "stage.json").write_text(text)
@@ -86,21 +89,33 @@ class Pod:
     def stalled_file(self) -> Path:
         return self.folder / "stalled"
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether the agent can read its key file."""
+        try:
+            serve.read_keys(self.keys)
+        except ValueError:
+            return False
+        return True
+
+    def up(self) -> bool:
+        """Whether the agent listens."""
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self._port)) == 0
+
     @asynccontextmanager
     async def running(self) -> AsyncGenerator["Pod"]:
         await self.engine_server.start_server()
         observer = Observer(self.hub, self.drain, Stalls(self._stall_seconds, self.stalled_file), self.folder)
         url = self._engine_url or str(self.engine_server.make_url(""))
         agent = Agent(url, self.keys, self.hub, observer, self.drain, drain_token=TOKEN)
-        port = unused_port()
-        self.url = f"http://127.0.0.1:{port}"
-        task = asyncio.create_task(serve.serve(agent, self.hub, host="127.0.0.1", port=port, stop=self.stop))
+        self._port = unused_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        task = asyncio.create_task(serve.serve(agent, self.hub, host="127.0.0.1", port=self._port, stop=self.stop))
         try:
-            while True:
-                try:
-                    await self.get("/healthz")
-                    break
-                except aiohttp.ClientConnectionError:
+            await until_async(self.up)
+            if self.has_keys:
+                while (await self.get("/v1/replica", "wrong"))[0] == 503:
                     await asyncio.sleep(0.01)
             yield self
         finally:
