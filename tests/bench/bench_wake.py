@@ -23,12 +23,14 @@ from pathlib import Path
 from shoal.agent.stream import Hub as AgentHub
 from shoal.api import names
 from shoal.api.meta import JsonObject
+from shoal.api.model import Model
+from shoal.core.artifacts import source_key
 from shoal.kube.client import Client
 from shoal.kube.reflector import Reflector
 from shoal.kube.resources import DEPLOYMENTS, GPUCLASSES, MODELS, NAMESPACES, PODS, SECRETS
 from tests.bench.bench_operator import _cpu, _own_writes, _percentile, _start
 from tests.bench.streams_process import _serve
-from tests.support.controlplane import ControlPlane, StatusKubelet, add_node, control_plane, install_crds
+from tests.support.controlplane import FACTS, ControlPlane, StatusKubelet, add_node, control_plane, install_crds
 from tests.support.ears import gateway_pod
 from tests.support.operators import NAMESPACE, condition, gpu_class, model
 from tests.support.streams import CURRENT, ToldGateway
@@ -172,7 +174,8 @@ class Fleet:
             async with limit:
                 body = model(f"m{i}", _BENCH, variants=[{"class": "l4"}], scaling={"idleSeconds": idle_seconds})
                 await self.client.apply(MODELS, body, manager="person")
-                status = {"status": {"conditions": [asleep]}}
+                known = FACTS | {"readBy": source_key(Model.model_validate(body))}
+                status = {"status": {"conditions": [asleep], "artifact": known}}
                 await self.client.merge_patch(MODELS, f"m{i}", _BENCH, status, manager=_BENCH, subresource="status")
 
         await asyncio.gather(*(make(i) for i in range(count)))
@@ -190,7 +193,7 @@ class Fleet:
 
 def _is_told(obj: JsonObject) -> bool:
     """The operator has looked at it: until then its status is the bench's."""
-    return bool((obj.get("status") or {}).get("artifact"))
+    return bool((obj.get("status") or {}).get("replicas"))
 
 
 async def _end(tasks: list[asyncio.Task[None]]) -> None:
