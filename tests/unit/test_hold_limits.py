@@ -1,0 +1,106 @@
+"""Who may wait for a replica, for how long, and what a Model's object says of it."""
+
+from typing import Any
+
+import pytest
+
+from shoal.api.model import Model
+from shoal.core.hold.limits import Held, Limits, longest_wait, over, retry_after
+from shoal.core.resolve import DeadEnd, ServedModel, served_model
+
+
+@pytest.mark.parametrize(
+    ("timeout", "cold_start", "ceiling", "longest"),
+    [
+        (600, None, 600, 600),  # never measured
+        (600, 40, 600, 110),  # two cold starts and 30 s
+        (600, 1000, 600, 600),
+        (20, 40, 600, 20),
+        (3600, None, 600, 600),  # the gateway's own ceiling
+        (3600, 0, 600, 30),
+    ],
+)
+def test_nobody_waits_for_longer_than_two_cold_starts_and_a_bit(
+    timeout: float, cold_start: float | None, ceiling: float, longest: float
+):
+    assert longest_wait(Limits(timeout_seconds=timeout), cold_start, ceiling) == longest
+
+
+@pytest.mark.parametrize(
+    ("cold_start", "waking", "seconds"),
+    [(None, 0, 30), (40, 0, 40), (40, 10.5, 30), (40, 39.5, 1), (40, 100, 1), (900, 0, 60), (900, 895, 5)],
+)
+def test_another_try_makes_sense_when_the_cold_start_is_over(cold_start: float | None, waking: float, seconds: int):
+    assert retry_after(cold_start, waking) == seconds
+
+
+def test_bounds_are_reached_and_not_passed():
+    limits = Limits(max_requests=4, max_bytes=1000, max_tenant_percent=50)
+    assert over(limits, 100, Held(), Held()) is None
+    assert over(limits, 100, Held(3, 300), Held(1, 100)) is None
+    assert over(limits, 100, Held(4, 400), Held()) == "requests"
+    assert over(limits, 101, Held(3, 900), Held()) == "bytes"
+    assert over(limits, 100, Held(3, 900), Held()) is None
+    assert over(limits, 100, Held(2, 200), Held(2, 200)) == "tenant"
+    assert over(limits, 401, Held(1, 100), Held(1, 100)) == "tenant"
+    assert over(limits, 400, Held(1, 100), Held(1, 100)) is None
+
+
+def served(status: dict[str, Any] | None = None, **spec: Any) -> ServedModel:
+    obj: dict[str, Any] = {
+        "metadata": {"name": "llama", "namespace": "chat", "uid": "u"},
+        "spec": {"source": {"uri": "file:///m"}, **spec},
+    }
+    return served_model(Model.model_validate({**obj, **({"status": status} if status else {})}))
+
+
+def condition(type: str, status: str, reason: str) -> dict[str, str]:
+    return {
+        "type": type,
+        "status": status,
+        "reason": reason,
+        "message": "node-7 has no room",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+
+
+def test_takes_the_limits_from_the_object():
+    model = served(
+        hold={"maxRequests": 7, "maxBytes": "2Mi", "maxTenantPercent": 10, "timeoutSeconds": 9},
+        scaling={"kvUtilizationPercent": 60},
+    )
+    assert model.limits == Limits(max_requests=7, max_bytes=2 * 1024 * 1024, max_tenant_percent=10, timeout_seconds=9)
+    assert model.kv_percent == 60
+    assert served().limits == Limits()
+    assert (served().cold_start_seconds, served().dead_end) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("variants", "seconds"),
+    [
+        ([], 99),
+        ([{"class": "a", "desired": 1, "coldStartSeconds": 30}, {"class": "b", "coldStartSeconds": 300}], 30),
+        ([{"class": "a", "desired": 0, "coldStartSeconds": 30}], 99),
+        ([{"class": "a", "desired": 1}], 99),
+    ],
+)
+def test_the_cold_start_is_that_of_the_class_that_wakes(variants: list[dict[str, Any]], seconds: float):
+    assert served({"variants": variants, "coldStartSeconds": 99}).cold_start_seconds == seconds
+
+
+@pytest.mark.parametrize(
+    ("told", "end"),
+    [
+        (condition("Placed", "False", "NoFit"), DeadEnd("NoFit", unless_pods=True)),
+        (condition("Placed", "False", "NoCapacity"), DeadEnd("NoCapacity", unless_pods=True)),
+        (condition("Placed", "False", "Outranked"), DeadEnd("Outranked", unless_pods=True)),
+        (condition("Placed", "False", "DrainingOthers"), None),  # GPUs are on their way
+        (condition("Placed", "Unknown", "Pending"), None),
+        (condition("Accepted", "False", "ArgumentsRefused"), DeadEnd("ArgumentsRefused", unless_pods=False)),
+        (condition("Stalled", "True", "EngineFailed"), DeadEnd("EngineFailed", unless_pods=False)),
+        (condition("Ready", "True", "ScaledToZero"), None),
+        (condition("Ready", "False", "Loading"), None),
+    ],
+)
+def test_the_conditions_tell_whether_waiting_is_of_use(told: dict[str, str], end: DeadEnd | None):
+    assert served({"conditions": [condition("Accepted", "True", "Valid"), told]}).dead_end == end
