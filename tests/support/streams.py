@@ -80,13 +80,22 @@ async def agents(*hubs: Hub) -> AsyncGenerator[list[Peer]]:
     async with contextlib.AsyncExitStack() as stack:
         peers: list[Peer] = []
         for number, hub in enumerate(hubs):
-            runner = web.AppRunner(_app(hub), access_log=None, shutdown_timeout=0.1)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            stack.callback(hub.close)
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            peers.append(Peer(f"pod-{number}", f"chat/pod-{number}", "127.0.0.1", "key", runner.addresses[0][1]))
+            port = await stack.enter_async_context(agent(hub))
+            peers.append(Peer(f"pod-{number}", f"chat/pod-{number}", "127.0.0.1", "key", port))
         yield peers
+
+
+@contextlib.asynccontextmanager
+async def agent(hub: Hub, host: str = "127.0.0.1", port: int = 0) -> AsyncGenerator[int]:
+    """An agent's stream; yields its port. Every key is good."""
+    runner = web.AppRunner(_app(hub), access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+        yield runner.addresses[0][1]
+    finally:
+        hub.close()
+        await runner.cleanup()
 
 
 def _app(hub: Hub) -> web.Application:
