@@ -14,6 +14,7 @@ BENCHES = {
     "bench_operator": "500 Models at once",
     "bench_protocol": "the protocol of drains, in every order of events",
     "bench_streams": "what listening to 2,000 agents and 8 gateways costs",
+    "bench_scaling": "scaling rules beside those of HPA, KEDA, KPA, AIBrix and llm-d, replayed",
 }
 
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.core.scaling import Policy as Spec
-from shoal.core.scaling.estimate import work_rate
+from shoal.core.scaling.estimate import least_work_rate
 from tests.bench import scaling_policies as rules
 from tests.bench.scaling_engine import Engine, Params, Request, params
 from tests.bench.scaling_fleet import Policy, Result, replay
@@ -75,7 +75,7 @@ def run(scenario: Scenario, build: Build, bench: Bench, factor: float = 1.0) -> 
             maximum=MAXIMUM,
             cold_start=bench.cold,
             seed=seed,
-            work_rate=work_rate(WEIGHT_BYTES, BANDWIDTH_GBPS[scenario.gpu]),
+            work_rate=least_work_rate(WEIGHT_BYTES, BANDWIDTH_GBPS[scenario.gpu]),
         )
         found.append(result)
         if bench.why and seed == 0 and isinstance(policy, rules.Shoal):

@@ -319,6 +319,6 @@ def snapshot_of(fleet: Fleet, policy: Policy, wanted: int) -> Snapshot:
         room=None,
         kv_tokens=fleet.params.kv_tokens,
         cold_start_seconds=fleet.cold_start,
-        work_rate=fleet.work_rate,
+        least_work_rate=fleet.work_rate,
     )
     return Snapshot(policy, wanted, tuple(replicas), (Voice("gateway", "boot", demand),), (here,), False, 0.0)

@@ -10,10 +10,12 @@ from shoal.controllers.planner import Planner
 from shoal.controllers.scaling.ears import Ears
 from shoal.controllers.world import World
 from shoal.core import facts
+from shoal.core.candidates import Considered
 from shoal.core.conditions import find
 from shoal.core.placement import Candidate
 from shoal.core.placement.case import price
 from shoal.core.scaling import Policy, Replica, Snapshot, Variant, Voice
+from shoal.core.scaling.estimate import least_work_rate
 
 
 def policy(model: Model) -> Policy:
@@ -109,11 +111,20 @@ class Observer:
                 kv_tokens=tokens.get(name, candidate.kv_tokens),
                 cold_start_seconds=float(cold[name]) if name in cold else None,
                 work_rate=self._past(model.metadata.namespace or "", model.metadata.name, name),
+                least_work_rate=self._least(considered, name),
             )
 
         setbacks = self._planner.setbacks(uid)
         order = sorted(considered.candidates, key=lambda c: (c.gpu_class in setbacks, *price(c)))
         return tuple(variant(c) for c in order)
+
+    def _least(self, considered: Considered, gpu_class: str) -> float | None:
+        found = self._world.classes.get(gpu_class)
+        sized = considered.sized.get(gpu_class)
+        if found is None or found.object is None or sized is None:
+            return None
+        bandwidth = found.object.spec.memory_bandwidth_gbps
+        return None if bandwidth is None else least_work_rate(sized.weight_bytes_per_gpu, bandwidth)
 
     def _asked(self, model: Model) -> float | None:
         text = model.metadata.annotations.get(names.ANNOTATION_WAKE)

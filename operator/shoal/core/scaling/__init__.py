@@ -4,6 +4,7 @@ types.py    what is read (Snapshot, Memory) and said (Decision)
 decide.py   the decision, with the table of rules;  rules.py  one function each;  view.py  what they look at
 figures.py  what is said, added up;  fleet.py  replicas in the order in which they are filled and kept
 learn.py    from one decision to the next: the last request, the arrival rate, what a request costs and a replica can do
+estimate.py what a replica does at least, before anything was learned
 window.py   the most that was enough over the last seconds;  words.py  numbers in sentences
 """
 

@@ -39,7 +39,9 @@ class Fleet:
     kv_tokens: dict[str, int]
     """Of one replica, by class."""
     work_rates: dict[str, float]
-    """Estimates of one replica, by class."""
+    """Limits of one replica that the past has shown, by class."""
+    least_work_rates: dict[str, float]
+    """What one replica does at least, by class."""
 
     @property
     def ready(self) -> int:
@@ -119,6 +121,7 @@ def fleet(snapshot: Snapshot, said: Figures, now: float) -> Fleet:
         cold_start=cold[filled.gpu_class] if filled else max(cold.values(), default=ASSUMED_COLD_START),
         kv_tokens=kv_tokens,
         work_rates={v.gpu_class: v.work_rate for v in snapshot.variants if v.work_rate},
+        least_work_rates={v.gpu_class: v.least_work_rate for v in snapshot.variants if v.least_work_rate},
     )
 
 

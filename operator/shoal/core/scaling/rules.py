@@ -88,7 +88,6 @@ def rate(view: View) -> Ask:
         return Ask(
             "rate", None, _proven(view), inputs, "what a replica can do is not known before requests have waited"
         )
-    learned = any(s.learned is not None for s in view.memory.speeds.values())
     up = view.fleet.needed(arriving / share, view.speed)
     keep = view.fleet.needed(arriving / (HYSTERESIS * share), view.speed)
     supply = sum(view.speed(s) for s in view.fleet.placed if s.ready_in == 0)
@@ -98,7 +97,7 @@ def rate(view: View) -> Ask:
     if less:
         fewer = f"{count(up - 1, 'replica')} would be at {percent(arriving, less)} of what they can do"
     sentence = f"{view.memory.arrival_rate or 0:.2g} requests/s are {use}, target {view.snapshot.policy.rate_percent} %"
-    return Ask("rate", up, max(up, keep if learned else max(keep, _proven(view) or 0)), inputs, sentence, fewer)
+    return Ask("rate", up, max(up, keep), inputs, sentence, fewer)
 
 
 def _proven(view: View) -> int | None:
@@ -112,7 +111,8 @@ def _proven(view: View) -> int | None:
 
 def backlog(view: View) -> Ask:
     """What will still wait when a further replica could serve, to be gone in one cold start more."""
-    then, end = view.backlog_then(view.speed), view.fleet.cold_start
+    end = view.fleet.cold_start
+    then = None if view.any_speed is None else view.backlog_then(view.speed)
     inputs = {
         "requestsWaiting": view.said.waiting,
         "requestsHeld": view.said.held,
@@ -120,7 +120,7 @@ def backlog(view: View) -> Ask:
         "coldStartSeconds": _rounded(end),
     }
     if then is None:
-        return Ask("backlog", None, 0, inputs, "what requests cost is not known yet")
+        return Ask("backlog", None, 0, inputs, "what requests cost and replicas can do is not known yet")
     if then == 0.0 or not view.said.waiting + view.said.held:
         return Ask("backlog", 0, 0, inputs, f"nothing will wait in {seconds(end)}")
     up = view.sufficient(view.speed)
@@ -136,7 +136,7 @@ def held(view: View) -> Ask:
     if not said.held:
         return Ask("held", 0, 0, inputs, "no request is held")
     up = 1
-    if view.backlog_then(view.speed) is None and view.fleet.kv_tokens:
+    if (view.any_speed is None or view.backlog_then(view.speed) is None) and view.fleet.kv_tokens:
         up = max(1, view.fleet.needed(said.used + said.waiting_tokens + said.held_tokens, view.tokens))
     return Ask("held", up, up, inputs, f"{count(said.held, 'request')} held, {count(said.held_tokens, 'token')}")
 

@@ -93,7 +93,9 @@ class Variant:
     """Of one replica: the engine's own figure, else the predicted one."""
     cold_start_seconds: float | None = None
     work_rate: float | None = None
-    """What one replica does per second before anything was learned, see `estimate.py`; None: not known."""
+    """Work per second (`learn.work`) of one replica while requests waited, before this term; None: not known."""
+    least_work_rate: float | None = None
+    """What one replica does per second at least, see `estimate.py`; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)

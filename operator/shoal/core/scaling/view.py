@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from shoal.core.scaling.estimate import AT_LEAST
 from shoal.core.scaling.figures import Figures
 from shoal.core.scaling.fleet import Fleet, Slot
 from shoal.core.scaling.types import Memory, Snapshot, Speed
@@ -32,29 +31,27 @@ class View:
         return (slot.kv_tokens or 0) * self.snapshot.policy.kv_percent / 100 if slot.serves else 0.0
 
     def speed(self, slot: Slot) -> float:
-        """Work per second at the limit: learned, else estimated, else as another class's replicas were seen to do."""
-        if not slot.serves:
-            return 0.0
-        speed = self.memory.speeds.get(slot.gpu_class)
+        """Work per second at the limit: learned in this term, else in the past, else of another class."""
+        return (self._limit(slot.gpu_class) or self.any_speed or 0.0) if slot.serves else 0.0
+
+    def _limit(self, gpu_class: str) -> float | None:
+        speed = self.memory.speeds.get(gpu_class)
         if speed is not None and speed.learned is not None:
             return speed.learned
-        return self.fleet.work_rates.get(slot.gpu_class) or self.any_speed or 0.0
+        return self.fleet.work_rates.get(gpu_class)
 
     def speed_at_least(self, slot: Slot) -> float:
-        """Work per second that a replica can do for sure: learned, else seen without a queue or the least that
-        the estimate means."""
+        """Work per second that a replica can do for sure: learned, else seen without a queue or estimated."""
         if not slot.serves:
             return 0.0
-        speed = self.memory.speeds.get(slot.gpu_class, Speed())
-        if speed.learned is not None:
-            return speed.learned
-        return max(speed.proven, AT_LEAST * self.fleet.work_rates.get(slot.gpu_class, 0.0))
+        seen = self.memory.speeds.get(slot.gpu_class, Speed()).proven
+        return self._limit(slot.gpu_class) or max(seen, self.fleet.least_work_rates.get(slot.gpu_class, 0.0))
 
     @property
     def any_speed(self) -> float | None:
-        """The slowest that was learned or else estimated; None: nothing was."""
-        learned = [s.learned for s in self.memory.speeds.values() if s.learned is not None]
-        return min(learned or self.fleet.work_rates.values(), default=None)
+        """The slowest limit that is known; None: none is."""
+        classes = {*self.memory.speeds, *self.fleet.work_rates}
+        return min((limit for name in classes if (limit := self._limit(name)) is not None), default=None)
 
     @property
     def arriving(self) -> float | None:
@@ -76,7 +73,7 @@ class View:
         """Work that would still wait after one cold start, with what serves and what is starting, if requests come as
         in the last few seconds; None: unknown."""
         arriving, left = self.arriving_now, self._work(float(self.said.waiting + self.said.held))
-        if arriving is None or left is None or self.any_speed is None:
+        if arriving is None or left is None:
             return None
         end = self.fleet.cold_start
         changes = sorted({0.0, end} | {s.ready_in for s in self.fleet.placed if s.ready_in < end})
