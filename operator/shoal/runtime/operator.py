@@ -225,7 +225,7 @@ class Operator:
 
 
 def ops_app(operator: Operator) -> web.Application:
-    """/healthz, /readyz, /metrics."""
+    """/healthz, /readyz, /metrics, /v1/decisions."""
 
     def answer(problems: list[str]) -> web.Response:
         return web.Response(status=503 if problems else 200, text="\n".join(problems or ["ok"]) + "\n")

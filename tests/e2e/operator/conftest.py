@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -52,6 +53,8 @@ async def fleet(plane: ControlPlane, request: pytest.FixtureRequest) -> AsyncIte
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+            # What kopf's threads left open is collected here, where it is expected, and not in somebody else's test.
+            gc.collect()
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import pytest
 from shoal.api import names, reasons
 from shoal.api.meta import JsonObject
 from shoal.kube.client import Client
-from shoal.kube.resources import DEPLOYMENTS, EVENTS, MODELS, PODS
+from shoal.kube.errors import NotFound
+from shoal.kube.resources import DEPLOYMENTS, EVENTS, GPUCLASSES, MODELS, PODS
 from shoal.runtime.operator import Operator
 from tests.support.controlplane import Fleet
 from tests.support.ears import QUIET, FakeEars, gateway_pod
@@ -53,8 +54,12 @@ async def uid_of(fleet: Fleet, name: str) -> str:
     return (await fleet.client.get(MODELS, name, fleet.namespace))["metadata"]["uid"]
 
 
-async def replicas(fleet: Fleet, name: str) -> int:
-    return (await fleet.client.get(DEPLOYMENTS, name, fleet.namespace))["spec"]["replicas"]
+async def replicas(fleet: Fleet, name: str) -> int | None:
+    """Of a Deployment; None while there is none."""
+    try:
+        return (await fleet.client.get(DEPLOYMENTS, name, fleet.namespace))["spec"]["replicas"]
+    except NotFound:
+        return None
 
 
 async def until_replicas(fleet: Fleet, name: str, wanted: int, *, seconds: float = 30) -> None:
@@ -215,3 +220,75 @@ async def test_a_fleet_at_zero_and_one_under_changing_load_cost_no_writes(fleet:
             ears.ask(uid, held=0, in_flight=i % 5)
             await asyncio.sleep(0.1)
         assert {k: n for k, n in own.writes.items() if k[1] != "leases"} == before
+
+
+async def test_a_wake_does_not_wait_for_a_plan(fleet: Fleet, ears: FakeEars, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with scaling_operator(fleet, ears) as operator:
+        await fleet.apply(model("chat", ns, scaling=_FAST))
+        await at_zero(fleet)
+        with monkeypatch.context() as patch:
+            patch.setattr(operator.planner, "plan", lambda: None)
+            ears.ask(await uid_of(fleet, "chat"))
+            await until_replicas(fleet, "chat-l4", 1)
+            operator._compare_all()  # every reconcile carries out what was decided before: zero
+            await asyncio.sleep(2)
+            assert await replicas(fleet, "chat-l4") == 1
+        operator.planner.changed()
+        await model_with(client, ns, "chat", "Ready", "True", reasons.REPLICAS_READY)
+
+
+async def test_a_class_that_disappears_at_zero_leaves_the_model_to_the_next_one(fleet: Fleet, ears: FakeEars) -> None:
+    client, ns = fleet.client, fleet.namespace
+    async with scaling_operator(fleet, ears):
+        await fleet.apply(model("chat", ns, scaling=_FAST))
+        await fleet.apply(model("listed", ns, variants=[{"class": "l4"}], scaling=_FAST))
+        for name in ("chat", "listed"):
+            await at_zero(fleet, name)
+        await client.delete(GPUCLASSES, "l4")
+        await model_with(client, ns, "listed", "Ready", "False", reasons.CLASS_NOT_FOUND)
+        for name in ("chat", "listed"):
+            ears.ask(await uid_of(fleet, name))
+        await until_replicas(fleet, "chat-h100", 1)
+        await model_with(client, ns, "chat", "Ready", "True", reasons.REPLICAS_READY)
+        assert await replicas(fleet, "listed-l4") == 0
+
+
+async def test_an_engine_that_keeps_ending_sends_the_model_to_the_next_class_and_then_waits_for_a_person(
+    fleet: Fleet, ears: FakeEars
+) -> None:
+    client, ns = fleet.client, fleet.namespace
+    fleet.kubelet.hold = True  # this test is the kubelet
+
+    async def crash_on(gpu_class: str) -> None:
+        async def bound() -> JsonObject | None:
+            found = [p for p in await engine_pods(fleet) if p["metadata"]["labels"][names.LABEL_GPU_CLASS] == gpu_class]
+            return found[0] if found and found[0]["spec"].get("nodeName") else None
+
+        pod = await eventually(bound, bool, seconds=60, what=f"a pod on {gpu_class}")
+        ended = {"exitCode": 1, "reason": "Error", "message": f"CUDA out of memory on {gpu_class}"}
+        engine = {
+            "name": "engine",
+            "image": "i",
+            "imageID": "",
+            "ready": False,
+            "restartCount": 3,
+            "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+            "lastState": {"terminated": ended},
+        }
+        status = {"status": {"phase": "Running", "containerStatuses": [engine]}}
+        where = (pod["metadata"]["name"], ns)
+        await client.merge_patch(PODS, *where, status, manager="kubelet", subresource="status")
+
+    async with scaling_operator(fleet, ears):
+        await fleet.apply(model("chat", ns))
+        await crash_on("l4")
+        await crash_on("h100")
+        told = await model_with(client, ns, "chat", "Stalled", "True", reasons.ENGINE_FAILED)
+        assert "CUDA out of memory on h100" in condition(told, "Ready")["message"]
+
+        def l4(obj: JsonObject) -> str:
+            return next(v for v in obj["status"]["variants"] if v["class"] == "l4").get("excluded", "")
+
+        await eventually(lambda: client.get(MODELS, "chat", ns), lambda m: "CUDA out of memory on l4" in l4(m))
+    fleet.kubelet.hold = False

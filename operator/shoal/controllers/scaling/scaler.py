@@ -31,7 +31,7 @@ from shoal.kube.resources import MODELS
 
 log = structlog.get_logger()
 
-PACE_SECONDS: Final = 0.5
+PACE_SECONDS: Final = 1.0
 """Between two decisions of a Model that has replicas, where nothing urgent happened."""
 _BATCH: Final = 20
 """Decisions in a row, before others get a turn."""
