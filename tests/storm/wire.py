@@ -21,6 +21,8 @@ RawOutcome = Literal["answered", "refused", "cancelled", "failed", "broken", "lo
 _CONNECT_SECONDS: Final = 5.0
 _REACH_SECONDS: Final = 90.0
 """How long a client goes on dialling when nobody listens: nothing was accepted yet, and every SDK tries again."""
+_DIALS: Final = 64
+"""At a time: a thousand clients that all dial at once would keep each other from it."""
 _IDLE_SECONDS: Final = 4.0
 """As httpx: connections that were idle longer are not used again."""
 ANSWER_SECONDS: Final = 300.0
@@ -70,6 +72,7 @@ class Clients:
     port: int
     key: str
     _idle: deque[Wire] = field(default_factory=deque[Wire])
+    _dialling: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_DIALS))
     dials_failed: int = 0
 
     async def wire(self, reuse: bool) -> Wire | None:
@@ -79,17 +82,18 @@ class Clients:
             if time.monotonic() - wire.idle_since < _IDLE_SECONDS and not wire.reader.at_eof():
                 return wire
             wire.hang_up()
-        deadline = time.monotonic() + _REACH_SECONDS
+        began, pause = time.monotonic(), 0.25
         while True:
             try:
-                async with asyncio.timeout(_CONNECT_SECONDS):
+                async with self._dialling, asyncio.timeout(_CONNECT_SECONDS):
                     reader, writer = await asyncio.open_connection(self.host, self.port)
                 return Wire(reader, writer, h11.Connection(h11.CLIENT, max_incomplete_event_size=1 << 20))
             except (OSError, TimeoutError):
                 self.dials_failed += 1
-                if time.monotonic() > deadline:
+                if time.monotonic() - began > _REACH_SECONDS:
                     return None
-                await asyncio.sleep(0.5)
+                pause = min(2 * pause, 4.0)
+                await asyncio.sleep(pause)
 
     def keep(self, wire: Wire) -> None:
         """Puts a connection back if HTTP allows to use it again."""
