@@ -50,12 +50,8 @@ def test_the_history_names_each_change_once() -> None:
 
 async def test_it_waits_for_what_is_to_come_and_tells_changes_without_a_terminal() -> None:
     film, console = filmed(model(0, 1, "Waking"), model(0, 1, "Waking"), model(1))
-    task = asyncio.create_task(film.run())
-    try:
+    async with film:
         frame = await film.until(lambda m: m.ready == 1, 10, "it wakes")
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
     assert frame.figures.ready == 1
     told = console.export_text()
     assert told.count("0/1 replicas, Waking") == 1
@@ -64,25 +60,27 @@ async def test_it_waits_for_what_is_to_come_and_tells_changes_without_a_terminal
 
 async def test_what_does_not_come_is_told_with_what_the_model_says() -> None:
     film, _ = filmed(model(0, 1, "NoCapacity").model_copy(update={"unheard": ("shoal-gateway-0",)}))
-    task = asyncio.create_task(film.run())
-    with pytest.raises(click.ClickException, match=r"it wakes.*0 of 1 replicas; NoCapacity: so; not heard: shoal-gat"):
-        await film.until(lambda m: m.ready == 1, 0.05, "it wakes")
-    task.cancel()
-    await asyncio.wait([task])
+    async with film:
+        with pytest.raises(click.ClickException, match=r"it wakes.*0 of 1 replicas; NoCapacity: so; not heard: shoal"):
+            await film.until(lambda m: m.ready == 1, 0.05, "it wakes")
 
 
 async def test_an_operator_that_does_not_answer_is_waited_for_and_named() -> None:
     film, _ = filmed(Unreachable("no operator leads"), Unreachable("no operator leads"), model(1))
-    task = asyncio.create_task(film.run())
-    assert (await film.until(lambda m: m.ready == 1, 10, "it wakes")).figures.ready == 1
-    task.cancel()
-    await asyncio.wait([task])
+    async with film:
+        assert (await film.until(lambda m: m.ready == 1, 10, "it wakes")).figures.ready == 1
     film, _ = filmed(Unreachable("no operator leads"))
-    task = asyncio.create_task(film.run())
-    with pytest.raises(click.ClickException, match="no operator leads"):
-        await film.until(lambda m: m.ready == 1, 0.05, "it wakes")
-    task.cancel()
-    await asyncio.wait([task])
+    async with film:
+        with pytest.raises(click.ClickException, match="no operator leads"):
+            await film.until(lambda m: m.ready == 1, 0.05, "it wakes")
+
+
+async def test_a_film_that_breaks_ends_the_wait_with_what_broke_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    film, _ = filmed(model(0))
+    monkeypatch.setattr(film, "_show", lambda: 1 / 0)
+    async with film:
+        with pytest.raises(ZeroDivisionError):
+            await film.until(lambda m: m.ready == 1, 60, "it wakes")
 
 
 async def test_a_request_that_fails_meanwhile_ends_the_wait_at_once() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import click
 from rich.console import Console, Group
@@ -33,7 +33,7 @@ class Frame:
 
 
 class Film:
-    """Looks at one Model again and again while it is an async context manager's body runs."""
+    """Looks at one Model again and again: an async context manager, for as long as its body runs."""
 
     def __init__(self, operator: Operator, namespace: str, name: str, console: Console):
         self.frames: list[Frame] = []
@@ -43,22 +43,20 @@ class Film:
         self._doing = ""
         self._live: Live | None = None
         self._told = ""
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self._began
-
-    async def run(self) -> None:
-        """Looks until cancelled."""
-        if not self._console.is_terminal:
-            await self._look_on()
-            return
-        with Live(console=self._console, transient=True, auto_refresh=False) as live:
-            self._live = live
-            try:
-                await self._look_on()
-            finally:
-                self._live = None
 
     async def until(
         self,
@@ -76,11 +74,23 @@ class Film:
                 if done(self.frames[seen].figures):
                     return self.frames[seen]
                 seen += 1
-            if beside is not None and beside.done() and (problem := beside.exception()):
-                raise problem
+            for task in (self._task, beside):
+                if task is not None and task.done() and (problem := task.exception()):
+                    raise problem
             if self.seconds > deadline:
                 raise click.ClickException(f"not within {within:.0f} s: {doing}. {self._says()}")
             await asyncio.sleep(INTERVAL_SECONDS / 2)
+
+    async def _run(self) -> None:
+        if not self._console.is_terminal:
+            await self._look_on()
+            return
+        with Live(console=self._console, transient=True, auto_refresh=False) as live:
+            self._live = live
+            try:
+                await self._look_on()
+            finally:
+                self._live = None
 
     async def _look_on(self) -> None:
         while True:

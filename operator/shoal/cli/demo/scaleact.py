@@ -8,11 +8,10 @@ from collections.abc import AsyncGenerator, Coroutine
 from typing import Final, TypeVar
 
 import click
-from rich.markup import escape
 
 from shoal.api.decisions import ModelFigures
 from shoal.api.meta import GROUP
-from shoal.api.reasons import SCALED_TO_ZERO
+from shoal.api.reasons import NO_CAPACITY, SCALED_TO_ZERO
 from shoal.cli.demo import steps
 from shoal.cli.demo.clusters import NAMESPACE as SHOAL_NAMESPACE
 from shoal.cli.demo.clusters import Cluster
@@ -61,7 +60,7 @@ async def _play(cluster: Cluster, crowd: Crowd, stages: Stages, timeout: float) 
     async with await Client.from_environment(kubeconfig=cluster.tools.env.get("KUBECONFIG")) as client:
         operator = Operator(client, SHOAL_NAMESPACE)
         film = Film(operator, NAMESPACE, MODEL, console)
-        async with _beside(film.run(), wait=False):
+        async with film:
             with stages.stage("A new Model starts one replica, and goes to zero when nobody asks", spin=False):
                 await film.until(lambda m: m.ready >= 1, timeout, "the first replica starts, so that a fault shows")
                 await film.until(at_zero, timeout, "nobody asks: it goes to zero")
@@ -72,10 +71,10 @@ async def _play(cluster: Cluster, crowd: Crowd, stages: Stages, timeout: float) 
                     woken = time.monotonic() - began
                     await film.until(lambda m: m.ready >= 1, timeout, "one request waits; a replica starts", asked)
             first = asked.result().first_seconds
-            with stages.stage(f"{CLIENTS} clients at once: out to {MOST} replicas", spin=False):
+            with stages.stage(f"{CLIENTS} clients at once: out to as many replicas as they need", spin=False):
                 async with _beside(crowd.many(CLIENTS, TOKENS)) as asking:
                     doing = f"{CLIENTS} clients ask again and again"
-                    await film.until(lambda m: m.ready >= MOST, timeout, doing, asking)
+                    await film.until(scaled_out, timeout, doing, asking)
                     crowd.enough.set()
             with stages.stage("Nobody asks any more: back to zero", spin=False):
                 await film.until(at_zero, timeout, "nobody asks: back to zero")
@@ -90,7 +89,12 @@ async def _play(cluster: Cluster, crowd: Crowd, stages: Stages, timeout: float) 
     console.print(why(figures.model_copy(update={"decisions": figures.decisions[:SHOWN]}), answer.time, rules=False))
     if crowd.problems:
         count = len(crowd.problems)
-        raise click.ClickException(f"{count} requests were not answered; the first: {escape(crowd.problems[0])}")
+        raise click.ClickException(f"{count} requests were not answered; the first: {crowd.problems[0]}")
+
+
+def scaled_out(model: ModelFigures) -> bool:
+    """As many replicas serve as may, or as the cluster has GPUs for."""
+    return model.ready >= MOST or (model.ready > 1 and model.reason == NO_CAPACITY)
 
 
 def at_zero(model: ModelFigures) -> bool:
@@ -99,14 +103,12 @@ def at_zero(model: ModelFigures) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def _beside(work: Coroutine[object, object, T], *, wait: bool = True) -> AsyncGenerator[asyncio.Task[T]]:
-    """Runs `work` beside the body, and with `wait` to its end after the body's; else, or when the body fails, it is
-    cancelled."""
+async def _beside(work: Coroutine[object, object, T]) -> AsyncGenerator[asyncio.Task[T]]:
+    """Runs `work` beside the body and to its end after it; when the body fails, it is cancelled."""
     task = asyncio.create_task(work)
     try:
         yield task
-        if wait:
-            await task
+        await task
     finally:
         if not task.done():
             task.cancel()
