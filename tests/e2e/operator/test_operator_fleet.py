@@ -276,6 +276,11 @@ async def test_classes_that_share_a_node_and_labels_that_disagree_are_told(fleet
         labels = {"metadata": {"labels": {"nvidia.com/gpu.memory": "81559"}}}
         await client.merge_patch(NODES, "l4-0", None, labels, manager="gfd")
         assert "l4-0: label nvidia.com/gpu.memory says 81559 MiB" in await ready("all-l4", "LabelsDisagree")
+        await eventually(
+            lambda: fleet.all(EVENTS, namespace="default"),
+            lambda found: "Warning" in [e["type"] for e in found if e["reason"] == "LabelsDisagree"],
+            what="a warning",
+        )
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,135 @@
+"""When the scaler decides, what it does at once, and what it never does."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from shoal.controllers.coldstarts import ColdStarts
+from shoal.controllers.scaling import scaler as module
+from shoal.controllers.scaling.scaler import PACE_SECONDS, Scaler
+from shoal.controllers.scaling.wake import Waker
+from shoal.kube.queue import WorkQueue
+from tests.support.ears import FakeEars, gateway_pod
+from tests.unit.test_scale_writes import UID, Plane
+
+SINCE = "2026-01-01T00:00:00Z"
+
+
+class Stage:
+    """A plane with a scaler that leads, one gateway, and a clock of the test's own."""
+
+    def __init__(self, replicas: int) -> None:
+        self.plane = Plane(replicas)
+        self.now = 1000.0
+        self.ears = FakeEars()
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": SINCE}
+        pod = gateway_pod()
+        pod["metadata"] |= {"uid": "g", "resourceVersion": "1"}
+        self.plane.world.pods.upsert(pod | {"status": {"conditions": [ready], "startTime": SINCE}})
+        world, planner = self.plane.world, self.plane.planner
+        self.waker = Waker(world, planner, self.plane.writer, WorkQueue("wake"))
+        self.scaler = Scaler(world, planner, ColdStarts(world), self.ears, self.waker, clock=lambda: self.now)
+        self.ears.heard.append(self.scaler.changed)
+        self.decided: list[float] = []
+
+    async def __aenter__(self) -> "Stage":
+        self._task = asyncio.create_task(self.scaler.run())
+        await asyncio.sleep(0)
+        self.plane.planner.plan()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    @property
+    def wanted(self) -> int:
+        return self.scaler.wanted(self.plane.model)
+
+    async def tell(self, *, urgent: bool, after: float = 0.0) -> None:
+        self.now += after
+        self.ears.tell(UID, urgent=urgent)
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The times at which something was decided."""
+    times: list[float] = []
+    real = module.decide
+
+    def decide(snapshot: Any, memory: Any, now: float) -> Any:
+        times.append(now)
+        return real(snapshot, memory, now)
+
+    monkeypatch.setattr(module, "decide", decide)
+    return times
+
+
+async def test_a_request_at_zero_is_asked_for_in_the_same_breath() -> None:
+    async with Stage(0) as stage:
+        assert stage.wanted == 0
+        stage.ears.ask(UID)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert stage.wanted == 1
+        assert stage.plane.planner.standings.lifted(UID, "l4") == 1
+        assert stage.plane.planner.target(UID, "l4", 0) == 1  # whatever the last plan said
+
+
+async def test_nobody_is_woken_ahead_of_the_plan_where_another_model_waits_for_the_same_gpus() -> None:
+    async with Stage(0) as stage:
+        stage.plane.planner.promises._contested = frozenset({"l4"})
+        stage.ears.ask(UID)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert stage.wanted == 1
+        assert stage.plane.planner.standings.lifted(UID, "l4") == 0
+
+
+async def test_what_changes_all_the_time_is_decided_once_a_second_and_what_is_urgent_at_once(
+    counted: list[float],
+) -> None:
+    async with Stage(1) as stage:
+        await stage.tell(urgent=False, after=PACE_SECONDS)
+        counted.clear()
+        for _ in range(50):
+            await stage.tell(urgent=False, after=PACE_SECONDS / 100)
+        assert counted == []
+        await stage.tell(urgent=True)
+        assert len(counted) == 1
+        await stage.tell(urgent=False, after=PACE_SECONDS)
+        assert len(counted) == 2
+
+
+async def test_who_does_not_lead_decides_nothing(counted: list[float]) -> None:
+    stage = Stage(0)
+    stage.ears.ask(UID)
+    await asyncio.sleep(0)
+    assert counted == []
+    assert stage.plane.planner.standings.lifted(UID, "l4") == 0
+
+
+async def test_each_term_begins_at_what_the_deployments_ask_for() -> None:
+    stage = Stage(0)
+    async with stage:
+        stage.ears.ask(UID)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert stage.wanted == 1
+    stage.plane.server.set(2)
+    stage.plane.world.deployments.upsert(stage.plane.server.stored)
+    async with stage:
+        assert stage.wanted == 2
+
+
+async def test_a_model_that_cannot_be_decided_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: Any) -> Any:
+        raise ArithmeticError
+
+    async with Stage(1) as stage:
+        monkeypatch.setattr(module, "decide", breaks)
+        await stage.tell(urgent=True)
+        assert stage.wanted == 1
