@@ -79,17 +79,28 @@ def usable(
     agent that is down must not take a serving engine with it. `leaving` are uids of pods that were draining when their
     streams ended: those never serve on hearsay.
     """
-    if not replicas:
-        return NoReplica("none")
-    ready = [r for r in replicas if r.ready and not r.deleting and r.ip]
-    if not ready:
-        return NoReplica("not-ready")
-    live = [r for r in ready if r.uid in heard]
+    # One pass, because every request makes it.
+    found: list[Replica] = []
+    unheard: list[Replica] = []
+    live = False
+    for replica in replicas:
+        if not replica.ready or replica.deleting or not replica.ip:
+            continue
+        said = heard.get(replica.uid)
+        if said is None:
+            unheard.append(replica)
+            continue
+        live = True
+        if said.phase not in _TURNED_AWAY:
+            found.append(replica)
+    if found:
+        return Usable(found, fallback=False)
     if live:
-        found = [r for r in live if heard[r.uid].phase not in _TURNED_AWAY]
-    else:
-        found = [r for r in ready if r.uid not in leaving] if leaving else ready
-    return Usable(found, not live) if found else NoReplica("turned-away")
+        return NoReplica("turned-away")
+    if not unheard:
+        return NoReplica("not-ready" if replicas else "none")
+    hearsay = [r for r in unheard if r.uid not in leaving]
+    return Usable(hearsay, fallback=True) if hearsay else NoReplica("turned-away")
 
 
 def choose(
@@ -116,7 +127,12 @@ def least_busy(replicas: Sequence[Replica], in_flight: Mapping[str, int], turn: 
     """The one of at least one replica with the fewest requests in flight."""
     if len(replicas) == 1:
         return replicas[0]
-    loads = [in_flight.get(r.uid, 0) for r in replicas]
-    fewest = min(loads)
-    equals = [r for r, load in zip(replicas, loads, strict=True) if load == fewest]
+    equals: list[Replica] = []
+    fewest = 0
+    for replica in replicas:
+        load = in_flight.get(replica.uid, 0)
+        if not equals or load < fewest:
+            equals, fewest = [replica], load
+        elif load == fewest:
+            equals.append(replica)
     return equals[turn % len(equals)]

@@ -103,7 +103,8 @@ class Relay:
         self._began()
         meter.status = answer.status
         rewrite = prepared.name.rewrite_whatever if prepared.path == EMBEDDINGS else prepared.name.rewrite
-        await self._reply.json(answer.status, self._own_id(rewrite(body)), headers)
+        out = rewrite(body)
+        await self._reply.json(answer.status, self._own_id(out) if self.rid else out, headers)
         meter.outcome = "answered"
 
     async def _stream(self, answer: Answer, headers: Headers) -> None:
@@ -171,9 +172,8 @@ class Relay:
 
     def _own_id(self, data: bytes) -> bytes:
         """The answer's id is the request's, however often it was sent."""
-        if self.rid is None:
-            return data
-        return data.replace(b'"id":"%b"' % self.rid, b'"id":"%b"' % self.rid.partition(b".")[0], 1)
+        rid = self.rid or b""
+        return data.replace(b'"id":"%b"' % rid, b'"id":"%b"' % rid.partition(b".")[0], 1)
 
     def _engine_error(self, event: bytes, out: list[bytes]) -> bytes:
         """An error event of the engine: before the first byte an answer with a status, or another try; after it, an

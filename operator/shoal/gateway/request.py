@@ -18,7 +18,7 @@ from shoal.core.resolve import ServedModel, listed
 from shoal.core.routing import Choice, NoReplica, Replica
 from shoal.gateway import errors, ids, sse
 from shoal.gateway.asgi import DISCONNECT, GONE, Headers, Receive, Scope, Send
-from shoal.gateway.body import ALLOWED, Disconnected, Parsed, engine_body, parse, read_body
+from shoal.gateway.body import ALLOWED, Disconnected, engine_body, parse, read_body
 from shoal.gateway.deadlines import Deadline
 from shoal.gateway.errors import ApiError
 from shoal.gateway.hold import ClientGone
@@ -28,7 +28,6 @@ from shoal.gateway.reply import Reply
 from shoal.gateway.upstream import (
     Aborted,
     AbortHandle,
-    Answer,
     ConnectFailed,
     GivenUp,
     StaleConnection,
@@ -194,7 +193,19 @@ class Request:
             raise _cannot_record() from None
         app.demand.arrived(model.uid)
         self._raw = engine_body(parsed, self._path, model.engine_name, self._id)
-        return _prepared(self._path, parsed, model)
+        fields = parsed.fields
+        bound, choices = fields.get("max_completion_tokens", fields.get("max_tokens")), fields.get("n")
+        return Prepared(
+            self._path,
+            parsed.word,
+            parsed.stream,
+            parsed.wants_usage,
+            parsed.wants_continuous,
+            model,
+            sse.ModelName(model.engine_name, parsed.word),
+            bound if type(bound) is int else None,
+            choices if type(choices) is int else 1,
+        )
 
     async def _serve(self, prepared: Prepared) -> None:
         app, meter = self._app, self._meter
@@ -371,9 +382,11 @@ class Request:
         there.add(abort)
         try:
             try:
-                answer = await self._send(prepared, relay, target, key, abort)
+                head, body = self._to_send(prepared, relay, target, key)
+                answer = await app.upstream.start(target, head, body, abort)
             except StaleConnection:
-                answer = await self._send(prepared, relay, target, key, abort)
+                head, body = self._to_send(prepared, relay, target, key)
+                answer = await app.upstream.start(target, head, body, abort)
             try:
                 await relay.run(answer, self._replica_header(replica))
             except ApiError:
@@ -392,20 +405,21 @@ class Request:
         finally:
             there.discard(abort)
 
-    async def _send(self, prepared: Prepared, relay: Relay, target: Target, key: str, abort: AbortHandle) -> Answer:
+    def _to_send(self, prepared: Prepared, relay: Relay, target: Target, key: str) -> tuple[bytes, bytes]:
         """Each time under another id: an engine refuses one that it still has, and it learns late that we left."""
         raw = self._raw
         self._sent += 1
         if self._sent > 1:
             relay.rid = rid = f"{self._id}.{self._sent}".encode()
             raw = raw.replace(b'"rid":"%b"' % self._id.encode(), b'"rid":"%b"' % rid, 1)
-        return await self._app.upstream.start(target, self._head(target, key, len(raw), prepared.stream), raw, abort)
+        return self._head(target, key, len(raw), prepared.stream), raw
 
     def _began(self) -> None:
         """The engine's answer begins to go out."""
         self._abort.answering = True
         self._meter.answer_began()
-        self._began_well()
+        if self._paid is not None:
+            self._began_well()
 
     def _began_well(self) -> None:
         if self._paid is not None:
@@ -475,23 +489,6 @@ class Request:
             series.input_tokens.observe(tokens)
         if (tokens := counts["outputTokens"]) is not None:
             series.output_tokens.observe(tokens)
-
-
-def _prepared(path: str, parsed: Parsed, model: ServedModel) -> Prepared:
-    fields = parsed.fields
-    bound = fields.get("max_completion_tokens", fields.get("max_tokens"))
-    choices = fields.get("n")
-    return Prepared(
-        path,
-        parsed.word,
-        parsed.stream,
-        parsed.wants_usage,
-        parsed.wants_continuous,
-        model,
-        sse.ModelName(model.engine_name, parsed.word),
-        bound if type(bound) is int else None,
-        choices if type(choices) is int else 1,
-    )
 
 
 def _card(word: str, model: ServedModel) -> dict[str, Any]:
