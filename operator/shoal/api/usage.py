@@ -16,8 +16,8 @@ RecordKind = Literal["open", "checkpoint", "final"]
 Outcome = Literal["answered", "rejected", "cancelled", "failed", "refused", "expired", "cut"]
 """answered: the engine's answer went out whole. rejected: the engine's own 4xx went out. cancelled: the client left.
 failed: the engine was lost after the first byte. refused: no replica could serve (503 with Retry-After; after
-comments of a stream an error event with retry_after). expired: the same, after it had waited as long as it may. cut: the
-gateway died; its open row was closed at the next start."""
+comments of a stream an error event with retry_after). expired: the same, after it had waited as long as it may. cut:
+the gateway died; its open row was closed at the next start."""
 CountSource = Literal["final", "continuous", "none"]
 """Where the counts come from: the engine's closing usage block, its last running usage before a cut, or nowhere."""
 
