@@ -24,7 +24,10 @@ def kv_cache(view: View) -> Ask:
     if not view.fleet.kv_tokens:
         return Ask("kvCache", None, None, inputs, "what a replica's KV cache holds is not known")
     # A replica that is not heard is loaded to its target: it takes nothing off the others and asks for nothing.
-    demand += sum(view.fleet.kv_tokens.get(r.gpu_class, 0) * policy.kv_percent / 100 for r in said.dark)
+    # One that stands beyond what is wanted, in order to replace another, counts for nothing.
+    heard = max(0, view.fleet.ready - len(said.dark))
+    loaded = sorted((view.fleet.kv_tokens.get(r.gpu_class, 0) for r in said.dark), reverse=True)
+    demand += sum(loaded[: max(0, view.snapshot.wanted - heard)]) * policy.kv_percent / 100
     held = sum(s.kv_tokens or 0 for s in view.fleet.placed if s.ready_in == 0)
     up = view.fleet.needed(demand, view.tokens)
     keep = view.fleet.needed(demand / HYSTERESIS, view.tokens)
@@ -104,6 +107,8 @@ def _proven(view: View) -> int | None:
     """How many replicas have to stay while their limit is not known: as many as are known to do the work, or one less
     than now, to find out."""
     arriving, one_less = view.arriving, max(0, view.placed - 1)
+    if arriving == 0.0:
+        return 0
     if arriving is None or not any(s.proven for s in view.memory.speeds.values()):
         return one_less
     return min(one_less, view.fleet.needed(arriving, view.speed_at_least))
