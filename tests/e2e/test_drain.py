@@ -7,6 +7,7 @@ in the deletion of a pod, where the drain is.
 
 import base64
 import json
+import os
 import threading
 import time
 from collections.abc import Generator
@@ -25,7 +26,8 @@ from tests.support.waiting import until
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(420)]
 
 MODEL = "drained"
-TOKENS = 250
+TOKENS = int(os.environ.get("SHOAL_E2E_STREAM_TOKENS", "250"))
+"""More where pods start slowly: an answer must last longer than that."""
 DRAIN_SECONDS = 300
 """Far longer than any answer here: a pod that goes before has not waited for the time to be over."""
 SLOW = {"env": [{"name": "SHOAL_SIM_SPEED", "value": "0.1"}, {"name": "SHOAL_SIM_LOAD_SECONDS", "value": "1"}]}
