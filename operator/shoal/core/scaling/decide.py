@@ -144,7 +144,7 @@ def _stay(view: View, asks: list[Ask], keep: int) -> Decision:
         wakes = view.fleet.next_class
         then = f"the next one wakes class {wakes}" if wakes else _no_room(view)
         return Decision(0, 0, reasons.SCALED_TO_ZERO, f"no request; {then}")
-    if view.fleet.room == 0 and view.placed < before:
+    if view.snapshot.variants and view.fleet.room == 0 and view.placed < before:
         return Decision(before, before, reasons.NO_CAPACITY, _no_room(view))
     alternative = ""
     if keep < before:
