@@ -87,17 +87,13 @@ class Term:
     decision: Decision | None = None
 
     def at(self, now: float, seen: Snapshot) -> Decision:
-        """The decision at `now`; looked at on the way there whenever the one before asked for it."""
+        """The decision at `now`; looked at on the way there whenever the one before asked for it, and carried out."""
         while self.memory is not None and self.memory.due is not None and self.memory.due < now:
-            self._decide(max(self.memory.due, self.now), seen)
+            decision = self._decide(max(self.memory.due, self.now), seen)
+            seen = replace(seen, wanted=decision.wanted)
         return self._decide(now, seen)
 
     def _decide(self, now: float, seen: Snapshot) -> Decision:
         self.decision, self.memory = decide(seen, self.memory, now)
         self.now = now
         return self.decision
-
-
-def wanting(seen: Snapshot, wanted: int) -> Snapshot:
-    """The same with another number wanted."""
-    return replace(seen, wanted=wanted)

@@ -59,8 +59,8 @@ def decide(snapshot: Snapshot, memory: Memory | None, now: float) -> tuple[Decis
     blocked = snapshot.rolling or bool(said.unheard)
     known = replace(known, patience=_patience(known, need > before > 0, policy.stabilization_seconds, now))
     span = known.patience * policy.stabilization_seconds
-    window = push(known.window, max(keep, before) if blocked else keep, now, span)
-    known = replace(known, window=window)
+    window = push(known.window, keep, now, span)
+    known = replace(known, window=window, fresh_since=now if blocked else known.fresh_since)
     view = replace(view, memory=known)
     low = 0 if idle else min(policy.maximum, max(need, highest(window)))
     if need > before:
@@ -69,7 +69,7 @@ def decide(snapshot: Snapshot, memory: Memory | None, now: float) -> tuple[Decis
         decision = _stay(view, asks, keep)
     elif low < before and blocked:
         decision = _blocked(view, low)
-    elif low < before and not idle and known.lowered is not None and 0 <= now - known.lowered < _DOWN_PACE:
+    elif low < before <= policy.maximum and not idle and now < _down_at(view):
         decision = _stay(view, asks, keep)
     elif low < before:
         decision = _down(view, asks, low, idle)
@@ -148,7 +148,7 @@ def _stay(view: View, asks: list[Ask], keep: int) -> Decision:
         return Decision(before, before, reasons.NO_CAPACITY, _no_room(view))
     alternative = ""
     if keep < before:
-        left = expires(view.memory.window, before, view.span) - view.now
+        left = _down_at(view) - view.now
         alternative = f"{keep} would do; fewer in {seconds(max(0.0, left))} at the earliest"
     elif keep == before:
         alternative = _deciding(asks, view.snapshot).fewer
@@ -157,6 +157,13 @@ def _stay(view: View, asks: list[Ask], keep: int) -> Decision:
 
 
 # --- parts ----------------------------------------------------------------------------------------------------------
+
+
+def _down_at(view: View) -> float:
+    """When fewer have been enough for long, everybody was heard all the while, and the last step is some time ago."""
+    known, wanted = view.memory, view.snapshot.wanted
+    enough = max(expires(known.window, wanted, view.span), known.fresh_since + view.span)
+    return enough if known.lowered is None else max(enough, known.lowered + _DOWN_PACE)
 
 
 def _patience(known: Memory, more: bool, stabilization: float, now: float) -> float:
@@ -219,7 +226,7 @@ def _look_again(view: View, wanted: int, keep: int, idle_at: float, blocked: boo
     if policy.minimum == 0 and not blocked and idle_at > now:
         times.append(idle_at - now)
     if keep < wanted and not blocked:
-        left = expires(view.memory.window, wanted, view.span) - now
+        left = _down_at(replace(view, snapshot=replace(view.snapshot, wanted=wanted))) - now
         times.append(left if left > 0 else _DOWN_PACE)
     if wanted > max(1, policy.minimum):
         times.append(ARRIVALS_SECONDS / 2)

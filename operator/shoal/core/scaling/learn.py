@@ -52,6 +52,7 @@ def begin(snapshot: Snapshot, said: Figures, now: float) -> Memory:
         woken=now,
         served=_serves(snapshot),
         settled=now,
+        fresh_since=now,
         voices=_marks(snapshot, {}),
         meters=_meters(snapshot, {}, {}, now)[0],
         progress=_progress(snapshot, said),

@@ -189,6 +189,8 @@ class Memory:
     """Since when more requests wait than the target allows; None: they do not."""
     lowered: float | None = None
     """When fewer were decided last."""
+    fresh_since: float = 0.0
+    """Since when every voice is heard and no rollout is under way."""
     patience: float = 1.0
     """How many times `stabilization_seconds` fewer must have been enough."""
     progress: float | None = None
