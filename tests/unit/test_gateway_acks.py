@@ -108,7 +108,8 @@ async def acknowledging(tmp_path: Path, agent: FakeAgent) -> AsyncGenerator[Flee
         pool.close()
 
 
-async def test_says_what_it_acts_on_and_what_runs_there(tmp_path: Path):
+async def test_says_what_it_acts_on_and_what_runs_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(acks, "HEARTBEAT_SECONDS", 600.0)  # only what is said at once
     async with FakeAgent().running() as agent, acknowledging(tmp_path, agent) as fleet:
         first = await agent.until(lambda _: True)
         assert (first.gateway, first.boot) == (ME.name, ME.boot)

@@ -364,11 +364,13 @@ class Holds:
     def look(self) -> None:
         """The cluster, or the keys to it, changed."""
         models = self.directory.snapshot.models
-        known = {model.uid: model for model in models.values()} if self.rooms or self._budgets else {}
-        for uid in [uid for uid in self._budgets if uid not in known]:
-            del self._budgets[uid]
+        if len(self._budgets) > len(models):
+            known = {model.uid for model in models.values()}
+            self._budgets = {uid: budget for uid, budget in self._budgets.items() if uid in known}
         for uid, room in self.rooms.items():
-            room.model = known.get(uid, room.model)
+            model = models.get(room.model.key)
+            if model is not None and model.uid == uid:
+                room.model = model
             room.poke()
 
     def closed(self, room: WaitingRoom) -> None:

@@ -335,7 +335,9 @@ class Request:
         try:
             abort.hold(ticket)
             deadline.pause()
-            next_comment = began + COMMENT_SECONDS if prepared.stream else until
+            next_comment = until
+            if prepared.stream:
+                next_comment = (began if self._reply.started else self._held_since) + COMMENT_SECONDS
             while (now := time.monotonic()) < until:
                 if now >= next_comment:
                     next_comment = now + COMMENT_SECONDS
