@@ -47,7 +47,8 @@ def test_what_the_engine_says_stands_beside_what_was_computed(fleet: Fleet) -> N
         60,
     )
     (used,) = [v for v in variants(fleet, "tiny-chat").values() if v["desired"]]
-    assert used["kvTokensPerReplica"]["predicted"] > 0
+    figures = used["kvTokensPerReplica"]
+    assert figures["engine"] == pytest.approx(figures["predicted"], rel=0.01), "the simulator sizes the model it serves"
     assert used["step"] == "Ready"
     assert fleet.model("tiny-chat")["status"]["coldStartSeconds"] == used["coldStartSeconds"]
     artifact = fleet.model("tiny-chat")["status"]["artifact"]

@@ -62,7 +62,8 @@ def main() -> int:
     parser.add_argument("--image", type=Path, help="an archive of Shoal's image, instead of building it")
     parser.add_argument("--name", default=f"kubelet-{os.getpid()}", help="of the lab")
     options, rest = parser.parse_known_args()
-    signal.signal(signal.SIGTERM, _interrupt)  # ends like Ctrl-C, and what was made is removed
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell in the background lets SIGINT be ignored
+        signal.signal(number, _interrupt)
     try:
         return run(options.name, options.image, rest, keep=options.keep)
     except LabError as error:
