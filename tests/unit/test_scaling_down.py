@@ -14,10 +14,9 @@ POLICY = Policy(minimum=1, stabilization_seconds=120.0)
 
 def busy(*percents: int, **fields: Any) -> Snapshot:
     """One replica for each KV use."""
-    return snapshot(
-        *(replica(i, load(kv_tokens_used=p * KV_TOKENS // 100, running=5)) for i, p in enumerate(percents)),
-        **{"policy": POLICY, **fields},
-    )
+    plain: dict[str, Any] = {"policy": POLICY}
+    pods = (replica(i, load(kv_tokens_used=p * KV_TOKENS // 100, running=5)) for i, p in enumerate(percents))
+    return snapshot(*pods, **{**plain, **fields})
 
 
 def test_fewer_only_after_they_were_enough_for_the_whole_window() -> None:
