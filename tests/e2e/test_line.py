@@ -258,7 +258,8 @@ def test_no_prompt_key_or_answer_leaks(fleet: Fleet, client: openai.OpenAI) -> N
     """Invariant 14: a canary in the prompt, in a rejected key and in the answer is found nowhere."""
     canary = "canary-7f3b9e-prompt"
     for selector in ("demo", NAMESPACE):  # logs of a pod that is only starting are not there yet
-        fleet.kubectl("wait", "--for=condition=Ready", "pod", "--all", "-n", selector, "--timeout=60s", timeout=70)
+        running = "--field-selector=status.phase!=Succeeded"  # pods that read metadata end
+        fleet.kubectl("wait", "--for=condition=Ready", "pod", running, "-n", selector, "--timeout=60s", timeout=70)
     response = client.chat.completions.with_raw_response.create(
         model="tiny-chat", messages=[{"role": "user", "content": canary}], max_tokens=24
     )
@@ -287,9 +288,11 @@ def test_no_prompt_key_or_answer_leaks(fleet: Fleet, client: openai.OpenAI) -> N
         where = (pod["metadata"]["name"], "-n", pod["metadata"]["namespace"])
         haystacks[f"log {where[0]}"] = fleet.kubectl("logs", *where, "--all-containers", "--tail=-1")
         if pod["metadata"]["namespace"] == NAMESPACE:
-            haystacks[f"metrics {where[0]}"] = fleet.lab.exec(
-                "curl", "-fsS", f"http://{pod['status']['podIP']}:9090/metrics"
-            )
+            ops = f"http://{pod['status']['podIP']}:9090"
+            haystacks[f"metrics {where[0]}"] = fleet.lab.exec("curl", "-fsS", f"{ops}/metrics")
+            haystacks[f"decisions {where[0]}"] = fleet.lab.exec("curl", "-sS", f"{ops}/v1/decisions")
+
+    assert any("demo/tiny-chat" in text for place, text in haystacks.items() if place.startswith("decisions "))
 
     def found() -> list[str]:
         needles = (canary, "canary-7f3b9e", answer, *keys)
