@@ -39,14 +39,14 @@ class FakeAgent:
         self.hang.set()
         self.port = 0
         self.connections: set[Any] = set()
-        self._streams: list[web.StreamResponse] = []
+        self.streams: list[web.StreamResponse] = []
         self._came = asyncio.Condition()
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         await self._write(response, full=True, keys={"phase": self.phase, "engineBoot": "e"})
-        self._streams.append(response)
+        self.streams.append(response)
         await asyncio.sleep(60)
         return response
 
@@ -63,7 +63,7 @@ class FakeAgent:
     async def say(self, phase: str) -> None:
         self.phase = phase
         self.seq += 1
-        for stream in self._streams:
+        for stream in self.streams:
             await self._write(stream, keys={"phase": phase})
 
     async def until(self, met: Callable[[Ack], bool]) -> Ack:
@@ -122,6 +122,7 @@ async def test_says_what_it_acts_on_and_what_runs_there(tmp_path: Path, monkeypa
         fleet.leave(replica(1))
         fleet.leave(replica(1))
         assert (await agent.until(lambda a: a.seq == 1 and a.running == 0)).agent_boot == "agent-1"
+        assert len(agent.streams) == 1  # said because of what happened, not because of a new stream
         assert len(agent.connections) == 1  # kept, not opened anew each time
 
 
