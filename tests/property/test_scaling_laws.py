@@ -81,7 +81,7 @@ def loads(draw: st.DrawFn) -> Load:
 @st.composite
 def pods(draw: st.DrawFn) -> tuple[Replica, ...]:
     found: list[Replica] = []
-    for number in range(draw(st.integers(0, 6))):
+    for number in range(draw(st.integers(0, 4))):
         state = draw(st.sampled_from(["ready", "ready", "ready", "starting", "deleting", "lost"]))
         said = draw(loads())
         starting = state == "starting"
@@ -139,7 +139,7 @@ def steps(data: st.DataObject, seen: st.SearchStrategy[Snapshot]) -> list[tuple[
     """A Model's decisions over some minutes, each carried out at once."""
     now, memory, wanted = 0.0, None, None
     made: list[tuple[Snapshot, Decision, float]] = []
-    for _ in range(data.draw(st.integers(1, 6))):
+    for _ in range(data.draw(st.integers(1, 4))):
         snapshot = data.draw(seen)
         if wanted is not None:
             snapshot = replace(snapshot, wanted=wanted)
@@ -157,31 +157,51 @@ def _standing(seen: Snapshot) -> list[Replica]:
 # --- enough -----------------------------------------------------------------------------------------------------------
 
 
-def _is_enough(data: st.DataObject) -> None:
-    for seen, decision, _ in steps(data, models()):
-        policy, most = seen.policy, seen.wanted + max(seen.policy.max_step, seen.wanted)
-        said = [r.load for r in _standing(seen) if r.load is not None]
-        tokens = sum((s.kv_tokens_used or 0) + (s.waiting_tokens or 0) for s in said)
-        wanted = decision.wanted
-        assert wanted >= min(policy.minimum, policy.maximum, most)
-        assert wanted == policy.maximum or wanted == most or tokens <= wanted * KV_TOKENS * policy.kv_percent / 100 + 1
-        demands = [v.demand for v in seen.voices or () if v.demand]
-        assert wanted > 0 or not any(d.held or d.in_flight for d in demands) or seen.wanted == 0
-        assert wanted > 0 or not any(d.held for d in demands)
-        assert wanted <= max(policy.maximum, seen.wanted)
+def _is_enough(of: st.SearchStrategy[Snapshot]) -> Body:
+    def law(data: st.DataObject) -> None:
+        for seen, decision, _ in steps(data, of):
+            policy, most = seen.policy, seen.wanted + max(seen.policy.max_step, seen.wanted)
+            said = [r.load for r in _standing(seen) if r.load is not None]
+            tokens = sum((s.kv_tokens_used or 0) + (s.waiting_tokens or 0) for s in said)
+            wanted, target = decision.wanted, policy.kv_percent / 100
+            assert wanted >= min(policy.minimum, policy.maximum, most)
+            assert wanted in (policy.maximum, most) or tokens <= wanted * KV_TOKENS * target + 1
+            demands = [v.demand for v in seen.voices or () if v.demand]
+            assert wanted > 0 or not any(d.in_flight for d in demands) or seen.wanted == 0
+            assert wanted > 0 or not any(d.held for d in demands)
+            assert wanted <= max(policy.maximum, seen.wanted)
+
+    return law
 
 
 def test_never_fewer_than_the_load_needs_while_everybody_is_heard() -> None:
-    holds(_is_enough)
+    holds(_is_enough(models()))
 
 
-@pytest.mark.parametrize("rule", ["kv_cache", "held", "minimum"])
+def _full(seen: Snapshot) -> Snapshot:
+    full = {"kv_tokens_used": KV_TOKENS, "waiting": 0}
+    return replace(seen, replicas=tuple(replace(r, load=r.load and replace(r.load, **full)) for r in seen.replicas))
+
+
+def _knocked(seen: Snapshot) -> Snapshot:
+    return replace(seen, wanted=0, replicas=(), voices=(voice(held=1, held_tokens=9),))
+
+
+_WHERE_IT_COUNTS = {
+    "kv_cache": models().map(_full),
+    "held": models(quiet=True).map(_knocked),
+    "minimum": models(quiet=True),
+}
+
+
+@pytest.mark.parametrize("rule", list(_WHERE_IT_COUNTS))
 def test_without_one_of_its_rules_there_are_fewer_than_the_load_needs(
     rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    holds(_is_enough(_WHERE_IT_COUNTS[rule]), examples=10)
     monkeypatch.setattr(deciding, "RULES", tuple(r for r in rules.RULES if r.__name__ != rule))
 
-    breaks(_is_enough)
+    breaks(_is_enough(_WHERE_IT_COUNTS[rule]))
 
 
 # --- unknown ----------------------------------------------------------------------------------------------------------
