@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from itertools import cycle
@@ -185,7 +186,7 @@ class Fleet:
         await asyncio.sleep(seconds)
         return bool(_own_writes(self.plane, lines))
 
-    async def until(self, holds: Callable[[], bool], seconds: float = 120) -> None:
+    async def until(self, holds: Callable[[], bool], seconds: float = 600) -> None:
         async with asyncio.timeout(seconds):
             while not holds():
                 await asyncio.sleep(0.05)
@@ -236,45 +237,62 @@ def _delays(begun: Iterable[tuple[str, float]], written: list[tuple[str, float]]
 
 def _say(what: str, values: list[float], goal: str = "") -> None:
     p50, p99, most = (_percentile(values, p) for p in (50, 99, 100))
-    print(f"  {what:58} p50 {p50:7.1f} ms  p99 {p99:7.1f} ms  most {most:7.1f} ms  of {len(values)}{goal}")
+    print(f"  {what:64} p50 {p50:7.1f} ms  p99 {p99:7.1f} ms  most {most:7.1f} ms  of {len(values)}{goal}")
+
+
+@dataclass(slots=True)
+class Cycle:
+    """What one turn of wakes and returns to zero took, in milliseconds."""
+
+    decided: list[float] = field(default_factory=list[float])
+    """From held to the operator's decision."""
+    woken: list[float] = field(default_factory=list[float])
+    """From held to `/scale` written."""
+    asleep: list[float] = field(default_factory=list[float])
+    """From the decision to go to zero to `/scale` written."""
+
+
+async def wake_and_sleep(fleet: Fleet, chosen: list[str]) -> Cycle:
+    """Each of the chosen Models wakes with a request that is held, and goes back to zero."""
+    lines, since = len(fleet.plane.audit.read_text().splitlines()), time.time()
+    begun: dict[str, float] = {}
+    held: list[tuple[str, float, ToldGateway]] = []
+    for name in chosen:
+        gateway, uid = random.choice(fleet.gateways), fleet.seen.uid(name)  # noqa: S311
+        begun[name] = time.time()
+        started = time.monotonic()
+        gateway.book.arrived(uid)
+        gateway.book.held(uid, 100, started)
+        held.append((uid, started, gateway))
+        await asyncio.sleep(random.uniform(0.02, 0.1))  # noqa: S311
+    await fleet.until(lambda: fleet.seen.ready >= set(chosen))
+    answered = time.time()
+    for uid, started, gateway in held:
+        gateway.book.unheld(uid, 100, started)
+    await fleet.until(lambda: all(fleet.seen.replicas.get(n) == 0 for n in chosen))
+    await fleet.until(lambda: not fleet.seen.ready & set(chosen))
+    written = scales(fleet.plane, lines)
+    decided = [d for d in decisions(fleet.directory / "operator.log") if d[1] >= since]
+    return Cycle(
+        decided=[1000 * (at - begun[name]) for name, at in decided if at < answered],
+        woken=_delays(begun.items(), written),
+        asleep=_delays([d for d in decided if d[1] >= answered], written),
+    )
 
 
 async def wakes(plane: ControlPlane, directory: Path, models: int, count: int) -> None:
     async with await Client.from_environment(kubeconfig=str(plane.kubeconfig)) as client:
         fleet = Fleet(client, plane, directory)
-        batch = 50
+        batch = min(50, count)
         async with fleet.up(models, 40, _IDLE_SECONDS):
-            print(f"wakes: {models} Models at zero, 2 gateways, operator in a process of its own")
+            print(f"wakes: {models} Models at zero, 2 gateways, operator in a process of its own", flush=True)
             chosen = [f"m{i}" for i in random.Random(1).sample(range(models), batch)]  # noqa: S311
-            for turn in range(1 + -(-count // batch)):
-                lines, since = len(plane.audit.read_text().splitlines()), time.time()
-                begun: list[tuple[str, float]] = []
-                held: list[tuple[str, float, ToldGateway]] = []
-                for name in chosen:
-                    gateway, uid = random.choice(fleet.gateways), fleet.seen.uid(name)  # noqa: S311
-                    begun.append((name, time.time()))
-                    started = time.monotonic()
-                    gateway.book.arrived(uid)
-                    gateway.book.held(uid, 100, started)
-                    held.append((uid, started, gateway))
-                    await asyncio.sleep(random.uniform(0.02, 0.1))  # noqa: S311
-                await fleet.until(lambda: fleet.seen.ready >= set(chosen))
-                for uid, started, gateway in held:
-                    gateway.book.unheld(uid, 100, started)
-                await fleet.until(lambda: all(fleet.seen.replicas.get(n) == 0 for n in chosen))
-                await fleet.until(lambda: not fleet.seen.ready & set(chosen))
-                written = scales(plane, lines)
-                decided = [d for d in decisions(directory / "operator.log") if d[1] >= since]
-                if turn == 0:
-                    _say("held -> /scale, first time (a Deployment is made too)", _delays(begun, written))
-                    every: list[float] = []
-                    down: list[float] = []
-                else:
-                    every += _delays(begun, written)  # pyright: ignore[reportPossiblyUnboundVariable]
-                    seconds = [(n, t) for n, t in decided if t > dict(begun)[n] + 0.5]
-                    down += _delays(seconds, written)  # pyright: ignore[reportPossiblyUnboundVariable]
-            _say("request held -> /scale 1 written", every, "  (goal: p99 < 50 ms)")
-            _say("decision to go to zero -> /scale 0 written", down)
+            first = await wake_and_sleep(fleet, chosen)
+            _say("held -> /scale 1 written, the first time: a Deployment is made", first.woken)
+            turns = [await wake_and_sleep(fleet, chosen) for _ in range(-(-count // batch))]
+            _say("held -> decided", [ms for turn in turns for ms in turn.decided])
+            _say("held -> /scale 1 written", [ms for turn in turns for ms in turn.woken], "  (goal: p99 < 50 ms)")
+            _say("decided to go to zero -> /scale 0 written", [ms for turn in turns for ms in turn.asleep])
 
 
 async def idle(plane: ControlPlane, directory: Path, quiet: float) -> None:
@@ -316,9 +334,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=int, default=2000)
     parser.add_argument("--wakes", type=int, default=300)
-    parser.add_argument("--quiet", type=float, default=60.0, help="seconds")
+    parser.add_argument("--quiet", type=float, default=60.0, help="seconds; 0: wakes only")
     args = parser.parse_args()
-    for run in (partial(wakes, models=args.models, count=args.wakes), partial(idle, quiet=args.quiet)):
+    both = (partial(wakes, models=args.models, count=args.wakes), partial(idle, quiet=args.quiet))
+    for run in both if args.quiet else both[:1]:
         with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
             root = Path(folder)
             (root / "plane").mkdir()
