@@ -18,7 +18,7 @@ from shoal.lab.realnode import archive
 
 NAME: Final = f"docker.io/library/{LAB_IMAGE}"
 """What a runtime makes of the name under which a lab knows Shoal's image."""
-_BASE: Final = "localhost/python:shoal-base2"
+_BASE: Final = "localhost/python:shoal-base"
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _SUITE: Final = "bookworm"
 """Debian 12: Python 3.11, the oldest that Shoal supports."""
