@@ -48,6 +48,8 @@ def build(say: Say) -> Path:
     Path(f"{target}.new").unlink(missing_ok=True)
     _run(save, {}, f"writing {target}", say)
     os.rename(f"{target}.new", target)
+    if save[0] == "buildah":
+        _quiet(["buildah", "rmi", NAME])  # the archive is what is kept
     for old in target.parent.glob("image-*.tar"):
         if old != target:
             old.unlink()
