@@ -1,12 +1,15 @@
 """Leader election: one leader, no write after the lease is lost, no wait after a clean end."""
 
 import asyncio
+import contextlib
 import copy
 import itertools
-from typing import Any
+import time
+from typing import Any, cast
 
 import pytest
 
+from shoal.kube.client import Client
 from shoal.kube.errors import AlreadyExists, Conflict, NotFound, Unavailable
 from shoal.kube.lease import Elector, StuckLeader
 
@@ -173,3 +176,25 @@ async def test_what_breaks_in_the_workers_ends_the_process(api: LeaseApi) -> Non
         await elector(View(api), "one").run(broken)
     assert api.lease is not None
     assert api.lease["spec"]["holderIdentity"] == ""
+
+
+async def test_a_leader_that_was_stopped_is_not_certain_before_anything_of_it_has_noticed(api: LeaseApi) -> None:
+    stopped = 0.0
+
+    def clock() -> float:
+        return time.monotonic() + stopped
+
+    worker = Worker()
+    one = Elector(cast("Client", View(api)), "ns", "lease", "one", duration=0.6, deadline=0.4, period=0.05, clock=clock)
+    assert not one.certain
+    task = asyncio.create_task(one.run(worker.lead))
+    await until(lambda: worker.running)
+    assert one.certain
+    stopped = 60.0  # SIGSTOP and SIGCONT: the clock went on, the event loop has had no turn yet
+    assert one.leading
+    assert worker.running
+    assert not one.certain
+    await until(lambda: one.certain)  # nobody took the Lease: it is renewed
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

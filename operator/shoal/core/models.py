@@ -201,7 +201,7 @@ def _findings(seen: Observed, desired: int, ready: int, shown: Sequence[VariantS
             or seen.failure
             or seen.paused
             or summary.reason in _FOR_A_PERSON
-            or any(d.overdue for d in seen.deployments)
+            or any(d.overdue and d.replicas for d in seen.deployments)
             or any(why is not None and why.waits_for_a_person for why in (cause, not_read))
         )
         findings.append(
