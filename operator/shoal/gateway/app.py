@@ -1,4 +1,4 @@
-"""The OpenAI API: a pure ASGI application. `request.py` has one request's way."""
+"""The OpenAI API: a pure ASGI application. `request.py` and `attempts.py` have one request's way."""
 
 from collections.abc import Callable
 

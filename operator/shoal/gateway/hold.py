@@ -21,7 +21,7 @@ from shoal.gateway.directory import Directory
 from shoal.gateway.errors import ApiError
 from shoal.gateway.fleet import Fleet
 from shoal.gateway.metrics import Metrics
-from shoal.gateway.upstream import AbortHandle, UpstreamError
+from shoal.gateway.ticket import Ticket
 
 ROUND_SECONDS: Final = 0.1
 _DEAD_END_RETRY_SECONDS: Final = 60
@@ -30,121 +30,6 @@ _FULL: Final[dict[Bound, str]] = {
     "bytes": "the requests that wait for it are as large as they may be together",
     "tenant": "you have as many requests waiting for it as one account may",
 }
-
-
-class ClientGone(Exception):
-    """The client left."""
-
-
-class Ticket:
-    """One request that waits."""
-
-    __slots__ = (
-        "_future",
-        "_gone",
-        "_refusal",
-        "_room",
-        "_taken",
-        "again",
-        "handle",
-        "paid",
-        "replica",
-        "since",
-        "size",
-        "tenant",
-        "tokens",
-        "tried",
-        "word",
-    )
-
-    def __init__(
-        self, room: "WaitingRoom", tenant: str, word: str, size: int, tokens: int, tried: Collection[str], again: bool
-    ) -> None:
-        self.tenant = tenant
-        self.word = word
-        self.size = size
-        self.tokens = tokens
-        self.tried = tried
-        self.again = again
-        """It was sent before, in vain: another time is a retry, which the Model's budget has to pay."""
-        self.paid = False
-        self.since = time.monotonic()
-        self.replica: Replica | None = None
-        """Where it may go; it counts as in flight there from that moment."""
-        self.handle: AbortHandle | None = None
-        self._room = room
-        self._future: asyncio.Future[None] | None = None
-        self._refusal: ApiError | None = None
-        self._gone = False
-        self._taken = False
-
-    async def wait(self, seconds: float) -> bool:
-        """Whether it may go to `replica`; False after `seconds`.
-
-        Raises:
-            ApiError: it is refused.
-            ClientGone: its client left.
-        """
-        if not self._decided:
-            loop = asyncio.get_running_loop()
-            self._future = loop.create_future()
-            timer = loop.call_later(seconds, self._wake)
-            try:
-                await self._future
-            finally:
-                timer.cancel()
-                self._future = None
-        if self._gone:
-            raise ClientGone
-        if self._refusal is not None:
-            raise self._refusal
-        return self.replica is not None
-
-    def take(self) -> Replica:
-        """The replica; from now on it is the caller's to say when the request has left it."""
-        if self.replica is None:
-            raise ValueError("it was not released")
-        self._taken = True
-        return self.replica
-
-    @property
-    def retry_after(self) -> int:
-        """Seconds after which another try makes sense."""
-        return self._room.retry_after
-
-    def release(self, replica: Replica) -> None:
-        self.replica = replica
-        self._wake()
-
-    def refuse(self, error: ApiError) -> None:
-        self._refusal = error
-        self._wake()
-
-    def abort(self, error: UpstreamError) -> None:
-        """The client left: its place is free at once."""
-        self._gone = True
-        self._room.leave(self)
-        self._wake()
-
-    def close(self) -> None:
-        """The request waits no longer, whatever the reason."""
-        if self.handle is not None:
-            self.handle.drop()
-            self.handle = None
-        self._room.leave(self)
-
-    @property
-    def forgone(self) -> Replica | None:
-        """A replica that it was let go to, and nobody took."""
-        return None if self._taken else self.replica
-
-    @property
-    def _decided(self) -> bool:
-        return self._gone or self._refusal is not None or self.replica is not None
-
-    def _wake(self) -> None:
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
 
 
 class WaitingRoom:
