@@ -8,6 +8,7 @@ FOLDER has engine_params_llama31_8b.json and the traces (default: $SHOAL_TRACES)
 
 import argparse
 import json
+import math
 import os
 import random
 import statistics
@@ -181,11 +182,15 @@ def _figures(results: Sequence[Result]) -> list[str]:
     def mean(of: Callable[[Result], float]) -> float:
         return statistics.mean(of(r) for r in results)
 
+    def quantile(share: float, digits: int) -> str:
+        found = mean(lambda r: r.quantile(share))
+        return "none" if math.isnan(found) else f"{found:.{digits}f}"
+
     return [
         f"{mean(lambda r: r.gpu_hours):.2f}",
-        f"{mean(lambda r: r.quantile(0.5)):.2f}",
-        f"{mean(lambda r: r.quantile(0.9)):.1f}",
-        f"{mean(lambda r: r.quantile(0.99)):.1f}",
+        quantile(0.5, 2),
+        quantile(0.9, 1),
+        quantile(0.99, 1),
         f"{mean(lambda r: r.flaps):.1f}",
         f"{mean(lambda r: r.asked):.1f}",
         f"{mean(lambda r: max(n for _, n in r.steps)):.0f}",

@@ -99,7 +99,7 @@ SCENARIOS = (
     Scenario("decode", "30 requests/s, 100/1000 tokens, H100", H100, poisson(lambda _: 30.0, 1500, 100, 1000)),
     Scenario(
         "visits",
-        "2 requests/s for 120 of 1200 s, else none, from zero, 1000/250 tokens, L40S",
+        "2 requests/s for 120 of 1200 s, from zero, 1000/250 tokens, L40S (KEDA's triggers: engines' metrics)",
         L40S,
         poisson(_visits, 4800, 1000, 250),
         from_zero=True,
