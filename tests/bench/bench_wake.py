@@ -1,7 +1,7 @@
 """From a request that is held to `/scale` written, and what an idle fleet costs: a real API server, an operator in a
 process of its own, gateways and agents with real streams.
 
-python -m tests.bench.bench_wake [--models 2000] [--wakes 300] [--quiet 60]
+python -m tests.bench.bench_wake [--models 2000] [--wakes 300] [--every 0.25] [--quiet 60]
 """
 
 import argparse
@@ -95,6 +95,8 @@ class Fleet:
         self.kubelet = StatusKubelet(client)
         self.kubelet.pod_ips = cycle(self.agents)
         self.seen = Seen()
+        self.every = 0.25
+        """Seconds between two wakes: the figures are of each by itself, not of how many at once."""
 
     @contextlib.asynccontextmanager
     async def up(self, models: int, nodes: int, idle_seconds: int) -> AsyncGenerator["subprocess.Popen[bytes]"]:
@@ -264,7 +266,7 @@ async def wake_and_sleep(fleet: Fleet, chosen: list[str]) -> Cycle:
         gateway.book.arrived(uid)
         gateway.book.held(uid, 100, started)
         held.append((uid, started, gateway))
-        await asyncio.sleep(random.uniform(0.02, 0.1))  # noqa: S311
+        await asyncio.sleep(random.uniform(0.5, 1.5) * fleet.every)  # noqa: S311
     await fleet.until(lambda: fleet.seen.ready >= set(chosen))
     answered = time.time()
     for uid, started, gateway in held:
@@ -280,10 +282,11 @@ async def wake_and_sleep(fleet: Fleet, chosen: list[str]) -> Cycle:
     )
 
 
-async def wakes(plane: ControlPlane, directory: Path, models: int, count: int) -> None:
+async def wakes(plane: ControlPlane, directory: Path, models: int, count: int, every: float) -> None:
     async with await Client.from_environment(kubeconfig=str(plane.kubeconfig)) as client:
         fleet = Fleet(client, plane, directory)
         batch = min(50, count)
+        fleet.every = every
         async with fleet.up(models, 40, _IDLE_SECONDS):
             print(f"wakes: {models} Models at zero, 2 gateways, operator in a process of its own", flush=True)
             chosen = [f"m{i}" for i in random.Random(1).sample(range(models), batch)]  # noqa: S311
@@ -334,9 +337,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=int, default=2000)
     parser.add_argument("--wakes", type=int, default=300)
+    parser.add_argument("--every", type=float, default=0.25, help="seconds between two wakes")
     parser.add_argument("--quiet", type=float, default=60.0, help="seconds; 0: wakes only")
     args = parser.parse_args()
-    both = (partial(wakes, models=args.models, count=args.wakes), partial(idle, quiet=args.quiet))
+    both = (partial(wakes, models=args.models, count=args.wakes, every=args.every), partial(idle, quiet=args.quiet))
     for run in both if args.quiet else both[:1]:
         with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
             root = Path(folder)
