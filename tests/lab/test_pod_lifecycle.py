@@ -342,9 +342,7 @@ def test_sidecar_hook_is_longer(timeline: Timeline) -> None:
 
 @scenario
 async def sidecars_end_in_reverse(cluster: Cluster, name: str) -> None:
-    agents = [
-        cluster.container(f"s{number}", 9000 + number, {"TERM_DELAY": 1}, restartPolicy="Always") for number in (1, 2)
-    ]
+    agents = [cluster.sidecar(f"s{number}", 9000 + number, {"TERM_DELAY": 1}) for number in (1, 2)]
     await delete_when_ready(cluster, cluster.pod(name, agents, cluster.engine({"TERM_DELAY": 1})))
 
 

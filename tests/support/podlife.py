@@ -266,13 +266,17 @@ class Cluster:
         }
 
     def agent(self, env: Json | None = None, **more: Any) -> Json:
+        return self.sidecar("agent", 9000, env, **more)
+
+    def sidecar(self, name: str, port: int, env: Json | None = None, **more: Any) -> Json:
+        """One that has its handlers in place when the pod goes on: an interpreter that still starts ignores SIGTERM."""
         startup = {
-            "httpGet": {"port": 9000, "path": "/"},
+            "httpGet": {"port": port, "path": "/"},
             "periodSeconds": 1,
             "timeoutSeconds": 5,
             "failureThreshold": 60,
         }
-        return self.container("agent", 9000, env, restartPolicy="Always", startupProbe=startup, **more)
+        return self.container(name, port, env, restartPolicy="Always", startupProbe=startup, **more)
 
     def engine(self, env: Json | None = None, hook: Json | None = None, **more: Any) -> Json:
         probe = {
