@@ -114,3 +114,25 @@ def test_a_replica_whose_node_fell_silent_is_not_said_to_load() -> None:
     assert (
         progress([pod(*served), pod(container("engine", running=True))]) == "1 on nodes that do not answer, 1 loading"
     )
+
+
+def test_an_engine_that_served_and_is_started_again_waits_for_nobody() -> None:
+    ended = container("engine", exit_code=137, restarts=1, running=True)
+    crashed = diagnose([pod(ended, was_ready=True)])
+    assert crashed is not None
+    assert crashed.reason == "EngineFailed"
+    assert not crashed.waits_for_a_person
+
+
+@pytest.mark.parametrize(
+    "sick",
+    [
+        pod(container("engine", exit_code=1, restarts=1, running=True)),
+        pod(container("engine", exit_code=1, restarts=2, waiting_reason="CrashLoopBackOff"), was_ready=True),
+    ],
+    ids=["never served", "ends again and again"],
+)
+def test_an_engine_that_fails_for_good_waits_for_a_person(sick: Pod) -> None:
+    cause = diagnose([sick])
+    assert cause is not None
+    assert cause.waits_for_a_person

@@ -35,11 +35,13 @@ class Cause:
 
     reason: str
     message: str
+    recovers: bool = False
+    """It served, and is being started again."""
 
     @property
     def waits_for_a_person(self) -> bool:
         """Trying again will not help. A source that cannot be reached, or a full cluster, may change by itself."""
-        return self.reason in _PERMANENT
+        return self.reason in _PERMANENT and not self.recovers
 
 
 def diagnose(pods: Iterable[Pod]) -> Cause | None:
@@ -98,7 +100,10 @@ def _engine(pod: Pod) -> Cause | None:
     said = (engine.exit_message or engine.exit_reason or "no message").strip()
     times = f"{engine.restarts} restart{'' if engine.restarts == 1 else 's'}"
     return Cause(
-        reasons.ENGINE_FAILED, f"the engine of pod {pod.key} ended with exit code {engine.exit_code} ({times}): {said}"
+        reasons.ENGINE_FAILED,
+        f"the engine of pod {pod.key} ended with exit code {engine.exit_code} ({times}): {said}",
+        # One that ends again soon is in back-off. Before that its requests are worth holding.
+        recovers=pod.was_ready and engine.waiting_reason != "CrashLoopBackOff",
     )
 
 
