@@ -8,6 +8,7 @@ CLUSTER ?= lab             # lab | current (what kubectl points to)
 NAME ?= demo               # name of the demo's lab
 IMAGE ?= shoal:dev
 PYTEST_ARGS ?=
+WORKERS ?= 2               # test processes side by side; each makes labs of its own
 REQUESTS ?= 200000         # of a storm
 SEED ?= 1                  # of a storm
 
@@ -41,12 +42,12 @@ test: setup lint typecheck verify test-unit test-lab ## Lint, types, generated f
 
 .PHONY: test-unit
 test-unit: setup ## Tests that need neither root nor a lab
-	@$(RUN) pytest -m "not lab and not engine and not apiserver" $(PYTEST_ARGS)
+	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "not lab and not engine and not apiserver" $(PYTEST_ARGS)
 
 .PHONY: test-lab
 test-lab: setup models ## Tests on real API servers and on the lab (the lab needs root)
 	@$(RUN) shoal lab binaries
-	@$(RUN) pytest -m "(lab or apiserver) and not engine" $(PYTEST_ARGS)
+	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "(lab or apiserver) and not engine" $(PYTEST_ARGS)
 
 .PHONY: test-engine
 test-engine: setup models ## The contract suite on the real SGLang engine, on the CPU (installs it: 0.7 GB)
