@@ -1,5 +1,32 @@
 """Fixtures that several folders share."""
 
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+import structlog
+
 from tests.support.apiserver import apiserver
 
 __all__ = ["apiserver"]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _loggers_stay_loose() -> Generator[None]:
+    """A process binds its loggers once and for all. Here one test that runs a command would bind them, to a stream that
+    is gone by the next, and whoever reads a log after it would find nothing."""
+    configure = structlog.configure
+
+    def loose(*args: Any, **options: Any) -> None:
+        configure(*args, **(options | {"cache_logger_on_first_use": False}))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(structlog, "configure", loose)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_ever() -> Generator[None]:
+    """What a test configures ends with it."""
+    yield
+    structlog.reset_defaults()
