@@ -8,7 +8,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from shoal.core.scaling import Decision, Load, Memory, Policy, Replica, Snapshot, Voice, decide
+from shoal.core.scaling import Decision, Load, Policy, Replica, Snapshot, Voice, decide
 from shoal.core.scaling.learn import LATE_SECONDS
 from tests.support.scaling import CLASS, KV_TOKENS, replica, variant, voice
 
@@ -275,8 +275,10 @@ def _keeps_over_a_restart(data: st.DataObject) -> None:
     seconds = 0.0
     for gap in data.draw(st.lists(st.sampled_from([0.5, 5.0, 20.0, 100.0]), min_size=1, max_size=8)):
         decision, memory = decide(seen, memory, now + seconds)
-        if seconds < policy.stabilization_seconds and seen.wanted <= policy.maximum:
-            assert decision.wanted >= min(seen.wanted, max(1, seen.wanted))
+        # Which window it is depends on how far down: to zero it is that of idleness, shorter or longer.
+        window = policy.stabilization_seconds if decision.wanted else policy.idle_seconds
+        if seconds < window and seen.wanted <= policy.maximum:
+            assert decision.wanted >= seen.wanted
         if seconds < policy.idle_seconds and seen.wanted:
             assert decision.wanted >= 1
         seen = replace(seen, wanted=decision.wanted)
@@ -288,16 +290,11 @@ def test_a_new_leader_lowers_nothing_before_its_windows_are_over() -> None:
 
 
 @pytest.mark.parametrize("what", ["window", "quiet"])
-def test_a_leader_that_begins_with_old_windows_lowers_early(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = learn.begin
-
-    def begin(*args: object) -> Memory:
-        begun = plain(*args)
-        if what == "window":
-            return replace(begun, window=((begun.now, 0),))
-        return replace(begun, quiet_since=begun.now - 10_000, began=begun.now - 10_000)
-
-    monkeypatch.setattr(learn, "begin", begin)
+def test_a_leader_that_begins_without_windows_lowers_early(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if what == "window":
+        monkeypatch.setattr(deciding, "highest", lambda _window: 0)
+    else:
+        monkeypatch.setattr(deciding, "_idle_at", lambda view: view.now - 1.0)
 
     breaks(_keeps_over_a_restart)
 
