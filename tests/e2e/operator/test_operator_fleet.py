@@ -151,6 +151,7 @@ async def test_the_higher_priority_gets_the_gpus_and_the_other_says_whom_it_wait
         for name in ("low-a", "low-b"):
             await fleet.apply(model(name, ns, variants=[{"class": "l4"}], priority=0))
             await model_with(client, ns, name, "Ready", "True")
+            await asyncio.sleep(1.1)  # objects are as old as the second in which they were made
         await fleet.apply(model("high", ns, variants=[{"class": "l4"}], priority=100))
         await model_with(client, ns, "high", "Ready", "True", seconds=60)
         models = {m["metadata"]["name"]: m for m in await fleet.all(MODELS, namespace=ns)}
