@@ -47,12 +47,17 @@ test-unit: setup ## Tests that need neither root nor a lab
 .PHONY: test-lab
 test-lab: setup models ## Tests on real API servers and on the lab (the lab needs root)
 	@$(RUN) shoal lab binaries
-	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "(lab or apiserver) and not engine" $(PYTEST_ARGS)
+	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "(lab or apiserver) and not engine and not mutation" $(PYTEST_ARGS)
 
 .PHONY: test-engine
 test-engine: setup models ## The contract suite on the real SGLang engine, on the CPU (installs it: 0.7 GB)
 	@images/engine-cpu/install.sh
 	@$(RUN) pytest -m engine $(PYTEST_ARGS)
+
+.PHONY: test-storm
+test-storm: setup models ## Storms with one protection switched off each: they must find what is wrong (5 minutes)
+	@$(RUN) shoal lab binaries
+	@$(RUN) pytest -m mutation $(PYTEST_ARGS)
 
 .PHONY: test-kubelet
 test-kubelet: setup models ## The pod life-cycle suite on a real kubelet with containerd (needs root and Debian packages)

@@ -7,7 +7,7 @@ import pytest
 from tests.storm.run import Weather, run
 from tests.support.lab import why_no_lab
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.lab, pytest.mark.mutation, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(autouse=True)
