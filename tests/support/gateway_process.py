@@ -14,11 +14,11 @@ from shoal.api import keys, names
 from shoal.gateway.process import Process
 from shoal.gateway.settings import GatewaySettings
 from shoal.kube.client import Client
+from tests.support.addresses import pod_ip
 from tests.support.gateway import API_KEY, INSTALL_KEY, tenant
 from tests.support.scripted_engine import ScriptedEngine
 
-POD_IP = "127.61.7.3"
-"""All of 127.0.0.0/8 is this machine, so a pod can have its own address with the real ports."""
+POD_IP = pod_ip(1)
 MODEL = {
     "apiVersion": "shoal.dev/v1alpha1",
     "kind": "Model",

@@ -14,10 +14,13 @@ from shoal.gateway.peers import Peers
 from shoal.kube.client import Client
 from shoal.signals.demand import DemandStreams
 from shoal.signals.stream import Me, Peer
+from tests.support.addresses import pod_ip
 from tests.support.gateway import INSTALL_KEY
 from tests.support.gateway_process import FakeApiServer, ask, kubeconfig, serving
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.streams import told_gateway, until
+
+OWN, FIRST, SECOND, THIRD = (pod_ip(n) for n in (4, 5, 6, 7))
 
 
 def gateway_pod(name: str, ip: str | None, *, ready: bool = True, **metadata: Any) -> dict[str, Any]:
@@ -64,16 +67,16 @@ async def following(tmp_path: Path, port: int, *pods: dict[str, Any]) -> AsyncGe
 
 
 async def test_what_waits_elsewhere_is_the_sum_over_the_others(tmp_path: Path):
-    async with told_gateway("127.61.8.1") as first, told_gateway("127.61.8.2", first.port) as second:
+    async with told_gateway(FIRST) as first, told_gateway(SECOND, first.port) as second:
         for gateway in (first, second):
             gateway.ring.known = (INSTALL_KEY,)
         first.book.held("m", 1, 0.0)
         second.book.held("m", 1, 0.0)
         second.book.held("m", 1, 0.0)
         pods = [
-            gateway_pod("gateway-0", "127.61.8.9"),  # this one: it does not listen to itself
-            gateway_pod("gateway-1", "127.61.8.1"),
-            gateway_pod("gateway-2", "127.61.8.2"),
+            gateway_pod("gateway-0", OWN),  # this one: it does not listen to itself
+            gateway_pod("gateway-1", FIRST),
+            gateway_pod("gateway-2", SECOND),
         ]
         async with following(tmp_path, first.port, *pods) as (peers, _):
             assert peers.held_elsewhere("m") is None  # nothing is known yet
@@ -85,24 +88,22 @@ async def test_what_waits_elsewhere_is_the_sum_over_the_others(tmp_path: Path):
 
 
 async def test_a_gateway_that_was_ready_and_is_silent_makes_it_unknown_until_it_goes(tmp_path: Path):
-    async with told_gateway("127.61.8.1") as first:
+    async with told_gateway(FIRST) as first:
         first.ring.known = (INSTALL_KEY,)
         first.book.held("m", 1, 0.0)
-        silent = gateway_pod("gateway-2", "127.61.8.3")
-        pods = [gateway_pod("gateway-1", "127.61.8.1"), silent]
+        silent = gateway_pod("gateway-2", THIRD)
+        pods = [gateway_pod("gateway-1", FIRST), silent]
         async with following(tmp_path, first.port, *pods) as (peers, server):
             await until(lambda: peers.live == 2)
             assert peers.held_elsewhere("m") is None
-            await server.change(
-                "pods", gateway_pod("gateway-2", "127.61.8.3", deletionTimestamp="2026-01-01T00:00:00Z")
-            )
+            await server.change("pods", gateway_pod("gateway-2", THIRD, deletionTimestamp="2026-01-01T00:00:00Z"))
             await until(lambda: peers.held_elsewhere("m") == 1)
 
 
 async def test_one_that_never_was_ready_holds_nothing(tmp_path: Path):
-    async with told_gateway("127.61.8.1") as first:
+    async with told_gateway(FIRST) as first:
         first.ring.known = (INSTALL_KEY,)
-        pods = [gateway_pod("gateway-1", "127.61.8.1"), gateway_pod("gateway-2", None, ready=False)]
+        pods = [gateway_pod("gateway-1", FIRST), gateway_pod("gateway-2", None, ready=False)]
         async with following(tmp_path, first.port, *pods) as (peers, _):
             await until(lambda: peers.live == 2)
             assert peers.held_elsewhere("m") == 0

@@ -8,6 +8,7 @@ import pytest
 from shoal.agent.stream import Hub
 from shoal.api import names, reasons
 from shoal.kube.resources import DEPLOYMENTS, MODELS, PODS
+from tests.support.addresses import pod_ip
 from tests.support.controlplane import Fleet
 from tests.support.ears import gateway_pod
 from tests.support.operators import NAMESPACE, eventually, model, model_with, running_operator
@@ -20,7 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
 ]
 
-GATEWAY_IP, ENGINE_IP = "127.61.9.1", "127.61.9.2"
+GATEWAY_IP, ENGINE_IP = pod_ip(2), pod_ip(3)
 IDLE = {
     "phase": "ready",
     "engine_boot": "e1",
