@@ -92,7 +92,7 @@ class Attempts:
         self._check_key = check_key
         self._id = meter.id
         self._path = prepared.path
-        self._relay = Relay(prepared, meter, reply, app.spool, self._began, app.settings.max_answer_bytes)
+        self._relay = Relay(prepared, meter, reply, app.spool, app.settings.max_answer_bytes)
         self._sent = 0
         self._held_since: float | None = None
         self._paid: RetryBudget | None = None
@@ -237,7 +237,7 @@ class Attempts:
                 head, body = self._to_send(target, key)
                 answer = await app.upstream.start(target, head, body, abort)
             try:
-                await self._relay.run(answer, self._replica_header(replica))
+                await self._relay.run(answer, self._replica_header(replica), self._began)
             except ApiError:
                 self._began_well()  # the engine judged the request, so it lives
                 raise

@@ -47,9 +47,9 @@ class Spool(Protocol):
 
 
 class Relay:
-    """One request's way back. `began` is called when the engine's answer begins to go out."""
+    """One request's way back."""
 
-    __slots__ = ("_answering", "_began", "_max_bytes", "_meter", "_prepared", "_reply", "_spool", "rid")
+    __slots__ = ("_answering", "_max_bytes", "_meter", "_prepared", "_reply", "_spool", "rid")
 
     def __init__(
         self,
@@ -57,22 +57,22 @@ class Relay:
         meter: Meter,
         reply: Reply,
         spool: Spool,
-        began: Callable[[], None],
         max_answer_bytes: int,
     ) -> None:
         self._prepared = prepared
         self._meter = meter
         self._reply = reply
         self._spool = spool
-        self._began = began
         self._max_bytes = max_answer_bytes
         self.rid: bytes | None = None
         """The id under which the engine has it, where that is not the request's own."""
         self._answering = False
         """Something of an engine's answer is out: from then on no other replica may be asked."""
 
-    async def run(self, answer: Answer, headers: Headers) -> None:
-        """Passes an answer on, to its end.
+    async def run(self, answer: Answer, headers: Headers, began: Callable[[], None]) -> None:
+        """Passes an answer on, to its end; calls `began` when it begins to go out.
+
+        `began` is not kept: its owner keeps this relay, and a cycle is work for the garbage collector.
 
         Raises:
             Retry: nothing of it went out, and another replica may do better.
@@ -83,11 +83,11 @@ class Relay:
             # 401: the pod's keys are being rotated. Both mean "not here", never "not you".
             raise Retry("unauthorized" if answer.status == 401 else "unavailable")
         if answer.status == 200 and self._prepared.stream and b"event-stream" in answer.content_type:
-            await self._stream(answer, headers)
+            await self._stream(answer, headers, began)
         else:
-            await self._whole(answer, headers)
+            await self._whole(answer, headers, began)
 
-    async def _whole(self, answer: Answer, headers: Headers) -> None:
+    async def _whole(self, answer: Answer, headers: Headers, began: Callable[[], None]) -> None:
         prepared, meter = self._prepared, self._meter
         try:
             body = await answer.read_all(self._max_bytes)
@@ -100,14 +100,14 @@ class Relay:
         if (span := sse.find_usage(body)) is not None:
             meter.count(body[span[0] : span[1]], "final")
         self._answering = True
-        self._began()
+        began()
         meter.status = answer.status
         rewrite = prepared.name.rewrite_whatever if prepared.path == EMBEDDINGS else prepared.name.rewrite
         out = rewrite(body)
         await self._reply.json(answer.status, self._own_id(out) if self.rid else out, headers)
         meter.outcome = "answered"
 
-    async def _stream(self, answer: Answer, headers: Headers) -> None:
+    async def _stream(self, answer: Answer, headers: Headers, began: Callable[[], None]) -> None:
         prepared, meter, reply = self._prepared, self._meter, self._reply
         name = prepared.name
         splitter = sse.Splitter()
@@ -152,7 +152,7 @@ class Relay:
             if out:
                 if not self._answering:
                     self._answering = True
-                    self._began()
+                    began()
                     meter.status = 200
                     await reply.begin_stream(headers)
                 out.append(b"")

@@ -1,0 +1,96 @@
+"""What a request leaves behind: nothing that only the garbage collector could free, whose pauses others would feel."""
+
+import asyncio
+import gc
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.gateway import GatewayUnderTest, gateway, lines
+from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
+
+TIMES = 5
+OF_CONNECTIONS = ("_Connection", "Target")
+"""A closed connection is a cycle with its parser; a request whose answer is not read to its end costs one."""
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def of_requests() -> Counter[str]:
+    """Objects of our own classes, by class."""
+    kinds = (type(thing) for thing in gc.get_objects())
+    return Counter(
+        kind.__qualname__ for kind in kinds if str(kind.__module__).startswith(("shoal.gateway", "shoal.core"))
+    )
+
+
+async def whole(it: GatewayUnderTest) -> None:
+    response = await it.post({"model": "llama", "messages": []})
+    assert response.status == 200
+    await response.read()
+
+
+async def stream(it: GatewayUnderTest) -> None:
+    response = await it.post({"model": "llama", "messages": [], "stream": True})
+    assert [line async for line in lines(response)][-1] == b"[DONE]"
+
+
+async def refused_by_the_engine(it: GatewayUnderTest) -> None:
+    response = await it.post({"model": "llama", "messages": [], "seed": 400})
+    assert response.status == 400
+    await response.read()
+
+
+async def another_try(it: GatewayUnderTest) -> None:
+    response = await it.post({"model": "llama", "messages": [], "seed": 503})
+    assert response.status == 200
+    await response.read()
+
+
+async def held(it: GatewayUnderTest) -> None:
+    it.hear(1, phase="stalled")
+    it.hear(2, phase="stalled")
+    asked = asyncio.create_task(whole(it))
+    while not it.app.holds.waiting:
+        await asyncio.sleep(0.005)
+    it.hear(1)
+    it.hear(2)
+    await asked
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("kind", [whole, stream, refused_by_the_engine, another_try, held], ids=lambda k: k.__name__)
+async def test_a_request_leaves_nothing_to_collect(tmp_path: Path, kind):
+    refused: set[str] = set()
+
+    async def answer(request: EngineRequest) -> None:
+        seed, rid = request.body.get("seed"), request.body["rid"].partition(".")[0]
+        if seed == 400:
+            await request.answer(400, b'{"object":"error","message":"no","type":"BadRequestError","code":400}')
+        elif seed == 503 and rid not in refused:
+            refused.add(rid)
+            await request.answer(503, b'{"object":"error","message":"busy","type":"Busy","code":503}')
+        else:
+            await serve_normally(request)
+
+    async with gateway(tmp_path, ScriptedEngine(answer), ScriptedEngine(answer)) as it:
+        for _ in range(TIMES):
+            await kind(it)
+        before = of_requests()
+        for _ in range(TIMES):
+            await kind(it)
+        await it.records(count=2 * TIMES)
+        grown = {
+            name: n - before[name]
+            for name, n in of_requests().items()
+            if n - before[name] >= TIMES and name not in OF_CONNECTIONS
+        }
+        assert not grown
