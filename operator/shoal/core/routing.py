@@ -116,7 +116,13 @@ def choose(
 
     `tried` are uids that have failed this request; `turn` is a growing number that spreads equals.
     """
-    found = usable(replicas, heard, leaving)
+    return pick(usable(replicas, heard, leaving), in_flight, tried=tried, turn=turn)
+
+
+def pick(
+    found: Usable | NoReplica, in_flight: Mapping[str, int], *, tried: Collection[str] = (), turn: int = 0
+) -> Choice | NoReplica:
+    """`choose` among what was found usable."""
     if isinstance(found, NoReplica):
         return found
     left = [r for r in found.replicas if r.uid not in tried] if tried else found.replicas

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from shoal.api.replica import ReplicaKeys
 from shoal.core.hold.room import Allowance, Ours, allowance
 from shoal.core.resolve import ServedModel
-from shoal.core.routing import Choice, Heard, NoReplica, Replica, choose, least_busy, usable
+from shoal.core.routing import Choice, Heard, NoReplica, Replica, Usable, least_busy, pick, usable
 from shoal.gateway.demand import DemandBook
 from shoal.gateway.directory import Snapshot
 from shoal.gateway.installkey import KeyRing
@@ -35,6 +35,9 @@ class Fleet:
         self._reported: dict[str, tuple[int, int]] = {}
         """What was in flight when the last report came: requests, and tokens of those that had waited."""
         self._turn = 0
+        self._snapshot: Snapshot | None = None
+        self._usable: dict[str, Usable | NoReplica] = {}
+        """By uid of the Model: what `usable` found in that snapshot since it last could have changed."""
 
     def heard_of(self, uid: str, keys: ReplicaKeys | None) -> None:
         """Takes what a stream says; None when it is down."""
@@ -44,9 +47,12 @@ class Fleet:
                 self.leaving.add(uid)
             self._said.pop(uid, None)
             self._reported.pop(uid, None)
+            self._usable.clear()
         else:
-            self.leaving.discard(uid)
             before = self.heard.get(uid)
+            if before is None or before.phase != keys.phase:
+                self.leaving.discard(uid)
+                self._usable.clear()
             self.heard[uid] = Heard(keys.phase, keys.engine_boot)
             self._said[uid] = keys
             self._reported[uid] = (self._in_flight.get(uid, 0), self._tokens.get(uid, 0))
@@ -73,18 +79,11 @@ class Fleet:
     def choose(self, snapshot: Snapshot, model: ServedModel, tried: Collection[str]) -> Choice | NoReplica:
         """The replica for one request; call `enter` right after it, with no await between."""
         self._turn += 1
-        return choose(
-            snapshot.replicas_of(model),
-            self.heard,
-            self._in_flight,
-            tried=tried,
-            leaving=self.leaving,
-            turn=self._turn,
-        )
+        return pick(self._found(snapshot, model), self._in_flight, tried=tried, turn=self._turn)
 
     def usable(self, snapshot: Snapshot, model: ServedModel) -> list[Replica]:
         """The replicas that may get requests and whose key is known."""
-        found = usable(snapshot.replicas_of(model), self.heard, self.leaving)
+        found = self._found(snapshot, model)
         if isinstance(found, NoReplica):
             return []
         return [r for r in found.replicas if self._key_ring.key_for(r.install_key, r.model_uid) is not None]
@@ -124,6 +123,16 @@ class Fleet:
 
     def in_flight(self, uid: str) -> int:
         return self._in_flight.get(uid, 0)
+
+    def _found(self, snapshot: Snapshot, model: ServedModel) -> Usable | NoReplica:
+        """`usable`, looked up: every request asks, and a Model may have hundreds of replicas."""
+        if snapshot is not self._snapshot:
+            self._snapshot = snapshot
+            self._usable.clear()
+        found = self._usable.get(model.uid)
+        if found is None:
+            found = self._usable[model.uid] = usable(snapshot.replicas_of(model), self.heard, self.leaving)
+        return found
 
     def _take_tokens(self, uid: str, tokens: int) -> int:
         left = self._tokens[uid] = self._tokens[uid] - tokens
