@@ -5,6 +5,8 @@
   - shoal.dev
   resources:
   - gpuclasses
+  - loraadapters
+  - lorapools
   - models
   - tenants
   verbs:
@@ -15,6 +17,8 @@
   - shoal.dev
   resources:
   - gpuclasses/status
+  - loraadapters/status
+  - lorapools/status
   - models/status
   - tenants/status
   verbs:
@@ -32,6 +36,14 @@
   resources:
   - nodes
   - pods
+  verbs:
+  - list
+  - watch
+# which namespaces' adapters a LoRAPool allows
+- apiGroups:
+  - ''
+  resources:
+  - namespaces
   verbs:
   - list
   - watch
@@ -150,6 +162,8 @@
 - apiGroups:
   - shoal.dev
   resources:
+  - loraadapters
+  - lorapools
   - models
   - tenants
   verbs:
@@ -180,6 +194,8 @@
   - shoal.dev
   resources:
   - gpuclasses
+  - loraadapters
+  - lorapools
   - models
   - tenants
   verbs:
@@ -188,10 +204,12 @@
   - watch
 {{- end }}
 {{- define "shoal.rules.editors" -}}
-# Models of their namespace
+# Models of their namespace, and adapters
 - apiGroups:
   - shoal.dev
   resources:
+  - loraadapters
+  - lorapools
   - models
   verbs:
   - get

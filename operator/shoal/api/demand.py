@@ -23,6 +23,20 @@ class ModelDemand(Message):
     """Age of the oldest that waits, when the message was made."""
 
 
+class AdapterDemand(Message):
+    """What one gateway has of one adapter."""
+
+    model: str
+    """Uid of the Model whose replicas serve it."""
+    arrivals: int = 0
+    """Accepted requests, monotonic per boot of the gateway."""
+    in_flight: int = 0
+    held: int = 0
+    """Requests that wait here for a replica, a slot or the adapter itself."""
+    misses: int = 0
+    """Of the arrivals, those that found it at no replica; monotonic."""
+
+
 class DemandMessage(Message):
     """One event of the stream."""
 
@@ -32,3 +46,5 @@ class DemandMessage(Message):
     full: bool = False
     models: dict[str, ModelDemand | None] | None = None
     """By uid of the Model; None in a heartbeat. In a full message a Model that is absent has nothing."""
+    adapters: dict[str, AdapterDemand | None] | None = None
+    """By uid of the LoRAAdapter, in the same way: those that changed; in a full message those that were ever asked."""

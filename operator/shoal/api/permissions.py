@@ -30,9 +30,12 @@ class Permission:
 
 
 OPERATOR: Final = (
-    Permission("what is declared", GROUP, ("gpuclasses", "models", "tenants"), FOLLOW),
+    Permission("what is declared", GROUP, ("gpuclasses", "loraadapters", "lorapools", "models", "tenants"), FOLLOW),
     Permission(
-        "what was found and decided", GROUP, ("gpuclasses/status", "models/status", "tenants/status"), ("patch",)
+        "what was found and decided",
+        GROUP,
+        ("gpuclasses/status", "loraadapters/status", "lorapools/status", "models/status", "tenants/status"),
+        ("patch",),
     ),
     Permission(
         "children are owned by their Model (asked for where OwnerReferencesPermissionEnforcement is on)",
@@ -41,6 +44,7 @@ OPERATOR: Final = (
         ("update",),
     ),
     Permission("free GPUs, and why a replica does not start", "", ("nodes", "pods"), FOLLOW),
+    Permission("which namespaces' adapters a LoRAPool allows", "", ("namespaces",), FOLLOW),
     Permission("which of a variant's pods goes first", "", ("pods",), ("patch",)),
     Permission("one Deployment per variant of a Model", "apps", ("deployments",), KEEP),
     Permission("replicas, through a field manager of their own", "apps", ("deployments/scale",), ("patch",)),
@@ -77,7 +81,7 @@ OPERATOR_OWN_NAMESPACE: Final = (
 """The operator, in its own namespace."""
 
 GATEWAY: Final = (
-    Permission("whose keys, and which models", GROUP, ("models", "tenants"), FOLLOW),
+    Permission("whose keys, and which models", GROUP, ("loraadapters", "lorapools", "models", "tenants"), FOLLOW),
     Permission("replicas, and the other gateways", "", ("pods",), FOLLOW),
 )
 """The gateway, in all namespaces. No Secrets: the install key is mounted."""
@@ -85,8 +89,12 @@ GATEWAY: Final = (
 CACHE: Final = (Permission("which namespaces have a share in the cache", "", ("persistentvolumes",), FOLLOW),)
 """The node cache, in the whole cluster. No Secrets: credentials come with each request."""
 
-VIEWERS: Final = (Permission("reading", GROUP, ("gpuclasses", "models", "tenants"), READ),)
-EDITORS: Final = (Permission("Models of their namespace", GROUP, ("models",), (*READ, *WRITE)),)
+VIEWERS: Final = (Permission("reading", GROUP, ("gpuclasses", "loraadapters", "lorapools", "models", "tenants"), READ),)
+EDITORS: Final = (
+    Permission(
+        "Models of their namespace, and adapters", GROUP, ("loraadapters", "lorapools", "models"), (*READ, *WRITE)
+    ),
+)
 PLATFORM: Final = (Permission("the fleet and its tenants", GROUP, ("gpuclasses", "tenants"), (*READ, *WRITE)),)
 """For those who run the fleet: bound by hand, never aggregated."""
 DECISIONS: Final = (

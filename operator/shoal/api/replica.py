@@ -36,6 +36,17 @@ class StageProgress(Message):
     message: str | None = None
 
 
+class AdapterState(Message):
+    """One adapter at a replica."""
+
+    state: Literal["staging", "loading", "loaded", "retiring", "failed"]
+    """Requests go to it while it is `loaded`, under a lease. `retiring`: no new ones; it is unloaded when every gateway
+    has acknowledged that none of its own runs."""
+    reason: str | None = None
+    """With `failed`: a reason of `reasons.py`."""
+    message: str | None = None
+
+
 class ReplicaKeys(Message):
     """The state of one replica. None is "unknown"."""
 
@@ -59,6 +70,18 @@ class ReplicaKeys(Message):
     """Monotonic per engine boot."""
     max_running: int | None = None
     """Requests that the engine runs at a time at most."""
+    adapters: dict[str, AdapterState] | None = None
+    """By engine name, what this boot of the engine has or is about to have; the whole map each time. None: adapters are
+    not served here, or after a restart the floor is not loaded yet."""
+    adapter_slots: int | None = None
+    """Distinct adapters that leases may cover at once."""
+    adapter_slots_leased: int | None = None
+    adapters_waiting: int | None = None
+    """Callers that wait for a slot."""
+    adapter_loads_total: int | None = None
+    """Loads by the engine, monotonic per boot of the agent."""
+    adapter_evictions_total: int | None = None
+    """Adapters that went because others needed the place, monotonic per boot of the agent."""
 
 
 class ReplicaMessage(Message):
@@ -88,3 +111,4 @@ class Ack(Message):
     running: int
     """Requests of this gateway that were sent to this replica and have not ended."""
     running_by_adapter: dict[str, int] = {}
+    """The same of each adapter that runs here, by engine name."""

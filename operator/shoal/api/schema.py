@@ -12,11 +12,13 @@ import copy
 from typing import Any, Final, cast, get_args
 
 from shoal.api.gpuclass import GPUClass
+from shoal.api.loraadapter import LoRAAdapter
+from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import CATEGORY, GROUP, VERSION, JsonObject, Kind, Object
 from shoal.api.model import Model
 from shoal.api.tenant import Tenant
 
-KINDS: Final[tuple[type[Kind], ...]] = (GPUClass, Model, Tenant)
+KINDS: Final[tuple[type[Kind], ...]] = (GPUClass, LoRAAdapter, LoRAPool, Model, Tenant)
 
 _REFUSED: Final = {
     "prefixItems": "a tuple of mixed types",

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from shoal.api.gpuclass import GPUClass
+from shoal.api.loraadapter import LoRAAdapter
+from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import GROUP, VERSION, Kind
 from shoal.api.model import Model
 from shoal.api.tenant import Tenant
@@ -50,6 +52,8 @@ def of_kind(kind: type[Kind]) -> Resource:
 MODELS = of_kind(Model)
 GPUCLASSES = of_kind(GPUClass)
 TENANTS = of_kind(Tenant)
+LORA_POOLS = of_kind(LoRAPool)
+LORA_ADAPTERS = of_kind(LoRAAdapter)
 
 PODS = Resource("", "v1", "pods", "Pod")
 NODES = Resource("", "v1", "nodes", "Node", namespaced=False)

@@ -1,0 +1,167 @@
+"""LoRAPool: gives the replicas of one Model places for LoRA adapters. Namespaced."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, StringConstraints
+
+from shoal.api.meta import (
+    NAME_IS_LABEL,
+    Column,
+    Conditions,
+    K8s,
+    Kind,
+    LabelValue,
+    Object,
+    Rule,
+    SecretReference,
+)
+from shoal.api.model import LocalObjectReference
+
+TargetModule = Annotated[
+    str,
+    StringConstraints(
+        min_length=1,
+        max_length=32,
+        pattern=r"^(all|[qkvo]_proj|(gate|up|down)_proj|qkv_proj|gate_up_proj|embed_tokens|lm_head"
+        r"|q_a_proj|q_b_proj|kv_a_proj_with_mqa|kv_b_proj)$",
+    ),
+    K8s(
+        pattern_message="must be q_proj, k_proj, v_proj, o_proj, qkv_proj, gate_proj, up_proj, down_proj, "
+        "gate_up_proj, embed_tokens, lm_head, q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj or all"
+    ),
+]
+LINEAR: tuple[TargetModule, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""What most fine-tunes train: every linear layer of attention and feed-forward."""
+
+
+class NamespaceSelector(Object):
+    """Namespaces by their labels."""
+
+    match_labels: Annotated[dict[str, LabelValue], Field(min_length=1, max_length=16)]
+    """Labels that a namespace must have, all of them."""
+
+
+class AllowedNamespaces(Object):
+    """From where adapters may join, as in the Gateway API."""
+
+    from_: Annotated[Literal["Same", "All", "Selector"], Field(alias="from"), K8s(default_in_code=True)] = "Same"
+    """Same: the pool's own namespace. All: every namespace. Selector: those that `selector` matches. Default: Same."""
+    selector: NamespaceSelector | None = None
+    """With `from: Selector`."""
+
+    cel: ClassVar = (
+        Rule(
+            "(has(self.from) && self.from == 'Selector') == has(self.selector)",
+            "`selector` is set with `from: Selector`, and only then",
+        ),
+    )
+
+
+class SourceCredentials(Object):
+    """Credentials for the sources of adapters that begin with a prefix."""
+
+    uri_prefix: Annotated[
+        str,
+        StringConstraints(min_length=6, max_length=512, pattern=r"^(hf|s3|gs|az|https)://\S*$"),
+        K8s(pattern_message="must be the beginning of a source, such as 's3://adapters/' or 'hf://acme/'"),
+    ]
+    """How a source begins. The longest prefix that matches counts."""
+    secret_ref: SecretReference
+    """Secret in the pool's namespace, with the keys of a Model's `source.secretRef`. Its adapters' sources are read
+    with it whoever declared them: a prefix should end with '/', and name no more than the pool may read."""
+
+
+class LoRAPoolSpec(Object):
+    """Whose replicas, for which adapters, how many at once."""
+
+    model_ref: LocalObjectReference
+    """The Model in the same namespace. One pool per Model: the oldest counts."""
+    max_rank: Annotated[int, Field(ge=1, le=1024), K8s(default_in_code=True)] = 64
+    """Largest rank of an adapter. GPU memory is set aside for it in every slot. Default: 64."""
+    target_modules: Annotated[
+        tuple[TargetModule, ...], Field(min_length=1, max_length=16), K8s(list_type="set", default_in_code=True)
+    ] = LINEAR
+    """Modules that adapters may change; `all` stands alone. Default: the linear layers of attention and
+    feed-forward."""
+    slots_per_replica: Annotated[int, Field(ge=2, le=256), K8s(default_in_code=True)] = 8
+    """Adapters in the GPU memory of one replica at a time; the base model counts as one. Default: 8."""
+    cached_per_replica: Annotated[int, Field(ge=2, le=4096)] | None = None
+    """Adapters in the host memory of one replica. Default: 8 times `slotsPerReplica`."""
+    allowed_namespaces: AllowedNamespaces = AllowedNamespaces()
+    """From where adapters may join."""
+    credentials: Annotated[
+        tuple[SourceCredentials, ...], Field(max_length=16), K8s(list_type="map", keys=("uriPrefix",))
+    ] = ()
+    """Credentials for the adapters' sources. A change rolls the Model: a running pod cannot mount another Secret."""
+
+    cel: ClassVar = (
+        Rule(
+            "!has(self.targetModules) || self.targetModules.size() == 1 || !('all' in self.targetModules)",
+            "`all` in `targetModules` stands alone: it means every module",
+        ),
+        Rule(
+            "!has(self.cachedPerReplica) || self.cachedPerReplica >= (has(self.slotsPerReplica) ? "
+            "self.slotsPerReplica : 8)",
+            "`cachedPerReplica` may not be smaller than `slotsPerReplica`: what is on the GPU is in host memory too",
+        ),
+    )
+
+    @property
+    def cached(self) -> int:
+        """Adapters in the host memory of one replica."""
+        return self.cached_per_replica or 8 * self.slots_per_replica
+
+    @property
+    def slots(self) -> int:
+        """Distinct adapters that requests may use at once on one replica."""
+        return self.slots_per_replica - 1
+
+
+class AdapterCounts(Object):
+    """The pool's adapters."""
+
+    total: Annotated[int, Field(ge=0)]
+    """Adapters that name the pool and may."""
+    available: Annotated[int, Field(ge=0)]
+    """Those that answer, at once or after being loaded."""
+    failed: Annotated[int, Field(ge=0)]
+    """Those that cannot be used as they are."""
+
+
+class LoRAPoolStatus(Object):
+    """What was found."""
+
+    conditions: Conditions = ()
+    """Accepted and Ready."""
+    observed_generation: Annotated[int, Field(ge=0)] | None = None
+    """The generation that this status is about."""
+    adapters: AdapterCounts | None = None
+    """How many adapters the pool has."""
+
+
+class LoRAPool(Kind):
+    """Places for LoRA adapters on the replicas of a Model."""
+
+    kind_name: ClassVar = "LoRAPool"
+    plural: ClassVar = "lorapools"
+    singular: ClassVar = "lorapool"
+    columns: ClassVar = (
+        Column("Ready", '.status.conditions[?(@.type=="Ready")].status'),
+        Column("Reason", '.status.conditions[?(@.type=="Ready")].reason'),
+        Column("Model", ".spec.modelRef.name"),
+        Column("Adapters", ".status.adapters.total", "integer"),
+        Column("Available", ".status.adapters.available", "integer"),
+        Column("Failed", ".status.adapters.failed", "integer"),
+        Column("Message", '.status.conditions[?(@.type=="Ready")].message', "string", 1),
+        Column("Age", ".metadata.creationTimestamp", "date"),
+    )
+
+    cel: ClassVar = (NAME_IS_LABEL,)
+
+    spec: LoRAPoolSpec
+    status: LoRAPoolStatus | None = None
+
+    @property
+    def model_key(self) -> str:
+        """`namespace/name` of its Model."""
+        return f"{self.metadata.namespace}/{self.spec.model_ref.name}"
