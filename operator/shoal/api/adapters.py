@@ -14,6 +14,7 @@ from typing import Annotated, Final
 
 from pydantic import Field, StringConstraints
 
+from shoal.api.artifact import LayerWidths
 from shoal.api.loraadapter import Digest
 from shoal.api.replica import Message
 
@@ -24,6 +25,35 @@ ENSURE_SECONDS: Final = 60.0
 """Longest `waitSeconds`."""
 
 EngineName = Annotated[str, StringConstraints(max_length=256, pattern=r"^[a-z0-9-]+\.[a-z0-9.-]+@[0-9a-f]{12}$")]
+
+
+ADAPTERS_ENV: Final = "SHOAL_AGENT_ADAPTERS"
+"""Environment variable of the agent: `AdapterSettings` as JSON. Absent: the Model has no pool."""
+
+
+class AdapterSettings(Message):
+    """What an agent is told of its Model's pool when it starts; a change of it replaces the pod."""
+
+    pool: str
+    """`namespace/name`, for messages."""
+    slots: Annotated[int, Field(ge=2)]
+    """Places in GPU memory; the base model counts as one, so leases cover one adapter less."""
+    cached: Annotated[int, Field(ge=2)]
+    """Adapters that the engine keeps in host memory (`--max-loaded-loras`), and whose files are kept."""
+    max_rank: Annotated[int, Field(ge=1)]
+    target_modules: tuple[str, ...]
+    """As the pool names them; ("all",) means every module."""
+    max_bytes: Annotated[int, Field(ge=1)]
+    """Most that the files of one adapter may have: the folder has room for `cached` of them, and one more."""
+    credentials: tuple[str, ...] = ()
+    """Prefixes of sources: the i-th one's Secret is mounted at ADAPTER_SECRETS_DIR/i. The longest that matches counts;
+    without any that matches a source is read without credentials."""
+    architecture: str | None = None
+    """Of the base, such as LlamaForCausalLM; None: not known."""
+    widths: LayerWidths | None = None
+    """Of the base; None: not known, and an adapter's shapes are then not compared."""
+    vocabulary: int | None = None
+    """Of the base; None: not known."""
 
 
 class AdapterWanted(Message):

@@ -52,6 +52,21 @@ class KVGeometry(Object):
     """Hybrid: bytes of the state of one request over all its layers; absent: not known."""
 
 
+class LayerWidths(Object):
+    """Widths of the linear layers that LoRA adapters change, of the whole model. The same in every layer."""
+
+    layers: Annotated[int, Field(ge=1)]
+    """Decoder layers."""
+    hidden: Annotated[int, Field(ge=1)]
+    """Hidden size: what q_proj, k_proj, v_proj, gate_proj and up_proj read, what o_proj and down_proj write."""
+    query: Annotated[int, Field(ge=1)]
+    """All query heads together: what q_proj writes and o_proj reads."""
+    key: Annotated[int, Field(ge=1)]
+    """All key-value heads together: what k_proj writes, and v_proj."""
+    feed_forward: Annotated[int, Field(ge=1)]
+    """What gate_proj and up_proj write and down_proj reads."""
+
+
 class ArtifactFacts(Object):
     """The facts of one revision of a source."""
 
@@ -85,6 +100,8 @@ class ArtifactFacts(Object):
     """Tensor parallelism must divide this too: the widths of the other layers, in blocks of the quantization."""
     expert_divisor: Annotated[int, Field(ge=1)] | None = None
     """The same of the experts, for tensor parallelism divided by expert parallelism."""
+    widths: LayerWidths | None = None
+    """Of a plain decoder, whose layers are all alike; absent for any other (experts, windows, latents, states)."""
     vocabulary: Annotated[int, Field(ge=1)] | None = None
     """Size of the vocabulary."""
     experts: Annotated[int, Field(ge=1)] | None = None
