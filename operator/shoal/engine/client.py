@@ -21,6 +21,10 @@ _LIMIT: Final = 8 << 20
 """Longest answer that is read, in bytes."""
 
 
+Role = Literal["api", "admin"]
+"""Whose key a call carries."""
+
+
 class EngineError(Exception):
     """The engine did not answer as it should. The message has no key in it."""
 
@@ -120,24 +124,32 @@ class EngineClient:
         """What the engine resolved its arguments to."""
         return parse_server_info(await self._get("/server_info", SERVER_INFO_SECONDS, auth="api"))
 
-    async def _get(self, path: str, seconds: float, *, auth: Literal["api", "admin"] | None) -> bytes:
+    async def _get(self, path: str, seconds: float, *, auth: Role | None) -> bytes:
+        status, body = await self.call("GET", path, seconds, auth=auth)
+        if status != 200:
+            raise EngineRefused(path, status)
+        return body
+
+    async def call(
+        self, method: Literal["GET", "POST"], path: str, seconds: float, *, auth: Role | None, body: object = None
+    ) -> tuple[int, bytes]:
+        """One call with a deadline: its status and the body of the answer. For the modules beside this one."""
         key = self._keys[auth] if auth else None
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
             async with (
                 asyncio.timeout(seconds),
-                self._session.get(self._url + path, headers=headers, allow_redirects=False) as response,
+                self._session.request(
+                    method, self._url + path, headers=headers, json=body, allow_redirects=False
+                ) as response,
             ):
-                body = await _read(response, path)
+                return response.status, await _read(response, path)
         except TimeoutError:
             raise EngineTimeout(f"{path} did not answer within {seconds:g} s") from None
         except (aiohttp.ClientConnectionError, ConnectionError) as error:
             raise EngineUnreachable(f"{path}: {type(error).__name__}") from None
         except (aiohttp.ClientError, ValueError) as error:
             raise EngineGarbled(f"{path}: {type(error).__name__}") from None
-        if response.status != 200:
-            raise EngineRefused(path, response.status)
-        return body
 
 
 async def _read(response: aiohttp.ClientResponse, path: str) -> bytes:
@@ -151,7 +163,7 @@ async def _read(response: aiohttp.ClientResponse, path: str) -> bytes:
 
 def parse_loads(body: bytes) -> Loads:
     """Reads /v1/loads. A count that one rank leaves out is unknown in the sum. Raises EngineGarbled."""
-    answer = _object(body, "/v1/loads")
+    answer = json_object(body, "/v1/loads")
     ranks = answer.get("loads")
     if not isinstance(ranks, list) or not ranks:
         raise EngineGarbled("/v1/loads: no loads")
@@ -228,7 +240,7 @@ def parse_counters(body: bytes) -> Counters:
 
 def parse_server_info(body: bytes) -> ServerInfo:
     """Reads /server_info. Raises EngineGarbled."""
-    answer = _object(body, "/server_info")
+    answer = json_object(body, "/server_info")
     version = answer.get("version")
     states = answer.get("internal_states")
     capacities: list[int | None] = []
@@ -244,7 +256,8 @@ def parse_server_info(body: bytes) -> ServerInfo:
     )
 
 
-def _object(body: bytes, path: str) -> dict[str, Any]:
+def json_object(body: bytes, path: str) -> dict[str, Any]:
+    """The JSON object in `body`. Raises EngineGarbled."""
     try:
         answer = json.loads(body)
     except ValueError:

@@ -1,0 +1,143 @@
+"""Loading and unloading LoRA adapters in one engine, as SGLang's HTTP API does it. No policy.
+
+What the engine does with these calls decides how they may be used:
+
+- A load stops the decoding of everybody on the replica while the files are read.
+- An unload first waits until the last request of the adapter has ended, however long that takes, and every other load
+  and unload waits behind it.
+- A call that its caller gave up is still carried out: after EngineTimeout, ask `loaded` what became of it.
+- An unloaded adapter stays known: the next request that names it loads it again from its old folder.
+- Its messages name the adapters of everybody. `message` is therefore for those who may see them all.
+"""
+
+from dataclasses import dataclass
+from typing import Final, cast
+
+from shoal.engine.client import EngineClient, EngineError, EngineGarbled, EngineRefused, json_object
+
+LOAD_SECONDS: Final = 60.0
+UNLOAD_SECONDS: Final = 60.0
+LIST_SECONDS: Final = 5.0
+
+_ALREADY: Final = ("because it is already loaded", "already exists. Loaded LoRAs")
+_UNKNOWN: Final = "does not exist. Loaded LoRAs"
+_INCOMPLETE: Final = "has an incomplete unload"
+_PINNED: Final = "as a pinned adapter"
+_DISABLED: Final = "LoRA is not enabled"
+
+
+class AdapterRejected(EngineError):
+    """The engine will not load or unload the adapter: rank, modules, files. `message` is its own text."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(f"{name}: {message}")
+        self.name = name
+        self.message = message
+
+
+class AlreadyLoaded(AdapterRejected):
+    """An adapter of this name is loaded, from whatever folder: the engine replaces none in place."""
+
+
+class NotLoaded(AdapterRejected):
+    """No adapter of this name is loaded."""
+
+
+class IncompleteUnload(AdapterRejected):
+    """An earlier unload of this name failed, or a load on a part of the ranks: unload it (again) first."""
+
+
+class TooManyPinned(AdapterRejected):
+    """The last GPU slot may not be pinned: at most --max-loras-per-batch - 1 pinned adapters."""
+
+
+class LoRADisabled(AdapterRejected):
+    """The engine runs without --enable-lora."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedAdapter:
+    """An adapter in the engine's registry: in host memory, and in a GPU slot or not."""
+
+    name: str
+    path: str
+
+
+class EngineAdapters:
+    """The adapters of one engine. Every call has a deadline and raises EngineError, nothing else."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+
+    async def load(
+        self, name: str, path: str, *, pinned: bool = False, seconds: float = LOAD_SECONDS
+    ) -> dict[str, str]:
+        """Loads the adapter of the folder `path`, as the engine sees it; returns what is loaded now, path by name.
+
+        Raises AlreadyLoaded, IncompleteUnload, TooManyPinned, LoRADisabled, AdapterRejected for what is wrong with the
+        files, EngineTimeout after `seconds`, EngineUnreachable.
+        """
+        wanted = {"lora_name": name, "lora_path": path, "pinned": pinned}
+        return await self._update("/load_lora_adapter", name, wanted, seconds)
+
+    async def unload(self, name: str, *, seconds: float = UNLOAD_SECONDS) -> dict[str, str]:
+        """Unloads an adapter; returns what is loaded now. Raises NotLoaded, EngineTimeout while a request of it runs,
+        and else as `load`."""
+        return await self._update("/unload_lora_adapter", name, {"lora_name": name}, seconds)
+
+    async def loaded(self) -> tuple[LoadedAdapter, ...]:
+        """What /v1/models lists, the least recently used first. A name that is being unloaded is gone already."""
+        path = "/v1/models"
+        status, body = await self._client.call("GET", path, LIST_SECONDS, auth="api")
+        if status != 200:
+            raise EngineRefused(path, status)
+        return parse_models(body)
+
+    async def _update(self, path: str, name: str, body: dict[str, object], seconds: float) -> dict[str, str]:
+        status, answer = await self._client.call("POST", path, seconds, auth="admin", body=body)
+        if status not in (200, 400):
+            raise EngineRefused(path, status)
+        result = json_object(answer, path)
+        if status == 200 and result.get("success") is True:
+            return _paths(result.get("loaded_adapters"))
+        message = result.get("error_message")
+        if not isinstance(message, str):
+            raise EngineRefused(path, status)
+        raise rejection(name, message)
+
+
+def rejection(name: str, message: str) -> AdapterRejected:
+    """The error that the engine's text stands for."""
+    kinds: tuple[tuple[type[AdapterRejected], tuple[str, ...]], ...] = (
+        (AlreadyLoaded, _ALREADY),
+        (NotLoaded, (_UNKNOWN,)),
+        (IncompleteUnload, (_INCOMPLETE,)),
+        (TooManyPinned, (_PINNED,)),
+        (LoRADisabled, (_DISABLED,)),
+    )
+    for kind, texts in kinds:
+        if any(text in message for text in texts):
+            return kind(name, message)
+    return AdapterRejected(name, message)
+
+
+def parse_models(body: bytes) -> tuple[LoadedAdapter, ...]:
+    """Reads /v1/models: an adapter's card has a parent. Raises EngineGarbled."""
+    path = "/v1/models"
+    cards = json_object(body, path).get("data")
+    if not isinstance(cards, list):
+        raise EngineGarbled(f"{path}: no data")
+    found: list[LoadedAdapter] = []
+    for card in cast("list[object]", cards):
+        entry = cast("dict[str, object]", card) if isinstance(card, dict) else {}
+        name, root = entry.get("id"), entry.get("root")
+        if not isinstance(name, str) or not isinstance(root, str):
+            raise EngineGarbled(f"{path}: a card without id and root")
+        if entry.get("parent") is not None:
+            found.append(LoadedAdapter(name, root))
+    return tuple(found)
+
+
+def _paths(value: object) -> dict[str, str]:
+    entries = cast("dict[object, object]", value) if isinstance(value, dict) else {}
+    return {str(name): str(path) for name, path in entries.items()}
