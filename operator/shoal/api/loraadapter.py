@@ -107,6 +107,9 @@ class LoRAAdapterStatus(Object):
     """Bytes of its weights."""
     next: AdapterRevision | None = None
     """A newer revision that was read and is being loaded beside it."""
+    read_by: Annotated[str, StringConstraints(max_length=16)] | None = None
+    """Names what was read last: the source as it was declared, and what its pool and base asked of it. While these are
+    the same, nothing is read again."""
 
 
 class LoRAAdapter(Kind):

@@ -39,6 +39,9 @@ ANNOTATION_PAUSED: Final = f"{GROUP}/paused"
 """On a Model, "true": Shoal decides but applies nothing and says so."""
 ANNOTATION_WAKE: Final = f"{GROUP}/wake"
 """On a Model, a time (RFC 3339): counts as a request that came at that time (`kubectl shoal wake`)."""
+ANNOTATION_READS: Final = f"{GROUP}/reads"
+"""On a Job that reads adapters: the `read_by` of each, separated by blanks: a restarted operator finds what is being
+read already."""
 
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 """Kubernetes' own: of the pods of a Deployment that shrinks, those with the lowest cost go first."""

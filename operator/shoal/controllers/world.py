@@ -7,10 +7,13 @@ from typing import Any, Final
 
 from shoal.api.config import OperatorConfig
 from shoal.api.gpuclass import GPUClass
+from shoal.api.loraadapter import LoRAAdapter
+from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.api.tenant import Tenant
 from shoal.core import facts
+from shoal.core.adapters.owner import oldest
 from shoal.core.artifacts import source_key
 from shoal.kube import cacheshares, projections
 from shoal.kube.cacheshares import CacheClaim, CacheVolume
@@ -59,6 +62,29 @@ def _source(custom: Custom[Model]) -> Iterable[str]:
     return (f"{custom.metadata.namespace}/{source_key(custom.object)}",) if custom.object else ()
 
 
+def _pool(custom: Custom[LoRAAdapter]) -> Iterable[str]:
+    return (custom.object.pool_key,) if custom.object else ()
+
+
+def _adapter_claims(custom: Custom[LoRAAdapter]) -> Iterable[str]:
+    return custom.object.claimed_names if custom.object else ()
+
+
+def _pooled(custom: Custom[LoRAPool]) -> Iterable[str]:
+    return (custom.object.model_key,) if custom.object else ()
+
+
+def _pools() -> Table[Custom[LoRAPool]]:
+    return Table(lambda raw: projections.custom(LoRAPool, raw), indexes={"model": _pooled})
+
+
+def _adapters() -> Table[Custom[LoRAAdapter]]:
+    return Table(
+        lambda raw: projections.custom(LoRAAdapter, raw),
+        indexes={"pool": _pool, "claim": _adapter_claims, "uid": _uid},
+    )
+
+
 def _models() -> Table[Custom[Model]]:
     return Table(
         lambda raw: projections.custom(Model, raw),
@@ -89,6 +115,8 @@ class World:
             lambda raw: projections.custom(Tenant, raw), indexes={"hash": _hashes, "model": _granted}
         )
     )
+    pools: Table[Custom[LoRAPool]] = field(default_factory=_pools)
+    adapters: Table[Custom[LoRAAdapter]] = field(default_factory=_adapters)
     nodes: Table[facts.Node] = field(default_factory=lambda: Table(projections.node))
     pods: Table[facts.Pod] = field(
         default_factory=lambda: Table(projections.pod, indexes={"model": _model_uid, "job": _job, "gateway": _gateway})
@@ -102,6 +130,12 @@ class World:
 
     def model_by_uid(self, uid: str | None) -> Custom[Model] | None:
         return next(iter(self.models.by("uid", uid)), None) if uid else None
+
+    def pool_of(self, model_key: str) -> LoRAPool | None:
+        """The pool that has the Model `namespace/name`: the oldest that names it. Whether the two go together is asked
+        elsewhere."""
+        named = [c.object for c in self.pools.by("model", model_key) if c.object is not None]
+        return oldest(p for p in named if p.metadata.deletion_timestamp is None)
 
     def gateways(self) -> tuple[facts.Pod, ...]:
         """Pods of Shoal's own gateways that are not gone."""

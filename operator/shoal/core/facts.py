@@ -100,6 +100,8 @@ class Job:
     """Why it failed, as the Job controller says: its deadline, too many tries."""
     deleting: bool
     created: datetime | None = None
+    reads: tuple[str, ...] = ()
+    """Of adapters: what it reads, as `names.ANNOTATION_READS` lists it."""
 
     @property
     def key(self) -> str:

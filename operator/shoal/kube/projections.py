@@ -15,6 +15,7 @@ from shoal.core import facts, quantity
 K = TypeVar("K", bound=Kind)
 
 _JOB_LABEL: Final = "batch.kubernetes.io/job-name"
+_READERS: Final = (names.COMPONENT_FACTS, names.COMPONENT_ADAPTER_FACTS)
 _SAME_MOMENT_SECONDS: Final = 3.0
 """Between the times that a kubelet writes when it first sees a pod."""
 _NEVER_COMPARED: Final = ("managedFields", "resourceVersion", "generation")
@@ -83,7 +84,7 @@ def pod(raw: JsonObject) -> facts.Pod | None:
     ours = labels.get(names.LABEL_COMPONENT) == names.COMPONENT_ENGINE
     model_uid = labels.get(names.LABEL_MODEL_UID) if ours else None
     requests = pod_requests(spec)
-    job = labels.get(_JOB_LABEL) if labels.get(names.LABEL_COMPONENT) == names.COMPONENT_FACTS else None
+    job = labels.get(_JOB_LABEL) if labels.get(names.LABEL_COMPONENT) in _READERS else None
     gateway = labels.get(names.LABEL_COMPONENT) == names.COMPONENT_GATEWAY
     if model_uid is None and job is None and not gateway and not requests:
         return None
@@ -142,6 +143,7 @@ def job(raw: JsonObject) -> facts.Job:
         failed=f"{failed.get('reason', '')}: {failed.get('message', '')}" if over else None,
         deleting="deletionTimestamp" in metadata,
         created=_time(metadata.get("creationTimestamp")),
+        reads=tuple(_map(metadata, "annotations").get(names.ANNOTATION_READS, "").split()),
     )
 
 
