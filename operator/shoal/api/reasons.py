@@ -86,7 +86,9 @@ ROLLOUT_STALLED: Final = "RolloutStalled"
 REPLACING_IN_PLACE: Final = "ReplacingInPlace"
 """A rollout without a free GPU: a replica goes before its successor comes."""
 SIGNALS_UNKNOWN: Final = "SignalsUnknown"
-"""A gateway or a replica is not heard: nothing goes down until it is."""
+"""A gateway or a replica is not heard: nothing goes down until it is. Also a condition type, present while true."""
+NOT_HEARD: Final = "NotHeard"
+"""Reason of the condition SignalsUnknown."""
 
 # --- staging (also in the stage container's termination message) ----------------------------------------------------
 SOURCE_UNREACHABLE: Final = "SourceUnreachable"
@@ -141,6 +143,8 @@ MODULES_NOT_IN_POOL: Final = "ModulesNotInPool"
 BASE_MISMATCH: Final = "BaseMismatch"
 TOO_LARGE: Final = "TooLarge"
 CORRUPT: Final = "Corrupt"
+UNSUPPORTED: Final = "Unsupported"
+"""A kind of adapter that SGLang refuses, or takes and then answers with other weights (DoRA, rsLoRA, new tokens)."""
 NO_ROOM: Final = "NoRoom"
 """More is pinned than the replicas have places for."""
 RESIDENT: Final = "Resident"
@@ -153,7 +157,14 @@ SWITCHING: Final = "Switching"
 LOAD_FAILED: Final = "LoadFailed"
 """An engine refuses to load it; the message has the engine's words."""
 LOAD_HANGS: Final = "LoadHangs"
-ADAPTER_REASONS: Final = STAGE_REASONS | {RANK_TOO_HIGH, MODULES_NOT_IN_POOL, BASE_MISMATCH, TOO_LARGE, CORRUPT}
+ADAPTER_REASONS: Final = STAGE_REASONS | {
+    RANK_TOO_HIGH,
+    MODULES_NOT_IN_POOL,
+    BASE_MISMATCH,
+    TOO_LARGE,
+    CORRUPT,
+    UNSUPPORTED,
+}
 """What reading or staging an adapter can find wrong with it."""
 
 # --- an agent's refusals --------------------------------------------------------------------------------------------

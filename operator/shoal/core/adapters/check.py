@@ -1,0 +1,155 @@
+"""Whether an adapter goes with a pool and its base: what the engine would refuse, and what it would take and get wrong.
+
+SGLang looks at the rank and at the modules that the config names. Tensors of another width, of a layer that the base
+does not have or of a module without a buffer get through, and end the engine's process with their first request. So
+both the operator and the agent ask here first.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from shoal.api import reasons
+from shoal.api.adapterfacts import AdapterFacts, Widths
+from shoal.api.adapters import AdapterSettings
+from shoal.api.artifact import LayerWidths
+
+_STACKED: Final[Mapping[str, str]] = {
+    "q_proj": "qkv_proj",
+    "k_proj": "qkv_proj",
+    "v_proj": "qkv_proj",
+    "gate_proj": "gate_up_proj",
+    "up_proj": "gate_up_proj",
+    "q_a_proj": "fused_qkv_a_proj_with_mqa",
+    "kv_a_proj_with_mqa": "fused_qkv_a_proj_with_mqa",
+    "unembed_tokens": "lm_head",
+    "w1": "gate_up_proj",
+    "w3": "gate_up_proj",
+    "w2": "down_proj",
+}
+"""Modules that SGLang keeps in one buffer (`get_normalized_target_modules` of its lora/utils.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why an adapter cannot be used."""
+
+    reason: str
+    """One of `reasons.ADAPTER_REASONS`."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the pool takes."""
+
+    pool: str
+    """Its name, for people."""
+    max_rank: int
+    target_modules: tuple[str, ...]
+    """("all",): every module."""
+    max_bytes: int | None = None
+    """Most that the files of one adapter may have; None: not known here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What is known of the base; what is not known is not compared."""
+
+    widths: LayerWidths | None = None
+    vocabulary: int | None = None
+
+
+def of_settings(settings: AdapterSettings) -> tuple[Limits, Base]:
+    """What an agent was told of its pool."""
+    limits = Limits(settings.pool, settings.max_rank, settings.target_modules, settings.max_bytes)
+    return limits, Base(settings.widths, settings.vocabulary)
+
+
+def check_adapter(facts: AdapterFacts, limits: Limits, base: Base) -> Problem | None:
+    """What is wrong with an adapter for this pool and base; None: nothing that can be known."""
+    if facts.rank > limits.max_rank:
+        return Problem(
+            reasons.RANK_TOO_HIGH,
+            f"{facts.rank} > {limits.max_rank} of pool {limits.pool}: raise the pool's maxRank, which rolls its Model, "
+            "or train the adapter with a lower rank",
+        )
+    if missing := _not_in_pool(facts, limits.target_modules):
+        return Problem(
+            reasons.MODULES_NOT_IN_POOL,
+            f"{', '.join(missing)}: add to targetModules of pool {limits.pool}, which rolls its Model, or train the "
+            f"adapter without (the pool has {', '.join(limits.target_modules)})",
+        )
+    if (mismatch := _mismatch(facts, base)) is not None:
+        named = f"; its config names {facts.base} as its base" if facts.base else ""
+        return Problem(reasons.BASE_MISMATCH, f"{mismatch}: it was trained for another base{named}")
+    if base.vocabulary is not None and facts.added_token is not None and facts.added_token >= base.vocabulary:
+        return Problem(
+            reasons.UNSUPPORTED,
+            f"its added_tokens.json has token {facts.added_token} and the base ends at {base.vocabulary - 1}: SGLang "
+            "serves no adapters that add tokens",
+        )
+    if limits.max_bytes is not None and facts.file_bytes > limits.max_bytes:
+        return too_large(facts.file_bytes, limits.max_bytes, limits.pool)
+    return None
+
+
+def too_large(size: int, limit: int, pool: str) -> Problem:
+    """The files have `size` bytes, and the pool's replicas have room for `limit` of each adapter."""
+    return Problem(
+        reasons.TOO_LARGE,
+        f"its files have {_mib(size)} and replicas of pool {pool} have room for {_mib(limit)} of each adapter: look for "
+        "weights that do not belong to it, or save it in 16 bits",
+    )
+
+
+def stacked(modules: Iterable[str]) -> frozenset[str]:
+    """The buffers in which SGLang keeps these modules."""
+    return frozenset(_STACKED.get(module, module) for module in modules)
+
+
+def _not_in_pool(facts: AdapterFacts, allowed: tuple[str, ...]) -> list[str]:
+    if "all" in allowed:
+        return []
+    found = {module.removeprefix("experts.") for module in facts.modules} | (set(facts.targets) - {"all"})
+    buffers = stacked(allowed)
+    return sorted(module for module in found if _STACKED.get(module, module) not in buffers)
+
+
+def _mismatch(facts: AdapterFacts, base: Base) -> str | None:
+    if base.widths is not None:
+        if facts.layers > base.widths.layers:
+            return f"it changes layer {facts.layers - 1} and the base has layers 0 to {base.widths.layers - 1}"
+        for module, found in sorted(facts.modules.items()):
+            wanted = _expected(module, base.widths)
+            if wanted is None:
+                continue
+            if found is None:
+                return f"its tensors for {module} differ in width, and all layers of the base are alike"
+            if found != wanted:
+                return f"{module} is {found[0]} to {found[1]} wide and the base's is {wanted[0]} to {wanted[1]}"
+    if base.vocabulary is not None:
+        for module, at in (("embed_tokens", 0), ("lm_head", 1)):
+            found = facts.modules.get(module)
+            if found is not None and found[at] != base.vocabulary:
+                return f"{module} is made for {found[at]} tokens and the base has {base.vocabulary}"
+    return None
+
+
+def _expected(module: str, widths: LayerWidths) -> Widths | None:
+    """What the layer reads and writes; None: not known of this module."""
+    return {
+        "q_proj": (widths.hidden, widths.query),
+        "k_proj": (widths.hidden, widths.key),
+        "v_proj": (widths.hidden, widths.key),
+        "qkv_proj": (widths.hidden, widths.query + 2 * widths.key),
+        "o_proj": (widths.query, widths.hidden),
+        "gate_proj": (widths.hidden, widths.feed_forward),
+        "up_proj": (widths.hidden, widths.feed_forward),
+        "gate_up_proj": (widths.hidden, 2 * widths.feed_forward),
+        "down_proj": (widths.feed_forward, widths.hidden),
+    }.get(module)
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB" if count >= 2**17 else f"{count} bytes"
