@@ -1,0 +1,192 @@
+"""What the status of a LoRAAdapter says, decided from what was observed.
+
+An adapter on demand says nothing of where it is: that changes with every request, and twenty thousand of them must be
+quiet. `kubectl shoal adapters` tells it.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from shoal.api import reasons
+from shoal.api.loraadapter import AdapterRevision, LoRAAdapter, LoRAAdapterStatus
+from shoal.core.adapters.joining import UNDECIDED
+from shoal.core.adapters.revisions import FINAL, Revisions
+from shoal.core.conditions import Finding, find, merge
+from shoal.core.observed import Problem, ServedNames
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Where an adapter is, and where it should be. Replicas are those that are ready and serve adapters."""
+
+    replicas: int = 0
+    unheard: int = 0
+    """Replicas that do not say what they have."""
+    loaded: int = 0
+    """Replicas that have the revision that answers."""
+    failure: Problem | None = None
+    """What a replica says that tried to load the revision that answers, and could not."""
+    next_failure: Problem | None = None
+    """The same of the next one."""
+    no_room: Problem | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """All that the status is computed from."""
+
+    adapter: LoRAAdapter
+    served: ServedNames
+    revisions: Revisions
+    problem: Problem | None = None
+    """Why it is not one of its pool's."""
+    failure: Problem | None = None
+    """Why its source cannot be read now; it is tried again."""
+    waiting: str = ""
+    """What its reading waits for; "" when there is nothing to read."""
+    held: Held = Held()
+
+
+def status(seen: Seen, now: datetime) -> LoRAAdapterStatus:
+    """The whole status. Equal observations give an equal status, apart from the times of conditions that flipped."""
+    adapter, revisions = seen.adapter, seen.revisions
+    before = adapter.status.conditions if adapter.status else ()
+    current = revisions.current
+    # A refusal that no condition tells of any more would be taken for a success: it is read again then.
+    forgotten = seen.problem is not None and revisions.refused is not None
+    return LoRAAdapterStatus(
+        conditions=merge(before, _findings(seen), generation=adapter.metadata.generation, now=now),
+        observed_generation=adapter.metadata.generation,
+        served_names=seen.served.owned,
+        revision=current.revision if current else None,
+        uri=current.uri if current else None,
+        rank=current.rank if current else None,
+        size_bytes=current.size_bytes if current else None,
+        next=revisions.next,
+        read_by=None if forgotten else revisions.read_by,
+    )
+
+
+def short(revision: AdapterRevision) -> str:
+    """A revision in a sentence: the 12 digits that its engine name has."""
+    return revision.revision.removeprefix("sha256:")[:12]
+
+
+def _findings(seen: Seen) -> list[Finding]:
+    accepted, available, ready = _accepted(seen), _available(seen), _ready(seen)
+    findings = [accepted, available, ready]
+    if ready.status == "True" and ready.reason != reasons.SWITCHING:
+        return findings
+    stuck = _stuck(seen, ready)
+    findings.append(Finding(reasons.STALLED if stuck else reasons.RECONCILING, "True", ready.reason, ready.message))
+    return findings
+
+
+def _stuck(seen: Seen, ready: Finding) -> bool:
+    """It waits for a person."""
+    if seen.problem is not None:
+        return seen.problem.reason != UNDECIDED
+    return ready.status == "False" and ready.reason in _FOR_A_PERSON
+
+
+_FOR_A_PERSON: Final = FINAL | {
+    reasons.NO_ROOM,
+    reasons.LOAD_FAILED,
+    reasons.SOURCE_CHANGED,
+    reasons.SOURCE_NOT_FOUND,
+    reasons.GATED,
+    reasons.REFUSED,
+}
+
+
+def _accepted(seen: Seen) -> Finding:
+    kind, revisions = reasons.ACCEPTED, seen.revisions
+    if seen.problem is not None:
+        return Finding(kind, _no(seen.problem), seen.problem.reason, seen.problem.message)
+    if (wrong := seen.failure or revisions.refused) is not None:
+        return Finding(kind, "False", wrong.reason, wrong.message)
+    if seen.waiting:
+        return Finding(kind, "Unknown", reasons.READING_ADAPTER, seen.waiting)
+    if seen.served.lost:
+        text = "; ".join(f"served name '{name}' belongs to the older {key}" for name, key in seen.served.lost)
+        return Finding(kind, "True", reasons.NAME_CLAIMED, f"{text}; '{seen.adapter.key}' always means this one")
+    return Finding(kind, "True", reasons.VALID, "the adapter fits its pool and its base model")
+
+
+def _available(seen: Seen) -> Finding:
+    kind, held, current = reasons.AVAILABLE, seen.held, seen.revisions.current
+    if seen.problem is not None:
+        return Finding(kind, _no(seen.problem), seen.problem.reason, seen.problem.message)
+    if current is None:
+        reason, message = _why_none(seen)
+        return Finding(kind, "False", reason, message)
+    if held.failure is not None and not held.loaded:
+        return Finding(kind, "False", held.failure.reason, held.failure.message)
+    return Finding(kind, "True", reasons.VALID, f"revision {short(current)} answers, at once or after being loaded")
+
+
+def _why_none(seen: Seen) -> tuple[str, str]:
+    if (wrong := seen.failure or seen.revisions.refused) is not None:
+        return wrong.reason, wrong.message
+    return reasons.READING_ADAPTER, seen.waiting or "its source was not read yet"
+
+
+def _ready(seen: Seen) -> Finding:
+    kind, revisions, held = reasons.READY, seen.revisions, seen.held
+    current = revisions.current
+    if seen.problem is not None:
+        return Finding(kind, _no(seen.problem), seen.problem.reason, seen.problem.message)
+    if current is None:
+        reason, message = _why_none(seen)
+        return Finding(kind, "False", reason, message)
+    goes_on = f"revision {short(current)} goes on answering"
+    if (wrong := seen.failure or revisions.refused) is not None:
+        return Finding(kind, "False", wrong.reason, f"{wrong.message}; {goes_on}")
+    if held.next_failure is not None and revisions.next is not None:
+        what = f"revision {short(revisions.next)}: {held.next_failure.message}"
+        return Finding(kind, "False", held.next_failure.reason, f"{what}; {goes_on}")
+    if revisions.next is not None:
+        return Finding(
+            kind, "True", reasons.SWITCHING, f"revision {short(revisions.next)} is loaded to take over; {goes_on}"
+        )
+    if seen.waiting:
+        return Finding(kind, "True", reasons.SWITCHING, f"{seen.waiting}; {goes_on}")
+    return _residence(seen)
+
+
+def _residence(seen: Seen) -> Finding:
+    """Of an adapter that is as it was declared."""
+    kind, held, spec = reasons.READY, seen.held, seen.adapter.spec
+    if held.failure is not None and not held.loaded:
+        return Finding(kind, "False", held.failure.reason, held.failure.message)
+    if spec.residency == "OnDemand":
+        return Finding(kind, "True", reasons.ON_DEMAND, "loaded where its requests come")
+    if held.no_room is not None:
+        return Finding(kind, "False", held.no_room.reason, held.no_room.message)
+    wanted = min(spec.min_copies, held.replicas)
+    if not wanted:
+        return Finding(kind, "True", reasons.ON_DEMAND, "the pool has no replica now; the first one loads it")
+    if held.loaded >= wanted:
+        return Finding(kind, "True", reasons.RESIDENT, f"loaded on {_replicas(wanted)}, as it should be")
+    if held.unheard and (told := _told(seen.adapter)) is not None:
+        return told
+    if held.failure is not None:
+        return Finding(kind, "False", held.failure.reason, held.failure.message)
+    return Finding(kind, "False", reasons.LOADING_ADAPTER, f"loaded on {held.loaded} of {_replicas(wanted)}")
+
+
+def _told(adapter: LoRAAdapter) -> Finding | None:
+    """What was said last, while nothing better is known."""
+    ready = find(adapter.status.conditions, reasons.READY) if adapter.status else None
+    if ready is None or ready.reason not in (reasons.RESIDENT, reasons.LOADING_ADAPTER):
+        return None
+    return Finding(ready.type, ready.status, ready.reason, ready.message)
+
+
+def _no(problem: Problem) -> str:
+    return "Unknown" if problem.reason == UNDECIDED else "False"
+
+
+def _replicas(count: int) -> str:
+    return f"{count} replica" if count == 1 else f"{count} replicas"

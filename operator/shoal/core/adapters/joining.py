@@ -1,0 +1,74 @@
+"""Whether a LoRAAdapter may join the pool that it names, and which short names it has."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from shoal.api import reasons
+from shoal.api.loraadapter import LoRAAdapter
+from shoal.api.lorapool import LoRAPool
+from shoal.api.meta import Kind
+from shoal.core.adapters.owner import age
+from shoal.core.observed import Problem, ServedNames
+
+UNDECIDED: Final = reasons.PENDING
+"""Reason of a problem that is none yet: what would tell is not known."""
+
+
+def may_join(
+    adapter: LoRAAdapter,
+    pool: LoRAPool | None,
+    *,
+    pool_problem: Problem | None,
+    labels: Mapping[str, str] | None,
+) -> Problem | None:
+    """Why the adapter is not one of the pool's; None: it is.
+
+    `pool_problem` is why the pool itself cannot be used, `labels` are those of the adapter's namespace, None while they
+    are not known.
+    """
+    if pool is None:
+        return Problem(
+            reasons.POOL_NOT_FOUND,
+            f"spec.poolRef: there is no LoRAPool {adapter.pool_key}; create it, or name another one",
+        )
+    if (problem := _namespace(adapter, pool, labels)) is not None:
+        return problem
+    if pool_problem is not None:
+        return Problem(pool_problem.reason, f"LoRAPool {pool.key} is not accepted: {pool_problem.message}")
+    return None
+
+
+def _namespace(adapter: LoRAAdapter, pool: LoRAPool, labels: Mapping[str, str] | None) -> Problem | None:
+    theirs, own = pool.metadata.namespace, adapter.metadata.namespace
+    allowed = pool.spec.allowed_namespaces
+    if own == theirs or allowed.from_ == "All":
+        return None
+    if allowed.from_ == "Same":
+        return Problem(
+            reasons.NAMESPACE_NOT_ALLOWED,
+            f"LoRAPool {pool.key} takes adapters of its own namespace only (spec.allowedNamespaces), not of {own}",
+        )
+    asked = allowed.selector.match_labels if allowed.selector else {}
+    if labels is None:
+        return Problem(UNDECIDED, f"the labels of namespace {own} are not known yet")
+    missing = [f"{name}={value}" for name, value in sorted(asked.items()) if labels.get(name) != value]
+    if not missing:
+        return None
+    return Problem(
+        reasons.NAMESPACE_NOT_ALLOWED,
+        f"LoRAPool {pool.key} takes adapters of namespaces with labels that {own} lacks: {', '.join(missing)}",
+    )
+
+
+def served_names(claimed: Iterable[str], own: Kind, rivals: Mapping[str, Iterable[Kind]]) -> ServedNames:
+    """A short name belongs to its oldest claimant, Model or adapter. `rivals`: name -> who else claims it."""
+    owned: list[str] = []
+    lost: list[tuple[str, str]] = []
+    for name in claimed:
+        others = [r for r in rivals.get(name, ()) if r.metadata.deletion_timestamp is None]
+        first = min([own, *others], key=age)
+        if first is own:
+            owned.append(name)
+        else:
+            lost.append((name, f"{first.kind_name} {first.key}"))
+    return ServedNames(tuple(owned), tuple(lost))
