@@ -49,7 +49,9 @@ class Admin:
         await exchange.answer(self._engine.metrics.render(), CONTENT_TYPE)
 
     async def models(self, exchange: Exchange) -> None:
-        await exchange.json({"object": "list", "data": [self._card()]})
+        lora = self._engine.lora
+        adapters = [] if lora is None else [self._adapter_card(a.name, a.path) for a in lora.adapters()]
+        await exchange.json({"object": "list", "data": [self._card(), *adapters]})
 
     async def model(self, exchange: Exchange) -> None:
         name = exchange.path.removeprefix("/v1/models/")
@@ -157,6 +159,9 @@ class Admin:
         }
         if every or "memory" in include:
             load["memory"] = self._memory()
+        if (every or "lora" in include) and scheduler.slots is not None:
+            used, slots = scheduler.adapters_running, scheduler.slots.total
+            load["lora"] = {"slots_used": used, "slots_total": slots, "utilization": used / slots}
         if every or "disagg" in include:
             load["disaggregation"] = {
                 "mode": "null",
@@ -207,19 +212,6 @@ class Admin:
         self._engine.resume()
         await exchange.json({"message": "Generation continued successfully.", "status": "ok"})
 
-    async def no_lora(self, exchange: Exchange) -> None:
-        await exchange.body()
-        await exchange.json(
-            {
-                "rid": None,
-                "http_worker_ipc": None,
-                "success": False,
-                "error_message": "LoRA is not enabled. Please set `--enable-lora` to enable LoRA.",
-                "loaded_adapters": None,
-            },
-            400,
-        )
-
     async def arm_fault(self, exchange: Exchange) -> None:
         try:
             self._engine.faults.arm(Fault.model_validate_json(await exchange.body()))
@@ -253,6 +245,10 @@ class Admin:
             "parent": None,
             "max_model_len": self._engine.context_length,
         }
+
+    def _adapter_card(self, name: str, path: str) -> dict[str, Any]:
+        parent = self._engine.args.served_model_name
+        return {**self._card(), "id": name, "root": path, "parent": parent, "max_model_len": None}
 
     def _memory(self) -> dict[str, Any]:
         capacity = self._engine.scheduler.kv.capacity

@@ -4,6 +4,7 @@ import hashlib
 import random
 from typing import Final
 
+from shoal.sim.signatures import shown
 from shoal.sim.tokenizer import Tokenizer
 
 _SENTENCES: Final = (
@@ -28,13 +29,18 @@ _OPENING: Final = "Hello from Shoal."
 
 
 class SimulatedAnswer:
-    """A few sentences in an order that the seed and the prompt decide; without end if asked to ignore the end."""
+    """A few sentences in an order that the seed, the prompt and the adapter decide; without end if asked to ignore the
+    end. `signature` stands before each of an adapter's."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: tuple[int, ...], *, seed: int, choice: int) -> None:
-        digest = hashlib.blake2b(repr((seed, choice, prompt)).encode(), digest_size=8).digest()
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: tuple[int, ...], *, seed: int, choice: int, signature: str | None = None
+    ) -> None:
+        source = (seed, choice, prompt) if signature is None else (seed, choice, prompt, signature)
+        digest = hashlib.blake2b(repr(source).encode(), digest_size=8).digest()
         self._random = random.Random(digest)  # noqa: S311 - reproducible on purpose
         self._tokenizer = tokenizer
-        self._tokens = tokenizer.pieces(_OPENING)
+        self._sign = "" if signature is None else shown(signature)
+        self._tokens = tokenizer.pieces(self._sign + _OPENING)
         self._sentences = self._random.randint(3, 7)
         self._written = 0
         self._length: int | None = None
@@ -47,7 +53,7 @@ class SimulatedAnswer:
                 self._length = len(self._tokens)
                 self._tokens.append((self._tokenizer.eos_id, ""))
                 continue
-            self._tokens += self._tokenizer.pieces(" " + self._random.choice(_SENTENCES))
+            self._tokens += self._tokenizer.pieces(f" {self._sign}{self._random.choice(_SENTENCES)}")
             self._written += 1
         token, text = self._tokens[index]
         return token, text, index == self._length

@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 import structlog
 
+from shoal.sim.adapters import AdapterRoutes
 from shoal.sim.admin import Admin
 from shoal.sim.engine import SimEngine
 from shoal.sim.http import ClientGoneError, Exchange, Receive, Scope, Send
@@ -24,7 +25,7 @@ class App:
 
     def __init__(self, engine: SimEngine) -> None:
         self._engine = engine
-        openai, admin = OpenAI(engine), Admin(engine)
+        openai, admin, adapters = OpenAI(engine), Admin(engine), AdapterRoutes(engine)
         self._routes: dict[str, dict[str, tuple[Handler, Level]]] = {}
 
         def route(path: str, methods: str, handler: Handler, level: Level = "api") -> None:
@@ -52,8 +53,8 @@ class App:
         route("/abort_request", "POST", admin.abort_request, "admin")
         route("/pause_generation", "POST", admin.pause, "admin")
         route("/continue_generation", "POST", admin.resume, "admin")
-        route("/load_lora_adapter", "POST", admin.no_lora, "admin")
-        route("/unload_lora_adapter", "POST", admin.no_lora, "admin")
+        route("/load_lora_adapter", "POST", adapters.load, "admin")
+        route("/unload_lora_adapter", "POST", adapters.unload, "admin")
         route("/sim/faults", "POST", admin.arm_fault, "admin")
         route("/sim/faults", "GET", admin.faults, "admin")
         route("/sim/faults", "DELETE", admin.clear_faults, "admin")

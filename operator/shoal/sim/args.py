@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 import yaml
 
 from shoal.core import quantity
+from shoal.sim import loraargs
 
 SGLANG_VERSION: Final = "0.5.23"
 KV_OF: Final = ("model", "llama-3.1-8b")
@@ -26,7 +27,9 @@ _ACTED_ON: Final[dict[str, type | None]] = {
     "api-key": str, "admin-api-key": str, "max-running-requests": int, "max-queued-requests": int,
     "max-total-tokens": str, "chunked-prefill-size": int, "mem-fraction-static": float, "config": str,
     "enable-metrics": None, "enable-cache-report": None, "is-embedding": None,
-    "stream-response-default-include-usage": None, "disable-radix-cache": None,
+    "stream-response-default-include-usage": None, "disable-radix-cache": None, "enable-lora": None,
+    "lora-paths": str, "max-lora-rank": int, "lora-target-modules": str, "max-loras-per-batch": int,
+    "max-loaded-loras": int,
 }  # fmt: skip
 """SGLang's arguments that matter here, with their types; None: a flag."""
 
@@ -56,6 +59,8 @@ class EngineArgs:
     is_embedding: bool
     include_usage_by_default: bool
     radix_cache: bool
+    lora: loraargs.LoRAArgs | None
+    """None: adapters are refused."""
     gpu: str
     """Key of engine_params_llama31_8b.json, such as `h100_sxm:bfloat16`."""
     gpu_memory_mib: int | None
@@ -84,7 +89,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> EngineArgs:
         parser.error(str(error))
     ns = parser.parse_args(merged)
     name = ns.served_model_name or ns.model_path
-    if ":" in name and ns.enable_lora:
+    if ":" in name and (ns.enable_lora or ns.lora_paths):
         parser.error("served-model-name cannot contain a colon (:) when LoRA is enabled")
     try:
         gpu = canonical_gpu(ns.sim_gpu or environ.get("SHOAL_SIM_GPU") or "h100")
@@ -110,6 +115,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> EngineArgs:
             is_embedding=ns.is_embedding,
             include_usage_by_default=ns.stream_response_default_include_usage,
             radix_cache=not ns.disable_radix_cache,
+            lora=loraargs.of(ns),
             gpu=gpu,
             gpu_memory_mib=int(_number(ns.sim_gpu_memory_mib, environ, "SHOAL_SIM_GPU_MEMORY_MIB", 0)) or None,
             kv_of=_kv_of(ns.sim_kv or environ.get("SHOAL_SIM_KV") or KV_OF[0]),

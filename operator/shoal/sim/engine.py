@@ -13,12 +13,15 @@ from typing import Final, Literal
 import structlog
 
 from shoal.sim import memory, timing
+from shoal.sim.adapterfiles import Base
 from shoal.sim.answers import SimulatedAnswer
 from shoal.sim.args import EngineArgs, engine_params
 from shoal.sim.faults import Fault, Faults
 from shoal.sim.journal import Asked, Entry, Journal, prompt_hash
 from shoal.sim.kv import KVCache
+from shoal.sim.limits import BadRequestError, new_tokens
 from shoal.sim.loop import Clock, EngineLoop, RealClock
+from shoal.sim.lora import Adapter, AdapterUnavailableError, LoRA
 from shoal.sim.metrics import Metrics
 from shoal.sim.scheduler import QueueFullError, Scheduler
 from shoal.sim.scheduler import Sequence as Seq
@@ -27,10 +30,6 @@ from shoal.sim.tokenizer import ModelFolder
 _log = structlog.get_logger()
 
 QUEUE_FULL: Final = "The request queue is full."
-
-
-class BadRequestError(ValueError):
-    """Refused with 400 and this message."""
 
 
 @dataclass(slots=True)
@@ -50,6 +49,8 @@ class Batch:
 
     sequences: list[Seq]
     fault: Fault | None
+    adapters: list[Adapter | None] = field(default_factory=list["Adapter | None"])
+    """That answer the sequences."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     outcome: str | None = None
     """Set by a fault, for the journal."""
@@ -88,8 +89,10 @@ class SimEngine:
             share_prefixes=args.radix_cache,
         )
         self.loop = EngineLoop(self.scheduler, self.clock, speed=args.speed)
-        self.metrics = Metrics(args.served_model_name, self.scheduler, self.loop.throughput, self.context_length)
         self.faults = Faults()
+        self.lora = None if args.lora is None else LoRA(args.lora, Base.of(self.model.config), self.loop, self.faults)
+        self.scheduler.slots = None if self.lora is None else self.lora.slots
+        self.metrics = Metrics(args.served_model_name, self.scheduler, self.loop.throughput, self.context_length)
         self.journal = journal or Journal(None)
         self.status: Literal["Starting", "Up", "UnHealthy"] = "Starting"
         self.draining = False
@@ -112,48 +115,59 @@ class SimEngine:
         path: str,
         model: str,
         stream: bool,
+        adapters: str | list[str | None] | None = None,
     ) -> AsyncGenerator[Batch]:
         """Queues one request, and sees to its end: whoever leaves the block early aborts it.
 
         Raises BadRequestError and scheduler.QueueFullError.
         """
-        limits = [self._limit(prompt, sampling.max_new_tokens) for prompt in prompts]
-        batch = Batch([], self.faults.take())
-        rids = self._rids(rid, len(prompts) * n)
-        for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
-            for choice in range(n):
-                seed = self.args.seed if sampling.seed is None else sampling.seed
-                batch.sequences.append(
-                    Seq(
-                        rid=rids[i * n + choice],
-                        prompt=prompt,
-                        answer=SimulatedAnswer(self.model.tokenizer, prompt, seed=seed, choice=choice),
-                        max_new_tokens=limit,
-                        stop=sampling.stop,
-                        stop_token_ids=sampling.stop_token_ids,
-                        ignore_eos=sampling.ignore_eos,
-                        on_update=batch.changed.set,
-                        hold_after=self._hold(batch.fault),
+        async with self._adapters(adapters, len(prompts)) as used:
+            limits = [
+                new_tokens(prompt, sampling.max_new_tokens, self.context_length, self.scheduler.kv.capacity)
+                for prompt in prompts
+            ]
+            batch = Batch([], self.faults.take())
+            rids = self._rids(rid, len(prompts) * n)
+            for i, (prompt, limit, adapter) in enumerate(zip(prompts, limits, used, strict=True)):
+                sign = None if adapter is None else adapter.files.signature
+                for choice in range(n):
+                    seed = self.args.seed if sampling.seed is None else sampling.seed
+                    batch.adapters.append(adapter)
+                    batch.sequences.append(
+                        Seq(
+                            rid=rids[i * n + choice],
+                            prompt=prompt,
+                            answer=SimulatedAnswer(
+                                self.model.tokenizer, prompt, seed=seed, choice=choice, signature=sign
+                            ),
+                            max_new_tokens=limit,
+                            stop=sampling.stop,
+                            stop_token_ids=sampling.stop_token_ids,
+                            ignore_eos=sampling.ignore_eos,
+                            on_update=batch.changed.set,
+                            hold_after=self._hold(batch.fault),
+                            adapter=None if adapter is None else adapter.id,
+                        )
                     )
-                )
-        self._batches.add(batch)
-        try:
-            # Before a fault may strike: an engine that dies of a request was asked it.
-            for sequence in batch.sequences:
-                self.journal.asked(Asked(sequence.rid, model, stream, time.time()))
-            self._strike_first(batch)
-            for sequence in batch.sequences:
-                self.scheduler.submit(sequence, self.clock.now())
-            self.loop.wake()
-            yield batch
-        except QueueFullError:
-            batch.outcome = batch.outcome or "rejected"
-            raise
-        finally:
-            self._batches.discard(batch)
-            for sequence in batch.sequences:
-                self.scheduler.abort(sequence, self.clock.now())
-                self._record(batch, sequence, path=path, model=model, stream=stream)
+            self._batches.add(batch)
+            try:
+                # Before a fault may strike: an engine that dies of a request was asked it.
+                for sequence, adapter in zip(batch.sequences, batch.adapters, strict=True):
+                    name = None if adapter is None else adapter.name
+                    self.journal.asked(Asked(sequence.rid, model, stream, time.time(), name))
+                self._strike_first(batch)
+                for sequence in batch.sequences:
+                    self.scheduler.submit(sequence, self.clock.now())
+                self.loop.wake()
+                yield batch
+            except QueueFullError:
+                batch.outcome = batch.outcome or "rejected"
+                raise
+            finally:
+                self._batches.discard(batch)
+                for sequence, adapter in zip(batch.sequences, batch.adapters, strict=True):
+                    self.scheduler.abort(sequence, self.clock.now())
+                    self._record(batch, sequence, adapter, path=path, model=model, stream=stream)
 
     async def health(self, *, generate: bool, timeout: float = 20.0) -> bool:
         """Whether a token can be generated. Takes at least a second, as SGLang's does."""
@@ -200,6 +214,30 @@ class SimEngine:
 
     # --- inside -------------------------------------------------------------------------------------------------
 
+    @asynccontextmanager
+    async def _adapters(
+        self, asked: str | list[str | None] | None, prompts: int
+    ) -> AsyncGenerator[Sequence[Adapter | None]]:
+        """The adapter of each prompt, in use until the block is left. Raises BadRequestError."""
+        names = [name or None for name in asked] if isinstance(asked, list) else [asked or None] * prompts
+        if self.lora is None or not any(names):
+            yield [None] * prompts
+            return
+        if len(names) != prompts:
+            raise BadRequestError(f"{len(names)} adapters for {prompts} prompts")
+        try:
+            used = await self.lora.acquire(names)
+        except AdapterUnavailableError as error:
+            raise BadRequestError(str(error)) from None
+        try:
+            for adapter in used:
+                if adapter is not None and adapter.files.kills is not None:
+                    _log.error("an adapter does not fit", adapter=adapter.name, reason=adapter.files.kills)
+                    self.crash()
+            yield used
+        finally:
+            self.lora.release(used)
+
     def _strike_first(self, batch: Batch) -> None:
         fault = batch.fault
         if fault is None:
@@ -213,28 +251,6 @@ class SimEngine:
         if fault is None or fault.kind == "slow" or (fault.kind == "stall" and fault.after_tokens == 0):
             return None
         return fault.after_tokens
-
-    def _limit(self, prompt: tuple[int, ...], asked: int | None) -> int:
-        """How many tokens may be generated. Raises BadRequestError with SGLang's messages."""
-        tokens, context, capacity = len(prompt), self.context_length, self.scheduler.kv.capacity
-        if tokens >= context:
-            raise BadRequestError(
-                f"The input ({tokens} tokens) is longer than the model's context length ({context} tokens)."
-            )
-        if asked is not None and tokens + asked > context:
-            raise BadRequestError(
-                f"Requested token count exceeds the model's maximum context length of {context} tokens. You requested "
-                f"a total of {tokens + asked} tokens: {tokens} tokens from the input messages and {asked} tokens for "
-                "the completion. Please reduce the number of tokens in the input messages or the completion to fit "
-                "within the limit."
-            )
-        longest = min(context, capacity) - 1
-        if tokens >= longest:
-            raise BadRequestError(
-                f"Input length ({tokens} tokens) exceeds the maximum allowed length ({longest} tokens). "
-                "Use a shorter input or enable --allow-auto-truncate."
-            )
-        return min(longest - tokens, longest if asked is None else asked)
 
     def _rids(self, rid: str | list[str] | None, count: int) -> list[str]:
         if isinstance(rid, str) and count == 1:
@@ -250,7 +266,9 @@ class SimEngine:
                 raise BadRequestError(f"Duplicate request ID detected: {one}")
         return given
 
-    def _record(self, batch: Batch, sequence: Seq, *, path: str, model: str, stream: bool) -> None:
+    def _record(
+        self, batch: Batch, sequence: Seq, adapter: Adapter | None, *, path: str, model: str, stream: bool
+    ) -> None:
         self.metrics.finished(sequence, stream=stream)
         now, wall = self.clock.now(), time.time()
 
@@ -272,5 +290,7 @@ class SimEngine:
                 first_token=at(sequence.first_token),
                 finished=at(sequence.finished) or wall,
                 outcome=batch.outcome or (finish.type if finish else "abort"),
+                adapter=None if adapter is None else adapter.name,
+                signature=None if adapter is None else adapter.files.signature,
             )
         )

@@ -4,27 +4,41 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Kind = Literal["hang", "stall", "503", "sse_error", "slow", "crash", "close"]
+Kind = Literal[
+    "hang", "stall", "503", "sse_error", "slow", "crash", "close", "load_hang", "load_slow", "load_fail",
+    "unload_deadlock",
+]  # fmt: skip
+Call = Literal["generate", "load", "unload"]
 
 
 class Fault(BaseModel):
-    """One armed fault; it strikes the next `count` generation requests."""
+    """One armed fault; it strikes the next `count` requests of its kind: those whose kind begins with `load_` or
+    `unload_` strike that call, the others generation."""
 
     model_config = ConfigDict(extra="forbid")
 
     kind: Kind
     """hang: the request never gets a further token. stall: the whole engine stops computing, for everybody, until
     cleared. 503: refused like a full queue. sse_error: an error event in the stream. slow: every chunk is late.
-    crash: the process dies by SIGKILL. close: the connection breaks."""
+    crash: the process dies by SIGKILL. close: the connection breaks. load_hang: an adapter's files cannot be read to
+    the end, and since the scheduler reads them nobody is served until cleared. load_slow: they take `delay_seconds`
+    more. load_fail: refused with `message`. unload_deadlock: the unload never answers and the scheduler stands still
+    until cleared (github.com/sgl-project/sglang/issues/36894)."""
     count: int = Field(1, ge=1)
     after_tokens: int = Field(0, ge=0)
     """The fault strikes when this many tokens were sent; 0: before the first."""
     delay_seconds: float = Field(1.0, gt=0)
-    """For slow: before every chunk."""
+    """For slow: before every chunk. For load_slow: of the load."""
     status: int = Field(503, ge=400, le=599)
     """For 503 and sse_error."""
     message: str = "The request queue is full."
-    """For 503 and sse_error."""
+    """For 503, sse_error and load_fail."""
+
+    @property
+    def call(self) -> Call:
+        """What it strikes."""
+        word = self.kind.partition("_")[0]
+        return "load" if word == "load" else "unload" if word == "unload" else "generate"
 
 
 class Faults:
@@ -42,13 +56,14 @@ class Faults:
     def armed(self) -> list[Fault]:
         return list(self._armed)
 
-    def take(self) -> Fault | None:
-        """The fault for the next request, which uses it up."""
-        if not self._armed:
-            return None
-        fault = self._armed[0]
-        if fault.count == 1:
-            self._armed.pop(0)
-        else:
-            self._armed[0] = fault.model_copy(update={"count": fault.count - 1})
-        return fault
+    def take(self, call: Call = "generate") -> Fault | None:
+        """The fault for the next such call, which uses it up."""
+        for at, fault in enumerate(self._armed):
+            if fault.call != call:
+                continue
+            if fault.count == 1:
+                del self._armed[at]
+            else:
+                self._armed[at] = fault.model_copy(update={"count": fault.count - 1})
+            return fault
+        return None

@@ -26,6 +26,8 @@ class Asked:
     model: str
     stream: bool
     arrived: float
+    adapter: str | None = None
+    """Name of the adapter that answers, as the engine knows it; None: the base model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,9 @@ class Entry:
     finished: float
     outcome: str
     """stop, length, abort, rejected, or the kind of the fault."""
+    adapter: str | None = None
+    signature: str | None = None
+    """Of the adapter's files as they were loaded."""
 
 
 class Journal:

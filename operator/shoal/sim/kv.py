@@ -27,7 +27,7 @@ class KVCache:
     def __init__(self, capacity: int, *, share: bool = True) -> None:
         self.capacity = capacity
         self._share = share
-        self._root = Node((), None, locks=1)
+        self._roots: dict[str | None, Node] = {}
         self._clock = 0
         self._in_tree = 0
         self._locked = 0
@@ -48,10 +48,12 @@ class KVCache:
         """Tokens in real use: neither free nor evictable."""
         return self._owned + self._locked
 
-    def match(self, tokens: Sequence[int]) -> tuple[Node, int]:
-        """The node that ends the longest cached prefix of `tokens`, and that prefix's length."""
+    def match(self, tokens: Sequence[int], space: str | None = None) -> tuple[Node, int]:
+        """The node that ends the longest cached prefix of `tokens`, and that prefix's length.
+
+        What one adapter computed is no other's prefix, so each has a `space` of its own; None is the base's."""
         self._clock += 1
-        node, length = self._root, 0
+        node, length = self._root(space), 0
         while length < len(tokens):
             child = node.children.get(tokens[length])
             if child is None:
@@ -93,12 +95,12 @@ class KVCache:
         """A request drops `tokens` tokens that it owned."""
         self._owned -= tokens
 
-    def insert(self, tokens: Sequence[int], owned: int) -> Node:
+    def insert(self, tokens: Sequence[int], owned: int, space: str | None = None) -> Node:
         """Moves the last `owned` of these tokens from a request into the tree; duplicates become free."""
         self._owned -= owned
         if not self._share:
-            return self._root
-        node, length = self.match(tokens)
+            return self._root(space)
+        node, length = self.match(tokens, space)
         rest = tuple(tokens[length:])
         if rest:
             child = Node(rest, node, used=self._clock)
@@ -109,8 +111,14 @@ class KVCache:
 
     def flush(self) -> None:
         """Forgets everything. Only while nothing runs."""
-        self._root = Node((), None, locks=1)
+        self._roots.clear()
         self._in_tree = self._locked = 0
+
+    def _root(self, space: str | None) -> Node:
+        root = self._roots.get(space)
+        if root is None:
+            root = self._roots[space] = Node((), None, locks=1)
+        return root
 
     def _split(self, node: Node, at: int) -> Node:
         """Cuts `node` after `at` tokens; returns the upper half."""
@@ -137,7 +145,7 @@ class KVCache:
 
     def _nodes(self) -> list[Node]:
         found: list[Node] = []
-        stack = list(self._root.children.values())
+        stack = [child for root in self._roots.values() for child in root.children.values()]
         while stack:
             node = stack.pop()
             found.append(node)

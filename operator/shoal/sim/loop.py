@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from shoal.sim.scheduler import Scheduler
@@ -40,6 +41,7 @@ class EngineLoop:
         self._wake = asyncio.Event()
         self._running = asyncio.Event()
         self._running.set()
+        self._interrupts: deque[tuple[Callable[[], Awaitable[float]], asyncio.Future[None]]] = deque()
         self._recent: deque[tuple[float, int]] = deque([(clock.now(), 0)], maxlen=2)
 
     def wake(self) -> None:
@@ -56,6 +58,18 @@ class EngineLoop:
 
     def recover(self) -> None:
         self._running.set()
+
+    async def recovered(self) -> None:
+        """Returns when the loop is not stalled."""
+        await self._running.wait()
+
+    async def interrupt(self, work: Callable[[], Awaitable[float]]) -> None:
+        """Runs `work` between two steps: nothing is computed until it has ended and until the seconds that it returns
+        have passed since its begin. Raises what `work` raises."""
+        done = asyncio.get_running_loop().create_future()
+        self._interrupts.append((work, done))
+        self._wake.set()
+        await done
 
     async def alive(self, timeout: float) -> bool:
         """Whether the loop turns within `timeout` seconds: what /health wants to know."""
@@ -79,6 +93,9 @@ class EngineLoop:
         due = yielded = self._clock.now()
         while True:
             await self._running.wait()
+            if self._interrupts:
+                due = yielded = await self._interrupt()
+                continue
             duration = self._scheduler.begin(self._clock.now())
             if duration is None:
                 self._wake.clear()
@@ -96,3 +113,19 @@ class EngineLoop:
             if self.stalled:
                 await self._running.wait()
             self._scheduler.complete(self._clock.now())
+
+    async def _interrupt(self) -> float:
+        """Serves one interruption; when it ended."""
+        work, done = self._interrupts.popleft()
+        begun = self._clock.now()
+        try:
+            until = begun + await work() / self._speed
+        except Exception as error:
+            if not done.done():
+                done.set_exception(error)
+            return self._clock.now()
+        if until - self._clock.now() > 0:
+            await self._clock.sleep(until - self._clock.now())
+        if not done.done():
+            done.set_result(None)
+        return self._clock.now()

@@ -92,7 +92,7 @@ def _argument(name: str, value: object) -> str | None:
     if value is None or value is False:
         return None
     if isinstance(value, list):
-        return None
+        return f"{flag}={' '.join(str(item) for item in cast('list[object]', value))}"
     return flag if value is True else f"{flag}={value}"
 
 

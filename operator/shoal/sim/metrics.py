@@ -64,6 +64,14 @@ class _SchedulerCollector(Collector):
             # SGLang never sets it, and agents must not rely on it.
             "utilization": ("The utilization.", 0),
         }
+        if scheduler.slots is not None:
+            used, slots = scheduler.adapters_running, scheduler.slots.total
+            # "Occupied in GPU memory" it says, but SGLang counts the adapters of the running batch.
+            gauges |= {
+                "lora_pool_slots_used": ("Number of LoRA adapter slots currently occupied in GPU memory.", used),
+                "lora_pool_slots_total": ("Total number of LoRA adapter slots available (max_loras_per_batch).", slots),
+                "lora_pool_utilization": ("LoRA pool utilization ratio (used/total). 1.0 means full.", used / slots),
+            }
         for name, (text, value) in gauges.items():
             family = GaugeMetricFamily(f"sglang:{name}", text, labels=_RANKS)
             family.add_metric(ranks, value)

@@ -50,6 +50,7 @@ class _Job:
     stream: bool
     include_usage: bool = False
     continuous_usage: bool = False
+    adapters: p.Adapters = None
     echo: list[str] = field(default_factory=list[str])
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -101,7 +102,9 @@ class OpenAI:
         sampling = Sampling(
             params.max_new_tokens, p.stops(params.stop), frozenset(params.stop_token_ids or ()), params.ignore_eos
         )
+        adapters = self._adapters(p.DEFAULT_MODEL, request.lora_path)
         job = _Job([tuple(prompt or ())], params.n, sampling, request.rid, p.DEFAULT_MODEL, request.stream)
+        job.adapters = adapters
         await self._run(exchange, job, _NativeWriter)
 
     async def embeddings(self, exchange: Exchange) -> None:
@@ -125,6 +128,7 @@ class OpenAI:
                 ),
             )
         job = _Job(prompts, 1, Sampling(0), request.rid, request.model, stream=False)
+        job.adapters = self._adapters(request.model, request.lora_path)
 
         async def work() -> None:
             async with self._batch(exchange, job) as batch:
@@ -160,15 +164,7 @@ class OpenAI:
         temperature: float | None,
         top_p: float | None,
     ) -> _Job:
-        adapter = p.adapter_of(request.model, self._engine.args.served_model_name, request.lora_path)
-        if adapter is not None:
-            raise RefusedError(
-                400,
-                p.error_body(
-                    f"LoRA adapter '{adapter}' was requested, but LoRA is not enabled. Please launch the server with "
-                    "--enable-lora flag and preload adapters using --lora-paths or /load_lora_adapter endpoint."
-                ),
-            )
+        adapters = self._adapters(request.model, request.lora_path)
         complaint = p.sampling_complaint(limit, temperature, top_p)
         if complaint is not None:
             raise RefusedError(400, p.error_body(complaint))
@@ -183,10 +179,24 @@ class OpenAI:
             ),
             rid=request.rid,
             model=request.model,
+            adapters=adapters,
             stream=request.stream,
             include_usage=bool(options.include_usage) or self._engine.args.include_usage_by_default,
             continuous_usage=bool(options.continuous_usage_stats),
         )
+
+    def _adapters(self, model: str, lora_path: p.Adapters) -> p.Adapters:
+        adapters = p.adapter_of(model, self._engine.args.served_model_name, lora_path)
+        first = p.first_adapter(adapters)
+        if first is not None and self._engine.lora is None:
+            raise RefusedError(
+                400,
+                p.error_body(
+                    f"LoRA adapter '{first}' was requested, but LoRA is not enabled. Please launch the server with "
+                    "--enable-lora flag and preload adapters using --lora-paths or /load_lora_adapter endpoint."
+                ),
+            )
+        return adapters
 
     def _batch(self, exchange: Exchange, job: _Job) -> Any:
         return self._engine.generate(
@@ -197,6 +207,7 @@ class OpenAI:
             path=exchange.path,
             model=job.model,
             stream=job.stream,
+            adapters=job.adapters,
         )
 
     async def _run(self, exchange: Exchange, job: _Job, writer: "type[_Writer]") -> None:

@@ -99,6 +99,7 @@ class ChatRequest(_Generation):
 class EmbeddingRequest(BaseModel):
     input: list[int] | list[list[int]] | str | list[str]
     model: str = DEFAULT_MODEL
+    lora_path: str | list[str | None] | None = None
     encoding_format: str = "float"
     dimensions: int | None = None
     rid: list[str] | str | None = None
@@ -121,6 +122,7 @@ class GenerateRequest(BaseModel):
     input_ids: list[int] | None = None
     sampling_params: SamplingParams = Field(default_factory=SamplingParams)
     stream: bool = False
+    lora_path: str | None = None
     rid: str | None = None
 
 
@@ -180,13 +182,22 @@ def sampling_complaint(max_new: int | None, temperature: float | None, top_p: fl
 _ADAPTER = re.compile(r"[^:]*:\s*(?P<adapter>.*\S)\s*$")
 
 
-def adapter_of(model: str, served: str, lora_path: str | list[str | None] | None) -> str | None:
+Adapters = str | list[str | None] | None
+"""The adapter of a request, or of each of its prompts; None and an empty name stand for the base model."""
+
+
+def adapter_of(model: str, served: str, lora_path: Adapters) -> Adapters:
     """The adapter that a request names: what stands behind the first colon of `model`, else `lora_path`."""
     if model != served:
         text = model[len(served) :] if model.startswith(served + ":") else model
         match = _ADAPTER.match(text)
         if match is not None:
             return match["adapter"]
-    if isinstance(lora_path, list):
-        return next((name for name in lora_path if name), None)
     return lora_path
+
+
+def first_adapter(adapters: Adapters) -> str | None:
+    """One that is named; None where none is."""
+    if isinstance(adapters, list):
+        return next((name for name in adapters if name), None)
+    return adapters or None

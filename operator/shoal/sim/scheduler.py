@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
 from shoal.sim.kv import KVCache, Node
+from shoal.sim.slots import Slots
 from shoal.sim.timing import Step, Timing
 
 FinishType = Literal["stop", "length", "abort"]
@@ -55,6 +56,8 @@ class Sequence:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     on_update: Callable[[], None] = lambda: None
+    adapter: str | None = None
+    """Id of the load of an adapter; None: the base model answers."""
     arrived: float = 0.0
 
     admitted: float | None = None
@@ -122,6 +125,8 @@ class Scheduler:
         self.totals = Totals()
         self.max_running = max_running
         self.paused = False
+        self.slots: Slots | None = None
+        """Of adapters, where the engine has any."""
         self.cache_hit_rate = 0.0
         self._timing = timing
         self._chunk = chunk
@@ -158,6 +163,11 @@ class Scheduler:
     def active_tokens(self) -> int:
         """Tokens that running sequences hold, shared ones counted once per sequence."""
         return sum(len(s.prompt) + len(s.output) for s in self._running)
+
+    @property
+    def adapters_running(self) -> int:
+        """Distinct adapters in the running batch."""
+        return len({s.adapter for s in self._running} - {None})
 
     @property
     def idle(self) -> bool:
@@ -197,10 +207,10 @@ class Scheduler:
             if not sequence.decoding and budget > 0:
                 budget -= self._plan_chunk(sequence, budget)
         while self._waiting and budget > 0 and len(self._running) < self.max_running:
-            sequence = self._waiting[0]
-            if not self._admit(sequence, now):
+            sequence = self._next()
+            if sequence is None or not self._admit(sequence, now):
                 break
-            self._waiting.popleft()
+            self._waiting.remove(sequence)
             self._running.append(sequence)
             budget -= self._plan_chunk(sequence, budget)
         if not self._decodes and not self._chunks:
@@ -213,6 +223,8 @@ class Scheduler:
                 sequences=len(self._decodes) + len(self._chunks),
             )
         )
+        if self.slots is not None:
+            self._duration += self.slots.prepare({s.adapter for s in self._running})
         return self._duration
 
     def complete(self, now: float) -> None:
@@ -245,6 +257,16 @@ class Scheduler:
 
     # --- inside -------------------------------------------------------------------------------------------------
 
+    def _next(self) -> Sequence | None:
+        """The first that may join the batch: one whose adapter finds no slot waits, and others pass it."""
+        if self.slots is None:
+            return self._waiting[0]
+        running = {s.adapter for s in self._running}
+        for sequence in self._waiting:
+            if sequence.adapter in running or self.slots.fit(running | {sequence.adapter}):
+                return sequence
+        return None
+
     def _plan_chunk(self, sequence: Sequence, budget: int) -> int:
         chunk = min(budget, sequence.target - sequence.computed)
         self._chunks.append((sequence, chunk))
@@ -253,7 +275,7 @@ class Scheduler:
     def _admit(self, sequence: Sequence, now: float) -> bool:
         tokens = sequence.tokens()
         # At least one token has to be computed, or there would be nothing to generate from.
-        node, cached = self.kv.match(tokens[:-1]) if self._share else (None, 0)
+        node, cached = self.kv.match(tokens[:-1], sequence.adapter) if self._share else (None, 0)
         if node is not None:
             self.kv.lock(node)
         need = len(tokens) - cached
@@ -299,7 +321,7 @@ class Scheduler:
         if not self._share:
             return
         old = sequence.node
-        sequence.node = self.kv.insert(sequence.tokens(), sequence.owned)
+        sequence.node = self.kv.insert(sequence.tokens(), sequence.owned, sequence.adapter)
         sequence.owned = 0
         self.kv.lock(sequence.node)
         if old is not None:
@@ -340,7 +362,7 @@ class Scheduler:
         if keep and self._share and sequence.owned:
             # The last token was generated, but no step has computed its KV yet.
             computed = sequence.tokens()[: sequence.target + sequence.owned]
-            self.kv.insert(computed, sequence.owned)
+            self.kv.insert(computed, sequence.owned, sequence.adapter)
         else:
             self.kv.give_back(sequence.owned)
         if sequence.node is not None:

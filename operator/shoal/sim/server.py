@@ -35,6 +35,8 @@ async def serve(args: EngineArgs) -> int:
     _log.info("loading", model=args.served_model_name, gpu=args.gpu, speed=args.speed, seconds=args.load_seconds)
     with Journal(args.journal) as journal:
         engine = SimEngine(args, journal=journal)
+        if engine.lora is not None:
+            await engine.lora.preload()
         await asyncio.sleep(args.load_seconds)
         return await _serve(args, engine)
 

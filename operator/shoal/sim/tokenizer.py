@@ -90,6 +90,8 @@ class ModelFolder:
     model_type: str
     architectures: tuple[str, ...]
     hidden_size: int
+    config: Mapping[str, Any]
+    """config.json."""
     _template: str
     _special: Mapping[str, str]
 
@@ -115,6 +117,7 @@ class ModelFolder:
             model_type=str(config.get("model_type", "llama")),
             architectures=tuple(config.get("architectures", ("LlamaForCausalLM",))),
             hidden_size=int(config.get("hidden_size", 64)),
+            config=config,
             _template=template if isinstance(template, str) else _PLAIN_TEMPLATE,
             _special=special,
         )
