@@ -433,6 +433,22 @@ async def test_a_tenant_with_many_delays_anothers_single_one_by_at_most_a_round(
         assert gate.order.index("single") < 4
 
 
+async def test_a_tenant_of_higher_priority_gets_its_share_of_what_is_let_go(tmp_path: Path):
+    gate = Gate()
+    async with gateway(tmp_path, ScriptedEngine(gate)) as it:
+        it.tenants["other"] = tenant("other", key="sk-other", priority=150)  # three times the default
+        asleep(it)
+        it.model(limits=Limits(max_tenant_percent=100))
+        posts = [asyncio.create_task(it.post({**CHAT, "user": "usual"})) for _ in range(24)]
+        posts += [asyncio.create_task(it.post({**CHAT, "user": "higher"}, key="sk-other")) for _ in range(24)]
+        await until_held(it, 48)
+        wake(it, **ROOMY, max_running=1)
+        for _ in range(48):
+            gate.open.release()
+        assert {(await post).status for post in posts} == {200}
+        assert gate.order[:16].count("higher") in (11, 12, 13)
+
+
 async def test_wakes_by_the_streams_alone_while_the_api_server_is_away(tmp_path: Path):
     async with gateway(tmp_path, ScriptedEngine()) as it:
         it.hear(1, phase="stalled")

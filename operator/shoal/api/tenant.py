@@ -56,6 +56,9 @@ class TenantSpec(Object):
         tuple[TenantModel, ...], Field(max_length=256), K8s(list_type="map", keys=("namespace", "name"))
     ] = ()
     """Models that the tenant may use."""
+    priority: Annotated[int, Field(ge=1, le=1000), K8s(default_in_code=True)] = 50
+    """Where requests of several tenants wait for the same Model, each tenant's share of what is let go, in tokens, is in
+    proportion to this number. Within one gateway it is exact. Default: 50."""
 
     cel: ClassVar = (
         Rule(

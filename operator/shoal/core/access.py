@@ -24,6 +24,8 @@ class Identity:
     suspended: bool
     grants: frozenset[str]
     """`namespace/name` of the Models that the tenant may use."""
+    priority: int = 50
+    """Its weight among the tenants whose requests wait for the same Model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ def index_keys(tenants: Iterable[Tenant]) -> dict[str, Identity]:
                     disabled=key.disabled,
                     suspended=spec.suspended,
                     grants=grants,
+                    priority=spec.priority,
                 ),
             )
     return index

@@ -175,7 +175,9 @@ class Attempts:
         tokens = estimated_tokens(size, prepared.answer_bound, prepared.choices)
         again = meter.attempts > 0
         try:
-            ticket = app.holds.enter(model, meter.tenant, prepared.word, size, tokens, frozenset(tried), again=again)
+            ticket = app.holds.enter(
+                model, meter.tenant, prepared.word, size, tokens, frozenset(tried), prepared.priority, again=again
+            )
         except ApiError as error:
             meter.outcome = "refused" if error.status >= 500 else "rejected"
             raise

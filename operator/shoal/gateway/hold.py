@@ -72,7 +72,8 @@ class WaitingRoom:
             )
         self._count(ticket, +1)
         self._holds.book.held(self.model.uid, ticket.tokens, ticket.since)
-        (self._again if ticket.again else self._queue).push(ticket.tenant, ticket, ticket.tokens)
+        queue = self._again if ticket.again else self._queue
+        queue.push(ticket.tenant, ticket, ticket.tokens, ticket.priority)
         self._arm()
 
     def leave(self, ticket: Ticket) -> None:
@@ -116,7 +117,7 @@ class WaitingRoom:
             ticket = self._again.pop()
             if ticket is not None:
                 ticket.paid = True
-                self._queue.push(ticket.tenant, ticket, ticket.tokens)
+                self._queue.push(ticket.tenant, ticket, ticket.tokens, ticket.priority)
         if len(self._again):
             holds.metrics.retries_put_off.inc()
         share = share_of(self.held.requests, holds.elsewhere(self.model.uid))
@@ -198,7 +199,16 @@ class Holds:
         return sum(room.held.requests for room in self.rooms.values())
 
     def enter(
-        self, model: ServedModel, tenant: str, word: str, size: int, tokens: int, tried: Collection[str], *, again: bool
+        self,
+        model: ServedModel,
+        tenant: str,
+        word: str,
+        size: int,
+        tokens: int,
+        tried: Collection[str],
+        priority: int,
+        *,
+        again: bool,
     ) -> Ticket:
         """A place for one request; close the ticket in any case.
 
@@ -209,7 +219,7 @@ class Holds:
         if refusal is not None:
             raise refusal
         room = self.rooms.get(model.uid) or WaitingRoom(self, model)
-        ticket = Ticket(room, tenant, word, size, tokens, tried, again)
+        ticket = Ticket(room, tenant, word, size, tokens, tried, priority, again)
         room.enter(ticket)
         self.rooms[model.uid] = room
         return ticket

@@ -40,6 +40,8 @@ class Prepared(NamedTuple):
     answer_bound: int | None
     """Longest answer in tokens that the client asked for."""
     choices: int
+    priority: int
+    """Of the tenant: its weight among those who wait."""
 
 
 class Spool(Protocol):

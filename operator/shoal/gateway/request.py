@@ -175,6 +175,7 @@ class Request:
             sse.ModelName(model.engine_name, parsed.word),
             bound if type(bound) is int else None,
             choices if type(choices) is int else 1,
+            identity.priority,
         )
 
     async def _serve(self, prepared: Prepared) -> None:

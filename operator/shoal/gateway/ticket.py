@@ -39,6 +39,7 @@ class Ticket:
         "again",
         "handle",
         "paid",
+        "priority",
         "replica",
         "since",
         "size",
@@ -49,13 +50,22 @@ class Ticket:
     )
 
     def __init__(
-        self, room: Room, tenant: str, word: str, size: int, tokens: int, tried: Collection[str], again: bool
+        self,
+        room: Room,
+        tenant: str,
+        word: str,
+        size: int,
+        tokens: int,
+        tried: Collection[str],
+        priority: int,
+        again: bool,
     ) -> None:
         self.tenant = tenant
         self.word = word
         self.size = size
         self.tokens = tokens
         self.tried = tried
+        self.priority = priority
         self.again = again
         """It was sent before, in vain: another time is a retry, which the Model's budget has to pay."""
         self.paid = False
