@@ -53,7 +53,7 @@ class KVGeometry(Object):
 
 
 class LayerWidths(Object):
-    """Widths of the linear layers that LoRA adapters change, of the whole model. The same in every layer."""
+    """Widths of the linear layers that LoRA adapters change, over all GPUs of a replica. The same in every layer."""
 
     layers: Annotated[int, Field(ge=1)]
     """Decoder layers."""
@@ -63,8 +63,8 @@ class LayerWidths(Object):
     """All query heads together: what q_proj writes and o_proj reads."""
     key: Annotated[int, Field(ge=1)]
     """All key-value heads together: what k_proj writes, and v_proj."""
-    feed_forward: Annotated[int, Field(ge=1)]
-    """What gate_proj and up_proj write and down_proj reads."""
+    feed_forward: Annotated[int, Field(ge=1)] | None = None
+    """What gate_proj and up_proj write and down_proj reads; absent: the layers have experts instead."""
 
 
 class ArtifactFacts(Object):
@@ -101,7 +101,7 @@ class ArtifactFacts(Object):
     expert_divisor: Annotated[int, Field(ge=1)] | None = None
     """The same of the experts, for tensor parallelism divided by expert parallelism."""
     widths: LayerWidths | None = None
-    """Of a plain decoder, whose layers are all alike; absent for any other (experts, windows, latents, states)."""
+    """Of a decoder whose layers are all alike; absent for any other (latents, states, layers of several shapes)."""
     vocabulary: Annotated[int, Field(ge=1)] | None = None
     """Size of the vocabulary."""
     experts: Annotated[int, Field(ge=1)] | None = None

@@ -13,6 +13,7 @@ import structlog
 from shoal.api import reasons
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.gpuclass import GPUClass
+from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
 from shoal.controllers.calibration import Calibration
 from shoal.controllers.capacity import Capacity
@@ -21,10 +22,12 @@ from shoal.controllers.standing import Standings
 from shoal.controllers.surges import Surges
 from shoal.controllers.world import World
 from shoal.core import candidates, facts, models, quantity
+from shoal.core.adapters.pool import same_engines
 from shoal.core.candidates import Considered
 from shoal.core.placement import ClassSupply, Moves, Placement, Rejected, plan
 from shoal.core.proven import keep_what_runs
 from shoal.core.sizing import GPU, Sized, Tuning
+from shoal.engine.launch import pool_args
 from shoal.engine.tuning import tuning_of
 from shoal.kube.projections import Child, Custom
 from shoal.manifests.shape import engine_row
@@ -54,6 +57,8 @@ class Wish:
     model: Model
     facts: ArtifactFacts | None
     role: Role
+    pool: LoRAPool | None = None
+    """Whose adapters its engines serve."""
 
     def same(self, other: "Wish | None") -> bool:
         return (
@@ -62,6 +67,7 @@ class Wish:
             and (self.facts is other.facts or self.facts == other.facts)
             and self.model.metadata.uid == other.model.metadata.uid
             and (self.model is other.model or self.model.spec == other.model.spec)
+            and same_engines(self.pool, other.pool)
         )
 
 
@@ -116,7 +122,7 @@ class Planner:
         uid, before = model.metadata.uid, self._wishes.get(model.metadata.uid)
         if wish.same(before):
             return
-        if before is not None and before.model.spec != model.spec:
+        if before is not None and (before.model.spec != model.spec or not same_engines(before.pool, wish.pool)):
             self.calibration.forget(uid)  # said by engines of another specification
         elif before is None:
             self.calibration.remember(model)
@@ -176,9 +182,8 @@ class Planner:
         sized = known[2].sized.get(gpu_class) if known else None
         if known is None or sized is None:
             return None
-        model = known[0].model
-        variant = next((v for v in model.spec.variants if v.gpu_class == gpu_class), None)
-        return sized, self._tune(model)(variant.quantization if variant else None)
+        variant = next((v for v in known[0].model.spec.variants if v.gpu_class == gpu_class), None)
+        return sized, self._tune(known[0])(variant.quantization if variant else None)
 
     def may_surge(self, model_uid: str, gpu_class: str, gpus: int) -> bool:
         """Promises the GPUs of one further replica to a rollout, if there are any that nobody waits for."""
@@ -289,7 +294,7 @@ class Planner:
         if known is not None and known[1] == self._fleet and known[0].same(wish):
             return known[2]
         try:
-            found = candidates.consider(wish.model, wish.facts, classes, self._gpus, self._tune(wish.model))
+            found = candidates.consider(wish.model, wish.facts, classes, self._gpus, self._tune(wish))
         except (ValueError, ArithmeticError) as error:
             # A figure that nobody foresaw is this Model's problem, not that of the fleet.
             log.warning("a Model cannot be sized", model=wish.model.key, error=str(error))
@@ -320,8 +325,9 @@ class Planner:
             interruptible={n: classes[n].spec.interruptible for n in said},
         )
 
-    def _tune(self, model: Model) -> Callable[[Literal["FP8"] | None], Tuning]:
-        args = model.spec.engine.extra_args
+    def _tune(self, wish: Wish) -> Callable[[Literal["FP8"] | None], Tuning]:
+        model = wish.model
+        args = [*pool_args(wish.pool), *model.spec.engine.extra_args]
         try:
             platform = engine_row(model, self._world.config).args
         except KeyError:  # a version that is not in the table: the Model is not accepted

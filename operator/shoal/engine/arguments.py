@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -42,3 +42,20 @@ def arguments_of(version: str) -> Mapping[str, Argument] | None:
     """
     number = re.match(r"\d+\.\d+\.\d+(\.?(post|rc|dev)\d+)?", version)
     return _tables().get(number.group() if number else version)
+
+
+def parsed(args: Sequence[str]) -> dict[str, str]:
+    """Canonical name -> value of these arguments, the later one where a name is there twice; a flag has an empty value.
+    Values may stand behind `=` or as words of their own."""
+    table = arguments_of(known_versions()[-1]) or {}
+    found: dict[str, str] = {}
+    name: str | None = None
+    for arg in args:
+        if arg.startswith("--"):
+            spelling, _, value = arg.removeprefix("--").partition("=")
+            known = table.get(spelling)
+            name = known.name if known else spelling
+            found[name] = value
+        elif name is not None:
+            found[name] = f"{found[name]} {arg}".strip()
+    return found

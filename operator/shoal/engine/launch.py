@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from shoal.api import names
+from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
 from shoal.api.sources import engine_model_path
 from shoal.engine.arguments import Argument, arguments_of, known_versions
 from shoal.engine.owned import OWNED, owner
 from shoal.engine.tuning import quantization_args
 
-__all__ = ["arguments_of", "check_extra_args", "engine_args", "engine_model_path", "known_versions"]
+__all__ = ["arguments_of", "check_extra_args", "engine_args", "engine_model_path", "known_versions", "pool_args"]
 
 
 def engine_args(
@@ -23,11 +24,13 @@ def engine_args(
     tensor: int,
     platform_args: Sequence[str] = (),
     quantization: Literal["FP8"] | None = None,
+    pool: LoRAPool | None = None,
 ) -> tuple[str, ...]:
     """Arguments of the engine for this Model, without the command that starts it.
 
     `version` is the engine version that the Model gets, `platform_args` are those of its row in the engine table,
-    `quantization` is that of the variant; the Model's own extraArgs come last, so they win over those.
+    `quantization` is that of the variant, `pool` the one whose adapters the engine gets; the Model's own extraArgs come
+    last, so they win over those.
     """
     engine = model.spec.engine
     fields = {
@@ -49,7 +52,23 @@ def engine_args(
         *(f"--{name}={value}" for name, value in fields.items() if value is not None),
         *platform_args,
         *quantization_args(quantization),
+        *pool_args(pool),
         *engine.extra_args,
+    )
+
+
+def pool_args(pool: LoRAPool | None) -> tuple[str, ...]:
+    """Arguments that make room for a pool's adapters; none without a pool."""
+    if pool is None:
+        return ()
+    spec = pool.spec
+    return (
+        "--enable-lora",
+        f"--max-lora-rank={spec.max_rank}",
+        "--lora-target-modules",  # a list: one word each
+        *spec.target_modules,
+        f"--max-loras-per-batch={spec.slots_per_replica}",
+        f"--max-loaded-loras={spec.cached}",
     )
 
 

@@ -6,13 +6,15 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, TypeVar, cast
 
 from shoal.core import quantity
-from shoal.core.sizing import Tuning
-from shoal.engine.arguments import arguments_of, known_versions
+from shoal.core.sizing import AdapterSlots, Tuning
+from shoal.engine.arguments import parsed
 
 _Value = TypeVar("_Value")
 _LONGER: Final = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 _NO_DRAFT: Final = ("NGRAM",)
 """Speculative algorithms that guess from the text itself, without a model."""
+_SLOTS: Final = 8
+"""SGLang's own --max-loras-per-batch."""
 _GB: Final = 2**30
 """SGLang's --cpu-offload-gb counts in these."""
 
@@ -35,7 +37,7 @@ def tuning_of(
     `env` is the environment that the Model gives its engine. A value that is no number is left out: that it is none is
     told by `check_extra_args`.
     """
-    given = _parsed([*platform_args, *quantization_args(quantization), *extra_args])
+    given = parsed([*platform_args, *quantization_args(quantization), *extra_args])
 
     def number(name: str, read: Callable[[str], _Value]) -> _Value | None:
         value = given.get(name)
@@ -73,27 +75,20 @@ def tuning_of(
         quantization=_unless(given.get("quantization"), "unquant"),
         longer_context=longer,
         draft=algorithm if algorithm and algorithm not in _NO_DRAFT else None,
+        adapters=_adapters(given, number("max-loras-per-batch", int), number("max-lora-rank", int)),
     )
+
+
+def _adapters(given: Mapping[str, str], slots: int | None, rank: int | None) -> AdapterSlots | None:
+    """None without adapters, and without the rank that a start without adapters needs: the engine would not run."""
+    if "enable-lora" not in given or rank is None:
+        return None
+    modules = tuple(given.get("lora-target-modules", "").split())
+    return AdapterSlots(_SLOTS if slots is None else slots, rank, modules)
 
 
 def _unless(value: str | None, default: str) -> str | None:
     return None if value == default else value
-
-
-def _parsed(args: Sequence[str]) -> dict[str, str]:
-    """Canonical name -> value; a flag has an empty one. Values may stand behind `=` or as words of their own."""
-    table = arguments_of(known_versions()[-1]) or {}
-    found: dict[str, str] = {}
-    name: str | None = None
-    for arg in args:
-        if arg.startswith("--"):
-            spelling, _, value = arg.removeprefix("--").partition("=")
-            known = table.get(spelling)
-            name = known.name if known else spelling
-            found[name] = value
-        elif name is not None:
-            found[name] = f"{found[name]} {arg}".strip()
-    return found
 
 
 class _Graphs:

@@ -10,7 +10,7 @@ from shoal.api.model import Model
 from shoal.core import children
 from shoal.core.placement.steering import steering
 from shoal.engine.launch import engine_args, engine_model_path
-from shoal.manifests import cache, source
+from shoal.manifests import cache, pool, source
 from shoal.manifests.parts import LOCKED_DOWN, env_field, env_value, mount, optional, pull_secrets, security
 from shoal.manifests.resources import cached, engine_resources, stage_resources
 from shoal.manifests.shape import Shape, engine_row, labels
@@ -144,18 +144,17 @@ def _agent(shape: Shape) -> JsonObject:
             env_value("SHOAL_AGENT_STALL_SECONDS", str(shape.model.spec.stall_seconds)),
             env_value("SHOAL_AGENT_DRAIN_TOKEN", shape.drain_token),
             *([cache.AGENT_ENV] if cached(shape) else []),
+            *pool.agent_env(shape),
         ],
         "startupProbe": _http_probe("/healthz", names.AGENT_PORT, period=1, failures=60),
-        "resources": {
-            "requests": {"cpu": config.agent.cpu, "memory": config.agent.memory},
-            "limits": {"memory": config.agent.memory},
-        },
+        "resources": pool.agent_resources(shape),
         "securityContext": LOCKED_DOWN,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
             mount("run", names.RUN_DIR),
             mount("agent-key", names.KEYS_DIR, read_only=True),
             *_cache_mount(shape),
+            *pool.agent_mounts(shape),
         ],
     }
 
@@ -195,6 +194,7 @@ def _engine(shape: Shape) -> JsonObject:
         tensor=shape.gpus,
         platform_args=row.args,
         quantization=shape.variant.quantization if shape.variant else None,
+        pool=shape.pool,
     )
     env = {"HOME": names.HOME_DIR} | {e.name: e.value for e in row.env} | {e.name: e.value for e in model.spec.pod.env}
     return {
@@ -247,6 +247,7 @@ def _engine(shape: Shape) -> JsonObject:
             mount("engine-key", names.KEYS_DIR, read_only=True),
             *source.source_mount(model),
             *_cache_mount(shape),
+            *pool.engine_mounts(shape),
         ],
     }
 
@@ -267,6 +268,7 @@ def _volumes(shape: Shape) -> list[JsonObject]:
         _secret_volume("agent-key", secret, "agent.json"),
         *source.volumes(model, config),
         *([cache.pod_volume(config.cache)] if cached(shape) else []),
+        *pool.volumes(shape),
     ]
 
 

@@ -5,6 +5,7 @@ from typing import Final
 from shoal.api.cache import CACHED_SCHEMES
 from shoal.api.sources import parse_source
 from shoal.core import quantity
+from shoal.manifests.pool import engine_memory
 from shoal.manifests.shape import Shape
 
 _STORAGE: Final = "ephemeral-storage"
@@ -14,7 +15,7 @@ _MI: Final = 2**20
 def engine_resources(shape: Shape, *, with_gpus: bool) -> dict[str, dict[str, str]]:
     """Requests and limits of the engine container."""
     own, engines = shape.model.spec.pod.resources, shape.config.engines
-    memory = quantity.memory(quantity.parse(engines.memory_per_gpu) * shape.gpus)
+    memory = quantity.memory(quantity.parse(engines.memory_per_gpu) * shape.gpus + engine_memory(shape))
     requests = {"cpu": quantity.cpu(quantity.parse(engines.cpu_per_gpu) * shape.gpus), "memory": memory}
     limits = {"memory": memory}
     requests |= {name: _canonical(name, amount) for name, amount in own.requests.items()}

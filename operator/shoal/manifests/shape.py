@@ -6,6 +6,7 @@ from shoal.api import names
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.config import EngineVersion, OperatorConfig
 from shoal.api.gpuclass import GPUClass
+from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import API_VERSION, JsonObject
 from shoal.api.model import Model, Variant
 
@@ -27,6 +28,8 @@ class Shape:
     """With which the kubelet asks the agent whether the engine may be stopped (`keys.drain_token`)."""
     facts: ArtifactFacts | None = None
     """What the source was resolved to once: the pods fetch exactly that."""
+    pool: LoRAPool | None = None
+    """The pool whose adapters its engines serve; the facts are known then."""
 
     @property
     def variant(self) -> Variant | None:

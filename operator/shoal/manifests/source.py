@@ -23,15 +23,22 @@ user's to change: `spec.source.digest` holds it."""
 def environment(model: Model, config: OperatorConfig, pinned: ArtifactFacts | None = None) -> list[JsonObject]:
     """Environment of a container that reads the source. `pinned`: what it was resolved to once."""
     source = model.spec.source
+    return [
+        env_value("SHOAL_STAGE_URI", source.uri),
+        *([env_value("SHOAL_STAGE_DIGEST", source.digest)] if source.digest else []),
+        *_pin(source.uri, pinned),
+        *network(config),
+    ]
+
+
+def network(config: OperatorConfig) -> list[JsonObject]:
+    """Environment of whatever fetches: a home, the hub's mirror, proxies, further certificates."""
     proxy = {
         "HTTP_PROXY": config.proxy.http,
         "HTTPS_PROXY": config.proxy.https,
         "NO_PROXY": config.proxy.no_proxy,
     }
     return [
-        env_value("SHOAL_STAGE_URI", source.uri),
-        *([env_value("SHOAL_STAGE_DIGEST", source.digest)] if source.digest else []),
-        *_pin(source.uri, pinned),
         env_value("HOME", names.HOME_DIR),
         *([env_value("HF_ENDPOINT", config.hub_endpoint)] if config.hub_endpoint else []),
         *(env_value(name, content) for name, content in proxy.items() if content),
@@ -44,8 +51,13 @@ def mounts(model: Model, config: OperatorConfig) -> list[JsonObject]:
     return [
         *source_mount(model),
         *([mount("source-secret", names.SOURCE_SECRET_DIR, read_only=True)] if model.spec.source.secret_ref else []),
-        *([mount("ca", CA_DIR, read_only=True)] if config.ca_bundle.config_map else []),
+        *certificates(config),
     ]
+
+
+def certificates(config: OperatorConfig) -> list[JsonObject]:
+    """The mount of the further certificates."""
+    return [mount("ca", CA_DIR, read_only=True)] if config.ca_bundle.config_map else []
 
 
 def source_mount(model: Model) -> list[JsonObject]:

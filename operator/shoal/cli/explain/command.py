@@ -1,5 +1,6 @@
 """`shoal explain`: the operator's decision without a cluster."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +22,14 @@ FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
 
 
 @click.command()
-@click.option("-f", "--filename", "files", type=FILE, multiple=True, help="YAML or JSON with Models; - is stdin.")
+@click.option(
+    "-f",
+    "--filename",
+    "files",
+    type=FILE,
+    multiple=True,
+    help="YAML or JSON with Models, and their LoRAPools; - is stdin.",
+)
 @click.option("--models", "more", type=FILE, multiple=True, help="Further files with Models: they are placed together.")
 @click.option(
     "--fleet",
@@ -59,11 +67,14 @@ def command(
     logs.configure("warning")  # that a source was asked again is no news to people; that it failed is told in the table
     if not files + more:
         raise click.UsageError("name a file with Models: -f FILE")
-    models, classes = inputs.read_models(files + more, namespace)
-    where = inputs.read_fleet(fleet) if fleet else inputs.Fleet(classes or built_in(), None, built_in=not classes)
+    said = inputs.read_models(files + more, namespace)
+    if fleet:
+        where = inputs.read_fleet(fleet)
+    else:
+        where = inputs.Fleet(said.classes or built_in(), None, built_in=not said.classes)
     settings = read_config(config)
-    known = artifacts.of_models(models, given(facts, models))
-    report = explain(models, where, known, settings, context)
+    known = artifacts.of_models(said.models, given(facts, said.models))
+    report = explain(said, where, known, settings, context)
     if output == "table":
         console = Console(highlight=False, width=None if Console().is_terminal else NARROW)
         show.tables(report, where, console, sums=sums)
@@ -72,7 +83,7 @@ def command(
     raise SystemExit(0 if report.all_placed else 1)
 
 
-def given(options: tuple[str, ...], models: list[Model]) -> dict[str, ArtifactFacts]:
+def given(options: tuple[str, ...], models: Sequence[Model]) -> dict[str, ArtifactFacts]:
     """--facts, by Model: named as namespace/name or name, or unnamed where there is one source only."""
     given: dict[str, ArtifactFacts] = {}
     for option in options:

@@ -41,6 +41,8 @@ def _model_object(report: ModelReport) -> JsonObject:
         "hourlyCost": placement.hourly_cost if placement else None,
         "contextLength": report.context,
         "note": report.note or None,
+        "loraPool": report.pool.metadata.name if report.pool else None,
+        "loraPoolNote": report.pool_note or None,
         "artifact": report.facts.model_dump(mode="json", exclude_none=True) if report.facts else None,
         "classes": [_class_object(c, report.context) for c in report.classes],
     }
@@ -67,6 +69,7 @@ def _class_object(row: ClassReport, context: int | None) -> JsonObject:
             "reserve": sums.reserve,
             "weights": sums.weights,
             "state": sums.state,
+            "adapters": sums.adapters,
             "kv": sums.kv,
         },
         "reason": row.reason or None,

@@ -9,16 +9,18 @@ from typing import Final, Literal
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.config import OperatorConfig
 from shoal.api.gpuclass import GPUClass
+from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
-from shoal.cli.explain.inputs import Fleet
+from shoal.cli.explain.inputs import Declared, Fleet
 from shoal.core import candidates, models
 from shoal.core.candidates import Considered, Tune
 from shoal.core.facts import Node
 from shoal.core.gpus import held_by_node
 from shoal.core.placement import ClassSupply, ClassUse, Demand, NodeRoom, Placement, pack
 from shoal.core.sizing import GPU, Sized, Tuning
-from shoal.engine.launch import check_extra_args
+from shoal.engine.launch import check_extra_args, pool_args
 from shoal.engine.tuning import tuning_of
+from shoal.manifests.pool import applied, pool_problem
 from shoal.manifests.shape import engine_row, engine_version
 
 NODE_GPUS: Final = 8
@@ -62,6 +64,10 @@ class ModelReport:
     """Tokens of the requests that are counted."""
     note: str = ""
     """Why the facts of the weights are not known, where spec.sizing says enough without them."""
+    pool: LoRAPool | None = None
+    """The pool whose adapters its engines serve."""
+    pool_note: str = ""
+    """What the files say of its adapters; empty: nothing."""
 
     @property
     def placed(self) -> bool:
@@ -89,7 +95,7 @@ class Report:
 
 
 def explain(
-    asked: Sequence[Model],
+    said: Declared,
     fleet: Fleet,
     facts: Mapping[str, ArtifactFacts | str],
     config: OperatorConfig,
@@ -102,14 +108,22 @@ def explain(
     """
     members = candidates.members(fleet.classes.values(), fleet.nodes or ())
     gpus = candidates.gpus_of(fleet.classes.values(), members)
+    asked = said.models
     problems = {m.key: _problem(m, fleet, facts[m.key], config) for m in asked}
-    considered = {m.key: _consider(m, facts[m.key], fleet, gpus, config) for m in asked if not problems[m.key]}
+    pools = {m.key: _pool(m, facts[m.key], config, said) for m in asked if not problems[m.key]}
+    considered = {
+        m.key: _consider(m, facts[m.key], fleet, gpus, config, pools[m.key][0]) for m in asked if not problems[m.key]
+    }
     demands = [_demand(m, considered[m.key], place) for place, m in enumerate(asked) if m.key in considered]
     supplies = _supplies(fleet, members, demands, {m.key for m in asked})
     packed = pack(() if fleet.built_in else demands, supplies)
     by_key = {d.key: packed.placements[d.uid] for d in demands if d.uid in packed.placements}
     reports = tuple(
-        _model(m, facts[m.key], problems[m.key], considered.get(m.key), by_key.get(m.key), fleet, context)
+        replace(
+            _model(m, facts[m.key], problems[m.key], considered.get(m.key), by_key.get(m.key), fleet, context),
+            pool=pools[m.key][0] if m.key in pools else None,
+            pool_note=pools[m.key][1] if m.key in pools else "",
+        )
         for m in asked
     )
     return Report(
@@ -139,19 +153,49 @@ def _problem(model: Model, fleet: Fleet, facts: ArtifactFacts | str, config: Ope
 
 
 def _consider(
-    model: Model, facts: ArtifactFacts | str, fleet: Fleet, gpus: Mapping[str, GPU], config: OperatorConfig
+    model: Model,
+    facts: ArtifactFacts | str,
+    fleet: Fleet,
+    gpus: Mapping[str, GPU],
+    config: OperatorConfig,
+    pool: LoRAPool | None,
 ) -> Considered:
     known = None if isinstance(facts, str) else facts
-    return candidates.consider(model, known, fleet.classes, gpus, tune_for(model, config))
+    return candidates.consider(model, known, fleet.classes, gpus, tune_for(model, config, pool))
 
 
-def tune_for(model: Model, config: OperatorConfig) -> Tune:
+def _pool(
+    model: Model, facts: ArtifactFacts | str, config: OperatorConfig, said: Declared
+) -> tuple[LoRAPool | None, str]:
+    """The pool that the Model's engines get, and what is said of it."""
+    pool = said.pool_of(model)
+    if pool is None:
+        return None, ""
+    name = f"LoRAPool {pool.metadata.namespace}/{pool.metadata.name}"
+    known = None if isinstance(facts, str) else facts
+    if (problem := pool_problem(pool, model, known, config)) is not None:
+        return None, f"{name} is left out: {problem.message}"
+    used = applied(pool, model, known, config)
+    if used is None:
+        return None, f"{name} is left out: what its adapters need is not known without the facts of the weights"
+    spec, others = pool.spec, [p for p in said.pools if p.model_key == model.key and p is not pool]
+    lost = "".join(
+        f"; LoRAPool {p.metadata.namespace}/{p.metadata.name} comes too late: one pool per Model" for p in others
+    )
+    return used, (
+        f"{name}: {spec.slots_per_replica} places for adapters of rank {spec.max_rank} on each replica, {spec.cached} "
+        f"in its host memory; adapters in these files: {said.adapters_of(pool)}{lost}"
+    )
+
+
+def tune_for(model: Model, config: OperatorConfig, pool: LoRAPool | None = None) -> Tune:
     """What the arguments that the Model's engine gets mean for its memory."""
     row = engine_row(model, config)
 
     def tune(quantization: Literal["FP8"] | None) -> Tuning:
         env = {e.name: e.value for e in model.spec.pod.env}
-        return tuning_of(model.spec.engine.extra_args, platform_args=row.args, quantization=quantization, env=env)
+        args = [*pool_args(pool), *model.spec.engine.extra_args]
+        return tuning_of(args, platform_args=row.args, quantization=quantization, env=env)
 
     return tune
 

@@ -16,9 +16,12 @@ import yaml
 
 from shoal.api import names
 from shoal.api.gpuclass import GPUClass
+from shoal.api.loraadapter import LoRAAdapter
+from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import API_VERSION, GROUP, JsonObject, Kind, Object
 from shoal.api.model import Model
 from shoal.core import facts
+from shoal.core.adapters.owner import oldest
 from shoal.kube import projections
 
 if TYPE_CHECKING:
@@ -123,30 +126,56 @@ def _unfold(obj: JsonObject) -> Iterator[JsonObject]:
         yield obj
 
 
-def read_models(paths: Sequence[Path], namespace: str) -> tuple[list[Model], dict[str, GPUClass]]:
-    """The Models of these files, in the order in which they stand, and the GPUClasses beside them.
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What the files with Models hold."""
 
-    A Model without a namespace gets `namespace`. Raises click.UsageError.
+    models: tuple[Model, ...]
+    """In the order in which they stand."""
+    classes: dict[str, GPUClass]
+    """Beside them."""
+    pools: tuple[LoRAPool, ...] = ()
+    adapters: tuple[LoRAAdapter, ...] = ()
+
+    def pool_of(self, model: Model) -> LoRAPool | None:
+        """The pool that has the Model: the oldest, or the first where none has an age yet."""
+        return oldest(p for p in self.pools if p.model_key == model.key)
+
+    def adapters_of(self, pool: LoRAPool) -> int:
+        """How many adapters name the pool."""
+        key = f"{pool.metadata.namespace}/{pool.metadata.name}"
+        return sum(a.pool_key == key for a in self.adapters)
+
+
+def read_models(paths: Sequence[Path], namespace: str) -> Declared:
+    """The Models of these files, and the GPUClasses, LoRAPools and LoRAAdapters beside them.
+
+    What has no namespace gets `namespace`. Raises click.UsageError.
     """
-    models: dict[str, Model] = {}
-    classes: dict[str, GPUClass] = {}
+    found: dict[tuple[str, str], Kind] = {}
+    kinds: dict[str, type[Kind]] = {k.kind_name: k for k in (Model, GPUClass, LoRAPool, LoRAAdapter)}
     for path in paths:
         for raw in objects(path):
-            if not _is_ours(raw):
+            kind = kinds.get(raw["kind"]) if _is_ours(raw) else None
+            if kind is None:
                 continue
-            if raw["kind"] == Model.kind_name:
+            if kind is not GPUClass:
                 metadata: JsonObject = raw.get("metadata") or {}
                 raw = raw | {"metadata": metadata | {"namespace": metadata.get("namespace") or namespace}}
-                model = parse(Model, raw, path)
-                if model.key in models:
-                    raise click.UsageError(f"{path}: Model {model.key} is given twice")
-                models[model.key] = model
-            elif raw["kind"] == GPUClass.kind_name:
-                found = parse(GPUClass, raw, path)
-                classes[found.metadata.name] = found
+            one = parse(kind, raw, path)
+            name = one.metadata.name if kind is GPUClass else f"{one.metadata.namespace}/{one.metadata.name}"
+            if (kind.kind_name, name) in found and kind is not GPUClass:
+                raise click.UsageError(f"{path}: {kind.kind_name} {name} is given twice")
+            found[kind.kind_name, name] = one
+    models = tuple(o for o in found.values() if isinstance(o, Model))
     if not models:
         raise click.UsageError(f"{', '.join(map(str, paths))}: there is no Model (apiVersion {API_VERSION}) in there")
-    return list(models.values()), classes
+    return Declared(
+        models,
+        {o.metadata.name: o for o in found.values() if isinstance(o, GPUClass)},
+        tuple(o for o in found.values() if isinstance(o, LoRAPool)),
+        tuple(o for o in found.values() if isinstance(o, LoRAAdapter)),
+    )
 
 
 def read_fleet(path: Path) -> Fleet:

@@ -62,6 +62,9 @@ def _one(report: ModelReport, console: Console, *, sums: bool) -> None:
         console.print(f"  {escape(known)}", soft_wrap=True)
     if report.note:
         console.print(f"  [yellow]{escape(report.note)}[/]", soft_wrap=True)
+    if report.pool_note:
+        color = "default" if report.pool else "red"
+        console.print(f"  [{color}]{escape(report.pool_note)}[/]", soft_wrap=True)
     if report.problem:
         console.print(f"  [red]not looked at[/]: {escape(report.problem)}", soft_wrap=True)
         return
@@ -137,9 +140,10 @@ def _sums(row: ClassReport) -> str:
         return ""
     s = row.sized.sums
     state = f" + states {gib(s.state)}" if s.state else ""
+    adapters = f" + adapters {gib(s.adapters)}" if s.adapters else ""
     return (
         f"{gib(s.memory)} a GPU = gone before {gib(s.overhead)} + reserve {gib(s.reserve)} + weights {gib(s.weights)}"
-        f"{state} + KV cache {gib(s.kv)} ({row.sized.kv_bytes_per_token:,} B a token)"
+        f"{state}{adapters} + KV cache {gib(s.kv)} ({row.sized.kv_bytes_per_token:,} B a token)"
     )
 
 

@@ -18,7 +18,13 @@ _KNOWN_LATER = f"""\
 
 @click.command()
 @click.option(
-    "-f", "--filename", "files", type=FILE, multiple=True, required=True, help="YAML with Models; - is stdin."
+    "-f",
+    "--filename",
+    "files",
+    type=FILE,
+    multiple=True,
+    required=True,
+    help="YAML with Models, and their LoRAPools; - is stdin.",
 )
 @click.option("--fleet", type=FILE, help="GPUClasses, and Nodes and Pods if it has them, as for `shoal explain`.")
 @click.option("--facts", multiple=True, metavar="[MODEL=]FILE", help="Facts of the weights, as for `shoal explain`.")
@@ -37,12 +43,12 @@ def command(
 
     Ends with 1 when a Model has no place: what is independent of it is printed all the same.
     """
-    models, classes = inputs.read_models(files, namespace)
-    if not fleet and not classes:
+    said = inputs.read_models(files, namespace)
+    if not fleet and not said.classes:
         raise click.UsageError("which GPUClasses are there? --fleet FILE, or put them beside the Models")
-    where = inputs.read_fleet(fleet) if fleet else inputs.Fleet(classes, None)
+    where = inputs.read_fleet(fleet) if fleet else inputs.Fleet(said.classes, None)
     settings = read_config(config)
-    report = explain(models, where, artifacts.of_models(models, given(facts, models)), settings, None)
+    report = explain(said, where, artifacts.of_models(said.models, given(facts, said.models)), settings, None)
     click.echo(_KNOWN_LATER)
     printed: set[tuple[str, str, str]] = set()
     for each in report.models:

@@ -50,6 +50,7 @@ def children(
             install_key=NO_KEY,
             drain_token=NO_TOKEN,
             facts=report.facts,
+            pool=report.pool,
         )
         yield manifests.deployment(shape, surge=False, replicas=plan.replicas)
 

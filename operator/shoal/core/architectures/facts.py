@@ -56,6 +56,7 @@ def facts_of(
         attention_heads=heads(read_config) or None,
         tensor_divisor=dense,
         expert_divisor=expert,
+        widths=shapes.widths(read_config, kv),
         vocabulary=read_config.number("vocab_size") or None,
         experts=shapes.experts(read_config),
         task="Embed" if read_config.architecture in names.EMBEDS else "Generate",

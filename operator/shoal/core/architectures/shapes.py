@@ -2,7 +2,7 @@
 
 from math import gcd
 
-from shoal.api.artifact import KVGeometry
+from shoal.api.artifact import KVGeometry, LayerWidths
 from shoal.core.architectures import quantization
 from shoal.core.architectures.config import Config
 from shoal.core.architectures.geometry import head_dim, heads, kv_heads, width
@@ -45,6 +45,20 @@ def attention_parameters(config: Config, kv: KVGeometry) -> int | None:
     if dim is None or count is None:
         return None
     return depth * hidden * dim * 2 * (query_heads + count)
+
+
+def widths(config: Config, kv: KVGeometry) -> LayerWidths | None:
+    """Widths of the layers that adapters change, where SGLang looks for them (`get_default_hidden_dim`): it takes all
+    layers for alike. None: they are not, or one width is not in the config."""
+    alike = kv.kind == "Full" or (kv.kind == "SlidingWindow" and not (kv.swa_kv_heads or kv.swa_head_dim))
+    depth, hidden = config.number("num_hidden_layers"), config.number("hidden_size")
+    query_heads, dim, count = config.number("num_attention_heads"), kv.head_dim, kv.kv_heads
+    if not alike or kv.v_head_dim or not depth or not hidden or not query_heads or not dim or not count:
+        return None
+    feed_forward = config.number("intermediate_size") if experts(config) is None else None
+    return LayerWidths(
+        layers=depth, hidden=hidden, query=query_heads * dim, key=count * dim, feed_forward=feed_forward or None
+    )
 
 
 def divisors(config: Config) -> tuple[int | None, int | None]:

@@ -7,10 +7,11 @@ of the weights, a GPU, and what the engine's arguments change go in; `Sized` or 
 from shoal.core.sizing.calibrate import implied_overhead
 from shoal.core.sizing.classes import gpu_of, memory_label, memory_of
 from shoal.core.sizing.fit import size
-from shoal.core.sizing.types import GPU, Misfit, Sized, Sums, Tuning
+from shoal.core.sizing.types import GPU, AdapterSlots, Misfit, Sized, Sums, Tuning
 
 __all__ = [
     "GPU",
+    "AdapterSlots",
     "Misfit",
     "Sized",
     "Sums",

@@ -25,7 +25,7 @@ def implied_overhead(gpu: GPU, sized: Sized, engine_tokens: int, tuning: Tuning)
     kv = engine_tokens / sized.attention_groups * sized.kv_bytes_per_token
     shared = tuning.radix_cache or tuning.max_running_requests is None
     state = kv * state_ratio(tuning) if found.state and shared else found.state
-    before = (kv + state + found.images + found.weights) / found.mem_fraction_static
+    before = (kv + state + found.images + found.adapters + found.weights) / found.mem_fraction_static
     overhead = int(found.memory - before) - communication(sized.gpus)
     if not -_NOISE <= overhead <= max(4 * GI, gpu.memory_bytes // 8):
         return None

@@ -4,6 +4,7 @@ from shoal.api import reasons
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Sizing
 from shoal.core.sizing import room, say
+from shoal.core.sizing.adapters import slot_bytes
 from shoal.core.sizing.tensor import choices, obstacle
 from shoal.core.sizing.types import GPU, Misfit, Sized, Sums, Tuning
 from shoal.core.sizing.weights import Weights, weights
@@ -42,6 +43,8 @@ def size(
         return found
     if overrides.kv_bytes_per_token is None and (facts.kv.kind == "Unknown" or tuning.draft):
         return Misfit(reasons.SIZE_UNKNOWN, say.unknown(facts, tuning))
+    if tuning.adapters is not None and slot_bytes(facts, 1, tuning) is None:
+        return Misfit(reasons.SIZE_UNKNOWN, say.unknown_slots(facts))
     tried = (tensor,) if tensor is not None else choices(facts, gpu, tuning)
     if not tried:
         return Misfit(reasons.INVALID, say.uncuttable(facts, gpu, tuning))
@@ -73,7 +76,9 @@ def _asked(
 
 def _on_cpu(facts: ArtifactFacts, gpus: int, context: int | None, overrides: Sizing, tuning: Tuning) -> Sized:
     """An engine that leaves the GPUs alone: they are only counted."""
-    none = Sums(memory=0, overhead=0, reserve=0, weights=0, images=0, state=0, kv=0, mem_fraction_static=0.0)
+    none = Sums(
+        memory=0, overhead=0, reserve=0, weights=0, images=0, state=0, adapters=0, kv=0, mem_fraction_static=0.0
+    )
     return Sized(
         gpus=gpus,
         kv_tokens=tuning.max_total_tokens,

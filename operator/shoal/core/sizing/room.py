@@ -1,13 +1,14 @@
 """What is left of one GPU for the KV cache, and how many tokens it makes: SGLang's `kv_cache_configurator`.
 
 pre = memory - overhead                              free before the weights are loaded
-kv  = pre * mem_fraction_static - weights - state    rounded down to pages of tokens
+kv  = pre * mem_fraction_static - weights - adapters - state    rounded down to pages of tokens
 """
 
 from math import log2
 
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Sizing
+from shoal.core.sizing.adapters import slot_bytes
 from shoal.core.sizing.cell import SWA_FULL_TOKENS_RATIO, bytes_per_token
 from shoal.core.sizing.fraction import is_multimodal, static_fraction
 from shoal.core.sizing.types import GPU, Sums, Tuning
@@ -65,7 +66,8 @@ def sums(facts: ArtifactFacts, gpu: GPU, gpus: int, weights: int, tuning: Tuning
     pre = gpu.memory_bytes - overhead
     static = int(pre * fraction)
     images = _IMAGE_CACHE if is_multimodal(facts, tuning) else 0
-    state, slots = _state(facts, static - weights - images, gpus, tuning)
+    adapters = slot_bytes(facts, gpus, tuning) or 0
+    state, slots = _state(facts, static - weights - images - adapters, gpus, tuning)
     return Sums(
         memory=gpu.memory_bytes,
         overhead=overhead,
@@ -73,7 +75,8 @@ def sums(facts: ArtifactFacts, gpu: GPU, gpus: int, weights: int, tuning: Tuning
         weights=weights,
         images=images,
         state=state,
-        kv=static - weights - images - state,
+        adapters=adapters,
+        kv=static - weights - images - adapters - state,
         mem_fraction_static=fraction,
     ), slots
 

@@ -46,6 +46,11 @@ def unknown(facts: ArtifactFacts, tuning: Tuning) -> str:
     )
 
 
+def unknown_slots(facts: ArtifactFacts) -> str:
+    name = f" of {facts.architecture}" if facts.architecture else ""
+    return f"what the LoRAPool's places take of each GPU is not known: it depends on the layers{name}"
+
+
 def uncuttable(facts: ArtifactFacts, gpu: GPU, tuning: Tuning) -> str:
     limit = gpu.largest_node or UNKNOWN_NODE
     why = obstacle(facts, limit, tuning) or "no number of GPUs suits its shape"
@@ -67,6 +72,8 @@ def too_small(sized: Sized, facts: ArtifactFacts, gpu: GPU, context: int, *, ask
         parts.append(f"states of requests {gib(sized.sums.state)}")
     if sized.sums.images > 0:
         parts.append(f"images {gib(sized.sums.images)}")
+    if sized.sums.adapters > 0:
+        parts.append(f"places for adapters {gib(sized.sums.adapters)}")
     parts.append(f"the driver's {gib(sized.sums.overhead)}")
     taken = f"{where}, {', '.join(parts[:-1])} and {parts[-1]}"
     tokens = (sized.kv_tokens or 0) // sized.attention_groups

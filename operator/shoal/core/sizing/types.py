@@ -22,6 +22,17 @@ class GPU:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterSlots:
+    """Places for LoRA adapters in GPU memory, which the engine reserves at its start."""
+
+    slots: int
+    rank: int
+    """Largest rank of an adapter: each place has room for it."""
+    modules: tuple[str, ...]
+    """--lora-target-modules."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tuning:
     """What the engine's arguments change in the memory arithmetic. None is the engine's own default."""
 
@@ -58,6 +69,8 @@ class Tuning:
     """SGLang was told to take a context that is longer than the config allows, or gets another config."""
     draft: str | None = None
     """The speculative algorithm, where it loads a draft model whose size is not known."""
+    adapters: AdapterSlots | None = None
+    """--enable-lora."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +87,8 @@ class Sums:
     """Multimodal models: what the engine keeps of images."""
     state: int
     """Hybrid models: states of requests, which do not grow with tokens."""
+    adapters: int
+    """Places for LoRA adapters."""
     kv: int
     """KV cache. Below zero: the others do not fit."""
     mem_fraction_static: float

@@ -1,0 +1,123 @@
+"""What a LoRAPool adds to an engine pod: the adapters' folder, the pool's credentials, and the memory of both."""
+
+from typing import Final
+
+from shoal.api import names
+from shoal.api.adapters import ADAPTERS_ENV, AdapterSettings
+from shoal.api.artifact import ArtifactFacts
+from shoal.api.config import OperatorConfig
+from shoal.api.lorapool import LoRAPool
+from shoal.api.meta import JsonObject
+from shoal.api.model import Model
+from shoal.core import quantity
+from shoal.core.adapters import pool as pools
+from shoal.core.observed import Problem
+from shoal.engine.arguments import parsed
+from shoal.manifests import source
+from shoal.manifests.parts import env_value, mount
+from shoal.manifests.shape import Shape, engine_row
+
+AGENT_MEMORY: Final = 64 * 2**20
+"""More for an agent that fetches adapters: what it has of one at a time, and of its folders."""
+
+
+def pool_problem(pool: LoRAPool, model: Model, facts: ArtifactFacts | None, config: OperatorConfig) -> Problem | None:
+    """Why the Model's engines, as they would be started, cannot have the pool's adapters."""
+    try:
+        row = engine_row(model, config)
+    except KeyError:
+        return None  # the Model is not accepted, and says so
+    env = {e.name: e.value for e in row.env} | {e.name: e.value for e in model.spec.pod.env}
+    return pools.pool_problem(pool, model, facts, given=parsed([*row.args, *model.spec.engine.extra_args]), env=env)
+
+
+def applied(
+    pool: LoRAPool | None, model: Model, facts: ArtifactFacts | None, config: OperatorConfig
+) -> LoRAPool | None:
+    """The pool, if the Model's engines get it: nothing is wrong with it, and the Model's facts are known."""
+    if pool is None or not pools.usable(facts) or pool_problem(pool, model, facts, config) is not None:
+        return None
+    return pool
+
+
+def told(shape: Shape) -> AdapterSettings | None:
+    """What the agent is told of the pool; None without one."""
+    return pools.settings(shape.pool, shape.facts) if shape.pool is not None and shape.facts is not None else None
+
+
+# --- the agent's part -----------------------------------------------------------------------------------------------
+
+
+def agent_env(shape: Shape) -> list[JsonObject]:
+    """Environment of an agent that fetches adapters."""
+    settings = told(shape)
+    if settings is None:
+        return []
+    content = settings.model_dump_json(exclude_none=True)
+    return [env_value(ADAPTERS_ENV, content), *source.network(shape.config)]
+
+
+def agent_mounts(shape: Shape) -> list[JsonObject]:
+    """Mounts of an agent that fetches adapters: it alone writes the folder and sees the credentials."""
+    if shape.pool is None:
+        return []
+    return [
+        mount("adapters", names.ADAPTERS_DIR),
+        mount("home", names.HOME_DIR),
+        *source.certificates(shape.config),
+        *credential_mounts(shape.pool),
+    ]
+
+
+def agent_resources(shape: Shape) -> dict[str, dict[str, str]]:
+    """Requests and limits of the agent."""
+    config = shape.config.agent
+    if shape.pool is None or shape.facts is None:
+        return {"requests": {"cpu": config.cpu, "memory": config.memory}, "limits": {"memory": config.memory}}
+    memory = quantity.memory(quantity.parse(config.memory) + AGENT_MEMORY)
+    files = quantity.memory(pools.whole_mebibytes(pools.host_bytes(shape.pool, shape.facts)))
+    return {
+        "requests": {"cpu": config.cpu, "ephemeral-storage": files, "memory": memory},
+        "limits": {"memory": memory},
+    }
+
+
+def credential_mounts(pool: LoRAPool) -> list[JsonObject]:
+    """Mounts of the pool's Secrets, in the order of their prefixes."""
+    return [
+        mount(f"adapter-secret-{place}", f"{names.ADAPTER_SECRETS_DIR}/{place}", read_only=True)
+        for place in range(len(pool.spec.credentials))
+    ]
+
+
+def credential_volumes(pool: LoRAPool) -> list[JsonObject]:
+    """The volumes of these mounts. A Secret that is missing keeps nobody from starting: the sources that need it say
+    so, and it is there for the agent soon after it is made."""
+    return [
+        {"name": f"adapter-secret-{place}", "secret": {"secretName": one.secret_ref.name, "optional": True}}
+        for place, one in enumerate(pool.spec.credentials)
+    ]
+
+
+# --- the engine's part ----------------------------------------------------------------------------------------------
+
+
+def engine_mounts(shape: Shape) -> list[JsonObject]:
+    """The engine reads what the agent has made ready."""
+    return [] if shape.pool is None else [mount("adapters", names.ADAPTERS_DIR, read_only=True)]
+
+
+def engine_memory(shape: Shape) -> int:
+    """Bytes of host memory that the engine needs more: every one of its processes keeps the adapters whole."""
+    if shape.pool is None or shape.facts is None:
+        return 0
+    return int(pools.whole_mebibytes(shape.gpus * pools.host_bytes(shape.pool, shape.facts)))
+
+
+def volumes(shape: Shape) -> list[JsonObject]:
+    """The adapters' folder, bounded, and the pool's Secrets."""
+    settings = told(shape)
+    if shape.pool is None or settings is None:
+        return []
+    limit = quantity.memory(pools.whole_mebibytes(pools.folder_bytes(settings)))
+    return [{"name": "adapters", "emptyDir": {"sizeLimit": limit}}, *credential_volumes(shape.pool)]
