@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
-from shoal.sim.signatures import WEIGHTS, signature
+from shoal.sim.signatures import WEIGHTS, signature_of
 
 _FUSED: Final = {
     "q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj",
@@ -69,6 +69,7 @@ class Base:
 class AdapterConfig:
     """adapter_config.json, as far as it decides."""
 
+    raw: bytes
     rank: int
     modules: frozenset[str]
     """Normalized; `all` stands for whatever the pool has."""
@@ -96,9 +97,11 @@ def config_of(path: str, base: Base) -> AdapterConfig:
             "Use `repo_type` argument if needed."
         )
     try:
-        config: dict[str, Any] = json.loads((folder / "adapter_config.json").read_text())
+        raw = (folder / "adapter_config.json").read_bytes()
+        config: dict[str, Any] = json.loads(raw)
         tokens = _json(folder / "added_tokens.json")
         return AdapterConfig(
+            raw=raw,
             rank=int(config["r"]),
             modules=normalized(config["target_modules"]),
             dora=bool(config.get("use_dora")),
@@ -129,7 +132,7 @@ def weights_of(path: str, config: AdapterConfig, base: Base, modules: frozenset[
     try:
         shapes = {name: shape for file in files if file.suffix == ".safetensors" for name, shape in _shapes(file)}
         size = sum(file.stat().st_size for file in files)
-        return AdapterFiles(size, signature(folder), _kills(shapes, config, base, modules))
+        return AdapterFiles(size, signature_of(config.raw, folder), _kills(shapes, config, base, modules))
     except OSError as error:
         raise AdapterFilesError(str(error)) from None
 

@@ -16,8 +16,9 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from shoal.sim import protocol as p
-from shoal.sim.engine import QUEUE_FULL, BadRequestError, Batch, Sampling, SimEngine
+from shoal.sim.engine import QUEUE_FULL, Batch, Sampling, SimEngine
 from shoal.sim.http import Exchange, until_gone
+from shoal.sim.limits import BadRequestError
 from shoal.sim.scheduler import QueueFullError, Sequence
 
 _M = TypeVar("_M", bound=BaseModel)

@@ -16,7 +16,12 @@ WEIGHTS: Final = ("*.safetensors", "*.bin")
 
 def signature(folder: Path) -> str:
     """Of the adapter in `folder`: 8 hex digits of its configuration and weights. Raises OSError."""
-    digest = hashlib.sha256((folder / "adapter_config.json").read_bytes())
+    return signature_of((folder / "adapter_config.json").read_bytes(), folder)
+
+
+def signature_of(config: bytes, folder: Path) -> str:
+    """As `signature`, of an adapter_config.json that was read already. Raises OSError."""
+    digest = hashlib.sha256(config)
     for pattern in WEIGHTS:
         for path in sorted(folder.glob(pattern)):
             with path.open("rb") as file:
