@@ -6,11 +6,12 @@ import shutil
 import tarfile
 import zipfile
 import zlib
+from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from shoal.api import reasons
-from shoal.artifacts.errors import ArtifactError, require_room
+from shoal.artifacts.errors import ArtifactError, gib, require_room
 
 ZSTD = b"\x28\xb5\x2f\xfd"
 _CHUNK = 1 << 20
@@ -18,21 +19,42 @@ BROKEN = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, lzma.LZMAError
 """What the archives' libraries raise for content that is not what it should be."""
 
 
-def unpack(archive: Path, target: Path, source: str) -> None:
+def unpack(archive: Path, target: Path, source: str, *, only: Collection[str] = (), limit: int | None = None) -> None:
     """Unpacks a tar (plain, gzip, bzip2, xz) or a zip into `target`. `source` names it in messages.
+
+    `only`: files with other names are skipped. Raises ArtifactError(TooLarge) when all files, skipped ones too, have
+    more than `limit` bytes.
 
     Raises ArtifactError(SourceInvalid) for anything that is not a file or a folder inside the target: links, devices,
     absolute or climbing names. Links are refused altogether: without them no name can lead out.
     """
+    wanted = _Wanted(source, only, limit)
     try:
         if zipfile.is_zipfile(archive):
-            _unpack_zip(archive, target, source)
+            _unpack_zip(archive, target, source, wanted)
         else:
-            _unpack_tar(archive, target, source)
+            _unpack_tar(archive, target, source, wanted)
     except BROKEN as error:
         with archive.open("rb") as file:
             first = file.read(len(ZSTD))
         raise broken(error, first, source) from None
+
+
+class _Wanted:
+    """Which files are unpacked, and how many bytes all of them may have."""
+
+    def __init__(self, source: str, only: Collection[str], limit: int | None) -> None:
+        self._source, self._only, self._limit = source, only, limit
+        self._seen = 0
+
+    def take(self, path: Path, size: int) -> bool:
+        """Raises ArtifactError(TooLarge): a few kilobytes may unpack to more than any disk has."""
+        self._seen += size
+        if self._limit is not None and self._seen > self._limit:
+            raise ArtifactError(
+                reasons.TOO_LARGE, f"{self._source} unpacks to more than {gib(self._limit)}: pack what is needed only"
+            )
+        return not self._only or path.name in self._only
 
 
 def broken(error: Exception, first: bytes, source: str) -> ArtifactError:
@@ -43,7 +65,7 @@ def broken(error: Exception, first: bytes, source: str) -> ArtifactError:
     return ArtifactError(reasons.SOURCE_INVALID, f"{source} is not a whole tar or zip archive: {detail}")
 
 
-def _unpack_tar(archive: Path, target: Path, source: str) -> None:
+def _unpack_tar(archive: Path, target: Path, source: str, wanted: _Wanted) -> None:
     with tarfile.open(archive, "r:*") as tar:
         for member in tar:
             path = _inside(member.name, target, source)
@@ -51,12 +73,13 @@ def _unpack_tar(archive: Path, target: Path, source: str) -> None:
                 path.mkdir(parents=True, exist_ok=True)
             elif member.isreg() and (content := tar.extractfile(member)) is not None:
                 with content:
-                    _write(content, path, member.size)
+                    if wanted.take(path, member.size):
+                        _write(content, path, member.size)
             else:
                 raise _unwanted(member.name, source)
 
 
-def _unpack_zip(archive: Path, target: Path, source: str) -> None:
+def _unpack_zip(archive: Path, target: Path, source: str, wanted: _Wanted) -> None:
     with zipfile.ZipFile(archive) as file:
         for member in file.infolist():
             path = _inside(member.filename, target, source)
@@ -67,7 +90,7 @@ def _unpack_zip(archive: Path, target: Path, source: str) -> None:
                 raise _unwanted(member.filename, source)
             elif member.flag_bits & 1:
                 raise ArtifactError(reasons.SOURCE_INVALID, f"{source}: {member.filename} is encrypted")
-            else:
+            elif wanted.take(path, member.file_size):
                 with file.open(member) as content:
                     _write(content, path, member.file_size)
 

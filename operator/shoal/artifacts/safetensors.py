@@ -35,25 +35,44 @@ def header_bytes(prefix: bytes, size: int, what: str) -> int:
     return length
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor, as a header tells of it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
 def tensors(header: bytes, size: int, what: str) -> Tensors:
     """Reads a header and holds its offsets against the file's size. Raises ArtifactError(SourceInvalid)."""
-    parameters, by_type, end = 0, Counter[str](), 0
+    parameters, by_type = 0, Counter[str]()
+    for entry in entries(header, size, what).values():
+        parameters += math.prod(entry.shape)
+        by_type[entry.dtype] += entry.bytes
+    return Tensors(parameters, sum(by_type.values()), by_type)
+
+
+def entries(header: bytes, size: int, what: str) -> dict[str, Entry]:
+    """The tensors by name, with their offsets held against the file's size. Raises ArtifactError(SourceInvalid)."""
+    found: dict[str, Entry] = {}
+    end = 0
     try:
         for name, tensor in cast("dict[str, Any]", json.loads(header)).items():
             if name == "__metadata__":
                 continue
             start, stop = (int(offset) for offset in tensor["data_offsets"])
-            parameters += math.prod(int(length) for length in tensor["shape"])
-            by_type[str(tensor["dtype"])] += stop - start
+            shape = tuple(int(length) for length in tensor["shape"])
+            found[name] = Entry(str(tensor["dtype"]), shape, stop - start)
             end = max(end, stop)
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         raise ArtifactError(
             reasons.SOURCE_INVALID, f"{what} has a header that is not that of a safetensors file"
         ) from None
     expected = PREFIX_BYTES + len(header) + end
     if size != expected:
         raise ArtifactError(reasons.SOURCE_INVALID, f"{what} has {size} bytes where its header promises {expected}")
-    return Tensors(parameters, sum(by_type.values()), by_type)
+    return found
 
 
 def total(parts: Iterable[Tensors]) -> Tensors:

@@ -10,24 +10,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal.api import reasons
-from shoal.api.adapterfacts import AdapterFacts, Widths
+from shoal.api.adapterfacts import AdapterFacts
 from shoal.api.adapters import AdapterSettings
 from shoal.api.artifact import LayerWidths
+from shoal.core.adapters import layers
 
-_STACKED: Final[Mapping[str, str]] = {
-    "q_proj": "qkv_proj",
-    "k_proj": "qkv_proj",
-    "v_proj": "qkv_proj",
-    "gate_proj": "gate_up_proj",
-    "up_proj": "gate_up_proj",
-    "q_a_proj": "fused_qkv_a_proj_with_mqa",
-    "kv_a_proj_with_mqa": "fused_qkv_a_proj_with_mqa",
-    "unembed_tokens": "lm_head",
-    "w1": "gate_up_proj",
-    "w3": "gate_up_proj",
+_OTHER_NAMES: Final[Mapping[str, str]] = {
+    "w1": "gate_proj",
+    "w3": "up_proj",
     "w2": "down_proj",
+    "unembed_tokens": "lm_head",
 }
-"""Modules that SGLang keeps in one buffer (`get_normalized_target_modules` of its lora/utils.py)."""
+"""Names by which SGLang knows the same modules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +68,7 @@ def check_adapter(facts: AdapterFacts, limits: Limits, base: Base) -> Problem | 
             f"{facts.rank} > {limits.max_rank} of pool {limits.pool}: raise the pool's maxRank, which rolls its Model, "
             "or train the adapter with a lower rank",
         )
-    if missing := _not_in_pool(facts, limits.target_modules):
+    if missing := _not_in_pool(facts, limits.target_modules, base):
         return Problem(
             reasons.MODULES_NOT_IN_POOL,
             f"{', '.join(missing)}: add to targetModules of pool {limits.pool}, which rolls its Model, or train the "
@@ -98,57 +92,39 @@ def too_large(size: int, limit: int, pool: str) -> Problem:
     """The files have `size` bytes, and the pool's replicas have room for `limit` of each adapter."""
     return Problem(
         reasons.TOO_LARGE,
-        f"its files have {_mib(size)} and replicas of pool {pool} have room for {_mib(limit)} of each adapter: look for "
+        f"its files have {_mib(size)} and pool {pool} has room for {_mib(limit)} of each adapter: look for "
         "weights that do not belong to it, or save it in 16 bits",
     )
 
 
-def stacked(modules: Iterable[str]) -> frozenset[str]:
-    """The buffers in which SGLang keeps these modules."""
-    return frozenset(_STACKED.get(module, module) for module in modules)
+def buffers(modules: Iterable[str]) -> frozenset[str]:
+    """The buffers in which SGLang keeps these modules; an expert's module begins with `experts.`."""
+    plain = (module.removeprefix("experts.") for module in modules)
+    return layers.fused(_OTHER_NAMES.get(module, module) for module in plain)
 
 
-def _not_in_pool(facts: AdapterFacts, allowed: tuple[str, ...]) -> list[str]:
-    if "all" in allowed:
-        return []
-    found = {module.removeprefix("experts.") for module in facts.modules} | (set(facts.targets) - {"all"})
-    buffers = stacked(allowed)
-    return sorted(module for module in found if _STACKED.get(module, module) not in buffers)
+def _not_in_pool(facts: AdapterFacts, allowed: tuple[str, ...], base: Base) -> list[str]:
+    if "all" in allowed and base.widths is None:
+        return []  # the engine looks at its base to know what all modules are
+    there = layers.fused(allowed)
+    wanted = {module.removeprefix("experts.") for module in facts.modules} | (set(facts.targets) - {"all"})
+    return sorted(module for module in wanted if not buffers([module]) <= there)
 
 
 def _mismatch(facts: AdapterFacts, base: Base) -> str | None:
-    if base.widths is not None:
-        if facts.layers > base.widths.layers:
-            return f"it changes layer {facts.layers - 1} and the base has layers 0 to {base.widths.layers - 1}"
-        for module, found in sorted(facts.modules.items()):
-            wanted = _expected(module, base.widths)
-            if wanted is None:
-                continue
-            if found is None:
-                return f"its tensors for {module} differ in width, and all layers of the base are alike"
-            if found != wanted:
-                return f"{module} is {found[0]} to {found[1]} wide and the base's is {wanted[0]} to {wanted[1]}"
-    if base.vocabulary is not None:
-        for module, at in (("embed_tokens", 0), ("lm_head", 1)):
-            found = facts.modules.get(module)
-            if found is not None and found[at] != base.vocabulary:
-                return f"{module} is made for {found[at]} tokens and the base has {base.vocabulary}"
+    if base.widths is None:
+        return None
+    if facts.layers > base.widths.layers:
+        return f"it changes layer {facts.layers - 1} and the base has layers 0 to {base.widths.layers - 1}"
+    shapes = layers.shapes(base.widths, base.vocabulary)
+    for module, found in sorted(facts.modules.items()):
+        wanted = shapes.get(module)
+        if wanted is None or found == wanted:
+            continue
+        if found is None:
+            return f"its tensors for {module} differ in width, and all layers of the base are alike"
+        return f"{module} is {found[0]} to {found[1]} wide and the base's is {wanted[0]} to {wanted[1]}"
     return None
-
-
-def _expected(module: str, widths: LayerWidths) -> Widths | None:
-    """What the layer reads and writes; None: not known of this module."""
-    return {
-        "q_proj": (widths.hidden, widths.query),
-        "k_proj": (widths.hidden, widths.key),
-        "v_proj": (widths.hidden, widths.key),
-        "qkv_proj": (widths.hidden, widths.query + 2 * widths.key),
-        "o_proj": (widths.query, widths.hidden),
-        "gate_proj": (widths.hidden, widths.feed_forward),
-        "up_proj": (widths.hidden, widths.feed_forward),
-        "gate_up_proj": (widths.hidden, 2 * widths.feed_forward),
-        "down_proj": (widths.feed_forward, widths.hidden),
-    }.get(module)
 
 
 def _mib(count: int) -> str:

@@ -1,0 +1,231 @@
+"""The files of a LoRA adapter: which of a source's they are, what they say, and how they are brought to a folder.
+
+Of a source three files are the adapter: its config, its weights, and added tokens where there are some. Whatever else
+lies beside them (checkpoints, a tokenizer, a merged model) an engine must not see: SGLang loads every safetensors file
+of the folder that it is given.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+from shoal.api import reasons
+from shoal.api.adapterfacts import AdapterFacts
+from shoal.artifacts import archive, folders, safetensors
+from shoal.artifacts.errors import ArtifactError, gib
+from shoal.artifacts.manifest import File, Manifest
+from shoal.artifacts.source import Source
+from shoal.core.adapters import peft
+from shoal.core.adapters.check import Problem
+
+CONFIG: Final = "adapter_config.json"
+WEIGHTS: Final = "adapter_model.safetensors"
+TOKENS: Final = "added_tokens.json"
+FILES: Final = (CONFIG, WEIGHTS, TOKENS)
+"""In the source's folder; the last one may be missing."""
+_TEXT_LIMIT: Final = 4 << 20
+_HEADER_LIMIT: Final = 32 << 20
+"""Bytes; an adapter of 128 experts in 48 layers has a header of 5 MiB."""
+_HEAD_BYTES: Final = 128 << 10
+_PIECE: Final = 8 << 20
+
+_T = TypeVar("_T")
+
+
+def files_of(manifest: Manifest) -> tuple[File, ...]:
+    """Those files of a source that are the adapter. Raises ArtifactError(Corrupt)."""
+    found = {file.name: file for file in manifest.files}
+    require_names(found, manifest.source)
+    return tuple(found[name] for name in FILES if name in found)
+
+
+def require_names(names: Iterable[str], source: str) -> None:
+    """Raises ArtifactError(Corrupt) unless these names are an adapter's."""
+    there = set(names)
+    if CONFIG not in there:
+        shown = ", ".join(sorted({name.partition("/")[0] for name in there})[:5]) or "nothing"
+        inside = next((name for name in sorted(there) if name.endswith(f"/{CONFIG}")), None)
+        hint = f"; {inside} is further down: name that folder" if inside else ""
+        raise ArtifactError(reasons.CORRUPT, f"{source} has no {CONFIG} (found: {shown}){hint}")
+    if WEIGHTS not in there:
+        old = "adapter_model.bin" in there
+        raise ArtifactError(
+            reasons.CORRUPT,
+            f"{source} has no {WEIGHTS}"
+            + (": its weights are a pickle (adapter_model.bin), save them as safetensors" if old else ""),
+        )
+
+
+def require_size(size: int, limit: int, source: str) -> None:
+    """Raises ArtifactError(TooLarge)."""
+    if size > limit:
+        raise ArtifactError(reasons.TOO_LARGE, f"{source} has {gib(size)} and may have {gib(limit)}")
+
+
+async def read_adapter(source: Source, manifest: Manifest) -> AdapterFacts:
+    """Reads config and header where they lie, never the weights; not of an archive. Raises ArtifactError."""
+    files = {file.name: file for file in files_of(manifest)}
+    texts = {name: await _text(source, files[name], manifest) for name in (CONFIG, TOKENS) if name in files}
+    weights = files[WEIGHTS]
+    head = await source.read(weights, 0, _HEAD_BYTES)
+    length = _header_bytes(head, weights.size, manifest.source)
+    if (missing := safetensors.PREFIX_BYTES + length - len(head)) > 0:
+        head += await source.read(weights, len(head), missing)
+    header = head[safetensors.PREFIX_BYTES : safetensors.PREFIX_BYTES + length]
+    sizes = {name: file.size for name, file in files.items()}
+    return _facts(_Files(manifest.source, manifest.digest, manifest.revision, texts, sizes, header))
+
+
+def read_folder(folder: Path, source: str, revision: str, commit: str | None = None) -> AdapterFacts:
+    """The same of files that are here; `source` names it in messages. Blocks. Raises ArtifactError and OSError."""
+    sizes = {name: (folder / name).stat().st_size for name in FILES if (folder / name).is_file()}
+    require_names(sizes, source)
+    texts: dict[str, bytes] = {}
+    for name in (CONFIG, TOKENS):
+        if name in sizes:
+            _require_text(name, sizes[name], source)
+            texts[name] = (folder / name).read_bytes()
+    with (folder / WEIGHTS).open("rb") as file:
+        length = _header_bytes(file.read(safetensors.PREFIX_BYTES), sizes[WEIGHTS], source)
+        header = file.read(length)
+    return _facts(_Files(source, revision, commit, texts, sizes, header))
+
+
+async def fetch_adapter(source: Source, manifest: Manifest, folder: Path, limit: int) -> None:
+    """Brings the adapter's files into `folder`, which is there and empty. Raises ArtifactError and OSError."""
+    if manifest.archive:
+        (packed,) = manifest.files
+        require_size(packed.size, limit, manifest.source)
+        path = folder / packed.name
+        await source.download(packed, path, _ignore)
+        await in_thread(lambda: _unpack(path, folder, limit, manifest.source))
+        return
+    files = files_of(manifest)
+    require_size(sum(file.size for file in files), limit, manifest.source)
+    try:
+        async with asyncio.TaskGroup() as group:
+            for file in files:
+                group.create_task(source.download(file, folder / file.name, _ignore))
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+def copy_adapter(found: Path, folder: Path, limit: int, source: str) -> None:
+    """Copies the adapter's files of a folder into another. Blocks. Raises ArtifactError and OSError."""
+    names = [name for name in FILES if (found / name).is_file()]
+    require_names(names, source)
+    require_size(sum((found / name).stat().st_size for name in names), limit, source)
+    for name in names:
+        shutil.copyfile(found / name, folder / name)
+
+
+async def content_digest(source: Source, manifest: Manifest) -> str:
+    """Digest of the content, as `Source.digest` of a Model defines it; reads all of it. Raises ArtifactError."""
+    hashes: dict[str, str] = {}
+    for file in manifest.files:
+        hasher = hashlib.sha256()
+        for at in range(0, file.size, _PIECE):
+            await asyncio.to_thread(hasher.update, await source.read(file, at, _PIECE))
+        hashes[file.name] = hasher.hexdigest()
+    if manifest.archive:
+        (value,) = hashes.values()
+        return f"sha256:{value}"
+    lines = sorted((os.fsencode(f"./{name}"), value) for name, value in hashes.items())
+    text = b"".join(f"{value}  ".encode() + name + b"\n" for name, value in lines)
+    return "sha256:" + hashlib.sha256(text).hexdigest()
+
+
+async def in_thread(work: Callable[[], _T]) -> _T:
+    """Runs `work` in a thread, and waits for its end even when cancelled: who then cleans up must not meet it."""
+    running = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        if not running.cancelled():
+            running.exception()  # nobody is there to hear it
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    source: str
+    revision: str
+    commit: str | None
+    texts: Mapping[str, bytes]
+    sizes: Mapping[str, int]
+    header: bytes
+
+
+def _facts(files: _Files) -> AdapterFacts:
+    with _corrupt():
+        entries = safetensors.entries(files.header, files.sizes[WEIGHTS], f"{files.source}: {WEIGHTS}")
+        config = folders.json_object(files.texts[CONFIG], CONFIG, files.source)
+        tokens = folders.json_object(files.texts.get(TOKENS, b"{}"), TOKENS, files.source)
+    found = peft.facts_of(
+        peft.Files(
+            revision=files.revision,
+            commit=files.commit,
+            size_bytes=files.sizes[WEIGHTS],
+            file_bytes=sum(files.sizes.values()),
+            config=config,
+            tensors={name: peft.Tensor(entry.dtype, entry.shape, entry.bytes) for name, entry in entries.items()},
+            added_tokens=tokens,
+        )
+    )
+    if isinstance(found, Problem):
+        raise ArtifactError(found.reason, f"{files.source}: {found.message}")
+    return found
+
+
+async def _text(source: Source, file: File, manifest: Manifest) -> bytes:
+    _require_text(file.name, file.size, manifest.source)
+    return await source.read(file, 0, file.size)
+
+
+def _require_text(name: str, size: int, source: str) -> None:
+    if size > _TEXT_LIMIT:
+        raise ArtifactError(reasons.CORRUPT, f"{source}: {name} has {gib(size)}, which no config has")
+
+
+def _header_bytes(head: bytes, size: int, source: str) -> int:
+    with _corrupt():
+        length = safetensors.header_bytes(head, size, f"{source}: {WEIGHTS}")
+    if length > _HEADER_LIMIT:
+        raise ArtifactError(reasons.CORRUPT, f"{source}: {WEIGHTS} has a header of {gib(length)}, which no adapter has")
+    return length
+
+
+@contextlib.contextmanager
+def _corrupt() -> Generator[None]:
+    """What is no model is, of an adapter, corrupt."""
+    try:
+        yield
+    except ArtifactError as error:
+        raise ArtifactError(reasons.CORRUPT, str(error)) from None
+
+
+def _unpack(packed: Path, folder: Path, limit: int, source: str) -> None:
+    """Leaves the adapter's files of an archive in `folder`, which holds the archive."""
+    inside = folder / ".unpacked"
+    inside.mkdir()
+    archive.unpack(packed, inside, source, only=FILES, limit=limit)
+    packed.unlink()
+    # As a model's archive: it may wrap everything in one folder.
+    tops = list(inside.iterdir())
+    root = tops[0] if len(tops) == 1 and tops[0].is_dir() else inside
+    for name in FILES:
+        if (root / name).is_file():
+            os.replace(root / name, folder / name)
+    shutil.rmtree(inside)
+    require_names([path.name for path in folder.iterdir()], source)
+
+
+def _ignore(_: int) -> None:
+    """Nobody watches how far an adapter is: it is there in a moment."""
