@@ -333,7 +333,7 @@ class ModelStatus(Object):
     """What was decided and found."""
 
     conditions: Conditions = ()
-    """Conditions Accepted, Placed, Available and Ready; Reconciling and Stalled only while true."""
+    """Conditions Accepted, Placed, Available and Ready; Reconciling, Stalled and SignalsUnknown only while true."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """The generation that this status is about."""
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16), K8s(list_type="set")] = ()

@@ -1,8 +1,10 @@
 """Reads sources: one small Job per source of a namespace, whose result stays in the status of its Models."""
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -33,14 +35,28 @@ class Artifacts:
         """Key of a Job -> how often it was made."""
         self._heard: OrderedDict[str, ArtifactFacts] = OrderedDict()
         """Key of a Job -> what it said: it may be gone before its Model's turn comes."""
+        self._making: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Key of a Job -> held while it is made: Models that name the same source are looked at at the same time."""
         world.pods.listeners.append(self._pod)
         world.jobs.listeners.append(self._job)
         world.models.listeners.append(self._model)
 
     async def read(self, model: Model) -> Reading:
         """What is known of the source; makes the Job when nothing reads it. Raises KubeError."""
-        world, key = self._world, self._key(model)
-        reading = artifacts.read(
+        key = self._key(model)
+        reading = self._known(model, key)
+        if not reading.needs_job:
+            return reading
+        async with self._making.setdefault(key, asyncio.Lock()):
+            # Another Model of the same source may have made it meanwhile: theirs differ, and a Job cannot be changed.
+            reading = self._known(model, key)
+            if reading.needs_job:
+                await self._make(model, key)
+        return reading
+
+    def _known(self, model: Model, key: str) -> Reading:
+        world = self._world
+        return artifacts.read(
             model,
             same_source=[m.object for m in world.models.by("source", key) if m.object is not None],
             job=world.jobs.get(key),
@@ -48,9 +64,6 @@ class Artifacts:
             now=world.now(),
             heard=self._heard.get(key),
         )
-        if reading.needs_job:
-            await self._make(model, key)
-        return reading
 
     async def _make(self, model: Model, key: str) -> None:
         tries = self._tries.get(key, 0)

@@ -17,9 +17,9 @@ from shoal.kube.store import Table
 
 log = structlog.get_logger()
 
-_TOLD = (reasons.READY, reasons.ACCEPTED, reasons.PLACED)
+_TOLD = (reasons.READY, reasons.ACCEPTED, reasons.PLACED, reasons.SIGNALS_UNKNOWN)
 """Conditions whose changes are events; Available goes with Ready."""
-_GOOD_BUT = (reasons.NAME_CLAIMED, reasons.LABELS_DISAGREE)
+_GOOD_BUT = (reasons.NAME_CLAIMED, reasons.LABELS_DISAGREE, reasons.NOT_HEARD)
 """Reasons of a condition that is True and still wants somebody's attention."""
 _UNREMARKABLE = (
     reasons.PENDING,

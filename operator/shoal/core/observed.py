@@ -52,6 +52,8 @@ class Observed:
     """Replicas that were decided on; None while nothing is."""
     scaling: Decision | None = None
     """Why there are so many, while that number does not serve yet; at zero, why it is zero."""
+    silence: str | None = None
+    """Who is not heard for long enough to be worth a word, and what that holds up."""
     failure: Problem | None = None
     """What went wrong when the plan was applied."""
     paused: bool = False

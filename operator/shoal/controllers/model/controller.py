@@ -7,6 +7,7 @@ import structlog
 
 from shoal.api import keys, names, reasons
 from shoal.api.gpuclass import GPUClass
+from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model, ModelStatus
 from shoal.artifacts import secret_advice
 from shoal.controllers.artifacts import Artifacts
@@ -28,6 +29,7 @@ from shoal.kube.errors import Forbidden, Invalid, NotFound
 from shoal.kube.projections import Child, Custom
 from shoal.kube.queue import WorkQueue
 from shoal.kube.resources import MODELS, SECRETS
+from shoal.manifests.pool import applied
 from shoal.manifests.shape import Shape, engine_version
 
 log = structlog.get_logger()
@@ -54,10 +56,12 @@ class ModelController:
         self._artifacts = Artifacts(world, queue.add)
         world.models.listeners.append(self._model)
         world.classes.listeners.append(self._class)
+        world.pools.listeners.append(self._pool)
         world.pods.listeners.append(self._pod)
         for table in (world.deployments, world.budgets, world.policies):
             table.listeners.append(self._child)
         planner.wake.append(self._planned)
+        scaler.silences.told = self.queue.add
         install.changed.append(self.enqueue_all)
 
     # --- what wakes a Model -----------------------------------------------------------------------------------------
@@ -91,6 +95,15 @@ class ModelController:
             listed = custom.object.spec.variants if custom.object else ()
             if not listed or any(v.gpu_class == key for v in listed):
                 self.queue.add(f"{custom.metadata.namespace}/{custom.metadata.name}")
+
+    def _pool(self, _key: str, before: Custom[LoRAPool] | None, after: Custom[LoRAPool] | None) -> None:
+        if before is not None and after is not None and before.object and after.object:
+            same = before.object.spec == after.object.spec
+            if same and before.metadata.deletion_timestamp == after.metadata.deletion_timestamp:
+                return  # its status
+        for custom in (before, after):
+            if custom is not None and custom.object is not None:
+                self.queue.add(custom.object.model_key)
 
     def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         pod = after or before
@@ -152,7 +165,8 @@ class ModelController:
         reading = None if problems else await self._artifacts.read(model)
         paused = models.is_paused(model)
         known = reading.facts if reading is not None else None
-        wish = Wish(model, known, "frozen" if paused or known is None else "placed")
+        pool = applied(world.pool_of(model.key), model, known, world.config)
+        wish = Wish(model, known, "frozen" if paused or known is None else "placed", pool)
         self._planner.enter(wish)
         decided = self._planner.decided(wish)
         if known is not None and decided is None:
@@ -194,6 +208,7 @@ class ModelController:
             sized=decided.considered.sized if decided else {},
             tokens=self._planner.calibration.tokens(uid),
             cold_starts=self._cold.of(model),
+            silence=self._scaler.silences.of(model),
             failure=failure,
             paused=models.is_paused(model),
         )
@@ -249,6 +264,7 @@ class ModelController:
                     install_key=install.fingerprint,
                     drain_token=keys.drain_token(install.current, uid),
                     facts=wish.facts,
+                    pool=wish.pool,
                 )
                 await applier.variant(
                     shape, plan, may_surge=lambda p=plan: self._planner.may_surge(uid, p.gpu_class, p.gpus)

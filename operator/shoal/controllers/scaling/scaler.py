@@ -21,10 +21,11 @@ from shoal.controllers.planner import Planner
 from shoal.controllers.scaling.book import Book
 from shoal.controllers.scaling.ears import Ears
 from shoal.controllers.scaling.observe import Observer, Past, no_past
+from shoal.controllers.scaling.silences import Silences
 from shoal.controllers.scaling.wake import Waker
 from shoal.controllers.world import World
 from shoal.core import facts, models
-from shoal.core.scaling import Decision, Memory, decide
+from shoal.core.scaling import Decision, Memory, decide, silence
 from shoal.kube.events import Event
 from shoal.kube.projections import Child, Custom
 from shoal.kube.resources import MODELS
@@ -73,6 +74,7 @@ class Scaler:
         self._world, self._planner, self._waker, self._clock = world, planner, waker, clock
         self._observer = Observer(world, planner, cold, ears, clock, past)
         self.book = Book(world, planner, ears)
+        self.silences = Silences(clock)
         self._states: dict[str, _State] = {}
         self._urgent: OrderedDict[str, None] = OrderedDict()
         self._dirty: OrderedDict[str, None] = OrderedDict()
@@ -157,6 +159,7 @@ class Scaler:
         self._dirty.pop(uid, None)
         self._urgent.pop(uid, None)
         self.book.forget(uid)
+        self.silences.forget(uid)
 
     # --- deciding ---------------------------------------------------------------------------------------------------
 
@@ -174,6 +177,7 @@ class Scaler:
                 await self._work_off()
         finally:
             self._leads = False
+            self.silences.clear()
             for state in self._states.values():
                 if state.timer is not None:
                     state.timer.cancel()
@@ -220,6 +224,7 @@ class Scaler:
             state.timer = None
         if decision.look_again is not None:
             self._look_again(uid, state, decision.look_again)
+        self.silences.take(model, silence(decision, snapshot.policy))
         return state
 
     def _remember(self, model: Model, state: _State, decision: Decision, before: int) -> None:

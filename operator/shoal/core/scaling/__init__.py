@@ -6,6 +6,7 @@ figures.py  what is said, added up;  fleet.py  replicas in the order in which th
 learn.py    from one decision to the next: the last request, the arrival rate, what a request costs and a replica can do
 estimate.py what a replica does at least, before anything was learned
 window.py   the most that was enough over the last seconds;  words.py  numbers in sentences
+voices.py   who is not heard, once that has held for a while
 """
 
 from shoal.core.scaling.decide import decide
@@ -21,6 +22,7 @@ from shoal.core.scaling.types import (
     Variant,
     Voice,
 )
+from shoal.core.scaling.voices import Steady, due, silence, steady
 
 __all__ = [
     "Decision",
@@ -31,7 +33,11 @@ __all__ = [
     "Replica",
     "Rule",
     "Snapshot",
+    "Steady",
     "Variant",
     "Voice",
     "decide",
+    "due",
+    "silence",
+    "steady",
 ]
