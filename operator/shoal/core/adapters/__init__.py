@@ -1,4 +1,27 @@
 """Adapters and the replicas of their pool, as pure functions with reasons.
 
-types.py  what is read (Snapshot, Memory) and said (Plan)
+types.py      what is read (Snapshot, Memory) and said (Plan)
+place.py      the plan: what each replica should hold;  switch.py  when gateways may be sent to a newer revision
+traffic.py    from one plan to the next: how much each adapter is asked for
+wanted.py     how many copies each should have;  fill.py  where they go;  balance.py  what moves between replicas
+board.py      the replicas while a plan is made;  rendezvous.py  whose turn it is, for gateways and operators alike
 """
+
+from shoal.core.adapters.place import place
+from shoal.core.adapters.switch import may_switch
+from shoal.core.adapters.types import Adapter, Entry, Limits, Memory, Plan, Replica, Revision, Snapshot, Switch, Voice
+
+__all__ = [
+    "Adapter",
+    "Entry",
+    "Limits",
+    "Memory",
+    "Plan",
+    "Replica",
+    "Revision",
+    "Snapshot",
+    "Switch",
+    "Voice",
+    "may_switch",
+    "place",
+]

@@ -106,9 +106,9 @@ class Traffic:
     """What was learned of one adapter's requests, old ones fading. Kept only while there is something to remember."""
 
     at: float
-    """Of the last look."""
+    """When something was last seen to change."""
     load: float = 0.0
-    """Requests in flight or held, smoothed over `traffic.LOAD_SECONDS`."""
+    """Requests in flight or held, smoothed over `traffic.LOAD_SECONDS`; as all figures here, of the moment `at`."""
     lasting: float = 0.0
     """The same over `traffic.LASTING_SECONDS`."""
     uses: float = 0.0
@@ -116,9 +116,18 @@ class Traffic:
     used: float = 0.0
     """When it was last seen to be asked for."""
     now: int = 0
-    """In flight or held at the last look."""
-    arrivals: Mapping[str, tuple[str | None, int]] = field(default_factory=dict[str, tuple[str | None, int]])
-    """By gateway: its boot and its counter."""
+    """In flight or held since then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What a gateway said when it was last heard."""
+
+    boot: str | None
+    arrivals: Mapping[str, int]
+    """By adapter, monotonic per boot."""
+    busy: Mapping[str, int]
+    """In flight or held, by adapter that has any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +140,8 @@ class Memory:
     """By adapter: the replicas on whose floors it is, those that should stay first."""
     traffic: Mapping[str, Traffic] = field(default_factory=dict[str, Traffic])
     """By adapter; those that were asked for lately."""
+    heard: Mapping[str, Heard] = field(default_factory=dict[str, Heard])
+    """By gateway."""
     budget: float = 0.0
     """Moves that may be made now."""
     away: Mapping[str, float] = field(default_factory=dict[str, float])

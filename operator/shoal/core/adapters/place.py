@@ -1,0 +1,154 @@
+"""Which replica of a pool holds which adapter.
+
+1. Pinned, on as many replicas as its `minCopies` says, never more on one than its engine lets be pinned.
+2. Warm, likewise, as long as host memory has places; one place stays free.
+3. `next` revisions, beside those that answer until gateways were sent to them.
+4. What was asked for in the last half hour: a copy each, more where the load is more than one copy's share
+   (`ceil(load / V)`, V the mean load of a replica), in up to three quarters of the places. It stays where it is, else
+   goes where it is loaded already, else where rendezvous hashing with a bound on the load says.
+5. Replicas that have too little to do get adapters of those that have most.
+
+What 4 and 5 cause to be loaded is limited per minute: what a replica lacks meanwhile is loaded by the first request.
+All else is on no floor: its first request loads it, and the agent's LRU keeps it as long as there is room.
+"""
+
+from collections.abc import Mapping
+
+from shoal.api import reasons
+from shoal.core.adapters.balance import balance
+from shoal.core.adapters.board import Board
+from shoal.core.adapters.fill import Draft, fill
+from shoal.core.adapters.traffic import learn
+from shoal.core.adapters.types import Entry, Limits, Memory, Plan, Snapshot, Verdict, Why
+from shoal.core.adapters.wanted import Want, Wanted, wanted
+
+MOVES_PER_MINUTE = 6.0
+"""Loads per minute and replica that a plan causes for the sake of traffic and balance: each holds up decoding there."""
+_BURST = 2.0
+"""Such loads per replica that may come at once."""
+PACE_SECONDS = 5.0
+"""Requests alone are no reason to plan sooner after the last plan."""
+_AWAY_SECONDS = 60.0
+"""A replica that has not been ready for so long has no copies; until then it is expected back with its floor."""
+
+
+def place(snapshot: Snapshot, memory: Memory | None, now: float) -> tuple[Plan, Memory]:
+    """What each replica should hold at `now` (monotonic seconds), and what to remember until the next plan. Without a
+    memory a new term begins: what replicas hold is taken for their floors as far as it may be on one."""
+    asked = learn(snapshot, memory, now)
+    away = {r.uid: memory.away.get(r.uid, now) if memory else now for r in snapshot.replicas if not r.ready}
+    board = Board(
+        snapshot.replicas, snapshot.limits, [uid for uid, since in away.items() if now - since >= _AWAY_SECONDS]
+    )
+    before = _found(snapshot, board) if memory is None else memory.homes
+    fewer: Mapping[str, float] = memory.fewer if memory else {}
+    wants = wanted(snapshot, asked, before, fewer, len(board.counting) or len(board.places), now)
+    by_weight = sorted(wants.wants, key=lambda w: (-w.weight, w.adapter.uid))
+    draft = Draft(board, by_weight, before, _budget(memory, len(board.places), now))
+    fill(draft, wants.wants)
+    if not asked.unheard:
+        balance(draft)
+    remembered = _homes(draft, snapshot)
+    plan = Plan(
+        floors=_floors(draft, wants, snapshot),
+        adapters=_verdicts(draft, wants, snapshot.limits),
+        moves=tuple(draft.moves),
+        look_again=_look_again(draft, wants, away, now),
+        unheard=asked.unheard,
+    )
+    still = {w.adapter.uid: w.fewer_since for w in wants.wants if w.fewer_since is not None}
+    return plan, Memory(now, remembered, asked.traffic, asked.heard, draft.budget, away, still)
+
+
+def _found(snapshot: Snapshot, board: Board) -> dict[str, tuple[str, ...]]:
+    """What ready replicas have."""
+    found = {uid: tuple(p.replica.uid for p in board.having(a)) for uid, a in snapshot.adapters.items() if a.revisions}
+    return {uid: places for uid, places in found.items() if places}
+
+
+def _budget(memory: Memory | None, replicas: int, now: float) -> float:
+    most = _BURST * replicas
+    if memory is None:
+        return most
+    return min(most, memory.budget + (now - memory.now) * replicas * MOVES_PER_MINUTE / 60)
+
+
+def _homes(draft: Draft, snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
+    """Those of this plan, and those on replicas that drain: what runs there should not lose its adapter."""
+    leaving = {r.uid for r in snapshot.replicas if r.draining}
+    homes = {uid: tuple(places) for uid, places in draft.homes.items() if places}
+    if leaving:
+        for uid, places in draft.before.items():
+            if uid in snapshot.adapters and (stay := tuple(p for p in places if p in leaving)):
+                homes[uid] = homes.get(uid, ()) + stay
+    return homes
+
+
+def _floors(draft: Draft, wants: Wanted, snapshot: Snapshot) -> dict[str, tuple[Entry, ...]]:
+    floors: dict[str, list[Entry]] = {r.uid: [] for r in snapshot.replicas}
+    free = {uid: p.limits.pinned - p.pinned for uid, p in draft.board.places.items()}
+    for want in wants.wants:
+        adapter = want.adapter
+        for place in draft.copies(want):
+            uid = place.replica.uid
+            held = place.has[adapter.uid]
+            pinned = held.why == "pinned"
+            if adapter.current is not None and held.why != "next":
+                floors[uid].append(Entry(adapter.uid, adapter.current.name, pinned, held.why))
+            elif adapter.next is not None:
+                floors[uid].append(Entry(adapter.uid, adapter.next.name, pinned, held.why))
+            if held.next and adapter.next is not None:
+                pinned = pinned and free[uid] > 0
+                free[uid] -= pinned
+                floors[uid].append(Entry(adapter.uid, adapter.next.name, pinned, "next"))
+    _leaving(draft.before, snapshot, floors)
+    return {uid: tuple(entries) for uid, entries in floors.items()}
+
+
+def _leaving(before: Mapping[str, tuple[str, ...]], snapshot: Snapshot, floors: dict[str, list[Entry]]) -> None:
+    """Replicas that drain keep what they have, and get nothing new."""
+    leaving = {r.uid for r in snapshot.replicas if r.draining}
+    if not leaving:
+        return
+    for uid, places in before.items():
+        adapter = snapshot.adapters.get(uid)
+        if adapter is None or adapter.current is None:
+            continue
+        for place in leaving.intersection(places):
+            floors[place].append(Entry(uid, adapter.current.name, False, "traffic"))
+
+
+def _verdicts(draft: Draft, wants: Wanted, limits: Limits) -> dict[str, Verdict]:
+    verdicts: dict[str, Verdict] = {}
+    for want in wants.wants:
+        uid = want.adapter.uid
+        homes = tuple(draft.homes.get(uid, ()))
+        if homes or want.sure:
+            verdicts[uid] = _verdict(draft, want, homes, limits)
+    return verdicts
+
+
+def _verdict(draft: Draft, want: Want, homes: tuple[str, ...], limits: Limits) -> Verdict:
+    why: Why = "pinned" if want.adapter.residency == "Pinned" else "warm"
+    have = sum(p.counts and p.has[want.adapter.uid].why == why for p in draft.copies(want))
+    if have >= want.sure:
+        return Verdict(want.copies, homes)
+    others = [p for p in draft.board.counting if p.has.get(want.adapter.uid) is None]
+    if why == "pinned" and any(p.pinned >= p.limits.pinned for p in others):
+        most = limits.pinned
+        said = f"have their {most} pinned adapters already ({limits.slots} slots, one of them for everybody else)"
+    else:
+        said = f"have all but one of their {limits.cached} places in host memory taken by pinned and warm adapters"
+    word = "pinned" if why == "pinned" else "kept warm"
+    message = f"{word} on {have} of {want.sure} replicas: {len(others)} others {said}"
+    return Verdict(want.copies, homes, reasons.NO_ROOM, message)
+
+
+def _look_again(draft: Draft, wants: Wanted, away: Mapping[str, float], now: float) -> float | None:
+    times = [since + _AWAY_SECONDS for since in away.values() if now - since < _AWAY_SECONDS]
+    if wants.fades_at is not None:
+        times.append(wants.fades_at)
+    if draft.waits:
+        per_second = max(1, len(draft.board.places)) * MOVES_PER_MINUTE / 60
+        times.append(now + max(PACE_SECONDS, (1.0 - draft.budget) / per_second))
+    return max(0.05, min(times) - now) if times else None
