@@ -24,8 +24,11 @@ import sglang.srt.arg_groups.memory_hook as memory_hook  # noqa: E402
 import sglang.srt.layers.cp.utils  # noqa: E402
 import sglang.srt.mem_cache.kv_cache_configurator  # noqa: E402, F401
 import sglang.srt.model_executor.pool_configurator as pools  # noqa: E402
+import torch  # noqa: E402
 from sglang.srt.configs import hybrid_arch, model_config  # noqa: E402
 from sglang.srt.layers.quantization import QUANTIZATION_METHODS  # noqa: E402
+from sglang.srt.lora import mem_pool  # noqa: E402
+from sglang.srt.lora.utils import get_normalized_target_modules  # noqa: E402
 from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype  # noqa: E402
 from sglang.srt.model_executor.cuda_graph_config import Backend, default_cuda_graph_config  # noqa: E402
 
@@ -115,6 +118,30 @@ def pools_of(model, case):
         }
 
 
+def slots_of(model, case):
+    """Bytes on one GPU of the buffers that SGLang's LoRA memory pool makes, on a device without memory."""
+    wanted = case.get("adapters")
+    if wanted is None:
+        return None
+    base = torch.nn.Linear(1, 1, device="meta")
+    base.config = model.hf_config
+    dp, tensor = case.get("attention_dp", 1), case["tensor"]
+    parallel = SimpleNamespace(
+        tp_size=tensor, tp_rank=0, attn_tp_size=tensor // dp, moe_ep_size=1, moe_ep_rank=0,
+        moe_tp_size=tensor, moe_tp_rank=0,
+    )  # fmt: skip
+    modules = set(wanted["modules"])
+    with mock.patch.object(mem_pool, "get_parallel", return_value=parallel):
+        pool = mem_pool.LoRAMemoryPool(
+            base_hf_config=model.hf_text_config, max_loras_per_batch=wanted["slots"], dtype=model.dtype,
+            max_lora_rank=wanted["rank"], target_modules=get_normalized_target_modules(modules), base_model=base,
+            eviction_policy="lru", lora_added_tokens_size=0,
+        )  # fmt: skip
+    layers = [t for buffer in (pool.A_buffer, pool.B_buffer) for tensors in buffer.values() for t in tensors]
+    tables = (pool.embedding_A_buffer, pool.embedding_B_buffer, pool.lm_head_A_buffer, pool.lm_head_B_buffer)
+    return sum(t.nbytes for t in [*layers, *(t for table in tables for t in table.values())])
+
+
 @contextlib.contextmanager
 def answered(values):
     """Functions of these names answer so, in every module that took them by name."""
@@ -138,7 +165,8 @@ def answer(case):
     model = model_of(json.dumps(case["config"]))
     return {
         "context": model.context_len, "fraction": fraction_of(model, case), "multimodal": model.is_multimodal,
-        "quantization": model.quantization, "generation": model.is_generation, **pools_of(model, case),
+        "quantization": model.quantization, "generation": model.is_generation, "slots": slots_of(model, case),
+        **pools_of(model, case),
     }  # fmt: skip
 
 

@@ -92,7 +92,7 @@ def test_arguments_that_are_the_models_own_business_pass(arg: str):
         ),
         ("--model=x", "--model is owned by Shoal: use spec.source"),
         ("--api-key=k", "--api-key is owned by Shoal: Shoal gives every engine its keys through a file"),
-        ("--lora-paths=x", "--lora-paths is owned by Shoal: adapters are not part of a Model"),
+        ("--lora-paths=x", "--lora-paths is owned by Shoal: a LoRAPool gives the Model its adapters"),
         ("--chunked-prefill=2", "--chunked-prefill is an abbreviation of --chunked-prefill-size: write it out"),
         (
             "--mem_fraction_static=0.8",

@@ -3,7 +3,7 @@
 from math import gcd
 
 from shoal.api.artifact import KVGeometry, LayerWidths
-from shoal.core.architectures import quantization
+from shoal.core.architectures import names, quantization
 from shoal.core.architectures.config import Config
 from shoal.core.architectures.geometry import head_dim, heads, kv_heads, width
 
@@ -49,8 +49,9 @@ def attention_parameters(config: Config, kv: KVGeometry) -> int | None:
 
 def widths(config: Config, kv: KVGeometry) -> LayerWidths | None:
     """Widths of the layers that adapters change, where SGLang looks for them (`get_default_hidden_dim`): it takes all
-    layers for alike. None: they are not, or one width is not in the config."""
+    layers for alike. None: they are not, or one width is not in the config, or the model generates no text."""
     alike = kv.kind == "Full" or (kv.kind == "SlidingWindow" and not (kv.swa_kv_heads or kv.swa_head_dim))
+    alike = alike and config.architecture not in names.EMBEDS
     depth, hidden = config.number("num_hidden_layers"), config.number("hidden_size")
     query_heads, dim, count = config.number("num_attention_heads"), kv.head_dim, kv.kv_heads
     if not alike or kv.v_head_dim or not depth or not hidden or not query_heads or not dim or not count:
