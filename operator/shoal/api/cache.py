@@ -28,13 +28,16 @@ class _Message(BaseModel):
 
 
 class FetchRequest(_Message):
-    """What a stage container wants."""
+    """What a stage container wants, or an agent of a LoRA adapter."""
 
     uri: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
     revision: Annotated[str, StringConstraints(max_length=128)] | None = None
     """What the source was resolved to when its facts were read; None: what it is now."""
     manifest: Digest | None = None
     """The manifest that it had then: another one is refused."""
+    files: tuple[str, ...] = ()
+    """Only these of its files, as far as it has them; none named: all that an engine reads. An archive is fetched
+    whole."""
     credentials: dict[str, str] = Field(default={}, repr=False, max_length=64)
     """The content of the Secret of `source.secretRef`, of the pod's own namespace. Used for this request only."""
     credentials_given: bool = False

@@ -22,7 +22,7 @@ from shoal.artifacts.errors import ArtifactError, gib
 from shoal.artifacts.manifest import File, Manifest
 from shoal.artifacts.source import Source
 from shoal.core.adapters import peft
-from shoal.core.adapters.check import Problem
+from shoal.core.observed import Problem
 
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"

@@ -127,7 +127,8 @@ class Fetcher:
         """What this namespace has already: its pods can read it anyway, so the source is not asked again."""
         if request.manifest is None:
             return None
-        model = self._index.led_to(_hash(request.uri), request.manifest)
+        # Of a part of the files the manifest is another one: the address then has the whole one's digest in it.
+        model = self._index.led_to(_address(request), None if request.files else request.manifest)
         if model is None:
             return None
         with self._index.pin(model.key):
@@ -170,6 +171,7 @@ class Fetcher:
                 f"{manifest.digest}, not {request.manifest}): name a source that does not change, or make the Model "
                 "anew to take what is there now",
             )
+        manifest = _wanted(manifest, request.files)
         await source.authorise(manifest)
         return source, manifest
 
@@ -180,7 +182,7 @@ class Fetcher:
 
         async def bring() -> CachedModel:
             async with stack:
-                return await self._bringer.bring(key, _hash(request.uri), source, manifest, progress)
+                return await self._bringer.bring(key, _address(request), source, manifest, progress)
 
         flight = _Flight(key, asyncio.create_task(bring(), name=f"fetch {key}"), progress)
         self._flights[key] = flight
@@ -220,6 +222,22 @@ async def _follow(task: asyncio.Task[Any], line: Callable[[], FetchLine], tell: 
 def key_of(manifest: Manifest) -> str:
     """Of a model: who vouches for it, and what it was."""
     return _hash(f"{manifest.origin}\n{manifest.digest}")[:40]
+
+
+def _address(request: FetchRequest) -> str:
+    """Under which a namespace finds again what it asked for."""
+    if not request.files:
+        return _hash(request.uri)
+    return _hash("\n".join((request.uri, request.manifest or "", *request.files)))
+
+
+def _wanted(manifest: Manifest, names: tuple[str, ...]) -> Manifest:
+    if not names or manifest.archive:
+        return manifest
+    files = tuple(file for file in manifest.files if file.name in names)
+    if not files:
+        raise ArtifactError(reasons.SOURCE_INVALID, f"{manifest.source} has none of {', '.join(names)}")
+    return replace(manifest, files=files)
 
 
 def _hash(text: str) -> str:

@@ -47,10 +47,13 @@ class Index:
         gone = {file.sha256 for key in keys for file in self._models.pop(key).files}
         return sorted(gone - {file.sha256 for model in self._models.values() for file in model.files})
 
-    def led_to(self, uri: str, manifest: str) -> CachedModel | None:
-        """The model that this address (its hash) led to when it had this manifest, if something vouches for it."""
+    def led_to(self, uri: str, manifest: str | None) -> CachedModel | None:
+        """The model that this address (its hash) led to when it had this manifest, if something vouches for it.
+
+        None: whatever it has; the hash is of one manifest only.
+        """
         return next(
-            (m for m in self._models.values() if m.lasting and m.manifest == manifest and uri in m.uris),
+            (m for m in self._models.values() if m.lasting and manifest in (None, m.manifest) and uri in m.uris),
             None,
         )
 

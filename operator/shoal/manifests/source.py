@@ -70,9 +70,13 @@ def volumes(model: Model, config: OperatorConfig) -> list[JsonObject]:
     found: list[JsonObject] = [*in_place(model)]
     if (secret := model.spec.source.secret_ref) is not None:
         found.append({"name": "source-secret", "secret": {"secretName": secret.name}})
-    if config.ca_bundle.config_map:
-        found.append({"name": "ca", "configMap": {"name": config.ca_bundle.config_map}})
-    return found
+    return [*found, *certificate_volumes(config)]
+
+
+def certificate_volumes(config: OperatorConfig) -> list[JsonObject]:
+    """The volume of the further certificates."""
+    bundle = config.ca_bundle.config_map
+    return [{"name": "ca", "configMap": {"name": bundle}}] if bundle else []
 
 
 def in_place(model: Model) -> list[JsonObject]:

@@ -14,6 +14,7 @@ from shoal.api.adapterfacts import AdapterFacts
 from shoal.api.adapters import AdapterSettings
 from shoal.api.artifact import LayerWidths
 from shoal.core.adapters import layers
+from shoal.core.observed import Problem
 
 _OTHER_NAMES: Final[Mapping[str, str]] = {
     "w1": "gate_proj",
@@ -22,15 +23,6 @@ _OTHER_NAMES: Final[Mapping[str, str]] = {
     "unembed_tokens": "lm_head",
 }
 """Names by which SGLang knows the same modules."""
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Why an adapter cannot be used."""
-
-    reason: str
-    """One of `reasons.ADAPTER_REASONS`."""
-    message: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from typing import Any, Final, cast
 
 from shoal.api import reasons
 from shoal.api.adapterfacts import AdapterFacts, Widths
-from shoal.core.adapters.check import Problem, buffers
+from shoal.core.adapters.check import buffers
+from shoal.core.observed import Problem
 
 _LAYER: Final = re.compile(
     r"^(?P<before>.*?)layers\.(?P<layer>\d+)\.(?P<path>.+)\.lora_(?P<side>[AB])(\.[^.]+)?\.weight$"
@@ -113,22 +114,25 @@ class _Config:
         kind = config.get("peft_type")
         if not isinstance(kind, str) or kind.upper() != "LORA":
             return _unsupported(f"adapter_config.json says peft_type {kind!r}: SGLang serves LORA")
-        rank, alpha = config.get("r"), config.get("lora_alpha")
-        if not _is_number(rank) or rank != int(rank) or rank < 1:
-            return _corrupt(f"adapter_config.json says r = {rank!r}, which is no rank")
-        if not _is_number(alpha):
-            return _corrupt(f"adapter_config.json says lora_alpha = {alpha!r}, which is no number")
-        if (problem := _unusual(config, int(rank), float(alpha))) is not None:
+        rank, alpha = _number(config.get("r")), _number(config.get("lora_alpha"))
+        if rank is None or rank != int(rank) or rank < 1:
+            return _corrupt(f"adapter_config.json says r = {config.get('r')!r}, which is no rank")
+        if alpha is None:
+            return _corrupt(f"adapter_config.json says lora_alpha = {config.get('lora_alpha')!r}, which is no number")
+        if (problem := _unusual(config, int(rank), alpha)) is not None:
             return problem
         targets = _targets(config.get("target_modules"))
         if isinstance(targets, Problem):
             return targets
         base = config.get("base_model_name_or_path")
-        return cls(int(rank), float(alpha), targets, base[:64] if isinstance(base, str) and base else None)
+        return cls(int(rank), alpha, targets, base[:64] if isinstance(base, str) and base else None)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _number(value: object) -> float | None:
+    """A finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def _unusual(config: Mapping[str, Any], rank: int, alpha: float) -> Problem | None:

@@ -1,0 +1,98 @@
+"""The facts of a batch of adapters: a container that reads their metadata and leaves it for the operator.
+
+One adapter's source never keeps the others from being read: each has its own time and its own line of the answer. The
+exit code is 0 whenever there is an answer.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from shoal.agent.stage.adapter import of_pool
+from shoal.api import names, reasons
+from shoal.api.adapterfacts import AdapterBatch, AdapterFacts, AdapterToRead
+from shoal.api.sources import shown
+from shoal.artifacts import ArtifactError, Credentials, Settings, adapter, open_source
+from shoal.artifacts.errors import of_os_error
+from shoal.core.adapters import facts as answers
+from shoal.core.adapters.sources import credentials_for
+from shoal.core.observed import Problem
+
+AT_A_TIME = 4
+EACH_SECONDS = 180.0
+"""Most that one adapter may take: four rounds of four stay below the Job's deadline."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What to read, and with what."""
+
+    batch: AdapterBatch
+    secrets: Path = Path(names.ADAPTER_SECRETS_DIR)
+    settings: Settings = field(default_factory=Settings)
+    seconds: float = EACH_SECONDS
+
+
+async def read_batch(reading: Reading) -> list[tuple[str, answers.Result]]:
+    """(key, facts or what is wrong) of each, in the order of the batch."""
+    free = asyncio.Semaphore(AT_A_TIME)
+
+    async def one(wanted: AdapterToRead) -> tuple[str, answers.Result]:
+        async with free:
+            return wanted.key, await _read(wanted, reading)
+
+    return list(await asyncio.gather(*(one(wanted) for wanted in reading.batch.adapters)))
+
+
+async def _read(wanted: AdapterToRead, reading: Reading) -> answers.Result:
+    try:
+        async with asyncio.timeout(reading.seconds):
+            found = await read_one(wanted, reading)
+    except ArtifactError as error:
+        problem = Problem(error.reason, str(of_pool(error)))
+    except TimeoutError:
+        what = f"{shown(wanted.uri)} was not read within {reading.seconds:g} s: it is too slow, or hangs"
+        problem = Problem(reasons.SOURCE_UNREACHABLE, what)
+    except OSError as error:
+        told = of_os_error(error, f"reading {shown(wanted.uri)}")
+        problem = Problem(told.reason, str(told))
+    else:
+        log.info("adapter.read", uri=shown(wanted.uri), revision=found.revision, rank=found.rank)
+        return found
+    log.error("adapter.not_read", uri=shown(wanted.uri), reason=problem.reason, problem=problem.message)
+    return problem
+
+
+async def read_one(wanted: AdapterToRead, reading: Reading) -> AdapterFacts:
+    """Reads config and header, of an archive after fetching it. Raises ArtifactError and OSError."""
+    place = credentials_for(wanted.uri, reading.batch.credentials)
+    folder = reading.secrets / str(place)
+    credentials = Credentials() if place is None else await asyncio.to_thread(Credentials.read, folder)
+    async with open_source(wanted.uri, credentials, reading.settings) as source:
+        manifest = await source.manifest()
+        if not manifest.archive:
+            found = await adapter.read_adapter(source, manifest)
+        else:
+            with tempfile.TemporaryDirectory() as scratch:
+                await adapter.fetch_adapter(source, manifest, Path(scratch), reading.batch.max_bytes)
+                arguments = (Path(scratch), manifest.source, manifest.digest, manifest.revision)
+                found = await asyncio.to_thread(adapter.read_folder, *arguments)
+        if wanted.digest is not None and (digest := await adapter.content_digest(source, manifest)) != wanted.digest:
+            raise ArtifactError(
+                reasons.DIGEST_MISMATCH,
+                f"{shown(wanted.uri)} has digest {digest}, but spec.source.digest says {wanted.digest}: either the "
+                "source changed, or the digest is not its own",
+            )
+        return found
+
+
+def run_batch(reading: Reading, write_termination: Callable[[str], None]) -> int:
+    """The container: reads, leaves its termination message, returns the exit code."""
+    write_termination(answers.message(asyncio.run(read_batch(reading))))
+    return 0
