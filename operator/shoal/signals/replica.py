@@ -36,6 +36,8 @@ class ReplicaStream(Follower):
         self._said.update(content)
         # One validation of everything costs less than one of the change and a copy.
         self.keys = api.ReplicaKeys.model_validate(self._said)
+        if self.keys.adapters is not None:
+            self._said["adapters"] = self.keys.adapters  # dozens, that seldom change: validated once
 
     def _tell(self, content: JsonObject | None) -> None:
         self._changed(self.peer.uid, self.keys)
