@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.support.engines import ADMIN_KEY, API_KEY, EngineProcess, Kind, running_engine
+from tests.support.engines import ADMIN_KEY, API_KEY, LORA, EngineProcess, Kind, running_engine
 
 KINDS = [
     pytest.param("sim", id="sim"),
@@ -106,6 +106,14 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield process
 
 
+@pytest.fixture(scope="session", params=KINDS)
+def lora_engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """One engine with LoRA for all tests that need no more of it than names of their own."""
+    kind: Kind = request.param
+    with running_engine(kind, tmp_path_factory.mktemp(f"lora-{kind}"), *LORA) as process:
+        yield process
+
+
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> Kind:
     """For tests that start an engine of their own."""
@@ -131,13 +139,25 @@ async def client(engine: EngineProcess) -> AsyncIterator[Client]:
         yield client
 
 
+@pytest.fixture
+async def lora(lora_engine: EngineProcess) -> AsyncIterator[Client]:
+    """Nothing is loaded when the test begins, though the engine may know names of earlier tests."""
+    async for client in _client(lora_engine):
+        await client.idle()
+        for card in (await client.get("/v1/models")).json["data"][1:]:
+            await client.admin("/unload_lora_adapter", {"lora_name": card["id"]})
+        yield client
+
+
 # --- which rows ran on which engine ---------------------------------------------------------------------------------
 
 _rows: dict[str, dict[str, str]] = defaultdict(dict)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if "tests/contract/test_engine_" not in report.nodeid or (report.when != "call" and report.passed):
+    if not any(f"tests/contract/{name}_" in report.nodeid for name in ("test_engine", "test_lora")) or (
+        report.when != "call" and report.passed
+    ):
         return
     name, _, params = report.nodeid.rpartition("::")[2].partition("[")
     first, _, rest = params.rstrip("]").partition("-")

@@ -23,6 +23,13 @@ SERVED = "team-a/tiny"
 CONTEXT = 4096
 MAX_RUNNING = 4
 MAX_QUEUED = 2
+LORA_RANK, LORA_SLOTS, LORA_LOADED = 8, 3, 4
+LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LORA = (
+    "--enable-lora", "--max-lora-rank", str(LORA_RANK), "--lora-target-modules", *LORA_MODULES,
+    "--max-loras-per-batch", str(LORA_SLOTS), "--max-loaded-loras", str(LORA_LOADED), "--lora-backend", "torch_native",
+)  # fmt: skip
+"""Arguments of an engine with LoRA; one of the slots is the base model's."""
 START_SECONDS = {"sim": 120.0, "sglang": 300.0}
 
 

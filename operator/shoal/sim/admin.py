@@ -132,7 +132,7 @@ class Admin:
             return
         every = "all" in include
         scheduler = self._engine.scheduler
-        if self._engine.loop.stalled and self._published is not None:
+        if self._engine.loop.halted and self._published is not None:
             # A scheduler that hangs publishes nothing: neither its age nor what has come since.
             await exchange.json(self._published)
             return

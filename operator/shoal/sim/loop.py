@@ -42,6 +42,7 @@ class EngineLoop:
         self._running = asyncio.Event()
         self._running.set()
         self._interrupts: deque[tuple[Callable[[], Awaitable[float]], asyncio.Future[None]]] = deque()
+        self._interrupted = False
         self._recent: deque[tuple[float, int]] = deque([(clock.now(), 0)], maxlen=2)
 
     def wake(self) -> None:
@@ -51,6 +52,11 @@ class EngineLoop:
     @property
     def stalled(self) -> bool:
         return not self._running.is_set()
+
+    @property
+    def halted(self) -> bool:
+        """Whether the loop does something else than to compute, or nothing: it publishes no load then."""
+        return self.stalled or self._interrupted
 
     def stall(self) -> None:
         """A hung GPU: no step ends any more."""
@@ -118,14 +124,17 @@ class EngineLoop:
         """Serves one interruption; when it ended."""
         work, done = self._interrupts.popleft()
         begun = self._clock.now()
+        self._interrupted = True
         try:
             until = begun + await work() / self._speed
+            if until > self._clock.now():
+                await self._clock.sleep(until - self._clock.now())
         except Exception as error:
             if not done.done():
                 done.set_exception(error)
-            return self._clock.now()
-        if until - self._clock.now() > 0:
-            await self._clock.sleep(until - self._clock.now())
-        if not done.done():
-            done.set_result(None)
+        else:
+            if not done.done():
+                done.set_result(None)
+        finally:
+            self._interrupted = False
         return self._clock.now()
