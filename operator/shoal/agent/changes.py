@@ -10,6 +10,8 @@ KV_STEP: Final = 0.02
 """A move of KV use, as a share of the capacity, that is told at once."""
 QUIET_SECONDS: Final = 1.0
 """Other changes are told at most this often."""
+_AT_ONCE: Final = frozenset({"phase", "engine_boot", "adapters"})
+_QUEUES: Final = frozenset({"waiting", "adapters_waiting"})
 
 
 def difference(told: Keys, now: Keys) -> dict[str, object]:
@@ -18,14 +20,14 @@ def difference(told: Keys, now: Keys) -> dict[str, object]:
 
 
 def matters(told: Keys, now: Keys) -> bool:
-    """Whether a change must be told at once: the phase, a restart, something that became known or unknown, a queue
-    that appeared or went, or KV use that moved by 2 points."""
+    """Whether a change must be told at once: the phase, a restart, an adapter, something that became known or unknown,
+    a queue that appeared or went, or KV use that moved by 2 points."""
     changed = difference(told, now)
-    if "phase" in changed or "engine_boot" in changed:
+    if not changed.keys().isdisjoint(_AT_ONCE):
         return True
     if any((told.get(name) is None) != (now.get(name) is None) for name in changed):
         return True
-    if "waiting" in changed and (told.get("waiting") == 0 or now.get("waiting") == 0):
+    if any(told.get(queue) == 0 or now.get(queue) == 0 for queue in _QUEUES & changed.keys()):
         return True
     before, after, total = told.get("kv_tokens_used"), now.get("kv_tokens_used"), now.get("kv_tokens_total")
     if isinstance(before, int) and isinstance(after, int) and isinstance(total, int) and total > 0:

@@ -59,6 +59,11 @@ class Drain:
         return self._episode is not None
 
     @property
+    def seconds(self) -> float:
+        """Longest drain."""
+        return self._seconds
+
+    @property
     def has_looked(self) -> bool:
         """Whether the engine has been looked at since the agent's start."""
         return self._engine.looked is not None
@@ -67,6 +72,10 @@ class Drain:
     def gateways(self) -> tuple[Gateway, ...]:
         """Those that are known, the gone ones for a minute."""
         return tuple(self._gateways.values())
+
+    def listens(self, key: Key) -> bool:
+        """Whether a gateway has a stream."""
+        return key in self._streams
 
     # --- what is heard ------------------------------------------------------------------------------------------------
 
@@ -96,7 +105,8 @@ class Drain:
         """A gateway said what it acts on."""
         key = ack.gateway, ack.boot
         known = self._gateways.get(key)
-        self._gateways[key] = drain.acked(known, ack.gateway, ack.seq, ack.running, self.clock())
+        adapters = frozenset(name for name, running in ack.running_by_adapter.items() if running)
+        self._gateways[key] = drain.acked(known, ack.gateway, ack.seq, ack.running, self.clock(), adapters)
         self._changed.set()
 
     def looked(self, look: Look) -> None:

@@ -15,9 +15,14 @@ _GAUGES: Final = {
     "waiting": ("shoal_replica_waiting", "Requests in the engine's queue."),
     "waiting_tokens": ("shoal_replica_waiting_tokens", "Their prompt tokens that no cache covers."),
     "kv_tokens_used": ("shoal_replica_kv_tokens_used", "Tokens in use of the KV cache."),
+    "adapter_slots": ("shoal_replica_adapter_slots", "Distinct adapters that leases may cover at once."),
+    "adapter_slots_leased": ("shoal_replica_adapter_slots_leased", "Distinct adapters that leases cover."),
+    "adapters_waiting": ("shoal_replica_adapters_waiting", "Callers that wait for a slot."),
     "kv_tokens_total": ("shoal_replica_kv_tokens_capacity", "Tokens that the KV cache holds."),
 }
 _COUNTERS: Final = {
+    "adapter_loads_total": ("shoal_replica_adapter_loads", "Adapters loaded since the agent's start."),
+    "adapter_evictions_total": ("shoal_replica_adapter_evictions", "Adapters that went for others since then."),
     "prompt_tokens_total": ("shoal_replica_prompt_tokens", "Prompt tokens since the engine's start."),
     "generation_tokens_total": ("shoal_replica_generation_tokens", "Generated tokens since the engine's start."),
 }

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -9,6 +10,7 @@ from typing import Final
 import structlog
 from pydantic import ValidationError
 
+from shoal.agent.adapters.service import Adapters
 from shoal.agent.drain import Drain
 from shoal.agent.phase import Probe, phase
 from shoal.agent.stalls import Stalls
@@ -62,10 +64,18 @@ def _head(path: Path, limit: int) -> bytes | None:
 class Observer:
     """Turns looks into keys of the stream. What it knows of the engine belongs to one boot of it."""
 
-    def __init__(self, hub: Hub, drain: Drain, stalls: Stalls, run_dir: Path = Path(names.RUN_DIR)) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        drain: Drain,
+        stalls: Stalls,
+        run_dir: Path = Path(names.RUN_DIR),
+        adapters: Adapters | None = None,
+    ) -> None:
         self._hub = hub
         self._drain = drain
         self._stalls = stalls
+        self._adapters = adapters
         self._stage_file = run_dir / Path(names.STAGE_PROGRESS_FILE).name
         self._boot_file = run_dir / Path(names.BOOT_FILE).name
         self._clock = drain.clock
@@ -75,6 +85,8 @@ class Observer:
         self.errors: dict[str, int] = {}
         """Failed calls to the engine by the kind of failure, for /metrics."""
         drain.tell = self.tell_draining
+        if adapters is not None:
+            adapters.tell = self.tell_adapters
 
     def _forget(self, engine_boot: str | None) -> None:
         """Begins with another process of the engine."""
@@ -104,6 +116,15 @@ class Observer:
         self._hub.update(self._keys)
         return self._hub.seq
 
+    def tell_adapters(self) -> int:
+        """Says at once what there is to say of the adapters; returns the number of the message that says so."""
+        self._keys = {**self._keys, **self._of_adapters()}
+        self._hub.update(self._keys)
+        return self._hub.seq
+
+    def _of_adapters(self) -> Mapping[str, object]:
+        return self._adapters.keys() if self._adapters is not None else {}
+
     async def look(self, engine: EngineClient) -> float:
         """One look; tells the hub; returns the seconds until the next."""
         at = self._clock()
@@ -128,6 +149,9 @@ class Observer:
         if self._was_ready:
             await asyncio.to_thread(self._stalls.looked, self._work(at, loads))
         self._drain.looked(self._seen(at, probe, known, counters))
+        if self._adapters is not None:
+            serves = self._was_ready and probe in (Probe.READY, Probe.SILENT)
+            self._adapters.looked(self._engine_boot, up=serves)
         # No await from here on: a drain that began meanwhile has told its phase, which must not be taken back.
         self._set_phase(
             phase(
@@ -143,6 +167,8 @@ class Observer:
         )
         self._keys = self._state(files, known)
         self._hub.update(self._keys)
+        if self._adapters is not None:
+            self._adapters.step()
         idle = self._phase == "ready" and known is not None and not known.running and not known.waiting
         return IDLE_SECONDS if idle else BUSY_SECONDS
 
@@ -215,6 +241,7 @@ class Observer:
 
     def _state(self, files: RunFiles, loads: Loads | None) -> dict[str, object]:
         return {
+            **self._of_adapters(),
             "phase": self._phase,
             "fetched_bytes": files.stage.bytes_done if files.stage else None,
             "fetch_total_bytes": files.stage.bytes_total if files.stage else None,

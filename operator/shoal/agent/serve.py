@@ -1,5 +1,5 @@
-"""The agent's HTTP server: the replica's stream and its acknowledgements for those who have a key, the kubelet's hook
-for its token, /healthz and /metrics for all."""
+"""The agent's HTTP server: the replica's stream, its acknowledgements and its adapters for those who have a key, the
+kubelet's hook for its token, /healthz and /metrics for all."""
 
 import asyncio
 import contextlib
@@ -16,6 +16,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from pydantic import ValidationError
 
+from shoal.agent.adapters.service import Adapters
+from shoal.agent.adapters.web import BODY_BYTES, AdaptersApi
 from shoal.agent.drain import Drain
 from shoal.agent.figures import Figures
 from shoal.agent.observe import Observer
@@ -23,6 +25,7 @@ from shoal.agent.stream import Hub
 from shoal.api import names
 from shoal.api.keys import AgentKeys
 from shoal.api.replica import HEARTBEAT_SECONDS, Ack
+from shoal.engine.adapters import EngineAdapters
 from shoal.engine.client import EngineClient
 from shoal.signals.hub import Caller, Reader, TooManyReaders
 
@@ -31,8 +34,6 @@ WRITE_SECONDS: Final = 10.0
 KEYS_SECONDS: Final = 2.0
 """Between two tries to read a key file that is not there or not usable."""
 ACK_SECONDS: Final = 5.0
-ACK_BYTES: Final = 256 << 10
-"""Longest acknowledgement: a line for each adapter."""
 _NAME: Final = 253
 """Longest name of a pod; what a caller says of itself is cut there."""
 
@@ -54,7 +55,15 @@ class Agent:
     """One engine pod's agent: observes in the background and serves what it sees."""
 
     def __init__(
-        self, engine_url: str, keys_file: Path, hub: Hub, observer: Observer, drain: Drain, *, drain_token: str
+        self,
+        engine_url: str,
+        keys_file: Path,
+        hub: Hub,
+        observer: Observer,
+        drain: Drain,
+        *,
+        drain_token: str,
+        adapters: Adapters | None = None,
     ) -> None:
         self._engine_url = engine_url
         self._keys_file = keys_file
@@ -62,19 +71,23 @@ class Agent:
         self._observer = observer
         self._drain = drain
         self._drain_token = drain_token
+        self._adapters = adapters
         self._keys: AgentKeys | None = None
         self._registry = CollectorRegistry()
         self._registry.register(_Metrics(hub, observer, drain))
         self._registry.register(Figures(hub.boot, lambda: hub.told))
+        if adapters is not None:
+            self._registry.register(adapters.metrics)
 
     def app(self) -> web.Application:
         """The web application; its observing starts and ends with it."""
-        app = web.Application(client_max_size=ACK_BYTES)
+        app = web.Application(client_max_size=BODY_BYTES)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get(names.REPLICA_PATH, self._replica)
         app.router.add_post(names.ACK_PATH, self._ack)
         app.router.add_get(names.DRAIN_PATH, self._hook)
+        app.router.add_routes(AdaptersApi(self._adapters, self._drain, self._hub.boot, self._asked_by).routes())
         return app
 
     async def observe(self) -> None:
@@ -84,7 +97,10 @@ class Agent:
         # trust_env stays off: the engine is in this pod, and a proxy must not come between.
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=4)) as session:
             engine = EngineClient(session, self._engine_url, api_key=self._keys.engine, admin_key=self._keys.admin)
-            await self._observer.run(engine)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._observer.run(engine))
+                if self._adapters is not None:
+                    tasks.create_task(self._adapters.run(EngineAdapters(engine)))
 
     async def _load_keys(self) -> None:
         problem = ""
@@ -156,9 +172,11 @@ class Agent:
             return _refusal(400, f"not an acknowledgement: {faults}")
         if ack.agent_boot != self._hub.boot:
             return _refusal(409, "this agent has restarted since: connect again")
-        if ack.seq > self._hub.seq or ack.running < 0:
+        if ack.seq > self._hub.seq or min((ack.running, *ack.running_by_adapter.values())) < 0:
             return _refusal(400, f"not an acknowledgement: seq {ack.seq}, running {ack.running}")
         self._drain.acked(ack)
+        if self._adapters is not None:
+            self._adapters.acked(ack)
         return web.Response(status=204)
 
     async def _hook(self, request: web.Request) -> web.Response:
@@ -167,6 +185,14 @@ class Agent:
             return _refusal(401, f"the pod's drain token is needed, in the header {names.HEADER_DRAIN}")
         stop = await self._drain.wait()
         return web.Response(text=f"{stop.reason}: {stop.message}\n")
+
+    def _asked_by(self, request: web.Request) -> str | web.Response:
+        if self._keys is None:
+            return _refusal(503, "the agent has no keys yet")
+        role = self._role(request.headers.get("Authorization", ""), self._keys)
+        if role not in ("gateway", "operator"):
+            return _refusal(401, "a gateway's or an operator's key of this replica is needed, as a bearer token")
+        return role
 
     @staticmethod
     def _role(authorization: str, keys: AgentKeys) -> str | None:

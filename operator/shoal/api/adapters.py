@@ -82,6 +82,10 @@ class Lease(Message):
     name: str
     engine_boot: str
     """The engine's boot that has it: with another one the lease is over."""
+    seq: int = 0
+    """Of the stream's message by which the adapter is `loaded`. A request may be sent under the lease once the gateway
+    has read so far and the last that it read still says so: a lease that comes late must not outdo a retirement that
+    was acknowledged meanwhile."""
     seconds: float = LEASE_SECONDS
     loaded: bool = False
     """It was not resident before."""

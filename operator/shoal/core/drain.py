@@ -42,6 +42,8 @@ class Gateway:
     """What it acknowledged; None: nothing yet."""
     running: int | None = None
     """What it has in flight here, as it said with `seq`."""
+    adapters: frozenset[str] = frozenset()
+    """Those of which it has something in flight, as it said with `seq`."""
 
 
 def opened(known: Gateway | None, name: str, now: float) -> Gateway:
@@ -54,13 +56,15 @@ def closed(known: Gateway, now: float) -> Gateway:
     return replace(known, closed=now)
 
 
-def acked(known: Gateway | None, name: str, seq: int, running: int, now: float) -> Gateway:
+def acked(
+    known: Gateway | None, name: str, seq: int, running: int, now: float, adapters: frozenset[str] = frozenset()
+) -> Gateway:
     """It said what it acts on. What arrives late, and is older than what it said before, shows only that it lives."""
     if known is None:
         # It believes in a stream that has ended here: whoever sends may have requests here.
         known = Gateway(name, now, closed=now)
     if known.seq is None or seq >= known.seq:
-        known = replace(known, seq=seq, running=running)
+        known = replace(known, seq=seq, running=running, adapters=adapters)
     return replace(known, heard=now)
 
 

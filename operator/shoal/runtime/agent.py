@@ -7,8 +7,10 @@ from functools import partial
 from pathlib import Path
 
 import click
+from pydantic import ValidationError
 
 from shoal.api import names
+from shoal.api.adapters import ADAPTERS_ENV, AdapterSettings
 from shoal.runtime import container
 from shoal.runtime.facts import facts
 from shoal.runtime.logs import configure
@@ -40,6 +42,11 @@ command.add_command(facts)
     help="Without progress for so long, an engine that has requests is stalled.",
 )
 @click.option("--drain-token", envvar="SHOAL_AGENT_DRAIN_TOKEN", default="", help="Of the kubelet's preStop hook.")
+@click.option("--pool", envvar=ADAPTERS_ENV, default="", help=f"The Model's LoRAPool, as JSON ({ADAPTERS_ENV}).")
+@click.option("--adapters-dir", default=names.ADAPTERS_DIR, show_default=True, type=click.Path(path_type=Path))
+@click.option("--secrets-dir", default=names.ADAPTER_SECRETS_DIR, show_default=True, type=click.Path(path_type=Path))
+@click.option("--hub-endpoint", envvar="HF_ENDPOINT", default="", help="A mirror of the hub (HF_ENDPOINT).")
+@click.option("--ca-bundle", envvar="SSL_CERT_FILE", default="", help="Further CA certificates (SSL_CERT_FILE).")
 @click.option("--log-level", default="info", envvar="SHOAL_LOG_LEVEL", show_default=True)
 def serve(
     host: str,
@@ -51,18 +58,30 @@ def serve(
     drain_seconds: float,
     stall_seconds: float,
     drain_token: str,
+    pool: str,
+    adapters_dir: Path,
+    secrets_dir: Path,
+    hub_endpoint: str,
+    ca_bundle: str,
     log_level: str,
 ) -> None:
-    """Serve what this replica does: its phase, its load, its engine's boot id; and drain it."""
+    """Serve what this replica does: its phase, its load, its engine's boot id, its adapters; and drain it."""
     from shoal.agent import cacheclient
+    from shoal.agent.adapters.files import Files
+    from shoal.agent.adapters.service import Adapters
     from shoal.agent.drain import Drain
     from shoal.agent.observe import Observer
     from shoal.agent.serve import Agent
     from shoal.agent.serve import serve as run
+    from shoal.agent.stage.adapter import ROOM, stage_adapter
     from shoal.agent.stalls import Stalls
     from shoal.agent.stream import Hub
+    from shoal.artifacts import Settings
 
     configure(log_level)
+    settings = _pool(pool)
+    if settings is not None:
+        container.trust(ca_bundle, run_dir / ".ca.crt")
     stalls = Stalls(stall_seconds, run_dir / Path(names.STALLED_FILE).name)
 
     async def main() -> None:
@@ -72,13 +91,33 @@ def serve(
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         hub = Hub()
         drain = Drain(drain_seconds)
-        observer = Observer(hub, drain, stalls, run_dir)
+        adapters = None
+        if settings is not None:
+            bring = partial(
+                stage_adapter,
+                settings=settings,
+                secrets=secrets_dir,
+                cache=Path(cache) if cache else None,
+                sources=Settings(hub_endpoint=hub_endpoint.rstrip("/") or None, room_advice=ROOM),
+            )
+            adapters = Adapters(settings, drain, Files(adapters_dir), bring)
+        observer = Observer(hub, drain, stalls, run_dir, adapters)
         model_file = run_dir / Path(names.CACHE_MODEL_FILE).name
         holding = partial(cacheclient.hold, Path(cache), model_file) if cache else None
-        agent = Agent(engine_url, keys, hub, observer, drain, drain_token=drain_token)
+        agent = Agent(engine_url, keys, hub, observer, drain, drain_token=drain_token, adapters=adapters)
         await run(agent, hub, host=host, port=port, stop=stop, holding=holding)
 
     asyncio.run(main())
+
+
+def _pool(text: str) -> AdapterSettings | None:
+    if not text:
+        return None
+    try:
+        return AdapterSettings.model_validate_json(text)
+    except ValidationError as error:
+        faults = ", ".join(".".join(map(str, fault["loc"])) or fault["type"] for fault in error.errors())
+        raise click.BadParameter(f"not a pool's settings: {faults}", param_hint=ADAPTERS_ENV) from None
 
 
 @command.command()

@@ -1,0 +1,157 @@
+"""What a call to the engine comes to, as the registry takes it."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from shoal.agent.adapters.files import NAME, Files
+from shoal.agent.adapters.metrics import Timings
+from shoal.api import reasons
+from shoal.core.adapters.registry import Registry
+from shoal.core.adapters.turn import List, Load, Unload
+from shoal.engine.adapters import (
+    AdapterRejected,
+    AlreadyLoaded,
+    EngineAdapters,
+    IncompleteUnload,
+    LoadedAdapter,
+    NotLoaded,
+)
+from shoal.engine.client import EngineError, EngineTimeout, EngineUnreachable
+
+LOAD_SECONDS: Final = 30.0
+"""A load that takes longer is told as one that hangs; the engine goes on with it all the same."""
+UNLOAD_SECONDS: Final = 30.0
+_TEXT: Final = 300
+"""Longest part of an engine's message that is passed on."""
+_LISTS: Final = ("Loaded LoRAs", "All loaded adapters", "loaded_adapters")
+"""Where an engine's message begins to name the adapters of others."""
+
+log = structlog.get_logger()
+
+
+class Calls:
+    """Carries calls out, one at a time, and tells `registry` what became of them."""
+
+    def __init__(
+        self, registry: Registry, files: Files, timings: Timings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._registry = registry
+        self._files = files
+        self._timings = timings
+        self._clock = clock
+
+    async def carry_out(self, engine: EngineAdapters, call: Load | Unload | List) -> list[str]:
+        """One call. Returns the adapters whose files are of no use any more."""
+        registry, boot = self._registry, self._registry.boot
+        try:
+            match call:
+                case Load():
+                    return await self._load(engine, call.name, boot)
+                case Unload():
+                    return await self._unload(engine, call.name, boot)
+                case List():
+                    return await self._list(engine, boot)
+        finally:
+            registry.busy = False
+
+    async def _load(self, engine: EngineAdapters, name: str, boot: str | None) -> list[str]:
+        registry, began = self._registry, self._clock()
+        error: EngineError | None = None
+        try:
+            await engine.load(name, str(self._files.path(name)), seconds=LOAD_SECONDS)
+        except AlreadyLoaded:
+            pass  # by a call that was not answered, of this agent or its predecessor
+        except EngineError as failed:
+            error = failed
+        now = self._clock()
+        if registry.boot != boot:
+            return []
+        if error is None:
+            registry.loaded(name, now - began, now)
+            self._timings.load.observe(now - began)
+            log.info("adapter.loaded", adapter=name, seconds=round(now - began, 4))
+            return []
+        log.warning("adapter.load_failed", adapter=name, kind=type(error).__name__, problem=told(error))
+        match error:
+            case EngineUnreachable():
+                registry.turned(name, "staged")
+                registry.broke(now)
+            case EngineTimeout():
+                registry.turned(name, "unsure")
+                text = f"the engine did not finish loading it within {LOAD_SECONDS:g} s"
+                registry.failed(name, reasons.LOAD_HANGS, text, now, keep=True)
+            case IncompleteUnload():
+                registry.turned(name, "undone")
+            case _:
+                registry.failed(name, reasons.LOAD_FAILED, told(error), now)
+                return [name]
+        return []
+
+    async def _unload(self, engine: EngineAdapters, name: str, boot: str | None) -> list[str]:
+        registry, began = self._registry, self._clock()
+        error: EngineError | None = None
+        # Before the call: from here on a request that should not be there cannot make the engine load it again, and an
+        # agent that starts anew knows that an unload may be under way.
+        try:
+            await self._files.put_away(name)
+        except OSError as failed:
+            log.error("adapter.files_stay", adapter=name, problem=failed.strerror)
+        if registry.boot != boot:
+            return [name]
+        try:
+            await engine.unload(name, seconds=UNLOAD_SECONDS)
+        except NotLoaded:
+            pass
+        except EngineError as failed:
+            error = failed
+        now = self._clock()
+        if registry.boot != boot:
+            return [name]
+        if error is None:
+            registry.unloaded(name)
+            self._timings.unload.observe(now - began)
+            log.info("adapter.unloaded", adapter=name, seconds=round(now - began, 4))
+            return [name]
+        log.warning("adapter.unload_failed", adapter=name, kind=type(error).__name__, problem=told(error))
+        registry.turned(name, "undone")
+        if isinstance(error, EngineUnreachable):
+            registry.broke(now)
+        elif isinstance(error, EngineTimeout):
+            text = f"the engine did not finish unloading it within {UNLOAD_SECONDS:g} s"
+            registry.failed(name, reasons.LOAD_HANGS, text, now, keep=True)
+        else:
+            registry.failed(name, reasons.LOAD_FAILED, told(error), now, keep=True)
+        return []
+
+    async def _list(self, engine: EngineAdapters, boot: str | None) -> list[str]:
+        registry = self._registry
+        try:
+            found = await engine.loaded()
+        except EngineError as error:
+            log.debug("adapter.list_failed", kind=type(error).__name__, problem=told(error))
+            if registry.boot == boot:
+                registry.broke(self._clock())
+            return []
+        whole = await self._files.whole(each.name for each in found if NAME.fullmatch(each.name))
+        if registry.boot != boot:
+            return []
+        ours = {each.name: each.name in whole and self._is_ours(each) for each in found if NAME.fullmatch(each.name)}
+        missing = registry.listing(ours, len(found) - len(ours), self._clock())
+        for name in missing:
+            log.warning("adapter.missing", adapter=name, consequence="the engine does not list it: loaded anew")
+        return missing
+
+    def _is_ours(self, found: LoadedAdapter) -> bool:
+        return Path(found.path) == self._files.path(found.name)
+
+
+def told(error: EngineError) -> str:
+    """What may be said of an engine's error: without the names of others' adapters."""
+    text = error.message if isinstance(error, AdapterRejected) else str(error)
+    for words in _LISTS:
+        text = text.partition(words)[0]
+    return " ".join(text.split())[:_TEXT] or type(error).__name__

@@ -1,0 +1,52 @@
+"""What scrapers see of a replica's adapters. No label names an adapter: there may be thousands."""
+
+from collections.abc import Callable
+from typing import Final, get_args
+
+from prometheus_client import Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from shoal.core.adapters.registry import Registry, State
+
+_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class Timings:
+    """Histograms, in seconds."""
+
+    def __init__(self) -> None:
+        def histogram(name: str, text: str) -> Histogram:
+            return Histogram(f"shoal_agent_adapter_{name}_seconds", text, buckets=_BUCKETS, registry=None)
+
+        self.stage = histogram("stage", "Fetching and verifying an adapter's files.")
+        self.load = histogram("load", "The engine's loading of an adapter.")
+        self.unload = histogram("unload", "The engine's unloading of an adapter.")
+        self.wait = histogram("wait", "From a caller's asking for an adapter to its lease.")
+        self.all = (self.stage, self.load, self.unload, self.wait)
+
+
+class AdapterMetrics(Collector):
+    """`registry` is read when it is scraped; so are the refusals by reason."""
+
+    def __init__(self, registry: Registry, timings: Timings, refusals: Callable[[], dict[str, int]]) -> None:
+        self._registry = registry
+        self._timings = timings
+        self._refusals = refusals
+
+    def collect(self) -> list[Metric]:
+        registry = self._registry
+        found: list[Metric] = [metric for each in self._timings.all for metric in each.collect()]
+        resident = GaugeMetricFamily("shoal_agent_adapters", "Adapters here by state.", labels=["state"])
+        for state in get_args(State):
+            resident.add_metric([state], registry.count(frozenset({state})))
+        refused = CounterMetricFamily("shoal_agent_adapter_refusals", "Callers without a lease.", labels=["reason"])
+        for reason, count in self._refusals().items():
+            refused.add_metric([reason], count)
+        gauges = {
+            "places": ("Adapters that the engine may have in host memory.", registry.places),
+            "failed": ("Adapters that could not be brought here.", len(registry.failures)),
+        }
+        for name, (text, value) in gauges.items():
+            found.append(GaugeMetricFamily(f"shoal_agent_adapter_{name}", text, value=value))
+        return [*found, resident, refused]

@@ -1,0 +1,269 @@
+"""The adapters of this replica at work: asks for a decision at every change, and does what it says.
+
+Everything runs on the event loop's thread; files and hashes are another thread's. One task calls the engine, one at a
+time; each adapter's files have one task at a time; a caller waits for its answer and for nothing else.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from shoal.agent.adapters.calls import Calls
+from shoal.agent.adapters.files import Files
+from shoal.agent.adapters.metrics import AdapterMetrics, Timings
+from shoal.agent.drain import Drain
+from shoal.api import reasons
+from shoal.api.adapters import LEASE_SECONDS, AdapterSettings, AdapterWanted, Floor, Lease
+from shoal.api.replica import Ack
+from shoal.artifacts import ArtifactError
+from shoal.core.adapters import say
+from shoal.core.adapters.leases import Key
+from shoal.core.adapters.registry import Ask, Entry, Registry
+from shoal.core.adapters.turn import Denial, Turn, turn
+from shoal.engine.adapters import EngineAdapters
+
+TICK_SECONDS: Final = 0.25
+"""Between two decisions while nothing is heard: leases, claims and pauses end by time."""
+STAGE_SECONDS: Final = 300.0
+"""Longest that fetching one adapter may take."""
+TIDY_SECONDS: Final = 60.0
+"""After the agent's start: what its predecessor staged, and no engine may be reading any more, is removed."""
+
+log = structlog.get_logger()
+
+Bring = Callable[[AdapterWanted, Path], Awaitable[object]]
+"""Brings an adapter's files, whole and verified, to a folder. Raises ArtifactError."""
+
+
+class Adapters:
+    """`bring` stages; `tell` makes the stream say what `keys` says, and returns the seq of the message that says so."""
+
+    def __init__(self, settings: AdapterSettings, drain: Drain, files: Files, bring: Bring) -> None:
+        self._settings = settings
+        self._drain = drain
+        self._files = files
+        self._bring = bring
+        self._clock = drain.clock
+        self.registry = Registry(settings.cached, settings.slots - 1, drain.clock())
+        self._timings = Timings()
+        self._calls = Calls(self.registry, files, self._timings, drain.clock)
+        self._answers: dict[Ask, asyncio.Future[Lease | Denial]] = {}
+        self._refusals: dict[str, int] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._engine: EngineAdapters | None = None
+        self._work: dict[str, asyncio.Task[None]] = {}
+        """The last task of each adapter's files."""
+        self._staging: dict[str, asyncio.Task[None]] = {}
+        self._tidied = False
+        self.metrics: Final = AdapterMetrics(self.registry, self._timings, lambda: self._refusals)
+        self.tell: Callable[[], int] = lambda: 0
+
+    @property
+    def pool(self) -> str:
+        return self._settings.pool
+
+    def keys(self) -> Mapping[str, object]:
+        """Keys of the stream."""
+        return say.keys(self.registry)
+
+    async def run(self, engine: EngineAdapters) -> None:
+        """Works for ever."""
+        await self._files.tidy()
+        self._engine = engine
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                while True:
+                    self.step()
+                    await asyncio.sleep(TICK_SECONDS)
+        finally:
+            self._tasks = self._engine = None
+
+    # --- what is heard ------------------------------------------------------------------------------------------------
+
+    def looked(self, boot: str | None, *, up: bool) -> None:
+        """The observer looked at the engine. Told with the look itself; what follows from it, at the next step."""
+        if self.registry.looked(boot, up=up) and boot is not None:
+            log.info("adapters.engine", engine_boot=boot, floor=len(self.registry.floor))
+
+    def acked(self, ack: Ack) -> None:
+        """A gateway said what it runs, and the drain has taken note of it."""
+        running = frozenset(name for name, count in ack.running_by_adapter.items() if count)
+        self.registry.acked((ack.gateway, ack.boot), running, self._clock())
+        self.step()
+
+    def set_floor(self, floor: Floor) -> None:
+        """The operator said what the replica should hold."""
+        before = self.registry.floor
+        self.registry.set_floor(floor.adapters)
+        if before != self.registry.floor:
+            log.info("adapters.floor", operator=floor.operator, adapters=len(self.registry.floor))
+        self.step()
+
+    async def ensure(self, wanted: AdapterWanted, key: Key | None, seconds: float) -> Lease | Denial:
+        """Loads the adapter if it has to, and gives a lease to a gateway; waits for that for `seconds` at most."""
+        if self._tasks is None:
+            return self._refused(Denial(503, reasons.ENGINE_NOT_READY, "the agent has just started", 2))
+        ask = Ask(wanted, key, self._clock())
+        answer = self._answers[ask] = asyncio.get_running_loop().create_future()
+        self.registry.asks.append(ask)
+        try:
+            self.step()
+            async with asyncio.timeout(None if answer.done() else seconds):
+                result = await answer
+        except TimeoutError:
+            result = _late(ask, self.registry)
+        finally:
+            del self._answers[ask]
+            if ask in self.registry.asks:
+                self.registry.asks.remove(ask)
+        return self._refused(result) if isinstance(result, Denial) else result
+
+    def _refused(self, denial: Denial) -> Denial:
+        self._refusals[denial.reason] = self._refusals.get(denial.reason, 0) + 1
+        return denial
+
+    # --- what is done -------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Decides and does it."""
+        if self._tasks is None:
+            return
+        self._step()
+        if any(e.state == "retiring" for e in self.registry.entries.values()) and not self.registry.busy:
+            # What retires without anybody's claim goes at once.
+            self._step()
+
+    def _step(self) -> None:
+        now = self._clock()
+        decided = turn(
+            self.registry,
+            self._drain.gateways,
+            now,
+            draining=self._drain.draining,
+            drain_seconds=self._drain.seconds,
+        )
+        seq = self.tell()
+        self.registry.told(seq, now)
+        self._answer(decided, seq, now)
+        for name in decided.discard:
+            self._discard(name)
+        for wanted in decided.stage:
+            entry = self.registry.entries[wanted.name]
+            self._staging[wanted.name] = self._spawn(wanted.name, partial(self._stage, wanted, entry))
+        if decided.call is not None and self._tasks is not None and self._engine is not None:
+            self._tasks.create_task(self._carry_out(self._engine, decided))
+
+    def _answer(self, decided: Turn, seq: int, now: float) -> None:
+        for ask, denial in decided.denials:
+            self._set(ask, denial)
+        for ask in decided.grants:
+            entry = self.registry.entries[ask.wanted.name]
+            staged, loading = (entry.staged_seconds, entry.load_seconds) if ask.missed else (0.0, 0.0)
+            waited = now - ask.since
+            self._timings.wait.observe(waited)
+            lease = Lease(
+                name=ask.wanted.name,
+                engine_boot=self.registry.boot or "",
+                seq=seq,
+                seconds=LEASE_SECONDS if ask.key is not None else 0.0,
+                loaded=ask.missed,
+                staged_seconds=staged,
+                load_seconds=loading,
+                waited_seconds=max(waited - staged - loading, 0.0),
+            )
+            self._set(ask, lease)
+
+    def _set(self, ask: Ask, result: Lease | Denial) -> None:
+        answer = self._answers.get(ask)
+        if answer is not None and not answer.done():
+            answer.set_result(result)
+
+    async def _carry_out(self, engine: EngineAdapters, decided: Turn) -> None:
+        assert decided.call is not None  # noqa: S101 - the caller has looked
+        for name in await self._calls.carry_out(engine, decided.call):
+            self._spawn(name, partial(self._remove, name))
+        await self._tidy()
+        self.step()
+
+    # --- files --------------------------------------------------------------------------------------------------------
+
+    async def _stage(self, wanted: AdapterWanted, entry: Entry) -> None:
+        registry, name, began = self.registry, wanted.name, self._clock()
+        failure: ArtifactError | None = None
+        try:
+            async with asyncio.timeout(STAGE_SECONDS):
+                await self._bring(wanted, self._files.path(name))
+        except ArtifactError as error:
+            failure = error
+        except TimeoutError:
+            failure = ArtifactError(reasons.SOURCE_UNREACHABLE, f"its files did not arrive within {STAGE_SECONDS:g} s")
+        except OSError as error:
+            failure = ArtifactError(reasons.DISK_FULL, f"its files cannot be written: {error.strerror}")
+        now = self._clock()
+        if registry.entries.get(name) is not entry or entry.state != "staging":
+            return
+        if failure is not None:
+            log.warning("adapter.stage_failed", adapter=name, reason=failure.reason, problem=str(failure))
+            registry.failed(name, failure.reason, str(failure), now)
+        else:
+            self._timings.stage.observe(now - began)
+            registry.staged(name, now - began)
+        self.step()
+
+    def _discard(self, name: str) -> None:
+        staging = self._staging.pop(name, None)
+        if staging is not None:
+            staging.cancel()
+        self._spawn(name, partial(self._remove, name))
+
+    async def _remove(self, name: str) -> None:
+        try:
+            await self._files.remove(name)
+        except OSError as error:
+            log.error("adapter.files_stay", adapter=name, problem=error.strerror)
+
+    async def _tidy(self) -> None:
+        if self._tidied or self._clock() < self.registry.started + TIDY_SECONDS:
+            return
+        self._tidied = True
+        for name in await self._files.all():
+            if name not in self.registry.entries and name not in self._work:
+                self._spawn(name, partial(self._remove, name))
+
+    def _spawn(self, name: str, work: Callable[[], Coroutine[None, None, None]]) -> asyncio.Task[None]:
+        """Work on an adapter's files, after what is under way with them."""
+        assert self._tasks is not None  # noqa: S101 - only a step comes here
+        task = self._tasks.create_task(_after(self._work.get(name), work))
+        self._work[name] = task
+        task.add_done_callback(partial(self._forget, name))
+        return task
+
+    def _forget(self, name: str, task: asyncio.Task[None]) -> None:
+        if self._work.get(name) is task:
+            del self._work[name]
+        if self._staging.get(name) is task:
+            del self._staging[name]
+
+
+async def _after(before: asyncio.Task[None] | None, work: Callable[[], Coroutine[None, None, None]]) -> None:
+    if before is not None:
+        await asyncio.wait([before])
+    await work()
+
+
+def _late(ask: Ask, registry: Registry) -> Denial:
+    """What to say to a caller who has waited long enough."""
+    name = ask.wanted.name
+    if ask.admitted is None:
+        return Denial(503, reasons.SLOTS_FULL, f"all {registry.slots} slots are used by other adapters", 1)
+    failure, entry = registry.failures.get(name), registry.entries.get(name)
+    if failure is not None:
+        return Denial(503, failure.reason, failure.message, 2)
+    if entry is None:
+        return Denial(503, reasons.SLOTS_FULL, f"all {registry.places} places hold adapters in use", 1)
+    return Denial(503, reasons.LOADING_ADAPTER, f"it is {entry.state} still", 1)
