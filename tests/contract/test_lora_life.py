@@ -1,0 +1,114 @@
+"""An engine's own life with adapters: what it starts with, what it forgets, and which adapter ends it."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from shoal.engine.adapters import AdapterRejected, AlreadyLoaded, EngineAdapters, LoadedAdapter, NotLoaded
+from shoal.engine.client import EngineClient, EngineTimeout, EngineUnreachable
+from tests.contract.conftest import Client
+from tests.support.adapters import ALL, make_adapter
+from tests.support.engines import (
+    ADMIN_KEY,
+    API_KEY,
+    LORA,
+    LORA_RANK,
+    START_SECONDS,
+    EngineProcess,
+    Kind,
+    running_engine,
+)
+from tests.support.lora_calls import ask, load, loaded, rest, streaming, text
+
+
+async def test_an_engine_begins_with_the_adapters_of_its_arguments_and_forgets_the_others(kind: Kind, tmp_path: Path):
+    first, second = (make_adapter(tmp_path / name, seed=seed) for name, seed in (("1", 1), ("2", 2)))
+    for at in ("begins", "restarted"):
+        with running_engine(kind, tmp_path / at, *LORA, "--lora-paths", f"first={first}") as engine:
+            async with aiohttp.ClientSession() as session:
+                client = Client(engine, session)
+                assert await loaded(client) == ["first"]
+                assert await text(client, lora_path="first") != await text(client)
+                # Whatever was loaded before: the name means nothing to it now.
+                answer = await ask(client, lora_path="second")
+                assert answer.status == 400
+                assert answer.json["message"].startswith("Got LoRA adapter that has never been loaded: second")
+                assert (await load(client, "second", second)).status == 200
+                assert (await ask(client, lora_path="second")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("what", "modules", "rank"),
+    [
+        ("other widths", ALL, LORA_RANK),
+        ("another rank than it says", ALL, LORA_RANK // 2),
+        ("k_proj without q_proj", ("k_proj", "v_proj"), LORA_RANK),
+        ("up_proj without gate_proj", ("up_proj",), LORA_RANK),
+    ],
+)
+async def test_an_adapter_that_loads_and_does_not_fit_ends_the_engine_at_its_first_request(
+    kind: Kind, tmp_path: Path, what: str, modules: Sequence[str], rank: int
+):
+    """Everybody's engine: such files must never come to it."""
+    widths = {"down_proj": (96, 64)} if what == "other widths" else {}
+    folder = make_adapter(tmp_path / "a", rank=rank, modules=modules, widths=widths, config={"r": LORA_RANK})
+    with running_engine(kind, tmp_path, *LORA) as engine:
+        async with aiohttp.ClientSession() as session:
+            client = Client(engine, session)
+            assert (await load(client, "kills", folder)).status == 200
+            assert len(await text(client)) > 0
+            with pytest.raises((aiohttp.ClientError, AssertionError)):
+                await text(client, lora_path="kills")
+        await asyncio.to_thread(engine.process.wait, 60)
+
+
+@pytest.fixture
+async def adapters(lora: Client) -> EngineAdapters:
+    return EngineAdapters(EngineClient(lora.session, lora.engine.url, api_key=API_KEY, admin_key=ADMIN_KEY))
+
+
+async def test_the_client_loads_lists_and_unloads(adapters: EngineAdapters, tmp_path: Path):
+    folder = make_adapter(tmp_path / "a")
+    assert await adapters.load("mine", str(folder)) == {"mine": str(folder)}
+    assert await adapters.loaded() == (LoadedAdapter("mine", str(folder)),)
+    with pytest.raises(AlreadyLoaded):
+        await adapters.load("mine", str(folder))
+    assert await adapters.unload("mine") == {}
+    with pytest.raises(NotLoaded):
+        await adapters.unload("mine")
+    with pytest.raises(AdapterRejected, match="with rank 64 is incompatible") as caught:
+        await adapters.load("wide", str(make_adapter(tmp_path / "wide", rank=64)))
+    assert type(caught.value) is AdapterRejected
+
+
+async def test_an_unload_that_was_given_up_is_carried_out_all_the_same(
+    adapters: EngineAdapters, lora: Client, tmp_path: Path
+):
+    await adapters.load("given-up", str(make_adapter(tmp_path / "a")))
+    async with streaming(lora, 600, lora_path="given-up") as response:
+        with pytest.raises(EngineTimeout):
+            await adapters.unload("given-up", seconds=1)
+        assert await adapters.loaded() == ()
+        await rest(response)
+    await lora.idle()
+    # It was unloaded, not only hidden: the name can be loaded anew.
+    assert len(await adapters.load("given-up", str(tmp_path / "a"))) == 1
+
+
+async def test_an_engine_that_is_killed_is_unreachable(kind: Kind, tmp_path: Path):
+    if kind == "sglang":
+        pytest.skip("a closed port is one, whoever closed it")
+    with running_engine(kind, tmp_path, *LORA) as engine:
+        async with aiohttp.ClientSession() as session:
+            adapters = EngineAdapters(EngineClient(session, engine.url, api_key=API_KEY, admin_key=ADMIN_KEY))
+            await _killed(engine)
+            with pytest.raises(EngineUnreachable):
+                await adapters.loaded()
+
+
+async def _killed(engine: EngineProcess) -> None:
+    engine.process.kill()
+    await asyncio.to_thread(engine.process.wait, START_SECONDS["sim"])
