@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """Make the tiny models that the image, the demo and the tests serve: random weights, real tokenizers.
 
-Usage: make_models.py [OUTDIR]      (default: rootfs/opt/shoal/models beside this file)
+Usage: make_models.py [OUTDIR [ADAPTERS]]
 
-Each is a Llama of 0.6 MB that every engine can load. Needs tokenizers and safetensors only, takes a second,
-and writes the same bytes on each run. Text from a real engine is readable ASCII without meaning.
+Without arguments into rootfs/opt/shoal/models beside this file, and the LoRA adapters of tiny-chat into
+rootfs/opt/shoal/adapters; with OUTDIR alone no adapters are made.
+
+Each model is a Llama of 0.6 MB that every engine can load, each adapter has 0.1 MB. Needs tokenizers and safetensors
+only, takes a second, and writes the same bytes on each run. Text from a real engine is readable ASCII without meaning.
 """
 
 import hashlib
@@ -53,6 +56,35 @@ MODELS = (
 )
 
 
+@dataclass(frozen=True)
+class AdapterSpec:
+    """One LoRA adapter of tiny-chat: its folder, and what makes it differ from the others."""
+
+    name: str
+    seed: int
+
+
+ADAPTER_BASE, RANK, ALPHA = "tiny-chat", 8, 16
+ADAPTERS = (
+    AdapterSpec("support-v1", 11),
+    AdapterSpec("support-v2", 12),
+    AdapterSpec("legal", 13),
+    AdapterSpec("poet", 14),
+)
+SHAPES = {
+    "self_attn.q_proj": (HEADS * HEAD, HIDDEN),
+    "self_attn.k_proj": (KV_HEADS * HEAD, HIDDEN),
+    "self_attn.v_proj": (KV_HEADS * HEAD, HIDDEN),
+    "self_attn.o_proj": (HIDDEN, HEADS * HEAD),
+    "mlp.gate_proj": (INTERMEDIATE, HIDDEN),
+    "mlp.up_proj": (INTERMEDIATE, HIDDEN),
+    "mlp.down_proj": (HIDDEN, INTERMEDIATE),
+}
+"""What each linear layer writes and reads."""
+Weights = dict[str, tuple[list[int], "array[float]"]]
+"""Shapes and values in float32."""
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n")
 
@@ -87,24 +119,22 @@ def make_tokenizer(folder: Path, text: str) -> Tokenizer:
     return tokenizer
 
 
-def make_weights(tokenizer: Tokenizer, seed: int) -> dict[str, tuple[list[int], "array[float]"]]:
-    """Shapes and values in float32."""
+def noise(source: random.Random, rows: int, columns: int, scale: float) -> "array[float]":
+    return array("f", (source.gauss(0, scale) for _ in range(rows * columns)))
+
+
+def make_weights(tokenizer: Tokenizer, seed: int) -> Weights:
     source = random.Random(seed)  # noqa: S311 - reproducible on purpose
-    weights: dict[str, tuple[list[int], array[float]]] = {}
+    weights: Weights = {}
 
     def put(name: str, shape: list[int], values: "array[float]") -> None:
-        if sys.byteorder == "big":
-            values.byteswap()
         weights[name] = (shape, values)
 
-    def noise(rows: int, columns: int, scale: float) -> "array[float]":
-        return array("f", (source.gauss(0, scale) for _ in range(rows * columns)))
-
-    put("model.embed_tokens.weight", [VOCABULARY, HIDDEN], noise(VOCABULARY, HIDDEN, 0.08))
+    put("model.embed_tokens.weight", [VOCABULARY, HIDDEN], noise(source, VOCABULARY, HIDDEN, 0.08))
     put("model.norm.weight", [HIDDEN], array("f", [1.0] * HIDDEN))
     # No output for tokens other than plain ASCII (special ones, the end of sequence, raw bytes): answers are readable,
     # come token by token, and run to max_tokens.
-    head = noise(VOCABULARY, HIDDEN, 0.48)
+    head = noise(source, VOCABULARY, HIDDEN, 0.48)
     decoder = decoders.ByteLevel()
     spoken: set[int] = set()
     for token, index in tokenizer.get_vocab().items():
@@ -114,20 +144,11 @@ def make_weights(tokenizer: Tokenizer, seed: int) -> dict[str, tuple[list[int], 
     for index in set(range(VOCABULARY)) - spoken:
         head[index * HIDDEN : (index + 1) * HIDDEN] = array("f", [0.0] * HIDDEN)
     put("lm_head.weight", [VOCABULARY, HIDDEN], head)
-    shapes = {
-        "self_attn.q_proj": (HEADS * HEAD, HIDDEN),
-        "self_attn.k_proj": (KV_HEADS * HEAD, HIDDEN),
-        "self_attn.v_proj": (KV_HEADS * HEAD, HIDDEN),
-        "self_attn.o_proj": (HIDDEN, HEADS * HEAD),
-        "mlp.gate_proj": (INTERMEDIATE, HIDDEN),
-        "mlp.up_proj": (INTERMEDIATE, HIDDEN),
-        "mlp.down_proj": (HIDDEN, INTERMEDIATE),
-    }
     for layer in range(LAYERS):
         for norm in ("input_layernorm", "post_attention_layernorm"):
             put(f"model.layers.{layer}.{norm}.weight", [HIDDEN], array("f", [1.0] * HIDDEN))
-        for name, (rows, columns) in shapes.items():
-            put(f"model.layers.{layer}.{name}.weight", [rows, columns], noise(rows, columns, 0.08))
+        for name, (rows, columns) in SHAPES.items():
+            put(f"model.layers.{layer}.{name}.weight", [rows, columns], noise(source, rows, columns, 0.08))
     return weights
 
 
@@ -161,8 +182,43 @@ def make_model(folder: Path, spec: Spec) -> None:
         },
     )
     write_json(folder / "generation_config.json", {"bos_token_id": bos, "eos_token_id": eos})
+    write_weights(folder / "model.safetensors", make_weights(tokenizer, spec.seed))
+
+
+def make_adapter(folder: Path, spec: AdapterSpec) -> None:
+    """Writes one adapter into `folder`, as PEFT saves it: every linear layer changed, so that it shows in each token."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source = random.Random(spec.seed)  # noqa: S311 - reproducible on purpose
+    weights: Weights = {}
+    for layer in range(LAYERS):
+        for name, (rows, columns) in SHAPES.items():
+            path = f"base_model.model.model.layers.{layer}.{name}"
+            weights[f"{path}.lora_A.weight"] = ([RANK, columns], noise(source, RANK, columns, 0.2))
+            weights[f"{path}.lora_B.weight"] = ([rows, RANK], noise(source, rows, RANK, 0.2))
+    write_json(
+        folder / "adapter_config.json",
+        {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": ADAPTER_BASE,
+            "r": RANK,
+            "lora_alpha": ALPHA,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "inference_mode": True,
+            "modules_to_save": None,
+            "target_modules": sorted(name.partition(".")[2] for name in SHAPES),
+        },
+    )
+    write_weights(folder / "adapter_model.safetensors", weights)
+
+
+def write_weights(path: Path, weights: Weights) -> None:
+    if sys.byteorder == "big":
+        for _, values in weights.values():
+            values.byteswap()
     # A TensorSpec holds an address only: `weights` keeps the values alive.
-    weights = make_weights(tokenizer, spec.seed)
     specs = {
         name: TensorSpec(
             dtype="float32",
@@ -173,7 +229,7 @@ def make_model(folder: Path, spec: Spec) -> None:
         for name, (shape, values) in weights.items()
     }
     # Not serialize_file: it writes with mode 0600, and engines do not run as the owner.
-    (folder / "model.safetensors").write_bytes(serialize(specs, {"format": "pt"}))
+    path.write_bytes(serialize(specs, {"format": "pt"}))
 
 
 def digest(folder: Path) -> str:
@@ -185,12 +241,19 @@ def digest(folder: Path) -> str:
 
 
 def main() -> None:
-    default = Path(__file__).parent / "rootfs" / "opt" / "shoal" / "models"
-    out = Path(sys.argv[1]) if len(sys.argv) > 1 else default
+    default = Path(__file__).parent / "rootfs" / "opt" / "shoal"
+    given = [Path(argument) for argument in sys.argv[1:]] or [default / "models", default / "adapters"]
     for spec in MODELS:
-        make_model(out / spec.name, spec)
-        size = sum(file.stat().st_size for file in (out / spec.name).iterdir())
-        print(f"models: {spec.name}: {size / 1e6:.1f} MB, sha256 {digest(out / spec.name)}")  # noqa: T201
+        make_model(given[0] / spec.name, spec)
+        report("models", given[0] / spec.name)
+    for spec in ADAPTERS if len(given) > 1 else ():
+        make_adapter(given[1] / spec.name, spec)
+        report("adapters", given[1] / spec.name)
+
+
+def report(what: str, folder: Path) -> None:
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    print(f"{what}: {folder.name}: {size / 1e6:.1f} MB, sha256 {digest(folder)}")  # noqa: T201
 
 
 if __name__ == "__main__":
