@@ -54,6 +54,10 @@ def _job(pod: facts.Pod) -> Iterable[str]:
     return (f"{pod.namespace}/{pod.job}",) if pod.job else ()
 
 
+def _job_pool(job: facts.Job) -> Iterable[str]:
+    return (job.pool,) if job.pool else ()
+
+
 def _gateway(pod: facts.Pod) -> Iterable[str]:
     return (pod.namespace,) if pod.gateway else ()
 
@@ -123,7 +127,9 @@ class World:
     )
     cache_volumes: Table[CacheVolume] = field(default_factory=lambda: Table(cacheshares.volume))
     cache_claims: Table[CacheClaim] = field(default_factory=lambda: Table(cacheshares.claim))
-    jobs: Table[facts.Job] = field(default_factory=lambda: Table(projections.job))
+    jobs: Table[facts.Job] = field(
+        default_factory=lambda: Table(projections.job, indexes={"reads": lambda job: job.reads, "pool": _job_pool})
+    )
     deployments: Table[Child] = field(default_factory=lambda: _children(projections.deployment))
     budgets: Table[Child] = field(default_factory=lambda: _children(projections.child))
     policies: Table[Child] = field(default_factory=lambda: _children(projections.child))

@@ -102,6 +102,8 @@ class Job:
     created: datetime | None = None
     reads: tuple[str, ...] = ()
     """Of adapters: what it reads, as `names.ANNOTATION_READS` lists it."""
+    pool: str | None = None
+    """Of adapters: `namespace/name` of their pool."""
 
     @property
     def key(self) -> str:

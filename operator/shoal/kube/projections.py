@@ -135,6 +135,7 @@ def job(raw: JsonObject) -> facts.Job:
     metadata, status = raw["metadata"], _map(raw, "status")
     failed = _condition(status, "Failed")
     over = failed.get("status") == "True"
+    pool = _map(metadata, "labels").get(names.LABEL_POOL)
     return facts.Job(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -144,6 +145,7 @@ def job(raw: JsonObject) -> facts.Job:
         deleting="deletionTimestamp" in metadata,
         created=_time(metadata.get("creationTimestamp")),
         reads=tuple(_map(metadata, "annotations").get(names.ANNOTATION_READS, "").split()),
+        pool=f"{metadata['namespace']}/{pool}" if pool else None,
     )
 
 

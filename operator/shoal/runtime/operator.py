@@ -26,6 +26,8 @@ from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.figures import EngineFigures
 from shoal.controllers.gpuclass import GPUClassController
 from shoal.controllers.installkey import InstallKeySource
+from shoal.controllers.lora import LoRA
+from shoal.controllers.lora.hearing import Deaf
 from shoal.controllers.model import ModelController
 from shoal.controllers.planner import Planner
 from shoal.controllers.scaling import serve as serve_decisions
@@ -60,7 +62,7 @@ from shoal.kube.resources import (
     TENANTS,
 )
 from shoal.kube.watch import Watched, Watcher
-from shoal.runtime import logs
+from shoal.runtime import collector, logs
 from shoal.signals.history import History
 from shoal.signals.prometheus import PrometheusEars
 from shoal.signals.stream import Me
@@ -120,6 +122,8 @@ class Operator:
         )
         self.classes = GPUClassController(world, self.capacity, self.planner, WorkQueue("gpuclass", workers=2))
         self.figures = EngineFigures(world, self.planner, self.install, WorkQueue("figures", workers=8))
+        hears = self.listening.listener if isinstance(self.listening, Streams) else Deaf()
+        self.lora = LoRA(world, self.install, hears, me)
         self.tenants = TenantController(world, WorkQueue("tenant", workers=2))
         self.cache_volumes = CacheVolumesController(world, WorkQueue("cache-volumes", workers=1))
         self.watcher = Watcher(
@@ -153,6 +157,7 @@ class Operator:
             self.classes.queue,
             self.tenants.queue,
             self.cache_volumes.queue,
+            *self.lora.queues,
         )
 
     async def run(self) -> None:
@@ -168,6 +173,7 @@ class Operator:
             if self.history is not None:
                 group.create_task(self.history.run())
             group.create_task(self.elector.run(self._lead))
+            group.create_task(collector.run())
 
     async def _lead(self) -> None:
         self._compare_all()
@@ -183,15 +189,18 @@ class Operator:
             group.create_task(self.planner.run())
             group.create_task(self.models.queue.run(self.models.reconcile))
             group.create_task(self.figures.run())
+            group.create_task(self.lora.run())
 
     def heard(self, model_uid: str | None, urgent: bool) -> None:
         """Something else is said of a Model, or with None perhaps of every Model."""
         self.scaler.changed(model_uid, urgent)
+        self.lora.heard(model_uid)
 
     def _compare_all(self) -> None:
         self.classes.enqueue_all()
         self.tenants.enqueue_all()
         self.models.enqueue_all()
+        self.lora.enqueue_all()
         self.figures.enqueue_all()
         self.cache_volumes.enqueue_all()
 

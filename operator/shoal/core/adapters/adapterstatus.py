@@ -10,6 +10,7 @@ from typing import Final
 
 from shoal.api import reasons
 from shoal.api.loraadapter import AdapterRevision, LoRAAdapter, LoRAAdapterStatus
+from shoal.api.meta import ConditionStatus
 from shoal.core.adapters.joining import UNDECIDED
 from shoal.core.adapters.revisions import FINAL, Revisions
 from shoal.core.conditions import Finding, find, merge
@@ -184,7 +185,7 @@ def _told(adapter: LoRAAdapter) -> Finding | None:
     return Finding(ready.type, ready.status, ready.reason, ready.message)
 
 
-def _no(problem: Problem) -> str:
+def _no(problem: Problem) -> ConditionStatus:
     return "Unknown" if problem.reason == UNDECIDED else "False"
 
 

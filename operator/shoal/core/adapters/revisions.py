@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal.api import reasons
-from shoal.api.artifact import ArtifactFacts
+from shoal.api.adapters import AdapterSettings
 from shoal.api.loraadapter import AdapterRevision, LoRAAdapter
-from shoal.api.lorapool import LoRAPool
 from shoal.core.conditions import find
 from shoal.core.observed import Problem
 
@@ -18,6 +17,7 @@ FINAL: Final = frozenset(
         reasons.BASE_MISMATCH,
         reasons.TOO_LARGE,
         reasons.CORRUPT,
+        reasons.UNSUPPORTED,
         reasons.SOURCE_INVALID,
         reasons.DIGEST_MISMATCH,
     }
@@ -39,20 +39,15 @@ class Revisions:
     """What that reading found wrong; then `current` is one of before."""
 
 
-def read_key(adapter: LoRAAdapter, pool: LoRAPool, base: ArtifactFacts) -> str:
-    """Names a reading: the source as it is declared, and all that is asked of it. 16 hex digits."""
+def demands(settings: AdapterSettings) -> str:
+    """What a pool and its base ask of an adapter. How many there may be, and who reads them, is nothing to it."""
+    return settings.model_dump_json(exclude={"slots", "cached", "credentials"})
+
+
+def read_key(adapter: LoRAAdapter, asked: str) -> str:
+    """Names a reading: the source as it is declared, and all that is asked of it (`demands`). 16 hex digits."""
     source = adapter.spec.source
-    said = (
-        pool.key,
-        source.uri,
-        source.digest or "",
-        str(pool.spec.max_rank),
-        ",".join(sorted(pool.spec.target_modules)),
-        base.architecture or "",
-        base.widths.model_dump_json() if base.widths else "",
-        str(base.vocabulary or ""),
-    )
-    return hashlib.sha256("\0".join(said).encode()).hexdigest()[:16]
+    return hashlib.sha256("\0".join((source.uri, source.digest or "", asked)).encode()).hexdigest()[:16]
 
 
 def stored(adapter: LoRAAdapter) -> Revisions:

@@ -1,0 +1,241 @@
+"""LoRAAdapter: observe, ask core, one status write. Its source is read by the reader, its places are the placer's."""
+
+from typing import Final
+
+import structlog
+
+from shoal.api import names, reasons
+from shoal.api.adapterfacts import AdapterFacts
+from shoal.api.loraadapter import AdapterRevision, LoRAAdapter, LoRAAdapterStatus, engine_name
+from shoal.api.lorapool import LoRAPool
+from shoal.api.meta import Kind
+from shoal.api.model import Model
+from shoal.controllers.lora.chosen import Choices, Chosen
+from shoal.controllers.lora.namespaces import Namespaces
+from shoal.controllers.lora.placer import Placer
+from shoal.controllers.lora.reader import Reader
+from shoal.controllers.status import write_status
+from shoal.controllers.world import World
+from shoal.core.adapters import adapterstatus, revisions
+from shoal.core.adapters.adapterstatus import Held, Seen
+from shoal.core.adapters.check import check_adapter
+from shoal.core.adapters.joining import may_join, served_names
+from shoal.core.adapters.revisions import Revisions
+from shoal.core.adapters.sources import pinned_uri
+from shoal.core.conditions import Finding, merge
+from shoal.core.observed import Problem
+from shoal.kube.events import Event
+from shoal.kube.projections import Custom
+from shoal.kube.queue import WorkQueue
+from shoal.kube.resources import LORA_ADAPTERS
+
+log = structlog.get_logger()
+
+UNREAD_BASE: Final = "waits until the source of Model {} is read: adapters are checked against it"
+
+
+class AdapterController:
+    """Woken by its own objects, their pools, those that claim the same names, what is read and what is placed."""
+
+    def __init__(self, world: World, choices: Choices, placer: Placer, queue: WorkQueue) -> None:
+        self._world, self._choices, self._placer, self.queue = world, choices, placer, queue
+        self.reader = Reader(world, queue.add)
+        self.namespaces = Namespaces(world, self._namespace)
+        self._seen: dict[str, Chosen | None] = {}
+        """Pool -> as its adapters were told of it last."""
+        placer.wake = queue.add
+        world.adapters.listeners.append(self._adapter)
+        world.pools.listeners.append(self._pool)
+        world.models.listeners.append(self._model)
+
+    # --- what wakes an adapter --------------------------------------------------------------------------------------
+
+    def _adapter(self, key: str, before: Custom[LoRAAdapter] | None, after: Custom[LoRAAdapter] | None) -> None:
+        self.queue.add(key)
+        if before is not None and (after is None or _going(after) or after.metadata.uid != before.metadata.uid):
+            # At once: its replicas need not hold it any more.
+            self._placer.leave(before.metadata.uid)
+            self.reader.forget(key)
+        was = before.object.claimed_names if before and before.object and not _going(before) else ()
+        now = after.object.claimed_names if after and after.object and not _going(after) else ()
+        if was != now:
+            self._rivals({*was, *now}, but=key)
+
+    def _rivals(self, claims: set[str], *, but: str = "") -> None:
+        for name in claims:
+            for rival in self._world.adapters.by("claim", name):
+                other = f"{rival.metadata.namespace}/{rival.metadata.name}"
+                if other != but:
+                    self.queue.add(other)
+
+    def _pool(self, key: str, before: Custom[LoRAPool] | None, after: Custom[LoRAPool] | None) -> None:
+        self._look_at_pool(key)
+        for custom in (before, after):  # another pool of the same Model may have it now
+            for rival in self._world.pools.by("model", custom.object.model_key) if custom and custom.object else ():
+                self._look_at_pool(f"{rival.metadata.namespace}/{rival.metadata.name}")
+
+    def _model(self, key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
+        for pool in self._world.pools.by("model", key):
+            self._look_at_pool(f"{pool.metadata.namespace}/{pool.metadata.name}")
+        was = before.object.claimed_names if before and before.object and not _going(before) else ()
+        now = after.object.claimed_names if after and after.object and not _going(after) else ()
+        if was != now:
+            self._rivals({*was, *now})
+
+    def _look_at_pool(self, key: str) -> None:
+        """Wakes the pool's adapters if it is another one to them."""
+        chosen, last = self._choices.of(key), self._seen.get(key)
+        self._placer.pool_changed(key)
+        same = chosen.same_for_adapters(last) if chosen is not None else key in self._seen and last is None
+        self._seen[key] = chosen
+        if not same:
+            self._wake_pool(key)
+
+    def _wake_pool(self, key: str, namespace: str | None = None) -> None:
+        for custom in self._world.adapters.by("pool", key):
+            if namespace in (None, custom.metadata.namespace):
+                self.queue.add(f"{custom.metadata.namespace}/{custom.metadata.name}")
+
+    def _namespace(self, namespace: str) -> None:
+        for custom in self._world.pools.values():
+            if custom.object is not None and custom.object.spec.allowed_namespaces.from_ == "Selector":
+                self._wake_pool(custom.object.key, namespace or None)
+
+    def enqueue_all(self) -> None:
+        """At the beginning of a term."""
+        for key in self._world.adapters.known_keys():
+            self.queue.add(key)
+
+    # --- one adapter ------------------------------------------------------------------------------------------------
+
+    async def reconcile(self, key: str) -> float | None:
+        """Returns None: nothing is looked at again without a reason."""
+        custom = self._world.adapters.get(key)
+        if custom is None or _going(custom):
+            return None
+        if custom.object is None:
+            self._placer.leave(custom.metadata.uid)
+            await self._write(custom, _invalid(custom, self._world))
+            return None
+        adapter = custom.object
+        chosen = self._choices.of(adapter.pool_key)
+        problem = may_join(
+            adapter,
+            chosen.pool if chosen else None,
+            pool_problem=chosen.problem if chosen else None,
+            labels=self.namespaces.labels(adapter.metadata.namespace or ""),
+        )
+        known, failure, waiting = revisions.stored(adapter), None, ""
+        held: Held | None = Held()
+        if problem is not None or chosen is None:
+            self._placer.leave(adapter.metadata.uid)
+            self.reader.forget(key)
+        else:
+            known, failure, waiting = self._read(adapter, chosen, known)
+            if known.current is None:
+                self._placer.leave(adapter.metadata.uid)
+            elif chosen.settings is not None:
+                self._placer.enter(adapter.pool_key, adapter, known)
+                held = self._placer.held(adapter)
+        if held is None:
+            return None  # the placer wakes it
+        switched = self._switch(adapter, known)
+        seen = Seen(
+            adapter=adapter,
+            served=served_names(adapter.claimed_names, adapter, self._claimants(adapter)),
+            revisions=switched,
+            problem=problem,
+            failure=failure,
+            waiting=waiting,
+            held=held,
+        )
+        status = adapterstatus.status(seen, self._world.now())
+        if await self._write(custom, status) and switched is not known and switched.current and known.current:
+            old, new = adapterstatus.short(known.current), adapterstatus.short(switched.current)
+            log.info("adapter switched", adapter=key, before=old, now=new)
+            note = f"revision {new} answers from now on, in place of {old}"
+            event = Event(LORA_ADAPTERS, custom.metadata, "Normal", reasons.SWITCHED, note, "Switch")
+            self._world.recorder.emit(event)
+        return None
+
+    def _read(self, adapter: LoRAAdapter, chosen: Chosen, known: Revisions) -> tuple[Revisions, Problem | None, str]:
+        """(revisions, why reading fails for now, what it waits for)."""
+        if chosen.settings is None:
+            return known, None, UNREAD_BASE.format(chosen.pool.model_key)
+        key = revisions.read_key(adapter, chosen.demands)
+        if known.read_by == key:
+            self.reader.forget(adapter.key)
+            return known, None, ""
+        answer = self.reader.ask(adapter, key, chosen.pool, chosen.settings)
+        if answer.found is not None:
+            return _checked(adapter, chosen, known, answer.found, key), None, ""
+        if answer.problem is not None:
+            if answer.final:
+                return revisions.refused(known, answer.problem, key), None, ""
+            return known, answer.problem, ""
+        if (told := _last_failure(adapter)) is not None:
+            return known, told, ""  # it is tried again from time to time: until that ends, why it failed is known
+        return known, None, answer.waiting
+
+    def _switch(self, adapter: LoRAAdapter, known: Revisions) -> Revisions:
+        following = known.next
+        if following is None or self._placer.switches_to(adapter) != engine_name(adapter.key, following.revision):
+            return known
+        return revisions.switched(known)
+
+    def _claimants(self, adapter: LoRAAdapter) -> dict[str, list[Kind]]:
+        world = self._world
+        found: dict[str, list[Kind]] = {}
+        for name in adapter.claimed_names:
+            customs = (*world.models.by("claim", name), *world.adapters.by("claim", name))
+            rivals = [c.object for c in customs if c.object is not None]
+            found[name] = [r for r in rivals if r.metadata.uid != adapter.metadata.uid]
+        return found
+
+    async def _write(self, custom: Custom[LoRAAdapter], status: LoRAAdapterStatus) -> bool:
+        table = self._world.adapters
+        return await write_status(self._world, LORA_ADAPTERS, table, custom, status, manager=names.MANAGER_LORAADAPTER)
+
+
+def _checked(adapter: LoRAAdapter, chosen: Chosen, known: Revisions, found: AdapterFacts, key: str) -> Revisions:
+    limits = chosen.limits
+    problem = check_adapter(found, *limits) if limits is not None else None
+    if problem is not None:
+        return revisions.refused(known, Problem(problem.reason, problem.message), key, revision=found.revision)
+    revision = AdapterRevision(
+        revision=found.revision,
+        uri=pinned_uri(adapter.spec.source.uri, found.commit),
+        rank=found.rank,
+        size_bytes=found.size_bytes,
+    )
+    return revisions.found(known, revision, key)
+
+
+def _last_failure(adapter: LoRAAdapter) -> Problem | None:
+    """What the status says of a source that could not be read, of this very specification."""
+    for condition in adapter.status.conditions if adapter.status else ():
+        if condition.type == reasons.ACCEPTED and condition.observed_generation == adapter.metadata.generation:
+            passing = reasons.STAGE_REASONS | {reasons.STAGE_FAILED, reasons.REFUSED}
+            if condition.status == "False" and condition.reason in passing:
+                return Problem(condition.reason, condition.message)
+    return None
+
+
+def _going(custom: Custom[LoRAAdapter] | Custom[Model]) -> bool:
+    return custom.metadata.deletion_timestamp is not None
+
+
+def _invalid(custom: Custom[LoRAAdapter], world: World) -> LoRAAdapterStatus:
+    """The status of an object that this version does not understand. What it had is kept."""
+    message = f"what is stored does not pass this version's validation: {custom.error}"
+    findings = [
+        Finding(kind, "False", reasons.INVALID, message)
+        for kind in (reasons.ACCEPTED, reasons.AVAILABLE, reasons.READY)
+    ] + [Finding(reasons.STALLED, "True", reasons.INVALID, message)]
+    try:
+        old = LoRAAdapterStatus.model_validate(custom.status)
+    except ValueError:
+        old = LoRAAdapterStatus()
+    generation = custom.metadata.generation
+    conditions = merge(old.conditions, findings, generation=generation, now=world.now())
+    return old.model_copy(update={"conditions": conditions, "observed_generation": generation})

@@ -1,0 +1,134 @@
+"""Tells each agent what its replica should hold: on change, and again after the agent started anew."""
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+from typing import Final
+
+import aiohttp
+import prometheus_client
+import structlog
+
+from shoal.api import keys, names
+from shoal.api.adapters import Floor, FloorAdapter
+from shoal.controllers.installkey import InstallKeySource
+from shoal.controllers.lora.hearing import Ears
+from shoal.controllers.world import World
+from shoal.core import facts
+from shoal.kube.queue import WorkQueue
+from shoal.signals.stream import Me
+
+log = structlog.get_logger()
+
+SECONDS: Final = 5.0
+"""For one answer. The agent only takes note; it loads afterwards."""
+TOLD = prometheus_client.Counter(
+    "shoal_adapter_floors", "Floors sent to agents, by outcome: told, failed.", ["outcome"]
+)
+
+
+class FloorRefused(Exception):
+    """An agent did not take its floor; the text says why."""
+
+
+@dataclass(slots=True)
+class _Told:
+    """Of one pod."""
+
+    pod_key: str
+    floor: tuple[FloorAdapter, ...]
+    digest: str
+    boot: str | None = None
+    """The agent's boot that was told `told`."""
+    told: str = ""
+
+
+class Floors:
+    """`want` what a replica should hold; `heard` when an agent may have started anew; `run` while this operator
+    leads."""
+
+    def __init__(self, world: World, install: InstallKeySource, ears: Ears, queue: WorkQueue, me: Me) -> None:
+        self._world, self._install, self._ears, self.queue, self._me = world, install, ears, queue, me
+        self._wanted: dict[str, _Told] = {}
+        """By uid of the pod."""
+        self._session: aiohttp.ClientSession | None = None
+        world.pods.listeners.append(self._pod)
+
+    def want(self, pod: facts.Pod, floor: tuple[FloorAdapter, ...]) -> None:
+        """What the replica should hold from now on."""
+        known = self._wanted.get(pod.uid)
+        if known is not None and known.floor == floor:
+            return
+        digest = hashlib.sha256("\n".join(f"{a.name} {a.uri} {a.pinned}" for a in floor).encode()).hexdigest()
+        if known is None:
+            self._wanted[pod.uid] = _Told(pod.key, floor, digest)
+        else:
+            known.floor, known.digest = floor, digest
+        self.queue.add(pod.uid)
+
+    def heard(self, pod_uid: str) -> None:
+        """Its agent said something: perhaps it is another process than the one that was told."""
+        known = self._wanted.get(pod_uid)
+        if known is None:
+            return
+        boot = self._ears.agent_boot(pod_uid)
+        if boot is not None and boot != known.boot:
+            self.queue.add(pod_uid)
+
+    def begin(self) -> None:
+        """A new term: whoever led meanwhile may have told something else."""
+        self._wanted.clear()
+
+    def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
+        if before is not None and (after is None or after.uid != before.uid or after.finished):
+            self._wanted.pop(before.uid, None)
+
+    async def run(self) -> None:
+        """Tells until cancelled."""
+        # Agents are in the cluster: never through the proxy of the environment (trust_env is off by default).
+        connector = aiohttp.TCPConnector(limit=16, force_close=True)
+        timeout = aiohttp.ClientTimeout(total=SECONDS)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as self._session:
+            try:
+                await self.queue.run(self.tell)
+            finally:
+                self._session = None
+
+    async def tell(self, pod_uid: str) -> float | None:
+        """Tells one agent, unless it knows. Raises FloorRefused: the queue tries again."""
+        known = self._wanted.get(pod_uid)
+        boot = self._ears.agent_boot(pod_uid)
+        if known is None or boot is None:
+            return None  # `heard` comes with the stream
+        pod, install = self._world.pods.get(known.pod_key), self._install.keys
+        if pod is None or pod.uid != pod_uid or pod.ip is None or pod.model_uid is None or install is None:
+            return None
+        if (known.boot, known.told) == (boot, known.digest):
+            return None
+        floor, digest = known.floor, known.digest
+        key = install.current
+        if pod.install_key == install.old_fingerprint and install.previous is not None:
+            key = install.previous
+        try:
+            await self._put(pod.ip, keys.derive(key, "operator", pod.model_uid), floor)
+        except FloorRefused as error:
+            TOLD.labels("failed").inc()
+            raise FloorRefused(f"the agent of pod {pod.key} was not told what to hold: {error}") from None
+        TOLD.labels("told").inc()
+        log.debug("told an agent what to hold", pod=pod.key, adapters=len(floor))
+        known.boot, known.told = boot, digest
+        return None
+
+    async def _put(self, host: str, key: str, floor: tuple[FloorAdapter, ...]) -> None:
+        if self._session is None:
+            raise FloorRefused("not now")
+        body = Floor(operator=self._me.name, boot=self._me.boot, adapters=floor).model_dump_json().encode()
+        headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+        where = f"[{host}]" if ":" in host else host
+        url = f"http://{where}:{names.AGENT_PORT}{names.ADAPTERS_PATH}"
+        try:
+            async with self._session.put(url, data=body, headers=headers, allow_redirects=False) as response:
+                if response.status >= 300:
+                    raise FloorRefused(f"status {response.status}: {(await response.text())[:300]}")
+        except (aiohttp.ClientError, TimeoutError, OSError, asyncio.IncompleteReadError) as error:
+            raise FloorRefused(f"{type(error).__name__}: {error}") from None

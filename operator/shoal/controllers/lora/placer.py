@@ -1,0 +1,351 @@
+"""Keeps a plan per pool: which replica should hold which adapters. Made again when something changed, never by a timer
+per adapter.
+
+The controller of adapters enters what is to be placed and reads where it is; what a replica should hold goes to its
+agent. What is heard of replicas and gateways is looked at once per `PACE_SECONDS`, and planned with only if it says
+something else than before.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import prometheus_client
+import structlog
+
+from shoal.api.adapters import FloorAdapter
+from shoal.api.loraadapter import AdapterRevision, LoRAAdapter, engine_name
+from shoal.controllers.lora.chosen import Choices, Chosen
+from shoal.controllers.lora.floors import Floors
+from shoal.controllers.lora.hearing import Ears
+from shoal.controllers.lora.observe import Observer
+from shoal.controllers.world import World
+from shoal.core import facts
+from shoal.core.adapters import types
+from shoal.core.adapters.adapterstatus import Held
+from shoal.core.adapters.held import State, held
+from shoal.core.adapters.place import place
+from shoal.core.adapters.revisions import Revisions
+from shoal.core.adapters.switch import may_switch
+
+log = structlog.get_logger()
+
+SETTLE_SECONDS: Final = 0.1
+"""Changes come in bunches."""
+PACE_SECONDS: Final = 1.0
+"""Between two looks at what is heard, where nothing else changed."""
+PATIENCE_SECONDS: Final = 30.0
+"""A newer revision that some replica has loaded takes over after so long, though others have not: one that hangs must
+not keep it from all. Where it is missing its first request loads it."""
+SHARE: Final = 5
+"""A plan that takes long makes the next one wait, so that planning takes at most this fraction of the time."""
+SECONDS = prometheus_client.Histogram(
+    "shoal_adapter_plan_seconds", "Duration of one plan of a pool's adapters.", buckets=(0.001, 0.01, 0.05, 0.2, 1, 5)
+)
+
+
+@dataclass(slots=True)
+class PoolPlan:
+    """What is known of one pool."""
+
+    key: str
+    adapters: dict[str, types.Adapter] = field(default_factory=dict[str, types.Adapter])
+    """By uid: as entered."""
+    keys: dict[str, str] = field(default_factory=dict[str, str])
+    """Uid -> `namespace/name`."""
+    sources: dict[str, FloorAdapter] = field(default_factory=dict[str, FloorAdapter])
+    """Engine name -> what an agent needs to load it."""
+    planned: dict[str, types.Adapter] = field(default_factory=dict[str, types.Adapter])
+    """As the last plan saw them."""
+    snapshot: types.Snapshot | None = None
+    plan: types.Plan | None = None
+    memory: types.Memory | None = None
+    states: Mapping[str, State] = field(default_factory=dict[str, State])
+    """By uid: where adapters of interest are."""
+    replicas: int = 0
+    unheard: int = 0
+    changed: bool = True
+    """Something was entered or left since the last plan."""
+    due: float = float("-inf")
+    """When to look next."""
+    following: dict[str, tuple[str, float]] = field(default_factory=dict[str, tuple[str, float]])
+    """Uid -> engine name of the next revision, and since when it is known."""
+    switches: dict[str, str] = field(default_factory=dict[str, str])
+    """Uid -> engine name of the next revision to which gateways may be sent now."""
+
+
+class Placer:
+    """`enter` and `leave` adapters, `run` while this operator leads; `wake` hears the keys of adapters whose part
+    changed."""
+
+    def __init__(
+        self,
+        world: World,
+        choices: Choices,
+        floors: Floors,
+        ears: Ears,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._world, self._choices, self._floors, self._clock = world, choices, floors, clock
+        self.observer = Observer(world, ears)
+        self.pools: dict[str, PoolPlan] = {}
+        self._of: dict[str, str] = {}
+        """Uid of an adapter -> its pool."""
+        self._some = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._leads = False
+        self.wake: Callable[[str], None] = lambda _key: None
+        world.pods.listeners.append(self._pod)
+
+    # --- what is placed ---------------------------------------------------------------------------------------------
+
+    def enter(self, pool_key: str, adapter: LoRAAdapter, revisions: Revisions) -> None:
+        """An adapter that was read and fits, as of now."""
+        uid = adapter.metadata.uid
+        if self._of.get(uid) not in (None, pool_key):
+            self.leave(uid)
+        pool = self.pools.setdefault(pool_key, PoolPlan(pool_key))
+        known = pool.adapters.get(uid)
+        entered = _adapter(adapter, revisions)
+        if entered == known:
+            return
+        if known is not None:
+            self._drop_sources(pool, known)
+        pool.adapters[uid], pool.keys[uid], self._of[uid] = entered, adapter.key, pool_key
+        for revision in (revisions.current, revisions.next):
+            if revision is not None:
+                name = engine_name(adapter.key, revision.revision)
+                pool.sources[name] = FloorAdapter(name=name, revision=revision.revision, uri=revision.uri)
+        self._look(pool, changed=True)
+
+    def leave(self, uid: str) -> None:
+        """The adapter is gone, or is no more one of its pool's."""
+        pool = self.pools.get(self._of.pop(uid, ""))
+        if pool is None:
+            return
+        known = pool.adapters.pop(uid, None)
+        pool.keys.pop(uid, None)
+        pool.planned.pop(uid, None)
+        if known is not None:
+            self._drop_sources(pool, known)
+        self._look(pool, changed=True)
+
+    @staticmethod
+    def _drop_sources(pool: PoolPlan, adapter: types.Adapter) -> None:
+        for revision in adapter.revisions:
+            pool.sources.pop(revision.name, None)
+
+    # --- what was decided -------------------------------------------------------------------------------------------
+
+    def held(self, adapter: LoRAAdapter) -> Held | None:
+        """Where it is, as of the last plan; None: it was entered since, `wake` will tell."""
+        uid = adapter.metadata.uid
+        pool = self.pools.get(self._of.get(uid, ""))
+        if pool is None or pool.plan is None or pool.planned.get(uid) is not pool.adapters.get(uid):
+            return None
+        return held(pool.states.get(uid), pool.plan.adapters.get(uid), replicas=pool.replicas, unheard=pool.unheard)
+
+    def switches_to(self, adapter: LoRAAdapter) -> str | None:
+        """Engine name of the next revision, once gateways may be sent to it."""
+        pool = self.pools.get(self._of.get(adapter.metadata.uid, ""))
+        return pool.switches.get(adapter.metadata.uid) if pool is not None else None
+
+    # --- what wakes it ----------------------------------------------------------------------------------------------
+
+    def heard(self, model_uid: str | None) -> None:
+        """Something else is heard of a Model's replicas, or with None of any; or of gateways."""
+        if not self._leads:
+            return
+        custom = self._world.model_by_uid(model_uid)
+        key = f"{custom.metadata.namespace}/{custom.metadata.name}" if custom is not None else None
+        for pool in self.pools.values():
+            chosen = self._choices.of(pool.key)
+            if model_uid is None or (chosen is not None and chosen.pool.model_key == key):
+                self._look(pool, seconds=PACE_SECONDS)
+        if custom is not None:
+            for pod in self._world.pods.by("model", custom.metadata.uid):
+                self._floors.heard(pod.uid)
+
+    def pool_changed(self, pool_key: str) -> None:
+        """Its specification, or that of its Model."""
+        if (pool := self.pools.get(pool_key)) is not None:
+            self._look(pool, changed=True)
+
+    def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
+        pod = after or before
+        if pod is None or pod.model_uid is None or not self._leads:
+            return
+        custom = self._world.model_by_uid(pod.model_uid)
+        if custom is not None:
+            model_key = f"{custom.metadata.namespace}/{custom.metadata.name}"
+            for found in self._world.pools.by("model", model_key):
+                pool = self.pools.get(f"{found.metadata.namespace}/{found.metadata.name}")
+                if pool is not None:
+                    self._look(pool)
+
+    def _look(self, pool: PoolPlan, *, changed: bool = False, seconds: float = SETTLE_SECONDS) -> None:
+        pool.changed = pool.changed or changed
+        due = self._clock() + seconds
+        if pool.due <= due and pool.due > self._clock():
+            return
+        pool.due = due
+        self._some.set()
+
+    # --- planning ---------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Plans until cancelled. What an earlier term remembered is not trusted."""
+        self._floors.begin()
+        for pool in self.pools.values():
+            pool.memory, pool.snapshot, pool.changed, pool.due = None, None, True, float("-inf")
+        self._leads = True
+        self._some.set()
+        try:
+            while True:
+                now = self._clock()
+                waits = [pool.due - now for pool in self.pools.values() if pool.due < float("inf")]
+                await self._sleep(min(waits, default=None))
+                self._some.clear()
+                for pool in [p for p in self.pools.values() if p.due <= self._clock()]:
+                    begin = time.monotonic()
+                    self._once(pool)
+                    await asyncio.sleep((time.monotonic() - begin) * (SHARE - 1))
+        finally:
+            self._leads = False
+
+    async def _sleep(self, seconds: float | None) -> None:
+        if seconds is not None and seconds <= 0:
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._some.wait()
+        except TimeoutError:
+            return
+
+    def _once(self, pool: PoolPlan) -> None:
+        pool.due = float("inf")
+        chosen = self._choices.of(pool.key)
+        try:
+            self._plan(pool, chosen)
+        except Exception:
+            # What replicas hold goes on; one pool that cannot be planned must not end the operator.
+            log.exception("the adapters of a pool could not be placed; the last plan stays", pool=pool.key)
+        if not pool.adapters and (chosen is None or chosen.settings is None):
+            self.pools.pop(pool.key, None)
+
+    def _plan(self, pool: PoolPlan, chosen: Chosen | None) -> None:
+        if chosen is None or chosen.settings is None or chosen.model is None:
+            return
+        now = self._clock()
+        snapshot = self.observer.snapshot(chosen.model, chosen.settings, pool.adapters)
+        if not pool.changed and not self._late(pool, now) and _same(pool.snapshot, snapshot):
+            self._again(pool, now)
+            self._states(pool, snapshot, chosen.model.metadata.uid)
+            return
+        begin = time.perf_counter()
+        pool.plan, pool.memory = place(snapshot, pool.memory, now)
+        SECONDS.observe(time.perf_counter() - begin)
+        pool.snapshot, pool.changed = snapshot, False
+        self._tell(pool, pool.plan, chosen.model.metadata.uid)
+        self._again(pool, now)
+        self._states(pool, snapshot, chosen.model.metadata.uid)
+
+    @staticmethod
+    def _late(pool: PoolPlan, now: float) -> bool:
+        """Time alone may have changed the plan."""
+        if pool.plan is None or pool.memory is None:
+            return True
+        return pool.plan.look_again is not None and now >= pool.memory.now + pool.plan.look_again
+
+    def _again(self, pool: PoolPlan, now: float) -> None:
+        if pool.plan is not None and pool.plan.look_again is not None and pool.memory is not None:
+            pool.due = min(pool.due, max(now + SETTLE_SECONDS, pool.memory.now + pool.plan.look_again))
+
+    def _tell(self, pool: PoolPlan, plan: types.Plan, model_uid: str) -> None:
+        for pod in self.observer.homes(model_uid):
+            entries = plan.floors.get(pod.uid, ())
+            self._floors.want(pod, tuple(_floor(pool.sources, entries)))
+
+    def _states(self, pool: PoolPlan, snapshot: types.Snapshot, model_uid: str) -> None:
+        """Where adapters are now; wakes those of which something else has to be said."""
+        before, planned_before = pool.states, pool.planned
+        counts = (pool.replicas, pool.unheard)
+        pool.states = self.observer.states(model_uid, pool.adapters)
+        ready = [r for r in snapshot.replicas if r.ready and not r.draining]
+        pool.replicas, pool.unheard = len(ready), sum(r.resident is None for r in ready)
+        pool.planned = dict(pool.adapters)
+        switches = self._switches(pool, snapshot)
+        counted = counts != (pool.replicas, pool.unheard)
+        for uid, adapter in pool.adapters.items():
+            entered = planned_before.get(uid) is not adapter
+            moved = before.get(uid) != pool.states.get(uid)
+            if (
+                entered
+                or (moved and _told(adapter, before.get(uid), pool.states.get(uid)))
+                or (counted and adapter.residency != "OnDemand")
+                or switches.get(uid) != pool.switches.get(uid)
+            ):
+                self.wake(pool.keys[uid])
+        pool.switches = switches
+
+    def _switches(self, pool: PoolPlan, snapshot: types.Snapshot) -> dict[str, str]:
+        now, found = self._clock(), dict[str, str]()
+        following = {uid: a.next.name for uid, a in pool.adapters.items() if a.next is not None}
+        pool.following = {
+            uid: known if (known := pool.following.get(uid, ("", now)))[0] == name else (name, now)
+            for uid, name in following.items()
+        }
+        for uid, (name, since) in pool.following.items():
+            state = pool.states.get(uid)
+            loaded = state is not None and state.next_loaded > 0
+            if pool.plan is not None and may_switch(pool.adapters[uid], pool.plan, snapshot).now:
+                found[uid] = name
+            elif loaded and now - since >= PATIENCE_SECONDS:
+                log.warning("a replica does not load a newer revision; the others go on with it", adapter=name)
+                found[uid] = name
+            elif loaded:
+                pool.due = min(pool.due, since + PATIENCE_SECONDS)
+        return found
+
+
+def _same(last: types.Snapshot | None, now: types.Snapshot) -> bool:
+    """Apart from the adapters, whose changes are entered."""
+    return last is not None and (last.limits, last.replicas, last.voices) == (now.limits, now.replicas, now.voices)
+
+
+def _adapter(adapter: LoRAAdapter, revisions: Revisions) -> types.Adapter:
+    def revision(found: AdapterRevision | None) -> types.Revision | None:
+        if found is None:
+            return None
+        return types.Revision(engine_name(adapter.key, found.revision), found.rank, found.size_bytes)
+
+    spec = adapter.spec
+    return types.Adapter(
+        uid=adapter.metadata.uid,
+        key=adapter.key,
+        current=revision(revisions.current),
+        next=revision(revisions.next),
+        residency=spec.residency,
+        min_copies=spec.min_copies,
+    )
+
+
+def _floor(sources: Mapping[str, FloorAdapter], entries: Iterable[types.Entry]) -> Iterable[FloorAdapter]:
+    for entry in entries:
+        source = sources.get(entry.name)
+        if source is not None:
+            yield source.model_copy(update={"pinned": True}) if entry.pinned else source
+
+
+def _told(adapter: types.Adapter, before: State | None, after: State | None) -> bool:
+    """Whether the adapter's status depends on what changed: that of one on demand only on what went wrong."""
+    if adapter.residency != "OnDemand" or adapter.next is not None:
+        return True
+
+    def wrong(state: State | None) -> object:
+        return None if state is None else (state.failure, state.failure is not None and not state.loaded)
+
+    return wrong(before) != wrong(after)

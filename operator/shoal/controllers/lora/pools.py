@@ -1,0 +1,133 @@
+"""LoRAPool: whether it and its Model go together, and how its adapters are."""
+
+from typing import Final
+
+import orjson
+
+from shoal.api import names, reasons
+from shoal.api.loraadapter import LoRAAdapter
+from shoal.api.lorapool import AdapterCounts, LoRAPool, LoRAPoolStatus
+from shoal.api.meta import JsonObject
+from shoal.api.model import Model
+from shoal.controllers.lora.chosen import Choices, Chosen
+from shoal.controllers.status import write_status
+from shoal.controllers.world import World
+from shoal.core.adapters import poolstatus
+from shoal.core.conditions import Finding, find, merge
+from shoal.kube.projections import Child, Custom
+from shoal.kube.queue import WorkQueue
+from shoal.kube.resources import LORA_POOLS
+
+COUNT_SECONDS: Final = 2.0
+"""Adapters change in bunches; they are counted once per bunch."""
+_NOT_JOINED: Final = (reasons.POOL_NOT_FOUND, reasons.NAMESPACE_NOT_ALLOWED)
+
+
+class PoolController:
+    """Woken by its own objects, their Models and the Models' Deployments, and by adapters."""
+
+    def __init__(self, world: World, choices: Choices, queue: WorkQueue) -> None:
+        self._world, self._choices, self.queue = world, choices, queue
+        world.pools.listeners.append(self._pool)
+        world.models.listeners.append(self._model)
+        world.adapters.listeners.append(self._adapter)
+        world.deployments.listeners.append(self._deployment)
+
+    def _pool(self, key: str, before: Custom[LoRAPool] | None, after: Custom[LoRAPool] | None) -> None:
+        for custom in (before, after):
+            if custom is not None and custom.object is not None:
+                self._of_model(custom.object.model_key)
+        self.queue.add(key)
+
+    def _model(self, key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
+        self._of_model(key)
+
+    def _deployment(self, _key: str, before: Child | None, after: Child | None) -> None:
+        child = after or before
+        custom = self._world.model_by_uid(child.model_uid) if child is not None else None
+        if custom is not None:
+            self._of_model(f"{custom.metadata.namespace}/{custom.metadata.name}")
+
+    def _of_model(self, model_key: str) -> None:
+        for pool in self._world.pools.by("model", model_key):
+            self.queue.add(f"{pool.metadata.namespace}/{pool.metadata.name}")
+
+    def _adapter(self, _key: str, before: Custom[LoRAAdapter] | None, after: Custom[LoRAAdapter] | None) -> None:
+        for custom in (before, after):
+            pool = custom.object.pool_key if custom is not None and custom.object is not None else ""
+            if self._world.pools.get(pool) is not None:
+                self.queue.add_after(pool, COUNT_SECONDS)
+
+    def enqueue_all(self) -> None:
+        for key in self._world.pools.known_keys():
+            self.queue.add(key)
+
+    async def reconcile(self, key: str) -> float | None:
+        world = self._world
+        custom = world.pools.get(key)
+        if custom is None or custom.metadata.deletion_timestamp is not None:
+            return None
+        if custom.object is None:
+            await self._write(custom, _invalid(custom, world))
+            return None
+        chosen = self._choices.of(key)
+        if chosen is not None:
+            await self._write(custom, poolstatus.status(self._seen(chosen), world.now()))
+        return None
+
+    def _seen(self, chosen: Chosen) -> poolstatus.Seen:
+        model = chosen.model
+        ready = find(model.status.conditions, reasons.READY) if model is not None and model.status else None
+        return poolstatus.Seen(
+            pool=chosen.pool,
+            problem=chosen.problem,
+            counts=self._counts(chosen.pool.key),
+            model_ready=ready is not None and ready.status == "True",
+            model_message=ready.message if ready is not None else "it was not worked on yet",
+            rolling=self._rolling(chosen),
+        )
+
+    def _counts(self, pool_key: str) -> AdapterCounts:
+        total = available = failed = 0
+        for custom in self._world.adapters.by("pool", pool_key):
+            conditions: list[JsonObject] = custom.status.get("conditions") or []
+            said = {c["type"]: (c["status"], c["reason"]) for c in conditions}
+            if custom.metadata.deletion_timestamp is not None or said.get(reasons.ACCEPTED, ("", ""))[1] in _NOT_JOINED:
+                continue
+            total += 1
+            available += said.get(reasons.AVAILABLE, ("", ""))[0] == "True"
+            failed += said.get(reasons.STALLED, ("", ""))[0] == "True"
+        return AdapterCounts(total=total, available=available, failed=failed)
+
+    def _rolling(self, chosen: Chosen) -> str:
+        """Deployments whose pods are not all of this pool as it is now."""
+        if chosen.model is None or chosen.settings is None:
+            return "" if chosen.problem else f"waits until the source of Model {chosen.pool.model_key} is read"
+        told = orjson.dumps(chosen.settings.model_dump_json(exclude_none=True))
+        behind: list[str] = []
+        for child in self._world.deployments.by("model", chosen.model.metadata.uid):
+            found = child.deployment
+            if found is None or found.deleting or not found.replicas:
+                continue
+            if told not in child.raw or not found.rolled_out:
+                behind.append(found.name)
+        return f"replicas start with the pool's arguments: {', '.join(sorted(behind))}" if behind else ""
+
+    async def _write(self, custom: Custom[LoRAPool], status: LoRAPoolStatus) -> None:
+        table = self._world.pools
+        await write_status(self._world, LORA_POOLS, table, custom, status, manager=names.MANAGER_LORAPOOL)
+
+
+def _invalid(custom: Custom[LoRAPool], world: World) -> LoRAPoolStatus:
+    """The status of an object that this version does not understand."""
+    message = f"what is stored does not pass this version's validation: {custom.error}"
+    findings = [Finding(kind, "False", reasons.INVALID, message) for kind in (reasons.ACCEPTED, reasons.READY)] + [
+        Finding(reasons.STALLED, "True", reasons.INVALID, message)
+    ]
+    try:
+        old = LoRAPoolStatus.model_validate(custom.status).conditions
+    except ValueError:
+        old = ()
+    generation = custom.metadata.generation
+    conditions = merge(old, findings, generation=generation, now=world.now())
+    return LoRAPoolStatus(conditions=conditions, observed_generation=generation)

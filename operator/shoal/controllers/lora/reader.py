@@ -1,0 +1,258 @@
+"""Reads the sources of adapters: one Job per pool and batch, never one per adapter.
+
+A Job says what it reads in an annotation, so that a restarted operator waits for it instead of making another one. What
+fails and may pass is read again once its Job is gone: how long a Job stays is the back-off, which doubles. A Job that
+ends without a word is repeated in smaller batches, so that one adapter cannot keep the others from being read.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from shoal.api import names, reasons
+from shoal.api.adapterfacts import BATCH_ADAPTERS, AdapterBatch, AdapterFacts, AdapterToRead
+from shoal.api.adapters import AdapterSettings
+from shoal.api.loraadapter import LoRAAdapter
+from shoal.api.lorapool import LoRAPool
+from shoal.controllers.world import World
+from shoal.core import facts
+from shoal.core.adapters.facts import results
+from shoal.core.adapters.revisions import FINAL
+from shoal.core.observed import Problem
+from shoal.kube.errors import KubeError
+from shoal.kube.resources import JOBS
+from shoal.manifests.adapterfacts import adapter_facts_job
+
+log = structlog.get_logger()
+
+SETTLE_SECONDS: Final = 0.3
+"""Adapters are applied in bunches: a batch waits so long for company."""
+AT_A_TIME: Final = 8
+"""Jobs of one pool."""
+KEEP_SECONDS: Final = 60
+"""How long the first Job stays after its end."""
+LONGEST_KEEP_SECONDS: Final = 3600
+REFUSED_SECONDS: Final = 30.0
+"""After the API server refused a Job: a quota, an admission policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is known of one source. Exactly one of the three is set."""
+
+    found: AdapterFacts | None = None
+    problem: Problem | None = None
+    """What is wrong with it. One that may pass is read again by and by."""
+    waiting: str = ""
+
+    @property
+    def final(self) -> bool:
+        """Reading it again finds the same."""
+        return self.found is not None or (self.problem is not None and self.problem.reason in FINAL)
+
+
+@dataclass(slots=True)
+class _Source:
+    """A source that adapters wait for."""
+
+    key: str
+    uri: str
+    digest: str | None
+    pool_key: str
+    adapters: set[str] = field(default_factory=set[str])
+    answer: Answer | None = None
+    tries: int = 0
+
+
+class Reader:
+    """`ask` in a reconcile; `run` makes the Jobs; `changed` hears the adapters about which something is known now."""
+
+    def __init__(self, world: World, changed: Callable[[str], None]) -> None:
+        self._world, self._changed = world, changed
+        self._sources: dict[str, _Source] = {}
+        """By read key."""
+        self._asked: dict[str, str] = {}
+        """Adapter -> the read key that it waits for."""
+        self._pending: dict[str, OrderedDict[str, None]] = {}
+        """Pool -> read keys that wait for a Job."""
+        self._pools: dict[str, tuple[LoRAPool, AdapterSettings]] = {}
+        self._some = asyncio.Event()
+        self._later: dict[str, asyncio.TimerHandle] = {}
+        world.pods.listeners.append(self._pod)
+        world.jobs.listeners.append(self._job)
+
+    # --- asking -----------------------------------------------------------------------------------------------------
+
+    def ask(self, adapter: LoRAAdapter, key: str, pool: LoRAPool, settings: AdapterSettings) -> Answer:
+        """What is known of the adapter's source under this read key; has it read if nothing does."""
+        name = adapter.key
+        if self._asked.get(name) != key:
+            self.forget(name)
+            self._asked[name] = key
+        self._pools[pool.key] = (pool, settings)
+        source = self._sources.get(key)
+        if source is None:
+            spec = adapter.spec.source
+            source = self._sources[key] = _Source(key, spec.uri, spec.digest, pool.key)
+        source.adapters.add(name)
+        if source.answer is None:
+            self._look(source)
+        if source.answer is None or (not source.answer.final and not self._jobs(key)):
+            self._want(source)
+        return source.answer or Answer(waiting="its source is being read")
+
+    def forget(self, adapter_key: str) -> None:
+        """The adapter waits for nothing any more."""
+        key = self._asked.pop(adapter_key, None)
+        source = self._sources.get(key) if key is not None else None
+        if source is None:
+            return
+        source.adapters.discard(adapter_key)
+        if not source.adapters:
+            del self._sources[source.key]
+            if (waiting := self._pending.get(source.pool_key)) is not None:
+                waiting.pop(source.key, None)
+
+    def _want(self, source: _Source) -> None:
+        if not self._jobs(source.key):
+            self._pending.setdefault(source.pool_key, OrderedDict())[source.key] = None
+            self._some.set()
+
+    def _jobs(self, key: str) -> tuple[facts.Job, ...]:
+        """The Jobs that read it, also ended ones that are still there."""
+        return self._world.jobs.by("reads", key)
+
+    # --- hearing ----------------------------------------------------------------------------------------------------
+
+    def _look(self, source: _Source) -> None:
+        """What Jobs said that are still there, perhaps made by an operator before this one."""
+        for job in self._jobs(source.key):
+            for pod in self._world.pods.by("job", job.key):
+                said = results(pod).get(source.key)
+                if said is not None:
+                    source.answer = _answer(said)
+                    return
+
+    def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
+        if after is None or after.job is None:
+            return
+        job = self._world.jobs.get(f"{after.namespace}/{after.job}")
+        if job is None or not job.reads:
+            return
+        said = results(after)
+        for key in job.reads if said else ():
+            source = self._sources.get(key)
+            if source is None or (source.answer is not None and source.answer.final):
+                continue
+            found = said.get(key)
+            if found is not None:
+                self._told(source, _answer(found))
+
+    def _job(self, _key: str, before: facts.Job | None, after: facts.Job | None) -> None:
+        job = after or before
+        for key in job.reads if job is not None else ():
+            source = self._sources.get(key)
+            if source is None or (source.answer is not None and source.answer.final):
+                continue
+            if after is None:
+                self._want(source)
+            elif not after.active and source.answer is None:
+                self._look(source)
+                if source.answer is not None:
+                    self._wake(source)
+                elif after.failed is not None:
+                    what = f"Job {after.key} that reads it failed: {after.failed}; it is tried again"
+                    self._told(source, Answer(problem=Problem(reasons.STAGE_FAILED, what)))
+        if after is None or not after.active:
+            self._some.set()  # room for another Job
+
+    def _told(self, source: _Source, answer: Answer) -> None:
+        if not answer.final:
+            source.tries += 1
+        if source.answer != answer:
+            source.answer = answer
+            self._wake(source)
+
+    def _wake(self, source: _Source) -> None:
+        for adapter in source.adapters:
+            self._changed(adapter)
+
+    # --- making Jobs ------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Makes Jobs until cancelled."""
+        try:
+            while True:
+                await self._some.wait()
+                await asyncio.sleep(SETTLE_SECONDS)
+                self._some.clear()
+                for pool_key in list(self._pending):
+                    await self._make_for(pool_key)
+        finally:
+            for timer in self._later.values():
+                timer.cancel()
+            self._later.clear()
+
+    async def _make_for(self, pool_key: str) -> None:
+        pool, settings = self._pools[pool_key]
+        room = AT_A_TIME - sum(job.active for job in self._world.jobs.by("pool", pool_key))
+        for batch in list(self._batches(pool_key))[: max(0, room)]:
+            try:
+                await self._make(pool, settings, batch)
+            except KubeError as error:
+                log.warning("a Job that reads adapters was not made", pool=pool_key, error=error.message)
+                what = f"the API server refuses the Job that would read it: {error.message}"
+                for source in batch:
+                    self._told(source, Answer(problem=Problem(reasons.REFUSED, what)))
+                self._again(pool_key)
+                return
+            for source in batch:
+                self._pending[pool_key].pop(source.key, None)
+        if not self._pending[pool_key]:
+            del self._pending[pool_key]
+
+    def _batches(self, pool_key: str) -> Iterable[list[_Source]]:
+        """Of those that failed before, small ones of their own."""
+        by_tries: dict[int, list[_Source]] = {}
+        for key in list(self._pending[pool_key]):
+            source = self._sources.get(key)
+            if source is None or self._jobs(key):
+                self._pending[pool_key].pop(key)
+            else:
+                by_tries.setdefault(source.tries, []).append(source)
+        for tries, sources in sorted(by_tries.items()):
+            size = max(1, BATCH_ADAPTERS >> (2 * tries))
+            for start in range(0, len(sources), size):
+                yield sources[start : start + size]
+
+    async def _make(self, pool: LoRAPool, settings: AdapterSettings, batch: list[_Source]) -> None:
+        keep = min(LONGEST_KEEP_SECONDS, KEEP_SECONDS * 2 ** min(10, max(s.tries for s in batch)))
+        wanted = AdapterBatch(
+            adapters=tuple(AdapterToRead(key=s.key, uri=s.uri, digest=s.digest) for s in batch),
+            credentials=settings.credentials,
+            max_bytes=settings.max_bytes,
+        )
+        table = self._world.jobs
+        since = table.mark()
+        body = adapter_facts_job(pool, wanted, self._world.config, keep_seconds=keep)
+        log.info("reading adapters", pool=pool.key, adapters=len(batch), job=body["metadata"]["name"])
+        table.upsert(await self._world.client.apply(JOBS, body, manager=names.MANAGER_LORAPOOL), since=since)
+
+    def _again(self, pool_key: str) -> None:
+        if pool_key not in self._later:
+            loop = asyncio.get_running_loop()
+            self._later[pool_key] = loop.call_later(REFUSED_SECONDS, self._due, pool_key)
+
+    def _due(self, pool_key: str) -> None:
+        self._later.pop(pool_key, None)
+        self._some.set()
+
+
+def _answer(said: AdapterFacts | Problem) -> Answer:
+    if isinstance(said, AdapterFacts):
+        return Answer(found=said)
+    return Answer(problem=said)
