@@ -1,6 +1,6 @@
 """The one status write of a reconcile: only on change, with an event where a condition changed its mind."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import structlog
@@ -32,6 +32,12 @@ _UNREMARKABLE = (
     reasons.SCALING_UP,
     reasons.SCALING_DOWN,
     reasons.WAKING,
+    reasons.READING_ADAPTER,
+    reasons.LOADING_ADAPTER,
+    reasons.ON_DEMAND,
+    reasons.RESIDENT,
+    reasons.SWITCHING,
+    reasons.ROLLING,
 )
 """On the way to being ready: the condition tells it, an event would only be one more write. The scaler tells of its
 decisions itself."""
@@ -45,8 +51,10 @@ async def write_status(
     status: ApiObject,
     *,
     manager: str,
+    quiet: Collection[str] = (),
 ) -> bool:
-    """Applies the whole status if it differs from what is stored. Returns whether it wrote."""
+    """Applies the whole status if it differs from what is stored. Returns whether it wrote. `quiet`: further reasons
+    that are no events of this kind."""
     wanted: JsonObject = status.model_dump(mode="json", by_alias=True, exclude_none=True)
     if wanted == custom.status:
         return False
@@ -68,19 +76,23 @@ async def write_status(
     table.upsert(answer, since=since)
     before: list[JsonObject] = custom.status.get("conditions") or []
     after: list[JsonObject] = wanted.get("conditions") or []
-    for event in _events(resource, custom, before, after):
+    for event in _events(resource, custom, before, after, quiet):
         world.recorder.emit(event)
     return True
 
 
 def _events(
-    resource: Resource, custom: Custom[Kind], before: Iterable[JsonObject], after: Iterable[JsonObject]
+    resource: Resource,
+    custom: Custom[Kind],
+    before: Iterable[JsonObject],
+    after: Iterable[JsonObject],
+    quiet: Collection[str],
 ) -> Iterable[Event]:
     known = {c["type"]: (c["status"], c["reason"]) for c in before}
     said: set[str] = set()
     for condition in after:
         kind, now = condition["type"], (condition["status"], condition["reason"])
-        if kind not in _TOLD or known.get(kind) == now or condition["reason"] in (*_UNREMARKABLE, *said):
+        if kind not in _TOLD or known.get(kind) == now or condition["reason"] in (*_UNREMARKABLE, *quiet, *said):
             continue
         said.add(condition["reason"])  # Accepted, Placed and Ready often have the same cause
         good = condition["status"] == "True" and condition["reason"] not in _GOOD_BUT
