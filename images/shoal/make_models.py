@@ -186,7 +186,7 @@ def make_model(folder: Path, spec: Spec) -> None:
 
 
 def make_adapter(folder: Path, spec: AdapterSpec) -> None:
-    """Writes one adapter into `folder`, as PEFT saves it: every linear layer changed, so that it shows in each token."""
+    """Writes one adapter into `folder`, as PEFT saves it; it changes every linear layer, which shows in each token."""
     folder.mkdir(parents=True, exist_ok=True)
     source = random.Random(spec.seed)  # noqa: S311 - reproducible on purpose
     weights: Weights = {}

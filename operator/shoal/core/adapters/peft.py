@@ -129,8 +129,8 @@ class _Config:
 
 
 def _number(value: object) -> float | None:
-    """A finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    """A number that a float holds; JSON has larger ones."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e9 < value < 1e9:
         return None
     return float(value)
 
