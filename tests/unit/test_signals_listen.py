@@ -68,7 +68,7 @@ async def test_a_gateway_that_begins_to_hold_is_worth_a_decision_at_once():
         peer = gateway.peer()
         assert ears.demand(peer.uid, "model-1") is None
         ears.listen_to_gateway(peer)
-        await until(lambda: ears.demand(peer.uid, "model-1") == Demand(0, 0, 0, 0, 0.0))
+        await until(lambda: ears.demand(peer.uid, "model-1") == Demand(0, 0, 0, 0, 0.0, frozenset()))
         assert heard == [(None, True)]
         assert ears.boot(peer.uid) == gateway.hub.boot
         gateway.book.arrived("model-1")
@@ -93,8 +93,37 @@ async def test_arrivals_per_second_need_a_gateway_that_is_heard():
         ears.listen_to_gateway(gateway.peer())
         await until(lambda: ears.arrivals_per_second("model-1") == 0.0)
         gateway.book.arrived("model-1")
-        await until(lambda: ears.demand("gateway-1", "model-1") == Demand(1, 0, 0, 0, 0.0))
+        await until(lambda: ears.demand("gateway-1", "model-1") == Demand(1, 0, 0, 0, 0.0, frozenset()))
         assert ears.arrivals_per_second("model-1") is None  # not a second has been seen yet
+
+
+async def test_adapters_in_use_are_heard_by_their_uid_and_by_the_model_that_serves_them():
+    async with told_gateway() as gateway, listener() as (ears, _):
+        peer = gateway.peer()
+        assert ears.adapter_demand(peer.uid) is None
+        ears.listen_to_gateway(peer)
+        await until(lambda: ears.adapter_demand(peer.uid) == {})
+        adapters = gateway.book.adapters
+        adapters.arrived("support", "model-1", missed=True)
+        adapters.held("support", "model-1")
+        adapters.arrived("legal", "model-2", missed=False)
+        await until(lambda: len(ears.adapter_demand(peer.uid) or {}) == 2)
+        before = ears.adapter_demand(peer.uid)
+        assert before is not None
+        assert (before["support"].arrivals, before["support"].held, before["support"].misses) == (1, 1, 1)
+        demand = ears.demand(peer.uid, "model-1")
+        assert demand is not None
+        assert demand.adapters == {"support"}
+        adapters.unheld("support", "model-1")
+        adapters.sent("support", "model-1")
+        adapters.ended("support", "model-1")
+        await until(lambda: ears.adapter_demand(peer.uid) != before)
+        demand = ears.demand(peer.uid, "model-1")
+        assert demand is not None
+        assert demand.adapters == frozenset()
+        assert before["support"].held == 1  # what was handed out does not change
+        gateway.hub.close()
+        await until(lambda: ears.adapter_demand(peer.uid) is None)
 
 
 def test_a_rate_is_that_of_the_last_half_minute():

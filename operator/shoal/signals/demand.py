@@ -1,7 +1,7 @@
 """What gateways say (`GET /v1/demand`): a stream to each gateway pod."""
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import aiohttp
@@ -38,6 +38,10 @@ class DemandStream(Follower):
         super().__init__(peer, session, me)
         self.models: dict[str, Told] = {}
         """By uid of the Model; means something only while the stream is live."""
+        self.adapters: Mapping[str, api.AdapterDemand] | None = None
+        """By uid of the LoRAAdapter, those that were ever asked for; never changed, but replaced by another. None: the
+        gateway is of a version that does not tell."""
+        self._busy: dict[str, set[str]] = {}
         self._changed = changed
 
     def demand(self, model_uid: str, now: float | None = None) -> api.ModelDemand:
@@ -50,6 +54,11 @@ class DemandStream(Follower):
         grown = max(0.0, (time.monotonic() if now is None else now) - told.at)
         return told.demand.model_copy(update={"oldest_seconds": told.demand.oldest_seconds + grown})
 
+    def busy_adapters(self, model_uid: str) -> frozenset[str] | None:
+        """Adapters of the Model's pool that have requests in flight or held, by uid; None: the gateway does not
+        tell."""
+        return None if self.adapters is None else frozenset(self._busy.get(model_uid, ()))
+
     def _keep(self, content: JsonObject, *, full: bool) -> None:
         if full:
             self.models = {}
@@ -60,11 +69,32 @@ class DemandStream(Follower):
             else:
                 self.models[uid] = Told(api.ModelDemand.model_validate(said), now)
 
+    def _keep_more(self, message: JsonObject, *, full: bool) -> None:
+        said: JsonObject | None = message.get("adapters")
+        if full:
+            self._busy = {}
+            self.adapters = None if said is None else {}
+        if not said:
+            return
+        adapters = dict(self.adapters or {})
+        for uid, row in said.items():
+            before = adapters.pop(uid, None)
+            if before is not None:
+                self._busy.get(before.model, set()).discard(uid)
+            if row is None:
+                continue
+            told = adapters[uid] = api.AdapterDemand.model_validate(row)
+            if told.in_flight or told.held:
+                self._busy.setdefault(told.model, set()).add(uid)
+        self.adapters = adapters
+
     def _tell(self, content: JsonObject | None) -> None:
         self._changed(self.peer.uid, None if content is None else content.keys())
 
     def _forget(self) -> None:
         self.models = {}
+        self.adapters = None
+        self._busy = {}
 
 
 class DemandStreams(Streams[DemandStream]):

@@ -5,9 +5,9 @@ something changed. Nothing is computed per message but what was said; the rest w
 """
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
-from shoal.api.demand import ModelDemand
+from shoal.api.demand import AdapterDemand, ModelDemand
 from shoal.api.replica import ReplicaKeys
 from shoal.core.scaling import Demand, Load
 from shoal.signals.demand import DemandStreams
@@ -79,10 +79,21 @@ class Listener:
         stream = self.replicas.get(pod_uid)
         return stream.keys if stream else None
 
+    def agent_boot(self, pod_uid: str) -> str | None:
+        """The agent's boot id, None while its stream is not live."""
+        stream = self.replicas.get(pod_uid)
+        return stream.boot if stream else None
+
     def demand(self, gateway_uid: str, model_uid: str) -> Demand | None:
         """What a gateway has of a Model: zeros when it names it not, None while its stream is not live."""
         stream = self.gateways.get(gateway_uid)
-        return None if stream is None else demand_of(stream.demand(model_uid))
+        return None if stream is None else demand_of(stream.demand(model_uid), stream.busy_adapters(model_uid))
+
+    def adapter_demand(self, gateway_uid: str) -> Mapping[str, AdapterDemand] | None:
+        """What a gateway has of adapters, by uid of the LoRAAdapter: a state that is replaced and not changed. None
+        while its stream is not live, and of a gateway that does not tell."""
+        stream = self.gateways.get(gateway_uid)
+        return None if stream is None else stream.adapters
 
     def boot(self, gateway_uid: str) -> str | None:
         """The gateway's boot id, None while its stream is not live."""
@@ -169,9 +180,10 @@ def load_of(keys: ReplicaKeys) -> Load:
         kv_tokens_total=keys.kv_tokens_total,
         prompt_tokens_total=keys.prompt_tokens_total,
         generation_tokens_total=keys.generation_tokens_total,
+        adapter_slots=keys.adapter_slots,
     )
 
 
-def demand_of(demand: ModelDemand) -> Demand:
+def demand_of(demand: ModelDemand, adapters: frozenset[str] | None = None) -> Demand:
     """A gateway's figures of one Model, as decisions read them."""
-    return Demand(demand.arrivals, demand.in_flight, demand.held, demand.held_tokens, demand.oldest_seconds)
+    return Demand(demand.arrivals, demand.in_flight, demand.held, demand.held_tokens, demand.oldest_seconds, adapters)

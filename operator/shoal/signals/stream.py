@@ -94,6 +94,9 @@ class Follower(ABC):
     def _keep(self, content: JsonObject, *, full: bool) -> None:
         """Takes a full state or a change. May raise pydantic.ValidationError."""
 
+    def _keep_more(self, message: JsonObject, *, full: bool) -> None:  # noqa: B027 - most streams have one field
+        """Takes what else a message with content carries. May raise pydantic.ValidationError."""
+
     @abstractmethod
     def _tell(self, content: JsonObject | None) -> None:
         """Says that something changed: what a change brought, or None for everything."""
@@ -161,6 +164,7 @@ class Follower(ABC):
             boot, seq, content = str(message["boot"]), int(message["seq"]), message.get(self.field)
             if full := bool(message.get("full")):
                 self._keep(content or {}, full=True)
+                self._keep_more(message, full=True)
                 self.boot = boot
             elif self.boot is None:
                 raise StreamBroken("the stream did not begin with the full state")
@@ -170,6 +174,7 @@ class Follower(ABC):
                 raise StreamBroken(f"a message is missing: {self.seq} is followed by {seq}")
             elif content is not None:
                 self._keep(content, full=False)
+                self._keep_more(message, full=False)
         except pydantic.ValidationError as error:
             raise StreamBroken(f"a message is not understood ({error.error_count()} errors)") from None
         except (ValueError, KeyError, TypeError, AttributeError):

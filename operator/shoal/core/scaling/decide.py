@@ -6,6 +6,7 @@
 | queue | at most `queuedRequestsPerReplica` waiting requests each, unless they are gone before a replica could come |
 | rate | the work that arrives, within `rate_percent` of what replicas were seen to do at most |
 | backlog | what will still wait in one cold start, gone in one cold start more |
+| adapters | the distinct adapters in use, within 80 % of the replicas' slots |
 | held | from zero one, and enough for the tokens that wait at gateways |
 | asked | one, while the last request is younger than `idleSeconds` |
 | initial | one, while a Model is new: no replica of it was ever asked for |

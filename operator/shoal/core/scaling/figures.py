@@ -29,6 +29,12 @@ class Figures:
     """What was said and cannot be."""
     kv_tokens: dict[str, int]
     """Of one replica, by class, as the engines say; the smallest where they differ."""
+    adapters: int = 0
+    """Distinct adapters that are in flight or held."""
+    adapters_known: bool = True
+    """Every gateway that is heard tells of its adapters."""
+    adapter_slots: int | None = None
+    """Distinct adapters that one replica takes at once, the smallest where they differ; None: it serves none."""
 
 
 def live(replica: Replica) -> bool:
@@ -67,6 +73,8 @@ def figures(snapshot: Snapshot) -> Figures:
     unheard += [v.name for v in snapshot.voices or () if v.demand is None]
     if snapshot.voices is None:
         unheard.append("the gateways")
+    adapters = [d.adapters for d in demands]
+    slots = [r.load.adapter_slots for r in snapshot.replicas if live(r) and r.load is not None]
     return Figures(
         used=used,
         waiting=waiting,
@@ -79,6 +87,9 @@ def figures(snapshot: Snapshot) -> Figures:
         unheard=tuple(unheard),
         doubts=tuple(doubts),
         kv_tokens=kv_tokens,
+        adapters=len(frozenset[str]().union(*(a for a in adapters if a is not None))),
+        adapters_known=None not in adapters,
+        adapter_slots=min((s for s in slots if s is not None and s > 0), default=None),
     )
 
 
@@ -120,4 +131,5 @@ def _plain(replica: Replica, variant: Variant | None, doubts: list[str]) -> Load
         kv_tokens_total=total,
         prompt_tokens_total=load.prompt_tokens_total,
         generation_tokens_total=load.generation_tokens_total,
+        adapter_slots=load.adapter_slots,
     )

@@ -9,6 +9,9 @@ HYSTERESIS = 0.9
 """Replicas go only where those that stay would be below this share of the target."""
 _BELIEF = 3.0
 """Cold starts: one to start, one to clear the queue, one for whatever was not foreseen."""
+_SLOTS = 0.8
+"""Share of the slots that adapters in use may take: they are never spread quite evenly, and once there are more of them
+than slots, requests wait for one another's adapters instead of for the GPU."""
 
 
 def kv_cache(view: View) -> Ask:
@@ -146,6 +149,24 @@ def held(view: View) -> Ask:
     return Ask("held", up, up, inputs, f"{count(said.held, 'request')} held, {count(said.held_tokens, 'token')}")
 
 
+def adapters(view: View) -> Ask:
+    """Distinct adapters that are asked for at once, against the slots of the replicas."""
+    said, slots = view.said, view.said.adapter_slots
+    if slots is None:
+        return Ask("adapters", 0, 0, {}, "no replica says that it serves adapters")
+    each = math.ceil(_SLOTS * slots)
+    up = min(view.fleet.limit, math.ceil(said.adapters / each))
+    keep = min(view.fleet.limit, math.ceil(said.adapters / (HYSTERESIS * each)))
+    if said.adapters and not said.adapters_known:
+        keep = max(keep, view.placed)
+    inputs = {"adaptersInUse": said.adapters, "slotsPerReplica": slots, "targetPerReplica": each}
+    sentence = f"{count(said.adapters, 'adapter')} in use at once, target {each} per replica of {count(slots, 'slot')}"
+    fewer = ""
+    if up > 1:
+        fewer = f"{count(up - 1, 'replica')} would have {said.adapters / (up - 1):.1f} adapters in use each"
+    return Ask("adapters", up, max(up, keep), inputs, sentence, fewer)
+
+
 def minimum(view: View) -> Ask:
     least = view.snapshot.policy.minimum
     return Ask("minimum", least, least, {"minReplicas": least}, f"minReplicas is {least}")
@@ -170,7 +191,7 @@ def initial(view: View) -> Ask:
     return Ask("initial", 0, 0, {}, "the Model is not new")
 
 
-RULES = (kv_cache, queue, rate, backlog, held, asked, initial, minimum)
+RULES = (kv_cache, queue, rate, backlog, adapters, held, asked, initial, minimum)
 
 
 def _rounded(value: float | None) -> float | None:

@@ -38,6 +38,8 @@ class Load:
     kv_tokens_total: int | None = None
     prompt_tokens_total: int | None = None
     generation_tokens_total: int | None = None
+    adapter_slots: int | None = None
+    """Distinct adapters that requests may use at once; None: it serves none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class Demand:
     held: int
     held_tokens: int
     oldest_seconds: float
+    adapters: frozenset[str] | None = None
+    """Adapters in flight or held, by uid; None: it does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
