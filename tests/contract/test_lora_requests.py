@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,7 +149,7 @@ async def test_no_prefix_is_shared_between_adapters_or_with_an_earlier_load(lora
     await load(lora, "prefix", make_adapter(tmp_path / "a", seed=1))
     prompt = "a prompt of some length that nobody else asks in this suite"
 
-    async def cached(**more: object) -> int:
+    async def cached(**more: Any) -> int:
         answer = await ask(lora, prompt=prompt, **more)
         return answer.json["usage"]["prompt_tokens_details"]["cached_tokens"]
 

@@ -10,6 +10,7 @@ What the engine does with these calls decides how they may be used:
 - Its messages name the adapters of everybody. `message` is therefore for those who may see them all.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -93,7 +94,7 @@ class EngineAdapters:
             raise EngineRefused(path, status)
         return parse_models(body)
 
-    async def _update(self, path: str, name: str, body: dict[str, object], seconds: float) -> dict[str, str]:
+    async def _update(self, path: str, name: str, body: Mapping[str, object], seconds: float) -> dict[str, str]:
         status, answer = await self._client.call("POST", path, seconds, auth="admin", body=body)
         if status not in (200, 400):
             raise EngineRefused(path, status)
