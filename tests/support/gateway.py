@@ -16,6 +16,7 @@ from shoal.api.replica import ReplicaKeys
 from shoal.api.tenant import Tenant
 from shoal.api.usage import UsageRecord
 from shoal.core.resolve import ServedModel
+from shoal.core.resolve_adapters import DeclaredAdapter, DeclaredPool
 from shoal.core.routing import Replica
 from shoal.gateway.app import Gateway
 from shoal.gateway.directory import Directory
@@ -26,6 +27,7 @@ from shoal.gateway.server import Server, make_server
 from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.upstream import Pool
 from shoal.ledger.spool import Spool, SpoolReader
+from shoal.signals.stream import Me
 from tests.support.scripted_engine import ScriptedEngine
 
 API_KEY = "sk-test-acme"
@@ -79,11 +81,15 @@ class GatewayUnderTest:
         self.ports = {f"pod-{n}": engine.port for n, engine in enumerate(engines, 1)}
         self.ring = KeyRing(key_dir)
         self.ring.refresh()
-        self.fleet = Fleet(self.ring)
+        self.me = Me("gateway-1", "boot-of-the-gateway")
+        self.fleet = Fleet(self.ring, self.me)
         self.metrics = Metrics()
         self.spool = Spool(self.settings.spool_dir)
         self.pool = Pool(keep_alive=4.0, connect_timeout=1.0)
-        self.directory = Directory(self.models, self.tenants, self.pods)
+        self.agents = Pool(keep_alive=30.0, connect_timeout=1.0)
+        self.pools: dict[str, DeclaredPool] = {}
+        self.adapters: dict[str, DeclaredAdapter] = {}
+        self.directory = Directory(self.models, self.tenants, self.pods, pools=self.pools, adapters=self.adapters)
         self.app = Gateway(
             self.settings,
             self.directory,
@@ -92,6 +98,8 @@ class GatewayUnderTest:
             self.spool,
             self.pool,
             self.metrics,
+            me=self.me,
+            agents=self.agents,
             engine_port=lambda r: self.ports[r.uid],
         )
         self.server: Server = make_server(
@@ -170,6 +178,8 @@ async def gateway(tmp_path: Path, *engines: ScriptedEngine, live: bool = True, *
             await it.session.close()
             it.server.should_exit = True
             await serving
+            await it.app.leases.close()
+            it.agents.close()
             it.pool.close()
             await it.spool.stop()
 

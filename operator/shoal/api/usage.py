@@ -38,6 +38,10 @@ class UsageData(BaseModel):
     """Path of the API, such as /v1/chat/completions."""
     model: str
     """namespace/name of the Model."""
+    adapter: str | None = None
+    """namespace/name of the LoRAAdapter that was asked for; None: the Model itself."""
+    adapter_revision: str | None = None
+    """Digest of the adapter's files that answered, or would have."""
     model_requested: str
     """What the client put in `model`."""
     stream: bool

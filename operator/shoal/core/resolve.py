@@ -28,8 +28,23 @@ class DeadEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class ServedAdapter:
+    """The revision of a LoRAAdapter that answers."""
+
+    key: str
+    """`namespace/name`."""
+    uid: str
+    revision: str
+    """Digest of its files."""
+    engine_name: str
+    """What an engine calls this revision."""
+    uri: str
+    """Where agents get it."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What the request path knows of a Model."""
+    """What the request path knows of a Model, or of an adapter and the Model that it is used with."""
 
     key: str
     """`namespace/name`."""
@@ -50,6 +65,14 @@ class ServedModel:
     """Measured; None: never yet."""
     dead_end: DeadEnd | None = None
     """Why no replica will come."""
+    adapter: ServedAdapter | None = None
+    """The adapter that answers, by replicas of this Model; then `claims` and `created` are its own. None: the Model
+    itself."""
+
+    @property
+    def address(self) -> str:
+        """`namespace/name` of what answers: the adapter, or the Model."""
+        return self.key if self.adapter is None else self.adapter.key
 
 
 def served_model(model: Model) -> ServedModel:
@@ -89,29 +112,33 @@ def _dead_end(conditions: Iterable[Condition]) -> DeadEnd | None:
     return None
 
 
-def names_for(grants: Collection[str], models: Mapping[str, ServedModel]) -> dict[str, ServedModel]:
-    """Every word that a tenant with these grants can put in `model`.
+def names_for(
+    grants: Collection[str], models: Mapping[str, ServedModel], adapters: Iterable[ServedModel] = ()
+) -> dict[str, ServedModel]:
+    """Every word that a tenant with these grants, and the use of these adapters, can put in `model`.
 
-    `namespace/name` always means that object. A short name belongs to the oldest claimant (creationTimestamp, then
-    uid) among the Models that the tenant may use, so that nobody outside its grants can take a name from it.
+    `namespace/name` means that object. A short name belongs to the oldest claimant (creationTimestamp, then uid) among
+    the Models and adapters that the tenant may use, so that nobody outside its grants can take a name from it. A Model
+    and an adapter of one `namespace/name` are two claimants of it.
     """
-    granted = [models[key] for key in grants if key in models]
+    granted = [*(models[key] for key in grants if key in models), *adapters]
+    granted.sort(key=_age)
     names: dict[str, ServedModel] = {}
-    for model in sorted(granted, key=_age):
+    for model in granted:
+        names.setdefault(model.address, model)
+    for model in granted:
         for claim in model.claims:
             names.setdefault(claim, model)
-    for model in granted:
-        names[model.key] = model
     return names
 
 
 def listed(names: Mapping[str, ServedModel]) -> Iterable[tuple[str, ServedModel]]:
-    """What a list of models shows: the short names, and `namespace/name` where a Model owns no short name."""
-    short = [(word, model) for word, model in names.items() if word != model.key]
-    named = {model.key for _, model in short}
-    bare = [(word, model) for word, model in names.items() if word == model.key and model.key not in named]
+    """What a list of models shows: the short names, and `namespace/name` of what owns no short name."""
+    short = [(word, model) for word, model in names.items() if word != model.address]
+    named = {model.address for _, model in short}
+    bare = [(word, model) for word, model in names.items() if word == model.address and word not in named]
     return sorted(short + bare, key=lambda pair: pair[0])
 
 
 def _age(model: ServedModel) -> tuple[datetime, str]:
-    return (model.created or _FAR, model.uid)
+    return (model.created or _FAR, model.uid if model.adapter is None else model.adapter.uid)

@@ -53,7 +53,7 @@ class Usable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NoReplica:
-    reason: Literal["none", "not-ready", "turned-away", "tried", "queue"]
+    reason: Literal["none", "not-ready", "turned-away", "tried", "queue", "no-adapters", "no-lease", "refused"]
 
     @property
     def message(self) -> str:
@@ -66,6 +66,9 @@ _NO_REPLICA = {
     "turned-away": "its replicas are draining or stalled",
     "tried": "no replica could take the request",
     "queue": "others wait already",
+    "no-adapters": "no replica is ready for adapters",
+    "no-lease": "its adapter is not loaded yet",
+    "refused": "no replica takes its adapter now",
 }
 
 

@@ -1,13 +1,15 @@
 """Acknowledgements (streams.md): tells each agent which of its states this gateway acts on, and what it has there.
 
 An agent that drains lets its engine go when every gateway has said "I act on that, and nothing of mine runs here". One
-sender per replica with a live stream: at once when the phase changes and when the last request leaves a replica that
-drains, and every 5 s. Pods that are being deleted are followed until they are gone.
+sender per replica with a live stream: at once when the phase changes or an adapter begins to retire, when the last
+request leaves a replica that drains or a retiring adapter there, and every 5 s. Pods that are being deleted are
+followed until they are gone.
 """
 
 import asyncio
 import contextlib
 import random
+import time
 from typing import Final
 
 import orjson
@@ -32,6 +34,7 @@ _NO_SUCH_PATH: Final = (404, 405)
 class _Sender:
     def __init__(self, uid: str, fleet: Fleet, me: Me, client: Upstream) -> None:
         self.phase: Phase | None = None
+        self.retiring: frozenset[str] = frozenset()
         self.due = asyncio.Event()
         self._uid = uid
         self._fleet = fleet
@@ -53,7 +56,8 @@ class _Sender:
         stream = self._fleet.streams.get(self._uid)
         if stream is None:
             return True  # the stream is down: nothing can be said of what it said
-        request = _request(stream, self._me, self._fleet.in_flight(self._uid))
+        began, running = time.monotonic(), tuple(self._fleet.residency.running(self._uid))
+        request = _request(stream, self._me, self._fleet, self._uid)
         error = ""
         try:
             async with asyncio.timeout(SEND_SECONDS):
@@ -63,6 +67,8 @@ class _Sender:
                     status = answer.status
                 finally:
                     answer.release()
+            if status < 300 and running:
+                self._fleet.acknowledged(self._uid, running, began)
             if status < 300 or status in _NO_SUCH_PATH:
                 return True
             error = f"status {status}"
@@ -86,6 +92,7 @@ class Acks:
         self._closed = False
         fleet.changed.append(self._heard)
         fleet.emptied = self._emptied
+        fleet.residency.ended = self._ended_adapter
 
     def _heard(self, uid: str) -> None:
         heard = self._fleet.heard.get(uid)
@@ -94,17 +101,23 @@ class Acks:
             if known is not None:
                 self._end(uid)
         elif known is not None:
-            if known[0].phase != heard.phase:
-                known[0].phase = heard.phase
+            retiring = self._fleet.residency.retiring(uid)
+            if known[0].phase != heard.phase or not retiring <= known[0].retiring:
                 known[0].due.set()
+            known[0].phase, known[0].retiring = heard.phase, retiring
         elif not self._closed:
             sender = _Sender(uid, self._fleet, self._me, self._client)
-            sender.phase = heard.phase
+            sender.phase, sender.retiring = heard.phase, self._fleet.residency.retiring(uid)
             self._senders[uid] = (sender, asyncio.create_task(sender.run(), name=f"acks to {uid}"))
 
     def _emptied(self, uid: str) -> None:
         known = self._senders.get(uid)
         if known is not None and known[0].phase == "draining":
+            known[0].due.set()
+
+    def _ended_adapter(self, uid: str, name: str) -> None:
+        known = self._senders.get(uid)
+        if known is not None and name in known[0].retiring:
             known[0].due.set()
 
     def _end(self, uid: str) -> None:
@@ -121,12 +134,19 @@ class Acks:
         await asyncio.gather(*self._ended, return_exceptions=True)
 
 
-def _request(stream: ReplicaStream, me: Me, running: int) -> tuple[Target, bytes, bytes]:
+def _request(stream: ReplicaStream, me: Me, fleet: Fleet, uid: str) -> tuple[Target, bytes, bytes]:
     """Boot and number of the state that is acted on now, and what is in flight now, without a pause between."""
     peer = stream.peer
-    body = orjson.dumps(
-        {"gateway": me.name, "boot": me.boot, "agentBoot": stream.boot, "seq": stream.seq, "running": running}
-    )
+    said: dict[str, object] = {
+        "gateway": me.name,
+        "boot": me.boot,
+        "agentBoot": stream.boot,
+        "seq": stream.seq,
+        "running": fleet.in_flight(uid),
+    }
+    if adapters := fleet.residency.running(uid):
+        said["runningByAdapter"] = dict(adapters)
+    body = orjson.dumps(said)
     host = f"[{peer.host}]" if ":" in peer.host else peer.host
     head = (
         f"POST {ACK_PATH} HTTP/1.1\r\nhost: {host}:{peer.port}\r\nauthorization: Bearer {peer.key}\r\n"

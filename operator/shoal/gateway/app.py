@@ -12,16 +12,19 @@ from shoal.gateway.directory import Directory
 from shoal.gateway.fleet import Fleet
 from shoal.gateway.hold import Holds
 from shoal.gateway.installkey import KeyRing
+from shoal.gateway.leases import Leases
 from shoal.gateway.metrics import Metrics
 from shoal.gateway.request import Request
 from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.upstream import Upstream
 from shoal.ledger.spool import Spool
+from shoal.signals.stream import Me
 
 
 class Gateway:
-    """`elsewhere` says how many requests of a Model wait in other gateways, None when that is not known. `engine_port`
-    is there for tests, where engines share one address."""
+    """`agents` is the client towards them, by default the engines'. `elsewhere` says how many requests of a Model wait
+    in other gateways, None when that is not known. `engine_port` is there for tests, where engines share one
+    address."""
 
     def __init__(
         self,
@@ -34,6 +37,8 @@ class Gateway:
         metrics: Metrics,
         *,
         elsewhere: Callable[[str], int | None] = lambda _uid: None,
+        me: Me = Me(),  # noqa: B008 - immutable
+        agents: Upstream | None = None,
         engine_port: Callable[[Replica], int] = lambda _: ENGINE_PORT,
     ) -> None:
         self.settings = settings
@@ -46,6 +51,7 @@ class Gateway:
         self.engine_port = engine_port
         self.demand: DemandBook = fleet.book
         self.holds = Holds(directory, fleet, fleet.book, metrics, elsewhere)
+        self.leases = Leases(fleet, me, agents or upstream)
         self.budget = Budget(settings.max_held_body_bytes)
         self.deadlines = Deadlines(settings.request_seconds)
         self.in_flight = 0

@@ -1,8 +1,9 @@
 """From an accepted request to the end of its answer: which replica, waiting for one, another one after a failure."""
 
+import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import structlog
 
@@ -16,10 +17,11 @@ from shoal.gateway.asgi import Headers
 from shoal.gateway.deadlines import Deadline
 from shoal.gateway.errors import ApiError
 from shoal.gateway.meter import Meter
-from shoal.gateway.relay import Prepared, Relay, Retry
+from shoal.gateway.relay import LACKS_ADAPTER, Prepared, Relay, Retry
 from shoal.gateway.reply import Reply
 from shoal.gateway.ticket import ClientGone
 from shoal.gateway.upstream import (
+    Abortable,
     Aborted,
     AbortHandle,
     ConnectFailed,
@@ -36,16 +38,38 @@ log = structlog.get_logger()
 
 COMMENT_SECONDS: Final = 10.0
 """A stream that waits hears a comment so often. Until the first one, a 503 is still possible."""
-_RETRY_AFTER: Final = {"none": 30, "not-ready": 10, "turned-away": 5, "tried": 2, "queue": 2}
+_RETRY_AFTER: Final = {
+    "none": 30,
+    "not-ready": 10,
+    "turned-away": 5,
+    "tried": 2,
+    "queue": 2,
+    "no-adapters": 5,
+    "no-lease": 2,
+    "refused": 5,
+}
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """A replica at which the request counts as in flight."""
 
     replica: Replica
     tokens: int
     paid: bool
     """A retry that the Model's budget was charged for."""
+
+
+class Standing(Abortable, Protocol):
+    """Where a request waits."""
+
+    @property
+    def retry_after(self) -> int:
+        """Seconds after which another try makes sense."""
+        ...
+
+    async def wait(self, seconds: float) -> bool:
+        """Whether it may go on; False after `seconds`. Raises ApiError, ClientGone."""
+        ...
 
 
 class Attempts:
@@ -124,13 +148,13 @@ class Attempts:
                 app.metrics.retries.labels(retry.reason).inc()
                 log.debug("attempt failed", request=self._id, pod=replica.key, reason=retry.reason)
                 # One that was taken and then lost may be what killed the engine: it does not get all of them.
-                lost += retry.reason in ("lost", "stalled")
+                lost += retry.reason in ("lost", "stalled", LACKS_ADAPTER)
                 if lost >= app.settings.attempts:
                     raise self._refusal(NoReplica("tried")) from None
             finally:
                 app.leave(replica, place.tokens)
 
-    def _pick(self, tried: set[str], in_a_row: int) -> _Place | NoReplica:
+    def _pick(self, tried: set[str], in_a_row: int) -> Place | NoReplica:
         """A replica now, without waiting: for who comes first while nobody waits, and for one more try."""
         app, model = self._app, self._prepared.model
         attempts = self._meter.attempts
@@ -149,9 +173,9 @@ class Attempts:
         else:
             budget.sent()
         app.fleet.enter(choice.replica)
-        return _Place(choice.replica, 0, bool(attempts))
+        return Place(choice.replica, 0, bool(attempts))
 
-    async def _wait(self, why: NoReplica, tried: set[str]) -> _Place:
+    async def _wait(self, why: NoReplica, tried: set[str]) -> Place:
         """Waits until a replica can take the request. A stream hears comments meanwhile.
 
         Raises:
@@ -159,20 +183,12 @@ class Attempts:
             ClientGone: the client left.
         """
         app, meter, prepared = self._app, self._meter, self._prepared
-        model, abort, deadline = prepared.model, self._abort, self._deadline
-        if abort.aborted:
+        model = prepared.model
+        if self._abort.aborted:
             raise ClientGone
         if not model.limits.max_requests:
             raise self._refusal(why)
-        began = time.monotonic()
-        if self._held_since is None:
-            self._held_since = began
-        longest = longest_wait(model.limits, model.cold_start_seconds, app.settings.hold_seconds)
-        until = self._held_since + longest
-        # The encoder leaves room for several KiB behind its result.
-        self._raw = bytes(memoryview(self._raw))
-        size = len(self._raw)
-        tokens = estimated_tokens(size, prepared.answer_bound, prepared.choices)
+        size, tokens = self._weight()
         again = meter.attempts > 0
         try:
             ticket = app.holds.enter(
@@ -182,32 +198,65 @@ class Attempts:
             meter.outcome = "refused" if error.status >= 500 else "rejected"
             raise
         try:
-            abort.hold(ticket)
+            await self._stand(ticket)
+            return Place(ticket.take(), tokens, ticket.paid)
+        finally:
+            ticket.close()
+
+    def _weight(self) -> tuple[int, int]:
+        """Bytes of a request that waits, and the tokens that it will hold."""
+        # The encoder leaves room for several KiB behind its result.
+        self._raw = bytes(memoryview(self._raw))
+        size = len(self._raw)
+        return size, estimated_tokens(size, self._prepared.answer_bound, self._prepared.choices)
+
+    async def _stand(self, standing: Standing, seconds: float = math.inf) -> bool:
+        """Waits there until told to go on, for `seconds` at most; False: they are over.
+
+        Raises:
+            ApiError: it has waited as long as it may, or may not go on.
+            ClientGone: the client left.
+        """
+        meter, prepared, deadline = self._meter, self._prepared, self._deadline
+        began = time.monotonic()
+        if self._held_since is None:
+            self._held_since = began
+        model = prepared.model
+        longest = longest_wait(model.limits, model.cold_start_seconds, self._app.settings.hold_seconds)
+        until = self._held_since + longest
+        try:
+            self._abort.hold(standing)
             deadline.pause()
-            next_comment = until
+            next_comment = math.inf
             if prepared.stream:
                 next_comment = (began if self._reply.started else self._held_since) + COMMENT_SECONDS
             while (now := time.monotonic()) < until:
                 if now >= next_comment:
                     next_comment = now + COMMENT_SECONDS
                     await self._comment()
-                if await ticket.wait(min(until, next_comment) - now):
-                    self._check_key()
-                    return _Place(ticket.take(), tokens, ticket.paid)
+                going = await standing.wait(min(until, next_comment, began + seconds) - now)
+                if going or time.monotonic() - began >= seconds:
+                    self._recheck()
+                    return going
             meter.outcome = "expired"
             raise errors.unavailable(
                 f"The model `{prepared.word}` had no free replica within {longest:g} s. Try again.",
                 "hold_expired",
-                ticket.retry_after,
+                standing.retry_after,
             )
         except ApiError as error:
             meter.outcome = meter.outcome or ("refused" if error.status >= 500 else "rejected")
             raise
         finally:
-            ticket.close()
             deadline.restart()
-            waited = time.monotonic() - began
-            meter.held_seconds = (meter.held_seconds or 0.0) + waited
+            meter.held_seconds = (meter.held_seconds or 0.0) + time.monotonic() - began
+
+    def _recheck(self) -> None:
+        """What the client may have lost while it waited: its key, or the use of the Model. Raises ApiError."""
+        words = self._app.directory.snapshot.words(self._check_key())
+        now, then = words.get(self._prepared.word), self._prepared.model
+        if now is None or now.uid != then.uid or now.address != then.address:
+            raise errors.model_not_found(self._prepared.word)
 
     async def _comment(self) -> None:
         self._meter.status = 200

@@ -16,6 +16,7 @@ from typing import Final
 import orjson
 
 from shoal.api.demand import ModelDemand
+from shoal.gateway.adapterdemand import AdapterBook
 from shoal.signals.hub import Hub
 
 QUIET_SECONDS: Final = 1.0
@@ -77,6 +78,7 @@ class DemandBook:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.due: Callable[[bool], None] = lambda _urgent: None
+        self.adapters = AdapterBook(lambda: self.due(False))
         self._clock = clock
         self._counts: dict[str, _Count] = {}
         self._changed: set[str] = set()
@@ -159,11 +161,14 @@ class DemandBook:
         """Content of a message about everything that changed; None when nothing did. It counts as told."""
         changed, self._changed = self._changed, set()
         self._urgent.clear()
-        return self._encode(changed) if changed else None
+        content = self._encode(changed) if changed else None
+        adapters = self.adapters.take()
+        return content if adapters is None else _with_adapters(content or b"{}", adapters)
 
     def full(self) -> bytes:
         """Content of a full message."""
-        return orjson.dumps({uid: self._row(count) for uid, count in self._counts.items()})
+        models = orjson.dumps({uid: self._row(count) for uid, count in self._counts.items()})
+        return _with_adapters(models, self.adapters.full()) if self.adapters else models
 
     def _of(self, uid: str) -> _Count:
         count = self._counts.get(uid)
@@ -207,6 +212,11 @@ class DemandBook:
     def _oldest_seconds(self, count: _Count) -> float:
         oldest = count.oldest()
         return max(0.0, self._clock() - oldest) if oldest is not None else 0.0
+
+
+def _with_adapters(models: bytes, adapters: bytes) -> bytes:
+    """Content of a message whose next field is `adapters`."""
+    return models + b',"adapters":' + adapters
 
 
 class Teller:

@@ -6,27 +6,41 @@ Keeps what it last knew while the API server is away. An object that does not va
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import pydantic
 import structlog
 
 from shoal.api import names
+from shoal.api.loraadapter import LoRAAdapter
+from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.api.tenant import Tenant
 from shoal.core.access import Identity, index_keys
-from shoal.core.resolve import ServedModel, names_for, served_model
+from shoal.core.resolve import ServedModel, served_model
+from shoal.core.resolve_adapters import (
+    Adapters,
+    DeclaredAdapter,
+    DeclaredPool,
+    Words,
+    adapters_for,
+    declared_adapter,
+    declared_pool,
+    words_for,
+)
 from shoal.core.routing import Replica
 
 log = structlog.get_logger()
 
-Source = Literal["models", "tenants", "pods"]
+Source = Literal["models", "tenants", "pods", "pools", "adapters"]
+
+_OF_ADAPTERS: Final[frozenset[Source]] = frozenset({"pools", "adapters"})
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One state of the cluster. `words` caches what each set of grants can name."""
+    """One state of the cluster. `named` caches what each set of grants can name."""
 
     models: Mapping[str, ServedModel] = field(default_factory=dict[str, ServedModel])
     keys: Mapping[str, Identity] = field(default_factory=dict[str, Identity])
@@ -36,16 +50,30 @@ class Snapshot:
     """By `namespace/name` and uid of the Model: pods of a deleted one of the same name have other keys."""
     owners: Mapping[str, str] = field(default_factory=dict[str, str])
     """Uid of a pod -> uid of its Model."""
-    _words: dict[frozenset[str], dict[str, ServedModel]] = field(
-        default_factory=dict[frozenset[str], dict[str, ServedModel]]
-    )
+    adapters: Adapters = field(default_factory=Adapters)
+    named: dict[object, Words] = field(default_factory=dict[object, Words])
+    """Kept from one snapshot to the next while only pods change."""
 
     def words(self, identity: Identity) -> Mapping[str, ServedModel]:
         """Every word that this tenant can put in `model`."""
-        known = self._words.get(identity.grants)
-        if known is None:
-            known = self._words[identity.grants] = names_for(identity.grants, self.models)
-        return known
+        known = self.named.get(self._key(identity))
+        return (self._learn(identity) if known is None else known).served
+
+    def waiting(self, identity: Identity) -> Mapping[str, str]:
+        """Names of adapters that this tenant may use and that do not answer now: the reason."""
+        known = self.named.get(self._key(identity))
+        return (self._learn(identity) if known is None else known).waiting
+
+    def _key(self, identity: Identity) -> object:
+        # Tenants with the same grants have the same words, but for adapters that list them by name.
+        if identity.tenant in self.adapters.by_tenant:
+            return identity.grants, identity.tenant
+        return identity.grants
+
+    def _learn(self, identity: Identity) -> Words:
+        words = words_for(identity.grants, identity.tenant, self.models, self.adapters)
+        self.named[self._key(identity)] = words
+        return words
 
     def replicas_of(self, model: ServedModel) -> tuple[Replica, ...]:
         """Pods of this very Model."""
@@ -53,7 +81,7 @@ class Snapshot:
 
 
 class Directory:
-    """Makes snapshots from three live mappings (a reflector's `objects`, or a dict in a test)."""
+    """Makes snapshots from live mappings (a reflector's `objects`, or a dict in a test)."""
 
     def __init__(
         self,
@@ -61,6 +89,8 @@ class Directory:
         tenants: Mapping[str, Tenant],
         pods: Mapping[str, Replica],
         *changed: Callable[[], None],
+        pools: Mapping[str, DeclaredPool] | None = None,
+        adapters: Mapping[str, DeclaredAdapter] | None = None,
     ) -> None:
         self.snapshot = Snapshot()
         self.changed = list(changed)
@@ -68,6 +98,8 @@ class Directory:
         self._models = models
         self._tenants = tenants
         self._pods = pods
+        self._pools: Mapping[str, DeclaredPool] = {} if pools is None else pools
+        self._adapters: Mapping[str, DeclaredAdapter] = {} if adapters is None else adapters
         self._dirty: set[Source] = set()
 
     def mark(self, source: Source) -> None:
@@ -90,7 +122,12 @@ class Directory:
                 by_model.setdefault((replica.model, replica.model_uid), []).append(replica)
             replicas = {model: tuple(sorted(pods, key=lambda r: r.key)) for model, pods in by_model.items()}
             owners = {replica.uid: replica.model_uid for replica in self._pods.values()}
-        self.snapshot = Snapshot(models, keys, replicas, owners)
+        adapters, words = old.adapters, old.named
+        if dirty != {"pods"}:
+            words = {}
+        if not dirty.isdisjoint(_OF_ADAPTERS):
+            adapters = adapters_for(self._adapters.values(), self._pools)
+        self.snapshot = Snapshot(models, keys, replicas, owners, adapters, words)
         for changed in self.changed:
             changed()
 
@@ -102,6 +139,26 @@ def project_model(obj: JsonObject, invalid: Callable[[str], None]) -> ServedMode
     except pydantic.ValidationError as error:
         _skipped("Model", obj, error, invalid)
         return None
+
+
+def project_pool(obj: JsonObject, invalid: Callable[[str], None]) -> DeclaredPool | None:
+    """A LoRAPool as the reflector keeps it; one that is being deleted is gone."""
+    try:
+        pool = LoRAPool.model_validate(obj)
+    except pydantic.ValidationError as error:
+        _skipped("LoRAPool", obj, error, invalid)
+        return None
+    return declared_pool(pool) if pool.metadata.deletion_timestamp is None else None
+
+
+def project_adapter(obj: JsonObject, invalid: Callable[[str], None]) -> DeclaredAdapter | None:
+    """A LoRAAdapter as the reflector keeps it; one that is being deleted is gone."""
+    try:
+        adapter = LoRAAdapter.model_validate(obj)
+    except pydantic.ValidationError as error:
+        _skipped("LoRAAdapter", obj, error, invalid)
+        return None
+    return declared_adapter(adapter) if adapter.metadata.deletion_timestamp is None else None
 
 
 def project_tenant(obj: JsonObject, invalid: Callable[[str], None]) -> Tenant | None:

@@ -1,5 +1,6 @@
 """Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}. Also the engine's own flat ones."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
@@ -18,6 +19,8 @@ _TYPES: Final = {
     413: "invalid_request_error",
     429: "rate_limit_error",
 }
+_ADAPTERS: Final = re.compile(r"lora|adapter|dict_keys\(|@[0-9a-f]{12}\b", re.IGNORECASE)
+_LACKS: Final = re.compile(rb"never been loaded|failed to implicitly load|not loaded|incomplete unload", re.IGNORECASE)
 
 
 class ApiError(Exception):
@@ -72,6 +75,9 @@ def from_engine(status: int, raw: bytes) -> ApiError:
     elif isinstance(inner, str):
         fields = {"message": inner}
     message = fields.get("message")
+    if isinstance(message, str) and tells_of_adapters(message):
+        # Such texts list what is loaded: other tenants' adapters, and paths.
+        return ApiError(status, "The engine refused the request.", "refused_by_engine")
     kind = fields.get("type")
     param = fields.get("param")
     code = fields.get("code")
@@ -84,6 +90,16 @@ def from_engine(status: int, raw: bytes) -> ApiError:
         # SGLang's types are Python or HTTP words (BadRequestError, "503"); OpenAI's SDKs go by status.
         type=kind if isinstance(kind, str) and kind.endswith("_error") else None,
     )
+
+
+def tells_of_adapters(text: str) -> bool:
+    """Whether a text of the engine is about adapters: SGLang's name all that it has loaded, whoever they belong to."""
+    return _ADAPTERS.search(text) is not None
+
+
+def lacks_adapter(raw: bytes) -> bool:
+    """Whether an error of the engine says that it does not have the adapter: another replica may."""
+    return _LACKS.search(raw) is not None
 
 
 def engine_status(event: Mapping[str, Any], default: int = 500) -> int:
@@ -101,6 +117,25 @@ def model_not_found(word: str) -> ApiError:
         404,
         f"The model `{shown}` does not exist or you do not have access to it.",
         "model_not_found",
+        param="model",
+    )
+
+
+def adapter_waits(word: str, reason: str) -> ApiError:
+    """For an adapter that the tenant may use and that does not answer now."""
+    return unavailable(
+        f"The adapter `{word}` does not answer now ({reason}); its status says more. Try again later.",
+        "adapter_unavailable",
+        RETRY_AFTER_MAX_SECONDS,
+    )
+
+
+def adapter_unusable(word: str, reason: str) -> ApiError:
+    """For an adapter that no replica can load as it is."""
+    return ApiError(
+        422,
+        f"The adapter `{word}` cannot be loaded as it is ({reason}); its owner has to mend it.",
+        "adapter_unusable",
         param="model",
     )
 

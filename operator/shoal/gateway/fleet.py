@@ -1,7 +1,7 @@
 """The replicas as this gateway sees them: what their agents say, and how much of ours is in flight on each."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from shoal.api.replica import ReplicaKeys
 from shoal.core.hold.room import Allowance, Ours, allowance
@@ -10,6 +10,7 @@ from shoal.core.routing import Choice, Heard, NoReplica, Replica, Usable, least_
 from shoal.gateway.demand import DemandBook
 from shoal.gateway.directory import Snapshot
 from shoal.gateway.installkey import KeyRing
+from shoal.gateway.residency import Residency
 from shoal.gateway.upstream import AbortHandle
 from shoal.signals.replica import Me, Peer, ReplicaStreams
 
@@ -22,6 +23,9 @@ class Fleet:
         """Each hears the uid of a pod after what is known of it changed."""
         self.emptied: Callable[[str], None] = lambda _uid: None
         """Hears the uid of a pod at which nothing of ours is in flight any more."""
+        self.acknowledged: Callable[[str, Collection[str], float], None] = lambda _uid, _names, _at: None
+        """Hears which adapters an agent has heard to run at its pod, and when that was put down."""
+        self.residency = Residency()
         self.streams = ReplicaStreams(self.heard_of, me)
         self.heard: dict[str, Heard] = {}
         """By pod uid; absent: no live stream."""
@@ -38,6 +42,8 @@ class Fleet:
         self._snapshot: Snapshot | None = None
         self._usable: dict[str, Usable | NoReplica] = {}
         """By uid of the Model: what `usable` found in that snapshot since it last could have changed."""
+        self._by_uid: dict[str, Mapping[str, Replica]] = {}
+        """The same by uid of the pod, where somebody asked; without those that are not heard."""
 
     def heard_of(self, uid: str, keys: ReplicaKeys | None) -> None:
         """Takes what a stream says; None when it is down."""
@@ -47,14 +53,16 @@ class Fleet:
                 self.leaving.add(uid)
             self._said.pop(uid, None)
             self._reported.pop(uid, None)
-            self._usable.clear()
+            self._forget()
+            self.residency.heard(uid, None)
         else:
             before = self.heard.get(uid)
             if before is None or before.phase != keys.phase:
                 self.leaving.discard(uid)
-                self._usable.clear()
+                self._forget()
             self.heard[uid] = Heard(keys.phase, keys.engine_boot)
             self._said[uid] = keys
+            self.residency.heard(uid, keys.adapters)
             self._reported[uid] = (self._in_flight.get(uid, 0), self._tokens.get(uid, 0))
             if keys.phase == "stalled" and (before is None or before.phase != "stalled"):
                 # Who has seen nothing of an answer yet is better off elsewhere than until the engine is restarted.
@@ -87,6 +95,35 @@ class Fleet:
         if isinstance(found, NoReplica):
             return []
         return [r for r in found.replicas if self._key_ring.key_for(r.install_key, r.model_uid) is not None]
+
+    def heard_replicas(self, snapshot: Snapshot, model: ServedModel) -> Mapping[str, Replica] | NoReplica:
+        """The replicas that may get requests and are heard, by uid; `no-adapters` where all streams of the Model are
+        down."""
+        found = self._found(snapshot, model)
+        if isinstance(found, NoReplica):
+            return found
+        if found.fallback:
+            return NoReplica("no-adapters")
+        known = self._by_uid.get(model.uid)
+        if known is None:
+            known = self._by_uid[model.uid] = {r.uid: r for r in found.replicas}
+        return known
+
+    def serves_adapters(self, snapshot: Snapshot, model: ServedModel) -> bool:
+        """Whether any replica that is heard says which adapters it has."""
+        found = self.heard_replicas(snapshot, model)
+        if isinstance(found, NoReplica):
+            return False
+        return any((said := self._said.get(uid)) is not None and said.adapters is not None for uid in found)
+
+    def said(self, uid: str) -> ReplicaKeys | None:
+        """What the agent of a pod says; None: it is not heard."""
+        return self._said.get(uid)
+
+    def next_turn(self) -> int:
+        """A growing number that spreads equals."""
+        self._turn += 1
+        return self._turn
 
     def least_busy(self, replicas: Sequence[Replica]) -> Replica:
         """The one with the fewest requests of ours; call `enter` right after it, with no await between."""
@@ -128,11 +165,15 @@ class Fleet:
         """`usable`, looked up: every request asks, and a Model may have hundreds of replicas."""
         if snapshot is not self._snapshot:
             self._snapshot = snapshot
-            self._usable.clear()
+            self._forget()
         found = self._usable.get(model.uid)
         if found is None:
             found = self._usable[model.uid] = usable(snapshot.replicas_of(model), self.heard, self.leaving)
         return found
+
+    def _forget(self) -> None:
+        self._usable.clear()
+        self._by_uid.clear()
 
     def _take_tokens(self, uid: str, tokens: int) -> int:
         left = self._tokens[uid] = self._tokens[uid] - tokens

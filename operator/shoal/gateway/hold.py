@@ -21,6 +21,7 @@ from shoal.gateway.directory import Directory
 from shoal.gateway.errors import ApiError
 from shoal.gateway.fleet import Fleet
 from shoal.gateway.metrics import Metrics
+from shoal.gateway.stays import Stays, sum_of
 from shoal.gateway.ticket import Ticket
 
 ROUND_SECONDS: Final = 0.1
@@ -61,20 +62,20 @@ class WaitingRoom:
         Raises:
             ApiError: 503, there is no more room to wait.
         """
-        tenants = self._tenants.get(ticket.tenant, Held())
-        bound = over(self.model.limits, ticket.size, self.held, tenants)
+        stays, uid = self._holds.stays, self.model.uid
+        held = sum_of(self.held, stays.held(uid))
+        tenants = sum_of(self.of_tenant(ticket.tenant), stays.of_tenant(uid, ticket.tenant))
+        bound = over(self.model.limits, ticket.size, held, tenants)
         if bound is not None:
-            self._holds.metrics.hold_refused.labels(bound).inc()
-            raise errors.unavailable(
-                f"The model `{ticket.word}` has no free replica, and {_FULL[bound]}. Try again.",
-                "hold_full",
-                self.retry_after,
-            )
+            raise self._holds.full(ticket.word, bound, self.retry_after)
         self._count(ticket, +1)
         self._holds.book.held(self.model.uid, ticket.tokens, ticket.since)
         queue = self._again if ticket.again else self._queue
         queue.push(ticket.tenant, ticket, ticket.tokens, ticket.priority)
         self._arm()
+
+    def of_tenant(self, tenant: str) -> Held:
+        return self._tenants.get(tenant, Held())
 
     def leave(self, ticket: Ticket) -> None:
         """Takes a ticket out, if it is still here; ends a release that nobody took."""
@@ -189,6 +190,7 @@ class Holds:
         self.rooms: dict[str, WaitingRoom] = {}
         """By uid of the Model; only of those for which somebody waits."""
         self._budgets: dict[str, RetryBudget] = {}
+        self.stays = Stays(self)
         directory.changed.append(self.look)
         fleet.changed.append(self._heard)
         metrics.watch_holds(self.figures)
@@ -196,7 +198,7 @@ class Holds:
     @property
     def waiting(self) -> int:
         """Requests that wait here, of all Models."""
-        return sum(room.held.requests for room in self.rooms.values())
+        return sum(room.held.requests for room in self.rooms.values()) + self.stays.waiting
 
     def enter(
         self,
@@ -223,6 +225,13 @@ class Holds:
         room.enter(ticket)
         self.rooms[model.uid] = room
         return ticket
+
+    def full(self, word: str, bound: Bound, after: int) -> ApiError:
+        """For one for whom there is no more room to wait."""
+        self.metrics.hold_refused.labels(bound).inc()
+        return errors.unavailable(
+            f"The model `{word}` has no free replica, and {_FULL[bound]}. Try again.", "hold_full", after
+        )
 
     def no_use(self, model: ServedModel) -> ApiError | None:
         """Why nobody should wait for a replica of this Model; None: one may come."""
@@ -267,6 +276,7 @@ class Holds:
             if model is not None and model.uid == uid:
                 room.model = model
             room.poke()
+        self.stays.look()
 
     def closed(self, room: WaitingRoom) -> None:
         """Nobody waits in a room any more."""
@@ -277,5 +287,7 @@ class Holds:
         return {room.model.key: room.held for room in self.rooms.values()}
 
     def _heard(self, pod: str) -> None:
-        if self.rooms:
-            self.poke(self.directory.snapshot.owners.get(pod, ""))
+        if self.rooms or self.stays.waiting:
+            uid = self.directory.snapshot.owners.get(pod, "")
+            self.poke(uid)
+            self.stays.heard(uid)

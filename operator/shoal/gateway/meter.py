@@ -12,7 +12,7 @@ import orjson
 
 from shoal.api.usage import EVENT_TYPE, CountSource, Outcome, RecordKind
 from shoal.core.access import Identity
-from shoal.core.resolve import ServedModel
+from shoal.core.resolve import ServedAdapter, ServedModel
 from shoal.core.routing import Replica
 from shoal.ledger.spool import Row
 
@@ -73,6 +73,8 @@ class Meter:
             "modelRequested": word,
             "stream": stream,
         }
+        if model.adapter is not None:
+            self.use(model.adapter)
         self.outcome: Outcome | None = None
         self.status: int | None = None
         self.attempts = 0
@@ -89,6 +91,11 @@ class Meter:
     @property
     def seconds_to_first_byte(self) -> float | None:
         return None if self.first_byte is None else self.first_byte - self._started
+
+    def use(self, adapter: ServedAdapter) -> None:
+        """The revision of an adapter that is asked for the answer."""
+        self._base["adapter"] = adapter.key
+        self._base["adapterRevision"] = adapter.revision
 
     def count(self, usage: bytes, source: CountSource) -> None:
         """Keeps the engine's usage block (its JSON), to be parsed once at the end."""

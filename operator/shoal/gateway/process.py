@@ -14,7 +14,15 @@ from shoal.gateway import collector
 from shoal.gateway.acks import Acks
 from shoal.gateway.app import Gateway
 from shoal.gateway.demand import DemandBook, Teller
-from shoal.gateway.directory import Directory, Source, project_model, project_pod, project_tenant
+from shoal.gateway.directory import (
+    Directory,
+    Source,
+    project_adapter,
+    project_model,
+    project_pod,
+    project_pool,
+    project_tenant,
+)
 from shoal.gateway.figures import Figures
 from shoal.gateway.fleet import Fleet
 from shoal.gateway.installkey import KeyRing
@@ -26,7 +34,7 @@ from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.upstream import Pool
 from shoal.kube.client import Client
 from shoal.kube.reflector import Reflector
-from shoal.kube.resources import MODELS, PODS, TENANTS
+from shoal.kube.resources import LORA_ADAPTERS, LORA_POOLS, MODELS, PODS, TENANTS
 from shoal.ledger.spool import Spool
 from shoal.signals.stream import Me
 
@@ -71,6 +79,15 @@ class Process:
             "tenants": Reflector(
                 client, TENANTS, project=partial(project_tenant, invalid=invalid), on_event=self._marks("tenants")
             ),
+            "pools": Reflector(
+                client, LORA_POOLS, project=partial(project_pool, invalid=invalid), on_event=self._marks("pools")
+            ),
+            "adapters": Reflector(
+                client,
+                LORA_ADAPTERS,
+                project=partial(project_adapter, invalid=invalid),
+                on_event=self._marks("adapters"),
+            ),
             "pods": Reflector(
                 client, PODS, label_selector=ENGINE_PODS, project=project_pod, on_event=self._marks("pods")
             ),
@@ -80,6 +97,8 @@ class Process:
             self._reflectors["tenants"].objects,
             self._reflectors["pods"].objects,
             self._follow,
+            pools=self._reflectors["pools"].objects,
+            adapters=self._reflectors["adapters"].objects,
         )
         self.gateway = Gateway(
             settings,
@@ -90,6 +109,8 @@ class Process:
             self.pool,
             self.metrics,
             elsewhere=self.peers.held_elsewhere,
+            me=self.me,
+            agents=self.agents,
             engine_port=engine_port,
         )
         self.server = make_server(
@@ -173,6 +194,7 @@ class Process:
         finally:
             await self.fleet.streams.close()
             await self.acks.close()
+            await self.gateway.leases.close()
             self.agents.close()
             await self.peers.streams.close()
             self.pool.close()
@@ -220,7 +242,9 @@ class Process:
 
     def _follow(self) -> None:
         self.fleet.follow(self.directory.snapshot)
-        self.demand.retain({model.uid for model in self.directory.snapshot.models.values()})
+        snapshot = self.directory.snapshot
+        self.demand.retain({model.uid for model in snapshot.models.values()})
+        self.demand.adapters.retain(snapshot.adapters.uids)
 
     def _held_elsewhere(self, uid: str | None) -> None:
         """More or less waits in the other gateways, of one Model or of any: this one's share is another."""
@@ -245,6 +269,7 @@ class Process:
         metrics.streams.labels("live").set(live)
         metrics.streams.labels("down").set(max(0, self.fleet.streams.wanted - live))
         metrics.objects.labels("Model").set(len(snapshot.models))
+        metrics.objects.labels("LoRAAdapter").set(len(snapshot.adapters.uids))
         metrics.objects.labels("TenantKey").set(len(snapshot.keys))
         metrics.objects.labels("Pod").set(sum(map(len, snapshot.replicas.values())))
         metrics.body_bytes.set(self.gateway.budget.held)

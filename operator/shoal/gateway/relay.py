@@ -16,6 +16,8 @@ from shoal.gateway.upstream import Aborted, Answer, AnswerTooLarge, GivenUp, Ups
 from shoal.ledger.spool import Row
 
 EMBEDDINGS: Final = "/v1/embeddings"
+LACKS_ADAPTER: Final = "adapter"
+"""Why another try: the engine does not have the adapter after all."""
 
 
 class Retry(Exception):
@@ -96,6 +98,8 @@ class Relay:
         except AnswerTooLarge:
             raise ApiError(502, "The engine's answer is too large.", "answer_too_large") from None
         if answer.status >= 400:
+            if prepared.model.adapter is not None and errors.lacks_adapter(body):
+                raise Retry(LACKS_ADAPTER)
             raise errors.from_engine(answer.status, body)
         if self._reply.started:
             raise ApiError(502, "The engine did not answer with a stream.", "no_stream")
@@ -186,6 +190,8 @@ class Relay:
         if not self._answering and not out:
             if status == 503:
                 raise Retry("unavailable")
+            if self._prepared.model.adapter is not None and errors.lacks_adapter(event):
+                raise Retry(LACKS_ADAPTER)
             raise error
         return error.event().rstrip(b"\n")
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import orjson
 import structlog
@@ -14,6 +14,7 @@ from shoal.core.resolve import ServedModel, listed
 from shoal.gateway import errors, ids, sse
 from shoal.gateway.asgi import DISCONNECT, GONE, Receive, Scope, Send
 from shoal.gateway.attempts import Attempts
+from shoal.gateway.attempts_adapter import AdapterAttempts
 from shoal.gateway.body import ALLOWED, Disconnected, engine_body, parse, read_body
 from shoal.gateway.errors import ApiError
 from shoal.gateway.meter import Meter
@@ -101,15 +102,21 @@ class Request:
     # --- models -----------------------------------------------------------------------------------------------------
 
     async def _models(self, wanted: str) -> None:
-        words = self._app.directory.snapshot.words(self._identity())
+        identity = self._identity()
+        words = self._app.directory.snapshot.words(identity)
         if wanted:
             model = words.get(wanted)
             if model is None:
-                raise errors.model_not_found(wanted)
+                raise self._unknown(identity, wanted)
             await self._reply.json(200, orjson.dumps(_card(wanted, model)))
             return
         cards = [_card(word, model) for word, model in listed(words)]
         await self._reply.json(200, orjson.dumps({"object": "list", "data": cards}))
+
+    def _unknown(self, identity: Identity, word: str) -> ApiError:
+        """For a word that nothing answers to."""
+        reason = self._app.directory.snapshot.waiting(identity).get(word)
+        return errors.model_not_found(word) if reason is None else errors.adapter_waits(word, reason)
 
     # --- completions ------------------------------------------------------------------------------------------------
 
@@ -137,7 +144,7 @@ class Request:
         parsed = parse(raw, self._path)
         model = app.directory.snapshot.words(identity).get(parsed.word)
         if model is None:
-            raise errors.model_not_found(parsed.word)
+            raise self._unknown(identity, parsed.word)
         if model.embeds and self._path != EMBEDDINGS:
             raise errors.makes_embeddings(parsed.word)
         self._meter = meter = Meter(
@@ -192,10 +199,13 @@ class Request:
         try:
             with app.deadlines.start() as deadline:
                 raw, self._raw = self._raw, b""  # what waits keeps a copy that is no larger than it must be
-                attempts = Attempts(
+                adapter = prepared.model.adapter
+                attempts = (Attempts if adapter is None else AdapterAttempts)(
                     app, prepared, raw, meter, self._reply, abort, deadline, self._trace, self._check_key
                 )
                 del raw
+                if adapter is not None:
+                    cast(AdapterAttempts, attempts).start(adapter)
                 await attempts.run()
         except ClientGone:
             meter.outcome = "cancelled"
@@ -274,8 +284,8 @@ def _card(word: str, model: ServedModel) -> dict[str, Any]:
         "object": "model",
         "created": int(model.created.timestamp()) if model.created else 0,
         "owned_by": "shoal",
-        "root": model.key,
-        "parent": None,
+        "root": model.address,
+        "parent": model.key if model.adapter else None,
     }
 
 

@@ -1,0 +1,103 @@
+"""What this gateway has of each adapter: a part of the demand stream's messages (`api/demand.py`, AdapterDemand)."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+import orjson
+
+from shoal.api.demand import AdapterDemand
+
+
+class _Count:
+    __slots__ = ("arrivals", "held", "in_flight", "misses", "model")
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.arrivals = self.in_flight = self.held = self.misses = 0
+
+
+class AdapterBook:
+    """Counts per uid of a LoRAAdapter. `due` hears that there is something to tell with the next message: what cannot
+    wait is the Model's own demand, which counts the same requests."""
+
+    def __init__(self, due: Callable[[], None] = lambda: None) -> None:
+        self._due = due
+        self._counts: dict[str, _Count] = {}
+        self._changed: set[str] = set()
+
+    def __bool__(self) -> bool:
+        """Whether any adapter was ever asked for."""
+        return bool(self._counts)
+
+    def arrived(self, uid: str, model: str, *, missed: bool) -> None:
+        """A request was accepted; `model` is the uid of the Model. `missed`: no replica had the adapter."""
+        count = self._of(uid, model)
+        count.model = model
+        count.arrivals += 1
+        count.misses += missed
+
+    def sent(self, uid: str, model: str) -> None:
+        """A request is in flight at a replica."""
+        self._of(uid, model).in_flight += 1
+
+    def ended(self, uid: str, model: str) -> None:
+        """It is there no more."""
+        self._of(uid, model).in_flight -= 1
+
+    def held(self, uid: str, model: str) -> None:
+        """A request waits for a replica, a slot or the adapter itself."""
+        self._of(uid, model).held += 1
+
+    def unheld(self, uid: str, model: str) -> None:
+        """It waits no longer."""
+        self._of(uid, model).held -= 1
+
+    def demand(self, uid: str) -> AdapterDemand | None:
+        """What there is of an adapter now; None: it was never asked for."""
+        count = self._counts.get(uid)
+        return None if count is None else AdapterDemand.model_validate(_row(count))
+
+    def retain(self, uids: Collection[str]) -> None:
+        """Forgets adapters that are none of these and have nothing here: deleted ones."""
+        gone = [u for u, c in self._counts.items() if u not in uids and not c.in_flight and not c.held]
+        for uid in gone:
+            del self._counts[uid]
+            self._note(uid)
+
+    def take(self) -> bytes | None:
+        """What changed, as JSON; None when nothing did. It counts as told."""
+        if not self._changed:
+            return None
+        changed, self._changed = self._changed, set()
+        return self._encode(changed)
+
+    def full(self) -> bytes:
+        """Everything, as JSON."""
+        return self._encode(self._counts)
+
+    def _of(self, uid: str, model: str) -> _Count:
+        count = self._counts.get(uid)
+        if count is None:
+            count = self._counts[uid] = _Count(model)
+        self._note(uid)
+        return count
+
+    def _note(self, uid: str) -> None:
+        if uid not in self._changed:
+            self._changed.add(uid)
+            self._due()
+
+    def _encode(self, uids: Iterable[str]) -> bytes:
+        counts = self._counts
+        return orjson.dumps({uid: _row(counts[uid]) if uid in counts else None for uid in uids})
+
+
+def _row(count: _Count) -> Mapping[str, object]:
+    """`AdapterDemand` as JSON has it, zeros left out."""
+    row: dict[str, object] = {"model": count.model, "arrivals": count.arrivals}
+    if count.in_flight:
+        row["inFlight"] = count.in_flight
+    if count.held:
+        row["held"] = count.held
+    if count.misses:
+        row["misses"] = count.misses
+    return row
