@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import repeat
@@ -24,12 +24,13 @@ from shoal.api.meta import JsonObject
 from shoal.kube.client import Client
 from shoal.kube.errors import Conflict, KubeError, NotFound
 from shoal.kube.reflector import Reflector
-from shoal.kube.resources import GPUCLASSES, MODELS, NODES, PODS, TENANTS, Resource
+from shoal.kube.resources import GPUCLASSES, LORA_ADAPTERS, LORA_POOLS, MODELS, NODES, PODS, TENANTS, Resource
 from shoal.lab import binaries as lab_binaries
 from shoal.lab import pki
 
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False)
 ROOT = Path(__file__).resolve().parents[2]
+_OWN: Final = {r.kind: r for r in (MODELS, GPUCLASSES, TENANTS, LORA_POOLS, LORA_ADAPTERS)}
 
 
 def free_ports(count: int) -> list[int]:
@@ -262,6 +263,8 @@ class StatusKubelet:
         self.pod_ips: Iterator[str] = repeat("10.244.0.10")
         """Of the pods, one after the other: nobody answers there, unless the test has put somebody."""
         self.said: tuple[int, JsonObject] = (0, {"facts": FACTS})
+        self.adapters_said: Callable[[JsonObject], tuple[int, JsonObject]] = lambda _pod: (1, {})
+        """What the pod of a Job that reads adapters ends with."""
         self._todo: asyncio.Queue[JsonObject] = asyncio.Queue()
         self._reflector = Reflector(client, PODS, on_event=self._heard)
         self._done: set[tuple[str, bool]] = set()
@@ -282,7 +285,8 @@ class StatusKubelet:
             metadata = pod["metadata"]
             deleting = "deletionTimestamp" in metadata
             step = (metadata["uid"], deleting)
-            reads = metadata.get("labels", {}).get("app.kubernetes.io/component") == "facts"
+            component = metadata.get("labels", {}).get("app.kubernetes.io/component")
+            reads = component in ("facts", "adapter-facts")
             if step in self._done or (self.hold and not deleting and not reads):
                 continue
             self._done.add(step)
@@ -296,7 +300,11 @@ class StatusKubelet:
                         PODS,
                         metadata["name"],
                         metadata["namespace"],
-                        {"status": ended(pod, *self.said) if reads else running(pod, next(self.pod_ips))},
+                        {
+                            "status": ended(pod, *(self.said if component == "facts" else self.adapters_said(pod)))
+                            if reads
+                            else running(pod, next(self.pod_ips))
+                        },
                         manager="kubelet",
                         subresource="status",
                     )
@@ -392,8 +400,7 @@ class Fleet:
 
     async def apply(self, obj: JsonObject) -> JsonObject:
         """As a person does it."""
-        resource = {"Model": MODELS, "GPUClass": GPUCLASSES, "Tenant": TENANTS}[obj["kind"]]
-        return await self.client.apply(resource, obj, manager="person")
+        return await self.client.apply(_OWN[obj["kind"]], obj, manager="person")
 
     async def all(self, resource: object, **kw: str) -> list[JsonObject]:
         return [o async for o in self.client.list(resource, **kw)]  # type: ignore[arg-type]

@@ -1,0 +1,108 @@
+"""A LoRAPool and its Model's replicas: it rolls them when it comes, changes and goes, and only then."""
+
+from typing import Any
+
+import pytest
+
+from shoal.api import names
+from shoal.api.meta import JsonObject
+from shoal.kube.resources import DEPLOYMENTS, LORA_POOLS, MODELS
+from tests.support.controlplane import FACTS, Fleet
+from tests.support.operators import eventually, model, model_with, running_operator
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.timeout(240),
+    # Kopf's thread ends with its process, streams open; in a test the process goes on.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
+]
+
+WIDTHS = {"layers": 32, "hidden": 4096, "query": 4096, "key": 1024, "feedForward": 14336}
+
+
+def pool(fleet: Fleet, name: str = "pool", **spec: Any) -> JsonObject:
+    return {
+        "apiVersion": "shoal.dev/v1alpha1",
+        "kind": "LoRAPool",
+        "metadata": {"name": name, "namespace": fleet.namespace},
+        "spec": {"modelRef": {"name": "base"}, **spec},
+    }
+
+
+def engine_args(deployment: JsonObject) -> list[str]:
+    containers = deployment["spec"]["template"]["spec"]["containers"]
+    return next(c["args"] for c in containers if c["name"] == names.CONTAINER_ENGINE)
+
+
+def gpus(found: JsonObject) -> int:
+    """Of a replica, on the class in use."""
+    variants = (found.get("status") or {}).get("variants", [])
+    return next(v["gpusPerReplica"] for v in variants if v.get("desired"))
+
+
+async def deployment(fleet: Fleet) -> JsonObject:
+    (one,) = await fleet.all(DEPLOYMENTS, namespace=fleet.namespace)
+    return one
+
+
+async def test_a_pool_rolls_its_model_when_it_comes_changes_and_goes(fleet: Fleet) -> None:
+    fleet.kubelet.said = (0, {"facts": FACTS | {"widths": WIDTHS}})
+    async with running_operator(fleet.client, fleet.kubeconfig):
+        await fleet.apply(model("base", fleet.namespace))
+        before = await model_with(fleet.client, fleet.namespace, "base", "Ready", "True", seconds=60)
+        plain = await deployment(fleet)
+        assert "--enable-lora" not in engine_args(plain)
+
+        await fleet.apply(pool(fleet, maxRank=16))
+        pooled = await eventually(lambda: deployment(fleet), lambda d: "--enable-lora" in engine_args(d), seconds=30)
+        assert {"--max-lora-rank=16", "--max-loras-per-batch=8"} <= set(engine_args(pooled))
+        # The places take so much that one GPU is not enough any more for a request of the whole context.
+        assert gpus(before) == 1
+        await eventually(lambda: fleet.client.get(MODELS, "base", fleet.namespace), lambda m: gpus(m) == 2, seconds=30)
+
+        # Who may join is nothing to the engines.
+        await fleet.apply(pool(fleet, maxRank=16, allowedNamespaces={"from": "All"}))
+        await fleet.apply(pool(fleet, maxRank=16, slotsPerReplica=4, allowedNamespaces={"from": "All"}))
+        resized = await eventually(
+            lambda: deployment(fleet), lambda d: "--max-loras-per-batch=4" in engine_args(d), seconds=30
+        )
+        assert resized["metadata"]["generation"] == pooled["metadata"]["generation"] + 1
+
+        await fleet.client.delete(LORA_POOLS, "pool", fleet.namespace)
+        gone = await eventually(lambda: deployment(fleet), lambda d: "--enable-lora" not in engine_args(d), seconds=30)
+        assert gone["spec"]["template"] == plain["spec"]["template"]
+
+
+async def test_of_two_pools_the_older_one_counts_until_it_goes(fleet: Fleet) -> None:
+    fleet.kubelet.said = (0, {"facts": FACTS | {"widths": WIDTHS}})
+    async with running_operator(fleet.client, fleet.kubeconfig):
+        await fleet.apply(pool(fleet, "older", maxRank=8))
+        await eventually(lambda: fleet.client.get(LORA_POOLS, "older", fleet.namespace), bool)
+        await fleet.apply(model("base", fleet.namespace))
+        await model_with(fleet.client, fleet.namespace, "base", "Ready", "True", seconds=60)
+        # Times of creation have a resolution of one second, and between equals the uid decides.
+        await fleet.apply(pool(fleet, "younger", maxRank=32))
+        both = [await fleet.client.get(LORA_POOLS, name, fleet.namespace) for name in ("older", "younger")]
+        first = min(both, key=lambda p: (p["metadata"]["creationTimestamp"], p["metadata"]["uid"]))
+        second = next(p for p in both if p is not first)
+        rank = f"--max-lora-rank={first['spec']['maxRank']}"
+        await eventually(lambda: deployment(fleet), lambda d: rank in engine_args(d), seconds=30)
+
+        await fleet.client.delete(LORA_POOLS, first["metadata"]["name"], fleet.namespace)
+        rank = f"--max-lora-rank={second['spec']['maxRank']}"
+        await eventually(lambda: deployment(fleet), lambda d: rank in engine_args(d), seconds=30)
+        await fleet.client.delete(LORA_POOLS, second["metadata"]["name"], fleet.namespace)
+
+
+async def test_a_pool_that_the_engine_refuses_rolls_nothing(fleet: Fleet) -> None:
+    fleet.kubelet.said = (0, {"facts": FACTS | {"widths": WIDTHS}})
+    async with running_operator(fleet.client, fleet.kubeconfig):
+        await fleet.apply(pool(fleet))
+        refuses = model("base", fleet.namespace, engine={"extraArgs": ["--load-format=runai_streamer"]})
+        await fleet.apply(refuses)
+        await model_with(fleet.client, fleet.namespace, "base", "Ready", "True", seconds=60)
+        assert "--enable-lora" not in engine_args(await deployment(fleet))
+
+        await fleet.apply(model("base", fleet.namespace, engine={"extraArgs": ["--load-format=safetensors"]}))
+        await eventually(lambda: deployment(fleet), lambda d: "--enable-lora" in engine_args(d), seconds=30)
+        await fleet.client.delete(LORA_POOLS, "pool", fleet.namespace)
