@@ -96,6 +96,72 @@ def test_other_peoples_objects_are_left_alone(guarded: ApiServer) -> None:
     assert send(guarded, PERSON, "delete", budget("mine", {"app": "x"})).returncode == 0
 
 
+# --- pools and their Models -------------------------------------------------------------------------------------------
+
+
+def own(kind: str, name: str, **spec: Any) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "guarded"}
+    return {"apiVersion": "shoal.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def model(name: str, *extra: str) -> dict[str, Any]:
+    return own("Model", name, source={"uri": "hf://owner/repo"}, engine={"extraArgs": list(extra)})
+
+
+def pool(name: str, of: str) -> dict[str, Any]:
+    return own("LoRAPool", name, modelRef={"name": of})
+
+
+def eventually_refused(server: ApiServer, one: dict[str, Any], words: str) -> None:
+    """What a policy compares with reaches it by a watch, a moment after it was written."""
+    deadline = time.monotonic() + 30
+    while words not in (stderr := send(server, PERSON, "create", one, "--dry-run=server").stderr):
+        assert time.monotonic() < deadline, stderr
+        time.sleep(0.2)
+
+
+REFUSED = [
+    ("--attn-dp-size=2", "with --attn-dp-size or --dp-size SGLang runs no adapters"),
+    ("--load-format=runai_streamer", "with this --load-format SGLang cannot read adapters: use auto"),
+    ("--speculative-algorithm=STANDALONE", "this --speculative-algorithm does not go with adapters: use NGRAM"),
+    ("--speculative-adaptive", "--speculative-adaptive and --is-embedding do not go with adapters"),
+    ("--is-embedding", "--speculative-adaptive and --is-embedding do not go with adapters"),
+]
+
+
+@pytest.mark.apiserver
+def test_a_pool_whose_models_engines_refuse_adapters_is_refused_at_once(guarded: ApiServer) -> None:
+    for number, (argument, words) in enumerate(REFUSED):
+        assert send(guarded, PERSON, "create", model(f"m{number}", argument)).returncode == 0
+        eventually_refused(guarded, pool("p", f"m{number}"), f"Model m{number}: {words}")
+    fits = model("fits", "--speculative-algorithm=eagle3", "--load-format=safetensors", "--attn-dp-size=1")
+    assert send(guarded, PERSON, "create", fits).returncode == 0
+    eventually_refused(guarded, pool("p", "m0"), "Model m0")  # the policy has seen more than one of them
+    done = send(guarded, PERSON, "create", pool("of-fits", "fits"))
+    assert done.returncode == 0, done.stderr
+    # A pool may come before its Model.
+    assert send(guarded, PERSON, "create", pool("early", "later")).returncode == 0
+
+
+@pytest.mark.apiserver
+def test_a_model_that_has_a_pool_keeps_to_arguments_that_go_with_adapters(guarded: ApiServer) -> None:
+    assert send(guarded, PERSON, "create", pool("pooled", "base")).returncode == 0
+    for argument, words in REFUSED:
+        eventually_refused(guarded, model("base", argument), f"LoRAPool pooled gives this Model adapters: {words}")
+    done = send(guarded, PERSON, "create", model("base", "--mem-fraction-static=0.8"))
+    assert done.returncode == 0, done.stderr
+    assert send(guarded, PERSON, "create", model("another", "--attn-dp-size=2")).returncode == 0
+
+
+@pytest.mark.apiserver
+def test_a_second_pool_for_a_model_is_refused_and_the_first_may_change(guarded: ApiServer) -> None:
+    assert send(guarded, PERSON, "create", pool("first", "shared")).returncode == 0
+    eventually_refused(guarded, pool("second", "shared"), "Model shared has LoRAPool first already: one pool per Model")
+    resized = pool("first", "shared")
+    resized["spec"]["maxRank"] = 8
+    assert send(guarded, PERSON, "apply", resized).returncode == 0
+
+
 # --- health in GitOps tools -------------------------------------------------------------------------------------------
 
 
