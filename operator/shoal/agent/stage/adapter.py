@@ -56,7 +56,8 @@ async def stage_adapter(
 
 def of_pool(error: ArtifactError) -> ArtifactError:
     """An error of a source in the words of a pool: the credentials do not stand on the object that names the source."""
-    return ArtifactError(error.reason, str(error).replace("source.secretRef", "the pool's credentials"))
+    text = str(error).replace("the credentials of source.secretRef", "the pool's credentials")
+    return ArtifactError(error.reason, text.replace("source.secretRef", "the pool's credentials"))
 
 
 async def _staged(
