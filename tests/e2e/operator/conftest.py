@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 
 from shoal.kube.client import Client
-from shoal.kube.resources import DEPLOYMENTS, GPUCLASSES, MODELS, NAMESPACES, NODES, PODS, SECRETS, TENANTS
+from shoal.kube.resources import (
+    DEPLOYMENTS,
+    GPUCLASSES,
+    LORA_ADAPTERS,
+    LORA_POOLS,
+    MODELS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    SECRETS,
+    TENANTS,
+)
 from tests.support.controlplane import ControlPlane, Fleet, StatusKubelet, add_node, control_plane, install_crds
 from tests.support.operators import NAMESPACE, eventually, gpu_class
 
@@ -39,7 +50,7 @@ async def fleet(plane: ControlPlane, request: pytest.FixtureRequest) -> AsyncIte
         try:
             yield fleet
         finally:
-            for resource in (MODELS, TENANTS, GPUCLASSES):
+            for resource in (LORA_ADAPTERS, LORA_POOLS, MODELS, TENANTS, GPUCLASSES):
                 for obj in await fleet.all(resource):
                     await client.delete(resource, obj["metadata"]["name"], obj["metadata"].get("namespace"))
             for resource in (DEPLOYMENTS, PODS):

@@ -1,0 +1,202 @@
+"""LoRAAdapters of a pool, as a person and as agents see them: what is told, what is loaded where, what is written."""
+
+import asyncio
+import json
+from itertools import repeat
+
+import pytest
+
+from shoal.api import reasons
+from shoal.api.loraadapter import engine_name
+from shoal.api.meta import JsonObject
+from shoal.kube.client import Client
+from shoal.kube.resources import JOBS, LORA_ADAPTERS, LORA_POOLS
+from tests.support.addresses import pod_ip
+from tests.support.controlplane import Fleet
+from tests.support.lora_fleet import (
+    adapter,
+    adapter_with,
+    found_at,
+    pool,
+    pool_agent,
+    ready_for_adapters,
+    revision_of,
+    unreachable,
+)
+from tests.support.operators import condition, eventually, model, model_with, running_operator
+from tests.support.streams import until
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.timeout(240),
+    # Kopf's thread ends with its process, streams open; in a test the process goes on.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
+]
+
+ENGINE_IP = pod_ip(3)
+
+
+def name_of(fleet: Fleet, name: str, version: str = "v1") -> str:
+    return engine_name(f"{fleet.namespace}/{name}", revision_of(f"s3://adapters/{name}/{version}"))
+
+
+async def pool_with(fleet: Fleet, kind: str, status: str, reason: str | None = None, name: str = "pool") -> JsonObject:
+    def holds(obj: JsonObject) -> bool:
+        found = condition(obj, kind)
+        return found.get("status") == status and reason in (None, found.get("reason"))
+
+    return await eventually(lambda: fleet.client.get(LORA_POOLS, name, fleet.namespace), holds, what=f"pool {kind}")
+
+
+async def adapter_jobs(fleet: Fleet) -> list[str]:
+    jobs = await fleet.all(JOBS, namespace=fleet.namespace)
+    return [j["metadata"]["name"] for j in jobs if j["metadata"]["name"].startswith("adapter-facts-")]
+
+
+async def test_adapters_become_available_are_loaded_switched_and_dropped(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    sources = ready_for_adapters(fleet)
+    fleet.kubelet.pod_ips = repeat(ENGINE_IP)
+    async with pool_agent(ENGINE_IP) as agent, running_operator(client, fleet.kubeconfig):
+        await fleet.apply(model("base", ns))
+        await fleet.apply(pool(ns))
+        await model_with(client, ns, "base", "Ready", "True", seconds=60)
+        for name in ("support", "legal"):
+            await fleet.apply(adapter(ns, name))
+        await fleet.apply(adapter(ns, "poet", residency="Warm"))
+        for name in ("support", "legal"):
+            told = await adapter_with(client, ns, name, "Ready", "True", reasons.ON_DEMAND)
+            assert condition(told, "Available")["status"] == "True"
+            assert told["status"]["revision"] == revision_of(f"s3://adapters/{name}/v1")
+            assert (told["status"]["rank"], told["status"]["servedNames"]) == (16, [name])
+        await adapter_with(client, ns, "poet", "Ready", "True", reasons.RESIDENT)
+        assert agent.holds == [name_of(fleet, "poet")]
+        assert len(sources.batches) <= 2, "applied together, read together"
+        found = await eventually(
+            lambda: client.get(LORA_POOLS, "pool", ns),
+            lambda p: (p.get("status") or {}).get("adapters") == {"total": 3, "available": 3, "failed": 0},
+        )
+        assert condition(found, "Ready")["reason"] == reasons.POOL_READY
+
+        # A newer revision is loaded beside the one that answers, and takes over once it is there.
+        agent.loads = False
+        await fleet.apply(adapter(ns, "poet", "s3://adapters/poet/v2", residency="Warm"))
+        both = {name_of(fleet, "poet"), name_of(fleet, "poet", "v2")}
+        await until(lambda: set(agent.holds) == both, 30)
+        told = await adapter_with(client, ns, "poet", "Ready", "True", reasons.SWITCHING)
+        assert told["status"]["revision"] == revision_of("s3://adapters/poet/v1")
+        assert told["status"]["next"]["revision"] == revision_of("s3://adapters/poet/v2")
+        agent.loads = True
+        agent.tell()
+        told = await adapter_with(client, ns, "poet", "Ready", "True", reasons.RESIDENT)
+        assert told["status"]["revision"] == revision_of("s3://adapters/poet/v2")
+        assert "next" not in told["status"]
+        await until(lambda: agent.holds == [name_of(fleet, "poet", "v2")], 30)
+
+        # An agent that was started anew is told again; one of a deleted adapter does not hold it.
+        agent.start()
+        told_before = len(agent.floors)
+        await until(lambda: len(agent.floors) > told_before, 30)
+        assert agent.holds == [name_of(fleet, "poet", "v2")]
+        await client.delete(LORA_ADAPTERS, "poet", ns)
+        await until(lambda: agent.holds == [], 30)
+
+        # Every field has one writer.
+        for resource, name, manager in (
+            (LORA_ADAPTERS, "legal", "shoal-loraadapter"),
+            (LORA_POOLS, "pool", "shoal-lorapool"),
+        ):
+            fields = (await client.get(resource, name, ns))["metadata"]["managedFields"]
+            assert {m["manager"] for m in fields} == {"person", manager}
+
+
+async def test_each_that_cannot_be_used_says_why_and_disturbs_nobody(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    sources = ready_for_adapters(fleet)
+    bad = {name: f"s3://adapters/{name}/v1" for name in ("wide", "embeds", "alien", "away")}
+    sources.known = {
+        bad["wide"]: found_at(bad["wide"], rank=128),
+        bad["embeds"]: found_at(bad["embeds"], modules={"q_proj": (4096, 4096), "embed_tokens": (16, 4096)}),
+        bad["alien"]: found_at(bad["alien"], modules={"q_proj": (2048, 2048)}),
+        bad["away"]: unreachable(bad["away"]),
+    }
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(model("base", ns))
+        await fleet.apply(pool(ns))
+        await model_with(client, ns, "base", "Ready", "True", seconds=60)
+        for name in (*bad, "fine"):
+            await fleet.apply(adapter(ns, name))
+        await fleet.apply(adapter(ns, "lost", pool="nowhere"))
+        await asyncio.sleep(1.1)  # ages are told in seconds
+        await fleet.apply(adapter(ns, "twin", servedNames=["fine"]))
+        for name, reason, words in (
+            ("wide", reasons.RANK_TOO_HIGH, "128 > 64 of pool"),
+            ("embeds", reasons.MODULES_NOT_IN_POOL, "embed_tokens"),
+            ("alien", reasons.BASE_MISMATCH, "trained for another base"),
+            ("away", reasons.SOURCE_UNREACHABLE, "no answer"),
+            ("lost", reasons.POOL_NOT_FOUND, "there is no LoRAPool"),
+        ):
+            told = await adapter_with(client, ns, name, "Ready", "False", reason)
+            assert words in condition(told, "Ready")["message"]
+            assert condition(told, "Accepted")["reason"] == reason
+            assert "revision" not in told["status"]
+        await adapter_with(client, ns, "fine", "Available", "True")
+        twin = await adapter_with(client, ns, "twin", "Accepted", "True", reasons.NAME_CLAIMED)
+        assert f"LoRAAdapter {ns}/fine" in condition(twin, "Accepted")["message"]
+        assert "servedNames" not in twin["status"] or not twin["status"]["servedNames"]
+        listed = fleet.plane.run_kubectl("get", "lora", f"-n={ns}")
+        assert "RankTooHigh" in listed
+        counted = await eventually(
+            lambda: client.get(LORA_POOLS, "pool", ns),
+            lambda p: ((p.get("status") or {}).get("adapters") or {}).get("available") == 2,
+        )
+        assert counted["status"]["adapters"] == {"total": 6, "available": 2, "failed": 3}
+
+        # A second pool of the same Model has nothing; the first one's adapters go on, until it is deleted.
+        await fleet.apply(pool(ns, "second"))
+        told = await pool_with(fleet, "Accepted", "False", reasons.POOL_CLAIMED, name="second")
+        assert f"LoRAPool {ns}/pool" in condition(told, "Accepted")["message"]
+        await client.delete(LORA_POOLS, "pool", ns)
+        told = await adapter_with(client, ns, "fine", "Ready", "False", reasons.POOL_NOT_FOUND)
+        assert told["status"]["revision"], "what was read is kept, should the pool come back"
+        await pool_with(fleet, "Accepted", "True", name="second")
+
+
+async def test_a_restart_reads_nothing_again_and_a_resize_reads_nothing(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    sources = ready_for_adapters(fleet)
+    sources.known = {"s3://adapters/wide/v1": found_at("s3://adapters/wide/v1", rank=128)}
+    fleet.kubelet.pod_ips = repeat(ENGINE_IP)
+    async with pool_agent(ENGINE_IP) as agent:
+        async with running_operator(client, fleet.kubeconfig):
+            await fleet.apply(model("base", ns))
+            await fleet.apply(pool(ns))
+            await model_with(client, ns, "base", "Ready", "True", seconds=60)
+            for name in ("wide", "legal"):
+                await fleet.apply(adapter(ns, name))
+            await fleet.apply(adapter(ns, "kept", residency="Pinned"))
+            await adapter_with(client, ns, "kept", "Ready", "True", reasons.RESIDENT)
+            await adapter_with(client, ns, "legal", "Ready", "True")
+            await adapter_with(client, ns, "wide", "Ready", "False", reasons.RANK_TOO_HIGH)
+            await pool_with(fleet, "Ready", "True")
+            await asyncio.sleep(4)
+        read, told = len(sources.batches), len(agent.floors)
+        async with (
+            await Client.from_environment(kubeconfig=fleet.kubeconfig) as own,
+            running_operator(own, fleet.kubeconfig),
+        ):
+            await until(lambda: len(agent.floors) > told, 60)
+            assert agent.holds == [name_of(fleet, "kept")]
+            await asyncio.sleep(4)
+            written = {what: n for (_, what), n in own.writes.items() if what not in ("leases", "secrets")}
+            assert not written, f"a restart writes nothing: {written}"
+            assert len(sources.batches) == read, "and reads nothing again"
+
+            await fleet.apply(pool(ns, slotsPerReplica=16))
+            await pool_with(fleet, "Ready", "False", reasons.ROLLING)
+            await pool_with(fleet, "Ready", "True")
+            assert len(sources.batches) == read, "how many adapters there may be is nothing to their files"
+            await fleet.apply(pool(ns, slotsPerReplica=16, maxRank=128))
+            await adapter_with(client, ns, "wide", "Ready", "True", reasons.ON_DEMAND, seconds=60)
+            legal = json.dumps((await client.get(LORA_ADAPTERS, "legal", ns))["status"])
+            assert revision_of("s3://adapters/legal/v1") in legal
