@@ -1,8 +1,8 @@
 """Python's garbage collector, set for a process that keeps a whole cluster in memory.
 
-What is freed at once needs no collector; it looks for cycles. Left alone it looks through everything that was ever
-kept, every few seconds while objects come and go: with 300 Models that stopped the process for 0.2 to 0.6 s, and whoever
-woke just then waited so long. So what has stayed is taken out of its sight, and only what is new is looked through.
+It looks for cycles; what is in none is freed without it. Left alone it looks through everything that is kept, every few
+seconds while objects come and go: with 300 Models that stopped the process for 0.2 to 0.6 s, and a wake that came just
+then waited as long. So what has stayed is taken out of its sight, and only what is new is looked through.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ NEVER: Final = 1_000_000
 EVERY_SECONDS: Final = 5.0
 """Between two looks at what is new since the last one."""
 WHOLE_EVERY: Final = 4320
-"""Looks, after which everything is looked through once: six hours. Cycles of old objects are rare, but not impossible."""
+"""Looks, after which everything is looked through once (six hours): cycles of old objects are rare, not impossible."""
 
 
 async def run() -> None:
