@@ -27,6 +27,8 @@ from tests.storm.journals import Kill, Silence
 
 SILENT_SECONDS: Final = 13.0
 """A stream that says nothing for 12 s is down; what it said before may be acted on until then."""
+CUT_SECONDS: Final = 40.0
+"""Of streams."""
 _AWAY_SECONDS: Final = 60.0
 
 
@@ -237,7 +239,7 @@ def etcd_restarted(storm: Storm) -> None:
 
 def streams_cut(storm: Storm) -> None:
     """Gateways and operators reach no agent and no peer for a while; requests still flow."""
-    seconds = 40 * storm.pace
+    seconds = CUT_SECONDS * storm.pace
     ports = f"{{ {names.AGENT_PORT}, {names.OPS_PORT} }}"
     rules = f"""
 table inet storm {{

@@ -53,7 +53,7 @@ _SIMULATOR: Final[dict[str, Any]] = {
 }
 
 
-def models(drain_seconds: int) -> list[dict[str, Any]]:
+def models(drain_seconds: int, idle_seconds: int) -> list[dict[str, Any]]:
     spec: dict[str, Any] = {
         "source": {"uri": "file:///opt/shoal/models/tiny-chat"},
         "variants": [{"class": "l40s-48gb"}],
@@ -63,7 +63,7 @@ def models(drain_seconds: int) -> list[dict[str, Any]]:
     }
     scaling: dict[str, dict[str, Any]] = {
         STEADY: {"minReplicas": 2, "maxReplicas": 4, "stabilizationSeconds": 20},
-        TIDAL: {"minReplicas": 0, "maxReplicas": 3, "stabilizationSeconds": 10, "idleSeconds": 10},
+        TIDAL: {"minReplicas": 0, "maxReplicas": 3, "stabilizationSeconds": 10, "idleSeconds": idle_seconds},
     }
     return [
         {
@@ -99,7 +99,7 @@ class Ground(LabCluster):
 
     @classmethod
     @contextlib.contextmanager
-    def up(cls, folder: Path, mutation: str | None = None, drain_seconds: int = 60) -> Generator["Ground"]:
+    def up(cls, folder: Path, mutation: str | None, drain_seconds: int, idle_seconds: int) -> Generator["Ground"]:
         """A lab with Shoal and both Models ready; it is gone afterwards, `folder` stays.
 
         `mutation`: a protection that is switched off (`tests.storm.mutants`).
@@ -115,18 +115,18 @@ class Ground(LabCluster):
         )
         try:
             ground = cls(lab, folder)
-            ground._install(drain_seconds)
+            ground._install(models(drain_seconds, idle_seconds))
             yield ground
         finally:
             lab.down()
 
-    def _install(self, drain_seconds: int) -> None:
+    def _install(self, models: list[dict[str, Any]]) -> None:
         values = {"engines": {"simulator": _SIMULATOR, "cpuPerGPU": "100m", "memoryPerGPU": "512Mi"}}
         values |= {"cache": {"enabled": False}}
         steps.install(self, "simulator", steps.LAB_IMAGE, values)
         self.kubectl("create", "namespace", STORM)
         self.kubectl("apply", "-f", str(steps.EXAMPLES / "gpuclasses.yaml"))
-        for item in (*models(drain_seconds), tenant()):
+        for item in (*models, tenant()):
             self.apply(item)
         for name in (STEADY, TIDAL):
             self.kubectl("wait", "--for=condition=Ready", f"model/{name}", "-n", STORM, "--timeout=120s", timeout=130)

@@ -42,6 +42,7 @@ class LoadConfig(BaseModel):
     requests: int
     rate: float
     sdk_rate: float
+    long: float
     targets: tuple[Target, ...]
 
 
@@ -121,7 +122,9 @@ class Load:
                     if one is None:
                         continue
                     count = round(config.requests * rate / total)
-                    planned = asks(config.seed, count, rate, config.targets, "s" if number == 0 else "sdk")
+                    planned = asks(
+                        config.seed, count, rate, config.targets, "s" if number == 0 else "sdk", long=config.long
+                    )
                     group.create_task(self._send(group, planned, one))
         finally:
             saying.cancel()

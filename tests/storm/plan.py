@@ -14,13 +14,15 @@ from shoal.sim.tokenizer import ModelFolder
 Kind = Literal["short", "chat", "stream", "long", "leaver", "wrong"]
 STREAMS: Final = frozenset({"stream", "long", "leaver"})
 _SHARES: Final[dict[Kind, float]] = {
-    "short": 0.58,
+    "short": 0.59,
     "chat": 0.08,
     "stream": 0.24,
-    "long": 0.01,
+    "long": 0.0,
     "leaver": 0.06,
     "wrong": 0.03,
 }
+LONG: Final = 0.01
+"""Share of long answers, taken from the short ones. Where it is high, every engine always works on some."""
 PROMPTS: Final = 256
 """Distinct prompts, each with an answer of its own: an answer that went to the wrong client is seen."""
 _LONGEST: Final = 420
@@ -82,11 +84,14 @@ def prompt_text(number: int) -> str:
     return f"Question {number}: how deep is the water where {number * 7919 % 1009} fish swim?"
 
 
-def asks(seed: int, count: int, rate: float, targets: tuple[Target, ...], prefix: str = "s") -> Iterator[Ask]:
+def asks(
+    seed: int, count: int, rate: float, targets: tuple[Target, ...], prefix: str = "s", *, long: float = LONG
+) -> Iterator[Ask]:
     """`count` requests with exponential gaps of mean 1/rate seconds. A Model that is not asked at that moment passes
     its requests on to the next one that is; at least one Target must always be active."""
     source = random.Random(seed)  # noqa: S311 - reproducible on purpose
-    kinds, weights = zip(*_SHARES.items(), strict=True)
+    shares = _SHARES | {"long": long, "short": _SHARES["short"] - long}
+    kinds, weights = zip(*shares.items(), strict=True)
     at = 0.0
     for number in range(count):
         at += source.expovariate(rate)

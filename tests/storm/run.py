@@ -17,7 +17,7 @@ from shoal.lab.errors import LabError
 from tests.storm import faults, journals, story
 from tests.storm.ground import KEY, MODEL_PATH, STEADY, TIDAL, Ground
 from tests.storm.load import LoadConfig
-from tests.storm.plan import Phase, Target
+from tests.storm.plan import LONG, Phase, Target
 from tests.storm.verdict import Findings, judge
 
 _STORIES_SHOWN = 10
@@ -43,6 +43,10 @@ class Weather:
     """Seconds from one flood of the tidal Model to the next; half of it nobody asks. 0: no ebb."""
     drain_seconds: int = 60
     """Of both Models. Longer than the longest answer, so that no drain runs out of it."""
+    idle_seconds: int = 10
+    """Of the tidal Model."""
+    long: float = LONG
+    """Share of long answers."""
     shuffled: bool = True
     mutation: str | None = None
 
@@ -50,7 +54,7 @@ class Weather:
 def run(weather: Weather, folder: Path) -> Findings:
     """Plays a storm and judges it. All journals stay in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    with Ground.up(folder, weather.mutation, weather.drain_seconds) as ground:
+    with Ground.up(folder, weather.mutation, weather.drain_seconds, weather.idle_seconds) as ground:
         print(f"the fleet is up; journals are in {folder}", flush=True)
         with ground.watched_scales(folder / "scales.jsonl"), _load(ground, weather, folder) as load:
             _faults(ground, weather, folder, load)
@@ -134,6 +138,7 @@ def _load(ground: Ground, weather: Weather, folder: Path) -> Generator["subproce
         requests=weather.requests,
         rate=weather.rate,
         sdk_rate=weather.sdk_rate,
+        long=weather.long,
         targets=(Target(STEADY, 0.75), Target(TIDAL, 0.25, tide)),
     )
     file = folder / "load.json"
