@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shoal.core.adapters.board import Board, Place
-from shoal.core.adapters.types import Move, Why
+from shoal.core.adapters.types import Move, Residency, Why
 from shoal.core.adapters.wanted import Want
 
 BOUND = 1.25
 """No replica gets a further adapter beyond this many times the mean load (Mirrokni, Thorup and Zadimoghaddam,
 "Consistent hashing with bounded loads", 2018)."""
+
+_SURE: tuple[tuple[Residency, Why], ...] = (("Pinned", "pinned"), ("Warm", "warm"))
 
 
 @dataclass(slots=True)
@@ -23,6 +25,8 @@ class Draft:
     """Homes of the last plan."""
     budget: float
     """Loads for the sake of traffic and balance that may be caused now."""
+    known: bool
+    """How much each adapter is asked for is known: one that stands gives up its place when floors are too full."""
     homes: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     """By adapter, those that should stay first."""
     moves: list[Move] = field(default_factory=list[Move])
@@ -56,50 +60,55 @@ class Draft:
 
 def fill(draft: Draft, wants: tuple[Want, ...]) -> None:
     """All that is wanted, `wants` in order of precedence, as far as there is room."""
-    for want in wants:
-        if want.sure:
-            _must(draft, want)
-    _beside(draft, [w for w in wants if w.sure])
+    for residency, why in _SURE:
+        sure = [w for w in wants if w.sure and w.adapter.residency == residency]
+        # First those that stand: a newcomer disturbs nobody.
+        for want in sure:
+            _must_keep(draft, want, why)
+        for want in sure:
+            _must_add(draft, want, why)
+        _beside(draft, sure)
     for want in draft.wants:
         _keep(draft, want)
     _beside(draft, draft.wants)
     _add(draft)
 
 
-def _must(draft: Draft, want: Want) -> None:
-    """What its residency asks for, whatever else has to go."""
-    why: Why = "pinned" if want.adapter.residency == "Pinned" else "warm"
+def _must_keep(draft: Draft, want: Want, why: Why) -> None:
     missing = want.sure
     for place in draft.stands(want):
         if missing and place.fits(why):
             draft.put(want, place, why, want.cost if place.counts else 0.0)
             missing -= place.counts
+
+
+def _must_add(draft: Draft, want: Want, why: Why) -> None:
+    missing = want.sure - draft.counted(want)
     if not missing:
         return
-    having = draft.board.having(want.adapter)
-    for place in (*having, *draft.board.ranked(want.adapter.key)):
+    for place in (*draft.board.having(want.adapter), *draft.board.ranked(want.adapter.key)):
         if missing and want.adapter.uid not in place.has and place.fits(why):
             draft.put(want, place, why, want.cost)
             draft.moves.append(Move(want.adapter.uid, None, place.replica.uid, f"it is {why}"))
             missing -= 1
 
 
-def why_of(want: Want) -> Why:
-    """Of a copy that its residency does not ask for."""
-    return "next" if not want.asked and want.adapter.next is not None else "traffic"
+def _more(want: Want) -> Why:
+    """Why there are copies that its residency does not ask for."""
+    return "next" if not want.known and want.adapter.next is not None else "traffic"
 
 
 def _keep(draft: Draft, want: Want) -> None:
     """Further copies that stand. One too many goes when those that stay are there; a copy without which there would
     be none for a while is a gap for requests."""
     adapter = want.adapter
-    why = why_of(want)
+    why = _more(want)
     for place in draft.stands(want):
         copies = draft.copies(want)
         counted = sum(p.counts for p in copies)
         if counted >= want.copies and sum(p.settled(adapter) for p in copies if p.counts) >= want.copies:
             draft.moves.append(Move(adapter.uid, place.replica.uid, None, "fewer copies are enough"))
-        elif place.fits(why):
+        elif place.fits(why) or (not draft.known and place.room > 0):
             draft.put(want, place, why, want.cost if place.counts and counted < want.copies else 0.0)
 
 
@@ -120,20 +129,20 @@ def _add(draft: Draft) -> None:
     counting = draft.board.counting
     bound = BOUND * sum(p.cost for p in counting) / max(1, len(counting))
     for want in draft.wants:
-        if why_of(want) == "next":
+        if _more(want) == "next":
             _complete(draft, want, bound)
     full = False
     for want in draft.wants:
-        if why_of(want) == "next" or draft.counted(want) >= want.copies:
+        if _more(want) == "next" or draft.counted(want) >= want.asked:
             continue
         full = full or not any(p.spare > 0 for p in draft.board.candidates)
         _complete(draft, want, bound, full=full)
 
 
 def _complete(draft: Draft, want: Want, bound: float, *, full: bool = False) -> None:
-    why = why_of(want)
+    why = _more(want)
     because = "a newer revision" if why == "next" else "it is asked for"
-    for _ in range(want.copies - draft.counted(want)):
+    for _ in range(want.asked - draft.counted(want)):
         place = _having(draft, want, why)
         if place is None and why == "traffic":
             if draft.budget < 1.0:

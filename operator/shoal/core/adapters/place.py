@@ -18,9 +18,10 @@ from shoal.api import reasons
 from shoal.core.adapters.balance import balance
 from shoal.core.adapters.board import Board
 from shoal.core.adapters.fill import Draft, fill
-from shoal.core.adapters.traffic import learn
-from shoal.core.adapters.types import Entry, Limits, Memory, Plan, Snapshot, Verdict, Why
+from shoal.core.adapters.traffic import HALF_LIFE, learn
+from shoal.core.adapters.types import Entry, Memory, Plan, Snapshot, Verdict, Why
 from shoal.core.adapters.wanted import Want, Wanted, wanted
+from shoal.core.scaling.words import count
 
 MOVES_PER_MINUTE = 6.0
 """Loads per minute and replica that a plan causes for the sake of traffic and balance: each holds up decoding there."""
@@ -42,22 +43,35 @@ def place(snapshot: Snapshot, memory: Memory | None, now: float) -> tuple[Plan, 
     )
     before = _found(snapshot, board) if memory is None else memory.homes
     fewer: Mapping[str, float] = memory.fewer if memory else {}
-    wants = wanted(snapshot, asked, before, fewer, len(board.counting) or len(board.places), now)
+    copies = {uid: len(places) for uid, places in before.items()} if memory is None else memory.copies
+    wants = wanted(snapshot, asked, copies, fewer, len(board.counting) or len(board.places), now)
     by_weight = sorted(wants.wants, key=lambda w: (-w.weight, w.adapter.uid))
-    draft = Draft(board, by_weight, before, _budget(memory, len(board.places), now))
+    began = now if memory is None else memory.began
+    known = not asked.unheard and now - began >= HALF_LIFE
+    draft = Draft(board, by_weight, before, _budget(memory, len(board.places), now), known)
     fill(draft, wants.wants)
     if not asked.unheard:
         balance(draft)
     remembered = _homes(draft, snapshot)
     plan = Plan(
         floors=_floors(draft, wants, snapshot),
-        adapters=_verdicts(draft, wants, snapshot.limits),
+        adapters=_verdicts(draft, wants),
         moves=tuple(draft.moves),
         look_again=_look_again(draft, wants, away, now),
         unheard=asked.unheard,
     )
     still = {w.adapter.uid: w.fewer_since for w in wants.wants if w.fewer_since is not None}
-    return plan, Memory(now, remembered, asked.traffic, asked.heard, draft.budget, away, still)
+    return plan, Memory(
+        now=now,
+        began=began,
+        homes=remembered,
+        copies={w.adapter.uid: w.copies for w in wants.wants if w.adapter.uid in remembered},
+        traffic=asked.traffic,
+        heard=asked.heard,
+        budget=draft.budget,
+        away=away,
+        fewer=still,
+    )
 
 
 def _found(snapshot: Snapshot, board: Board) -> dict[str, tuple[str, ...]]:
@@ -118,29 +132,32 @@ def _leaving(before: Mapping[str, tuple[str, ...]], snapshot: Snapshot, floors: 
             floors[place].append(Entry(uid, adapter.current.name, False, "traffic"))
 
 
-def _verdicts(draft: Draft, wants: Wanted, limits: Limits) -> dict[str, Verdict]:
+def _verdicts(draft: Draft, wants: Wanted) -> dict[str, Verdict]:
     verdicts: dict[str, Verdict] = {}
     for want in wants.wants:
         uid = want.adapter.uid
         homes = tuple(draft.homes.get(uid, ()))
         if homes or want.sure:
-            verdicts[uid] = _verdict(draft, want, homes, limits)
+            verdicts[uid] = _verdict(draft, want, homes)
     return verdicts
 
 
-def _verdict(draft: Draft, want: Want, homes: tuple[str, ...], limits: Limits) -> Verdict:
+def _verdict(draft: Draft, want: Want, homes: tuple[str, ...]) -> Verdict:
     why: Why = "pinned" if want.adapter.residency == "Pinned" else "warm"
     have = sum(p.counts and p.has[want.adapter.uid].why == why for p in draft.copies(want))
     if have >= want.sure:
         return Verdict(want.copies, homes)
-    others = [p for p in draft.board.counting if p.has.get(want.adapter.uid) is None]
+    others = [p for p in draft.board.counting if want.adapter.uid not in p.has or p.has[want.adapter.uid].why != why]
     if why == "pinned" and any(p.pinned >= p.limits.pinned for p in others):
-        most = limits.pinned
-        said = f"have their {most} pinned adapters already ({limits.slots} slots, one of them for everybody else)"
+        most = min(p.limits.pinned for p in others)
+        said = f"each of the others has {most} pinned already, which is all that its {most + 1} slots allow"
+        help_ = "raise the pool's slotsPerReplica, or pin fewer"
     else:
-        said = f"have all but one of their {limits.cached} places in host memory taken by pinned and warm adapters"
+        most = min((p.limits.cached for p in others), default=0)
+        said = f"each of the others has {most - 1} of its {most} places in host memory taken by such adapters"
+        help_ = "raise the pool's cachedPerReplica, or keep fewer"
     word = "pinned" if why == "pinned" else "kept warm"
-    message = f"{word} on {have} of {want.sure} replicas: {len(others)} others {said}"
+    message = f"{word} on {have} of {count(want.sure, 'replica')}: {said}; {help_}"
     return Verdict(want.copies, homes, reasons.NO_ROOM, message)
 
 

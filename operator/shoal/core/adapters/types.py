@@ -136,8 +136,12 @@ class Memory:
 
     now: float
     """Of the last plan."""
+    began: float
+    """Of the first plan of this term."""
     homes: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """By adapter: the replicas on whose floors it is, those that should stay first."""
+    copies: Mapping[str, int] = field(default_factory=dict[str, int])
+    """By adapter that has a home: copies wanted; while one moves it has a home more."""
     traffic: Mapping[str, Traffic] = field(default_factory=dict[str, Traffic])
     """By adapter; those that were asked for lately."""
     heard: Mapping[str, Heard] = field(default_factory=dict[str, Heard])

@@ -30,13 +30,15 @@ class Want:
     adapter: Adapter
     sure: int
     """Copies that its residency asks for."""
+    asked: int
+    """Copies that its requests ask for, or a newer revision that is to be proven; of any kind."""
     copies: int
-    """Copies in all; those beyond `sure` are for its requests."""
+    """The larger of the two."""
     cost: float
     """Of one copy: its share of the load, in requests in flight weighed by what its rank makes of them."""
     weight: float
     """How much it is asked for."""
-    asked: bool
+    known: bool
     """Somebody asked for it lately."""
     fewer_since: float | None = None
 
@@ -53,12 +55,12 @@ class Wanted:
 def wanted(
     snapshot: Snapshot,
     asked: Asked,
-    homes: Mapping[str, tuple[str, ...]],
+    before: Mapping[str, int],
     fewer: Mapping[str, float],
     replicas: int,
     now: float,
 ) -> Wanted:
-    """Copies of every adapter that was asked for, or should be held anyway, on so many replicas; `homes` are those of
+    """Copies of every adapter that was asked for, or should be held anyway, on so many replicas; `before` has those of
     the last plan, `fewer` says since when less would have done. O(adapters)."""
     recent = asked.traffic
     loads = {uid: traffic.load(t, now) for uid, t in recent.items()}
@@ -68,14 +70,15 @@ def wanted(
         if not adapter.revisions:
             continue
         told = recent.get(uid)
-        had = homes.get(uid, ())
+        had = before.get(uid, 0)
         sure = 0 if adapter.residency == "OnDemand" else min(adapter.min_copies, replicas)
         if not sure and told is None and adapter.next is None and not (had and asked.unheard):
             continue
-        want = _want(adapter, sure, told, loads.get(uid, 0.0), share, len(had), fewer.get(uid), now)
+        want = _want(adapter, sure, told, loads.get(uid, 0.0), share, had, fewer.get(uid), now)
         if asked.unheard:
-            want.copies, want.fewer_since = max(want.copies, len(had)), None
-        want.copies = min(want.copies, replicas)
+            want.asked, want.fewer_since = max(want.asked, had if had > sure else 0), None
+        want.asked = min(want.asked, replicas)
+        want.copies = max(sure, want.asked)
         wants.append(want)
     wants.sort(key=lambda w: (_CLASS[w.adapter.residency], -w.weight, w.adapter.uid))
     return Wanted(tuple(wants), _fades_at(asked, wants, loads, now))
@@ -96,17 +99,21 @@ def _want(
 ) -> Want:
     revision = adapter.revisions[-1]
     lasting = traffic.lasting(told, now) if told else 0.0
-    copies = max(sure, math.ceil(load / share - 1e-9), 1)
-    keep = max(copies, math.ceil(max(load, lasting) / (_FEWER * share) - 1e-9))
+    copies = max(math.ceil(load / share - 1e-9), 1)
+    keep = max(sure, copies, math.ceil(max(load, lasting) / (_FEWER * share) - 1e-9))
     since = None
     if keep < had:
         since = now if fewer_since is None else fewer_since
     enough = since is not None and now - since >= FEWER_SECONDS
     if copies < had:
         copies = keep if enough else had
+    if told is None and adapter.next is None:
+        copies = 0
     weight = (traffic.uses(told, now) + lasting) if told else 0.0
-    cost = (lasting / copies + _IDLE) * (1 + _RANK * revision.rank)
-    return Want(adapter, sure, copies, cost, weight * (_STICKY if had else 1.0), told is not None, since)
+    cost = (lasting / max(1, sure, copies) + _IDLE) * (1 + _RANK * revision.rank)
+    return Want(
+        adapter, sure, copies, max(sure, copies), cost, weight * (_STICKY if had else 1.0), told is not None, since
+    )
 
 
 def _fades_at(asked: Asked, wants: list[Want], loads: Mapping[str, float], now: float) -> float | None:
