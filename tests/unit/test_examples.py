@@ -1,18 +1,21 @@
 """The examples by the same models that the operator reads them with."""
 
 import hashlib
+import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from shoal.api.loraadapter import LoRAAdapter
+from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import Kind
 from shoal.api.model import Model
 from shoal.api.schema import KINDS
 from shoal.api.sources import parse_source
 from shoal.api.tenant import Tenant
-from shoal.cli.demo import scaleact, steps
+from shoal.cli.demo import loraact, scaleact, steps
 from shoal.cli.generate.command import repository_root
 
 EXAMPLES = sorted((repository_root() / "examples").rglob("*.yaml"))
@@ -44,7 +47,9 @@ def test_sources_of_the_examples_parse() -> None:
     assert set(sources) == {"file", "hf", "pvc", "https"}
 
 
-@pytest.mark.parametrize(("file", "key"), [("tenant.yaml", steps.DEMO_KEY), ("scaling.yaml", scaleact.KEY)])
+@pytest.mark.parametrize(
+    ("file", "key"), [("tenant.yaml", steps.DEMO_KEY), ("scaling.yaml", scaleact.KEY), ("lora.yaml", loraact.KEY)]
+)
 def test_a_demo_tenant_has_the_key_that_its_comment_tells_and_the_demo_uses(file: str, key: str) -> None:
     path = repository_root() / "examples" / file
     told = next(line.split()[-1] for line in path.read_text().splitlines() if "is public" in line)
@@ -61,6 +66,27 @@ def test_the_demos_tenant_may_use_the_demos_models() -> None:
 
     assert isinstance(tenant, Tenant)
     assert {f"{grant.namespace}/{grant.name}" for grant in tenant.spec.models} == models
+
+
+def test_the_adapters_of_an_example_have_their_pool_their_tenants_and_their_files() -> None:
+    objects = _kinds(repository_root() / "examples" / "lora.yaml")
+    pools = {f"{p.metadata.namespace}/{p.metadata.name}": p for p in objects if isinstance(p, LoRAPool)}
+    models = {m.key for m in objects if isinstance(m, Model)}
+    tenants = {t.metadata.name: t for t in objects if isinstance(t, Tenant)}
+    adapters = [a for a in objects if isinstance(a, LoRAAdapter)]
+    made = runpy.run_path(str(repository_root() / "images" / "shoal" / "make_models.py"))
+    folders = {f"file:///opt/shoal/adapters/{spec.name}" for spec in made["ADAPTERS"]}
+
+    assert [a.spec.residency for a in adapters] == ["Pinned", "Warm", "OnDemand"]
+    assert {p.model_key for p in pools.values()} <= models
+    for adapter in adapters:
+        assert adapter.pool_key in pools
+        assert set(adapter.spec.tenants) <= {*tenants, "*"}
+    assert {a.spec.source.uri for a in adapters} | {loraact.NEXT_SOURCE} == folders
+    # The pinned one and a slot for the others: more could never be used at once.
+    pinned = sum(a.spec.residency == "Pinned" for a in adapters)
+    assert all(pinned < p.spec.slots for p in pools.values())
+    assert all(p.spec.max_rank >= made["RANK"] for p in pools.values())
 
 
 def test_classes_that_the_examples_name_are_there() -> None:
