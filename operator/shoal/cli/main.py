@@ -35,6 +35,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "status": ("shoal.cli.status:command", "Show the Models of a cluster and how far they are."),
     "top": ("shoal.cli.scaling.top:command", "Show load, replicas and cost of Models, live."),
     "why": ("shoal.cli.scaling.why:command", "Say why a Model has as many replicas as it has."),
+    "adapters": ("shoal.cli.adapters:command", "Show where the adapters of LoRA pools are and how they are used."),
     "wake": ("shoal.cli.scaling.wake:command", "Wake a Model that has no replica."),
     "generate": ("shoal.cli.generate:command", "Write crds/, chart schemas and reference docs."),
 }

@@ -27,6 +27,7 @@ from shoal.controllers.figures import EngineFigures
 from shoal.controllers.gpuclass import GPUClassController
 from shoal.controllers.installkey import InstallKeySource
 from shoal.controllers.lora import LoRA
+from shoal.controllers.lora import serve as serve_adapters
 from shoal.controllers.lora.hearing import Deaf
 from shoal.controllers.model import ModelController
 from shoal.controllers.planner import Planner
@@ -238,7 +239,7 @@ class Operator:
 
 
 def ops_app(operator: Operator) -> web.Application:
-    """/healthz, /readyz, /metrics, /v1/decisions."""
+    """/healthz, /readyz, /metrics, /v1/decisions, /v1/adapters."""
 
     def answer(problems: list[str]) -> web.Response:
         return web.Response(status=503 if problems else 200, text="\n".join(problems or ["ok"]) + "\n")
@@ -256,14 +257,9 @@ def ops_app(operator: Operator) -> web.Application:
 
     app = web.Application()
     app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
-    app.add_routes(
-        serve_decisions.routes(
-            operator.scaler.book,
-            operator=operator.identity,
-            leads=lambda: operator.elector.leading,
-            leader=lambda: operator.elector.holder,
-        )
-    )
+    leads, leader = (lambda: operator.elector.leading), (lambda: operator.elector.holder)
+    app.add_routes(serve_decisions.routes(operator.scaler.book, operator=operator.identity, leads=leads, leader=leader))
+    app.add_routes(serve_adapters.routes(operator.lora.book, operator=operator.identity, leads=leads, leader=leader))
     return app
 
 

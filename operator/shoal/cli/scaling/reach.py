@@ -10,19 +10,23 @@ import orjson
 from pydantic import ValidationError
 
 from shoal.api import names
+from shoal.api.adapterfigures import Adapters
 from shoal.api.decisions import Decisions
 from shoal.api.meta import JsonObject
+from shoal.api.replica import Message
 from shoal.kube.client import Client
 from shoal.kube.errors import Forbidden, KubeError, NotFound, Unavailable, from_status
 from shoal.kube.resources import LEASES
 
 P = ParamSpec("P")
 R = TypeVar("R")
+M = TypeVar("M", bound=Message)
 
 NAMESPACE: Final = "shoal-system"
 DIRECT_SECONDS: Final = 10.0
 _NOT_LEADING: Final = "NotLeading"
 _MODEL_UNKNOWN: Final = "ModelUnknown"
+_POOL_UNKNOWN: Final = "PoolUnknown"
 
 
 class Unreachable(Exception):
@@ -39,18 +43,23 @@ class Operator:
     async def all(self, namespace: str | None) -> Decisions:
         """The Models of a namespace (None: of all), without their decisions. Raises Unreachable."""
         query = "" if namespace is None else "?" + urlencode({"namespace": namespace})
-        return await self._ask(names.DECISIONS_PATH + query)
+        return await self._ask(names.DECISIONS_PATH + query, Decisions)
 
     async def one(self, namespace: str, name: str) -> Decisions:
         """One Model with its decisions. Raises Unreachable."""
-        return await self._ask(f"{names.DECISIONS_PATH}/{quote(namespace, safe='')}/{quote(name, safe='')}")
+        return await self._ask(f"{names.DECISIONS_PATH}/{quote(namespace, safe='')}/{quote(name, safe='')}", Decisions)
 
-    async def _ask(self, path: str) -> Decisions:
+    async def adapters(self, namespace: str | None, pool: str | None) -> Adapters:
+        """The pools of a namespace (None: of all), or the one of this name, with their adapters. Raises Unreachable."""
+        query = {name: value for name, value in (("namespace", namespace), ("pool", pool)) if value is not None}
+        return await self._ask(names.ADAPTERS_PATH + ("?" + urlencode(query) if query else ""), Adapters)
+
+    async def _ask(self, path: str, kind: type[M]) -> M:
         for last in (False, True):
             pod = self._url or await self._leader()
             try:
                 raw = await (self._direct(path) if self._url else self._proxied(pod, path))
-                return Decisions.model_validate_json(raw)
+                return kind.model_validate_json(raw)
             except ValidationError as error:
                 raise Unreachable(f"{pod} answers something that this command does not understand: {error}") from None
             except KubeError as error:
@@ -94,12 +103,14 @@ class Operator:
         return raw
 
     def _moved(self, error: KubeError) -> bool:
-        gone = isinstance(error, NotFound) and error.reason != _MODEL_UNKNOWN
+        gone = isinstance(error, NotFound) and error.reason not in (_MODEL_UNKNOWN, _POOL_UNKNOWN)
         return self._url is None and (gone or error.reason == _NOT_LEADING)
 
     def _told(self, error: KubeError, pod: str) -> str:
         if error.reason == _MODEL_UNKNOWN:
             return f"{error.message}: see the Model's conditions (kubectl describe), or try again in a few seconds"
+        if error.reason == _POOL_UNKNOWN:
+            return error.message
         if error.reason == _NOT_LEADING:
             return f"{error.message}: try again in a few seconds"
         if isinstance(error, Forbidden):

@@ -4,6 +4,7 @@ import asyncio
 
 from shoal.controllers.installkey import InstallKeySource
 from shoal.controllers.lora.adapters import AdapterController
+from shoal.controllers.lora.book import Book
 from shoal.controllers.lora.chosen import Choices
 from shoal.controllers.lora.floors import Floors
 from shoal.controllers.lora.hearing import Ears
@@ -22,6 +23,7 @@ class LoRA:
         self.floors = Floors(world, install, ears, WorkQueue("adapter-floors", workers=16), me)
         self.placer = Placer(world, choices, self.floors, ears)
         self.pools = PoolController(world, choices, WorkQueue("lorapool", workers=2))
+        self.book = Book(world, self.placer, ears)
         self.adapters = AdapterController(world, choices, self.placer, WorkQueue("loraadapter", workers=16))
 
     @property

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Final
 
 import prometheus_client
@@ -152,6 +153,17 @@ class Placer:
         """Engine name of the next revision, once gateways may be sent to it."""
         pool = self.pools.get(self._of.get(adapter.metadata.uid, ""))
         return pool.switches.get(adapter.metadata.uid) if pool is not None else None
+
+    def verdict(self, uid: str) -> types.Verdict | None:
+        """What the last plan says of an adapter; None: it is on no floor and needs none."""
+        pool = self.pools.get(self._of.get(uid, ""))
+        return pool.plan.adapters.get(uid) if pool is not None and pool.plan is not None else None
+
+    def last_used(self, uid: str) -> datetime | None:
+        """When it was last seen to be asked for, in this term and not too long ago."""
+        pool = self.pools.get(self._of.get(uid, ""))
+        traffic = pool.memory.traffic.get(uid) if pool is not None and pool.memory is not None else None
+        return None if traffic is None else self._world.now() - timedelta(seconds=self._clock() - traffic.used)
 
     # --- what wakes it ----------------------------------------------------------------------------------------------
 

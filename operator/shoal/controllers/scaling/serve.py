@@ -33,18 +33,20 @@ class Book(Protocol):
         ...
 
 
+def refusal(operator: str, leader: str) -> web.Response:
+    """Of an operator that does not lead; `leader` is the one that does, "" while that is not known."""
+    told = f"{leader} leads" if leader and leader != operator else "nobody is known to lead"
+    body = {"reason": NOT_LEADING, "message": f"{operator} does not lead: {told}", "leader": leader}
+    return web.json_response(body, status=503, headers={"Retry-After": str(RETRY_SECONDS)})
+
+
 def routes(
     book: Book, *, operator: str, leads: Callable[[], bool], leader: Callable[[], str]
 ) -> tuple[web.RouteDef, ...]:
     """`operator` is the name of this pod; `leader()` names the one that leads, "" while that is not known."""
 
     def refused() -> web.Response | None:
-        if leads():
-            return None
-        other = leader()
-        told = f"{other} leads" if other and other != operator else "nobody is known to lead"
-        body = {"reason": NOT_LEADING, "message": f"{operator} does not lead: {told}", "leader": other}
-        return web.json_response(body, status=503, headers={"Retry-After": str(RETRY_SECONDS)})
+        return None if leads() else refusal(operator, leader())
 
     def answer(models: Iterable[ModelFigures]) -> web.Response:
         said = Decisions(operator=operator, leads=True, time=datetime.now(UTC), models=tuple(models))
