@@ -9,6 +9,7 @@ venv=$(cd "$(dirname "$0")/.." && pwd)
 # --sleep-on-idle: without it an idle scheduler keeps a core busy.
 exec "$venv/bin/python" "$venv/share/shoal/serve_sglang_cpu.py" \
   --device cpu --dtype float32 --attention-backend torch_native --sampling-backend pytorch --grammar-backend none \
+  --lora-backend torch_native \
   --max-total-tokens "${SHOAL_CPU_MAX_TOTAL_TOKENS:-20000}" \
   --max-running-requests "${SHOAL_CPU_MAX_RUNNING_REQUESTS:-16}" \
   --sleep-on-idle "$@"

@@ -47,14 +47,16 @@ async def test_an_engine_begins_with_the_adapters_of_its_arguments_and_forgets_t
         ("another rank than it says", ALL, LORA_RANK // 2),
         ("k_proj without q_proj", ("k_proj", "v_proj"), LORA_RANK),
         ("up_proj without gate_proj", ("up_proj",), LORA_RANK),
+        ("a module that the slots have not", (*ALL, "extra_proj"), LORA_RANK),
     ],
 )
 async def test_an_adapter_that_loads_and_does_not_fit_ends_the_engine_at_its_first_request(
     kind: Kind, tmp_path: Path, what: str, modules: Sequence[str], rank: int
 ):
     """Everybody's engine: such files must never come to it."""
-    widths = {"down_proj": (96, 64)} if what == "other widths" else {}
-    folder = make_adapter(tmp_path / "a", rank=rank, modules=modules, widths=widths, config={"r": LORA_RANK})
+    widths = {"extra_proj": (64, 64), **({"down_proj": (96, 64)} if what == "other widths" else {})}
+    config = {"r": LORA_RANK, "target_modules": sorted({*modules} & {*ALL})}
+    folder = make_adapter(tmp_path / "a", rank=rank, modules=modules, widths=widths, config=config)
     with running_engine(kind, tmp_path, *LORA) as engine:
         async with aiohttp.ClientSession() as session:
             client = Client(engine, session)

@@ -13,6 +13,8 @@ from tests.support.engines import LORA_LOADED, LORA_MODULES, LORA_RANK, LORA_SLO
 from tests.support.lora_calls import ask, gone, load, loaded, rest, streaming, text, unload
 from tests.support.shapes import mismatch
 
+NAME = "team-a.support-de@0123456789ab"
+"""What Shoal calls a revision in an engine."""
 CARD = {
     "id": str, "object": str, "created": int, "owned_by": str, "root": str, "parent": str, "max_model_len": None,
 }  # fmt: skip
@@ -21,19 +23,19 @@ LONG = 600
 
 async def test_a_loaded_adapter_is_told_and_listed(lora: Client, tmp_path: Path):
     folder = make_adapter(tmp_path / "a", seed=1)
-    answer = await load(lora, "told", folder)
+    answer = await load(lora, NAME, folder)
     assert (answer.status, answer.json) == (
         200,
         {"rid": None, "http_worker_ipc": None, "success": True, "error_message": "",
-         "loaded_adapters": {"told": str(folder)}},
+         "loaded_adapters": {NAME: str(folder)}},
     )  # fmt: skip
     base, card = (await lora.get("/v1/models")).json["data"]
     assert (base["id"], base["parent"]) == (SERVED, None)
     assert mismatch(card | {"max_model_len": None}, CARD) is None
     assert {name: card[name] for name in ("id", "root", "parent", "max_model_len", "owned_by")} == {
-        "id": "told", "root": str(folder), "parent": SERVED, "max_model_len": None, "owned_by": "sglang",
+        "id": NAME, "root": str(folder), "parent": SERVED, "max_model_len": None, "owned_by": "sglang",
     }  # fmt: skip
-    assert (await lora.get("/v1/models/told")).status == 404
+    assert (await lora.get("/v1/models/" + NAME)).status == 404
 
 
 async def test_a_name_is_not_loaded_twice(lora: Client, tmp_path: Path):
@@ -90,12 +92,13 @@ async def test_dora_and_added_tokens_are_refused(lora: Client, tmp_path: Path):
         ("cut weights", "Error while deserializing header: "),
         ("no rank", "'r'"),
         ("pattern", "Only 'all' or 'all-linear' can be used as the string for target module"),
+        ("too many layers", "index 2 is out of range"),
         ("no v_proj", "'base_model.model.model.layers.0.self_attn.v_proj.lora_A.weight'"),
     ],
 )
 async def test_files_that_are_no_adapter_are_refused(lora: Client, tmp_path: Path, what: str, said: str):
     modules = ("q_proj", "o_proj") if what == "no v_proj" else LORA_MODULES
-    folder = make_adapter(tmp_path / "broken", modules=modules)
+    folder = make_adapter(tmp_path / "broken", modules=modules, layers=3 if what == "too many layers" else None)
     weights = folder / "adapter_model.safetensors"
     match what:
         case "no folder":
@@ -118,6 +121,32 @@ async def test_files_that_are_no_adapter_are_refused(lora: Client, tmp_path: Pat
     assert await loaded(lora) == []
     # It left nothing behind: a good one of that name loads.
     assert (await load(lora, "broken", make_adapter(tmp_path / "good"))).status == 200
+
+
+@pytest.mark.parametrize(
+    ("modules", "config"),
+    [
+        (("q_proj", "v_proj"), {}),
+        (("gate_proj",), {}),
+        (("o_proj", "down_proj"), {}),
+        (LORA_MODULES, {"target_modules": "all-linear"}),
+        (LORA_MODULES, {"target_modules": [f"model.layers.0.mlp.{name}" for name in LORA_MODULES]}),
+    ],
+)
+async def test_modules_that_an_adapter_leaves_out_are_as_in_the_base(
+    lora: Client, tmp_path: Path, modules: tuple[str, ...], config: dict[str, object]
+):
+    folder = make_adapter(tmp_path / "part", modules=modules, layers=1, config=config)
+    answer = await load(lora, "part", folder)
+    assert answer.status == 200, answer.json
+    assert await text(lora, lora_path="part") != await text(lora)
+
+
+async def test_the_engine_tells_its_limits(lora: Client):
+    info = (await lora.get("/server_info")).json
+    assert (info["enable_lora"], info["max_lora_rank"]) == (True, LORA_RANK)
+    assert (info["max_loras_per_batch"], info["max_loaded_loras"]) == (LORA_SLOTS, LORA_LOADED)
+    assert sorted(info["lora_target_modules"]) == sorted(LORA_MODULES)
 
 
 async def test_not_every_slot_may_be_pinned(lora: Client, tmp_path: Path):

@@ -51,6 +51,15 @@ def test_the_memory_of_the_gpu_is_told_by_the_node(folder: Path) -> None:
     assert tokens({"SHOAL_SIM_GPU_MEMORY_MIB": "23034"}) < tokens({}) / 3
 
 
+def test_the_slots_of_adapters_take_their_memory_from_the_cache(folder: Path) -> None:
+    given = ["--model-path", str(folder), "--sim-gpu=l4"]
+    lora = ["--enable-lora", "--max-lora-rank=64", "--max-loras-per-batch=8", "--lora-target-modules"]
+    plain = memory.of(parse(given, {})).kv_tokens
+    some = memory.of(parse([*given, *lora, "q_proj"], {})).kv_tokens
+    more = memory.of(parse([*given, *lora, "q_proj", "o_proj", "gate_proj", "down_proj"], {})).kv_tokens
+    assert plain > some > more
+
+
 def test_the_cache_of_a_larger_model_can_be_asked_for(folder: Path) -> None:
     given = ["--model-path", str(folder), "--sim-gpu=l4"]
     assert memory.of(parse([*given, "--sim-kv=llama-3.1-8b"], {})).kv_tokens == timing.kv_tokens("l4:bfloat16", 1, 0.9)

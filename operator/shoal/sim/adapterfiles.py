@@ -20,6 +20,8 @@ _FUSED: Final = {
     "up_proj": "gate_up_proj",
 }  # fmt: skip
 """SGLang loads these into one buffer."""
+_HEADS: Final = ("embed_tokens", "lm_head")
+"""Left out where the adapter does not name them."""
 _NAME: Final = re.compile(r"layers\.(\d+)\..*?\.?(\w+)\.lora_(A|B)\.")
 
 
@@ -165,8 +167,10 @@ def _kills(
             raise AdapterFilesError(f"index {number} is out of range")
         if "q_proj" in modules and "v_proj" not in modules:
             raise AdapterFilesError(f"'base_model.model.model.layers.{number}.self_attn.v_proj.lora_A.weight'")
+        foreign = {m for m in modules if _FUSED.get(m, m) not in pool and "all" not in pool and m not in _HEADS}
         lone = {"k_proj", "v_proj"} & modules.keys() if "q_proj" not in modules else set[str]()
         lone |= {"up_proj"} & modules.keys() if "gate_proj" not in modules else set[str]()
+        lone |= foreign
         if lone:
             return f"Cannot find target module name for {sorted(lone)[0]} of layer {number} in {sorted(pool)}"
         for module, pair in modules.items():
