@@ -1,0 +1,163 @@
+"""`shoal adapters`: what a person sees of pools and adapters, and what is said when they cannot be had."""
+
+import io
+import json
+from collections.abc import Generator, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from shoal.api.adapterfigures import AdapterFigures, Adapters, PoolFigures, ReplicaAdapters
+from shoal.cli.adapters.picture import hit_rate, ordered, picture
+from shoal.cli.main import main
+from shoal.controllers.lora.serve import routes
+from tests.support.cannedapi import CannedApi
+
+NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/shoal-system/leases/shoal-operator"
+POD = "/api/v1/namespaces/shoal-system/pods/shoal-operator-1:9090/proxy/v1/adapters"
+POET = AdapterFigures(
+    adapter="chat/poet",
+    residency="Warm",
+    revision="0123456789ab",
+    next="ba9876543210",
+    rank=16,
+    ready="True",
+    reason="Resident",
+    wanted=2,
+    resident=("base-1",),
+    floor=("base-1", "base-2"),
+    in_flight=3,
+    held=0,
+    arrivals=1000,
+    misses=20,
+    last_used=NOW - timedelta(seconds=34),
+)
+PINNED = AdapterFigures(
+    adapter="chat/pinned",
+    residency="Pinned",
+    revision="0123456789ab",
+    ready="False",
+    reason="NoRoom",
+    message="9 are pinned and a replica takes 7",
+    wanted=2,
+    arrivals=0,
+    misses=0,
+    in_flight=None,
+)
+POOL = PoolFigures(
+    pool="chat/pool",
+    model="chat/base",
+    slots=7,
+    cached=64,
+    ready="True",
+    unheard=("shoal-gateway-1",),
+    replicas=(
+        ReplicaAdapters(pod="base-1", ready=True, heard=True, slots=7, leased=2, loaded=5, loads=40, evictions=3),
+        ReplicaAdapters(pod="base-2", ready=True, heard=False),
+    ),
+    adapters=(POET, PINNED),
+)
+
+
+def answer(*pools: PoolFigures) -> Adapters:
+    return Adapters(operator="shoal-operator-1", time=NOW, pools=pools)
+
+
+def shown(found: Adapters, **kw: object) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(picture(found, **kw))  # type: ignore[arg-type]
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def test_it_shows_slots_residency_hits_swaps_and_why_one_has_no_place() -> None:
+    lines = shown(answer(POOL)).splitlines()
+    assert lines[0] == (
+        "chat/pool on Model chat/base: 7 adapters at a time and 64 in memory on each replica, 2 adapters, hits 98.0%"
+    )
+    assert "shoal-gateway-1" in lines[1]
+    first, second = (
+        next(line.split() for line in lines if line.strip().startswith(pod)) for pod in ("base-1", "base-2")
+    )
+    assert first == ["base-1", "2/7", "5", "?", "?", "40", "3"]
+    assert second == ["base-2", *"??????"]
+    poet = next(line for line in lines if "chat/poet" in line)
+    assert poet.split() == [
+        "chat/poet", "0123456789ab", "->", "ba9876543210", "16", "1/2", "2/2", "3", "0", "1,000", "98.0%", "34", "s",
+        "Resident",
+    ]  # fmt: skip
+    assert "NoRoom: 9 are pinned and a replica takes 7" in next(line for line in lines if "chat/pinned" in line)
+
+
+def test_hits_are_unknown_where_nobody_tells() -> None:
+    assert hit_rate([]) == "-"
+    assert hit_rate([POET.model_copy(update={"arrivals": None})]) == "?"
+    assert hit_rate([POET]) == "98.0%"
+
+
+def test_the_most_used_come_first_and_what_is_left_out_is_said() -> None:
+    assert [a.adapter for a in ordered([PINNED, POET], "used")] == ["chat/poet", "chat/pinned"]
+    assert [a.adapter for a in ordered([PINNED, POET], "requests")] == ["chat/poet", "chat/pinned"]
+    assert "and 1 more" in shown(answer(POOL), limit=1)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Generator[tuple[CannedApi, Path]]:
+    api = CannedApi(
+        {LEASE: {"spec": {"holderIdentity": "shoal-operator-1"}}, POD: answer(POOL).model_dump(mode="json")}
+    )
+    with api.kubeconfig(tmp_path) as kubeconfig:
+        yield api, kubeconfig
+
+
+def run(kubeconfig: Path, *args: str) -> Result:
+    return CliRunner().invoke(main, ["adapters", "--kubeconfig", str(kubeconfig), *args])
+
+
+def test_it_asks_the_leader_for_one_pool_and_prints_json(cluster: tuple[CannedApi, Path]) -> None:
+    api, kubeconfig = cluster
+    done = run(kubeconfig, "--pool", "pool", "-o", "json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.output)["pools"][0]["adapters"][0]["adapter"] == "chat/poet"
+    assert any(asked.endswith("/v1/adapters?namespace=chat&pool=pool") for asked in api.asked)
+
+
+def test_a_pool_that_is_not_there_is_told_in_one_line(cluster: tuple[CannedApi, Path]) -> None:
+    api, kubeconfig = cluster
+    api.answers[POD] = (404, {"reason": "PoolUnknown", "message": "there is no LoRAPool nope in namespace chat"})
+    done = run(kubeconfig, "--pool", "nope")
+    assert done.exit_code == 1
+    assert done.output.strip() == "Error: there is no LoRAPool nope in namespace chat"
+
+
+class FakeBook:
+    def pool_keys(self, namespace: str | None, pool: str | None) -> list[str]:
+        return ["chat/pool"] if namespace in (None, "chat") and pool in (None, "pool") else []
+
+    def adapters(self, pool_key: str) -> Iterator[AdapterFigures]:
+        yield from POOL.adapters
+
+    def pool(self, pool_key: str, adapters: list[AdapterFigures]) -> PoolFigures:
+        return POOL.model_copy(update={"adapters": tuple(adapters)})
+
+
+async def test_the_leader_answers_and_another_one_names_it() -> None:
+    async def ask(path: str, *, leads: bool = True) -> tuple[int, str]:
+        app = web.Application()
+        app.add_routes(routes(FakeBook(), operator="op-1", leads=lambda: leads, leader=lambda: "op-2"))  # type: ignore[arg-type]
+        async with TestClient(TestServer(app)) as client, client.get(path) as response:
+            return response.status, await response.text()
+
+    status, text = await ask("/v1/adapters?namespace=chat&pool=pool")
+    assert status == 200
+    assert [a.adapter for a in Adapters.model_validate_json(text).pools[0].adapters] == ["chat/poet", "chat/pinned"]
+    assert (await ask("/v1/adapters?pool=nope"))[0] == 404
+    status, text = await ask("/v1/adapters", leads=False)
+    assert status == 503
+    assert json.loads(text)["leader"] == "op-2"
