@@ -100,6 +100,7 @@ class AdapterAgent:
     answer: Answer | None = None
     boot: str = ""
     engine_boot: str = ""
+    lease_seconds: float = 10.0
     port: int = 0
     seq: int = 0
     ensured: list[api.Ensure] = field(default_factory=list)
@@ -176,7 +177,9 @@ class AdapterAgent:
                 return web.json_response(body, status=status)
         fresh = wanted.name not in self.has
         await self.set(**{wanted.name: "loaded"})
-        return web.json_response({"name": wanted.name, "engineBoot": self.engine_boot, "loaded": fresh})
+        return web.json_response(
+            {"name": wanted.name, "engineBoot": self.engine_boot, "loaded": fresh, "seconds": self.lease_seconds}
+        )
 
     async def _write(self, stream: web.StreamResponse, **message: Any) -> None:
         said = {"boot": self.boot, "seq": self.seq, **message}

@@ -24,10 +24,6 @@ class AdapterBook:
         self._counts: dict[str, _Count] = {}
         self._changed: set[str] = set()
 
-    def __bool__(self) -> bool:
-        """Whether any adapter was ever asked for."""
-        return bool(self._counts)
-
     def arrived(self, uid: str, model: str, *, missed: bool) -> None:
         """A request was accepted; `model` is the uid of the Model. `missed`: no replica had the adapter."""
         count = self._of(uid, model)

@@ -168,7 +168,7 @@ class DemandBook:
     def full(self) -> bytes:
         """Content of a full message."""
         models = orjson.dumps({uid: self._row(count) for uid, count in self._counts.items()})
-        return _with_adapters(models, self.adapters.full()) if self.adapters else models
+        return _with_adapters(models, self.adapters.full())
 
     def _of(self, uid: str) -> _Count:
         count = self._counts.get(uid)

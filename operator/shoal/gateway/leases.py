@@ -205,9 +205,11 @@ class Leases:
         if heard is None or heard.engine_boot != lease.engine_boot:
             # The stream lags behind, or the engine was started again meanwhile.
             return self._failed(reasons.ENGINE_RESTARTED)
-        self._leases.setdefault(uid, {})[adapter.engine_name] = _Lease(
-            lease.engine_boot, time.monotonic() + lease.seconds - _ANSWER_SECONDS
-        )
+        now = time.monotonic()
+        until = now + lease.seconds - _ANSWER_SECONDS
+        if until - now <= MARGIN_SECONDS:
+            return self._failed("LeaseTooShort")
+        self._leases.setdefault(uid, {})[adapter.engine_name] = _Lease(lease.engine_boot, until)
         flight.loaded = lease.loaded
         self.counts["loaded" if lease.loaded else "granted"] += 1
         return None

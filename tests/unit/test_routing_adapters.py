@@ -1,0 +1,91 @@
+"""Which replica serves a request for an adapter."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+
+from shoal.core.routing import NoReplica, Replica
+from shoal.core.routing_adapters import LEASE_WORTH, AdapterChoice, Home, choose_home
+from tests.support.gateway import replica
+
+
+def home(number: int, **changes) -> Home:
+    fields = {"loaded": True, "leased": False, "slot": True, "room": True, "in_flight": 0, **changes}
+    return Home(replica(number), **fields)
+
+
+def first(replicas: Sequence[Replica]) -> Replica:
+    return replicas[0]
+
+
+def chosen(have: list[Home], others: list[Home], turn: int = 0) -> str:
+    choice = choose_home(have, lambda: others, first, turn)
+    assert isinstance(choice, AdapterChoice)
+    return choice.replica.uid
+
+
+def absent(number: int, **changes) -> Home:
+    return home(number, loaded=False, **changes)
+
+
+def test_a_replica_that_has_it_goes_before_an_idle_one_that_does_not():
+    assert chosen([home(1, in_flight=50)], [absent(2)]) == "pod-1"
+
+
+def test_a_full_replica_that_has_it_loses_to_one_with_room_that_must_load_it():
+    assert chosen([home(1, room=False)], [absent(2)]) == "pod-2"
+
+
+def test_where_nobody_has_room_it_stays_where_it_is():
+    assert chosen([home(1, room=False)], [absent(2, room=False)]) == "pod-1"
+
+
+def test_others_are_not_even_looked_at_while_one_that_has_it_will_do():
+    def others():
+        raise AssertionError("asked")
+
+    assert choose_home([home(1)], others, first) == AdapterChoice(replica(1), leased=False)
+
+
+def test_a_replica_whose_slots_are_taken_loses_to_one_with_a_slot_even_if_that_must_load_it():
+    assert chosen([home(1, slot=False)], [absent(2)]) == "pod-2"
+    assert chosen([home(1, slot=False)], [absent(2, slot=False)]) == "pod-1"
+
+
+@pytest.mark.parametrize(("lead", "uid"), [(LEASE_WORTH - 1, "pod-1"), (LEASE_WORTH + 1, "pod-2")])
+def test_a_lease_in_hand_is_worth_some_requests(lead: int, uid: str):
+    have = [home(1, leased=True, in_flight=10 + lead), home(2, in_flight=10)]
+    assert chosen(have, []) == uid
+
+
+def test_equals_take_turns():
+    have = [home(1), home(2), home(3)]
+    assert [chosen(have, [], turn) for turn in range(4)] == ["pod-1", "pod-2", "pod-3", "pod-1"]
+
+
+def test_it_goes_where_it_comes_already_and_last_where_loading_failed():
+    assert chosen([], [absent(1), absent(2, state="loading")]) == "pod-2"
+    assert chosen([], [absent(1, state="failed"), absent(2)]) == "pod-2"
+    assert chosen([], [absent(1, state="failed")]) == "pod-1"
+
+
+def test_nobody_serves_adapters():
+    assert choose_home([], list, first) == NoReplica("no-adapters")
+
+
+def test_every_combination_follows_the_order_of_the_rule():
+    """Mutations of the order are found here: each pair of classes is put against each other."""
+    classes = [
+        home(1, room=True, slot=True),
+        absent(2, room=True, slot=True),
+        home(3, room=False, slot=True),
+        absent(4, room=False, slot=True),
+        home(5, room=True, slot=False),
+        absent(6, room=True, slot=False),
+    ]
+    for better in range(len(classes)):
+        for worse in range(better + 1, len(classes)):
+            pair = [dataclasses.replace(classes[better], in_flight=99), classes[worse]]
+            have, rest = [h for h in pair if h.loaded], [h for h in pair if not h.loaded]
+            assert chosen(have, rest) == classes[better].replica.uid
