@@ -5,6 +5,7 @@ import json
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,16 @@ import pytest
 from aiohttp.test_utils import TestServer, unused_port
 
 from shoal.agent import observe, serve
+from shoal.agent.adapters.files import Files
+from shoal.agent.adapters.service import Adapters, Bring
 from shoal.agent.drain import Drain
 from shoal.agent.observe import Observer
 from shoal.agent.serve import Agent
+from shoal.agent.stage.adapter import stage_adapter
 from shoal.agent.stalls import Stalls
 from shoal.agent.stream import Hub
 from shoal.api import names
+from shoal.api.adapters import AdapterSettings, AdapterWanted, Floor, FloorAdapter
 from tests.support.fake_engine import FakeEngine
 from tests.support.waiting import until_async
 
@@ -65,7 +70,14 @@ class Pod:
     """One engine pod as its callers see it, with a fake engine, or the one at `engine_url`."""
 
     def __init__(
-        self, folder: Path, *, drain_seconds: float = 900, stall_seconds: float = 180, engine_url: str | None = None
+        self,
+        folder: Path,
+        *,
+        drain_seconds: float = 900,
+        stall_seconds: float = 180,
+        engine_url: str | None = None,
+        pool: AdapterSettings | None = None,
+        bring: Bring | None = None,
     ) -> None:
         self.folder = folder
         self.keys = folder / "agent.json"
@@ -75,6 +87,10 @@ class Pod:
         self.engine_server = TestServer(self.engine.app())
         self.hub = Hub()
         self.drain = Drain(drain_seconds)
+        self.files = Files(folder / "adapters")
+        self.adapters = None
+        if pool is not None:
+            self.adapters = Adapters(pool, self.drain, self.files, bring or partial(stage_adapter, settings=pool))
         self._stall_seconds = stall_seconds
         self._engine_url = engine_url
         self._port = 0
@@ -106,9 +122,10 @@ class Pod:
     @asynccontextmanager
     async def running(self) -> AsyncGenerator["Pod"]:
         await self.engine_server.start_server()
-        observer = Observer(self.hub, self.drain, Stalls(self._stall_seconds, self.stalled_file), self.folder)
+        stalls = Stalls(self._stall_seconds, self.stalled_file)
+        observer = Observer(self.hub, self.drain, stalls, self.folder, self.adapters)
         url = self._engine_url or str(self.engine_server.make_url(""))
-        agent = Agent(url, self.keys, self.hub, observer, self.drain, drain_token=TOKEN)
+        agent = Agent(url, self.keys, self.hub, observer, self.drain, drain_token=TOKEN, adapters=self.adapters)
         self._port = unused_port()
         self.url = f"http://127.0.0.1:{self._port}"
         task = asyncio.create_task(serve.serve(agent, self.hub, host="127.0.0.1", port=self._port, stop=self.stop))
@@ -157,6 +174,36 @@ class Pod:
         async with (
             aiohttp.ClientSession(headers=headers) as session,
             session.post(self.url + names.ACK_PATH, json=body) as response,
+        ):
+            return response.status, await response.text()
+
+    async def ensure(
+        self,
+        stream: Stream | None,
+        wanted: AdapterWanted,
+        *,
+        caller: str = "gw-0",
+        boot: str = "g",
+        key: str = "gateway-key",
+        seconds: float = 10.0,
+        **more: Any,
+    ) -> tuple[int, dict[str, Any]]:
+        """Asks for an adapter, as a gateway with this stream does."""
+        agent = stream.boot if stream is not None else self.hub.boot
+        body = wanted.model_dump(by_alias=True, include={"name", "revision", "uri"})
+        body |= {"gateway": caller, "boot": boot, "agentBoot": agent, "waitSeconds": seconds} | more
+        async with (
+            aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as session,
+            session.post(f"{self.url}{names.ADAPTERS_PATH}/{wanted.name}/ensure", json=body) as response,
+        ):
+            return response.status, await response.json()
+
+    async def floor(self, *adapters: FloorAdapter, key: str = "operator-key") -> tuple[int, str]:
+        """Says what the replica should hold, as an operator does."""
+        body = Floor(operator="op-0", boot="o", adapters=adapters).model_dump_json()
+        async with (
+            aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as session,
+            session.put(self.url + names.ADAPTERS_PATH, data=body) as response,
         ):
             return response.status, await response.text()
 

@@ -1,6 +1,8 @@
 """A stand-in for the engine's side of the agent: what it answers is set by the test."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -22,11 +24,59 @@ class FakeEngine:
     hang: bool = False
     key: str = "engine-key"
     seen: list[str] = field(default_factory=list)
+    adapters: dict[str, str] = field(default_factory=dict)
+    """Loaded adapters: path by name."""
+    calls: list[str] = field(default_factory=list)
+    """`load NAME` and `unload NAME`, in order."""
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    """Loads and unloads wait while it is not set. It is, unless a test clears it."""
+    refuses: dict[str, str] = field(default_factory=dict)
+    """What loading an adapter is answered with, by name."""
+    in_call: int = 0
+    most_in_call: int = 0
+
+    def __post_init__(self) -> None:
+        self.gate.set()
 
     def app(self) -> web.Application:
         app = web.Application()
         app.router.add_get("/{path:.*}", self._answer)
+        app.router.add_post("/load_lora_adapter", self._load)
+        app.router.add_post("/unload_lora_adapter", self._unload)
         return app
+
+    async def _load(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        name = body["lora_name"]
+        async with self._call(f"load {name}"):
+            if name in self.adapters:
+                return self._result(f"Failed to load LoRA adapter {name} because it is already loaded")
+            if name in self.refuses:
+                return self._result(self.refuses[name])
+            self.adapters[name] = body["lora_path"]
+            return self._result()
+
+    async def _unload(self, request: web.Request) -> web.Response:
+        name = (await request.json())["lora_name"]
+        async with self._call(f"unload {name}"):
+            if self.adapters.pop(name, None) is None:
+                return self._result(f"LoRA with name {name} does not exist. Loaded LoRAs: {list(self.adapters)}")
+            return self._result()
+
+    @asynccontextmanager
+    async def _call(self, what: str) -> AsyncGenerator[None]:
+        self.calls.append(what)
+        self.in_call += 1
+        self.most_in_call = max(self.most_in_call, self.in_call)
+        try:
+            await self.gate.wait()
+            yield
+        finally:
+            self.in_call -= 1
+
+    def _result(self, problem: str | None = None) -> web.Response:
+        body = {"success": problem is None, "error_message": problem, "loaded_adapters": self.adapters}
+        return web.json_response(body, status=200 if problem is None else 400)
 
     async def _answer(self, request: web.Request) -> web.Response:
         self.seen.append(request.path)
@@ -42,6 +92,10 @@ class FakeEngine:
             if self.raw_loads is not None:
                 return web.Response(text=self.raw_loads)
             return web.json_response({"timestamp": 1.0, "loads": self.ranks})
+        if request.path == "/v1/models":
+            cards = [{"id": "base", "root": "base", "parent": None}]
+            cards += [{"id": name, "root": path, "parent": "base"} for name, path in self.adapters.items()]
+            return web.json_response({"object": "list", "data": cards})
         if request.path == "/server_info":
             return web.json_response(
                 {

@@ -140,10 +140,11 @@ class Calls:
         if registry.boot != boot:
             return []
         ours = {each.name: each.name in whole and self._is_ours(each) for each in found if NAME.fullmatch(each.name)}
-        missing = registry.listing(ours, len(found) - len(ours), self._clock())
-        for name in missing:
-            log.warning("adapter.missing", adapter=name, consequence="the engine does not list it: loaded anew")
-        return missing
+        useless = registry.listing(ours, len(found) - len(ours), self._clock())
+        for name in useless:
+            text = "is listed, and its files are not there" if name in ours else "is not listed"
+            log.warning("adapter.disagrees", adapter=name, engine=text)
+        return useless
 
     def _is_ours(self, found: LoadedAdapter) -> bool:
         return Path(found.path) == self._files.path(found.name)

@@ -162,11 +162,15 @@ class Registry:
 
     def listing(self, ours: Mapping[str, bool], foreign: int, now: float) -> list[str]:
         """The engine said what it has: our names, and whether it was loaded from files that are still in their folder.
-        Returns those that it should have had. While a call was under way it may have said either."""
+        Returns those whose files are of no use: it should have had them, or is about to unload them. No call was under
+        way meanwhile."""
         self.listed, self.foreign = now, foreign
+        useless = [n for n, e in self.entries.items() if e.state in ("loaded", "retiring") and n not in ours]
+        for name in useless:
+            self._gone(name)
         for name, whole in ours.items():
             entry = self.entries.get(name)
-            if entry is not None and entry.state not in ("staged", "unsure"):
+            if entry is not None and entry.state not in ("staging", "staged", "unsure"):
                 continue
             if whole:
                 # Of a load that was not answered, or of this agent's predecessor.
@@ -175,10 +179,8 @@ class Registry:
             else:
                 # Whoever put its files away has asked for its unload, and that may come at any time.
                 self.entries[name] = Entry("undone", now)
-        missing = [n for n, e in self.entries.items() if e.state in ("loaded", "retiring") and n not in ours]
-        for name in missing:
-            self._gone(name)
-        return missing
+                useless.append(name)
+        return useless
 
     def broke(self, now: float) -> None:
         """A call to the engine found nobody: what it has must be asked anew."""

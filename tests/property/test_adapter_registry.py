@@ -1,0 +1,69 @@
+"""A replica's adapters in any order of events (invariants 3 and 10), and what breaks without each protection."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from shoal.core.adapters import claims
+from shoal.core.adapters.registry import Registry
+from shoal.core.drain import Gateway
+from tests.support.adapter_world import AdapterWorld
+
+QUICK = settings(
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+FINDING = settings(QUICK, max_examples=400, phases=[Phase.generate])
+
+
+@pytest.mark.timeout(180)
+def test_whatever_happens_no_adapter_is_unloaded_under_a_request_and_the_bounds_hold() -> None:
+    AdapterWorld.seen.clear()
+    run_state_machine_as_test(AdapterWorld, settings=QUICK)
+    assert min(AdapterWorld.seen[what] for what in ("lease", "request", "unload")) > 50, AdapterWorld.seen
+
+
+def no_claims(patch: pytest.MonkeyPatch) -> None:
+    def holders(*_: object) -> list[Gateway]:
+        return []
+
+    patch.setattr(claims, "holders", holders)
+
+
+def no_barrier(patch: pytest.MonkeyPatch) -> None:
+    def through(gateway: Gateway, retirement: claims.Retirement) -> bool:
+        return retirement.name not in gateway.adapters
+
+    patch.setattr(claims, "through", through)
+
+
+def no_slots(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Registry, "covered", property(lambda _: set[str]()))
+
+
+def no_places(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Registry, "free", property(lambda _: 9))
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("mutate", "found"),
+    [
+        (no_claims, "an unload under a request"),
+        (no_barrier, "an unload under a request"),
+        (no_slots, "more distinct adapters run than there are slots"),
+        (no_places, "more adapters in the engine than its host cache has places"),
+    ],
+)
+def test_each_protection_is_needed(
+    mutate: Callable[[pytest.MonkeyPatch], None], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutate(monkeypatch)
+    with pytest.raises(AssertionError, match=found):
+        run_state_machine_as_test(AdapterWorld, settings=FINDING)
