@@ -26,7 +26,8 @@ class Draft:
     budget: float
     """Loads for the sake of traffic and balance that may be caused now."""
     known: bool
-    """How much each adapter is asked for is known: one that stands gives up its place when floors are too full."""
+    """How much each adapter is asked for is known: those that stand give up places for others that are asked for more,
+    and when floors are too full."""
     homes: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     """By adapter, those that should stay first."""
     moves: list[Move] = field(default_factory=list[Move])
@@ -189,6 +190,8 @@ def _outweighed(draft: Draft, want: Want) -> Place | None:
 
 def _give_way(draft: Draft, place: Place, weight: float | None, but: str = "") -> bool:
     """Drops what is asked for least, if it is for less than `weight` (None: in any case)."""
+    if weight is not None and not draft.known:
+        return False
     lightest: tuple[float, str] | None = None
     for uid, held in place.has.items():
         if held.why == "traffic" and uid != but:

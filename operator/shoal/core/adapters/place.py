@@ -121,15 +121,16 @@ def _floors(draft: Draft, wants: Wanted, snapshot: Snapshot) -> dict[str, tuple[
 
 def _leaving(before: Mapping[str, tuple[str, ...]], snapshot: Snapshot, floors: dict[str, list[Entry]]) -> None:
     """Replicas that drain keep what they have, and get nothing new."""
-    leaving = {r.uid for r in snapshot.replicas if r.draining}
+    leaving = {r.uid: r for r in snapshot.replicas if r.draining}
     if not leaving:
         return
     for uid, places in before.items():
         adapter = snapshot.adapters.get(uid)
-        if adapter is None or adapter.current is None:
-            continue
-        for place in leaving.intersection(places):
-            floors[place].append(Entry(uid, adapter.current.name, False, "traffic"))
+        if adapter is not None and adapter.current is not None:
+            name = adapter.current.name
+            for place in leaving.keys() & places:
+                if name in (leaving[place].resident or ()):
+                    floors[place].append(Entry(uid, name, False, "traffic"))
 
 
 def _verdicts(draft: Draft, wants: Wanted) -> dict[str, Verdict]:

@@ -60,8 +60,9 @@ def learn(snapshot: Snapshot, memory: Memory | None, now: float) -> Asked:
         # What is loaded was asked for, and it is not known when: a new leader must not take it for forgotten.
         for uid in _loaded(snapshot) - known.keys():
             known[uid] = Traffic(at=now, used=now)
-    for uid in [uid for uid, t in known.items() if not t.now and now - t.used >= KEPT_SECONDS]:
-        del known[uid]
+    if not unheard:
+        for uid in [uid for uid, t in known.items() if not t.now and now - t.used >= KEPT_SECONDS]:
+            del known[uid]
     return Asked(known, heard, tuple(unheard))
 
 
