@@ -1,6 +1,7 @@
 """An engine's own life with adapters: what it starts with, what it forgets, and which adapter ends it."""
 
 import asyncio
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,8 +17,6 @@ from tests.support.engines import (
     API_KEY,
     LORA,
     LORA_RANK,
-    START_SECONDS,
-    EngineProcess,
     Kind,
     running_engine,
 )
@@ -100,17 +99,20 @@ async def test_an_unload_that_was_given_up_is_carried_out_all_the_same(
     assert len(await adapters.load("given-up", str(tmp_path / "a"))) == 1
 
 
-async def test_an_engine_that_is_killed_is_unreachable(kind: Kind, tmp_path: Path):
-    if kind == "sglang":
-        pytest.skip("a closed port is one, whoever closed it")
+async def test_an_engine_that_is_killed_in_a_load_is_unreachable(kind: Kind, tmp_path: Path):
+    folder = make_adapter(tmp_path / "a")
+    (folder / "adapter_config.json").unlink()
+    os.mkfifo(folder / "adapter_config.json")
     with running_engine(kind, tmp_path, *LORA) as engine:
         async with aiohttp.ClientSession() as session:
             adapters = EngineAdapters(EngineClient(session, engine.url, api_key=API_KEY, admin_key=ADMIN_KEY))
-            await _killed(engine)
+            loading = asyncio.create_task(adapters.load("a", str(folder)))
+            # Returns when the engine has opened the file to read it.
+            pipe = await asyncio.to_thread(os.open, folder / "adapter_config.json", os.O_WRONLY)
+            engine.process.kill()
+            os.close(pipe)
+            with pytest.raises(EngineUnreachable):
+                await loading
+            await asyncio.to_thread(engine.process.wait, 30)
             with pytest.raises(EngineUnreachable):
                 await adapters.loaded()
-
-
-async def _killed(engine: EngineProcess) -> None:
-    engine.process.kill()
-    await asyncio.to_thread(engine.process.wait, START_SECONDS["sim"])

@@ -243,6 +243,12 @@ async def test_nobody_is_served_while_files_are_read(lora: Client, tmp_path: Pat
             before = (await lora.load())["timestamp"]
             await asyncio.sleep(0.5)
             assert (await lora.load())["timestamp"] == before
+            # Nothing but this shows it: the engine says that it is ready, and what it had.
+            assert (await lora.get("/ready", key=None)).status == 200
+            assert await loaded(lora) == []
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await lora.get("/server_info")
             await asyncio.to_thread(os.write, pipe, content)
         finally:
             os.close(pipe)

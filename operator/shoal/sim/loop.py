@@ -77,6 +77,14 @@ class EngineLoop:
         self._wake.set()
         await done
 
+    async def turn(self) -> None:
+        """Returns when the loop has come to the end of what it does."""
+
+        async def nothing() -> float:
+            return 0.0
+
+        await self.interrupt(nothing)
+
     async def alive(self, timeout: float) -> bool:
         """Whether the loop turns within `timeout` seconds: what /health wants to know."""
         try:
