@@ -83,11 +83,15 @@ def up(engine: steps.EngineChoice, where: str, name: str, image: str, timeout: f
             # Its sums need the lab's nodes, and a real engine of its own for each Model is more than this machine has.
             console.print("\nThe act on a mixed fleet needs the lab and the simulator: left out.")
         if engine == "simulator":
-            from shoal.cli.demo import scaleact  # the SDK that it needs is not part of an installation
+            from shoal.cli.demo import loraact, scaleact  # the SDK that they need is not part of an installation
 
             scaleact.run(cluster, stages, timeout)
+            loraact.run(cluster, stages, timeout)
         else:
-            console.print("The act on scaling needs the simulator: three real engines are more than this machine has.")
+            console.print(
+                "The acts on scaling and adapters need the simulator: three real engines are more than this machine "
+                "has, and only the simulator signs its answers."
+            )
         console.print(stages.summary())
         _try_it(
             console,
@@ -111,12 +115,12 @@ def down(where: str, name: str) -> None:
             raise click.ClickException(str(e)) from e
         return
     cluster = CurrentCluster()
-    examples = (*reversed(steps.EXAMPLE_FILES), steps.SCALING_FILE)
+    examples = (*reversed(steps.EXAMPLE_FILES), steps.SCALING_FILE, steps.LORA_FILE)
     files = [arg for file in examples for arg in ("-f", str(steps.EXAMPLES / file))]
     cluster.kubectl("delete", "--ignore-not-found", "--wait=true", *files, timeout=300)
     for release in ("shoal", "shoal-crds"):
         cluster.helm("uninstall", release, "--namespace", NAMESPACE, "--ignore-not-found", "--wait")
-    crds = [f"{plural}.{GROUP}" for plural in ("models", "tenants", "gpuclasses")]
+    crds = [f"{plural}.{GROUP}" for plural in ("loraadapters", "lorapools", "models", "tenants", "gpuclasses")]
     cluster.kubectl("delete", "crd", "--ignore-not-found", *crds, timeout=120)
     cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", timeout=300)
     fakegpus.undo(cluster)
