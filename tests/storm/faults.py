@@ -92,6 +92,13 @@ def engine_killed(storm: Storm) -> None:
         storm.say(f"engine_killed: {pod}", [Kill("engine", pod, since, time.time() + 5, "engine_killed")])
 
 
+def agent_killed(storm: Storm) -> None:
+    """SIGKILL to the agent of an engine that serves: while it loads or retires an adapter, or does not."""
+    if pod := storm.some_engine():
+        storm.ground.lab.signal_container(f"{STORM}/{pod}:{names.CONTAINER_AGENT}", signal.SIGKILL)
+        storm.say(f"agent_killed: {pod}")
+
+
 def engine_hung(storm: Storm) -> None:
     """SIGSTOP to the engine: it accepts connections and says nothing, until liveness restarts it."""
     if pod := storm.some_engine(STEADY):
@@ -299,6 +306,7 @@ ALL: Final[dict[str, Fault]] = {
         pod_deleted,
         pod_killed,
         engine_killed,
+        agent_killed,
         engine_hung,
         engine_refuses,
         engine_errors,

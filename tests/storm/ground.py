@@ -22,7 +22,7 @@ from shoal.lab.fleet import Fleet
 from shoal.lab.node.config import Bind, Image
 from shoal.lab.volumes import FOLDER
 from shoal.ledger.spool import FILE_NAME as SPOOL
-from tests.storm import journals
+from tests.storm import journals, swaps
 from tests.support.waiting import until
 
 STORM: Final = "storm"
@@ -99,7 +99,9 @@ class Ground(LabCluster):
 
     @classmethod
     @contextlib.contextmanager
-    def up(cls, folder: Path, mutation: str | None, drain_seconds: int, idle_seconds: int) -> Generator["Ground"]:
+    def up(
+        cls, folder: Path, mutation: str | None, drain_seconds: int, idle_seconds: int, *, adapters: bool
+    ) -> Generator["Ground"]:
         """A lab with Shoal and both Models ready; it is gone afterwards, `folder` stays.
 
         `mutation`: a protection that is switched off (`tests.storm.mutants`).
@@ -115,21 +117,26 @@ class Ground(LabCluster):
         )
         try:
             ground = cls(lab, folder)
-            ground._install(models(drain_seconds, idle_seconds))
+            ground._install(
+                models(drain_seconds, idle_seconds), swaps.objects(STORM, STEADY, STORM) if adapters else []
+            )
             yield ground
         finally:
             lab.down()
 
-    def _install(self, models: list[dict[str, Any]]) -> None:
+    def _install(self, models: list[dict[str, Any]], adapters: list[dict[str, Any]]) -> None:
         values = {"engines": {"simulator": _SIMULATOR, "cpuPerGPU": "100m", "memoryPerGPU": "512Mi"}}
         values |= {"cache": {"enabled": False}}
         steps.install(self, "simulator", steps.LAB_IMAGE, values)
         self.kubectl("create", "namespace", STORM)
         self.kubectl("apply", "-f", str(steps.EXAMPLES / "gpuclasses.yaml"))
-        for item in (*models, tenant()):
+        for item in (*adapters, *models, tenant()):  # the pool first: a Model that gets one later rolls
             self.apply(item)
         for name in (STEADY, TIDAL):
             self.kubectl("wait", "--for=condition=Ready", f"model/{name}", "-n", STORM, "--timeout=120s", timeout=130)
+        if adapters:
+            lora = ("loraadapters", "--all", "-n", STORM)
+            self.kubectl("wait", "--for=condition=Available", *lora, "--timeout=120s", timeout=130)
 
     # --- asking it ----------------------------------------------------------------------------------------------------
 

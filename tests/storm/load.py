@@ -44,6 +44,8 @@ class LoadConfig(BaseModel):
     sdk_rate: float
     long: float
     targets: tuple[Target, ...]
+    adapters: dict[str, tuple[Path, ...]] = {}
+    """By name, where the files of the revisions are whose words may answer."""
 
 
 @dataclass(slots=True)
@@ -89,10 +91,11 @@ def check(end: End, ask: Ask, answers: Answers) -> None:
     """An answer with other words than its own is none; a part of an answer must be the beginning of its own."""
     if ask.kind == "wrong" or end.outcome in ("refused", "lost"):
         return
-    expected = answers.expected(ask)
-    right = end.text == expected if end.outcome == "answered" else expected.startswith(end.text)
+    expected = answers.right(ask)
+    whole = end.outcome == "answered"
+    right = any(end.text == text if whole else text.startswith(end.text) for text in expected)
     if not right:
-        end.why = f"wrong content after `{end.outcome}`: {end.text[:80]!r} where {expected[:80]!r} was to come"
+        end.why = f"wrong content after `{end.outcome}`: {end.text[:80]!r} where {expected[0][:80]!r} was to come"
         end.outcome = "lost"
 
 
@@ -102,7 +105,7 @@ class Load:
     def __init__(self, config: LoadConfig) -> None:
         self._config = config
         self._clients = Clients(config.host, config.port, config.key)
-        self._answers = Answers(config.model_path)
+        self._answers = Answers(config.model_path, config.adapters)
         self._journal = Journal.at(config.journal)
         self._stop = asyncio.Event()
 

@@ -66,6 +66,13 @@ def unknown_is_zero() -> None:
     scaling.decide = decide
 
 
+def no_lora_path() -> None:
+    """A request for an adapter goes to the engine without the adapter's name."""
+    from shoal.gateway import attempts, attempts_adapter
+
+    attempts_adapter.AdapterAttempts._to_send = attempts.Attempts._to_send
+
+
 def _never_turn_away() -> None:
     """Neither at `draining` nor at the pod's deletion."""
     from shoal.core import routing
@@ -85,6 +92,7 @@ MUTATIONS: Final[dict[str, Callable[[], None]]] = {
     "no-drain": no_drain,
     "no-ack": no_ack,
     "unknown-is-zero": unknown_is_zero,
+    "no-lora-path": no_lora_path,
 }
 
 

@@ -1,7 +1,7 @@
 """What a storm asks: a seeded sequence of requests, open loop, and what each whole answer must be. Pure."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from shoal.sim.answers import SimulatedAnswer
+from shoal.sim.signatures import signature
 from shoal.sim.tokenizer import ModelFolder
 
 Kind = Literal["short", "chat", "stream", "long", "leaver", "wrong"]
@@ -44,7 +45,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A Model and its share of the requests."""
+    """A Model or an adapter, and its share of the requests."""
 
     model: str
     share: float
@@ -119,16 +120,22 @@ def _tokens(kind: Kind, source: random.Random) -> int:
 class Answers:
     """What the simulator says to each prompt, token by token: the same code, in another process."""
 
-    def __init__(self, model_path: Path) -> None:
+    def __init__(self, model_path: Path, adapters: Mapping[str, Sequence[Path]] | None = None) -> None:
         self._folder = ModelFolder.load(str(model_path))
-        self._pieces: dict[tuple[bool, int], list[tuple[str, bool]]] = {}
+        self._signatures: dict[str, tuple[str, ...]] = {
+            name: tuple(signature(folder) for folder in folders) for name, folders in (adapters or {}).items()
+        }
+        self._pieces: dict[tuple[bool, int, str | None], list[tuple[str, bool]]] = {}
 
-    def expected(self, ask: Ask) -> str:
-        """The whole text of the answer."""
+    def right(self, ask: Ask) -> tuple[str, ...]:
+        """The whole texts that may answer: one, or one of each revision of an adapter."""
+        return tuple(self._text(ask, sign) for sign in self._signatures.get(ask.model, (None,)))
+
+    def _text(self, ask: Ask, sign: str | None) -> str:
         chat = ask.kind == "chat"
-        key = (chat, ask.prompt)
+        key = (chat, ask.prompt, sign)
         if key not in self._pieces:
-            self._pieces[key] = self._tokens_of(chat, prompt_text(ask.prompt), 16 if chat else _LONGEST)
+            self._pieces[key] = self._tokens_of(chat, prompt_text(ask.prompt), 16 if chat else _LONGEST, sign)
         text = ""
         for piece, last in self._pieces[key][: ask.max_tokens]:
             if last and chat:
@@ -136,9 +143,9 @@ class Answers:
             text += piece
         return text
 
-    def _tokens_of(self, chat: bool, text: str, count: int) -> list[tuple[str, bool]]:
+    def _tokens_of(self, chat: bool, text: str, count: int, sign: str | None) -> list[tuple[str, bool]]:
         tokenizer = self._folder.tokenizer
         if chat:
             text = self._folder.chat_prompt([{"role": "user", "content": text}], None)
-        answer = SimulatedAnswer(tokenizer, tuple(tokenizer.encode(text)), seed=0, choice=0)
+        answer = SimulatedAnswer(tokenizer, tuple(tokenizer.encode(text)), seed=0, choice=0, signature=sign)
         return [answer.token(i)[1:] for i in range(count)]

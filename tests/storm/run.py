@@ -14,8 +14,8 @@ import click
 
 from shoal.cli.demo import steps
 from shoal.lab.errors import LabError
-from tests.storm import faults, journals, story
-from tests.storm.ground import KEY, MODEL_PATH, STEADY, TIDAL, Ground
+from tests.storm import faults, journals, story, swaps
+from tests.storm.ground import KEY, MODEL_PATH, STEADY, STORM, TIDAL, Ground
 from tests.storm.load import LoadConfig
 from tests.storm.plan import LONG, Phase, Target
 from tests.storm.verdict import Findings, judge
@@ -47,6 +47,8 @@ class Weather:
     """Of the tidal Model."""
     long: float = LONG
     """Share of long answers."""
+    adapters: bool = True
+    """A quarter of the requests asks for adapters, one of which changes all the time."""
     shuffled: bool = True
     mutation: str | None = None
 
@@ -54,15 +56,21 @@ class Weather:
 def run(weather: Weather, folder: Path) -> Findings:
     """Plays a storm and judges it. All journals stay in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    with Ground.up(folder, weather.mutation, weather.drain_seconds, weather.idle_seconds) as ground:
+    with _ground(weather, folder) as ground:
         print(f"the fleet is up; journals are in {folder}", flush=True)
         with ground.watched_scales(folder / "scales.jsonl"), _load(ground, weather, folder) as load:
-            _faults(ground, weather, folder, load)
+            storm = faults.Storm(ground, _source(weather), folder / "faults.jsonl", weather.pace)
+            with swaps.swapping(ground.kubectl, STORM, storm.say) if weather.adapters else contextlib.nullcontext():
+                _faults(storm, weather, load)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 load.wait(_END_SECONDS + weather.requests / weather.rate)
         ground.gateways_up()
         ground.copy_spools(folder / "spools")
     return judge_folder(folder)
+
+
+def _ground(weather: Weather, folder: Path) -> contextlib.AbstractContextManager[Ground]:
+    return Ground.up(folder, weather.mutation, weather.drain_seconds, weather.idle_seconds, adapters=weather.adapters)
 
 
 def judge_folder(folder: Path) -> Findings:
@@ -128,6 +136,7 @@ def _figures(found: journals.Journals, findings: Findings) -> str:
 def _load(ground: Ground, weather: Weather, folder: Path) -> Generator["subprocess.Popen[bytes]"]:
     host, port = ground.address()
     tide = Phase(weather.tide, weather.tide / 2, 0.0)
+    adapters = swaps.folders() if weather.adapters else {}
     config = LoadConfig(
         host=host,
         port=port,
@@ -139,7 +148,12 @@ def _load(ground: Ground, weather: Weather, folder: Path) -> Generator["subproce
         rate=weather.rate,
         sdk_rate=weather.sdk_rate,
         long=weather.long,
-        targets=(Target(STEADY, 0.75), Target(TIDAL, 0.25, tide)),
+        targets=(
+            Target(STEADY, 0.5 if adapters else 0.75),
+            Target(TIDAL, 0.25, tide),
+            *(Target(name, 0.25 / len(adapters)) for name in adapters),
+        ),
+        adapters=adapters,
     )
     file = folder / "load.json"
     file.write_text(config.model_dump_json())
@@ -156,10 +170,13 @@ def _load(ground: Ground, weather: Weather, folder: Path) -> Generator["subproce
                     load.kill()
 
 
-def _faults(ground: Ground, weather: Weather, folder: Path, load: "subprocess.Popen[bytes]") -> None:
+def _source(weather: Weather) -> random.Random:
+    return random.Random(weather.seed)  # noqa: S311 - reproducible on purpose
+
+
+def _faults(storm: faults.Storm, weather: Weather, load: "subprocess.Popen[bytes]") -> None:
     """One fault after the other until the load ends; each failure of a fault itself is said and not fatal."""
-    source = random.Random(weather.seed)  # noqa: S311 - reproducible on purpose
-    storm = faults.Storm(ground, source, folder / "faults.jsonl", weather.pace)
+    source = storm.random
     storm.say("the storm begins")
     ends = time.monotonic() + weather.requests / (weather.rate + weather.sdk_rate) * 0.95
     while time.monotonic() < ends and weather.faults:

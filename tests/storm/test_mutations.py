@@ -19,7 +19,7 @@ def a_lab() -> None:
         pytest.skip(reason)
 
 
-def storm(mutation: str, *faults: str, seconds: int = 60, idle_seconds: int = 10) -> Weather:
+def storm(mutation: str, *faults: str, seconds: int = 60, idle_seconds: int = 10, adapters: bool = False) -> Weather:
     """Both Models are asked all the time, and every engine always works on some long answer: what a fault shows must
     not depend on the moment at which it comes."""
     rate = 15
@@ -36,6 +36,7 @@ def storm(mutation: str, *faults: str, seconds: int = 60, idle_seconds: int = 10
         long=0.15,
         shuffled=False,
         mutation=mutation,
+        adapters=adapters,
     )
 
 
@@ -49,6 +50,13 @@ def test_without_the_acknowledgement_requests_come_to_an_engine_that_was_told_to
     findings = run(storm("no-ack", "pod_deleted", "gateway_paused"), tmp_path)
     assert not findings.good
     assert any("after SIGTERM" in v for v in findings.violations)
+
+
+def test_answers_of_the_base_in_an_adapters_place_are_lost_requests(tmp_path: Path) -> None:
+    findings = run(storm("no-lora-path", "pod_deleted", seconds=20, adapters=True), tmp_path)
+    wrong = [v.why for v in findings.verdicts.values() if v.outcome == "lost"]
+    assert wrong
+    assert all(why.startswith("wrong content") for why in wrong)
 
 
 def test_with_unknown_read_as_zero_replicas_go_while_nobody_is_heard(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.storm import swaps
 from tests.storm.ground import MODEL_PATH
 from tests.storm.load import check
 from tests.storm.plan import Answers, Ask, Phase, Target, asks
@@ -126,16 +127,30 @@ async def test_comments_are_no_answer_and_a_connection_is_used_again() -> None:
 
 def test_answers_are_checked_word_by_word() -> None:
     answers = Answers(MODEL_PATH)
-    right = answers.expected(SHORT)
+    right = answers.right(SHORT)[0]
     for outcome, text, expected in (
         ("answered", right, "answered"),
         ("answered", right[:-1], "lost"),
-        ("answered", answers.expected(replace(SHORT, prompt=4)) + "x", "lost"),
+        ("answered", answers.right(replace(SHORT, prompt=4))[0] + "x", "lost"),
         ("failed", right[:3], "failed"),
         ("cancelled", "other words", "lost"),
     ):
         end = End(outcome, "", text=text)  # pyright: ignore[reportArgumentType]
         check(end, SHORT, answers)
+        assert end.outcome == expected
+
+
+def test_an_answer_must_be_of_one_of_its_adapters_revisions() -> None:
+    answers = Answers(MODEL_PATH, swaps.folders())
+    ask = replace(SHORT, model=swaps.SWAPPED, max_tokens=40)
+    first, second = answers.right(ask)
+    (other,) = answers.right(replace(ask, model="storm-legal"))
+    (base,) = answers.right(replace(ask, model="storm-steady"))
+    assert len({first, second, other, base}) == 4
+    mixed = first[: len(first) // 2] + second[len(first) // 2 :]
+    for text, expected in ((first, "answered"), (second, "answered"), (other, "lost"), (base, "lost"), (mixed, "lost")):
+        end = End("answered", "", text=text)
+        check(end, ask, answers)
         assert end.outcome == expected
 
 
