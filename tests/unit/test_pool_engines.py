@@ -167,7 +167,7 @@ def test_disk_and_memory_follow_from_what_is_kept() -> None:
     plain = int(quantity.parse(containers(pod(None))["engine"]["resources"]["limits"]["memory"]))
     limit, disk, agent, engine = amounts(10)
     assert disk == 800 * MI
-    assert limit >= 11 * (41_943_040 * 4 + MI)
+    assert limit == 20 * (41_943_040 * 4 + MI)
     assert agent > quantity.parse(containers(pod(None))["agent"]["resources"]["limits"]["memory"])
     assert engine == plain + 800 * MI
     # Each of the processes of an engine on several GPUs keeps the adapters whole.

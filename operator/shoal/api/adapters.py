@@ -44,7 +44,7 @@ class AdapterSettings(Message):
     target_modules: tuple[str, ...]
     """As the pool names them; ("all",) means every module."""
     max_bytes: Annotated[int, Field(ge=1)]
-    """Most that the files of one adapter may have: the folder has room for `cached` of them, and one more."""
+    """Most that the files of one adapter may have: the folder has room for twice `cached` of them."""
     credentials: tuple[str, ...] = ()
     """Prefixes of sources: the i-th one's Secret is mounted at ADAPTER_SECRETS_DIR/i. The longest that matches counts;
     without any that matches a source is read without credentials."""

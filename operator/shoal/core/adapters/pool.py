@@ -147,9 +147,9 @@ def host_bytes(pool: LoRAPool, facts: ArtifactFacts) -> int:
 
 
 def folder_bytes(told: AdapterSettings) -> int:
-    """Most that the adapters' folder of one replica may hold: one more than are kept, since a new revision is fetched
-    before the old one goes."""
-    return (told.cached + 1) * told.max_bytes
+    """Most that the adapters' folder of one replica may hold, on pain of the pod's eviction: twice what is kept, since
+    new ones are fetched before old ones go, and those that are retired go when their last request ends."""
+    return 2 * told.cached * told.max_bytes
 
 
 def whole_mebibytes(size: int) -> Decimal:
