@@ -25,6 +25,10 @@ class Slots:
     def pinned(self) -> int:
         return len(self._pinned)
 
+    def resident(self) -> frozenset[str | None]:
+        """What is in a slot."""
+        return frozenset(self._resident)
+
     def add(self, adapter: str, size: int, *, pinned: bool) -> None:
         """An adapter of `size` bytes was loaded into host memory."""
         self._sizes[adapter] = size
