@@ -186,10 +186,10 @@ async def bench(plane: ControlPlane, directory: Path, count: int, nodes: int, qu
             operator.wait(timeout=20)
 
 
-def _start(plane: ControlPlane, directory: Path) -> "subprocess.Popen[bytes]":
+def _start(plane: ControlPlane, directory: Path, port: int | None = None) -> "subprocess.Popen[bytes]":
     config = directory / "config.yaml"
     config.write_text(yaml.safe_dump(CONFIG.model_dump(mode="json", by_alias=True)))
-    (port,) = free_ports(1)
+    port = port or free_ports(1)[0]
     with (directory / "operator.log").open("wb") as log:
         return subprocess.Popen(
             [Path(sys.executable).with_name("shoal"), "operator", "run", "--host=127.0.0.1", f"--port={port}"],

@@ -32,7 +32,8 @@ def the_pool(name: str = "pool", *, age: int = 0, **spec: Any) -> LoRAPool:
 
 
 def told(one: LoRAAdapter | None = None, **seen: Any) -> LoRAAdapterStatus:
-    return status(Seen(one or lora(), **{"served": ServedNames(("poet",), ()), "revisions": Revisions(V1)} | seen), NOW)
+    known: dict[str, Any] = {"served": ServedNames(("poet",), ()), "revisions": Revisions(V1)}
+    return status(Seen(one or lora(), **known | seen), NOW)
 
 
 def said(found: LoRAAdapterStatus) -> dict[str, tuple[str, str]]:
@@ -162,6 +163,7 @@ def test_a_replica_that_is_not_heard_changes_nothing() -> None:
     before = told(warm, held=Held(replicas=2, loaded=2))
     known = warm.model_copy(update={"status": before})
     assert told(known, held=Held(replicas=2, unheard=2)) == before
+    assert told(known, held=Held(unheard=1)) == before, "not even which replicas there are is known yet"
     assert said(told(known, held=Held(replicas=2, loaded=1)))[reasons.READY] == ("False", reasons.LOADING_ADAPTER)
 
 

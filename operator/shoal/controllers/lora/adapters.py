@@ -128,7 +128,7 @@ class AdapterController:
             labels=self.namespaces.labels(adapter.metadata.namespace or ""),
         )
         known, failure, waiting = revisions.stored(adapter), None, ""
-        held: Held | None = Held()
+        held: Held | None = Held(unheard=1)
         if problem is not None or chosen is None:
             self._placer.leave(adapter.metadata.uid)
             self.reader.forget(key)
@@ -163,7 +163,8 @@ class AdapterController:
     def _read(self, adapter: LoRAAdapter, chosen: Chosen, known: Revisions) -> tuple[Revisions, Problem | None, str]:
         """(revisions, why reading fails for now, what it waits for)."""
         if chosen.settings is None:
-            return known, None, UNREAD_BASE.format(chosen.pool.model_key)
+            # What was read before is believed until it can be compared: nobody is to write thousands of statuses twice.
+            return known, None, "" if known.current else UNREAD_BASE.format(chosen.pool.model_key)
         key = revisions.read_key(adapter, chosen.demands)
         if known.read_by == key:
             self.reader.forget(adapter.key)

@@ -31,6 +31,13 @@ class Observer:
                 found.append(pod)
         return found
 
+    def counts(self, model_uid: str) -> tuple[int, int]:
+        """(ready replicas, those of them that do not say what they have)."""
+        pods = [p for p in self._world.pods.by("model", model_uid) if p.ready and not p.deleting]
+        said = [self.ears.keys(p.uid) for p in pods if not self._world.is_lost(p)]
+        taking = [k for k in said if k is None or k.adapter_slots is not None]
+        return len(taking), sum(k is None or k.adapters is None for k in taking)
+
     def snapshot(
         self, model: Model, settings: AdapterSettings, adapters: Mapping[str, types.Adapter]
     ) -> types.Snapshot:

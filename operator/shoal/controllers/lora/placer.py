@@ -286,8 +286,7 @@ class Placer:
         before, planned_before = pool.states, pool.planned
         counts = (pool.replicas, pool.unheard)
         pool.states = self.observer.states(model_uid, pool.adapters)
-        ready = [r for r in snapshot.replicas if r.ready and not r.draining]
-        pool.replicas, pool.unheard = len(ready), sum(r.resident is None for r in ready)
+        pool.replicas, pool.unheard = self.observer.counts(model_uid)
         pool.planned = dict(pool.adapters)
         switches = self._switches(pool, snapshot)
         counted = counts != (pool.replicas, pool.unheard)

@@ -166,6 +166,8 @@ def _residence(seen: Seen) -> Finding:
     if held.no_room is not None:
         return Finding(kind, "False", held.no_room.reason, held.no_room.message)
     wanted = min(spec.min_copies, held.replicas)
+    if not wanted and held.unheard and (told := _told(seen.adapter)) is not None:
+        return told
     if not wanted:
         return Finding(kind, "True", reasons.ON_DEMAND, "the pool has no replica now; the first one loads it")
     if held.loaded >= wanted:
