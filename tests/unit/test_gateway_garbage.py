@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.adapter_agents import AdapterAgent, TunedGateway, name_of, tuned
 from tests.support.gateway import GatewayUnderTest, gateway, lines
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 
@@ -88,6 +89,40 @@ async def test_a_request_leaves_nothing_to_collect(tmp_path: Path, kind):
         for _ in range(TIMES):
             await kind(it)
         await it.records(count=2 * TIMES)
+        grown = {
+            name: n - before[name]
+            for name, n in of_requests().items()
+            if n - before[name] >= TIMES and name not in OF_CONNECTIONS
+        }
+        assert not grown
+
+
+async def adapter_answers(it: TunedGateway) -> None:
+    response = await it.ask()
+    assert response.status == 200
+    await response.read()
+
+
+async def adapter_streams(it: TunedGateway) -> None:
+    response = await it.ask(stream=True)
+    assert [line async for line in lines(response)][-1] == b"[DONE]"
+
+
+async def adapter_is_loaded(it: TunedGateway) -> None:
+    it.it.app.leases.drop("pod-1", name_of())
+    await adapter_answers(it)
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("kind", [adapter_answers, adapter_streams, adapter_is_loaded], ids=lambda k: k.__name__)
+async def test_a_request_for_an_adapter_leaves_nothing_to_collect(tmp_path: Path, kind):
+    async with tuned(tmp_path, AdapterAgent(1)) as it:
+        for _ in range(TIMES):
+            await kind(it)
+        before = of_requests()
+        for _ in range(TIMES):
+            await kind(it)
+        await it.it.records(count=2 * TIMES)
         grown = {
             name: n - before[name]
             for name, n in of_requests().items()
