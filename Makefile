@@ -30,7 +30,7 @@ setup: $(filter .venv-uv/%,$(UV)) ## Install the Python environment (locked)
 	@$(RUN) python -m compileall -q operator/shoal  # containers of the lab run as a user who cannot write byte code
 
 .PHONY: demo
-demo: setup ## Serve Models end to end, ask one, place five on a mixed fleet, scale one from zero and back (ENGINE=simulator|sglang, CLUSTER=lab|current)
+demo: setup ## Serve Models end to end, ask one, place five on a mixed fleet, scale one from zero and back, swap adapters (ENGINE=simulator|sglang, CLUSTER=lab|current)
 	@$(RUN) shoal demo up --engine $(strip $(ENGINE)) --cluster $(strip $(CLUSTER)) --name $(strip $(NAME))
 
 .PHONY: demo-down
