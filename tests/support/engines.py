@@ -129,6 +129,6 @@ def running_engine(kind: Kind, folder: Path, *more: str, wait: bool = True) -> G
 
 
 def make_models() -> None:
-    """The tiny models, if they are not there yet."""
-    if not MODEL.is_dir():
+    """The tiny models and adapters, if they are not there yet."""
+    if not (MODEL.is_dir() and (MODEL.parents[1] / "adapters").is_dir()):
         subprocess.run([sys.executable, str(ROOT / "images" / "shoal" / "make_models.py")], check=True, timeout=60)

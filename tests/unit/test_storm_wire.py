@@ -14,6 +14,13 @@ from tests.storm.ground import MODEL_PATH
 from tests.storm.load import check
 from tests.storm.plan import Answers, Ask, Phase, Target, asks
 from tests.storm.wire import Clients, End, exchange
+from tests.support.engines import make_models
+
+
+@pytest.fixture(scope="module", autouse=True)
+def models() -> None:
+    make_models()
+
 
 STREAM = Ask("id", 0.0, "m", "stream", 3, 4)
 SHORT = replace(STREAM, kind="short")
