@@ -104,6 +104,12 @@ def test_what_does_not_fit_is_left_out_and_what_is_said_is_whole():
     assert found == dict(rows[: len(found)])
 
 
+def test_a_line_that_is_too_long_by_itself_is_told_as_a_failure():
+    modules = {f"module_with_a_long_name_{n}": (1, 1) for n in range(200)}
+    found = parse(message([(key(1), facts(1, modules=modules)), (key(2), facts(2))]))
+    assert found == {key(1): Problem(reasons.UNSUPPORTED, "it changes more modules than can be told"), key(2): facts(2)}
+
+
 def test_the_answer_is_bytes_not_letters():
     rows = [(key(n), Problem(reasons.CORRUPT, "字" * 600)) for n in range(BATCH_ADAPTERS)]
     assert len(message(rows).encode()) <= answers.LIMIT_BYTES

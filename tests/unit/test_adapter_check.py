@@ -202,6 +202,20 @@ def test_a_tensor_that_does_not_belong_is_named(change: dict[str, Tensor], reaso
     assert said in found.message
 
 
+def test_what_stands_in_the_files_is_fit_to_be_shown():
+    assert usable(base_model_name_or_path="a\nb\x1b[31m" + "c" * 500).base == "..." + "c" * 77
+    assert usable(base_model_name_or_path="a\nb\x1b[31m").base == "a?b?[31m"
+    assert "\n" not in problem(matrices() | {"evil\nname": tensor(8, 64)}).message
+    assert "a name of 400 letters" in problem(matrices() | {"x" * 400: tensor(8, 64)}).message
+    assert problem(target_modules=["q_proj", "x\n"]).reason == reasons.CORRUPT
+
+
+def test_more_modules_than_a_base_has_are_refused():
+    paths = {f"mlp.m{n}": (64, 64) for n in range(100)}
+    found = problem(matrices(paths=paths), target_modules=[f"m{n}" for n in range(100)])
+    assert found.message == "it changes or names 100 different modules, and no base has so many"
+
+
 def test_an_adapter_without_tensors_is_corrupt():
     assert problem({}) == Problem(reasons.CORRUPT, "adapter_model.safetensors has no tensors")
 

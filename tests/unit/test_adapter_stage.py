@@ -1,6 +1,7 @@
 """Staging of adapters by an agent: what arrives, from where, and what each failure says and leaves."""
 
 import asyncio
+import errno
 import gzip
 import json
 import shutil
@@ -20,7 +21,7 @@ from shoal.api import reasons
 from shoal.api.adapterfacts import AdapterFacts
 from shoal.api.adapters import AdapterSettings, AdapterWanted
 from shoal.api.artifact import LayerWidths
-from shoal.artifacts import ArtifactError, Credentials, Settings, open_source
+from shoal.artifacts import ArtifactError, Credentials, Settings, adapter, archive, open_source
 from tests.support.adapters import ALL, make_adapter
 from tests.support.cache import Shop, running, shop_with, short_folder
 from tests.support.flaky import Flaky
@@ -243,7 +244,7 @@ async def test_what_is_too_large_is_not_even_fetched(adapters: Path, files: dict
 async def test_an_archive_that_unpacks_to_more_than_the_folder_holds_is_stopped(
     tmp_path: Path, adapters: Path, s3: S3, files: dict[str, bytes]
 ):
-    bomb = tar_of(files | {"checkpoint": bytes(4 << 20)})
+    bomb = tar_of(files | {WEIGHTS: bytes(4 << 20)})
     assert len(bomb) < POOL.max_bytes
     s3.put("bomb", {"a.tar.gz": bomb})
     secret(adapters, 0, s3.secret())
@@ -252,6 +253,45 @@ async def test_an_archive_that_unpacks_to_more_than_the_folder_holds_is_stopped(
     found = await refused(adapters, "s3://models/bomb/a.tar.gz", digest)
     assert found.reason == reasons.TOO_LARGE
     assert "unpacks to more than 1.0 MiB: pack what is needed only" in str(found)
+
+
+async def test_what_lies_beside_the_adapter_in_an_archive_takes_no_room(
+    adapters: Path, s3: S3, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+):
+    s3.put("beside", {"a.tar.gz": tar_of({"tokenizer.json": bytes(4 << 20)} | files)})
+    secret(adapters, 0, s3.secret())
+    given = Credentials({name: value.decode() for name, value in s3.secret().items()}, given=True)
+    digest = await revision("s3://models/beside/a.tar.gz", given)
+    with monkeypatch.context() as patch:
+        patch.setattr(archive, "_SKIPPED_LIMIT", 1 << 20)
+        assert (await refused(adapters, "s3://models/beside/a.tar.gz", digest)).reason == reasons.TOO_LARGE
+    await staged(adapters, "s3://models/beside/a.tar.gz", digest)
+    assert content(only(adapters)) == files
+
+
+async def test_a_full_disk_says_what_to_do(
+    root: Path, adapters: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    store = shop(files)
+    async with running(root, store, "a") as cache:
+        found = await refused(adapters, HUB, await shop_revision(store), cache=cache.folder("a"))
+    assert found.reason == reasons.DISK_FULL
+    assert "lower cachedPerReplica or maxRank of the pool" in str(found)
+
+
+async def test_a_source_by_which_no_change_could_be_seen_is_refused(
+    tmp_path: Path, adapters: Path, files: dict[str, bytes]
+):
+    store = shop(files)
+    store.vouched = False
+    source = store.open(HUB, Credentials(), QUICK)
+    with pytest.raises(ArtifactError, match="no ETag, no Last-Modified") as caught:
+        await adapter.read_adapter(source, await source.manifest())
+    assert caught.value.reason == reasons.SOURCE_INVALID
 
 
 async def test_a_broken_archive_is_told(adapters: Path, s3: S3):

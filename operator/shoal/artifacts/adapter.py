@@ -42,7 +42,9 @@ def files_of(manifest: Manifest) -> tuple[File, ...]:
     """Those files of a source that are the adapter. Raises ArtifactError(Corrupt)."""
     found = {file.name: file for file in manifest.files}
     require_names(found, manifest.source)
-    return tuple(found[name] for name in FILES if name in found)
+    files = tuple(found[name] for name in FILES if name in found)
+    _require_vouched(files, manifest.source)
+    return files
 
 
 def require_names(names: Iterable[str], source: str) -> None:
@@ -65,7 +67,9 @@ def require_names(names: Iterable[str], source: str) -> None:
 def require_size(size: int, limit: int, source: str) -> None:
     """Raises ArtifactError(TooLarge)."""
     if size > limit:
-        raise ArtifactError(reasons.TOO_LARGE, f"{source} has {gib(size)} and may have {gib(limit)}")
+        raise ArtifactError(
+            reasons.TOO_LARGE, f"{source} has {gib(size)}, and an adapter of this pool may have {gib(limit)}"
+        )
 
 
 async def read_adapter(source: Source, manifest: Manifest) -> AdapterFacts:
@@ -101,6 +105,7 @@ async def fetch_adapter(source: Source, manifest: Manifest, folder: Path, limit:
     """Brings the adapter's files into `folder`, which is there and empty. Raises ArtifactError and OSError."""
     if manifest.archive:
         (packed,) = manifest.files
+        _require_vouched(manifest.files, manifest.source)
         require_size(packed.size, limit, manifest.source)
         path = folder / packed.name
         await source.download(packed, path, _ignore)
@@ -182,6 +187,16 @@ def _facts(files: _Files) -> AdapterFacts:
     if isinstance(found, Problem):
         raise ArtifactError(found.reason, f"{files.source}: {found.message}")
     return found
+
+
+def _require_vouched(files: Iterable[File], source: str) -> None:
+    """A revision names content: other weights under the same revision would answer in its name."""
+    if silent := [file.name for file in files if not file.validator]:
+        raise ArtifactError(
+            reasons.SOURCE_INVALID,
+            f"{source} says nothing by which a change of {silent[0]} could be seen (no ETag, no Last-Modified): serve "
+            "it from a store that does",
+        )
 
 
 async def _text(source: Source, file: File, manifest: Manifest) -> bytes:

@@ -15,6 +15,8 @@ from shoal.artifacts.errors import ArtifactError, gib, require_room
 
 ZSTD = b"\x28\xb5\x2f\xfd"
 _CHUNK = 1 << 20
+_SKIPPED_LIMIT = 2 << 30
+"""Bytes of files that nobody wants: a compressed archive has to be read through them."""
 BROKEN = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
 """What the archives' libraries raise for content that is not what it should be."""
 
@@ -22,8 +24,8 @@ BROKEN = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, lzma.LZMAError
 def unpack(archive: Path, target: Path, source: str, *, only: Collection[str] = (), limit: int | None = None) -> None:
     """Unpacks a tar (plain, gzip, bzip2, xz) or a zip into `target`. `source` names it in messages.
 
-    `only`: files with other names are skipped. Raises ArtifactError(TooLarge) when all files, skipped ones too, have
-    more than `limit` bytes.
+    `only`: files with other names are skipped. Raises ArtifactError(TooLarge) when what is kept has more than `limit`
+    bytes, or what is skipped more than any archive needs.
 
     Raises ArtifactError(SourceInvalid) for anything that is not a file or a folder inside the target: links, devices,
     absolute or climbing names. Links are refused altogether: without them no name can lead out.
@@ -41,20 +43,23 @@ def unpack(archive: Path, target: Path, source: str, *, only: Collection[str] = 
 
 
 class _Wanted:
-    """Which files are unpacked, and how many bytes all of them may have."""
+    """Which files are unpacked, and how many bytes they may have."""
 
     def __init__(self, source: str, only: Collection[str], limit: int | None) -> None:
         self._source, self._only, self._limit = source, only, limit
-        self._seen = 0
+        self._kept = self._skipped = 0
 
     def take(self, path: Path, size: int) -> bool:
-        """Raises ArtifactError(TooLarge): a few kilobytes may unpack to more than any disk has."""
-        self._seen += size
-        if self._limit is not None and self._seen > self._limit:
-            raise ArtifactError(
-                reasons.TOO_LARGE, f"{self._source} unpacks to more than {gib(self._limit)}: pack what is needed only"
-            )
-        return not self._only or path.name in self._only
+        """Raises ArtifactError(TooLarge): a few kilobytes may unpack to more than any disk has, or take hours."""
+        keep = not self._only or path.name in self._only
+        self._kept += size if keep else 0
+        self._skipped += 0 if keep else size
+        for seen, limit in ((self._kept, self._limit), (self._skipped, _SKIPPED_LIMIT)):
+            if limit is not None and seen > limit:
+                raise ArtifactError(
+                    reasons.TOO_LARGE, f"{self._source} unpacks to more than {gib(limit)}: pack what is needed only"
+                )
+        return keep
 
 
 def broken(error: Exception, first: bytes, source: str) -> ArtifactError:

@@ -42,10 +42,17 @@ def message(results: Sequence[tuple[str, Result]]) -> str:
     for length in _MESSAGES:
         if len((text := _text(results, length)).encode()) <= LIMIT_BYTES:
             return text
-    shown = list(results)
+    shown = [(key, _sayable(key, result)) for key, result in results]
     while len(shown) > 1 and len(_text(shown, _MESSAGES[-1]).encode()) > LIMIT_BYTES:
         shown.pop()
     return _text(shown, _MESSAGES[-1])
+
+
+def _sayable(key: str, result: Result) -> Result:
+    """A result whose line alone is too long could never be said."""
+    if len(_text([(key, result)], _MESSAGES[-1]).encode()) <= LIMIT_BYTES:
+        return result
+    return Problem(reasons.UNSUPPORTED, "it changes more modules than can be told")
 
 
 def _text(results: Sequence[tuple[str, Result]], length: int) -> str:

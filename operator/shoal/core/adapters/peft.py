@@ -17,14 +17,17 @@ from shoal.core.adapters.check import buffers
 from shoal.core.observed import Problem
 
 _LAYER: Final = re.compile(
-    r"^(?P<before>.*?)layers\.(?P<layer>\d+)\.(?P<path>.+)\.lora_(?P<side>[AB])(\.[^.]+)?\.weight$"
+    r"^(?P<before>.*?)layers\.(?P<layer>\d{1,5})\.(?P<path>[\w.-]{1,200})\.lora_(?P<side>[AB])(\.[^.]+)?\.weight\Z"
 )
 _OUTSIDE: Final = re.compile(
-    r"(^|\.)(?P<module>embed_tokens|lm_head|unembed_tokens)\.lora_(embedding_)?(?P<side>[AB])(\.\w+)*$"
+    r"(^|\.)(?P<module>embed_tokens|lm_head|unembed_tokens)\.lora_(embedding_)?(?P<side>[AB])(\.\w+)*\Z"
 )
+_NAME: Final = re.compile(r"^[A-Za-z0-9_.-]{1,200}\Z")
 _OTHER_TOWERS: Final = re.compile(r"(vision|visual|audio|speech|image)")
 _FLOATS: Final = {"F32": 4, "F16": 2, "BF16": 2}
 """Types that SGLang loads -> bytes of a number."""
+_MODULES: Final = 64
+_NAME_LETTERS: Final = 300
 _CHANGES_BASE: Final = ("pissa", "olora", "corda", "lora_ga")
 """Ways to begin a training that also change the base's weights (`init_lora_weights`)."""
 _MUST_BE_UNSET: Final = {
@@ -73,6 +76,8 @@ def facts_of(files: Files) -> AdapterFacts | Problem:
     if (problem := seen.problem()) is not None:
         return problem
     widths = seen.widths()
+    if (count := max(len(widths), len(found.targets))) > _MODULES:
+        return _unsupported(f"it changes or names {count} different modules, and no base has so many")
     if found.targets != ("all",) and (extra := [m for m in widths if not buffers([m]) <= buffers(found.targets)]):
         return _unsupported(f"it has tensors for {', '.join(extra)}, which its target_modules does not name")
     ids = [i for i in files.added_tokens.values() if isinstance(i, int)]
@@ -113,19 +118,21 @@ class _Config:
     def read(cls, config: Mapping[str, Any]) -> "_Config | Problem":
         kind = config.get("peft_type")
         if not isinstance(kind, str) or kind.upper() != "LORA":
-            return _unsupported(f"adapter_config.json says peft_type {kind!r}: SGLang serves LORA")
+            return _unsupported(f"adapter_config.json says peft_type {_short(repr(kind))}: SGLang serves LORA")
         rank, alpha = _number(config.get("r")), _number(config.get("lora_alpha"))
         if rank is None or rank != int(rank) or rank < 1:
-            return _corrupt(f"adapter_config.json says r = {config.get('r')!r}, which is no rank")
+            return _corrupt(f"adapter_config.json says r = {_short(repr(config.get('r')))}, which is no rank")
         if alpha is None:
-            return _corrupt(f"adapter_config.json says lora_alpha = {config.get('lora_alpha')!r}, which is no number")
+            return _corrupt(
+                f"adapter_config.json says lora_alpha = {_short(repr(config.get('lora_alpha')))}, which is no number"
+            )
         if (problem := _unusual(config, int(rank), alpha)) is not None:
             return problem
         targets = _targets(config.get("target_modules"))
         if isinstance(targets, Problem):
             return targets
         base = config.get("base_model_name_or_path")
-        return cls(int(rank), alpha, targets, base[:64] if isinstance(base, str) and base else None)
+        return cls(int(rank), alpha, targets, _short(base) if isinstance(base, str) and base else None)
 
 
 def _number(value: object) -> float | None:
@@ -145,7 +152,7 @@ def _unusual(config: Mapping[str, Any], rank: int, alpha: float) -> Problem | No
             f"{alpha * rank**0.5:g} in adapter_config.json mean the same"
         )
     if config.get("bias") not in (None, "none"):
-        return _unsupported(f"it has trained biases (bias: {config['bias']}), which SGLang ignores")
+        return _unsupported(f"it has trained biases (bias: {_short(str(config['bias']))}), which SGLang ignores")
     for key, usual in (("rank_pattern", rank), ("alpha_pattern", alpha)):
         pattern = config.get(key)
         if isinstance(pattern, dict) and any(v != usual for v in cast("dict[str, object]", pattern).values()):
@@ -153,8 +160,8 @@ def _unusual(config: Mapping[str, Any], rank: int, alpha: float) -> Problem | No
     begun = config.get("init_lora_weights")
     if isinstance(begun, str) and begun.lower().startswith(_CHANGES_BASE):
         return _unsupported(
-            f"its training changed the base's weights too (init_lora_weights: {begun}): save it converted to a plain "
-            "LoRA, as PEFT describes it"
+            f"its training changed the base's weights too (init_lora_weights: {_short(begun)}): save it "
+            "converted to a plain LoRA, as PEFT describes it"
         )
     return None
 
@@ -164,11 +171,12 @@ def _targets(value: object) -> "tuple[str, ...] | Problem":
         if value in ("all", "all-linear"):
             return ("all",)
         return _unsupported(
-            f"target_modules of adapter_config.json is the pattern {value[:60]!r}: SGLang wants a list of module names"
+            f"target_modules of adapter_config.json is the pattern {_short(repr(value))}: SGLang wants a list "
+            "of module names"
         )
     names = cast("list[object]", value) if isinstance(value, list) else []
-    if not names or not all(isinstance(name, str) and name for name in names):
-        return _corrupt("adapter_config.json names no target_modules")
+    if not names or not all(isinstance(name, str) and _NAME.match(name) for name in names):
+        return _corrupt("adapter_config.json names no target_modules, or some that are no names")
     return tuple(sorted({str(name).rpartition(".")[2] for name in names}))
 
 
@@ -185,6 +193,8 @@ class _Seen:
         self.layers = 0
 
     def take(self, name: str, tensor: Tensor) -> Problem | None:
+        if len(name) > _NAME_LETTERS:
+            return _corrupt(f"tensor {_short(name)} has a name of {len(name)} letters")
         if tensor.dtype not in _FLOATS:
             return _unsupported(
                 f"tensor {_short(name)} has type {tensor.dtype}: SGLang takes float32, float16, bfloat16"
@@ -270,4 +280,6 @@ def _incomplete(modules: Iterable[str]) -> str | None:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= 80 else f"...{name[-77:]}"
+    """As it may stand in a condition: the files are anybody's."""
+    shown = "".join(letter if letter.isprintable() else "?" for letter in name[-200:])
+    return shown if len(shown) <= 80 else f"...{shown[-77:]}"
