@@ -13,6 +13,7 @@ BENCHES = {
     "bench_packing": "packing, class choice, and how long a plan takes",
     "bench_operator": "500 Models at once",
     "bench_wake": "from a held request to /scale, and what an idle fleet costs",
+    "bench_adapters": "2,000 adapters on 20 replicas: hit rate, movement, and how long a plan takes",
     "bench_swap": "swapping adapters: the engine's own times, simulated and real",
     "bench_protocol": "the protocol of drains, in every order of events",
     "bench_streams": "what listening to 2,000 agents and 8 gateways costs",

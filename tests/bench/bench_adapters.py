@@ -59,8 +59,8 @@ def policies_tables(folder: Path | None, minutes: float) -> None:
         policies_table(found, 4, 16)
     CONSOLE.print(
         "A hit finds its adapter loaded at the replica to which it goes. A load takes 1.5 ms and what its bytes take\n"
-        "at 2 GB/s, one after the other on a replica; ranks 8 to 64 of Llama-3.1-8B. Added to TTFT: waiting for a slot\n"
-        "and for the load. Belady's is the hit rate of a single cache that knows the future."
+        "at 2 GB/s, one after the other on a replica; ranks 8 to 64 of Llama-3.1-8B. Added to TTFT: waiting for a\n"
+        "slot and for the load. Belady's is the hit rate of a single cache that knows the future."
     )
 
 
