@@ -5,8 +5,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from shoal.core.resolve import ServedModel, listed
-from shoal.core.resolve_adapters import DeclaredAdapter, Words, adapters_for, words_for
+from shoal.core.access import Identity
+from shoal.core.resolve import ServedModel
+from shoal.core.resolve_adapters import DeclaredAdapter
+from shoal.core.words import Words
 from tests.support.adapter_agents import V1, V2, adapter, name_of, pool
 from tests.support.gateway import MODEL
 
@@ -14,11 +16,29 @@ MODELS = {MODEL.key: MODEL}
 OLDER = "2025-06-01T00:00:00Z"
 
 
+@dataclasses.dataclass
+class Meant:
+    served: dict[str, ServedModel]
+    waiting: dict[str, str]
+    listed: list[tuple[str, str]]
+
+
 def words(
     *adapters: DeclaredAdapter, tenant: str = "acme", grants: tuple[str, ...] = (), models=MODELS, pools=None
-) -> Words:
-    found = adapters_for(adapters, {"chat/pool": pool()} if pools is None else pools)
-    return words_for(frozenset(grants), tenant, models, found)
+) -> Meant:
+    """What every word means that anybody claims."""
+    identity = Identity(tenant, None, "key", None, False, False, frozenset(grants))
+    index = Words()
+    index.set_models(models)
+    index.set_pools({"chat/pool": pool()} if pools is None else pools)
+    for one in adapters:
+        index.put(one.key, one)
+    claimants = [*models.values(), *adapters]
+    claimed = {word for one in claimants for word in (one.key, *one.claims)}
+    served = {word: found for word in claimed if (found := index.find(word, identity)) is not None}
+    waiting = {word: reason for word in claimed if (reason := index.why_not(word, identity)) is not None}
+    assert not served.keys() & waiting.keys()
+    return Meant(served, waiting, [(word, found.address) for word, found in index.listed(identity)])
 
 
 def test_a_tenant_that_is_listed_needs_no_grant_of_the_base():
@@ -31,8 +51,8 @@ def test_a_tenant_that_is_listed_needs_no_grant_of_the_base():
 
 
 def test_others_do_not_even_learn_that_it_is_there():
-    assert words(adapter(), tenant="other") == Words()
-    assert words(adapter(revision=None), tenant="other") == Words()
+    assert words(adapter(), tenant="other") == Meant({}, {}, [])
+    assert words(adapter(revision=None), tenant="other") == Meant({}, {}, [])
 
 
 def test_a_star_means_those_who_may_use_the_base():
@@ -114,13 +134,13 @@ def test_one_whose_newer_revision_is_bad_answers_with_the_one_before():
 
 
 def test_one_without_a_pool_has_no_names():
-    assert words(adapter(), pools={}) == Words()
+    assert words(adapter(), pools={}) == Meant({}, {}, [])
 
 
 def test_a_list_shows_short_names_and_the_address_of_what_has_none():
     nameless = adapter("other", served=("support",), created="2026-03-01T00:00:00Z")
-    found = words(adapter(), nameless, grants=("chat/llama",)).served
-    assert [(word, model.address) for word, model in listed(found)] == [
+    found = words(adapter(), nameless, grants=("chat/llama",))
+    assert found.listed == [
         ("chat/other", "chat/other"),
         ("llama", "chat/llama"),
         ("support", "chat/support"),
@@ -131,3 +151,30 @@ def test_it_waits_within_the_bounds_of_its_model():
     base = dataclasses.replace(MODEL, kv_percent=55, embeds=True)
     served = words(adapter(), models={MODEL.key: base}).served["support"]
     assert (served.kv_percent, served.embeds, served.limits) == (55, True, base.limits)
+
+
+def test_one_that_changes_or_goes_leaves_no_name_behind():
+    """The index is kept up one object at a time: it must be as if it had been made anew."""
+    acme = Identity("acme", None, "key", None, False, False, frozenset())
+    index = Words()
+    index.set_models(MODELS)
+    index.set_pools({"chat/pool": pool()})
+    index.put("chat/support", adapter())
+    index.put("chat/support", adapter(served=("other",)))
+    assert [word for word, _ in index.listed(acme)] == ["other"]
+    assert index.find("support", acme) is None
+    index.put("chat/support", adapter(tenants=("rival",)))
+    assert index.find("chat/support", acme) is None
+    assert index.why_not("chat/support", acme) is None
+    index.put("chat/support", adapter(uid="made-anew"))
+    assert list(index.adapter_uids) == ["made-anew"]
+    found = index.find("support", acme)
+    assert found is not None
+    assert found.adapter is not None
+    assert found.adapter.uid == "made-anew"
+    index.set_models({MODEL.key: dataclasses.replace(MODEL, kv_percent=33)})
+    found = index.find("support", acme)
+    assert found is not None
+    assert found.kv_percent == 33  # the Model's own changes reach its adapters
+    index.retain(())
+    assert (index.find("support", acme), list(index.adapter_uids), index.listed(acme)) == (None, [], [])

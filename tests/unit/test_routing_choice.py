@@ -6,8 +6,9 @@ import pytest
 
 from shoal.api.tenant import Tenant
 from shoal.core.access import DenialReason, Denied, Identity, authenticate, index_keys
-from shoal.core.resolve import ServedModel, listed, names_for
+from shoal.core.resolve import ServedModel
 from shoal.core.routing import Choice, Heard, NoReplica, Replica, choose
+from shoal.core.words import Words
 from tests.support.gateway import replica
 
 READY = Heard("ready", "boot")
@@ -124,26 +125,48 @@ def model(key: str, *claims: str, created: datetime | None = NOW, uid: str = "")
     return ServedModel(key, uid or key, key, claims, created)
 
 
+def means(models: dict[str, ServedModel], word: str, *grants: str) -> ServedModel | None:
+    words = Words()
+    words.set_models(models)
+    return words.find(word, identity(*grants))
+
+
+def identity(*grants: str) -> Identity:
+    return Identity("acme", None, "key", None, False, False, frozenset(grants))
+
+
 def test_a_short_name_belongs_to_the_oldest_claimant_that_the_tenant_may_use():
     old, young = model("a/x", "llama", created=NOW - timedelta(1)), model("b/x", "llama")
     models = {m.key: m for m in (young, old)}
-    assert names_for({"a/x", "b/x"}, models)["llama"] is old
-    assert names_for({"b/x"}, models)["llama"] is young  # a Model outside the grants takes nothing away
-    assert names_for({"b/x"}, models)["b/x"] is young
-    assert "a/x" not in names_for({"b/x"}, models)
-    assert names_for({"gone/x"}, models) == {}
+    assert means(models, "llama", "a/x", "b/x") is old
+    assert means(models, "llama", "b/x") is young  # a Model outside the grants takes nothing away
+    assert means(models, "b/x", "b/x") is young
+    assert means(models, "a/x", "b/x") is None
+    assert means(models, "llama", "gone/x") is None
 
 
 def test_equal_age_goes_by_uid():
     models = {m.key: m for m in (model("a/x", "n", uid="2"), model("b/x", "n", uid="1"))}
-    assert names_for(set(models), models)["n"].key == "b/x"
+    assert means(models, "n", *models) is models["b/x"]
 
 
 def test_a_claim_cannot_take_the_full_name():
     models = {m.key: m for m in (model("a/x", "b/y", created=NOW - timedelta(1)), model("b/y", "y"))}
-    assert names_for(set(models), models)["b/y"].key == "b/y"
+    assert means(models, "b/y", *models) is models["b/y"]
 
 
 def test_the_list_shows_short_names_and_full_ones_where_there_is_no_short():
     models = {m.key: m for m in (model("a/x", "n", created=NOW - timedelta(1)), model("b/x", "n"))}
-    assert [word for word, _ in listed(names_for(set(models), models))] == ["b/x", "n"]
+    words = Words()
+    words.set_models(models)
+    assert [word for word, _ in words.listed(identity(*models))] == ["b/x", "n"]
+
+
+def test_models_that_change_their_names_or_go_keep_none_behind():
+    words, everyone = Words(), identity("a/x", "b/x")
+    words.set_models({"a/x": model("a/x", "n", created=NOW - timedelta(1)), "b/x": model("b/x", "n")})
+    words.set_models({"a/x": model("a/x", "m", created=NOW - timedelta(1)), "b/x": model("b/x", "n")})
+    assert [(word, found.key) for word, found in words.listed(everyone)] == [("m", "a/x"), ("n", "b/x")]
+    words.set_models({})
+    assert words.listed(everyone) == []
+    assert words.find("n", everyone) is None

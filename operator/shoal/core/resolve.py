@@ -1,8 +1,8 @@
-"""Which Model a client's `model` means, among those that its tenant may use."""
+"""What the request path knows of a Model, and of an adapter that is used with it."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 from shoal.api import reasons
@@ -10,9 +10,6 @@ from shoal.api.meta import Condition
 from shoal.api.model import Model, ModelStatus
 from shoal.core import quantity
 from shoal.core.hold.limits import Limits
-
-_FAR = datetime.max.replace(tzinfo=UTC)
-
 
 _NO_PLACE: Final = frozenset({reasons.NO_FIT, reasons.NO_CAPACITY, reasons.OUTRANKED, reasons.NO_CLASS})
 
@@ -110,35 +107,3 @@ def _dead_end(conditions: Iterable[Condition]) -> DeadEnd | None:
         if said == (reasons.PLACED, "False") and condition.reason in _NO_PLACE:
             return DeadEnd(condition.reason, unless_pods=True)
     return None
-
-
-def names_for(
-    grants: Collection[str], models: Mapping[str, ServedModel], adapters: Iterable[ServedModel] = ()
-) -> dict[str, ServedModel]:
-    """Every word that a tenant with these grants, and the use of these adapters, can put in `model`.
-
-    `namespace/name` means that object. A short name belongs to the oldest claimant (creationTimestamp, then uid) among
-    the Models and adapters that the tenant may use, so that nobody outside its grants can take a name from it. A Model
-    and an adapter of one `namespace/name` are two claimants of it.
-    """
-    granted = [*(models[key] for key in grants if key in models), *adapters]
-    granted.sort(key=_age)
-    names: dict[str, ServedModel] = {}
-    for model in granted:
-        names.setdefault(model.address, model)
-    for model in granted:
-        for claim in model.claims:
-            names.setdefault(claim, model)
-    return names
-
-
-def listed(names: Mapping[str, ServedModel]) -> Iterable[tuple[str, ServedModel]]:
-    """What a list of models shows: the short names, and `namespace/name` of what owns no short name."""
-    short = [(word, model) for word, model in names.items() if word != model.address]
-    named = {model.address for _, model in short}
-    bare = [(word, model) for word, model in names.items() if word == model.address and word not in named]
-    return sorted(short + bare, key=lambda pair: pair[0])
-
-
-def _age(model: ServedModel) -> tuple[datetime, str]:
-    return (model.created or _FAR, model.uid if model.adapter is None else model.adapter.uid)

@@ -253,10 +253,10 @@ class Attempts:
 
     def _recheck(self) -> None:
         """What the client may have lost while it waited: its key, or the use of the Model. Raises ApiError."""
-        words = self._app.directory.snapshot.words(self._check_key())
-        now, then = words.get(self._prepared.word), self._prepared.model
+        words, word = self._app.directory.snapshot.words, self._prepared.word
+        now, then = words.find(word, self._check_key()), self._prepared.model
         if now is None or now.uid != then.uid or now.address != then.address:
-            raise errors.model_not_found(self._prepared.word)
+            raise errors.model_not_found(word)
 
     async def _comment(self) -> None:
         self._meter.status = 200

@@ -232,12 +232,12 @@ class AdapterAttempts(Attempts):
             ApiError: the adapter is gone, or this client's use of it.
         """
         prepared, identity = self._prepared, self._check_key()
-        snapshot = self._app.directory.snapshot
-        now = snapshot.words(identity).get(prepared.word)
+        words = self._app.directory.snapshot.words
+        now = words.find(prepared.word, identity)
         if now is not None and now.uid == prepared.model.uid and now.adapter is not None:
             if now.adapter.uid == self._adapter.uid:
                 return now.adapter
-        elif now is None and (reason := snapshot.waiting(identity).get(prepared.word)) is not None:
+        elif now is None and (reason := words.why_not(prepared.word, identity)) is not None:
             raise errors.adapter_waits(prepared.word, reason)
         raise errors.model_not_found(prepared.word)
 

@@ -6,7 +6,7 @@ Keeps what it last knew while the API server is away. An object that does not va
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import pydantic
 import structlog
@@ -19,28 +19,18 @@ from shoal.api.model import Model
 from shoal.api.tenant import Tenant
 from shoal.core.access import Identity, index_keys
 from shoal.core.resolve import ServedModel, served_model
-from shoal.core.resolve_adapters import (
-    Adapters,
-    DeclaredAdapter,
-    DeclaredPool,
-    Words,
-    adapters_for,
-    declared_adapter,
-    declared_pool,
-    words_for,
-)
+from shoal.core.resolve_adapters import DeclaredAdapter, DeclaredPool, declared_adapter, declared_pool
 from shoal.core.routing import Replica
+from shoal.core.words import Words
 
 log = structlog.get_logger()
 
 Source = Literal["models", "tenants", "pods", "pools", "adapters"]
 
-_OF_ADAPTERS: Final[frozenset[Source]] = frozenset({"pools", "adapters"})
-
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One state of the cluster. `named` caches what each set of grants can name."""
+    """One state of the cluster."""
 
     models: Mapping[str, ServedModel] = field(default_factory=dict[str, ServedModel])
     keys: Mapping[str, Identity] = field(default_factory=dict[str, Identity])
@@ -50,30 +40,8 @@ class Snapshot:
     """By `namespace/name` and uid of the Model: pods of a deleted one of the same name have other keys."""
     owners: Mapping[str, str] = field(default_factory=dict[str, str])
     """Uid of a pod -> uid of its Model."""
-    adapters: Adapters = field(default_factory=Adapters)
-    named: dict[object, Words] = field(default_factory=dict[object, Words])
-    """Kept from one snapshot to the next while only pods change."""
-
-    def words(self, identity: Identity) -> Mapping[str, ServedModel]:
-        """Every word that this tenant can put in `model`."""
-        known = self.named.get(self._key(identity))
-        return (self._learn(identity) if known is None else known).served
-
-    def waiting(self, identity: Identity) -> Mapping[str, str]:
-        """Names of adapters that this tenant may use and that do not answer now: the reason."""
-        known = self.named.get(self._key(identity))
-        return (self._learn(identity) if known is None else known).waiting
-
-    def _key(self, identity: Identity) -> object:
-        # Tenants with the same grants have the same words, but for adapters that list them by name.
-        if identity.tenant in self.adapters.by_tenant:
-            return identity.grants, identity.tenant
-        return identity.grants
-
-    def _learn(self, identity: Identity) -> Words:
-        words = words_for(identity.grants, identity.tenant, self.models, self.adapters)
-        self.named[self._key(identity)] = words
-        return words
+    words: Words = field(default_factory=Words)
+    """What clients can put in `model`; one index for all snapshots."""
 
     def replicas_of(self, model: ServedModel) -> tuple[Replica, ...]:
         """Pods of this very Model."""
@@ -101,17 +69,20 @@ class Directory:
         self._pools: Mapping[str, DeclaredPool] = {} if pools is None else pools
         self._adapters: Mapping[str, DeclaredAdapter] = {} if adapters is None else adapters
         self._dirty: set[Source] = set()
+        self._stale: set[str | None] = set()
 
-    def mark(self, source: Source) -> None:
-        """Says that a mapping changed. The snapshot follows in the next turn of the loop: a first list of thousands of
-        objects costs one rebuild and not thousands."""
+    def mark(self, source: Source, key: str | None = None) -> None:
+        """Says that a mapping changed; of adapters, which one (None: any). The snapshot follows in the next turn of the
+        loop: a first list of thousands of objects costs one rebuild and not thousands."""
         if not self._dirty:
             asyncio.get_running_loop().call_soon(self.rebuild)
         self._dirty.add(source)
+        if source == "adapters":
+            self._stale.add(key)
 
     def rebuild(self) -> None:
         """Brings the snapshot up to date with what was marked."""
-        old = self.snapshot
+        old, words = self.snapshot, self.snapshot.words
         dirty, self._dirty = self._dirty, set()
         models = dict(self._models) if "models" in dirty else old.models
         keys = index_keys(self._tenants.values()) if "tenants" in dirty else old.keys
@@ -122,12 +93,17 @@ class Directory:
                 by_model.setdefault((replica.model, replica.model_uid), []).append(replica)
             replicas = {model: tuple(sorted(pods, key=lambda r: r.key)) for model, pods in by_model.items()}
             owners = {replica.uid: replica.model_uid for replica in self._pods.values()}
-        adapters, words = old.adapters, old.named
-        if dirty != {"pods"}:
-            words = {}
-        if not dirty.isdisjoint(_OF_ADAPTERS):
-            adapters = adapters_for(self._adapters.values(), self._pools)
-        self.snapshot = Snapshot(models, keys, replicas, owners, adapters, words)
+        if "models" in dirty:
+            words.set_models(models)
+        if "pools" in dirty:
+            words.set_pools(dict(self._pools))
+        if "adapters" in dirty:
+            stale, self._stale = self._stale, set()
+            if None in stale:
+                words.retain(self._adapters.keys())
+            for key in self._adapters if None in stale else stale:
+                words.put(str(key), self._adapters.get(str(key)))
+        self.snapshot = Snapshot(models, keys, replicas, owners, words)
         for changed in self.changed:
             changed()
 

@@ -86,7 +86,7 @@ class Process:
                 client,
                 LORA_ADAPTERS,
                 project=partial(project_adapter, invalid=invalid),
-                on_event=self._marks("adapters"),
+                on_event=lambda _kind, adapter: self.directory.mark("adapters", adapter.key),
             ),
             "pods": Reflector(
                 client, PODS, label_selector=ENGINE_PODS, project=project_pod, on_event=self._marks("pods")
@@ -244,7 +244,7 @@ class Process:
         self.fleet.follow(self.directory.snapshot)
         snapshot = self.directory.snapshot
         self.demand.retain({model.uid for model in snapshot.models.values()})
-        self.demand.adapters.retain(snapshot.adapters.uids)
+        self.demand.adapters.retain(snapshot.words.adapter_uids)
 
     def _held_elsewhere(self, uid: str | None) -> None:
         """More or less waits in the other gateways, of one Model or of any: this one's share is another."""
@@ -269,7 +269,7 @@ class Process:
         metrics.streams.labels("live").set(live)
         metrics.streams.labels("down").set(max(0, self.fleet.streams.wanted - live))
         metrics.objects.labels("Model").set(len(snapshot.models))
-        metrics.objects.labels("LoRAAdapter").set(len(snapshot.adapters.uids))
+        metrics.objects.labels("LoRAAdapter").set(len(snapshot.words.adapter_uids))
         metrics.objects.labels("TenantKey").set(len(snapshot.keys))
         metrics.objects.labels("Pod").set(sum(map(len, snapshot.replicas.values())))
         metrics.body_bytes.set(self.gateway.budget.held)

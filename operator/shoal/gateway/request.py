@@ -10,7 +10,7 @@ import orjson
 import structlog
 
 from shoal.core.access import Denied, Identity, authenticate
-from shoal.core.resolve import ServedModel, listed
+from shoal.core.resolve import ServedModel
 from shoal.gateway import errors, ids, sse
 from shoal.gateway.asgi import DISCONNECT, GONE, Receive, Scope, Send
 from shoal.gateway.attempts import Attempts
@@ -103,19 +103,19 @@ class Request:
 
     async def _models(self, wanted: str) -> None:
         identity = self._identity()
-        words = self._app.directory.snapshot.words(identity)
+        words = self._app.directory.snapshot.words
         if wanted:
-            model = words.get(wanted)
+            model = words.find(wanted, identity)
             if model is None:
                 raise self._unknown(identity, wanted)
             await self._reply.json(200, orjson.dumps(_card(wanted, model)))
             return
-        cards = [_card(word, model) for word, model in listed(words)]
+        cards = [_card(word, model) for word, model in words.listed(identity)]
         await self._reply.json(200, orjson.dumps({"object": "list", "data": cards}))
 
     def _unknown(self, identity: Identity, word: str) -> ApiError:
         """For a word that nothing answers to."""
-        reason = self._app.directory.snapshot.waiting(identity).get(word)
+        reason = self._app.directory.snapshot.words.why_not(word, identity)
         return errors.model_not_found(word) if reason is None else errors.adapter_waits(word, reason)
 
     # --- completions ------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Request:
         raw = await read_body(self._receive, headers.get(b"content-length"), app.settings.max_body_bytes, app.budget)
         self._body_bytes = len(raw)
         parsed = parse(raw, self._path)
-        model = app.directory.snapshot.words(identity).get(parsed.word)
+        model = app.directory.snapshot.words.find(parsed.word, identity)
         if model is None:
             raise self._unknown(identity, parsed.word)
         if model.embeds and self._path != EMBEDDINGS:
