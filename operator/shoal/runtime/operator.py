@@ -195,7 +195,7 @@ class Operator:
     def heard(self, model_uid: str | None, urgent: bool) -> None:
         """Something else is said of a Model, or with None perhaps of every Model."""
         self.scaler.changed(model_uid, urgent)
-        self.lora.heard(model_uid)
+        self.lora.heard(model_uid, urgent)
 
     def _compare_all(self) -> None:
         self.classes.enqueue_all()

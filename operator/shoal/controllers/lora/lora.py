@@ -31,9 +31,9 @@ class LoRA:
         """All work queues."""
         return self.pools.queue, self.adapters.queue, self.floors.queue
 
-    def heard(self, model_uid: str | None) -> None:
+    def heard(self, model_uid: str | None, urgent: bool) -> None:
         """Something else is said of a Model, or with None perhaps of every Model."""
-        self.placer.heard(model_uid)
+        self.placer.heard(model_uid, urgent)
 
     def enqueue_all(self) -> None:
         """After a list of everything. Adapters have no children that somebody could have changed, and what was missed

@@ -8,8 +8,7 @@ something else than before.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -17,16 +16,17 @@ import prometheus_client
 import structlog
 
 from shoal.api.adapters import FloorAdapter
-from shoal.api.loraadapter import AdapterRevision, LoRAAdapter, engine_name
+from shoal.api.loraadapter import LoRAAdapter, engine_name
 from shoal.controllers.lora.chosen import Choices, Chosen
 from shoal.controllers.lora.floors import Floors
 from shoal.controllers.lora.hearing import Ears
 from shoal.controllers.lora.observe import Observer
+from shoal.controllers.lora.poolplan import PoolPlan, floor, placed, same, worth_telling
 from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.core.adapters import types
 from shoal.core.adapters.adapterstatus import Held
-from shoal.core.adapters.held import State, held
+from shoal.core.adapters.held import held
 from shoal.core.adapters.place import place
 from shoal.core.adapters.revisions import Revisions
 from shoal.core.adapters.switch import may_switch
@@ -45,36 +45,6 @@ SHARE: Final = 5
 SECONDS = prometheus_client.Histogram(
     "shoal_adapter_plan_seconds", "Duration of one plan of a pool's adapters.", buckets=(0.001, 0.01, 0.05, 0.2, 1, 5)
 )
-
-
-@dataclass(slots=True)
-class PoolPlan:
-    """What is known of one pool."""
-
-    key: str
-    adapters: dict[str, types.Adapter] = field(default_factory=dict[str, types.Adapter])
-    """By uid: as entered."""
-    keys: dict[str, str] = field(default_factory=dict[str, str])
-    """Uid -> `namespace/name`."""
-    sources: dict[str, FloorAdapter] = field(default_factory=dict[str, FloorAdapter])
-    """Engine name -> what an agent needs to load it."""
-    planned: dict[str, types.Adapter] = field(default_factory=dict[str, types.Adapter])
-    """As the last plan saw them."""
-    snapshot: types.Snapshot | None = None
-    plan: types.Plan | None = None
-    memory: types.Memory | None = None
-    states: Mapping[str, State] = field(default_factory=dict[str, State])
-    """By uid: where adapters of interest are."""
-    replicas: int = 0
-    unheard: int = 0
-    changed: bool = True
-    """Something was entered or left since the last plan."""
-    due: float = float("-inf")
-    """When to look next."""
-    following: dict[str, tuple[str, float]] = field(default_factory=dict[str, tuple[str, float]])
-    """Uid -> engine name of the next revision, and since when it is known."""
-    switches: dict[str, str] = field(default_factory=dict[str, str])
-    """Uid -> engine name of the next revision to which gateways may be sent now."""
 
 
 class Placer:
@@ -110,7 +80,7 @@ class Placer:
             self.leave(uid)
         pool = self.pools.setdefault(pool_key, PoolPlan(pool_key))
         known = pool.adapters.get(uid)
-        entered = _adapter(adapter, revisions)
+        entered = placed(adapter, revisions)
         if entered == known:
             return
         if known is not None:
@@ -167,19 +137,27 @@ class Placer:
 
     # --- what wakes it ----------------------------------------------------------------------------------------------
 
-    def heard(self, model_uid: str | None) -> None:
-        """Something else is heard of a Model's replicas, or with None of any; or of gateways."""
-        if not self._leads:
+    def heard(self, model_uid: str | None, urgent: bool) -> None:
+        """Something else is heard of a Model's replicas, or with None of any; or of gateways. `urgent`: a replica came
+        or went, or an engine was started anew."""
+        if not self._leads or not self.pools:
             return
+        seconds = SETTLE_SECONDS if urgent else PACE_SECONDS
+        if model_uid is None:
+            for pool in self.pools.values():
+                self._look(pool, seconds=seconds)
+        else:
+            for pool in self._pools_of(model_uid):
+                self._look(pool, seconds=seconds)
+
+    def _pools_of(self, model_uid: str) -> Iterable[PoolPlan]:
         custom = self._world.model_by_uid(model_uid)
-        key = f"{custom.metadata.namespace}/{custom.metadata.name}" if custom is not None else None
-        for pool in self.pools.values():
-            chosen = self._choices.of(pool.key)
-            if model_uid is None or (chosen is not None and chosen.pool.model_key == key):
-                self._look(pool, seconds=PACE_SECONDS)
-        if custom is not None:
-            for pod in self._world.pods.by("model", custom.metadata.uid):
-                self._floors.heard(pod.uid)
+        if custom is None:
+            return
+        for found in self._world.pools.by("model", f"{custom.metadata.namespace}/{custom.metadata.name}"):
+            pool = self.pools.get(f"{found.metadata.namespace}/{found.metadata.name}")
+            if pool is not None:
+                yield pool
 
     def pool_changed(self, pool_key: str) -> None:
         """Its specification, or that of its Model."""
@@ -190,21 +168,15 @@ class Placer:
         pod = after or before
         if pod is None or pod.model_uid is None or not self._leads:
             return
-        custom = self._world.model_by_uid(pod.model_uid)
-        if custom is not None:
-            model_key = f"{custom.metadata.namespace}/{custom.metadata.name}"
-            for found in self._world.pools.by("model", model_key):
-                pool = self.pools.get(f"{found.metadata.namespace}/{found.metadata.name}")
-                if pool is not None:
-                    self._look(pool)
+        for pool in self._pools_of(pod.model_uid):
+            self._look(pool)
 
     def _look(self, pool: PoolPlan, *, changed: bool = False, seconds: float = SETTLE_SECONDS) -> None:
         pool.changed = pool.changed or changed
         due = self._clock() + seconds
-        if pool.due <= due and pool.due > self._clock():
-            return
-        pool.due = due
-        self._some.set()
+        if due < pool.due:
+            pool.due = due
+            self._some.set()
 
     # --- planning ---------------------------------------------------------------------------------------------------
 
@@ -252,8 +224,10 @@ class Placer:
         if chosen is None or chosen.settings is None or chosen.model is None:
             return
         now = self._clock()
+        for pod in self.observer.homes(chosen.model.metadata.uid):
+            self._floors.heard(pod.uid)
         snapshot = self.observer.snapshot(chosen.model, chosen.settings, pool.adapters)
-        if not pool.changed and not self._late(pool, now) and _same(pool.snapshot, snapshot):
+        if not pool.changed and not self._late(pool, now) and same(pool.snapshot, snapshot):
             self._again(pool, now)
             self._states(pool, snapshot, chosen.model.metadata.uid)
             return
@@ -279,7 +253,7 @@ class Placer:
     def _tell(self, pool: PoolPlan, plan: types.Plan, model_uid: str) -> None:
         for pod in self.observer.homes(model_uid):
             entries = plan.floors.get(pod.uid, ())
-            self._floors.want(pod, tuple(_floor(pool.sources, entries)))
+            self._floors.want(pod, tuple(floor(pool.sources, entries)))
 
     def _states(self, pool: PoolPlan, snapshot: types.Snapshot, model_uid: str) -> None:
         """Where adapters are now; wakes those of which something else has to be said."""
@@ -295,7 +269,7 @@ class Placer:
             moved = before.get(uid) != pool.states.get(uid)
             if (
                 entered
-                or (moved and _told(adapter, before.get(uid), pool.states.get(uid)))
+                or (moved and worth_telling(adapter, before.get(uid), pool.states.get(uid)))
                 or (counted and adapter.residency != "OnDemand")
                 or switches.get(uid) != pool.switches.get(uid)
             ):
@@ -320,43 +294,3 @@ class Placer:
             elif loaded:
                 pool.due = min(pool.due, since + PATIENCE_SECONDS)
         return found
-
-
-def _same(last: types.Snapshot | None, now: types.Snapshot) -> bool:
-    """Apart from the adapters, whose changes are entered."""
-    return last is not None and (last.limits, last.replicas, last.voices) == (now.limits, now.replicas, now.voices)
-
-
-def _adapter(adapter: LoRAAdapter, revisions: Revisions) -> types.Adapter:
-    def revision(found: AdapterRevision | None) -> types.Revision | None:
-        if found is None:
-            return None
-        return types.Revision(engine_name(adapter.key, found.revision), found.rank, found.size_bytes)
-
-    spec = adapter.spec
-    return types.Adapter(
-        uid=adapter.metadata.uid,
-        key=adapter.key,
-        current=revision(revisions.current),
-        next=revision(revisions.next),
-        residency=spec.residency,
-        min_copies=spec.min_copies,
-    )
-
-
-def _floor(sources: Mapping[str, FloorAdapter], entries: Iterable[types.Entry]) -> Iterable[FloorAdapter]:
-    for entry in entries:
-        source = sources.get(entry.name)
-        if source is not None:
-            yield source.model_copy(update={"pinned": True}) if entry.pinned else source
-
-
-def _told(adapter: types.Adapter, before: State | None, after: State | None) -> bool:
-    """Whether the adapter's status depends on what changed: that of one on demand only on what went wrong."""
-    if adapter.residency != "OnDemand" or adapter.next is not None:
-        return True
-
-    def wrong(state: State | None) -> object:
-        return None if state is None else (state.failure, state.failure is not None and not state.loaded)
-
-    return wrong(before) != wrong(after)

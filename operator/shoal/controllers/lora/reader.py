@@ -170,8 +170,8 @@ class Reader:
         if after is None or not after.active:
             self._some.set()  # room for another Job
 
-    def _told(self, source: _Source, answer: Answer) -> None:
-        if not answer.final:
+    def _told(self, source: _Source, answer: Answer, *, tried: bool = True) -> None:
+        if tried and not answer.final:
             source.tries += 1
         if source.answer != answer:
             source.answer = answer
@@ -191,7 +191,12 @@ class Reader:
                 await asyncio.sleep(SETTLE_SECONDS)
                 self._some.clear()
                 for pool_key in list(self._pending):
-                    await self._make_for(pool_key)
+                    try:
+                        await self._make_for(pool_key)
+                    except Exception:
+                        # One pool whose Jobs cannot be made must not end the operator.
+                        log.exception("adapters of a pool are not read", pool=pool_key)
+                        self._again(pool_key)
         finally:
             for timer in self._later.values():
                 timer.cancel()
@@ -207,7 +212,7 @@ class Reader:
                 log.warning("a Job that reads adapters was not made", pool=pool_key, error=error.message)
                 what = f"the API server refuses the Job that would read it: {error.message}"
                 for source in batch:
-                    self._told(source, Answer(problem=Problem(reasons.REFUSED, what)))
+                    self._told(source, Answer(problem=Problem(reasons.REFUSED, what)), tried=False)
                 self._again(pool_key)
                 return
             for source in batch:

@@ -1,0 +1,83 @@
+"""What the placer keeps of one pool, and how it is put for others."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from shoal.api.adapters import FloorAdapter
+from shoal.api.loraadapter import AdapterRevision, LoRAAdapter, engine_name
+from shoal.core.adapters import types
+from shoal.core.adapters.held import State
+from shoal.core.adapters.revisions import Revisions
+
+
+@dataclass(slots=True)
+class PoolPlan:
+    """What is known of one pool."""
+
+    key: str
+    adapters: dict[str, types.Adapter] = field(default_factory=dict[str, types.Adapter])
+    """By uid: as entered."""
+    keys: dict[str, str] = field(default_factory=dict[str, str])
+    """Uid -> `namespace/name`."""
+    sources: dict[str, FloorAdapter] = field(default_factory=dict[str, FloorAdapter])
+    """Engine name -> what an agent needs to load it."""
+    planned: dict[str, types.Adapter] = field(default_factory=dict[str, types.Adapter])
+    """As the last plan saw them."""
+    snapshot: types.Snapshot | None = None
+    plan: types.Plan | None = None
+    memory: types.Memory | None = None
+    states: Mapping[str, State] = field(default_factory=dict[str, State])
+    """By uid: where adapters of interest are."""
+    replicas: int = 0
+    unheard: int = 0
+    changed: bool = True
+    """Something was entered or left since the last plan."""
+    due: float = float("inf")
+    """When to look next."""
+    following: dict[str, tuple[str, float]] = field(default_factory=dict[str, tuple[str, float]])
+    """Uid -> engine name of the next revision, and since when it is known."""
+    switches: dict[str, str] = field(default_factory=dict[str, str])
+    """Uid -> engine name of the next revision to which gateways may be sent now."""
+
+
+def same(last: types.Snapshot | None, now: types.Snapshot) -> bool:
+    """Apart from the adapters, whose changes are entered."""
+    return last is not None and (last.limits, last.replicas, last.voices) == (now.limits, now.replicas, now.voices)
+
+
+def placed(adapter: LoRAAdapter, revisions: Revisions) -> types.Adapter:
+    """An adapter as placing sees it."""
+
+    def revision(found: AdapterRevision | None) -> types.Revision | None:
+        if found is None:
+            return None
+        return types.Revision(engine_name(adapter.key, found.revision), found.rank, found.size_bytes)
+
+    spec = adapter.spec
+    return types.Adapter(
+        uid=adapter.metadata.uid,
+        key=adapter.key,
+        current=revision(revisions.current),
+        next=revision(revisions.next),
+        residency=spec.residency,
+        min_copies=spec.min_copies,
+    )
+
+
+def floor(sources: Mapping[str, FloorAdapter], entries: Iterable[types.Entry]) -> Iterable[FloorAdapter]:
+    """A floor as an agent is told it."""
+    for entry in entries:
+        source = sources.get(entry.name)
+        if source is not None:
+            yield source.model_copy(update={"pinned": True}) if entry.pinned else source
+
+
+def worth_telling(adapter: types.Adapter, before: State | None, after: State | None) -> bool:
+    """Whether the adapter's status depends on what changed: that of one on demand only on what went wrong."""
+    if adapter.residency != "OnDemand" or adapter.next is not None:
+        return True
+
+    def wrong(state: State | None) -> object:
+        return None if state is None else (state.failure, state.failure is not None and not state.loaded)
+
+    return wrong(before) != wrong(after)
