@@ -55,7 +55,7 @@ class Place:
         """Whether requests for it can be answered here at once: with the revision that answers, of a new adapter the
         one that will."""
         resident = self.replica.resident
-        return self.replica.ready and resident is not None and adapter.revisions[0].name in resident
+        return self.replica.ready and resident is not None and _answers(adapter) in resident
 
     def take(self, uid: str, why: Why, cost: float) -> None:
         self.has[uid] = Held(why, cost)
@@ -73,6 +73,12 @@ class Place:
         """The newer revision stands beside the one that answers."""
         self.has[uid].next = True
         self.used += 1
+
+
+def _answers(adapter: Adapter) -> str:
+    """Engine name of the revision that answers, of a new adapter the one that will."""
+    revision = adapter.current or adapter.next
+    return revision.name if revision is not None else ""
 
 
 class Board:
@@ -95,7 +101,7 @@ class Board:
 
     def having(self, adapter: Adapter) -> list[Place]:
         """Ready replicas whose engines have it: a place there costs no load."""
-        return self._having.get(adapter.revisions[0].name, [])
+        return self._having.get(_answers(adapter), [])
 
     def ranked(self, key: str) -> Iterator[Place]:
         """Candidates in the order in which the adapter belongs to them (`rendezvous`)."""

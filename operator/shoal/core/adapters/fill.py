@@ -32,6 +32,7 @@ class Draft:
     """By adapter, those that should stay first."""
     moves: list[Move] = field(default_factory=list[Move])
     weights: dict[str, float] = field(init=False)
+    _lightest: dict[str, tuple[float, str] | None] = field(default_factory=dict[str, tuple[float, str] | None])
     waits: bool = False
     """Something waits for the budget."""
 
@@ -52,11 +53,23 @@ class Draft:
 
     def put(self, want: Want, place: Place, why: Why, cost: float) -> None:
         place.take(want.adapter.uid, why, cost)
+        self._lightest.pop(place.replica.uid, None)
         self.homes.setdefault(want.adapter.uid, []).append(place.replica.uid)
 
     def drop(self, uid: str, place: Place) -> None:
         place.leave(uid)
+        self._lightest.pop(place.replica.uid, None)
         self.homes[uid].remove(place.replica.uid)
+
+    def lightest(self, place: Place, but: str) -> tuple[float, str] | None:
+        """Of those that stand there for their traffic, the one that is asked for least, and how much; not `but`."""
+        if but or place.replica.uid not in self._lightest:
+            weights = self.weights
+            rest = [(weights[uid], uid) for uid, held in place.has.items() if held.why == "traffic" and uid != but]
+            if but:
+                return min(rest, default=None)
+            self._lightest[place.replica.uid] = min(rest, default=None)
+        return self._lightest[place.replica.uid]
 
 
 def fill(draft: Draft, wants: tuple[Want, ...]) -> None:
@@ -192,12 +205,7 @@ def _give_way(draft: Draft, place: Place, weight: float | None, but: str = "") -
     """Drops what is asked for least, if it is for less than `weight` (None: in any case)."""
     if weight is not None and not draft.known:
         return False
-    lightest: tuple[float, str] | None = None
-    for uid, held in place.has.items():
-        if held.why == "traffic" and uid != but:
-            one = (draft.weights[uid], uid)
-            if lightest is None or one < lightest:
-                lightest = one
+    lightest = draft.lightest(place, but)
     if lightest is None or (weight is not None and lightest[0] >= weight):
         return False
     draft.drop(lightest[1], place)

@@ -76,7 +76,9 @@ class Adapter:
     @property
     def revisions(self) -> tuple[Revision, ...]:
         """Those that belong on floors; the one that answers first."""
-        return tuple(r for r in (self.current, self.next) if r is not None)
+        if self.current is None:
+            return () if self.next is None else (self.next,)
+        return (self.current,) if self.next is None else (self.current, self.next)
 
 
 @dataclass(frozen=True, slots=True)

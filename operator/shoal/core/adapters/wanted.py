@@ -67,7 +67,7 @@ def wanted(
     share = max(LEAST_LOAD, sum(loads.values()) / max(1, replicas))
     wants: list[Want] = []
     for uid, adapter in snapshot.adapters.items():
-        if not adapter.revisions:
+        if adapter.current is None and adapter.next is None:
             continue
         told = recent.get(uid)
         had = before.get(uid, 0)
