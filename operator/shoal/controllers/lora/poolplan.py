@@ -8,6 +8,7 @@ from shoal.api.loraadapter import AdapterRevision, LoRAAdapter, engine_name
 from shoal.core.adapters import types
 from shoal.core.adapters.held import State
 from shoal.core.adapters.revisions import Revisions
+from shoal.core.observed import Problem
 
 
 @dataclass(slots=True)
@@ -77,7 +78,8 @@ def worth_telling(adapter: types.Adapter, before: State | None, after: State | N
     if adapter.residency != "OnDemand" or adapter.next is not None:
         return True
 
-    def wrong(state: State | None) -> object:
-        return None if state is None else (state.failure, state.failure is not None and not state.loaded)
+    def wrong(state: State | None) -> tuple[Problem | None, bool]:
+        failure = state.failure if state is not None else None
+        return failure, failure is not None and not (state and state.loaded)
 
     return wrong(before) != wrong(after)
