@@ -15,6 +15,7 @@ BENCHES = {
     "bench_wake": "from a held request to /scale, and what an idle fleet costs",
     "bench_adapters": "2,000 adapters on 20 replicas: hit rate, movement, and how long a plan takes",
     "bench_swap": "swapping adapters: the engine's own times, simulated and real",
+    "bench_adapter_files": "first use of an adapter: from the object store to the first token, by stage",
     "bench_protocol": "the protocol of drains, in every order of events",
     "bench_streams": "what listening to 2,000 agents and 8 gateways costs",
     "bench_scaling": "scaling rules beside those of HPA, KEDA, KPA, AIBrix and llm-d, replayed",
