@@ -8,6 +8,11 @@ from pathlib import Path
 from safetensors import deserialize
 from tokenizers import Tokenizer
 
+from shoal.api.artifact import LayerWidths
+from shoal.api.lorapool import LINEAR
+from shoal.artifacts import adapter
+from shoal.core.adapters.check import Base, Limits, check_adapter
+
 SCRIPT = Path(__file__).parents[2] / "images" / "shoal" / "make_models.py"
 
 
@@ -36,3 +41,17 @@ def test_weights_fit_the_configuration(tmp_path: Path):
     assert tokenizer.get_vocab_size() <= config["vocab_size"]
     text = "any text: Käse, 魚, \n"
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+def test_adapters_are_made_beside_the_models_when_they_are_asked_for(tmp_path: Path):
+    command = [sys.executable, str(SCRIPT), str(tmp_path / "models"), str(tmp_path / "adapters")]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    widths = LayerWidths(layers=2, hidden=64, query=64, key=32, feed_forward=128)
+    found: dict[str, bytes] = {}
+    for folder in (tmp_path / "adapters").iterdir():
+        facts = adapter.read_folder(folder, folder.name, f"sha256:{'0' * 64}")
+        assert check_adapter(facts, Limits("pool", 8, LINEAR), Base(widths, 512)) is None
+        assert all(path.stat().st_mode & 0o004 for path in folder.iterdir())
+        found[folder.name] = (folder / adapter.WEIGHTS).read_bytes()
+    assert set(found) == {"support-v1", "support-v2", "legal", "poet"}
+    assert len(set(found.values())) == 4
