@@ -149,6 +149,10 @@ class Ground(LabCluster):
         selector += f",{names.LABEL_MODEL}={model}" if model else ""
         return [p for p in self.get("pods", "-n", STORM, "-l", selector) if _ready(p)]
 
+    def whole(self) -> bool:
+        """Whether both Models have at least the replicas that they have when they are asked a little."""
+        return len(self.engines(STEADY)) >= 2 and bool(self.engines(TIDAL))
+
     def pods(self, component: str) -> list[str]:
         """Names of Shoal's own pods that run."""
         found = self.get("pods", "-n", NAMESPACE, "-l", f"{names.LABEL_COMPONENT}={component}")

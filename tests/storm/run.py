@@ -19,9 +19,12 @@ from tests.storm.ground import KEY, MODEL_PATH, STEADY, STORM, TIDAL, Ground
 from tests.storm.load import LoadConfig
 from tests.storm.plan import LONG, Phase, Target
 from tests.storm.verdict import Findings, judge
+from tests.support.waiting import until
 
 _STORIES_SHOWN = 10
 _VIOLATIONS_SHOWN = 20
+_FLOWS_SECONDS = 60.0
+"""Until the first answer: the clients are a process that has to start."""
 _END_SECONDS = 330.0
 """Until the last client has heard, after the last request was sent: longer than a client waits."""
 
@@ -50,6 +53,8 @@ class Weather:
     adapters: bool = True
     """A quarter of the requests asks for adapters, one of which changes all the time."""
     shuffled: bool = True
+    one_by_one: bool = False
+    """Each fault waits until what the one before broke is whole again."""
     mutation: str | None = None
 
 
@@ -177,6 +182,12 @@ def _source(weather: Weather) -> random.Random:
 def _faults(storm: faults.Storm, weather: Weather, load: "subprocess.Popen[bytes]") -> None:
     """One fault after the other until the load ends; each failure of a fault itself is said and not fatal."""
     source = storm.random
+
+    def over() -> bool:
+        return load.poll() is not None
+
+    with contextlib.suppress(AssertionError):  # where nothing is ever answered, the judge says so
+        until(lambda: _answers(storm.journal.parent) or over(), _FLOWS_SECONDS)
     storm.say("the storm begins")
     ends = time.monotonic() + weather.requests / (weather.rate + weather.sdk_rate) * 0.95
     while time.monotonic() < ends and weather.faults:
@@ -185,13 +196,21 @@ def _faults(storm: faults.Storm, weather: Weather, load: "subprocess.Popen[bytes
             source.shuffle(names)
         for name in names:
             _pause(min(weather.gap * source.uniform(0.5, 1.5), ends - time.monotonic()), load)
-            if time.monotonic() > ends or load.poll() is not None:
+            if weather.one_by_one:
+                with contextlib.suppress(AssertionError):
+                    until(lambda: storm.ground.whole() or over(), max(0.0, ends - time.monotonic()))
+            if time.monotonic() > ends or over():
                 return
             try:
                 faults.ALL[name](storm)
             except (LabError, click.ClickException) as error:
                 # A fault that could not be done is a weaker storm, not a lost request.
                 storm.say(f"{name} could not be done: {error}")
+
+
+def _answers(folder: Path) -> bool:
+    """Whether a client has read the first byte of an answer: until then a fault meets nobody."""
+    return any(line["event"] == "first" for line in journals.lines(folder / "client.jsonl"))
 
 
 def _pause(seconds: float, load: "subprocess.Popen[bytes]") -> None:
