@@ -4,13 +4,11 @@ import asyncio
 import contextlib
 import json
 import re
-from typing import Any
 
 import pytest
 
 from shoal.api.config import Cache
 from shoal.api.meta import JsonObject
-from shoal.kube.client import Client
 from shoal.kube.resources import (
     DEPLOYMENTS,
     JOBS,
@@ -23,6 +21,7 @@ from shoal.kube.resources import (
 )
 from shoal.runtime.operator import Operator
 from tests.support.controlplane import Fleet
+from tests.support.mortal import Killed, MortalClient
 from tests.support.operators import CONFIG, NAMESPACE, condition, eventually, model, model_with, running_operator
 
 pytestmark = [
@@ -38,36 +37,6 @@ _SHARES = (PERSISTENTVOLUMECLAIMS, PERSISTENTVOLUMES)
 _MOST_WRITES = 50
 _CONFIG = CONFIG.model_copy(update={"cache": Cache(enabled=True)})
 _SOURCE = {"uri": "hf://org/model"}
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing catches it, and no further call goes out."""
-
-
-class MortalClient(Client):
-    """Dies before or after its k-th write. Leases and events do not count: losing one costs nothing."""
-
-    die_at: int | None = None
-    after = False
-    written = 0
-    dead = False
-
-    async def _call(self, verb: Any, resource: Any, method: str, path: str, **kw: Any) -> JsonObject:
-        if self.dead:
-            raise Killed
-        counts = verb not in ("get", "list") and resource.plural not in ("leases", "events")
-        mine = 0  # writes may overlap
-        if counts:
-            self.written += 1
-            mine = self.written
-            if mine == self.die_at and not self.after:
-                self.dead = True
-                raise Killed
-        answer = await super()._call(verb, resource, method, path, **kw)
-        if self.dead or (counts and mine == self.die_at):
-            self.dead = True
-            raise Killed
-        return answer
 
 
 async def _run_until_dead_or_ready(fleet: Fleet, die_at: int, *, after: bool) -> bool:

@@ -9,9 +9,10 @@ import pytest
 from shoal.api import names, reasons
 from shoal.kube.resources import DEPLOYMENTS, MODELS, PODS
 from shoal.runtime.operator import Operator
-from tests.e2e.operator.test_operator_crash import Killed, MortalClient, _objects
+from tests.e2e.operator.test_operator_crash import _objects
 from tests.support.controlplane import Fleet
 from tests.support.ears import FakeEars, gateway_pod
+from tests.support.mortal import Killed, MortalClient
 from tests.support.operators import CONFIG, NAMESPACE, condition, eventually, model, model_with, running_operator
 
 pytestmark = [
