@@ -15,7 +15,7 @@ from shoal.controllers.scaling.scale import GOES_FIRST, ScaleWriter, deletion_co
 from shoal.controllers.standing import Standings
 from shoal.controllers.world import World
 from shoal.core.facts import Pod
-from shoal.core.placement import Moves
+from shoal.core.placement import Moves, VariantPlan
 from shoal.core.scaling import Load
 from shoal.kube.client import Client
 from shoal.kube.errors import Conflict, Unavailable
@@ -201,3 +201,24 @@ def test_the_cheapest_loss_goes_first() -> None:
     assert first(1, *serving[1:], pod("busy", cost=GOES_FIRST)) == []
     # A node that has to be left is left, whatever the loads.
     assert first(1, *serving, pod("there", node="n2"), forced={"n2": 1}) == ["there"]
+
+
+@pytest.mark.parametrize(("replicas", "marked"), [(1, ["a"]), (0, [])])
+async def test_who_goes_first_is_said_where_some_stay_and_costs_no_write_where_all_go(
+    monkeypatch: pytest.MonkeyPatch, replicas: int, marked: list[str]
+) -> None:
+    plane = Plane(replicas=2)
+    for name in ("a", "b"):
+        labels = {names.LABEL_MODEL_UID: UID, names.LABEL_GPU_CLASS: "l4", names.LABEL_COMPONENT: "engine"}
+        metadata = {"name": name, "namespace": "ns", "uid": name, "resourceVersion": "1", "labels": labels}
+        plane.world.pods.upsert({"metadata": metadata, "spec": {"nodeName": "l4-0"}, "status": {"phase": "Running"}})
+    patched: list[str] = []
+
+    async def merge_patch(_resource: Any, name: str, *_: Any, **__: Any) -> JsonObject:
+        patched.append(name)
+        raise Conflict("it is gone")
+
+    monkeypatch.setattr(plane.server, "merge_patch", merge_patch, raising=False)
+    plan = VariantPlan("l4", replicas, 1, "0", leaving=(("l4-0", 2 - replicas),))
+    await plane.writer.mark(plane.model, plan)
+    assert patched == marked

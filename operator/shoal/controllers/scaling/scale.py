@@ -43,7 +43,9 @@ class ScaleWriter:
         return None
 
     async def mark(self, model: Model, plan: VariantPlan) -> None:
-        """Which pods of the variant go first when it shrinks."""
+        """Which pods of the variant go first when it shrinks; of none where all go: a write for each, and no choice."""
+        if not plan.replicas:
+            return
         pods = [p for p in self._world.pods.by("model", model.metadata.uid) if p.gpu_class == plan.gpu_class]
         for pod, cost in deletion_costs(pods, dict(plan.leaving), dict(plan.forced), self._loads):
             await self._mark(pod, cost)
