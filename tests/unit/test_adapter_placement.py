@@ -358,6 +358,28 @@ def test_a_new_adapter_is_loaded_once_before_it_is_said_to_be_available() -> Non
     assert may_switch(pool.adapters["new"], pool.step(), pool.snapshot).now
 
 
+def test_a_revision_that_requests_brought_somewhere_is_replaced_there_too() -> None:
+    old, new = "acme.support@000000000001", "acme.support@000000000002"
+    pool = Pool.of(4, [adapter("support")])
+    pool.step()
+    for uid in ("r0", "r2"):
+        pool.replicas[uid] = replica(uid, old)
+    pool.adapters["support"] = adapter("support", next=2)
+
+    plan = pool.step(1)
+    assert {uid: [e.name for e in floor] for uid, floor in plan.floors.items() if floor} == {
+        "r0": [old, new],
+        "r2": [old, new],
+    }
+    assert may_switch(pool.adapters["support"], plan, pool.snapshot).now
+
+    pool.adapters["support"] = adapter("support", current=2)
+    plan = pool.step(1)
+    assert {e.name for floor in plan.floors.values() for e in floor} == {new}  # the old one left every floor: it goes
+    pool.step(KEPT_SECONDS)
+    assert pool.homes() == {}  # nobody asked for it
+
+
 def test_without_a_ready_replica_gateways_may_switch_at_once() -> None:
     pool = Pool.of(1, [adapter("support", next=2)])
     pool.replicas["r0"] = replace(pool.replicas["r0"], ready=False, resident=None)

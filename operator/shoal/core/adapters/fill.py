@@ -122,8 +122,10 @@ def _keep(draft: Draft, want: Want) -> None:
         counted = sum(p.counts for p in copies)
         if counted >= want.copies and sum(p.settled(adapter) for p in copies if p.counts) >= want.copies:
             draft.moves.append(Move(adapter.uid, place.replica.uid, None, "fewer copies are enough"))
-        elif place.fits(why) or (not draft.known and place.room > 0):
-            draft.put(want, place, why, want.cost if place.counts and counted < want.copies else 0.0)
+        elif place.fits(why) or (place.room > 0 and (not draft.known or adapter.next is not None)):
+            # Beside a revision that is there the newer one is a second entry, else the only one.
+            here: Why = "traffic" if place.settled(adapter) else why
+            draft.put(want, place, here, want.cost if place.counts and counted < want.copies else 0.0)
 
 
 def _beside(draft: Draft, wants: list[Want]) -> None:

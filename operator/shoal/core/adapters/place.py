@@ -41,9 +41,12 @@ def place(snapshot: Snapshot, memory: Memory | None, now: float) -> tuple[Plan, 
     board = Board(
         snapshot.replicas, snapshot.limits, [uid for uid, since in away.items() if now - since >= _AWAY_SECONDS]
     )
-    before = _found(snapshot, board) if memory is None else memory.homes
+    before = _standing(snapshot, board, memory)
     fewer: Mapping[str, float] = memory.fewer if memory else {}
-    copies = {uid: len(places) for uid, places in before.items()} if memory is None else memory.copies
+    copies = {uid: len(places) for uid, places in before.items()} if memory is None else dict(memory.copies)
+    for uid, adapter in snapshot.adapters.items():
+        if adapter.next is not None and uid in before:
+            copies[uid] = max(copies.get(uid, 0), sum(p in board.places for p in before[uid]))
     wants = wanted(snapshot, asked, copies, fewer, len(board.counting) or len(board.places), now)
     by_weight = sorted(wants.wants, key=lambda w: (-w.weight, w.adapter.uid))
     began = now if memory is None else memory.began
@@ -70,14 +73,23 @@ def place(snapshot: Snapshot, memory: Memory | None, now: float) -> tuple[Plan, 
         heard=asked.heard,
         budget=draft.budget,
         away=away,
+        switching=frozenset(uid for uid, a in snapshot.adapters.items() if a.next is not None),
         fewer=still,
     )
 
 
-def _found(snapshot: Snapshot, board: Board) -> dict[str, tuple[str, ...]]:
-    """What ready replicas have."""
-    found = {uid: tuple(p.replica.uid for p in board.having(a)) for uid, a in snapshot.adapters.items() if a.revisions}
-    return {uid: places for uid, places in found.items() if places}
+def _standing(snapshot: Snapshot, board: Board, memory: Memory | None) -> Mapping[str, tuple[str, ...]]:
+    """Homes of the last plan; in a new term, what ready replicas have. Where an adapter is about to be replaced by a
+    newer revision, every replica that has it: the newer one is loaded beside it, and it goes as it leaves the floor."""
+    if memory is None:
+        found = {uid: tuple(p.replica.uid for p in board.having(a)) for uid, a in snapshot.adapters.items()}
+        return {uid: places for uid, places in found.items() if places}
+    homes = dict(memory.homes)
+    for uid, adapter in snapshot.adapters.items():
+        if adapter.next is not None and adapter.current is not None:
+            known = homes.get(uid, ())
+            homes[uid] = known + tuple(p.replica.uid for p in board.having(adapter) if p.replica.uid not in known)
+    return homes
 
 
 def _budget(memory: Memory | None, replicas: int, now: float) -> float:

@@ -56,6 +56,10 @@ def learn(snapshot: Snapshot, memory: Memory | None, now: float) -> Asked:
     changed = came.keys() | busy.keys() | {uid for uid, t in known.items() if t.now}
     for uid in changed & snapshot.adapters.keys():
         known[uid] = _later(known.get(uid), now, came.get(uid, 0), busy.get(uid, 0), first=memory is None)
+    for uid in (memory.switching if memory else frozenset[str]()) - known.keys():
+        # What has just been loaded is not unloaded again at once because nobody has come for it yet.
+        if uid in snapshot.adapters and snapshot.adapters[uid].next is None:
+            known[uid] = Traffic(at=now, used=now)
     if memory is None:
         # What is loaded was asked for, and it is not known when: a new leader must not take it for forgotten.
         for uid in _loaded(snapshot) - known.keys():

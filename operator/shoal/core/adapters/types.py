@@ -152,6 +152,8 @@ class Memory:
     """Moves that may be made now."""
     away: Mapping[str, float] = field(default_factory=dict[str, float])
     """By replica: since when it is not ready."""
+    switching: frozenset[str] = frozenset()
+    """Adapters that had a newer revision beside them."""
     fewer: Mapping[str, float] = field(default_factory=dict[str, float])
     """By adapter: since when fewer copies would do."""
 
