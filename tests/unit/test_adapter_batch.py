@@ -104,6 +104,12 @@ def test_what_does_not_fit_is_left_out_and_what_is_said_is_whole():
     assert found == dict(rows[: len(found)])
 
 
+def test_bytes_that_are_no_text_do_not_stop_the_answer():
+    text = message([(key(1), Problem(reasons.CORRUPT, "file \udcff is odd"))])
+    assert parse(text) == {key(1): Problem(reasons.CORRUPT, "file ? is odd")}
+    text.encode()  # as the termination message is written
+
+
 def test_a_line_that_is_too_long_by_itself_is_told_as_a_failure():
     modules = {f"module_with_a_long_name_{n}": (1, 1) for n in range(200)}
     found = parse(message([(key(1), facts(1, modules=modules)), (key(2), facts(2))]))

@@ -29,9 +29,10 @@ WEIGHTS: Final = "adapter_model.safetensors"
 TOKENS: Final = "added_tokens.json"
 FILES: Final = (CONFIG, WEIGHTS, TOKENS)
 """In the source's folder; the last one may be missing."""
-_TEXT_LIMIT: Final = 4 << 20
-_HEADER_LIMIT: Final = 32 << 20
-"""Bytes; an adapter of 128 experts in 48 layers has a header of 5 MiB."""
+_TEXT_LIMIT: Final = 1 << 20
+_HEADER_LIMIT: Final = 2 << 20
+"""Bytes; an adapter of every linear layer of a base with 126 layers has a header of 0.3 MiB. What is larger takes a
+multiple of it in the memory of an agent, which has little."""
 _HEAD_BYTES: Final = 128 << 10
 _PIECE: Final = 8 << 20
 

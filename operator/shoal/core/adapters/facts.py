@@ -77,7 +77,8 @@ def _text(results: Sequence[tuple[str, Result]], length: int) -> str:
             "shape": shapes.index(shape),
         }
         rows.append({name: value for name, value in row.items() if value is not None})
-    return json.dumps({"shapes": shapes, "adapters": rows}, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps({"shapes": shapes, "adapters": rows}, ensure_ascii=False, separators=(",", ":"))
+    return text.encode(errors="replace").decode()  # a file's name may hold bytes that are no text
 
 
 # --- reading --------------------------------------------------------------------------------------------------------
