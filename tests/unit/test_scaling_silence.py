@@ -124,6 +124,6 @@ def test_it_comes_with_one_warning() -> None:
     raw: dict[str, Any] = model("chat", "ns")
     custom: Custom[Any] = Custom(Model.model_validate(raw).metadata, Model.model_validate(raw), "", {})
     after = [{"type": "SignalsUnknown", "status": "True", "reason": "NotHeard", "message": SAYS}]
-    (event,) = _events(MODELS, custom, [], after)
+    (event,) = _events(MODELS, custom, [], after, ())
     assert (event.type, event.reason, event.note) == ("Warning", "NotHeard", SAYS)
-    assert list(_events(MODELS, custom, after, after)) == []
+    assert list(_events(MODELS, custom, after, after, ())) == []
