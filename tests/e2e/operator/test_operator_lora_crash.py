@@ -7,6 +7,7 @@ import json
 import pytest
 
 from shoal.api import reasons
+from shoal.api.meta import JsonObject
 from shoal.kube.resources import JOBS, LORA_ADAPTERS, LORA_POOLS
 from shoal.runtime.operator import Operator
 from tests.support.controlplane import Fleet
@@ -43,7 +44,7 @@ async def _statuses(fleet: Fleet) -> str:
     return json.dumps(told, indent=1, sort_keys=True)
 
 
-async def _pool(fleet: Fleet) -> dict[str, object]:
+async def _pool(fleet: Fleet) -> JsonObject:
     return await fleet.client.get(LORA_POOLS, "pool", fleet.namespace)
 
 

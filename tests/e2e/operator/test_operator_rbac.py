@@ -24,6 +24,7 @@ from shoal.kube.resources import (
 )
 from tests.support.charts import rendered
 from tests.support.controlplane import Fleet
+from tests.support.lora_fleet import adapter, adapter_with, pool, ready_for_adapters
 from tests.support.operators import CONFIG, NAMESPACE, eventually, model, model_with, running_operator
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
@@ -67,6 +68,7 @@ async def test_the_charts_role_is_enough_and_not_more(fleet: Fleet, audit: Path,
         await Client.from_environment(kubeconfig=kubeconfig) as own,
         running_operator(own, kubeconfig, config=CONFIG.model_copy(update={"cache": Cache(enabled=True)})),
     ):
+        ready_for_adapters(fleet)
         await fleet.apply(model("chat", ns))
         tenant: JsonObject = {
             "apiVersion": "shoal.dev/v1alpha1",
@@ -76,6 +78,11 @@ async def test_the_charts_role_is_enough_and_not_more(fleet: Fleet, audit: Path,
         }
         await fleet.apply(tenant)
         await model_with(client, ns, "chat", "Ready", "True")
+        # A pool that takes adapters of namespaces by their labels, and one of them.
+        chosen = {"from": "Selector", "selector": {"matchLabels": {"kubernetes.io/metadata.name": ns}}}
+        await fleet.apply(pool(ns, model="chat", allowedNamespaces=chosen))
+        await fleet.apply(adapter(ns, "poet"))
+        await adapter_with(client, ns, "poet", "Ready", "True")
         # Another class: the old variant's Deployment is deleted.
         await fleet.apply(model("chat", ns, variants=[{"class": "h100"}]))
         await eventually(
