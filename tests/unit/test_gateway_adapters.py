@@ -11,7 +11,7 @@ import pytest
 
 from shoal.api.adapters import Ensure
 from shoal.core.hold.limits import Limits
-from shoal.gateway import attempts, leases
+from shoal.gateway import leases, waiting
 from tests.support.adapter_agents import V2, AdapterAgent, TunedGateway, adapter, name_of, pool, tuned
 from tests.support.gateway import MODEL, lines, tenant
 from tests.support.scripted_engine import EngineRequest, serve_normally
@@ -72,7 +72,7 @@ async def test_requests_that_come_together_load_it_once(tmp_path: Path):
 
 
 async def test_a_stream_hears_comments_while_its_adapter_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(attempts, "COMMENT_SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "COMMENT_SECONDS", 0.05)
     gate = asyncio.Event()
 
     async def slowly(_: Ensure):

@@ -11,12 +11,13 @@ from shoal.core.resolve import ServedAdapter
 from shoal.core.routing import NoReplica, Replica
 from shoal.core.routing_adapters import AdapterChoice, Home, choose_home
 from shoal.gateway import errors
-from shoal.gateway.attempts import Attempts, Place
+from shoal.gateway.attempts import Attempts
 from shoal.gateway.leases import WAIT_SECONDS, Refused
 from shoal.gateway.relay import LACKS_ADAPTER, Retry
 from shoal.gateway.stay import Stay
 from shoal.gateway.ticket import ClientGone
 from shoal.gateway.upstream import Target
+from shoal.gateway.waiting import Place
 
 _HOPELESS: Final = reasons.ADAPTER_REASONS | {reasons.LOAD_FAILED, reasons.LOAD_HANGS}
 """Refusals that waiting does not mend."""

@@ -147,3 +147,21 @@ def makes_embeddings(word: str) -> ApiError:
 
 def unavailable(message: str, code: str, retry_after: int) -> ApiError:
     return ApiError(503, message, code, type="server_error", retry_after=retry_after)
+
+
+def unauthorized(status: int, message: str, code: str) -> ApiError:
+    headers = ((b"www-authenticate", b"Bearer"),) if status == 401 else ()
+    return ApiError(status, message, code, headers=headers)
+
+
+def wrong_method(method: str, allowed: str) -> ApiError:
+    return ApiError(
+        405,
+        f"{method} is not allowed here; use {allowed}.",
+        "method_not_allowed",
+        headers=((b"allow", allowed.encode()),),
+    )
+
+
+def cannot_record() -> ApiError:
+    return unavailable("The gateway cannot record usage right now, so it serves nothing.", "cannot_record_usage", 10)

@@ -90,11 +90,11 @@ class Request:
         path, method = self._path, self._scope["method"]
         if path in ALLOWED:
             if method != "POST":
-                raise _wrong_method(method, "POST")
+                raise errors.wrong_method(method, "POST")
             await self._complete()
         elif path == "/v1/models" or path.startswith("/v1/models/"):
             if method != "GET":
-                raise _wrong_method(method, "GET")
+                raise errors.wrong_method(method, "GET")
             await self._models(path[len("/v1/models/") :])
         else:
             raise ApiError(404, f"Unknown path: {path[:200]}", "unknown_path")
@@ -127,7 +127,7 @@ class Request:
             raise errors.unavailable("The gateway is serving as many requests as it can. Try again.", "overloaded", 2)
         if app.spool.error is not None:
             # What is not recorded cannot be billed, so it is not served.
-            raise _cannot_record()
+            raise errors.cannot_record()
         try:
             prepared = await self._accept(identity)
             await self._serve(prepared)
@@ -160,14 +160,14 @@ class Request:
         try:
             kept = app.spool.commit(meter.open_row())
         except SpoolUnavailable:
-            raise _cannot_record() from None
+            raise errors.cannot_record() from None
         try:
             await kept
         except SpoolUnavailable:
             # The row may be on disk all the same: its final row says that nothing was served.
             meter.outcome, meter.status = "refused", 503
             app.spool.put(meter.final_row())
-            raise _cannot_record() from None
+            raise errors.cannot_record() from None
         app.demand.arrived(model.uid)
         self._raw = engine_body(parsed, self._path, model.engine_name, self._id)
         fields = parsed.fields
@@ -244,7 +244,7 @@ class Request:
         scheme, _, key = header.partition(b" ")
         key = key.strip()
         if scheme.lower() != b"bearer" or not key:
-            raise _unauthorized(401, "No API key. Send `Authorization: Bearer <key>`.", "missing_api_key")
+            raise errors.unauthorized(401, "No API key. Send `Authorization: Bearer <key>`.", "missing_api_key")
         self._key_hash = hashlib.sha256(key).hexdigest()
         return self._check_key()
 
@@ -252,7 +252,7 @@ class Request:
         """Whose the key is; again after waiting, for it may have been taken back meanwhile."""
         found = authenticate(self._app.directory.snapshot.keys, self._key_hash, datetime.now(UTC))
         if isinstance(found, Denied):
-            raise _unauthorized(*_DENIED[found.reason])
+            raise errors.unauthorized(*_DENIED[found.reason])
         return found
 
     async def _tell(self, error: ApiError) -> None:
@@ -287,23 +287,3 @@ def _card(word: str, model: ServedModel) -> dict[str, Any]:
         "root": model.address,
         "parent": model.key if model.adapter else None,
     }
-
-
-def _unauthorized(status: int, message: str, code: str) -> ApiError:
-    headers = ((b"www-authenticate", b"Bearer"),) if status == 401 else ()
-    return ApiError(status, message, code, headers=headers)
-
-
-def _wrong_method(method: str, allowed: str) -> ApiError:
-    return ApiError(
-        405,
-        f"{method} is not allowed here; use {allowed}.",
-        "method_not_allowed",
-        headers=((b"allow", allowed.encode()),),
-    )
-
-
-def _cannot_record() -> ApiError:
-    return errors.unavailable(
-        "The gateway cannot record usage right now, so it serves nothing.", "cannot_record_usage", 10
-    )
