@@ -9,6 +9,7 @@ import pytest
 
 from shoal.api import names, reasons
 from shoal.api.meta import JsonObject
+from shoal.core.scaling import voices
 from shoal.kube.client import Client
 from shoal.kube.errors import NotFound
 from shoal.kube.resources import DEPLOYMENTS, EVENTS, GPUCLASSES, MODELS, PODS
@@ -131,7 +132,10 @@ async def test_load_scales_out_and_in_and_the_cheapest_loss_goes(fleet: Fleet, e
         assert left[0]["metadata"]["uid"] == most
 
 
-async def test_nothing_goes_down_while_one_voice_is_silent(fleet: Fleet, ears: FakeEars) -> None:
+async def test_nothing_goes_down_while_one_voice_is_silent(
+    fleet: Fleet, ears: FakeEars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(voices, "STEADY_SECONDS", 2.0)
     client, ns = fleet.client, fleet.namespace
     async with scaling_operator(fleet, ears) as operator:
         await fleet.apply(model("chat", ns, scaling=_FAST))
@@ -146,11 +150,19 @@ async def test_nothing_goes_down_while_one_voice_is_silent(fleet: Fleet, ears: F
         assert figures is not None
         assert figures.unheard == ("shoal-gateway-0",)
         assert figures.decisions[0].reason == reasons.SIGNALS_UNKNOWN
+        told = await model_with(client, ns, "chat", reasons.SIGNALS_UNKNOWN, "True", reasons.NOT_HEARD)
+        assert condition(told, reasons.SIGNALS_UNKNOWN)["message"] == "shoal-gateway-0 not heard: nothing goes down"
+        assert condition(told, "Ready")["status"] == "True"
 
         # Mutation: the gateway that is silent read as one that has nothing.
         ears.silent = set()
         ears.tell()
         await at_zero(fleet)
+        await eventually(
+            lambda: client.get(MODELS, "chat", ns),
+            lambda m: not condition(m, reasons.SIGNALS_UNKNOWN),
+            what="the condition taken back",
+        )
 
 
 async def test_another_operator_does_not_lower_what_it_finds(fleet: Fleet, ears: FakeEars) -> None:
