@@ -11,8 +11,13 @@ from shoal.controllers.lora.hearing import Ears
 from shoal.controllers.lora.placer import Placer
 from shoal.controllers.lora.pools import PoolController
 from shoal.controllers.world import World
-from shoal.kube.queue import WorkQueue
+from shoal.kube.queue import Bucket, WorkQueue
 from shoal.signals.stream import Me
+
+
+def _queue() -> WorkQueue:
+    """Most reconciles of adapters write nothing: what bounds the writes are the workers."""
+    return WorkQueue("loraadapter", workers=16, bucket=Bucket(rate=2000, burst=4000))
 
 
 class LoRA:
@@ -24,7 +29,7 @@ class LoRA:
         self.placer = Placer(world, choices, self.floors, ears)
         self.pools = PoolController(world, choices, WorkQueue("lorapool", workers=2))
         self.book = Book(world, self.placer, ears)
-        self.adapters = AdapterController(world, choices, self.placer, WorkQueue("loraadapter", workers=16))
+        self.adapters = AdapterController(world, choices, self.placer, _queue())
 
     @property
     def queues(self) -> tuple[WorkQueue, ...]:
