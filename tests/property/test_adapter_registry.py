@@ -30,7 +30,7 @@ def test_whatever_happens_no_adapter_is_unloaded_under_a_request_and_the_bounds_
 
 
 def no_claims(patch: pytest.MonkeyPatch) -> None:
-    def holders(*_: object) -> list[Gateway]:
+    def holders(*_: object, **__: object) -> list[Gateway]:
         return []
 
     patch.setattr(claims, "holders", holders)

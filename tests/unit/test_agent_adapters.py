@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from shoal.api import reasons
 from shoal.api.adapters import AdapterSettings, AdapterWanted
 from shoal.artifacts import ArtifactError
 from shoal.core import drain
-from shoal.core.adapters import leases, registry, turn
+from shoal.core.adapters import claims, leases, registry, turn
 from tests.support.adapter_world import wanted
 from tests.support.agentpod import KEYS, Pod, Stream, make_quick
 from tests.support.waiting import until_async
@@ -60,6 +61,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     make_quick(monkeypatch)
     # The seconds of the rules are tested where the rules are.
     monkeypatch.setattr(drain, "RESTART_SECONDS", 0.0)
+    monkeypatch.setattr(claims, "LINGER_SECONDS", 0.0)
     monkeypatch.setattr(leases, "LEASE_SECONDS", 0.3)
     monkeypatch.setattr(service, "TICK_SECONDS", 0.02)
     monkeypatch.setattr(registry, "RETRY_SECONDS", 0.2)
@@ -77,7 +79,10 @@ async def running(folder: Path, sources: Sources, settings: AdapterSettings | No
     pod.keys.write_text(json.dumps(KEYS))
     async with pod.running():
         pod.boot("boot-1")
-        yield pod
+        try:
+            yield pod
+        finally:
+            pod.engine.gate.set()
 
 
 @asynccontextmanager
@@ -100,9 +105,11 @@ async def until_state(stream: Stream, adapter: AdapterWanted, state: str | None)
         assert await stream.message() is not None
 
 
-async def acks(pod: Pod, stream: Stream, running: dict[str, int] | None = None, caller: str = "gw-0") -> None:
+async def acks(
+    pod: Pod, stream: Stream, running: dict[str, int] | None = None, caller: str = "gw-0", boot: str = "g"
+) -> None:
     counts = running or {}
-    status, text = await pod.ack(stream, sum(counts.values()), caller=caller, runningByAdapter=counts)
+    status, text = await pod.ack(stream, sum(counts.values()), caller=caller, boot=boot, runningByAdapter=counts)
     assert status == 204, text
 
 
@@ -181,8 +188,11 @@ async def test_what_was_used_longest_ago_goes_for_what_is_wanted_now(tmp_path: P
 
 async def test_who_does_not_listen_gets_no_lease(pod: Pod) -> None:
     async with gateway(pod) as stream:
-        for who in ({"caller": "gw-9"}, {"boot": "other"}, {"agentBoot": "a former one"}):
-            status, refusal = await pod.ensure(stream, A, **who)
+        for status, refusal in (
+            await pod.ensure(stream, A, caller="gw-9"),
+            await pod.ensure(stream, A, boot="other"),
+            await pod.ensure(stream, A, agentBoot="a former one"),
+        ):
             assert (status, refusal["reason"]) == (409, "NotListening")
     assert pod.engine.calls == []
 
@@ -205,7 +215,7 @@ async def test_an_operator_loads_ahead_and_takes_no_slot(pod: Pod) -> None:
         ({"revision": "sha256:short"}, "revision"),
     ],
 )
-async def test_what_is_no_request_is_explained(pod: Pod, body: dict[str, object], says: str) -> None:
+async def test_what_is_no_request_is_explained(pod: Pod, body: dict[str, Any], says: str) -> None:
     async with gateway(pod) as stream:
         status, refusal = await pod.ensure(stream, A, **body)
         assert (status, refusal["reason"]) == (400, "Invalid")
@@ -283,6 +293,7 @@ async def test_a_load_that_hangs_is_told_and_holds_up_neither_stream_nor_acknowl
     monkeypatch.setattr(drain, "IDLE_SECONDS", 0.1)
     async with gateway(pod) as stream:
         pod.engine.gate.clear()
+        await pod.floor(A)
         status, refusal = await pod.ensure(stream, A)
         assert (status, refusal["reason"]) == (503, "LoadHangs")
         assert refusal["message"] == "the engine did not finish loading it within 0.2 s"
@@ -296,7 +307,7 @@ async def test_a_load_that_hangs_is_told_and_holds_up_neither_stream_nor_acknowl
         hook = asyncio.create_task(pod.hook())
         await stream.until(phase="draining")
         await acks(pod, stream)
-        assert (await asyncio.wait_for(hook, 5))[1].startswith("idle")
+        assert (await asyncio.wait_for(hook, 20))[1].startswith("idle")
         assert (await hanging)[1]["reason"] in ("Draining", "LoadHangs")
         pod.engine.gate.set()
 
@@ -369,12 +380,12 @@ async def test_what_leaves_the_floor_is_unloaded_when_every_gateway_has_acknowle
         for stream in (one, other):
             await until_state(stream, A, "retiring")
         await acks(pod, one)
-        await acks(pod, other, {A.name: 1}, caller="gw-1")
+        await acks(pod, other, {A.name: 1}, "gw-1", "h")
         await asyncio.sleep(0.2)
         assert f"unload {A.name}" not in pod.engine.calls
         assert pod.files.path(A.name).exists()
-        status, _ = await pod.ack(other, 0, caller="gw-1", boot="h", runningByAdapter={})
-        assert status == 204
+        await acks(pod, other, {}, "gw-1", "h")
+        await until_state(one, A, None)
     await until_async(lambda: set(pod.engine.adapters) == {B.name})
     await until_async(lambda: not pod.files.path(A.name).exists())
 

@@ -17,7 +17,7 @@ from shoal.core.drain import Engine, Gateway, Look, Stop, Wait
 from shoal.signals.hub import Caller
 
 FORGET_SECONDS: Final = 60.0
-"""A gateway that has been gone for so long holds no claim any more."""
+"""A gateway that has been gone for so long, and ran no adapter when it was heard last, holds no claim any more."""
 TICK_SECONDS: Final = 0.25
 """Between two decisions while nothing is heard: claims end by time."""
 REMIND_SECONDS: Final = 30.0
@@ -97,7 +97,8 @@ class Drain:
             del self._streams[key]
             self._gateways[key] = drain.closed(self._gateways[key], now)
         for old, gateway in list(self._gateways.items()):
-            if gateway.closed is not None and now - max(gateway.closed, gateway.heard) > FORGET_SECONDS:
+            keep = max(FORGET_SECONDS, self._seconds) if gateway.adapters else FORGET_SECONDS
+            if gateway.closed is not None and now - max(gateway.closed, gateway.heard) > keep:
                 del self._gateways[old]
         self._changed.set()
 

@@ -151,7 +151,8 @@ class Observer:
         self._drain.looked(self._seen(at, probe, known, counters))
         if self._adapters is not None:
             serves = self._was_ready and probe in (Probe.READY, Probe.SILENT)
-            self._adapters.looked(self._engine_boot, up=serves)
+            idle = known is not None and known.running == 0 and known.waiting == 0
+            self._adapters.looked(self._engine_boot, up=serves, idle_at=at if idle else None)
         # No await from here on: a drain that began meanwhile has told its phase, which must not be taken back.
         self._set_phase(
             phase(

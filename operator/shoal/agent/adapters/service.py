@@ -85,9 +85,9 @@ class Adapters:
 
     # --- what is heard ------------------------------------------------------------------------------------------------
 
-    def looked(self, boot: str | None, *, up: bool) -> None:
+    def looked(self, boot: str | None, *, up: bool, idle_at: float | None = None) -> None:
         """The observer looked at the engine. Told with the look itself; what follows from it, at the next step."""
-        if self.registry.looked(boot, up=up) and boot is not None:
+        if self.registry.looked(boot, up=up, idle_at=idle_at) and boot is not None:
             log.info("adapters.engine", engine_boot=boot, floor=len(self.registry.floor))
 
     def acked(self, ack: Ack) -> None:

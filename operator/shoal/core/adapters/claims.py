@@ -5,20 +5,26 @@ choose it no more. Unloading it under a request would hold up every other load a
 make the engine load it again unseen, so whoever may still send, or has something of it in flight, holds a claim:
 
     a gateway that acknowledged the barrier with none of it running     none
-    one whose stream is open, and which last said that some runs        until drainSeconds after its last word
-    one whose stream is open                                            until 12 s after its last word, or the barrier
-    one whose stream closed                                             until 12 s after that
-    those whom an agent that restarted beside its engine may not know   until 15 s after its start
+    one whose stream is open                                            until 13 s after its last word, or the barrier
+    one whose stream closed                                             until 13 s after that
+    those whom an agent that has just started may not know              until 15 s after its start
 
-An engine ends the requests of a gateway that is gone within those 12 s. Of one that is only not heard it does not,
-which is why its word that some run counts for longer.
+13 s, because a gateway goes on choosing a replica for 12 s after the last message that it heard, and a request may be
+on its way for one more. What it sent in its last seconds it may never have told, so after that it is over when the
+engine was seen idle, when the gateway has started anew, or else after a minute: gateways say what they run every five
+seconds, and an engine ends the requests of one that is gone. So it is with those whom an agent that started beside a
+running engine may not know. Of one whose last word was that the adapter runs it is over after drainSeconds.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from shoal.core import drain
 from shoal.core.drain import Gateway
+
+LINGER_SECONDS: Final = 60.0
+"""How long the requests of a gateway that is not heard any more may run without its ever having told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +38,31 @@ class Retirement:
     """When."""
 
 
-def holders(retirement: Retirement, gateways: Iterable[Gateway], drain_seconds: float, now: float) -> list[Gateway]:
-    """The gateways for which the adapter has to stay in the engine at `now`."""
+def holders(
+    retirement: Retirement,
+    gateways: Iterable[Gateway],
+    now: float,
+    *,
+    drain_seconds: float,
+    idle_at: float | None = None,
+) -> list[Gateway]:
+    """The gateways for which the adapter has to stay in the engine at `now`. `idle_at`: when the engine was last seen
+    with nothing running or waiting."""
+    known = tuple(gateways)
     return [
         gateway
-        for gateway in gateways
-        if not through(gateway, retirement) and now < claim_end(gateway, retirement, drain_seconds)
+        for gateway in known
+        if not through(gateway, retirement) and _holds(gateway, known, retirement, now, drain_seconds, idle_at)
     ]
+
+
+def knows_all(started: float, now: float, *, joined: bool, idle_at: float | None) -> bool:
+    """Whether an agent that started at `started` knows whoever may have requests in its engine; `joined`: the engine
+    ran already."""
+    told = started + drain.RESTART_SECONDS
+    if now < told or not joined:
+        return now >= told
+    return (idle_at is not None and idle_at >= told) or now >= started + LINGER_SECONDS
 
 
 def through(gateway: Gateway, retirement: Retirement) -> bool:
@@ -47,9 +71,31 @@ def through(gateway: Gateway, retirement: Retirement) -> bool:
     return acts and retirement.name not in gateway.adapters
 
 
-def claim_end(gateway: Gateway, retirement: Retirement, drain_seconds: float) -> float:
-    """Until when a gateway that is not through may have requests of the adapter here."""
-    if gateway.closed is not None:
-        return max(gateway.heard, gateway.closed) + drain.CLAIM_SECONDS
-    last = max(gateway.heard, retirement.told)
-    return last + (drain_seconds if retirement.name in gateway.adapters else drain.CLAIM_SECONDS)
+def last_word(gateway: Gateway, retirement: Retirement) -> float:
+    """When a gateway that is not through could last have heard that it may choose the adapter."""
+    return max(gateway.heard, retirement.told) if gateway.closed is None else max(gateway.heard, gateway.closed)
+
+
+def _holds(
+    gateway: Gateway,
+    known: tuple[Gateway, ...],
+    retirement: Retirement,
+    now: float,
+    drain_seconds: float,
+    idle_at: float | None,
+) -> bool:
+    last = last_word(gateway, retirement)
+    arrived = last + drain.CLAIM_SECONDS + drain.IDLE_SECONDS
+    if now < arrived:
+        return True
+    if _started_anew(gateway, known) or (idle_at is not None and idle_at >= arrived):
+        return False
+    return now < last + (drain_seconds if retirement.name in gateway.adapters else LINGER_SECONDS)
+
+
+def _started_anew(gateway: Gateway, known: tuple[Gateway, ...]) -> bool:
+    """Its requests ended with its former process."""
+    closed = gateway.closed
+    return closed is not None and any(
+        other is not gateway and other.name == gateway.name and other.heard >= closed for other in known
+    )

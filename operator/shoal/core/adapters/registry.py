@@ -111,6 +111,11 @@ class Registry:
     boot: str | None = None
     up: bool = False
     """This boot of the engine serves."""
+    looks: int = 0
+    joined: bool = False
+    """The agent started beside an engine that ran already."""
+    idle_at: float | None = None
+    """When this boot was last seen with nothing running or waiting."""
     listed: float | None = None
     """When the engine last said what it has; None: not since it started, or since a call to it broke."""
     list_after: float = 0.0
@@ -146,18 +151,23 @@ class Registry:
 
     # --- the engine ---------------------------------------------------------------------------------------------------
 
-    def looked(self, boot: str | None, *, up: bool) -> bool:
-        """The observer looked at the engine; whether it is another one than before."""
+    def looked(self, boot: str | None, *, up: bool, idle_at: float | None = None) -> bool:
+        """The observer looked at the engine, and saw nothing run then if `idle_at` is given; whether it is another one
+        than before."""
         changed = boot != self.boot
         if changed:
-            self.boot, self.listed, self.said, self.foreign = boot, None, False, 0
+            self.joined = self.looks == 0
+            self.boot, self.listed, self.said, self.foreign, self.idle_at = boot, None, False, 0, None
             self.leases.clear()
             for name, entry in list(self.entries.items()):
                 if entry.state in ("unloading", "undone"):
                     del self.entries[name]
                 elif entry.state in IN_ENGINE:
                     self.entries[name] = Entry("staged", entry.used)
+        self.looks += 1
         self.up = up and boot is not None
+        if idle_at is not None:
+            self.idle_at = idle_at
         return changed
 
     def listing(self, ours: Mapping[str, bool], foreign: int, now: float) -> list[str]:

@@ -11,7 +11,6 @@ from typing import Final, NamedTuple
 
 from shoal.api import reasons
 from shoal.api.adapters import AdapterWanted
-from shoal.core import drain
 from shoal.core.adapters import claims
 from shoal.core.adapters.registry import GOING, PERMANENT, REMEMBER_SECONDS, Ask, Entry, Registry, State
 from shoal.core.drain import Gateway
@@ -266,13 +265,15 @@ def _call(
 def _unload(
     registry: Registry, wanted: set[str], gateways: tuple[Gateway, ...], drain_seconds: float, now: float
 ) -> Unload | None:
-    if now < registry.started + drain.RESTART_SECONDS:
+    if not claims.knows_all(registry.started, now, joined=registry.joined, idle_at=registry.idle_at):
         return None
     for name, entry in registry.entries.items():
         match entry.state:
             case "retiring":
                 retirement = entry.retirement
-                free = retirement is not None and not claims.holders(retirement, gateways, drain_seconds, now)
+                free = retirement is not None and not claims.holders(
+                    retirement, gateways, now, drain_seconds=drain_seconds, idle_at=registry.idle_at
+                )
             case "undone" | "unsure":
                 failure = registry.failures.get(name)
                 free = name not in wanted and (failure is None or now >= failure.retry_at)
