@@ -83,9 +83,13 @@ async def test_adapters_become_available_are_loaded_switched_and_dropped(fleet: 
         await fleet.apply(adapter(ns, "poet", "s3://adapters/poet/v2", residency="Warm"))
         both = {name_of(fleet, "poet"), name_of(fleet, "poet", "v2")}
         await until(lambda: set(agent.holds) == both, 30)
-        told = await adapter_with(client, ns, "poet", "Ready", "True", reasons.SWITCHING)
+        told = await eventually(
+            lambda: client.get(LORA_ADAPTERS, "poet", ns),
+            lambda a: (a["status"].get("next") or {}).get("revision") == revision_of("s3://adapters/poet/v2"),
+            what="the next revision",
+        )
         assert told["status"]["revision"] == revision_of("s3://adapters/poet/v1")
-        assert told["status"]["next"]["revision"] == revision_of("s3://adapters/poet/v2")
+        assert condition(told, "Ready")["reason"] == reasons.SWITCHING
         agent.loads = True
         agent.tell()
         told = await adapter_with(client, ns, "poet", "Ready", "True", reasons.RESIDENT)
