@@ -48,7 +48,8 @@ class FakeApiServer:
     """Lists and watches, as far as a reflector needs it."""
 
     def __init__(self) -> None:
-        self.objects: dict[str, list[dict[str, Any]]] = {"models": [], "tenants": [], "pods": []}
+        kinds = ("models", "tenants", "pods", "lorapools", "loraadapters")
+        self.objects: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
         self.crds = False
         self.version = 1
         self.port = 0

@@ -51,7 +51,7 @@ class Gateway:
         self.engine_port = engine_port
         self.demand: DemandBook = fleet.book
         self.holds = Holds(directory, fleet, fleet.book, metrics, elsewhere)
-        self.leases = Leases(fleet, me, agents or upstream)
+        self.leases = Leases(fleet, me, agents or upstream, metrics)
         self.budget = Budget(settings.max_held_body_bytes)
         self.deadlines = Deadlines(settings.request_seconds)
         self.in_flight = 0

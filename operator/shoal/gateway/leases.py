@@ -21,6 +21,7 @@ from shoal.api.names import ADAPTERS_PATH
 from shoal.api.replica import HEARTBEAT_SECONDS
 from shoal.core.resolve import ServedAdapter
 from shoal.gateway.fleet import Fleet
+from shoal.gateway.metrics import Metrics
 from shoal.gateway.upstream import AbortHandle, Target, Upstream, UpstreamError
 from shoal.signals.replica import ReplicaStream
 from shoal.signals.stream import Me
@@ -40,6 +41,8 @@ _GRACE_SECONDS: Final = 3.0
 _RETRY_SECONDS: Final = 1.0
 """A replica that refused is not asked again for so long, unless it says otherwise."""
 _RETRY_MOST_SECONDS: Final = 30.0
+_MOST_REFUSALS: Final = 1000
+"""So many are kept before those that are over are let go."""
 _MOST_BYTES: Final = 256 * 1024
 
 Key = tuple[str, str]
@@ -72,15 +75,13 @@ class Flight:
         self.refused: Refused | None = None
         self.waiting: dict[Callable[[], None], None] = {}
         """What is called when it is over."""
-        self.loaded = False
 
 
 class Leases:
     """`client` should keep connections. Not for threads."""
 
-    def __init__(self, fleet: Fleet, me: Me, client: Upstream) -> None:
-        self.counts = {"granted": 0, "loaded": 0, "refused": 0, "failed": 0}
-        """Calls by what became of them."""
+    def __init__(self, fleet: Fleet, me: Me, client: Upstream, metrics: Metrics) -> None:
+        self._counted = metrics.leases
         self._fleet = fleet
         self._me = me
         self._client = client
@@ -105,7 +106,7 @@ class Leases:
     def lacking(self, uid: str, name: str) -> None:
         """The engine says that it does not have the adapter."""
         self.drop(uid, name)
-        self._refused[uid, name] = Refused("NotThere", time.monotonic() + _RETRY_SECONDS)
+        self._refuse((uid, name), Refused("NotThere", time.monotonic() + _RETRY_SECONDS))
 
     def refused(self, uid: str, name: str) -> Refused | None:
         """Why it was refused there a moment ago."""
@@ -166,12 +167,12 @@ class Leases:
         uid, name = key
         began = time.monotonic()
         try:
-            flight.refused = await self._call(flight, uid, adapter)
+            flight.refused = await self._call(uid, adapter)
             refused = flight.refused
             if refused is None:
                 self._refused.pop(key, None)
             else:
-                self._refused[key] = refused
+                self._refuse(key, refused)
                 log.debug("no lease", pod=uid, adapter=name, reason=refused.reason)
         finally:
             flight.done = True
@@ -181,7 +182,7 @@ class Leases:
             for wake in flight.waiting:
                 wake()
 
-    async def _call(self, flight: Flight, uid: str, adapter: ServedAdapter) -> Refused | None:
+    async def _call(self, uid: str, adapter: ServedAdapter) -> Refused | None:
         stream = self._fleet.streams.get(uid)
         if stream is None or stream.boot is None:
             return self._failed("NotHeard")
@@ -210,12 +211,17 @@ class Leases:
         if until - now <= MARGIN_SECONDS:
             return self._failed("LeaseTooShort")
         self._leases.setdefault(uid, {})[adapter.engine_name] = _Lease(lease.engine_boot, until)
-        flight.loaded = lease.loaded
-        self.counts["loaded" if lease.loaded else "granted"] += 1
+        self._counted.labels("loaded" if lease.loaded else "granted").inc()
         return None
 
+    def _refuse(self, key: Key, refused: Refused) -> None:
+        if len(self._refused) >= _MOST_REFUSALS:
+            now = time.monotonic()
+            self._refused = {k: r for k, r in self._refused.items() if r.until > now}
+        self._refused[key] = refused
+
     def _failed(self, reason: str) -> Refused:
-        self.counts["failed"] += 1
+        self._counted.labels("failed").inc()
         return Refused(reason, time.monotonic() + _RETRY_SECONDS)
 
     def _refusal(self, status: int, body: bytes) -> Refused:
@@ -223,7 +229,7 @@ class Leases:
             said = api.AdapterRefusal.model_validate_json(body)
         except pydantic.ValidationError:
             return self._failed(f"status {status}")
-        self.counts["refused"] += 1
+        self._counted.labels("refused").inc()
         after = _RETRY_SECONDS if said.retry_after is None else float(said.retry_after)
         if status == 422:
             after = max(after, _RETRY_MOST_SECONDS / 3)

@@ -165,6 +165,12 @@ class Metrics:
             "Replicas chosen while no stream of their Model was live.",
             registry=registry,
         )
+        self.leases = Counter(
+            "shoal_gateway_adapter_leases",
+            "Calls for the use of an adapter at a replica, by what became of them.",
+            ["result"],
+            registry=registry,
+        )
         self.invalid = Counter(
             "shoal_gateway_invalid_objects",
             "Versions of objects that were left out because they do not validate.",

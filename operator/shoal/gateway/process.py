@@ -150,6 +150,8 @@ class Process:
             if reflector.synced.is_set():
                 continue  # once it knows, it goes on with what it knows, whatever becomes of the API server
             if reflector.missing:
+                if source in ("pools", "adapters"):
+                    continue  # CustomResourceDefinitions of an older version: there are no adapters then
                 missing[source] = "the API server does not know this kind: the CustomResourceDefinitions are missing"
             else:
                 missing[source] = "not listed yet: the API server is not reachable, or does not allow it"
