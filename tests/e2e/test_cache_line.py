@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
 
 TEAM = "team-a"
 NODE = "l4-1"
+BUCKET = f"s3://{s3pod.BUCKET}/{s3pod.PREFIX}"
 
 
 def shoal(kind: str, name: str, spec: dict[str, Any], **metadata: str) -> dict[str, Any]:
@@ -31,18 +32,18 @@ def namespace(name: str) -> dict[str, Any]:
 
 
 class Cached(LabCluster):
-    """The lab with Shoal, an S3 server with the tiny model, and one GPU class on one node."""
+    """The lab with Shoal, an S3 server with the tiny models and adapters, and one GPU class on one node."""
 
     def apply(self, *objects: dict[str, Any]) -> None:
         self.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}))
 
     def make_model(self, name: str, replicas: int = 1, where: str = TEAM) -> None:
-        source = {"uri": f"s3://{s3pod.BUCKET}/{s3pod.PREFIX}", "secretRef": {"name": "bucket"}}
+        source = {"uri": f"{BUCKET}/models/tiny-chat", "secretRef": {"name": "bucket"}}
         spec = {"source": source, "scaling": {"minReplicas": replicas}}
         self.apply(shoal("Model", name, spec, namespace=where))
 
-    def condition(self, name: str, type: str, where: str = TEAM) -> dict[str, Any]:
-        model = json.loads(self.kubectl("get", "models.shoal.dev", name, "-n", where, "-o", "json"))
+    def condition(self, name: str, type: str, where: str = TEAM, kind: str = "models") -> dict[str, Any]:
+        model = json.loads(self.kubectl("get", f"{kind}.shoal.dev", name, "-n", where, "-o", "json"))
         conditions = model.get("status", {}).get("conditions", [])
         return next((c for c in conditions if c["type"] == type), {"status": None, "message": ""})
 
@@ -80,11 +81,11 @@ def cached() -> Generator[Cached]:
         )
         service = {"selector": {"app": "s3"}, "ports": [{"port": 80, "targetPort": 8080}]}
         metadata = {"name": "s3", "namespace": "shoal-system"}
-        model = "/opt/shoal/models/tiny-chat"
+        files = "/opt/shoal"
         cpu = {"kubernetes.io/hostname": "cpu-1"}
         cluster.apply(
             helper_pod(
-                "s3", "shoal-system", "tests.support.s3pod", "8080", model, image=steps.LAB_IMAGE, nodeSelector=cpu
+                "s3", "shoal-system", "tests.support.s3pod", "8080", files, image=steps.LAB_IMAGE, nodeSelector=cpu
             ),
             {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service},
         )
@@ -159,3 +160,42 @@ def test_a_claim_that_somebody_deletes_is_made_and_bound_again(cached: Cached) -
 
     until(bound_again, 120, lambda: cached.kubectl("get", "pvc,pv,pods", "-A", "-o", "wide"))
     cached.ready("again")
+
+
+def test_adapters_of_a_bucket_are_fetched_once_per_node_with_the_pools_credentials(cached: Cached) -> None:
+    credentials = [{"uriPrefix": f"{BUCKET}/", "secretRef": {"name": "bucket"}}]
+    spec = {"modelRef": {"name": "tuned"}, "maxRank": 8, "slotsPerReplica": 4, "credentials": credentials}
+    cached.apply(shoal("LoRAPool", "tuned", spec, namespace=TEAM))
+    cached.make_model("tuned", replicas=2)
+    # The node has two GPUs.
+    cached.kubectl("delete", "models.shoal.dev", "again", "-n", TEAM, "--ignore-not-found", timeout=120)
+    cached.ready("tuned")
+    before = cached.fetches()
+
+    def adapter(name: str, path: str) -> dict[str, Any]:
+        said = {
+            "poolRef": {"name": "tuned"},
+            "source": {"uri": f"{BUCKET}/{path}"},
+            "residency": "Warm",
+            "minCopies": 2,
+        }
+        return shoal("LoRAAdapter", name, said | {"tenants": ["*"]}, namespace=TEAM)
+
+    cached.apply(adapter("legal", "adapters/legal"), adapter("no-adapter", "models/tiny-chat"))
+    try:
+        until(
+            lambda: cached.condition("legal", "Ready", kind="loraadapters").get("reason") == "Resident",
+            120,
+            lambda: (cached.condition("legal", "Ready", kind="loraadapters"), cached.kubectl("get", "pods,jobs", "-A")),
+        )
+        after = cached.fetches()
+        assert after["fetched"] == before["fetched"] + 1
+        assert after["hit"] == before["hit"] + 1
+        # What is no adapter disturbs nobody.
+        bad = cached.condition("no-adapter", "Ready", kind="loraadapters")
+        assert (bad["status"], bad["reason"]) == ("False", "Corrupt")
+        assert f"{BUCKET}/models/tiny-chat has no adapter_config.json (found: config.json" in bad["message"]
+    finally:
+        cached.kubectl("delete", "loraadapters.shoal.dev", "--all", "-n", TEAM, timeout=60)
+        cached.kubectl("delete", "lorapools.shoal.dev", "tuned", "-n", TEAM, timeout=60)
+        cached.kubectl("delete", "models.shoal.dev", "tuned", "-n", TEAM, timeout=120)
