@@ -94,3 +94,30 @@ def test_the_bucket_lets_a_burst_through_and_then_the_rate() -> None:
     assert [round(bucket.take(), 3) for _ in range(4)] == [0.0, 0.0, 0.1, 0.2]
     now = 1.0
     assert bucket.take() == 0.0
+
+
+async def test_what_goes_first_passes_what_waits_also_if_it_waited_itself_and_runs_once() -> None:
+    queue = WorkQueue("test", workers=1)
+    done: list[str] = []
+
+    async def handle(key: str) -> None:
+        done.append(key)
+        if key == "a" and done.count("a") == 1:
+            queue.add("a", first=True)  # while it runs
+
+    for key in ("1", "2", "3", "a", "b"):
+        queue.add(key)
+    queue.add("a", first=True)
+    queue.add("3", first=True)
+    queue.add("a", first=True)
+    queue.add("3")
+    async with working(queue, handle):
+        async with asyncio.timeout(20):
+            while not queue.idle():
+                await asyncio.sleep(0.001)
+        assert done == ["a", "3", "a", "1", "2", "b"]
+        queue.add("3")  # its old place in the line is nobody's
+        async with asyncio.timeout(20):
+            while not queue.idle():
+                await asyncio.sleep(0.001)
+        assert done[6:] == ["3"]

@@ -50,22 +50,41 @@ class WorkQueue:
         self.name = name
         self._workers = workers
         self._bucket = bucket or Bucket(rate=200, burst=1000)
+        self._first: deque[str] = deque()
         self._waiting: deque[str] = deque()
+        """Both may name keys that were taken from the other meanwhile."""
         self._dirty: set[str] = set()
+        self._hurried: set[str] = set()
+        """Of the dirty ones: those that go first."""
         self._running: dict[str, float] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._failures: dict[str, int] = {}
         self._wake = asyncio.Event()
 
-    def add(self, key: str) -> None:
-        """Wants the key reconciled soon. A key that runs now runs once more afterwards."""
-        if key in self._dirty:
+    def add(self, key: str, *, first: bool = False) -> None:
+        """Wants the key reconciled soon; `first`: before all that were not added so. A key that runs now runs once more
+        afterwards."""
+        if key in self._dirty and (not first or key in self._hurried):
             return
         self._dirty.add(key)
+        if first:
+            self._hurried.add(key)
         if key not in self._running:
-            self._waiting.append(key)
-            self._wake.set()
+            self._line_up(key)
         DEPTH.labels(self.name).set(len(self._dirty))
+
+    def _line_up(self, key: str) -> None:
+        (self._first if key in self._hurried else self._waiting).append(key)
+        self._wake.set()
+
+    def _next(self) -> str | None:
+        while self._first or self._waiting:
+            key = (self._first or self._waiting).popleft()
+            if key in self._dirty and key not in self._running:
+                self._dirty.discard(key)
+                self._hurried.discard(key)
+                return key
+        return None
 
     def add_after(self, key: str, seconds: float) -> None:
         """Wants the key reconciled after this time; of several wishes the earliest counts."""
@@ -102,11 +121,9 @@ class WorkQueue:
 
     async def _work(self, handle: Handler) -> None:
         while True:
-            while not self._waiting:
+            while (key := self._next()) is None:
                 self._wake.clear()
                 await self._wake.wait()
-            key = self._waiting.popleft()
-            self._dirty.discard(key)
             self._running[key] = time.monotonic()
             try:
                 await asyncio.sleep(self._bucket.take())
@@ -117,8 +134,7 @@ class WorkQueue:
             finally:
                 del self._running[key]
                 if key in self._dirty:
-                    self._waiting.append(key)
-                    self._wake.set()
+                    self._line_up(key)
                 DEPTH.labels(self.name).set(len(self._dirty))
 
     async def _once(self, handle: Handler, key: str) -> None:

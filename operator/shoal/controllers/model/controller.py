@@ -125,7 +125,8 @@ class ModelController:
         if seconds:
             self.queue.add_after(key, seconds)
         else:
-            self.queue.add(key)
+            # Replicas are to come or go: not behind a resync, or words that have changed for every Model.
+            self.queue.add(key, first=True)
 
     def enqueue_all(self) -> None:
         """After a resync, and when the install key changed: compares every Model with the whole world."""
