@@ -116,18 +116,18 @@ def test_more_warm_than_places_says_so_with_figures() -> None:
 
 
 def test_pinned_adapters_take_the_places_of_those_on_demand() -> None:
-    pool = Pool.of(1, [adapter(f"a{i}") for i in range(12)])
+    pool = Pool.of(1, [adapter(f"a{i}") for i in range(14)])
     pool.step()
     pool.ask(*pool.adapters)
     pool.step(HALF_LIFE)
     pool.settle(20)
-    assert len(pool.homes()) == 12
+    assert len(pool.homes()) == 14
     for number in range(7):
         pool.adapters[f"p{number}"] = adapter(f"p{number}", "Pinned")
 
     plan = pool.step(1)
 
-    assert [e.pinned for e in plan.floors["r0"]] == [True] * 7 + [False] * 5
+    assert [e.pinned for e in plan.floors["r0"]] == [True] * 7 + [False] * 7
 
 
 def test_a_replica_of_before_a_resize_gets_what_it_takes() -> None:
@@ -210,20 +210,20 @@ def test_loads_for_the_sake_of_traffic_are_limited_per_minute() -> None:
 
 
 def test_a_popular_adapter_takes_the_place_of_one_that_is_hardly_used() -> None:
-    pool = Pool.of(1, [adapter(f"a{i:02}") for i in range(13)])
+    pool = Pool.of(1, [adapter(f"a{i:02}") for i in range(15)])
     pool.step()
-    pool.ask(*(f"a{i:02}" for i in range(12)))
+    pool.ask(*(f"a{i:02}" for i in range(14)))
     pool.step(HALF_LIFE)
     pool.settle(20)
-    for number in range(1, 12):
+    for number in range(1, 14):
         for _ in range(5):
             pool.ask(f"a{number:02}")
     for _ in range(3):
-        pool.ask("a12")
+        pool.ask("a14")
 
     pool.step(10)
 
-    assert "a12" in pool.homes()
+    assert "a14" in pool.homes()
     assert "a00" not in pool.homes()
 
 

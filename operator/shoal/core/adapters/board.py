@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from shoal.core.adapters.rendezvous import digest, score
 from shoal.core.adapters.types import Adapter, Limits, Replica, Why
 
-_SPARE = 4
+_SPARE = 8
 """One in so many places of host memory is left to adapters that nobody planned for."""
 
 

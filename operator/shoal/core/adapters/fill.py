@@ -25,6 +25,8 @@ class Draft:
     """Homes of the last plan."""
     budget: float
     """Loads for the sake of traffic and balance that may be caused now."""
+    heard: bool
+    """Every gateway is heard: else nothing goes."""
     known: bool
     """How much each adapter is asked for is known: those that stand give up places for others that are asked for more,
     and when floors are too full."""
@@ -120,7 +122,8 @@ def _keep(draft: Draft, want: Want) -> None:
     for place in draft.stands(want):
         copies = draft.copies(want)
         counted = sum(p.counts for p in copies)
-        if counted >= want.copies and sum(p.settled(adapter) for p in copies if p.counts) >= want.copies:
+        there = sum(p.settled(adapter) for p in copies if p.counts)
+        if draft.heard and min(counted, there) >= want.copies:
             draft.moves.append(Move(adapter.uid, place.replica.uid, None, "fewer copies are enough"))
         elif place.fits(why) or (place.room > 0 and (not draft.known or adapter.next is not None)):
             # Beside a revision that is there the newer one is a second entry, else the only one.

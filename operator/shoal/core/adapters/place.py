@@ -4,7 +4,7 @@
 2. Warm, likewise, as long as host memory has places; one place stays free.
 3. `next` revisions, beside those that answer until gateways were sent to them.
 4. What was asked for in the last half hour: a copy each, more where the load is more than one copy's share
-   (`ceil(load / V)`, V the mean load of a replica), in up to three quarters of the places. It stays where it is, else
+   (`ceil(load / V)`, V the mean load of a replica), in up to seven eighths of the places. It stays where it is, else
    goes where it is loaded already, else where rendezvous hashing with a bound on the load says.
 5. Replicas that have too little to do get adapters of those that have most.
 
@@ -51,7 +51,7 @@ def place(snapshot: Snapshot, memory: Memory | None, now: float) -> tuple[Plan, 
     by_weight = sorted(wants.wants, key=lambda w: (-w.weight, w.adapter.uid))
     began = now if memory is None else memory.began
     known = not asked.unheard and now - began >= HALF_LIFE
-    draft = Draft(board, by_weight, before, _budget(memory, len(board.places), now), known)
+    draft = Draft(board, by_weight, before, _budget(memory, len(board.places), now), not asked.unheard, known)
     fill(draft, wants.wants)
     if not asked.unheard:
         balance(draft)
