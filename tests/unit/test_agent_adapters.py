@@ -460,7 +460,7 @@ async def test_an_engine_that_lost_an_adapter_is_believed(pod: Pod, monkeypatch:
     async with gateway(pod) as stream:
         await until_state(stream, A, "loaded")
         pod.engine.adapters.clear()
-        await until_state(stream, A, None)
+        await until_state(stream, A, "staging")
         await until_state(stream, A, "loaded")
     assert pod.engine.calls == [f"load {A.name}"] * 2
 
