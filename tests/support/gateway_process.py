@@ -66,7 +66,7 @@ class FakeApiServer:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         plural = request.path.rpartition("/")[2]
-        if plural != "pods" and not self.crds:
+        if plural not in self.objects or (plural != "pods" and not self.crds):
             return web.json_response(
                 {"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": "not found"},
                 status=404,

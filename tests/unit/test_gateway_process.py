@@ -89,3 +89,15 @@ async def test_from_nothing_to_an_answer_and_on_without_the_api_server(tmp_path:
         assert "gen_ai_server_request_duration_seconds_bucket" in text
         for secret in (API_KEY, "acme", keys.derive(INSTALL_KEY, "gateway", "uid-llama")):
             assert secret not in text
+
+
+async def test_custom_resource_definitions_from_before_there_were_adapters_are_enough(tmp_path: Path):
+    server = FakeApiServer()
+    server.crds = True
+    del server.objects["lorapools"], server.objects["loraadapters"]
+    async with running(tmp_path, server) as process, aiohttp.ClientSession() as session:
+        await server.up()
+        (tmp_path / "key" / "current").write_bytes(INSTALL_KEY)
+        await until_ready(session, process)
+        assert process._reflectors["adapters"].missing
+        assert not process._reflectors["models"].missing
