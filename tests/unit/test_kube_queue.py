@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from itertools import pairwise
 
 from shoal.kube.queue import Bucket, Handler, WorkQueue
 
@@ -121,3 +122,26 @@ async def test_what_goes_first_passes_what_waits_also_if_it_waited_itself_and_ru
             while not queue.idle():
                 await asyncio.sleep(0.001)
         assert done[6:] == ["3"]
+
+
+async def test_between_two_reconciles_everybody_else_has_a_turn() -> None:
+    queue = WorkQueue("test", workers=8)
+    order: list[str] = []
+
+    async def handle(key: str) -> None:
+        order.append(key)
+
+    async def somebody() -> None:
+        while True:
+            order.append("-")
+            await asyncio.sleep(0)
+
+    for number in range(40):
+        queue.add(str(number))
+    other = asyncio.create_task(somebody())
+    async with working(queue, handle), asyncio.timeout(20):
+        while not queue.idle():
+            await asyncio.sleep(0)
+    other.cancel()
+    assert sorted(found for found in order if found != "-") == sorted(map(str, range(40)))
+    assert all("-" in pair for pair in pairwise(order))

@@ -60,6 +60,9 @@ class WorkQueue:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._failures: dict[str, int] = {}
         self._wake = asyncio.Event()
+        self._turn = asyncio.Lock()
+        """Held for one round of the loop before each reconcile: many that need no I/O would otherwise all run in one,
+        and everybody else, such as who hears of a request, would wait for all of them."""
 
     def add(self, key: str, *, first: bool = False) -> None:
         """Wants the key reconciled soon; `first`: before all that were not added so. A key that runs now runs once more
@@ -127,6 +130,8 @@ class WorkQueue:
             self._running[key] = time.monotonic()
             try:
                 await asyncio.sleep(self._bucket.take())
+                async with self._turn:
+                    await asyncio.sleep(0)
                 await self._once(handle, key)
             except asyncio.CancelledError:
                 self._dirty.add(key)  # not done: the next run begins with it
