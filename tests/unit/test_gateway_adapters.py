@@ -327,6 +327,16 @@ async def test_a_lease_too_short_to_be_used_is_not_asked_for_again_and_again(tmp
         asked.cancel()
 
 
+async def test_once_leases_are_closed_a_request_waits_and_does_not_spin(tmp_path: Path):
+    agent = AdapterAgent(1)
+    async with tuned(tmp_path, agent) as it:
+        await it.it.app.leases.close()
+        asked = asyncio.create_task(it.ask())
+        await until(lambda: it.it.app.holds.waiting == 1)
+        assert not agent.ensured
+        asked.cancel()
+
+
 # --- acknowledgements -----------------------------------------------------------------------------------------------
 
 

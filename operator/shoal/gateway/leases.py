@@ -40,6 +40,7 @@ _GRACE_SECONDS: Final = 3.0
 """What the call itself may take on top."""
 _RETRY_SECONDS: Final = 1.0
 """A replica that refused is not asked again for so long, unless it says otherwise."""
+_RETRY_LEAST_SECONDS: Final = 0.1
 _RETRY_MOST_SECONDS: Final = 30.0
 _MOST_REFUSALS: Final = 1000
 """So many are kept before those that are over are let go."""
@@ -125,6 +126,7 @@ class Leases:
         flight = Flight()
         if self._closed:
             flight.done, flight.refused = True, Refused("Stopping", time.monotonic() + _RETRY_SECONDS)
+            self._refuse(key, flight.refused)
             return flight
         task = asyncio.create_task(self._fly(flight, key, adapter), name=f"lease of {adapter.engine_name}")
         self._flights[key] = (flight, task)
@@ -233,7 +235,7 @@ class Leases:
         after = _RETRY_SECONDS if said.retry_after is None else float(said.retry_after)
         if status == 422:
             after = max(after, _RETRY_MOST_SECONDS / 3)
-        until = time.monotonic() + max(0.0, min(after, _RETRY_MOST_SECONDS))
+        until = time.monotonic() + max(_RETRY_LEAST_SECONDS, min(after, _RETRY_MOST_SECONDS))
         return Refused(said.reason, until, never=status == 422)
 
 
