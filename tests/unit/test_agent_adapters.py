@@ -91,7 +91,7 @@ async def gateway(pod: Pod, caller: str = "gw-0", boot: str = "g") -> AsyncGener
     async with pod.stream(caller=caller, boot=boot) as stream:
         await stream.message()
         while stream.state.get("adapters") is None:
-            await stream.message()
+            assert await stream.message() is not None
         yield stream
 
 
@@ -351,7 +351,7 @@ async def test_the_floor_is_loaded_before_adapters_are_spoken_of(pod: Pod, sourc
         assert stream.state.get("adapters") is None
         sources.gate.set()
         while stream.state.get("adapters") is None:
-            await stream.message()
+            assert await stream.message() is not None
         assert stream.state["adapters"] == {each.name: {"state": "loaded"} for each in (A, B)}
 
 

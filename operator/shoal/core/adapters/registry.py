@@ -40,6 +40,7 @@ PERMANENT: Final = frozenset(
         reasons.BASE_MISMATCH,
         reasons.TOO_LARGE,
         reasons.CORRUPT,
+        reasons.UNSUPPORTED,
         reasons.SOURCE_INVALID,
         reasons.SOURCE_CHANGED,
         reasons.DIGEST_MISMATCH,

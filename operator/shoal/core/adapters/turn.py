@@ -199,8 +199,15 @@ def _stage(registry: Registry, wants: list[_Want], now: float, out: Turn) -> Non
         False: base + len(_evictable(registry, asked, urgent=False)) - len(coming),
     }
     staging, no_room = registry.count(frozenset({"staging"})), set[str]()
+    for want in reversed(wants) if registry.listed is not None else ():
+        # Fetched before it was known how full the engine is, or before somebody asked.
+        if room[False] < 0 and not want.asked and _state(registry, want) in _BEING_STAGED:
+            del registry.entries[want.adapter.name]
+            out.discard.append(want.adapter.name)
+            no_room.add(want.adapter.name)
+            room[False] += 1
     for adapter, urgent in wants:
-        if adapter.name in registry.entries:
+        if adapter.name in registry.entries or adapter.name in no_room:
             continue
         if room[urgent] <= 0:
             if not urgent:
