@@ -25,6 +25,9 @@ Handler = Callable[[str], Awaitable[float | None]]
 
 FIRST_BACKOFF: Final = 0.5
 LONGEST_BACKOFF: Final = 120.0
+IN_A_ROUND: Final = 4
+"""Reconciles that begin in one round of the event loop: many that need no I/O would otherwise all run in one, and who
+hears of a request would wait for all of them."""
 
 
 class Bucket:
@@ -60,9 +63,8 @@ class WorkQueue:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._failures: dict[str, int] = {}
         self._wake = asyncio.Event()
-        self._turn = asyncio.Lock()
-        """Held for one round of the loop before each reconcile: many that need no I/O would otherwise all run in one,
-        and everybody else, such as who hears of a request, would wait for all of them."""
+        self._begun = 0
+        """Reconciles in this round of the loop."""
 
     def add(self, key: str, *, first: bool = False) -> None:
         """Wants the key reconciled soon; `first`: before all that were not added so. A key that runs now runs once more
@@ -130,8 +132,11 @@ class WorkQueue:
             self._running[key] = time.monotonic()
             try:
                 await asyncio.sleep(self._bucket.take())
-                async with self._turn:
+                while self._begun >= IN_A_ROUND:  # noqa: ASYNC110 - the next round is what is waited for
                     await asyncio.sleep(0)
+                if not self._begun:
+                    asyncio.get_running_loop().call_soon(self._new_round)
+                self._begun += 1
                 await self._once(handle, key)
             except asyncio.CancelledError:
                 self._dirty.add(key)  # not done: the next run begins with it
@@ -141,6 +146,9 @@ class WorkQueue:
                 if key in self._dirty:
                     self._line_up(key)
                 DEPTH.labels(self.name).set(len(self._dirty))
+
+    def _new_round(self) -> None:
+        self._begun = 0
 
     async def _once(self, handle: Handler, key: str) -> None:
         begin = time.monotonic()
