@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 
 class Attempts(Waiting):
-    """One request's."""
+    """One request's. `check_key` raises ApiError when the key that it came with was taken back."""
 
     __slots__ = ("_id", "_paid", "_path", "_relay", "_sent", "_trace")
 
@@ -50,7 +50,15 @@ class Attempts(Waiting):
         trace: bytes | None,
         check_key: Callable[[], Identity],
     ) -> None:
-        super().__init__(app, prepared, raw, meter, reply, abort, deadline, check_key)
+        self._app = app
+        self._prepared = prepared
+        self._raw = raw
+        self._meter = meter
+        self._reply = reply
+        self._abort = abort
+        self._deadline = deadline
+        self._check_key = check_key
+        self._held_since = None
         self._trace = trace
         self._id = meter.id
         self._path = prepared.path

@@ -58,7 +58,7 @@ class Standing(Abortable, Protocol):
 
 
 class Waiting:
-    """One request, as far as it waits. `check_key` raises ApiError when the key that it came with was taken back."""
+    """One request, as far as it waits."""
 
     __slots__ = (
         "_abort",
@@ -72,26 +72,16 @@ class Waiting:
         "_reply",
     )
 
-    def __init__(
-        self,
-        app: "Gateway",
-        prepared: Prepared,
-        raw: bytes,
-        meter: Meter,
-        reply: Reply,
-        abort: AbortHandle,
-        deadline: Deadline,
-        check_key: Callable[[], Identity],
-    ) -> None:
-        self._app = app
-        self._prepared = prepared
-        self._raw = raw
-        self._meter = meter
-        self._reply = reply
-        self._abort = abort
-        self._deadline = deadline
-        self._check_key = check_key
-        self._held_since: float | None = None
+    # Set by Attempts: one more call would be a hundredth of what a small request costs here.
+    _app: "Gateway"
+    _prepared: Prepared
+    _raw: bytes
+    _meter: Meter
+    _reply: Reply
+    _abort: AbortHandle
+    _deadline: Deadline
+    _check_key: Callable[[], Identity]
+    _held_since: float | None
 
     async def _wait(self, why: NoReplica, tried: set[str]) -> Place:
         """Waits until a replica can take the request. A stream hears comments meanwhile.
