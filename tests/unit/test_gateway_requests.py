@@ -600,6 +600,26 @@ async def test_a_stalled_replica_keeps_no_request_that_has_seen_nothing_of_its_a
         stream.close()
 
 
+async def test_a_replica_that_stalls_while_it_is_dialled_gets_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    first = ScriptedEngine()
+    async with gateway(tmp_path, first, ScriptedEngine()) as it:
+        it.fleet.heard_of("pod-2", None)
+        dial = it.pool._connect  # pyright: ignore[reportPrivateUsage]
+
+        async def dialled(target: Target):
+            connection = await dial(target)
+            if target.port == it.ports["pod-1"]:
+                it.hear(2)
+                it.hear(1, phase="stalled")
+            return connection
+
+        monkeypatch.setattr(it.pool, "_connect", dialled)
+        assert (await it.post(CHAT)).status == 200
+        assert first.requests == []
+
+
 async def test_the_kernel_is_asked_to_notice_an_engine_whose_machine_is_gone(tmp_path: Path):
     async with gateway(tmp_path, ScriptedEngine()) as it:
         assert (await it.post(CHAT)).status == 200

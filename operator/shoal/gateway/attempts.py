@@ -135,6 +135,7 @@ class Attempts(Waiting):
         target = Target(replica.ip or "", app.engine_port(replica))
         there = app.fleet.attempts[replica.uid]
         there.add(abort)
+        abort.given_up = False
         try:
             try:
                 head, body = self._to_send(target, key)

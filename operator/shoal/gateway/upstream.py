@@ -102,12 +102,14 @@ class Abortable(Protocol):
 class AbortHandle:
     """Cuts off a request wherever it stands; made before there is a connection."""
 
-    __slots__ = ("_at", "aborted", "answering")
+    __slots__ = ("_at", "aborted", "answering", "given_up")
 
     def __init__(self) -> None:
         self.aborted = False
         self.answering = False
         """Something of an answer went to the client."""
+        self.given_up = False
+        """The replica of this attempt makes no progress. It may turn out before there is a connection."""
         self._at: Abortable | None = None
 
     def hold(self, at: Abortable) -> None:
@@ -124,7 +126,10 @@ class AbortHandle:
 
     def give_up(self) -> None:
         """The replica makes no progress: ends the attempt there, unless the client has seen something of it."""
-        if not self.answering and self._at is not None:
+        if self.answering:
+            return
+        self.given_up = True
+        if self._at is not None:
             self._at.abort(GivenUp("the replica stalled"))
 
 
@@ -371,6 +376,8 @@ class Pool:
         try:
             if abort.aborted:
                 raise Aborted("the request was cut off")
+            if abort.given_up:
+                raise GivenUp("the replica stalled")
             await connection.send(head, body)
         except BaseException:
             connection.release()
