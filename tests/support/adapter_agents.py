@@ -101,6 +101,8 @@ class AdapterAgent:
     boot: str = ""
     engine_boot: str = ""
     lease_seconds: float = 10.0
+    held_back: bool = False
+    """What it says is on its way, and not heard yet."""
     port: int = 0
     seq: int = 0
     ensured: list[api.Ensure] = field(default_factory=list)
@@ -124,6 +126,11 @@ class AdapterAgent:
         """Tells a change; `adapters` is what it has now in any case."""
         self.said.update(keys)
         self.seq += 1
+        if not self.held_back:
+            await self.tell(**keys)
+
+    async def tell(self, **keys: Any) -> None:
+        """The last that it said is heard."""
         for stream in list(self._streams):
             with contextlib.suppress(ConnectionError):
                 await self._write(stream, keys={"adapters": self.adapters, **keys})
@@ -179,6 +186,7 @@ class AdapterAgent:
         await self.set(**{wanted.name: "loaded"})
         return web.json_response(
             {"name": wanted.name, "engineBoot": self.engine_boot, "loaded": fresh, "seconds": self.lease_seconds}
+            | {"seq": self.seq}
         )
 
     async def _write(self, stream: web.StreamResponse, **message: Any) -> None:

@@ -337,6 +337,19 @@ async def test_once_leases_are_closed_a_request_waits_and_does_not_spin(tmp_path
         asked.cancel()
 
 
+async def test_a_lease_counts_when_the_stream_has_said_as_much_as_it(tmp_path: Path):
+    agent = AdapterAgent(1)
+    async with tuned(tmp_path, agent) as it:
+        agent.held_back = True
+        asked = asyncio.create_task(it.ask())
+        await until(lambda: bool(agent.ensured))
+        await asyncio.sleep(0.1)
+        assert it.engines[0].requests == []  # an acknowledgement of now would not tell of this request's adapter
+        agent.held_back = False
+        await agent.tell()
+        assert (await asked).status == 200
+
+
 # --- acknowledgements -----------------------------------------------------------------------------------------------
 
 

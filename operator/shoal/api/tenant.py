@@ -57,8 +57,8 @@ class TenantSpec(Object):
     ] = ()
     """Models that the tenant may use."""
     priority: Annotated[int, Field(ge=1, le=1000), K8s(default_in_code=True)] = 50
-    """Where requests of several tenants wait for the same Model, each tenant's share of what is let go, in tokens, is in
-    proportion to this number. Within one gateway it is exact. Default: 50."""
+    """Where requests of several tenants wait for the same Model, each tenant's share of what is let go, in tokens, is
+    in proportion to this number. Within one gateway it is exact. Default: 50."""
 
     cel: ClassVar = (
         Rule(

@@ -89,6 +89,8 @@ class Leases:
         self._leases: dict[str, dict[str, _Lease]] = {}
         self._flights: dict[Key, tuple[Flight, asyncio.Task[None]]] = {}
         self._refused: dict[Key, Refused] = {}
+        self._listening: dict[str, list[asyncio.Future[None]]] = {}
+        """By pod: those that wait for the next word of its agent."""
         self._closed = False
         fleet.changed.append(self._heard)
         fleet.acknowledged = self.acknowledged
@@ -156,6 +158,9 @@ class Leases:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _heard(self, uid: str) -> None:
+        for waiting in self._listening.pop(uid, ()):
+            if not waiting.done():
+                waiting.set_result(None)
         leases = self._leases.get(uid)
         if leases is None:
             return
@@ -208,6 +213,8 @@ class Leases:
         if heard is None or heard.engine_boot != lease.engine_boot:
             # The stream lags behind, or the engine was started again meanwhile.
             return self._failed(reasons.ENGINE_RESTARTED)
+        if not await self._caught_up(stream, lease):
+            return self._failed("NotThere")
         now = time.monotonic()
         until = now + lease.seconds - _ANSWER_SECONDS
         if until - now <= MARGIN_SECONDS:
@@ -221,6 +228,22 @@ class Leases:
             now = time.monotonic()
             self._refused = {k: r for k, r in self._refused.items() if r.until > now}
         self._refused[key] = refused
+
+    async def _caught_up(self, stream: ReplicaStream, lease: api.Lease) -> bool:
+        """Waits until the stream has said what the agent had said when it gave the lease. Before that a request would
+        act on an older state than the one that its acknowledgement names, and a retirement would not wait for it."""
+        uid, boot = stream.peer.uid, stream.boot
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                while stream.seq < lease.seq:
+                    waiting = asyncio.get_running_loop().create_future()
+                    self._listening.setdefault(uid, []).append(waiting)
+                    await waiting
+                    if self._fleet.streams.get(uid) is not stream or stream.boot != boot:
+                        return False
+        except TimeoutError:
+            return False
+        return not lease.seq or lease.name in self._fleet.residency.loaded(uid)
 
     def _failed(self, reason: str) -> Refused:
         self._counted.labels("failed").inc()
