@@ -40,7 +40,7 @@ async def streaming(url: str, tokens: int = LONG) -> AsyncGenerator[aiohttp.Clie
 
 
 @asynccontextmanager
-async def drained(folder: Path, url: str, **seconds: float) -> AsyncGenerator[Pod]:
+async def drained(folder: Path, url: str, **seconds: Any) -> AsyncGenerator[Pod]:
     """An agent beside the engine, which it saw start."""
     pod = Pod(folder, engine_url=url, **seconds)
     pod.keys.write_text(json.dumps(KEYS | {"engine": API_KEY, "admin": ADMIN_KEY}))

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -10,8 +11,8 @@ from shoal.core.routing_adapters import LEASE_WORTH, AdapterChoice, Home, choose
 from tests.support.gateway import replica
 
 
-def home(number: int, **changes) -> Home:
-    fields = {"loaded": True, "leased": False, "slot": True, "room": True, "in_flight": 0, **changes}
+def home(number: int, **changes: Any) -> Home:
+    fields: dict[str, Any] = {"loaded": True, "leased": False, "slot": True, "room": True, "in_flight": 0, **changes}
     return Home(replica(number), **fields)
 
 
