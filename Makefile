@@ -55,7 +55,7 @@ test-engine: setup models ## The contract suite on the real SGLang engine, on th
 	@$(RUN) pytest -m engine $(PYTEST_ARGS)
 
 .PHONY: test-storm
-test-storm: setup models ## Storms with one protection switched off each: they must find what is wrong (5 minutes)
+test-storm: setup models ## Storms with one protection switched off each: they must find what is wrong (10 minutes)
 	@$(RUN) shoal lab binaries
 	@$(RUN) pytest -m mutation $(PYTEST_ARGS)
 

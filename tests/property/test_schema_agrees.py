@@ -25,6 +25,12 @@ GOOD: dict[str, Any] = {
     "memoryPerGPU": "80Gi",
     "amount": "1",
     "source": {"uri": "hf://owner/repo"},
+    "poolRef": {"name": "x"},
+    "modelRef": {"name": "x"},
+    "secretRef": {"name": "x"},
+    "uriPrefix": "s3://bucket/",
+    "matchLabels": {"k": "v"},
+    "tenants": ["x"],
 }
 """Values of required fields."""
 _PLAIN = "|a|a-b|A|a.b|-a|a_b|a:b|a/b|80Gi|2.49|1e3|-5|9.0|USD|usd|0.5.23|SGLang|NVLink|--a=b|nvidia.com/gpu|a b"
@@ -49,7 +55,7 @@ def refuses(node: dict[str, Any], value: Any) -> bool:
         case "array":
             return (
                 not isinstance(value, list)
-                or len(value) > node.get("maxItems", 2**31)
+                or not node.get("minItems", 0) <= len(value) <= node.get("maxItems", 2**31)
                 or any(refuses(node["items"], one) for one in value)
             )
         case "integer":
