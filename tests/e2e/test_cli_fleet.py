@@ -15,6 +15,7 @@ from rich.console import Console
 from shoal.cli.demo import fleetact
 from shoal.cli.demo.clusters import NAMESPACE
 from shoal.cli.demo.stages import Stages
+from shoal.cli.demo.watch import until
 from shoal.kube.drift import covers
 from tests.e2e.conftest import Fleet
 
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 def act(fleet: Fleet) -> Generator[Fleet]:
     fleet.kubectl("apply", "-f", str(fleetact.FILE))
     try:
-        fleetact.wait(fleet, fleetact.decided, 120)
+        until(fleet, fleetact.PLURAL, fleetact.NAMESPACE, fleetact.decided, 120)
         yield fleet
     finally:
         fleetact.delete(fleet)

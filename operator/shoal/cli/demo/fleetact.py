@@ -1,8 +1,7 @@
 """The act on a mixed fleet: three Models on three classes, one that fits nowhere, one that waits and gets its GPUs."""
 
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import click
 from rich.markup import escape
@@ -13,16 +12,15 @@ from shoal.api.meta import GROUP
 from shoal.cli.demo import steps
 from shoal.cli.demo.clusters import Cluster
 from shoal.cli.demo.stages import Stages
-from shoal.cli.demo.watch import condition
+from shoal.cli.demo.watch import Objects, condition, until
 
 FILE: Final = steps.EXAMPLES / "fleet.yaml"
 NAMESPACE: Final = "fleet"
+PLURAL: Final = "models"
 PLACED: Final = ("small-8b", "medium-24b", "large-104b")
 TOO_LARGE: Final = "giant-405b"
 WAITS: Final = "nightly-8b"
 IN_ITS_WAY: Final = "small-8b"
-
-Objects = dict[str, dict[str, Any]]
 
 
 def run(cluster: Cluster, stages: Stages, timeout: float) -> None:
@@ -35,20 +33,20 @@ def run(cluster: Cluster, stages: Stages, timeout: float) -> None:
     with stages.stage("Three Models placed and Ready, one that fits nowhere, one that waits"):
         _clear(cluster, timeout)
         cluster.kubectl("apply", "-f", str(FILE))
-        models = wait(cluster, decided, timeout)
+        models = until(cluster, PLURAL, NAMESPACE, decided, timeout)
     console.print(picture({name: models[name] for name in (*PLACED, TOO_LARGE, WAITS)}))
     for name in (TOO_LARGE, WAITS):
         told = condition(models[name], reasons.PLACED)
         console.print(f"  [bold]{name}[/] {told.get('reason')}: {escape(told.get('message', ''))}", soft_wrap=True)
     with stages.stage(f"{WAITS} has its GPUs, since {IN_ITS_WAY} was deleted"):
-        cluster.kubectl("delete", f"models.{GROUP}", IN_ITS_WAY, "-n", NAMESPACE, timeout=timeout)
-        models = wait(cluster, lambda found: _is(found, WAITS, reasons.READY, "True"), timeout)
+        cluster.kubectl("delete", f"{PLURAL}.{GROUP}", IN_ITS_WAY, "-n", NAMESPACE, timeout=timeout)
+        models = until(cluster, PLURAL, NAMESPACE, lambda found: _is(found, WAITS, reasons.READY, "True"), timeout)
     console.print(picture({WAITS: models[WAITS]}))
 
 
 def _clear(cluster: Cluster, timeout: float) -> None:
     """Takes away what an earlier run left: what runs stays, so its Models would hold the GPUs of this one's."""
-    cluster.kubectl("delete", f"models.{GROUP}", "--all", "-n", NAMESPACE, timeout=timeout)
+    cluster.kubectl("delete", f"{PLURAL}.{GROUP}", "--all", "-n", NAMESPACE, timeout=timeout)
     deadline = time.monotonic() + timeout
     while cluster.get("pods", "-n", NAMESPACE, "-l", f"{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE}"):
         if time.monotonic() > deadline:
@@ -68,24 +66,6 @@ def decided(models: Objects) -> bool:
 
 def _is(models: Objects, name: str, type: str, status: str) -> bool:
     return name in models and condition(models[name], type).get("status") == status
-
-
-def wait(cluster: Cluster, done: Callable[[Objects], bool], timeout: float) -> Objects:
-    """The Models by name, once `done` says so. Raises ClickException with what they say instead."""
-    deadline = time.monotonic() + timeout
-    while True:
-        models = {m["metadata"]["name"]: m for m in cluster.get(f"models.{GROUP}", "-n", NAMESPACE)}
-        if done(models):
-            return models
-        if time.monotonic() > deadline:
-            why = "\n".join(f"  model/{name}: {_says(model)}" for name, model in models.items())
-            raise click.ClickException(f"the fleet is not as expected after {timeout:.0f} s:\n{why}")
-        time.sleep(0.3)
-
-
-def _says(model: dict[str, Any]) -> str:
-    told = condition(model, reasons.READY)
-    return f"{told.get('reason', 'no status')}: {told.get('message', 'is the operator running?')}"
 
 
 def picture(models: Objects) -> Table:

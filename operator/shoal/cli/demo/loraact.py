@@ -4,7 +4,6 @@ import asyncio
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,10 +18,11 @@ from shoal.api.meta import GROUP
 from shoal.cli.demo import steps
 from shoal.cli.demo.clusters import Cluster
 from shoal.cli.demo.stages import Stages
-from shoal.cli.demo.watch import condition
+from shoal.cli.demo.watch import Objects, condition, named, says, until
 
 FILE: Final = steps.EXAMPLES / steps.LORA_FILE
 NAMESPACE: Final = "tunes"
+PLURAL: Final = "loraadapters"
 BASE: Final = f"{NAMESPACE}/tiny-base"
 KEY: Final = "sk-demo-tunes-93fe0a6c51"
 """The key whose hash stands in the example: public, not a secret."""
@@ -36,8 +36,6 @@ AFTER: Final = 3
 TOKENS: Final = 48
 _SIGNATURE: Final = re.compile(r"\[[0-9a-f]{8}\]")
 """The simulator's answers say which adapter's files made them."""
-
-Objects = dict[str, dict[str, Any]]
 
 
 @dataclass
@@ -60,14 +58,14 @@ def run(cluster: Cluster, stages: Stages, timeout: float) -> None:
     console.print(
         f"\n[bold]Adapters[/]: three fine-tunes on the replicas of one base, {BASE}; clients use each like a model"
     )
-    cluster.kubectl("delete", f"loraadapters.{GROUP}", "--all", "-n", NAMESPACE, "--ignore-not-found", timeout=timeout)
+    cluster.kubectl("delete", f"{PLURAL}.{GROUP}", "--all", "-n", NAMESPACE, "--ignore-not-found", timeout=timeout)
     cluster.kubectl("apply", "-f", str(FILE))
     with stages.stage("Three adapters available"):
-        adapters = _wait(cluster, lambda found: len(found) == 3 and all(map(_available, found.values())), timeout)
+        adapters = until(cluster, PLURAL, NAMESPACE, _all_available, timeout)
     console.print(picture(adapters))
     with cluster.gateway() as url:
         asyncio.run(_play(cluster, url, stages, timeout))
-    console.print(picture(_adapters(cluster)))
+    console.print(picture(named(cluster, PLURAL, NAMESPACE)))
 
 
 async def _play(cluster: Cluster, url: str, stages: Stages, timeout: float) -> None:
@@ -98,11 +96,13 @@ async def _play(cluster: Cluster, url: str, stages: Stages, timeout: float) -> N
 
 def _swap(cluster: Cluster, timeout: float) -> str:
     """Declares v2 and waits until it answers; its revision."""
-    before = _adapters(cluster)[SWAPPED]["status"]["revision"]
+    before = named(cluster, PLURAL, NAMESPACE)[SWAPPED]["status"]["revision"]
     patch = f'{{"spec":{{"source":{{"uri":"{NEXT_SOURCE}"}}}}}}'
-    cluster.kubectl("patch", f"loraadapters.{GROUP}", SWAPPED, "-n", NAMESPACE, "--type=merge", "-p", patch)
-    found = _wait(
+    cluster.kubectl("patch", f"{PLURAL}.{GROUP}", SWAPPED, "-n", NAMESPACE, "--type=merge", "-p", patch)
+    found = until(
         cluster,
+        PLURAL,
+        NAMESPACE,
         lambda all: all[SWAPPED]["status"].get("revision") not in (None, before) and _available(all[SWAPPED]),
         timeout,
     )
@@ -162,30 +162,12 @@ async def _ask(client: openai.AsyncOpenAI, model: str) -> tuple[str, ...]:
     return tuple(_SIGNATURE.findall("".join(parts)))
 
 
-def _adapters(cluster: Cluster) -> Objects:
-    return {a["metadata"]["name"]: a for a in cluster.get(f"loraadapters.{GROUP}", "-n", NAMESPACE)}
+def _all_available(adapters: Objects) -> bool:
+    return len(adapters) == 3 and all(map(_available, adapters.values()))
 
 
 def _available(adapter: dict[str, Any]) -> bool:
     return condition(adapter, reasons.AVAILABLE).get("status") == "True"
-
-
-def _wait(cluster: Cluster, done: Callable[[Objects], bool], timeout: float) -> Objects:
-    """The adapters by name, once `done` says so. Raises ClickException with what they say instead."""
-    deadline = time.monotonic() + timeout
-    while True:
-        found = _adapters(cluster)
-        if done(found):
-            return found
-        if time.monotonic() > deadline:
-            why = "\n".join(f"  loraadapter/{name}: {_says(adapter)}" for name, adapter in found.items())
-            raise click.ClickException(f"the adapters are not as expected after {timeout:.0f} s:\n{why}")
-        time.sleep(0.2)
-
-
-def _says(adapter: dict[str, Any]) -> str:
-    told = condition(adapter, reasons.READY)
-    return f"{told.get('reason', 'no status')}: {told.get('message', 'is the operator running?')}"
 
 
 def picture(adapters: Objects) -> Table:
@@ -200,7 +182,7 @@ def picture(adapters: Objects) -> Table:
             str(status.get("rank", "-")),
             str(status.get("revision", "-"))[:19],
             adapter["spec"].get("residency", "OnDemand"),
-            escape(_says(adapter)),
+            escape(says(adapter)),
         )
     return table
 

@@ -1,6 +1,7 @@
 """The wait for Ready, told as it happens: Models with their conditions, pods with what their containers do."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -12,12 +13,36 @@ from shoal.api import names, reasons
 from shoal.api.meta import GROUP
 from shoal.cli.demo.clusters import Cluster
 
+Objects = dict[str, dict[str, Any]]
+
 
 def condition(obj: dict[str, Any], type: str) -> dict[str, Any]:
     """The condition of this type, or {} while there is none."""
     conditions: list[dict[str, Any]] = obj.get("status", {}).get("conditions", [])
     unset: dict[str, Any] = {}
     return next((c for c in conditions if c["type"] == type), unset)
+
+
+def says(obj: dict[str, Any]) -> str:
+    """What its Ready condition says."""
+    told = condition(obj, reasons.READY)
+    return f"{told.get('reason', 'no status')}: {told.get('message', 'is the operator running?')}"
+
+
+def named(cluster: Cluster, plural: str, namespace: str) -> Objects:
+    """The objects of a kind of Shoal's, by name."""
+    return {obj["metadata"]["name"]: obj for obj in cluster.get(f"{plural}.{GROUP}", "-n", namespace)}
+
+
+def until(cluster: Cluster, plural: str, namespace: str, done: Callable[[Objects], bool], timeout: float) -> Objects:
+    """The objects by name, once `done` says so. Raises ClickException with what they say instead."""
+    deadline = time.monotonic() + timeout
+    while not done(found := named(cluster, plural, namespace)):
+        if time.monotonic() > deadline:
+            why = "\n".join(f"  {name}: {says(obj)}" for name, obj in found.items())
+            raise click.ClickException(f"the {plural} of {namespace} are not as expected after {timeout:.0f} s:\n{why}")
+        time.sleep(0.2)
+    return found
 
 
 def pod_doing(pod: dict[str, Any]) -> str:
