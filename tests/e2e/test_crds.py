@@ -178,7 +178,7 @@ EXAMPLES = sorted((REPOSITORY / "examples").rglob("*.yaml"))
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: str(p.relative_to(REPOSITORY)))
 def test_example_is_accepted(apiserver: ApiServer, path: Path) -> None:
-    for namespace in ("demo", "chat", "fleet", "elastic"):
+    for namespace in ("demo", "chat", "fleet", "elastic", "tunes"):
         apiserver.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
 
     done = apiserver.run("apply", "--server-side", "--dry-run=server", "-f", str(path))

@@ -7,6 +7,7 @@ import pytest
 
 from shoal.api import keys, names
 from shoal.api.meta import JsonObject
+from shoal.api.schema import KINDS
 from shoal.kube.client import Client
 from shoal.kube.resources import (
     DEPLOYMENTS,
@@ -380,14 +381,14 @@ async def test_tenants_say_whether_they_can_be_used(fleet: Fleet) -> None:
 
 async def test_the_operator_waits_for_crds_and_says_so(fleet: Fleet) -> None:
     client, ns = fleet.client, fleet.namespace
-    for plural in ("models", "gpuclasses", "tenants"):
-        await client.delete(CRDS, f"{plural}.shoal.dev")
+    for kind in KINDS:
+        await client.delete(CRDS, kind.crd_name())
     await eventually(lambda: client.discover("shoal.dev", "v1alpha1"), lambda found: not found)
     async with running_operator(client, fleet.kubeconfig) as operator:
         await asyncio.sleep(1)
         assert operator.unready() == [
-            "CustomResourceDefinitions are missing: gpuclasses.shoal.dev, models.shoal.dev, tenants.shoal.dev; "
-            "install the chart shoal-crds"
+            "CustomResourceDefinitions are missing: gpuclasses.shoal.dev, loraadapters.shoal.dev, lorapools.shoal.dev, "
+            "models.shoal.dev, tenants.shoal.dev; install the chart shoal-crds"
         ]
         assert operator.sick() == []
         await install_crds(client)
