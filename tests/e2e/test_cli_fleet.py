@@ -12,18 +12,25 @@ import pytest
 import yaml
 from rich.console import Console
 
+from shoal.api import names
 from shoal.cli.demo import fleetact
 from shoal.cli.demo.clusters import NAMESPACE
 from shoal.cli.demo.stages import Stages
 from shoal.cli.demo.watch import until
 from shoal.kube.drift import covers
 from tests.e2e.conftest import Fleet
+from tests.support import waiting
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def act(fleet: Fleet) -> Generator[Fleet]:
+    # The sums are those of a fleet on which nothing but the demo's two Models runs: what other tests deleted drains.
+    engines = ("pods", "-A", "-l", f"{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE}")
+    waiting.until(
+        lambda: len(fleet.get(*engines)) == 2, 240, lambda: [p["metadata"]["name"] for p in fleet.get(*engines)]
+    )
     fleet.kubectl("apply", "-f", str(fleetact.FILE))
     try:
         until(fleet, fleetact.PLURAL, fleetact.NAMESPACE, fleetact.decided, 120)
