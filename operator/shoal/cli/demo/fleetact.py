@@ -46,11 +46,13 @@ def run(cluster: Cluster, stages: Stages, timeout: float) -> None:
 
 def _clear(cluster: Cluster, timeout: float) -> None:
     """Takes away what an earlier run left: what runs stays, so its Models would hold the GPUs of this one's."""
-    cluster.kubectl("delete", f"{PLURAL}.{GROUP}", "--all", "-n", NAMESPACE, timeout=timeout)
+    for namespace in steps.ACTS:
+        cluster.kubectl("delete", f"{PLURAL}.{GROUP}", "--all", "-n", namespace, timeout=timeout)
     deadline = time.monotonic() + timeout
-    while cluster.get("pods", "-n", NAMESPACE, "-l", f"{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE}"):
+    engines = ("-l", f"{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE}")
+    while any(cluster.get("pods", "-n", namespace, *engines) for namespace in steps.ACTS):
         if time.monotonic() > deadline:
-            raise click.ClickException(f"pods of an earlier run do not go from namespace {NAMESPACE}")
+            raise click.ClickException(f"pods of an earlier run do not go from the namespaces {', '.join(steps.ACTS)}")
         time.sleep(0.2)
 
 

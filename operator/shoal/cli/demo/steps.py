@@ -16,6 +16,8 @@ EXAMPLES: Final = ROOT / "examples"
 EXAMPLE_FILES: Final = ("gpuclasses.yaml", "models.yaml", "tenant.yaml")
 SCALING_FILE: Final = "scaling.yaml"
 LORA_FILE: Final = "lora.yaml"
+ACTS: Final = ("fleet", "elastic", "tunes")
+"""Namespaces of the acts' examples."""
 """Applied by its act."""
 DEMO_NAMESPACE: Final = "demo"
 DEMO_KEY: Final = "sk-demo-acme-5f0c2b7e9a"
