@@ -27,10 +27,17 @@ SERVING = ("tiny-chat", "tiny-code")
 
 @pytest.fixture
 def watched(fleet: Fleet, tmp_path: Path) -> Generator[Recorder]:
+    # What another test let go has gone before this one looks at what goes.
+    until(lambda: not leaving(fleet), 120, lambda: leaving(fleet))
     with Recorder(fleet.tools.kubectl, fleet.tools.env, PATHS, tmp_path) as recorder:
         deployments = [d["metadata"]["name"] for d in fleet.get("deployments", "-n", "demo")]
         recorder.wait_for("deployments", deployments)
         yield recorder
+
+
+def leaving(fleet: Fleet) -> list[str]:
+    pods = fleet.get("pods", "-n", "demo")
+    return [p["metadata"]["name"] for p in pods if "deletionTimestamp" in p["metadata"]]
 
 
 def lease(fleet: Fleet) -> dict[str, Any]:
@@ -68,7 +75,7 @@ def assert_nothing_was_done_twice(recorder: Recorder, new: str) -> None:
         assert specs
         assert all(spec == specs[0] for spec in specs)
         gone = [
-            p["metadata"]["name"]
+            (kind, p["metadata"]["name"], p["metadata"].get("deletionTimestamp"), p["status"].get("conditions"))
             for kind, p in pods
             if p["metadata"]["labels"].get("shoal.dev/model") == model
             and (kind == "DELETED" or "deletionTimestamp" in p["metadata"])
