@@ -37,6 +37,23 @@ class AdapterDemand(Message):
     """Of the arrivals, those that found it at no replica; monotonic."""
 
 
+class TenantUse(Message):
+    """What one gateway has of one tenant that has limits or a budget."""
+
+    requests: int = 0
+    """Accepted requests, monotonic per boot of the gateway."""
+    tokens: int = 0
+    """Input and output tokens of requests that ended, monotonic per boot of the gateway."""
+    reserved_tokens: int = 0
+    """Of requests that have not ended: what they may still use."""
+    in_flight: int = 0
+    """Accepted requests that have not ended."""
+    spent: int = 0
+    """Money of requests that ended, at the price list in force, in 10^-12 of its currency; monotonic per boot."""
+    reserved_spend: int = 0
+    """Of requests that have not ended, in the same unit."""
+
+
 class DemandMessage(Message):
     """One event of the stream."""
 
@@ -48,3 +65,5 @@ class DemandMessage(Message):
     """By uid of the Model; None in a heartbeat. In a full message a Model that is absent has nothing."""
     adapters: dict[str, AdapterDemand | None] | None = None
     """By uid of the LoRAAdapter, in the same way: those that changed; in a full message those that were ever asked."""
+    tenants: dict[str, TenantUse | None] | None = None
+    """By name of the Tenant, in the same way: those with limits or a budget."""

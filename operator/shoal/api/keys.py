@@ -13,9 +13,11 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel
 
-Role = Literal["gateway", "operator", "ledger", "agent"]
+Role = Literal["gateway", "operator", "ledger", "agent", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
+LEDGER = "ledger"
+"""Stands for the model's uid in keys towards the ledger (`POST /v1/records`, `GET /v1/totals`, queries)."""
 DEMAND = "demand"
 """Stands for the model's uid in keys between gateways, and from operators to gateways (`GET /v1/demand`)."""
 

@@ -225,6 +225,16 @@ class Resources(Object):
     )
 
 
+class RequestLimits(Object):
+    """Caps for one request."""
+
+    max_output_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    """Longest answer in tokens: the bound of a request that names none, and a smaller one where it names more.
+    Default: what the context length leaves."""
+    request_seconds: Annotated[int, Field(ge=1, le=86400)] | None = None
+    """Longest time at replicas, to the last byte; the gateway's own bound holds too. Default: the gateway's."""
+
+
 class PodTemplate(Object):
     """Additions to the engine pods."""
 
@@ -281,6 +291,8 @@ class ModelSpec(Object):
     stall_seconds: Annotated[int, Field(ge=30, le=3600), K8s(default_in_code=True)] = 180
     """An engine that has requests and makes no progress for so long (no token, no prefill) is restarted. Default:
     180."""
+    limits: RequestLimits = RequestLimits()
+    """Caps for one request, whoever asks."""
     pod: PodTemplate = PodTemplate()
     """Additions to the engine pods."""
 

@@ -1,11 +1,11 @@
 """Tenant: who may use the fleet. Cluster-scoped; holds key hashes only, so it can live in Git."""
 
 from datetime import datetime
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from shoal.api.meta import Column, Conditions, K8s, Kind, Name, Object, Rule
+from shoal.api.meta import Column, Conditions, K8s, Kind, Name, Object, Quantity, Rule
 
 
 class TenantKey(Object):
@@ -43,6 +43,61 @@ class TenantModel(Object):
     """Name of the Model."""
 
 
+class TenantLimits(Object):
+    """What a tenant may use at a time, over all gateways. Approximate: docs/quota.md states the bound."""
+
+    requests_per_minute: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    """Accepted requests in any 60 seconds. Default: no limit."""
+    tokens_per_minute: Annotated[int, Field(ge=1, le=1_000_000_000_000)] | None = None
+    """Input and output tokens in any 60 seconds. Default: no limit."""
+    concurrent_requests: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Requests at a time, those that wait for a replica counted. Default: no limit."""
+
+
+class TenantBudget(Object):
+    """What a tenant may use in a calendar month (UTC): an amount of money at the price list in force, or tokens."""
+
+    amount: Quantity | None = None
+    """Money per calendar month, such as "500"; `currency` says which."""
+    currency: Annotated[str, StringConstraints(max_length=3, pattern=r"^[A-Z]{3}$")] | None = None
+    """Of `amount`, as in ISO 4217; must be that of the price list."""
+    tokens: Annotated[int, Field(ge=1, le=1_000_000_000_000_000)] | None = None
+    """Input and output tokens per calendar month."""
+    when_unknown: Annotated[Literal["Serve", "Refuse"], K8s(default_in_code=True)] = "Serve"
+    """What happens while the month's total is not known, because the ledger does not answer: Serve goes on, counting
+    what this gateway knows; Refuse answers 429 until it is known again. Default: Serve."""
+
+    cel: ClassVar = (
+        Rule("has(self.amount) != has(self.tokens)", "give either `amount` and `currency`, or `tokens`"),
+        Rule("has(self.amount) == has(self.currency)", "`amount` and `currency` belong together"),
+    )
+
+
+class Redaction(Object):
+    """A pattern whose matches are taken out of what is logged, before it reaches a disk."""
+
+    name: Name
+    """Name of the rule; the match is replaced by [name]."""
+    builtin: Literal["Email", "CreditCard", "IPAddress", "PhoneNumber", "Secret"] | None = None
+    """A pattern of Shoal's own. Secret: what looks like an API key or a token."""
+    pattern: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
+    """A regular expression in RE2's syntax."""
+
+    cel: ClassVar = (Rule("has(self.builtin) != has(self.pattern)", "give either `builtin` or `pattern`"),)
+
+
+class TenantLogging(Object):
+    """The request log of a tenant: a file of its own, apart from usage records."""
+
+    mode: Literal["Off", "Metadata", "Full"] = "Off"
+    """Off: nothing. Metadata: who asked what when, and what came of it. Full: prompts and answers too."""
+    retention_days: Annotated[int, Field(ge=1, le=3650), K8s(default_in_code=True)] = 30
+    """After so many days what was logged is deleted. Default: 30."""
+    redact: Annotated[tuple[Redaction, ...], Field(max_length=32), K8s(list_type="map", keys=("name",))] = ()
+    """What is taken out of prompts and answers before they are written. What looks like an API key or a token is taken
+    out always."""
+
+
 class TenantSpec(Object):
     """Keys and grants."""
 
@@ -59,6 +114,14 @@ class TenantSpec(Object):
     priority: Annotated[int, Field(ge=1, le=1000), K8s(default_in_code=True)] = 50
     """Where requests of several tenants wait for the same Model, each tenant's share of what is let go, in tokens, is
     in proportion to this number. Within one gateway it is exact. Default: 50."""
+    plan: Name | None = None
+    """Which prices of the price list count; copied to every usage record. Default: those without a plan."""
+    limits: TenantLimits = TenantLimits()
+    """Requests and tokens per minute, and requests at a time."""
+    budget: TenantBudget | None = None
+    """Money or tokens per calendar month. Default: no limit."""
+    logging: TenantLogging = TenantLogging()
+    """The request log."""
 
     cel: ClassVar = (
         Rule(

@@ -12,14 +12,16 @@ from pydantic.alias_generators import to_camel
 
 EVENT_TYPE = "dev.shoal.usage.v1"
 
-RecordKind = Literal["open", "checkpoint", "final"]
+RecordKind = Literal["open", "checkpoint", "final", "attempt"]
+"""attempt: a try at a replica that computed tokens and whose answer nobody got; never billed to the tenant."""
 Outcome = Literal["answered", "rejected", "cancelled", "failed", "refused", "expired", "cut"]
 """answered: the engine's answer went out whole. rejected: the engine's own 4xx went out. cancelled: the client left.
 failed: the engine was lost after the first byte. refused: no replica could serve (503 with Retry-After; after
 comments of a stream an error event with retry_after). expired: the same, after it had waited as long as it may. cut:
 the gateway died; its open row was closed at the next start."""
-CountSource = Literal["final", "continuous", "none"]
-"""Where the counts come from: the engine's closing usage block, its last running usage before a cut, or nowhere."""
+CountSource = Literal["final", "continuous", "estimated", "none"]
+"""Where the counts come from: the engine's closing usage block, its last running usage before a cut, our estimate of a
+prompt that an engine took and of which it said nothing, or nowhere (no engine had the request)."""
 
 
 class UsageData(BaseModel):
@@ -34,6 +36,14 @@ class UsageData(BaseModel):
     tenant: str
     external_id: str | None = None
     key_name: str
+    plan: str | None = None
+    """Of the tenant: which prices count."""
+    gateway: str | None = None
+    """Boot id of the gateway: the ledger's totals say how much of each gateway's own counters they contain."""
+    admitted_at: datetime | None = None
+    """When the request was accepted; the hour and the month that it is counted in."""
+    attempt: int | None = None
+    """Only in an attempt row: which try it was, from 1."""
     endpoint: str
     """Path of the API, such as /v1/chat/completions."""
     model: str
@@ -77,7 +87,7 @@ class UsageRecord(BaseModel):
 
     specversion: Literal["1.0"] = "1.0"
     id: str
-    """<request id>:<kind> for open and final rows, <request id>:checkpoint:<n> for checkpoints."""
+    """<request id>:<kind> for open and final rows, <request id>:checkpoint:<n> and <request id>:attempt:<n>."""
     source: str
     """Names the installation, never a pod: a re-ship by another pod must keep the key."""
     type: str = EVENT_TYPE

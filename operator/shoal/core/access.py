@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from shoal.api.tenant import Tenant
+from shoal.api.tenant import Tenant, TenantBudget, TenantLimits, TenantLogging
 
 DenialReason = Literal["unknown", "disabled", "expired", "suspended"]
 
@@ -26,6 +26,13 @@ class Identity:
     """`namespace/name` of the Models that the tenant may use."""
     priority: int = 50
     """Its weight among the tenants whose requests wait for the same Model."""
+    plan: str | None = None
+    """Which prices count."""
+    limits: TenantLimits | None = None
+    """None: there are none, so nothing has to be counted."""
+    budget: TenantBudget | None = None
+    logging: TenantLogging | None = None
+    """None: nothing is logged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,10 @@ def index_keys(tenants: Iterable[Tenant]) -> dict[str, Identity]:
                     suspended=spec.suspended,
                     grants=grants,
                     priority=spec.priority,
+                    plan=spec.plan,
+                    limits=None if spec.limits == TenantLimits() else spec.limits,
+                    budget=spec.budget,
+                    logging=None if spec.logging.mode == "Off" else spec.logging,
                 ),
             )
     return index

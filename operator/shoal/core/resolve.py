@@ -62,6 +62,10 @@ class ServedModel:
     """Measured; None: never yet."""
     dead_end: DeadEnd | None = None
     """Why no replica will come."""
+    max_output_tokens: int | None = None
+    """Cap of one answer; None: what the context length leaves."""
+    request_seconds: float | None = None
+    """Cap of one request's time at replicas; None: the gateway's own."""
     adapter: ServedAdapter | None = None
     """The adapter that answers, by replicas of this Model; then `claims` and `created` are its own. None: the Model
     itself."""
@@ -86,6 +90,8 @@ def served_model(model: Model) -> ServedModel:
             max_tenant_percent=model.spec.hold.max_tenant_percent,
             timeout_seconds=float(model.spec.hold.timeout_seconds),
         ),
+        max_output_tokens=model.spec.limits.max_output_tokens,
+        request_seconds=None if model.spec.limits.request_seconds is None else float(model.spec.limits.request_seconds),
         kv_percent=model.spec.scaling.kv_utilization_percent,
         cold_start_seconds=_cold_start(model.status) if model.status else None,
         dead_end=_dead_end(model.status.conditions) if model.status else None,

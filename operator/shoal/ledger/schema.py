@@ -1,0 +1,172 @@
+"""The ledger's tables, for SQLite and PostgreSQL alike. `migrations/` makes them; queries are written against these.
+
+Raw counts are immutable and hold no prices: those are applied when a question is asked. A request is counted in the
+hour in which it was admitted, which every gateway and every re-ship says the same of. Times are whole milliseconds
+since 1970 (UTC), hours are the first such of an hour; amounts are whole 10^-12 of a currency.
+"""
+
+from typing import Final
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+)
+
+metadata: Final = MetaData()
+
+# SQLite numbers rows by itself only where the column is an INTEGER.
+_NUMBER: Final = BigInteger().with_variant(Integer(), "sqlite")
+
+records: Final = Table(
+    "records",
+    metadata,
+    Column("source", String, nullable=False),
+    Column("id", String, nullable=False),
+    Column("request", String, nullable=False),
+    Column("kind", String, nullable=False),
+    Column("received_at", BigInteger, nullable=False),
+    Column("body", LargeBinary, nullable=False, comment="the CloudEvent as it came"),
+    PrimaryKeyConstraint("source", "id"),
+    Index("records_received_at", "received_at"),
+)
+"""Every row that came, once. Final and attempt rows stay for the retention, the others until their request has
+ended."""
+
+usage: Final = Table(
+    "usage",
+    metadata,
+    Column("source", String, nullable=False),
+    Column("request", String, nullable=False),
+    Column("attempt", Integer, nullable=False, comment="0: the request itself; else the try that is not billed"),
+    Column("ended", Boolean, nullable=False, comment="false: open, with the counts of its last checkpoint"),
+    Column("received_at", BigInteger, nullable=False, comment="when something was heard of it last"),
+    Column("admitted_at", BigInteger, nullable=False),
+    Column("tenant", String, nullable=False),
+    Column("external_id", String),
+    Column("key_name", String, nullable=False),
+    Column("plan", String),
+    Column("gateway", String),
+    Column("model", String, nullable=False),
+    Column("adapter", String),
+    Column("adapter_revision", String),
+    Column("model_requested", String, nullable=False),
+    Column("endpoint", String, nullable=False),
+    Column("stream", Boolean, nullable=False),
+    Column("outcome", String),
+    Column("status", Integer),
+    Column("count_source", String, nullable=False),
+    Column("input_tokens", BigInteger),
+    Column("cached_tokens", BigInteger),
+    Column("output_tokens", BigInteger),
+    Column("reasoning_tokens", BigInteger),
+    Column("gpu_class", String),
+    Column("node", String),
+    Column("replica", String),
+    Column("engine_boot", String),
+    Column("ttft_ms", Float),
+    Column("hold_ms", Float),
+    Column("duration_ms", Float),
+    PrimaryKeyConstraint("source", "request", "attempt"),
+    Index("usage_open", "ended", "received_at"),
+    Index("usage_tenant_time", "tenant", "admitted_at"),
+)
+"""One row per request, and one per attempt row."""
+
+hours: Final = Table(
+    "hours",
+    metadata,
+    Column("hour", BigInteger, nullable=False),
+    Column("tenant", String, nullable=False),
+    Column("external_id", String, nullable=False),
+    Column("key_name", String, nullable=False),
+    Column("plan", String, nullable=False),
+    Column("model", String, nullable=False),
+    Column("adapter", String, nullable=False),
+    Column("gpu_class", String, nullable=False),
+    Column("billed", Boolean, nullable=False, comment="false: attempt rows, and estimated counts"),
+    Column("requests", BigInteger, nullable=False),
+    Column("input_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column(
+        "unknown_cached_input",
+        BigInteger,
+        nullable=False,
+        comment="of input_tokens: those of requests that do not say how much was cached",
+    ),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("reasoning_tokens", BigInteger, nullable=False),
+    Column(
+        "unknown_requests",
+        BigInteger,
+        nullable=False,
+        comment="requests that an engine had and whose tokens are unknown",
+    ),
+    PrimaryKeyConstraint(
+        "hour", "tenant", "external_id", "key_name", "plan", "model", "adapter", "gpu_class", "billed"
+    ),
+)
+"""Sums of what ended, kept in the transaction that ends it. '' stands for none: a primary key knows no NULL."""
+
+credits: Final = Table(
+    "credits",
+    metadata,
+    Column("id", String, primary_key=True, comment="given by who makes it, so that a repeated call makes one"),
+    Column("tenant", String, nullable=False),
+    Column("month", String, nullable=False, comment="2026-11: the bill that it is taken from"),
+    Column("amount", BigInteger, nullable=False, comment="10^-12 of the currency; positive is for the tenant"),
+    Column("currency", String, nullable=False),
+    Column("note", Text, nullable=False),
+    Column("made_at", BigInteger, nullable=False),
+    Column("made_by", String, nullable=False),
+)
+"""Entries of their own: no record and no price is ever changed."""
+
+engines: Final = Table(
+    "engines",
+    metadata,
+    Column("boot", String, primary_key=True, comment="of the engine's process"),
+    Column("model", String, nullable=False),
+    Column("gpu_class", String, nullable=False),
+    Column("replica", String, nullable=False),
+    Column("node", String, nullable=False),
+    Column("first_heard", BigInteger, nullable=False),
+    Column("last_heard", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False, comment="the engine's own counter, its last reading"),
+    Column("generation_tokens", BigInteger, nullable=False),
+)
+"""What engines counted themselves."""
+
+engine_hours: Final = Table(
+    "engine_hours",
+    metadata,
+    Column("hour", BigInteger, nullable=False),
+    Column("model", String, nullable=False),
+    Column("gpu_class", String, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("generation_tokens", BigInteger, nullable=False),
+    Column("gpu_seconds", Float, nullable=False),
+    Column("cost", BigInteger, nullable=False, comment="10^-12 of the class's currency, at its price then"),
+    Column("currency", String, nullable=False),
+    PrimaryKeyConstraint("hour", "model", "gpu_class", "currency"),
+)
+"""Growth of those counters, and what the GPUs cost meanwhile."""
+
+aside: Final = Table(
+    "aside",
+    metadata,
+    Column("number", _NUMBER, primary_key=True, autoincrement=True),
+    Column("received_at", BigInteger, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+)
+"""Records that do not validate."""
