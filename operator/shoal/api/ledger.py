@@ -1,7 +1,8 @@
 """What the ledger says and hears: `POST /v1/records`, `GET /v1/totals`, and its errors (streams.md).
 
 `POST /v1/records`: a JSON array of usage records (`usage.UsageRecord`, any kind), as the spool has them, optionally
-with `Content-Encoding: zstd`. It is answered after the commit with `Taken`. A record that is known already (source, id) is
+with `Content-Encoding: zstd`. It is answered after the commit with `Taken`. A record that is known already (source,
+id) is
 taken again without effect, so a batch may be sent as often as it takes. A record that does not validate is kept aside
 and counted, never refused: a gateway could do nothing but send it again.
 
