@@ -49,6 +49,8 @@ class Gateway:
         self.upstream = upstream
         self.metrics = metrics
         self.engine_port = engine_port
+        self.boot = me.boot or None
+        """On usage records: which process's counters they are part of."""
         self.demand: DemandBook = fleet.book
         self.holds = Holds(directory, fleet, fleet.book, metrics, elsewhere)
         self.leases = Leases(fleet, me, agents or upstream, metrics)

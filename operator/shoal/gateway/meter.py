@@ -53,6 +53,7 @@ class Meter:
         word: str,
         stream: bool,
         client_request_id: str | None = None,
+        gateway: str | None = None,
     ) -> None:
         self.id = id
         self.model = model.key
@@ -68,6 +69,9 @@ class Meter:
             "tenant": identity.tenant,
             "externalId": identity.external_id,
             "keyName": identity.key_name,
+            "plan": identity.plan,
+            "gateway": gateway,
+            "admittedAt": datetime.now(UTC),
             "endpoint": endpoint,
             "model": model.key,
             "modelRequested": word,

@@ -156,6 +156,7 @@ class Request:
             word=parsed.word,
             stream=parsed.stream,
             client_request_id=self._client_id,
+            gateway=app.boot,
         )
         try:
             kept = app.spool.commit(meter.open_row())

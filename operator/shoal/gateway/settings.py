@@ -1,6 +1,7 @@
 """Settings of the gateway: environment variables SHOAL_GATEWAY_*, written by the chart."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import AliasChoices, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -31,6 +32,18 @@ class GatewaySettings(BaseSettings):
     """Where the other gateways are."""
     install_key_dir: Path = Path(names.INSTALL_KEY_DIR)
     spool_dir: Path = Path(names.SPOOL_DIR)
+    spool_max_bytes: int | None = Field(default=None, ge=16 * _MIB)
+    """Most that the spool may take of its volume. None: 80 % of the volume, and 1.5 GiB at most."""
+    when_spool_full: Literal["Refuse", "Serve"] = "Refuse"
+    """When usage can no longer be kept on disk. Refuse: 503 `cannot_record_usage`. Serve: it is served, and what is
+    lost of its records is counted."""
+    spool_keep_seconds: float = Field(default=900.0, ge=0)
+    """How long final rows stay in the spool after the ledger has them, for `shoal gateway records`."""
+    ledger_url: str = ""
+    """Such as http://shoal-ledger:8500. Empty: there is no ledger, and rows stay in the spool."""
+    ship_seconds: float = Field(default=20.0, ge=0)
+    """After the last request: how long the spool may take to be shipped before the process ends. What is left then is
+    shipped at the next start."""
     log_level: str = "info"
 
     request_seconds: float = Field(default=900.0, gt=0)
