@@ -10,7 +10,12 @@ and counted, never refused: a gateway could do nothing but send it again.
 changed; a heartbeat every 5 s; 12 s of silence: the totals are unknown.
 """
 
+from typing import Literal
+
 from shoal.api.replica import Message
+
+UnknownCached = Literal["Fresh", "Cached"]
+"""How input is priced of which it is not known how much was cached, as after a cut stream."""
 
 
 class Taken(Message):
@@ -65,6 +70,7 @@ class Prices(Message):
     list: str
     """Its name."""
     currency: str
+    unknown_cached: UnknownCached = "Fresh"
     rates: tuple[Rate, ...] = ()
 
 
