@@ -161,6 +161,16 @@ engine_hours: Final = Table(
 )
 """Growth of those counters, and what the GPUs cost meanwhile."""
 
+gpu_pods: Final = Table(
+    "gpu_pods",
+    metadata,
+    Column("pod", String, primary_key=True, comment="its uid"),
+    Column("model", String, nullable=False),
+    Column("gpu_class", String, nullable=False),
+    Column("counted_until", BigInteger, nullable=False, comment="how far its GPU time is in engine_hours"),
+)
+"""How far the GPU time of each engine pod has been counted: a restart goes on there and counts nothing twice."""
+
 aside: Final = Table(
     "aside",
     metadata,
