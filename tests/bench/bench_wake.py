@@ -294,7 +294,12 @@ async def wakes(plane: ControlPlane, directory: Path, models: int, count: int, e
             chosen = [f"m{i}" for i in random.Random(1).sample(range(models), batch)]  # noqa: S311
             first = await wake_and_sleep(fleet, chosen)
             _say("held -> /scale 1 written, the first time: a Deployment is made", first.woken)
-            turns = [await wake_and_sleep(fleet, chosen) for _ in range(-(-count // batch))]
+            turns: list[Cycle] = []
+            for _ in range(-(-count // batch)):
+                # The last turn's statuses, that the next one's first wakes would wait behind, are written.
+                while await fleet._wrote_within(2):
+                    pass
+                turns.append(await wake_and_sleep(fleet, chosen))
             _say("held -> decided", [ms for turn in turns for ms in turn.decided])
             _say("held -> /scale 1 written", [ms for turn in turns for ms in turn.woken], "  (goal: p99 < 50 ms)")
             _say("decided to go to zero -> /scale 0 written", [ms for turn in turns for ms in turn.asleep])
