@@ -30,6 +30,8 @@ class Attempt:
     why: str = ""
     status: int | None = None
     gateway_id: str | None = None
+    usage: tuple[int, int] | None = None
+    """Prompt and answer tokens, where the answer said them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class Sequence:
     asked: float
     finished: float | None = None
     outcome: str | None = None
+    tokens: tuple[int, int] | None = None
+    """Prompt and answer tokens that the engine counts for it. None: it never began to compute, or was killed."""
 
 
 @dataclass(slots=True)
@@ -146,6 +150,7 @@ def read_attempts(path: Path) -> dict[str, Attempt]:
             attempt.ended, attempt.outcome, attempt.why = line["at"], line["outcome"], line["why"]
             attempt.status, attempt.head, attempt.gateway_id = line["status"], line["head"], line["gateway_id"]
             attempt.first = line["first"]
+            attempt.usage = tuple(line["usage"]) if line.get("usage") else None
     return found
 
 
@@ -166,6 +171,8 @@ def read_engines(folder: Path) -> tuple[list[Sequence], list[EngineLife]]:
             elif event == "finished":
                 if (sequence := running.pop(line["rid"], None)) is not None:
                     sequence.finished, sequence.outcome = line["finished"], line["outcome"]
+                    if line["cached_tokens"] is not None:  # else it never left the queue
+                        sequence.tokens = (line["prompt_tokens"], line["completion_tokens"])
             elif event == "started":
                 life = EngineLife(line["engine"], line["boot"], line["at"])
                 lives.append(life)

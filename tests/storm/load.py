@@ -35,6 +35,8 @@ class LoadConfig(BaseModel):
 
     host: str
     port: int
+    others: tuple[tuple[str, int], ...] = ()
+    """Further gateways, where no Service spreads the connections."""
     key: str
     model_path: Path
     journal: Path
@@ -84,6 +86,7 @@ class Journal:
             first=end.first,
             gateway_id=end.gateway_id,
             comments=end.comments,
+            usage=end.usage,
         )
 
 
@@ -104,7 +107,7 @@ class Load:
 
     def __init__(self, config: LoadConfig) -> None:
         self._config = config
-        self._clients = Clients(config.host, config.port, config.key)
+        self._clients = Clients(config.host, config.port, config.key, config.others)
         self._answers = Answers(config.model_path, config.adapters)
         self._journal = Journal.at(config.journal)
         self._stop = asyncio.Event()

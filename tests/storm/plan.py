@@ -78,6 +78,10 @@ class Ask:
             fields["ignore_eos"] = True
         if self.kind in STREAMS:
             fields["stream"] = True
+            if (
+                self.prompt % 2
+            ):  # who does not ask for it hears nothing of usage; the engine tells the gateway all the same
+                fields["stream_options"] = {"include_usage": True}
         return orjson.dumps(fields)
 
 

@@ -44,6 +44,8 @@ class End:
     gateway_id: str | None = None
     comments: int = 0
     text: str = ""
+    usage: tuple[int, int] | None = None
+    """Prompt and answer tokens, where the answer says them."""
 
 
 @dataclass(slots=True)
@@ -66,14 +68,17 @@ class Wire:
 
 @dataclass(slots=True)
 class Clients:
-    """Connections to the gateways' Service, kept as an HTTP client keeps them."""
+    """Connections to the gateways' Service, kept as an HTTP client keeps them. With `others` each new one goes to the
+    next address, as a Service spreads them."""
 
     host: str
     port: int
     key: str
+    others: tuple[tuple[str, int], ...] = ()
     _idle: deque[Wire] = field(default_factory=deque[Wire])
     _dialling: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_DIALS))
     dials_failed: int = 0
+    _turn: int = 0
 
     async def wire(self, reuse: bool) -> Wire | None:
         """A connection; None when nobody could be reached for _REACH_SECONDS."""
@@ -84,9 +89,12 @@ class Clients:
             wire.hang_up()
         began, pause = time.monotonic(), 0.25
         while True:
+            addresses = ((self.host, self.port), *self.others)
+            self._turn += 1
+            host, port = addresses[self._turn % len(addresses)]
             try:
                 async with self._dialling, asyncio.timeout(_CONNECT_SECONDS):
-                    reader, writer = await asyncio.open_connection(self.host, self.port)
+                    reader, writer = await asyncio.open_connection(host, port)
                 return Wire(reader, writer, h11.Connection(h11.CLIENT, max_incomplete_event_size=1 << 20))
             except (OSError, TimeoutError):
                 self.dials_failed += 1
@@ -236,7 +244,9 @@ def judge(end: End, ask: Ask, raw: bytes, events: Events, retry_after: str | Non
         _judge_stream(end, events)
     else:
         try:
-            choice = orjson.loads(raw)["choices"][0]
+            body = orjson.loads(raw)
+            choice = body["choices"][0]
+            end.usage = _usage(body)
             end.text = choice["message"]["content"] if ask.kind == "chat" else choice["text"]
         except (orjson.JSONDecodeError, LookupError, TypeError):
             end.outcome, end.why = "lost", f"no answer in the body: {raw[:200]!r}"
@@ -264,12 +274,18 @@ def _judge_stream(end: End, events: Events) -> None:
             else:
                 end.outcome, end.why = "failed", str(chunk["error"].get("message"))
             return
+        end.usage = _usage(chunk) or end.usage
         for choice in chunk.get("choices", ()):
             end.text += choice.get("text") or choice.get("delta", {}).get("content") or ""
     if done:
         end.outcome, end.why = "answered", ""
     else:
         end.outcome, end.why = "broken", "the stream ended in good order, but without [DONE]"
+
+
+def _usage(body: dict[str, Any]) -> tuple[int, int] | None:
+    usage = body.get("usage")
+    return (usage["prompt_tokens"], usage["completion_tokens"]) if usage else None
 
 
 def _message(raw: bytes) -> str:

@@ -1,0 +1,244 @@
+"""Invariant 5, from the journals of clients, gateways and engines, and from the ledger's books. Pure.
+
+| somebody saw | and the ledger has | verdict |
+|---|---|---|
+| an answer's first byte, an open row in a spool, or the request at an engine | no final row | lost |
+| one request | two final rows, or its tokens twice in the sums | double |
+| an answer whole | counts other than those the client read, or none of the engine's closing ones | wrong |
+| the engine's own count of the request | `final`: other counts; `continuous`: more than that | wrong |
+
+What the engines counted is then told apart: billed, of attempts that nobody got an answer of, and the rest, which is
+`unattributed`: of streams whose gateway was killed what came after their last checkpoint, and of other requests all.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tests.storm.books import NOTHING, Books, LedgerRow, Tokens
+from tests.storm.journals import Attempt, Kill, Sequence, UsageRow
+
+
+@dataclass(slots=True)
+class Account:
+    """The result."""
+
+    requests: int = 0
+    """Accepted ones."""
+    lost: list[str] = field(default_factory=list[str])
+    double: list[str] = field(default_factory=list[str])
+    wrong: list[str] = field(default_factory=list[str])
+    outcomes: Counter[str] = field(default_factory=Counter[str])
+    sources: Counter[str] = field(default_factory=Counter[str])
+    engines: Tokens = NOTHING
+    """What the engines counted themselves."""
+    billed: Tokens = NOTHING
+    attempts: Tokens = NOTHING
+    """Of attempt rows: nobody pays for them."""
+    kills: Counter[str] = field(default_factory=Counter[str])
+    """By what was killed."""
+
+    @property
+    def unattributed(self) -> Tokens:
+        return self.engines.minus(self.billed).minus(self.attempts)
+
+    @property
+    def share(self) -> float | None:
+        """Of `unattributed` in all that the engines counted; None: they counted nothing."""
+        return self.unattributed.total / self.engines.total if self.engines.total else None
+
+    @property
+    def good(self) -> bool:
+        return not (self.lost or self.double or self.wrong)
+
+    def violations(self) -> list[str]:
+        named = (("lost", self.lost), ("double", self.double), ("wrong", self.wrong))
+        return [f"invariant 5: {name}: {text}" for name, found in named for text in found]
+
+    def lines(self) -> list[str]:
+        """The table."""
+        killed = ", ".join(f"{what} {count}" for what, count in sorted(self.kills.items()))
+        outcomes = ", ".join(f"{name} {count}" for name, count in sorted(self.outcomes.items()))
+        sources = ", ".join(f"{name} {count}" for name, count in sorted(self.sources.items()))
+        rows = (
+            ("the engines' own counters", self.engines),
+            ("billed", self.billed),
+            ("attempts, not billed", self.attempts),
+            ("unattributed", self.unattributed),
+        )
+        share = {
+            name: f"{tokens.total / self.engines.total:.3%}" if self.engines.total else "" for name, tokens in rows
+        }
+        table = [f"{'TOKENS':<26} {'PROMPT':>12} {'ANSWER':>12} {'SHARE':>9}"]
+        table += [f"{name:<26} {tokens.prompt:>12,} {tokens.answer:>12,} {share[name]:>9}" for name, tokens in rows]
+        return [
+            f"SIGKILLs {self.kills.total()}" + (f" ({killed})" if killed else ""),
+            f"usage records of {self.requests} accepted requests: {outcomes}; counts {sources}",
+            *table,
+            f"records lost {len(self.lost)}, double {len(self.double)}, wrong {len(self.wrong)}; "
+            f"unattributed {'unknown' if self.share is None else f'{self.share:.3%}'} of what the engines counted",
+        ]
+
+
+def account(
+    books: Books,
+    attempts: Mapping[str, Attempt],
+    sequences: Iterable[Sequence],
+    *,
+    spools: Iterable[UsageRow] = (),
+    kills: Iterable[Kill] = (),
+    counted: Tokens | None = None,
+    spared: frozenset[str] = frozenset(),
+) -> Account:
+    """Judges the books.
+
+    `counted`: the engines' own counters as somebody else read them at the end; None: as the ledger heard them.
+    `spared`: pods all of whose engines lived to the end, so that the ledger must have heard the last of them.
+    """
+    kills = list(kills)
+    found = Account(kills=Counter(kill.what for kill in kills))
+    at_engines: dict[str, list[Sequence]] = {}
+    for sequence in sequences:
+        at_engines.setdefault(sequence.rid, []).append(sequence)
+    finals: dict[str, list[LedgerRow]] = {}
+    for row in books.rows:
+        if row.attempt == 0 and row.ended:
+            finals.setdefault(row.request, []).append(row)
+    seen = _accepted(books, attempts, at_engines, spools)
+    found.requests = len(seen)
+    for request, why in sorted(seen.items()):
+        if request not in finals:
+            left_open = any(row.request == request and not row.ended for row in books.rows)
+            found.lost.append(f"{request} ({why}) has {'an open' if left_open else 'no'} row and no final one")
+    found.double += [f"{request} has {len(rows)} final rows" for request, rows in finals.items() if len(rows) > 1]
+    found.double += _twice(finals)
+    found.double += _sums(books)
+    found.wrong += [f"kept aside: {reason}" for reason in books.aside]
+    for rows in finals.values():
+        found.outcomes[rows[0].outcome or "none"] += 1
+        found.sources[rows[0].source] += 1
+    found.wrong += _as_engines_say(books, at_engines)
+    found.wrong += _as_clients_read(finals, attempts, bool(kills))
+    found.billed = Tokens.sum(row.tokens for row in books.rows if row.billed)
+    found.attempts = Tokens.sum(row.tokens for row in books.rows if row.attempt and row.counted)
+    heard = Tokens.sum(reading.tokens for reading in books.readings)
+    found.engines = counted or heard
+    found.wrong += _heard(books, at_engines, spared)
+    if counted is not None and heard != counted:
+        found.wrong.append(f"the ledger heard of {heard.prompt} + {heard.answer} tokens, engines say {found.engines}")
+    return found
+
+
+def _accepted(
+    books: Books,
+    attempts: Mapping[str, Attempt],
+    at_engines: Mapping[str, list[Sequence]],
+    spools: Iterable[UsageRow],
+) -> dict[str, str]:
+    """Every accepted request, and who saw it."""
+    seen = {row.request: "open in the ledger" for row in books.rows if row.attempt == 0}
+    seen |= {row.request: "open in a spool" for row in spools if row.kind == "open"}
+    seen |= dict.fromkeys(at_engines, "an engine had it")
+    known = {row.client_id for row in books.rows}
+    for id, attempt in attempts.items():
+        if attempt.outcome == "answered" or attempt.first is not None:
+            if attempt.gateway_id is not None:
+                seen[attempt.gateway_id] = f"client {id}: {attempt.outcome}"
+            elif id not in known:
+                seen[id] = f"client: {attempt.outcome}"
+    return seen
+
+
+def _twice(finals: Mapping[str, list[LedgerRow]]) -> list[str]:
+    """One try of a client is one request."""
+    by_client = Counter(rows[0].client_id for rows in finals.values() if rows[0].client_id is not None)
+    return [f"client {id} has {count} requests" for id, count in by_client.items() if count > 1]
+
+
+def _sums(books: Books) -> list[str]:
+    """The hours must say what the rows say."""
+    found: list[str] = []
+    for billed in (True, False):
+        rows = [row for row in books.rows if row.ended and row.billed == billed]
+        in_rows = Tokens.sum(row.tokens for row in rows)
+        in_hours = Tokens.sum(hour.tokens for hour in books.hours if hour.billed == billed)
+        if in_rows != in_hours:
+            which = "billed" if billed else "not billed"
+            found.append(f"{which}: rows say {tuple(in_rows)} tokens, the hours' sums {tuple(in_hours)}")
+    requests, summed = _requests(books.rows), sum(hour.requests for hour in books.hours)
+    if requests != summed:
+        found.append(f"rows are of {requests} requests, the hours' sums of {summed}")
+    return found
+
+
+def _requests(rows: Iterable[LedgerRow]) -> int:
+    return sum(1 for row in rows if row.ended and row.attempt == 0)
+
+
+def _as_engines_say(books: Books, at_engines: Mapping[str, list[Sequence]]) -> list[str]:
+    """Counts of each request beside the engines' own of it."""
+    if not at_engines:  # an engine without a journal: its sums must do
+        return []
+    found: list[str] = []
+    claimed: dict[str, Tokens] = {}
+    for row in books.rows:
+        if not row.ended or not row.counted:
+            continue
+        name = row.request if row.attempt == 0 else f"{row.request}, attempt {row.attempt}"
+        own = at_engines.get(row.request, [])
+        if not any(_fits(row, sequence) for sequence in own):
+            says = ", ".join(str(sequence.tokens) for sequence in own) or "nothing"
+            found.append(f"{name}: {row.source} {tuple(row.tokens)}, its engine says {says}")
+        claimed[row.request] = claimed.get(row.request, Tokens()).plus(row.tokens)
+    for request, tokens in claimed.items():
+        own = at_engines.get(request, [])
+        if all(sequence.finished is not None for sequence in own):
+            computed = Tokens.sum(Tokens(*sequence.tokens) for sequence in own if sequence.tokens)
+            if tokens.prompt > computed.prompt or tokens.answer > computed.answer:
+                found.append(f"{request}: {tuple(tokens)} in all its rows, {tuple(computed)} computed")
+    return found
+
+
+def _fits(row: LedgerRow, sequence: Sequence) -> bool:
+    if sequence.finished is None:  # the engine was killed at it, and kept no count
+        return row.source == "continuous"
+    if sequence.tokens is None or row.input != sequence.tokens[0]:
+        return False
+    return row.output == sequence.tokens[1] if row.source == "final" else (row.output or 0) <= sequence.tokens[1]
+
+
+def _as_clients_read(finals: Mapping[str, list[LedgerRow]], attempts: Mapping[str, Attempt], killed: bool) -> list[str]:
+    """Who read the whole answer read its usage, too; so must the gateway have, unless it was killed before it wrote."""
+    found: list[str] = []
+    by_client = {rows[0].client_id: rows[0] for rows in finals.values()}
+    for id, attempt in attempts.items():
+        row = by_client.get(id)
+        if row is None or attempt.outcome != "answered" or attempt.kind == "wrong":
+            continue
+        if row.outcome == "cut" and killed:
+            continue
+        if row.outcome != "answered":
+            found.append(f"{row.request}: its client has the answer, the ledger says {row.outcome}")
+        elif row.source != "final":
+            found.append(f"{row.request}: answered with {row.source} counts")
+        elif attempt.usage is not None and attempt.usage != tuple(row.tokens):
+            found.append(f"{row.request}: its client read {attempt.usage}, the ledger says {tuple(row.tokens)}")
+    return found
+
+
+def _heard(books: Books, at_engines: Mapping[str, list[Sequence]], spared: frozenset[str]) -> list[str]:
+    """What the ledger heard of each pod's engines beside their journals."""
+    own: dict[str, Tokens] = {}
+    for sequence in (sequence for several in at_engines.values() for sequence in several):
+        if sequence.tokens is not None:
+            own[sequence.engine] = own.get(sequence.engine, Tokens()).plus(Tokens(*sequence.tokens))
+    heard: dict[str, Tokens] = {}
+    for reading in books.readings:
+        pod = reading.replica.rpartition("/")[2]
+        heard[pod] = heard.get(pod, Tokens()).plus(reading.tokens)
+    found: list[str] = []
+    for pod, tokens in own.items():
+        said = heard.get(pod, Tokens())
+        if said.prompt > tokens.prompt or said.answer > tokens.answer or (pod in spared and said != tokens):
+            found.append(f"{pod}: the ledger heard of {tuple(said)} tokens, its journal says {tuple(tokens)}")
+    return found

@@ -1,0 +1,133 @@
+"""The judge of invariant 5: what the ledger has, beside what clients and engines saw."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.storm.books import Books, HourSum, LedgerRow, Reading, Tokens
+from tests.storm.journals import Attempt, Kill, Sequence, UsageRow
+from tests.storm.metered import Account, account
+
+COUNTS = Tokens(7, 5)
+POD = "storm-steady-abc"
+ROW = LedgerRow("r", 0, True, "a", "storm/steady", "answered", "final", 7, 5, f"storm/{POD}")
+SEEN = Attempt("a", "a", "m", "stream", 10.0, 11.0, 11.0, 12.0, "answered", "", 200, "r", (7, 5))
+WORK = Sequence("r", POD, "b", 10.5, 11.9, "length", (7, 5))
+KILL = Kill("gateway", "shoal-gateway-0", 11.5, 13.0, "gateway_killed")
+
+
+def books(*rows: LedgerRow, heard: Tokens = COUNTS, requests: int | None = None) -> Books:
+    """Whose sums are those of the rows."""
+    sums = [
+        HourSum(
+            billed,
+            sum(1 for row in rows if row.ended and row.attempt == 0 and row.billed == billed),
+            Tokens.sum(row.tokens for row in rows if row.ended and row.billed == billed),
+        )
+        for billed in (True, False)
+    ]
+    if requests is not None:
+        sums[0] = replace(sums[0], requests=requests)
+    return Books(list(rows), sums, [Reading(f"storm/{POD}", "boot", "storm/steady", heard)])
+
+
+def judged(
+    kept: Books, *work: Sequence, seen: Attempt | None = SEEN, kills: tuple[Kill, ...] = (), **more: object
+) -> Account:
+    attempts = {seen.id: seen} if seen else {}
+    return account(kept, attempts, work, kills=kills, spared=frozenset({POD}), **more)  # pyright: ignore[reportArgumentType]
+
+
+def test_one_row_with_the_engines_counts_is_good() -> None:
+    found = judged(books(ROW), WORK)
+    assert found.violations() == []
+    assert (found.engines, found.billed, found.unattributed) == ((7, 5), (7, 5), (0, 0))
+    assert found.share == 0
+    assert found.lines()[-1].startswith("records lost 0, double 0, wrong 0; unattributed 0.000%")
+
+
+@pytest.mark.parametrize("witness", ["client", "spool", "engine", "open row"])
+def test_a_request_that_anybody_saw_needs_a_final_row(witness: str) -> None:
+    spools = [UsageRow("g", "r", "a", "open", "", None, None, 0, None)] if witness == "spool" else []
+    rows = [replace(ROW, ended=False, source="none", input=None, output=None)] if witness == "open row" else []
+    work = [replace_tokens(WORK, None)] if witness == "engine" else []
+    found = judged(books(*rows, heard=Tokens()), *work, seen=SEEN if witness == "client" else None, spools=spools)
+    assert len(found.lost) == 1
+    assert found.lost[0].startswith("r (")
+    assert not found.good
+
+
+def replace_tokens(work: Sequence, tokens: tuple[int, int] | None) -> Sequence:
+    return Sequence(work.rid, work.engine, work.boot, work.asked, work.finished, work.outcome, tokens)
+
+
+def test_two_final_rows_are_double_wherever_they_show() -> None:
+    both = judged(books(ROW, ROW, heard=Tokens(7, 5)), WORK)
+    assert any("2 final rows" in text for text in both.double)
+    again = judged(books(ROW, replace(ROW, request="r2")), WORK, Sequence("r2", POD, "b", 1.0, 2.0, "length", (7, 5)))
+    assert any("client a has 2 requests" in text for text in again.double)
+
+
+def test_sums_that_count_a_row_twice_are_double() -> None:
+    kept = books(ROW)
+    kept.hours[0] = HourSum(True, 2, Tokens(14, 10))
+    found = judged(kept, WORK)
+    assert any("the hours' sums (14, 10)" in text for text in found.double)
+    assert any("rows are of 1 requests, the hours' sums of 2" in text for text in found.double)
+
+
+def test_final_counts_are_the_engines_own() -> None:
+    found = judged(books(replace(ROW, output=4)), WORK)
+    assert any("its engine says (7, 5)" in text for text in found.wrong)
+    assert any("its client read (7, 5), the ledger says (7, 4)" in text for text in found.wrong)
+
+
+def test_running_counts_are_at_most_the_engines_and_the_rest_is_unattributed() -> None:
+    cut = replace(ROW, outcome="cut", source="continuous", output=3)
+    seen = Attempt("a", "a", "m", "stream", 10.0, 11.0, 11.0, 12.0, "broken", "", 200, "r")
+    found = judged(books(cut), WORK, seen=seen, kills=(KILL,))
+    assert found.violations() == []
+    assert found.unattributed == (0, 2)
+    assert found.lines()[0] == "SIGKILLs 1 (gateway 1)"
+    more = judged(books(replace(cut, output=6)), WORK, seen=seen, kills=(KILL,))
+    assert any("continuous (7, 6)" in text for text in more.wrong)
+
+
+def test_an_answer_may_be_cut_in_the_ledger_only_where_a_gateway_was_killed() -> None:
+    cut = replace(ROW, outcome="cut", source="none", input=None, output=None)
+    assert judged(books(cut), WORK, kills=(KILL,)).good
+    found = judged(books(cut), WORK)
+    assert found.wrong == ["r: its client has the answer, the ledger says cut"]
+
+
+def test_attempts_are_not_billed_and_not_unattributed() -> None:
+    lost = replace(ROW, attempt=1, source="continuous", output=2)
+    work = Sequence("r", POD, "b", 9.0, 9.5, "abort", (7, 3))
+    found = judged(books(lost, ROW, heard=Tokens(14, 8)), work, WORK)
+    assert found.violations() == []
+    assert (found.billed, found.attempts, found.unattributed) == ((7, 5), (7, 2), (0, 1))
+
+
+def test_no_request_has_more_than_was_computed_for_it() -> None:
+    found = judged(books(replace(ROW, attempt=1), ROW, heard=Tokens(7, 5)), WORK)
+    assert any("(14, 10) in all its rows, (7, 5) computed" in text for text in found.wrong)
+
+
+def test_an_engine_that_lived_was_heard_to_the_end() -> None:
+    found = judged(books(ROW, heard=Tokens(7, 4)), WORK)
+    assert any("the ledger heard of (7, 4) tokens" in text for text in found.wrong)
+    killed = account(books(ROW, heard=Tokens(7, 4)), {"a": SEEN}, [WORK])
+    assert killed.violations() == []
+    assert killed.unattributed == (0, -1)
+
+
+def test_the_engines_own_counters_are_taken_from_who_read_them() -> None:
+    found = judged(books(ROW), WORK, counted=Tokens(9, 9))
+    assert found.unattributed == (2, 4)
+    assert any("the ledger heard of 7 + 5 tokens" in text for text in found.wrong)
+
+
+def test_what_was_kept_aside_is_wrong() -> None:
+    kept = books(ROW)
+    kept.aside.append("data.tenant: Field required")
+    assert judged(kept, WORK).wrong == ["kept aside: data.tenant: Field required"]
