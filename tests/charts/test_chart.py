@@ -110,6 +110,7 @@ def test_names_ports_and_paths_agree_with_the_code() -> None:
     assert operator["containers"][0]["ports"][0]["containerPort"] == names.OPS_PORT
     assert {m["name"]: m["mountPath"] for m in container["volumeMounts"]} == {
         "spool": names.SPOOL_DIR,
+        "logs": names.LOGS_DIR,
         "install-key": names.INSTALL_KEY_DIR,
         "tmp": "/tmp",
     }
@@ -117,7 +118,7 @@ def test_names_ports_and_paths_agree_with_the_code() -> None:
     assert secret == {"secretName": names.INSTALL_KEY_SECRET, "optional": True}
     lease = one(objects, "Role", "shoal-operator")["rules"][1]["resourceNames"]
     assert lease == [names.LEASE_NAME]
-    for component in (names.COMPONENT_GATEWAY, names.COMPONENT_OPERATOR):
+    for component in (names.COMPONENT_GATEWAY, names.COMPONENT_OPERATOR, names.COMPONENT_LEDGER):
         kind = "Deployment" if component == "operator" else "StatefulSet"
         labels = one(objects, kind, f"shoal-{component}")["spec"]["template"]["metadata"]["labels"]
         # By these the engine pods' NetworkPolicies know operator and gateways.
@@ -141,6 +142,7 @@ def test_the_gateways_settings_are_ones_that_it_reads(name: str) -> None:
     settings = GatewaySettings.model_validate(given)
     # Long enough for the longest request and the longest wait for a replica, and for what comes before and after.
     longest = settings.settle_seconds + settings.hold_seconds + settings.request_seconds + settings.body_seconds
+    longest += settings.ship_seconds
     assert spec["terminationGracePeriodSeconds"] > longest
 
 
@@ -161,6 +163,7 @@ def test_without_persistence_there_is_no_claim() -> None:
 
     assert "volumeClaimTemplates" not in spec
     assert {"name": "spool", "emptyDir": {}} in spec["template"]["spec"]["volumes"]
+    assert {"name": "logs", "emptyDir": {"sizeLimit": "20Gi"}} in spec["template"]["spec"]["volumes"]
 
 
 def test_roles_are_the_codes_own_tables() -> None:
@@ -168,12 +171,14 @@ def test_roles_are_the_codes_own_tables() -> None:
 
     assert one(objects, "ClusterRole", "shoal-operator")["rules"] == permissions.rules(permissions.OPERATOR)
     assert one(objects, "ClusterRole", "shoal-gateway")["rules"] == permissions.rules(permissions.GATEWAY)
+    assert one(objects, "ClusterRole", "shoal-ledger")["rules"] == permissions.rules(permissions.LEDGER)
     own = one(objects, "Role", "shoal-operator")
     assert own["metadata"]["namespace"] == "shoal-system"
     assert own["rules"] == permissions.rules(permissions.OPERATOR_OWN_NAMESPACE)
     for kind, component in (
         ("ClusterRoleBinding", "operator"),
         ("ClusterRoleBinding", "gateway"),
+        ("ClusterRoleBinding", "ledger"),
         ("RoleBinding", "operator"),
     ):
         binding = one(objects, kind, f"shoal-{component}")
@@ -183,8 +188,9 @@ def test_roles_are_the_codes_own_tables() -> None:
         assert pod_spec(objects, component)["serviceAccountName"] == f"shoal-{component}"
 
 
-def test_the_gateway_may_read_no_secret_and_write_nothing() -> None:
-    rules = permissions.rules(permissions.GATEWAY)
+@pytest.mark.parametrize("table", [permissions.GATEWAY, permissions.LEDGER], ids=["gateway", "ledger"])
+def test_gateway_and_ledger_may_read_no_secret_and_write_nothing(table: tuple[permissions.Permission, ...]) -> None:
+    rules = permissions.rules(table)
 
     assert not any("secrets" in rule["resources"] for rule in rules)
     assert {verb for rule in rules for verb in rule["verbs"]} <= {"get", "list", "watch"}
@@ -199,7 +205,8 @@ def test_the_node_cache_is_the_only_one_with_a_host_path() -> None:
     }
     paths = {n: [v["hostPath"]["path"] for v in t["volumes"] if "hostPath" in v] for n, t in templates.items()}
 
-    assert paths == {"shoal-operator": [], "shoal-gateway": [], "shoal-cache": ["/var/lib/shoal/cache"]}
+    assert paths.pop("shoal-cache") == ["/var/lib/shoal/cache"]
+    assert paths == {"shoal-operator": [], "shoal-gateway": [], "shoal-ledger": []}
     container = templates["shoal-cache"]["containers"][0]
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert container["securityContext"]["allowPrivilegeEscalation"] is False
@@ -241,6 +248,13 @@ def test_cache_and_operator_agree_on_what_is_cached_where(name: str) -> None:
         ({"cache": {"hostPath": "relative"}}, "does not match pattern"),
         ({"gatway": {}}, "additional properties 'gatway' not allowed"),
         ({"gateway": {"replica": 2}}, "additional properties 'replica' not allowed"),
+        ({"ledger": {"prices": {"gold": "x: 1"}}}, 'ledger.prices: "gold" is not the name of a YAML file'),
+        (
+            {"ledger": {"prices": {"a.yaml": "x: 1"}, "pricesConfigMap": "mine"}},
+            "give either ledger.prices or ledger.pricesConfigMap",
+        ),
+        ({"ledger": {"hoursRetentionDays": 7}}, "minimum: got 7, want 32"),
+        ({"ledger": {"persistence": {"size": "much"}}}, "does not match pattern"),
         ({"gateway": {"replicas": 0}}, "minimum: got 0, want 1"),
         ({"gateway": {"replicas": "two"}}, "got string, want integer"),
         ({"image": {"digest": "latest"}}, "does not match pattern"),

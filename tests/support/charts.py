@@ -35,6 +35,8 @@ EVERYTHING: dict[str, Any] = {
         "maxBodyBytes": 33554432,
         "service": {"type": "LoadBalancer", "port": 443, "annotations": {"lb": "internal"}},
         "persistence": {"size": "10Gi", "storageClassName": "fast"},
+        "requestLog": {"persistence": {"enabled": True, "size": "100Gi", "storageClassName": "slow"}},
+        "whenSpoolFull": "Serve",
         "tls": {"secretName": "tls"},
         "ingress": {"enabled": True, "className": "nginx", "host": "llm.example.com", "tlsSecretName": "cert"},
         "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["llm.example.com"]},
@@ -47,6 +49,20 @@ EVERYTHING: dict[str, Any] = {
             }
         ],
         "affinity": {"nodeAffinity": {}},
+    },
+    "ledger": {
+        "database": {"secretName": "ledger-db", "key": "dsn"},
+        "prices": {"2026.yaml": "currency: EUR\n"},
+        "retentionDays": 800,
+        "hoursRetentionDays": 3650,
+        "proxyNetworks": ["10.0.0.0/28"],
+        "resources": {"limits": {"memory": "4Gi"}},
+        "nodeSelector": {"pool": "cpu"},
+        "priorityClassName": "system-cluster-critical",
+        "podLabels": {"a": "b"},
+        "podAnnotations": {"c": "d"},
+        "extraEnv": [{"name": "X", "value": "y"}],
+        "serviceAccountAnnotations": {"e": "f"},
     },
     "engines": {
         "defaultVersion": "0.5.24",
@@ -89,6 +105,7 @@ EVERYTHING: dict[str, Any] = {
 SMALL: dict[str, Any] = {
     "operator": {"replicas": 1},
     "gateway": {"replicas": 1, "persistence": {"enabled": False}},
+    "ledger": {"persistence": {"enabled": False}},
     "engines": {"simulator": {"enabled": True, "args": ["--sim-speed=4"], "env": [{"name": "A", "value": "b"}]}},
     "networkPolicy": {"enabled": False},
     "podDisruptionBudget": {"enabled": False},
@@ -96,6 +113,7 @@ SMALL: dict[str, Any] = {
     "cache": {"enabled": False},
 }
 SETS: dict[str, dict[str, Any]] = {"defaults": {}, "everything": EVERYTHING, "small": SMALL}
+"""With a ledger on a volume, on PostgreSQL, and without a disk of its own."""
 
 
 @cache

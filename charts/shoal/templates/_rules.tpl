@@ -178,6 +178,24 @@
   - list
   - watch
 {{- end }}
+{{- define "shoal.rules.ledger" -}}
+# engines, whose own counters it compares with what was billed
+- apiGroups:
+  - ''
+  resources:
+  - pods
+  verbs:
+  - list
+  - watch
+# what a GPU of a class costs
+- apiGroups:
+  - shoal.dev
+  resources:
+  - gpuclasses
+  verbs:
+  - list
+  - watch
+{{- end }}
 {{- define "shoal.rules.cache" -}}
 # which namespaces have a share in the cache
 - apiGroups:

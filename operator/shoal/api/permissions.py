@@ -86,6 +86,12 @@ GATEWAY: Final = (
 )
 """The gateway, in all namespaces. No Secrets: the install key is mounted."""
 
+LEDGER: Final = (
+    Permission("engines, whose own counters it compares with what was billed", "", ("pods",), FOLLOW),
+    Permission("what a GPU of a class costs", GROUP, ("gpuclasses",), FOLLOW),
+)
+"""The ledger, in all namespaces. No Secrets: the install key is mounted."""
+
 CACHE: Final = (Permission("which namespaces have a share in the cache", "", ("persistentvolumes",), FOLLOW),)
 """The node cache, in the whole cluster. No Secrets: credentials come with each request."""
 

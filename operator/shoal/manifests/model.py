@@ -78,7 +78,7 @@ def disruption_budget(model: Model) -> JsonObject:
 
 
 def network_policy(model: Model, config: OperatorConfig, shoal_namespace: str) -> JsonObject:
-    """Who may reach the pods: the engine gateways only, the agent gateways and operators.
+    """Who may reach the pods: the engine gateways only, the agent gateways, operators and the ledger.
 
     Scrapers reach both ports from the configured namespaces; where none is configured, the agent's only, since a rule
     for everybody on the engine's port would undo the first one.
@@ -97,7 +97,8 @@ def network_policy(model: Model, config: OperatorConfig, shoal_namespace: str) -
     engine: JsonObject = {"ports": [_port(names.ENGINE_PORT)], "from": [ours(names.COMPONENT_GATEWAY), *scrapers]}
     agent: JsonObject = {"ports": [_port(names.AGENT_PORT)]}
     if scrapers:
-        agent["from"] = [ours(names.COMPONENT_GATEWAY), ours(names.COMPONENT_OPERATOR), *scrapers]
+        callers = (names.COMPONENT_GATEWAY, names.COMPONENT_OPERATOR, names.COMPONENT_LEDGER)
+        agent["from"] = [*map(ours, callers), *scrapers]
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",

@@ -36,6 +36,7 @@ def role_rules() -> str:
         "operator": permissions.OPERATOR,
         "operatorOwnNamespace": permissions.OPERATOR_OWN_NAMESPACE,
         "gateway": permissions.GATEWAY,
+        "ledger": permissions.LEDGER,
         "cache": permissions.CACHE,
         "viewers": permissions.VIEWERS,
         "editors": permissions.EDITORS,

@@ -3,7 +3,7 @@
 What the operator's configuration file has too is taken from `api/config.py`, so that chart and operator cannot differ.
 """
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -12,6 +12,7 @@ from shoal.api.config import CABundle, EngineVersion, NamedValue, Pods, Priority
 
 Free = dict[str, Any]
 """Something that goes into an object as it is; Kubernetes' own API checks it."""
+_SIZE: Final = r"^[1-9][0-9]*(Mi|Gi|Ti|M|G|T)$"
 
 
 class Section(BaseModel):
@@ -23,7 +24,7 @@ class Section(BaseModel):
 
 class Image(Section):
     repository: str = Field(default="ghcr.io/shoal-dev/shoal", min_length=1)
-    """Shoal's image, of operator, gateway, agent and stage containers."""
+    """Shoal's image, of operator, gateway, ledger, agent and stage containers."""
     tag: str = ""
     """Tag. Default: the chart's appVersion."""
     digest: str = Field(default="", pattern=r"^(sha256:[0-9a-f]{64})?$")
@@ -35,7 +36,7 @@ class Image(Section):
 
 
 class Placement(Section):
-    """What the pods of operator and gateway have in common."""
+    """What the pods of operator, gateway and ledger have in common."""
 
     resources: Free
     """Requests and limits of the container."""
@@ -119,6 +120,21 @@ class HTTPRoute(Section):
     """Host names; empty: every one."""
 
 
+class LogPersistence(Section):
+    enabled: bool = False
+    """Keep request logs on a volume of their own. Without it they are on an emptyDir and go with the pod. Choose at
+    installation: Kubernetes adds no volume to a StatefulSet that is there (docs/chart.md says how to go about it)."""
+    size: str = Field(default="20Gi", pattern=_SIZE)
+    """Size of each gateway's volume; without `enabled`, bound of the emptyDir."""
+    storage_class_name: str = ""
+    """StorageClass; empty: the cluster's default."""
+
+
+class RequestLog(Section):
+    persistence: LogPersistence = LogPersistence()
+    """Where the files are."""
+
+
 class Gateway(Placement):
     replicas: int = Field(default=2, ge=1)
     """Pods."""
@@ -141,12 +157,61 @@ class Gateway(Placement):
     """The Service `shoal-gateway`."""
     persistence: Persistence = Persistence()
     """The spool of usage records."""
+    when_spool_full: Literal["Refuse", "Serve"] = "Refuse"
+    """When usage can no longer be kept. Refuse: requests get a 503. Serve: they are served, and the records that are
+    lost are counted."""
+    request_log: RequestLog = RequestLog()
+    """The request logs of those Tenants that ask for one with `logging`."""
     tls: Tls = Tls()
     """TLS at the gateway itself."""
     ingress: Ingress = Ingress()
     """An Ingress in front of the gateway."""
     http_route: HTTPRoute = HTTPRoute()
     """A route of the Gateway API in front of the gateway."""
+
+
+class LedgerDatabase(Section):
+    secret_name: str = ""
+    """Secret in the release's namespace with the URL of a PostgreSQL database, such as
+    postgresql://shoal:password@postgres.db.svc/shoal. Empty: SQLite on the ledger's volume."""
+    key: str = Field(default="url", min_length=1)
+    """Key of the Secret that holds the URL."""
+
+
+class LedgerPersistence(Section):
+    enabled: bool = True
+    """Keep the SQLite file on a volume. Without it a deleted pod's usage records are lost, also those that gateways
+    have taken off their spools. Not asked for with `ledger.database.secretName`."""
+    size: str = Field(default="20Gi", pattern=_SIZE)
+    """Size of the volume; docs/ledger.md says how much a record takes."""
+    storage_class_name: str = ""
+    """StorageClass; empty: the cluster's default. Not a network file system: SQLite needs locks that hold."""
+
+
+class Ledger(Placement):
+    enabled: bool = True
+    """Run the ledger. Without it usage records stay on the gateways' volumes, and nothing sums them up: budgets and
+    `kubectl shoal usage` do not work, limits do."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Log level."""
+    database: LedgerDatabase = LedgerDatabase()
+    """PostgreSQL instead of SQLite."""
+    persistence: LedgerPersistence = LedgerPersistence()
+    """The volume of the SQLite file; it outlives the release."""
+    prices: dict[str, str] = {}
+    """Price lists: file name -> text of the file. A change reaches the ledger within a minute or two, without a
+    restart. `--set-file 'ledger.prices.2027\\.yaml=prices/2027.yaml'` takes a file as it is."""
+    prices_config_map: str = Field(default="", alias="pricesConfigMap")
+    """Instead: a ConfigMap in the release's namespace with a price list per key, such as GitOps makes."""
+    retention_days: int = Field(default=92, ge=1, le=36500)
+    """Days that single usage records are kept."""
+    hours_retention_days: int = Field(default=1100, ge=32, le=36500)
+    """Days that hourly sums are kept, from which bills are made."""
+    proxy_networks: tuple[str, ...] = ()
+    """Networks (CIDR) of the API servers, through whose proxy `kubectl shoal usage` reaches the ledger. Given: the
+    NetworkPolicy lets only these and gateways to its port; empty: everyone, and the key alone decides."""
+    resources: Free = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
+    """Requests and limits of the container."""
 
 
 class Simulator(Section):
@@ -213,7 +278,7 @@ class NodeCache(Section):
 
 class NetworkPolicy(Section):
     enabled: bool = True
-    """NetworkPolicies for operator and gateway. For engine pods see `pods.networkPolicy`."""
+    """NetworkPolicies for operator, gateway and ledger. For engine pods see `pods.networkPolicy`."""
 
 
 class DisruptionBudget(Section):
@@ -244,6 +309,8 @@ class Values(Section):
     """The operator."""
     gateway: Gateway = Gateway()
     """The gateway: the OpenAI API."""
+    ledger: Ledger = Ledger()
+    """The ledger: what each tenant used."""
     engines: Engines = Engines()
     """Which engines there are."""
     agent: Agent = Agent()
@@ -271,7 +338,7 @@ class Values(Section):
     rbac: Rbac = Rbac()
     """Roles for people."""
     service_monitor: Monitor = Monitor()
-    """ServiceMonitors for operator and gateway."""
+    """A ServiceMonitor for operator, gateway, ledger and node cache."""
     pod_monitor: Monitor = Monitor()
     """A PodMonitor for the agents of all engine pods."""
     extra_objects: tuple[Free, ...] = ()
