@@ -1,0 +1,93 @@
+"""A price list as people write it: a YAML file in Git, mounted into the ledger (docs/billing.md)."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic.alias_generators import to_camel
+
+from shoal.api.ledger import Rate, UnknownCached
+
+DECIMALS: Final = 6
+"""Of a price: 0.000001 of the currency per million tokens is the smallest."""
+_LABEL: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_OBJECT: Final = rf"^(\*|{_LABEL}/[a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?)$"
+
+
+def _price(text: Any) -> int:
+    whole, _, fraction = str(text).partition(".")
+    if not (whole.isascii() and whole.isdigit()) or (
+        "." in str(text) and not (fraction.isascii() and fraction.isdigit())
+    ):
+        raise ValueError(f'{text!r} is not a price: write a decimal number such as "0.25", without sign or exponent')
+    if len(whole) > 9:
+        raise ValueError(f"{text!r} is too large for a price of a million tokens")
+    if len(fraction) > DECIMALS:
+        raise ValueError(f"{text!r} has more than {DECIMALS} decimals")
+    return int(whole + fraction.ljust(DECIMALS, "0"))
+
+
+def _moment(text: Any) -> datetime:
+    try:
+        found = datetime.fromisoformat(str(text))
+    except ValueError:
+        raise ValueError(f"{text!r} is no date: write 2026-11-01, or 2026-11-01T06:00:00Z") from None
+    found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    if found.minute or found.second or found.microsecond:
+        raise ValueError(f"{text!r} is not on the hour (UTC): usage is summed by the hour")
+    return found
+
+
+Price = Annotated[int, BeforeValidator(_price)]
+"""In millionths of the currency per million tokens."""
+Moment = Annotated[datetime, BeforeValidator(_moment)]
+Served = Annotated[str, StringConstraints(pattern=_OBJECT)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=False, extra="forbid", frozen=True)
+
+
+class PriceRow(_Part):
+    """Three prices, of a million tokens each."""
+
+    plan: Annotated[str, StringConstraints(pattern=rf"^{_LABEL}$")] | None = None
+    """Of the Tenant; absent: every plan that has no price of its own, and tenants without one."""
+    model: Served
+    """namespace/name, or "*"."""
+    adapter: Served | None = None
+    """namespace/name, or "*" for every adapter; absent: the model without one."""
+    input: Price
+    """Input that was not cached."""
+    cached: Price
+    """Input that the engine had cached."""
+    output: Price
+    """Output, reasoning included."""
+
+    def rate(self) -> Rate:
+        return Rate(
+            plan=self.plan,
+            model=self.model,
+            adapter=self.adapter,
+            input=self.input,
+            cached=self.cached,
+            output=self.output,
+        )
+
+
+class PriceFile(_Part):
+    """One file."""
+
+    name: (
+        Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][-_.A-Za-z0-9]*$")] | None
+    ) = None
+    """Stands on bills. Default: the file's name without .yaml."""
+    currency: Annotated[str, StringConstraints(pattern=r"^[A-Z]{3}$")]
+    """ISO 4217."""
+    effective_from: Moment
+    """UTC, on the hour."""
+    effective_until: Moment | None = None
+    """Exclusive. Default: until the next list begins."""
+    unknown_cached: UnknownCached = "Fresh"
+    """How input counts of which it is not known how much was cached, as after a cut stream."""
+    prices: Annotated[tuple[PriceRow, ...], Field(min_length=1)]

@@ -1,0 +1,165 @@
+"""Reads one price list, and says what is wrong with it line by line."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Final
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from shoal.api.ledger import Prices
+from shoal.api.pricelist import PriceFile, PriceRow
+from shoal.core.rating.problems import Problem, Refused
+
+Path = tuple[str | int, ...]
+
+LARGEST_BYTES: Final = 1024 * 1024
+"""A ConfigMap holds no more."""
+_NULL: Final = "tag:yaml.org,2002:null"
+_MERGE: Final = "tag:yaml.org,2002:merge"
+
+
+@dataclass(frozen=True, slots=True)
+class PriceList:
+    """One price list that is right by itself. Times are milliseconds since 1970, UTC."""
+
+    file: str
+    starts: int
+    ends: int | None
+    """None: it is valid until the next one."""
+    prices: Prices
+    lines: dict[Path, int]
+    """Where things stand in the file."""
+
+    @property
+    def name(self) -> str:
+        return self.prices.list
+
+    def problem(self, message: str, *path: str | int) -> Problem:
+        """About the field at `path`, or about the file where it has no such field."""
+        return Problem(self.file, _line(self.lines, path), message)
+
+
+def parse(file: str, text: str) -> PriceList:
+    """A price list from the text of a file; `file` names it in messages. Raises Refused."""
+    content, lines = _plain(file, text)
+    if not isinstance(content, dict):
+        raise Refused([Problem(file, 1, "a price list is a mapping with `currency`, `effectiveFrom` and `prices`")])
+    try:
+        found = PriceFile.model_validate(content)
+    except ValidationError as error:
+        raise Refused(_told(file, lines, detail) for detail in error.errors()) from None
+    if problems := list(_twice(file, lines, found.prices)):
+        raise Refused(problems)
+    ends = found.effective_until
+    parsed = PriceList(
+        file=file,
+        starts=_ms(found.effective_from.timestamp()),
+        ends=None if ends is None else _ms(ends.timestamp()),
+        prices=Prices(
+            list=found.name or _stem(file),
+            currency=found.currency,
+            unknown_cached=found.unknown_cached,
+            rates=tuple(row.rate() for row in found.prices),
+        ),
+        lines=lines,
+    )
+    if parsed.ends is not None and parsed.ends <= parsed.starts:
+        raise Refused([parsed.problem("`effectiveUntil` is not after `effectiveFrom`", "effectiveUntil")])
+    return parsed
+
+
+def _twice(file: str, lines: dict[Path, int], rows: tuple[PriceRow, ...]) -> Iterator[Problem]:
+    seen: dict[tuple[str | None, str, str | None], int] = {}
+    for number, row in enumerate(rows):
+        line = lines["prices", number]
+        first = seen.setdefault((row.plan, row.model, row.adapter), line)
+        if first != line:
+            yield Problem(file, line, f"a second price for the plan, model and adapter of line {first}")
+
+
+def _plain(file: str, text: str) -> tuple[Any, dict[Path, int]]:
+    """The content with every scalar as it is written, and the line of everything."""
+    if len(text) > LARGEST_BYTES:
+        raise Refused([Problem(file, 1, f"larger than {LARGEST_BYTES} bytes")])
+    lines: dict[Path, int] = {}
+    problems: list[Problem] = []
+
+    def value(node: yaml.Node, path: Path) -> Any:
+        lines.setdefault(path, node.start_mark.line + 1)
+        if isinstance(node, yaml.MappingNode):
+            found: dict[str, Any] = {}
+            for key, item in node.value:
+                line = key.start_mark.line + 1
+                name = str(key.value)
+                if key.tag == _MERGE:
+                    problems.append(Problem(file, line, "merge keys (<<) are not understood here"))
+                elif name in found:
+                    problems.append(Problem(file, line, f"`{name}` stands here twice"))
+                else:
+                    lines[*path, name] = line
+                    found[name] = value(item, (*path, name))
+            return found
+        if isinstance(node, yaml.SequenceNode):
+            return [value(item, (*path, number)) for number, item in enumerate(node.value)]
+        return None if node.tag == _NULL else node.value
+
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        content = None if node is None else value(node, ())
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = 1 if mark is None else mark.line + 1
+        raise Refused([Problem(file, line, f"not YAML: {error.problem or error.context}")]) from None
+    except yaml.YAMLError as error:
+        raise Refused([Problem(file, 1, f"not YAML: {error}")]) from None
+    except RecursionError:
+        raise Refused([Problem(file, 1, "not YAML that can be read: it goes too deep")]) from None
+    if problems:
+        raise Refused(problems)
+    return content, lines
+
+
+def _told(file: str, lines: dict[Path, int], detail: ErrorDetails) -> Problem:
+    path = detail["loc"]
+    name = ".".join(str(part) for part in path if isinstance(part, str))
+    kind = detail["type"]
+    fields = _fields(PriceRow) if len(path) > 2 else _fields(PriceFile)
+    if kind == "missing":
+        message = f"`{path[-1]}` is missing"
+    elif kind == "extra_forbidden":
+        close = get_close_matches(str(path[-1]), fields, n=1)
+        message = f"unknown field `{path[-1]}`" + (f": did you mean `{close[0]}`?" if close else "")
+    elif kind == "value_error":
+        message = f"`{name}`: {detail['ctx']['error']}" if "ctx" in detail else f"`{name}`: {detail['msg']}"
+    elif path[-1] in ("model", "adapter") and kind == "string_pattern_mismatch":
+        message = f'`{name}`: {detail["input"]!r} is neither namespace/name nor "*"'
+    elif path[-1] == "plan" and detail["input"] == "*":
+        message = "`plan`: leave it out for every plan that has no price of its own"
+    elif path[-1] == "currency":
+        message = f"`currency`: {detail['input']!r} is no code of ISO 4217, such as EUR"
+    else:
+        message = f"`{name}`: {detail['msg']}, not {str(detail['input'])[:80]!r}"
+    return Problem(file, _line(lines, path), message)
+
+
+def _fields(kind: type[BaseModel]) -> list[str]:
+    return [field.alias or name for name, field in kind.model_fields.items()]
+
+
+def _line(lines: dict[Path, int], path: Path) -> int:
+    """Of the thing, or of what should have it."""
+    while path and path not in lines:
+        path = path[:-1]
+    return lines.get(path, 1)
+
+
+def _stem(file: str) -> str:
+    name = file.replace("\\", "/").rsplit("/", 1)[-1]
+    return name.removesuffix(".yaml").removesuffix(".yml")
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)

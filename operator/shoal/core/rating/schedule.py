@@ -1,0 +1,112 @@
+"""Which price list is in force when."""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+
+from shoal.api.ledger import Prices
+from shoal.core.rating.files import PriceList
+from shoal.core.rating.price import Book
+from shoal.core.rating.problems import Problem, Refused
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """A price list and the time in which it counts, in milliseconds since 1970."""
+
+    starts: int
+    ends: int | None
+    """Exclusive; None: no end is known."""
+    prices: Prices
+    book: Book
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Price lists, the earliest first, without gaps or overlaps. Before the first there are no prices."""
+
+    lists: tuple[InForce, ...] = ()
+
+    def at(self, moment: int) -> InForce | None:
+        """The list that counts at this moment, in milliseconds since 1970; None: none does."""
+        place = bisect_right(self.lists, moment, key=lambda one: one.starts) - 1
+        if place < 0:
+            return None
+        found = self.lists[place]
+        return None if found.ends is not None and moment >= found.ends else found
+
+    def changes(self, start: int, end: int) -> list[int]:
+        """The moments after `start` and before `end` at which other prices begin to count."""
+        moments = {one.starts for one in self.lists} | {one.ends for one in self.lists if one.ends is not None}
+        return sorted(moment for moment in moments if start < moment < end)
+
+    @property
+    def currency(self) -> str | None:
+        """All lists have the same; None: there are none."""
+        return self.lists[0].prices.currency if self.lists else None
+
+
+def always(parsed: PriceList) -> Schedule:
+    """As if this list had always been in force: what another price list would have made of a month."""
+    return Schedule((InForce(-(2**62), None, parsed.prices, Book.of(parsed.prices)),))
+
+
+def schedule(parsed: Iterable[PriceList]) -> Schedule:
+    """The lists in order. Raises Refused, with everything that is wrong between them."""
+    ordered = sorted(parsed, key=lambda one: (one.starts, one.file))
+    if problems := list(_between(ordered)):
+        raise Refused(problems)
+    ends = [one.starts for one in ordered[1:]]
+    return Schedule(
+        tuple(
+            InForce(one.starts, end, one.prices, Book.of(one.prices))
+            for one, end in zip(ordered, [*ends, ordered[-1].ends if ordered else None], strict=False)
+        )
+    )
+
+
+def dropped(lists: Iterable[PriceList]) -> list[Problem]:
+    """Prices that a list has and the next one no longer has. That may be meant, so it is a warning."""
+    found: list[Problem] = []
+    ordered = sorted(lists, key=lambda one: one.starts)
+    for earlier, later in pairwise(ordered):
+        kept = {(rate.plan, rate.model, rate.adapter) for rate in later.prices.rates}
+        for rate in earlier.prices.rates:
+            if (rate.plan, rate.model, rate.adapter) not in kept:
+                what = f"plan {rate.plan or '-'}, model {rate.model}, adapter {rate.adapter or '-'}"
+                found.append(later.problem(f"no price for {what} any more, which {earlier.file} has", "prices"))
+    return found
+
+
+def _between(ordered: list[PriceList]) -> Iterator[Problem]:
+    names: dict[str, PriceList] = {}
+    for one in ordered:
+        if (first := names.setdefault(one.name, one)) is not one:
+            yield one.problem(f"the name {one.name} is that of {first.file} too", "name")
+        if one.prices.currency != ordered[0].prices.currency:
+            yield one.problem(
+                f"prices in {one.prices.currency}, but those of {ordered[0].file} are in {ordered[0].prices.currency}: "
+                "all price lists of an installation have one currency",
+                "currency",
+            )
+    for earlier, later in pairwise(ordered):
+        if later.starts == earlier.starts:
+            yield later.problem(f"begins when {earlier.file} does, {_text(later.starts)}", "effectiveFrom")
+        elif earlier.ends is not None and earlier.ends > later.starts:
+            yield earlier.problem(
+                f"overlaps {later.file}: ends {_text(earlier.ends)}, when that counts since {_text(later.starts)}; "
+                "without `effectiveUntil` it ends there",
+                "effectiveUntil",
+            )
+        elif earlier.ends is not None and earlier.ends < later.starts:
+            yield earlier.problem(
+                f"leaves a gap: ends {_text(earlier.ends)}, and {later.file} begins {_text(later.starts)}; "
+                "without `effectiveUntil` it lasts until then",
+                "effectiveUntil",
+            )
+
+
+def _text(moment: int) -> str:
+    return datetime.fromtimestamp(moment / 1000, UTC).isoformat(timespec="minutes").replace("+00:00", "Z")
