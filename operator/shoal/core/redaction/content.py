@@ -1,0 +1,227 @@
+"""What of a request and of its answer is logged: only fields that are known, every text through the rules, bounded.
+
+What says the same as a text in other words is left out, because no rule would find anything in it: token ids, log
+probabilities, embeddings. Images, audio and files are replaced by a note of their size.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+import orjson
+
+from shoal.core.redaction.rules import Rules
+
+TEXTS: Final = (
+    "messages",
+    "prompt",
+    "input",
+    "suffix",
+    "tools",
+    "tool_choice",
+    "response_format",
+    "stop",
+    "json_schema",
+    "regex",
+    "ebnf",
+    "stop_regex",
+    "chat_template_kwargs",
+)
+PARAMETERS: Final = (
+    "max_tokens",
+    "max_completion_tokens",
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "best_of",
+    "echo",
+    "logprobs",
+    "top_logprobs",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "encoding_format",
+    "dimensions",
+    "ignore_eos",
+)
+LOGGED: Final = frozenset((*TEXTS, *PARAMETERS))
+"""Fields of a request."""
+_WORDS: Final = frozenset(
+    (
+        *LOGGED,
+        *(
+            "role",
+            "content",
+            "type",
+            "text",
+            "name",
+            "id",
+            "index",
+            "function",
+            "arguments",
+            "tool_calls",
+            "parameters",
+        ),
+        *("tool_call_id", "description", "properties", "required", "strict", "schema", "image_url", "url", "detail"),
+        *("input_audio", "audio", "data", "format", "file", "file_data", "filename", "video_url", "refusal", "items"),
+        *("reasoning_content", "finish_reason", "choices", "enum", "additionalProperties", "cut", "json_schema"),
+    )
+)
+"""Keys that OpenAI's API gives: they are kept, so that an entry can be read. All others are texts like any."""
+_DATA_URL: Final = re.compile(r"data:([A-Za-z0-9.+-]{1,64}/[A-Za-z0-9.+-]{1,64})?((?:;[A-Za-z0-9=._-]{1,64}){0,4}),")
+_BASE64: Final = re.compile(r"[A-Za-z0-9+/_=\s-]*")
+_PERCENT: Final = re.compile(r"[^\s\"'<>)\]]*")
+_BINARY_KEYS: Final = ("data", "file_data", "b64_json", "video", "audio", "image")
+_BINARY_FROM: Final = 256
+"""Characters of base64 under such a key from which on they are a file and not a word."""
+MOST_DEPTH: Final = 64
+MOST_NODES: Final = 20_000
+TAIL: Final = 1024
+"""Characters that go with what was cut off: a match that the cut runs through would not be found."""
+
+
+class Content:
+    """Redacts one entry. `most_bytes` bounds what comes out, over all calls; `cut` says whether something was left out
+    for that, `counts` how many matches each rule had."""
+
+    def __init__(self, rules: Rules, most_bytes: int) -> None:
+        self._rules = rules
+        self._left = most_bytes
+        self._nodes = MOST_NODES
+        self.cut = False
+        self.counts: Counter[str] = Counter()
+
+    def request(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """What is logged of a request's body."""
+        out: dict[str, Any] = {}
+        for name in (*PARAMETERS, *TEXTS):
+            if (value := fields.get(name)) is not None:
+                tokens = _token_ids(value) if name in ("prompt", "input") else None
+                out[name] = f"[{tokens} token ids]" if tokens else self.value(value)
+        return out
+
+    def answer(self, choices: Sequence[Mapping[str, Any]], *, whole: bool = True) -> list[Any]:
+        """What is logged of an answer: its choices, in `capture.py`'s form. Without `whole` the texts break off."""
+        return [self.value(choice, whole=whole) for choice in choices]
+
+    def value(self, value: Any, *, whole: bool = True, depth: int = 0, key: str = "") -> Any:
+        """A JSON value with every text, key and number in it redacted."""
+        self._nodes -= 1
+        if self._nodes < 0 or self._left <= 0 or depth > MOST_DEPTH:
+            self.cut = True
+            return "[cut]"
+        match value:
+            case str():
+                return self.text(value, whole=whole, key=key)
+            case None | bool():
+                self._left -= 4
+                return value
+            case int() | float():
+                written = str(value)
+                self._left -= len(written)
+                redacted = self._rules.text(written, self.counts)
+                return value if redacted == written else redacted
+            case dict():
+                return self._object(cast(dict[str, Any], value), whole, depth)
+            case list() | tuple():
+                out: list[Any] = []
+                for item in cast(Sequence[Any], value):
+                    out.append(self.value(item, whole=whole, depth=depth + 1, key=key))
+                    if self._nodes < 0 or self._left <= 0:
+                        break
+                return out
+            case _:
+                return "[cut]"
+
+    def _object(self, value: dict[str, Any], whole: bool, depth: int) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for key, item in value.items():
+            word = key if key in _WORDS else self.text(key)
+            while word in out:
+                word += "'"  # two keys that became the same
+            out[word] = self.value(item, whole=whole, depth=depth + 1, key=key)
+            if self._nodes < 0 or self._left <= 0:
+                break
+        return out
+
+    def text(self, text: str, *, whole: bool = True, key: str = "") -> str:
+        """A text, redacted. JSON inside of it (a tool call's arguments) is redacted decoded too, since an escaped
+        character hides a match. Without `whole` the text breaks off, and its end goes too."""
+        if key in _BINARY_KEYS and len(text) >= _BINARY_FROM and _BASE64.fullmatch(text, 0, 4096):
+            text = _size_note("", len(text) * 3 // 4)
+        elif "data:" in text:
+            text = _without_data(text)
+        whole_here = whole
+        if len(text) > self._left + TAIL:
+            text, whole_here = text[: self._left + TAIL], False
+            self.cut = True
+        inner = self._inside(text) if whole_here else None
+        redacted = inner if inner is not None else self._redacted(text, whole_here)
+        self._left -= len(redacted)
+        return redacted
+
+    def _redacted(self, text: str, whole: bool) -> str:
+        if whole:
+            return self._rules.text(text, self.counts)
+        if len(text) <= TAIL:
+            return "[cut]"
+        return self._rules.text(text, self.counts, leave=TAIL) + "[cut]"
+
+    def _inside(self, text: str) -> str | None:
+        """The text anew, where it is JSON in which something was found."""
+        if "\\" not in text or not text.lstrip().startswith(("{", "[", '"')):
+            return None
+        try:
+            decoded: object = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            return None
+        if isinstance(decoded, str):
+            redacted: Any = self._rules.text(decoded, self.counts)
+        else:
+            before = self._left
+            redacted = self.value(decoded, depth=MOST_DEPTH // 2)
+            self._left = before
+        if redacted == decoded:
+            return None
+        return self._rules.text(orjson.dumps(redacted).decode(), self.counts)
+
+
+def _token_ids(value: object) -> int:
+    """How many token ids a prompt is; 0 when it is text."""
+    if not isinstance(value, list):
+        return 0
+    items = cast(list[object], value)
+    if items and all(type(item) is int for item in items):
+        return len(items)
+    if items and all(isinstance(item, list) for item in items):
+        return sum(_token_ids(item) for item in items)
+    return 0
+
+
+def _without_data(text: str) -> str:
+    """Without the content of data: URLs."""
+    out: list[str] = []
+    at = 0
+    for match in _DATA_URL.finditer(text):
+        if match.start() < at:
+            continue
+        encoded = ";base64" in (match[2] or "").lower()
+        body = (_BASE64 if encoded else _PERCENT).match(text, match.end())
+        end = body.end() if body is not None else match.end()
+        size = end - match.end()
+        if not encoded and not match[1] and not match[2]:
+            continue  # "the data:, as I said"
+        out += (text[at : match.start()], _size_note(match[1] or "", size * 3 // 4 if encoded else size))
+        at = end
+    return "".join(out) + text[at:]
+
+
+def _size_note(kind: str, size: int) -> str:
+    return f"[{kind or 'file'}, {size} bytes, not logged]"

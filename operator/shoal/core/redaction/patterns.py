@@ -1,0 +1,196 @@
+"""Shoal's own patterns. They find the spans of what has to go in a text, as offsets in its UTF-8.
+
+All of them are RE2's: no text makes one slow. What a pattern alone cannot say (a card's check digit, whether an address
+is one) is checked afterwards. They would rather take out too much than too little.
+"""
+
+import ipaddress
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, Protocol, cast
+
+import re2  # pyright: ignore[reportMissingTypeStubs]
+
+Span = tuple[int, int]
+Finder = Callable[[bytes], Iterable[Span]]
+
+
+class Match(Protocol):
+    def span(self, group: int = 0, /) -> Span: ...
+    def group(self, group: int = 0, /) -> bytes: ...
+
+
+class Pattern(Protocol):
+    """What is used of a compiled pattern."""
+
+    def finditer(self, text: bytes, /) -> Iterator[Match]: ...
+    def search(self, text: bytes, /) -> Match | None: ...
+
+
+class Invalid(ValueError):
+    """A pattern is not in RE2's syntax, or too large for it; the text says why."""
+
+
+_MEMORY: Final = 8 << 20
+"""Bytes that one pattern may take, its automata included."""
+
+
+def compiled(pattern: bytes) -> Pattern:
+    """A pattern of RE2. Raises Invalid."""
+    engine = cast(Any, re2)
+    options = engine.Options()
+    options.max_mem = _MEMORY
+    options.log_errors = False
+    try:
+        # Not through its cache of patterns: that one would keep those of tenants that are gone.
+        return cast(Pattern, engine.compile(pattern, options))
+    except engine.error as error:
+        why = error.args[0] if error.args else b""
+        raise Invalid(why.decode(errors="replace") if isinstance(why, bytes) else str(why)) from None
+
+
+# --- secrets --------------------------------------------------------------------------------------------------------
+
+_TOKENS: Final = compiled(
+    rb"\b(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}"  # OpenAI, Anthropic, LiteLLM and their like
+    rb"|\b(?:sk|pk|rk|shoal)_[A-Za-z0-9_]{16,}"  # Stripe
+    rb"|\bshoal-[A-Za-z0-9_-]{16,}"
+    rb"|\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{12,}"  # AWS
+    rb"|\bgh[pousr]_[A-Za-z0-9]{16,}|\bgithub_pat_[A-Za-z0-9_]{16,}"
+    rb"|\bgl(?:pat|dt|rt|cbt|ptt|soat)-[A-Za-z0-9_-]{16,}"  # GitLab
+    rb"|\bxox[a-z]-[A-Za-z0-9-]{10,}|\bxapp-[A-Za-z0-9-]{10,}|hooks\.slack\.com/(?:services|workflows)/[A-Za-z0-9/_-]+"
+    rb"|\bAIza[A-Za-z0-9_-]{16,}|\bya29\.[A-Za-z0-9_-]{16,}|\bGOCSPX-[A-Za-z0-9_-]{16,}"  # Google
+    rb"|\b(?:hf|npm|dop_v1|r8|gsk|pplx|nvapi|tvly|fw|glsa)[_-][A-Za-z0-9_-]{16,}"
+    rb"|\bpypi-[A-Za-z0-9_-]{16,}|\bSG\.[A-Za-z0-9_-]{16,}|\bhvs\.[A-Za-z0-9_-]{16,}|\bdckr_pat_[A-Za-z0-9_-]{16,}"
+    rb"|\beyJ[A-Za-z0-9_-]{10,}(?:\.[A-Za-z0-9_-]*){0,4}"  # JSON web tokens
+)
+_KEY_BLOCK: Final = compiled(
+    rb"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?s:.*?)"
+    rb"(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\z)"
+)
+_QUOTE: Final = rb"[\\]{0,4}[\"'`]?"
+_PLACES: Final = (
+    # What stands where a secret stands: behind a name that says so, in a header, in a URL.
+    compiled(
+        rb"(?i)(?:api[_ -]?key|apikey|access[_ -]?key|secret[_ -]?key|private[_ -]?key|client[_ -]?secret|secret"
+        rb"|(?:auth|access|refresh|bearer|session|api)[_ -]?token|token|password|passwd|passphrase|pwd)"
+        + _QUOTE
+        + rb"\s{0,8}(?::=|=>|[:=])\s{0,8}"
+        + _QUOTE
+        + rb"([^\s\"'`,;\\<>{}\[\]()]{6,})"
+    ),
+    compiled(rb"(?i)\b(?:bearer|basic|digest|apikey)[ \t]{1,8}([A-Za-z0-9._~+/=-]{12,})"),
+    compiled(rb"(?i)\b[a-z][a-z0-9+.-]{1,30}://[^\s/:@\"']{0,256}:([^\s/@\"']{1,256})@"),
+)
+_NEEDS_DIGIT: Final = re.compile(rb"(?:sk|pk|rk|hf|fw|r8|npm|shoal|pypi)[-_]")
+
+
+def tokens(text: bytes) -> Iterator[Span]:
+    """What looks like a key by its own form."""
+    for match in _TOKENS.finditer(text):
+        found = match.group()
+        if _NEEDS_DIGIT.match(found) and not any(48 <= byte <= 57 for byte in found[3:]):
+            continue  # sk-learn-compatible-estimators
+        yield match.span()
+    yield from (match.span() for match in _KEY_BLOCK.finditer(text))
+
+
+def secret(text: bytes) -> Iterator[Span]:
+    """What looks like a key or a token: by its form, or by where it stands."""
+    yield from tokens(text)
+    for pattern in _PLACES:
+        yield from (match.span(1) for match in pattern.finditer(text))
+
+
+# --- persons --------------------------------------------------------------------------------------------------------
+
+_EMAIL: Final = compiled(
+    rb"[\p{L}\p{N}.!#$%&'*+/=?^_`{|}~-]+(?:@|%40|\(at\)|\[at\])[\p{L}\p{N}-]+(?:\.[\p{L}\p{N}-]+)+"
+)
+_SEPARATOR: Final = rb"(?:[ .\-\x{a0}\x{2009}\x{202f}\x{2010}-\x{2015}]{1,2})"
+_DIGITS: Final = compiled(rb"[0-9](?:" + _SEPARATOR + rb"?[0-9]){11,}")
+_GROUP: Final = re.compile(rb"[0-9]+")
+_CARD: Final = re.compile(rb"4|5[0-9]|2[2-7]|3[04-9]|6")
+_CARD_DIGITS: Final = range(12, 20)
+_MOST_GROUPS: Final = 8
+_IPV4: Final = compiled(rb"(?:25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])(?:\.(?:25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])){3}")
+_IPV6: Final = compiled(rb"(?:[0-9A-Fa-f]{0,4}:){2,8}(?:[0-9]{1,3}(?:\.[0-9]{1,3}){3}|[0-9A-Fa-f]{0,4})")
+_GAP: Final = rb"[ \t()./\-\x{a0}\x{2010}-\x{2013}]"
+_PHONES: Final = (
+    compiled(rb"(?:\+|\b00)[0-9](?:" + _GAP + rb"{0,3}[0-9]){6,14}"),
+    compiled(rb"\(?\b[2-9][0-9]{2}\)?" + _GAP + rb"{1,2}[0-9]{3}" + _GAP + rb"[0-9]{4}\b"),
+    compiled(rb"(?:\b|\()0[1-9][0-9]{0,4}" + _GAP + rb"{1,3}[0-9]{2,}(?:" + _GAP + rb"[0-9]{2,}){0,4}"),
+)
+_PHONE_DIGITS: Final = range(7, 16)
+
+
+def email(text: bytes) -> Iterator[Span]:
+    """E-mail addresses, also with `%40` or `(at)`."""
+    return (match.span() for match in _EMAIL.finditer(text))
+
+
+def card(text: bytes) -> Iterator[Span]:
+    """Numbers of 12 to 19 digits that begin as cards do and whose check digit is right (ISO/IEC 7812-1, annex B), in
+    groups or not. Of a longer row of groups each run of whole groups is looked at."""
+    for match in _DIGITS.finditer(text):
+        start = match.span()[0]
+        groups = [(found.start() + start, found.end() + start) for found in _GROUP.finditer(match.group())]
+        at = 0
+        while at < len(groups):
+            for last in range(min(len(groups), at + _MOST_GROUPS) - 1, at - 1, -1):
+                digits = b"".join(text[first:end] for first, end in groups[at : last + 1])
+                if len(digits) in _CARD_DIGITS and _CARD.match(digits) and _luhn(digits):
+                    yield groups[at][0], groups[last][1]
+                    at = last
+                    break
+            at += 1
+
+
+def _luhn(digits: bytes) -> bool:
+    total = 0
+    for place, digit in enumerate(reversed(digits)):
+        value = (digit - 48) * (1 + place % 2)
+        total += value - 9 if value > 9 else value
+    return total % 10 == 0
+
+
+def address(text: bytes) -> Iterator[Span]:
+    """IPv4 and IPv6 addresses."""
+    yield from (match.span() for match in _IPV4.finditer(text))
+    for match in _IPV6.finditer(text):
+        start, end = match.span()
+        found = match.group()
+        # A colon that only stands before or behind it ("at:2001:db8::1", "::1:") is not part of it.
+        for first, last in itertools.product((0, 1), (0, 1)):
+            if (part := found[first : len(found) - last]) and _is_ipv6(part):
+                yield start + first, end - last
+                break
+
+
+def _is_ipv6(part: bytes) -> bool:
+    if part == b"::":
+        return False
+    try:
+        ipaddress.IPv6Address(part.decode("ascii"))
+    except ValueError:
+        return False
+    return True
+
+
+def phone(text: bytes) -> Iterator[Span]:
+    """Phone numbers of 7 to 15 digits (ITU-T E.164) that say that they are one: by `+` or `00`, by a trunk prefix `0`
+    with groups behind it, or in the North American form 555-555-0100."""
+    for pattern in _PHONES:
+        for match in pattern.finditer(text):
+            if sum(48 <= byte <= 57 for byte in match.group()) - 2 * match.group().startswith(b"00") in _PHONE_DIGITS:
+                yield match.span()
+
+
+BUILTIN: Final[Mapping[str, Finder]] = {
+    "Secret": secret,
+    "Email": email,
+    "CreditCard": card,
+    "IPAddress": address,
+    "PhoneNumber": phone,
+}

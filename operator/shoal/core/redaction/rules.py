@@ -1,0 +1,183 @@
+"""A tenant's rules: which of them are refused and why, and what they make of a text.
+
+All rules look at the same text, and everything that one of them finds goes; so none can spoil a match of another. The
+rule for secrets is always among them.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from shoal.api.tenant import Redaction, TenantLogging
+from shoal.core.redaction.patterns import BUILTIN, Finder, Invalid, Pattern, Span, compiled, tokens
+
+SECRET: Final = "Secret"  # noqa: S105 - a rule's name
+MOST_MATCHES: Final = 2_000
+"""Of one rule in one text. From the next one on the rest of the text goes as a whole: some patterns need a pass over
+the text for each match."""
+_SAMPLES: Final = (b"", b"a", b"a b.\n-1_\t[x]\n")
+"""A pattern that matches nothing at all somewhere does so in one of these."""
+_LITERAL_RUN: Final = re.compile(r"[A-Za-z0-9+/_]{16,}")
+
+
+class Refused(Exception):
+    """A rule that is not used. `message` names the rule, says why and what to do; it never repeats the pattern."""
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(message)
+        self.rule = rule
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    name: str
+    find: Finder
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Compiled rules, the one for secrets first."""
+
+    rules: tuple[Rule, ...]
+
+    def text(self, text: str, counts: Counter[str] | None = None, *, leave: int = 0) -> str:
+        """The text with `[name]` instead of each match; `counts` gets how many were taken out, by rule. The last
+        `leave` characters are looked at and left out: for a text that breaks off, whose last match may be half there.
+        """
+        raw = text.encode(errors="replace")
+        end_of_all = len(raw) - len(text[-leave:].encode(errors="replace")) if leave else len(raw)
+        spans = sorted(
+            (start, -end, place)
+            for place, rule in enumerate(self.rules)
+            for start, end in _bounded(rule.find(raw), len(raw))
+            if start < end and start < end_of_all
+        )
+        if not spans and not leave:
+            return text
+        out: list[bytes] = []
+        at = 0
+        for start, end, place in _merged(spans):
+            name = self.rules[place].name
+            out += (raw[at:start], b"[", name.encode(), b"]")
+            at = end
+            if counts is not None:
+                counts[name] += 1
+        out.append(raw[at:end_of_all])
+        return b"".join(out).decode(errors="replace")
+
+
+def _bounded(spans: Iterable[Span], length: int) -> Iterator[Span]:
+    for number, (start, end) in enumerate(spans):
+        if number >= MOST_MATCHES:
+            yield start, length
+            return
+        yield start, end
+
+
+def _merged(spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
+    """Of spans (start, -end, rule) in order: those that overlap as one, named by the rule that stands first."""
+    if not spans:
+        return
+    start, end, place = spans[0][0], -spans[0][1], spans[0][2]
+    for first, last, rule in spans[1:]:
+        if first < end:
+            end, place = max(end, -last), min(place, rule)
+        else:
+            yield start, end, place
+            start, end, place = first, -last, rule
+    yield start, end, place
+
+
+def compile_rules(redact: Sequence[Redaction]) -> Rules:
+    """The rules of a tenant, and the one for secrets. Raises Refused for the first that may not be used."""
+    rules = [Rule(SECRET, BUILTIN[SECRET]), *map(_rule, redact)]
+    for rule in rules:
+        _check_words(rule, rules)
+    return Rules(tuple(rules))
+
+
+def refusals(logging: TenantLogging) -> tuple[str, ...]:
+    """Why rules of a tenant may not be used, one sentence each; empty when all may. While there is one, the gateway
+    logs no prompt and no answer of this tenant, only metadata."""
+    found: list[str] = []
+    usable: list[Redaction] = []
+    for rule in logging.redact:
+        try:
+            compile_rules((rule,))
+        except Refused as refused:
+            found.append(refused.message)
+        else:
+            usable.append(rule)
+    if not found:
+        try:
+            compile_rules(usable)
+        except Refused as refused:
+            found.append(refused.message)
+    return tuple(found)
+
+
+def _rule(rule: Redaction) -> Rule:
+    name = rule.name
+    if rule.builtin is not None:
+        return Rule(name, BUILTIN[rule.builtin])
+    pattern = (rule.pattern or "").encode()
+    if any(True for _ in tokens(pattern)) or _is_literal_secret(rule.pattern or ""):
+        raise Refused(
+            name,
+            f"redaction rule {name!r}: its pattern holds what looks like a secret itself, and a Tenant is readable to "
+            "others: write the form of such secrets, as in acme-[a-z0-9]{20,}, and rotate this one",
+        )
+    try:
+        regexp = compiled(pattern)
+    except Invalid as invalid:
+        # RE2 quotes the part of the pattern that it does not take; only what it says before may be shown.
+        raise Refused(
+            name,
+            f"redaction rule {name!r}: its pattern is no RE2 expression ({str(invalid).partition(':')[0]}): "
+            "see github.com/google/re2/wiki/Syntax; it has no look-around and no back-references",
+        ) from None
+    if any(start == end for sample in _SAMPLES for start, end in _spans(regexp, sample)):
+        raise Refused(
+            name,
+            f"redaction rule {name!r}: its pattern matches the empty string, so it takes nothing out there: let it "
+            "match at least one character (+ instead of *)",
+        )
+    return Rule(name, lambda text: _spans(regexp, text))
+
+
+def _spans(regexp: Pattern, text: bytes) -> Iterator[Span]:
+    return (match.span() for match in regexp.finditer(text))
+
+
+def _is_literal_secret(pattern: str) -> bool:
+    """A long run of letters and digits that are written out."""
+    for run in _LITERAL_RUN.findall(pattern):
+        if sum(c.isdigit() for c in run) >= 3 and sum(c.isalpha() for c in run) >= 3:
+            return True
+    return False
+
+
+def _check_words(rule: Rule, rules: Sequence[Rule]) -> None:
+    """What stands for a match may not be one again: then it would keep what it is to take out."""
+    placeholder = f"[{rule.name}]".encode()
+    for other in rules:
+        if other is not rule and _finds(other, placeholder):
+            raise Refused(
+                other.name,
+                f"redaction rule {other.name!r}: its pattern also matches [{rule.name}], which stands for what rule "
+                f"{rule.name!r} took out: write a narrower pattern (to log no text at all, set logging.mode to "
+                "Metadata)",
+            )
+    if _finds(rule, placeholder) or any(any(find(placeholder)) for find in BUILTIN.values()):
+        raise Refused(
+            rule.name,
+            f"redaction rule {rule.name!r}: what it takes out is replaced by the rule's name, and that name is itself "
+            "something to take out, so it would be written all the same: choose another name",
+        )
+
+
+def _finds(rule: Rule, text: bytes) -> bool:
+    return any(end > start for start, end in rule.find(text))
