@@ -109,6 +109,20 @@ def read(url: str) -> Books:
         engine.dispose()
 
 
+def heard(url: str) -> Tokens:
+    """What the ledger has heard of the engines' own counters so far."""
+    engine = sa.create_engine(url)
+    e = schema.engines.c
+    try:
+        with engine.connect() as connection:
+            prompt, answer = connection.execute(
+                sa.select(sa.func.sum(e.prompt_tokens), sa.func.sum(e.generation_tokens))
+            ).one()
+    finally:
+        engine.dispose()
+    return Tokens(int(prompt or 0), int(answer or 0))
+
+
 def _read(connection: sa.Connection) -> Books:
     clients: dict[str, str | None] = {}
     for request, body in connection.execute(sa.select(schema.records.c.request, schema.records.c.body)):

@@ -76,7 +76,7 @@ class EngineLife:
     exiting: float | None = None
 
 
-KillOf = Literal["engine", "gateway"]
+KillOf = Literal["engine", "gateway", "ledger"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@
 | an answer whole | counts other than those the client read, or none of the engine's closing ones | wrong |
 | the engine's own count of the request | `final`: other counts; `continuous`: more than that | wrong |
 
-What the engines counted is then told apart: billed, of attempts that nobody got an answer of, and the rest, which is
-`unattributed`: of streams whose gateway was killed what came after their last checkpoint, and of other requests all.
+What the engines counted and nobody is billed for is `unattributed`: of streams whose gateway was killed what came after
+their last checkpoint, of its other requests everything, and attempts that nobody got an answer of.
 """
 
 from collections import Counter
@@ -40,7 +40,7 @@ class Account:
 
     @property
     def unattributed(self) -> Tokens:
-        return self.engines.minus(self.billed).minus(self.attempts)
+        return self.engines.minus(self.billed)
 
     @property
     def share(self) -> float | None:
@@ -63,8 +63,8 @@ class Account:
         rows = (
             ("the engines' own counters", self.engines),
             ("billed", self.billed),
-            ("attempts, not billed", self.attempts),
             ("unattributed", self.unattributed),
+            ("  of it attempts", self.attempts),
         )
         share = {
             name: f"{tokens.total / self.engines.total:.3%}" if self.engines.total else "" for name, tokens in rows

@@ -7,6 +7,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, Final
 
 ENVIRONMENT: Final = "SHOAL_STORM_MUTATION"
@@ -73,6 +74,27 @@ def no_lora_path() -> None:
     attempts_adapter.AdapterAttempts._to_send = attempts.Attempts._to_send
 
 
+def no_close_open() -> None:
+    """A gateway does not close what a killed one left open in its spool."""
+    from shoal.ledger import spoolfile
+
+    spoolfile._close_open_rows = lambda _connection: 0
+
+
+def no_dedupe() -> None:
+    """The ledger takes each record for a new one."""
+    from shoal.ledger import bulk, schema
+
+    real = bulk.insert
+
+    def insert(connection: Any, table: Any, rows: Any, clause: str) -> Any:
+        found = real(connection, table, rows, clause)
+        return [SimpleNamespace(source=row[0], id=row[1]) for row in rows] if table is schema.records else found
+
+    bulk.insert = insert
+    bulk.select = lambda *_: []
+
+
 def _never_turn_away() -> None:
     """Neither at `draining` nor at the pod's deletion."""
     from shoal.core import routing
@@ -93,6 +115,8 @@ MUTATIONS: Final[dict[str, Callable[[], None]]] = {
     "no-ack": no_ack,
     "unknown-is-zero": unknown_is_zero,
     "no-lora-path": no_lora_path,
+    "no-close-open": no_close_open,
+    "no-dedupe": no_dedupe,
 }
 
 

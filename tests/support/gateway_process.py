@@ -71,17 +71,17 @@ class FakeApiServer:
                 {"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": "not found"},
                 status=404,
             )
+        wanted = request.query.get("labelSelector", "")
         if "watch" not in request.query:
-            return web.json_response(
-                {"metadata": {"resourceVersion": str(self.version)}, "items": self.objects[plural]}
-            )
+            items = [o for o in self.objects[plural] if _selected(o, wanted)]
+            return web.json_response({"metadata": {"resourceVersion": str(self.version)}, "items": items})
         response = web.StreamResponse(headers={"content-type": "application/json"})
         await response.prepare(request)
         seen = int(request.query["resourceVersion"])
         with contextlib.suppress(ConnectionError):
             while True:
                 for obj in self.objects[plural]:
-                    if int(obj["metadata"]["resourceVersion"]) > seen:
+                    if int(obj["metadata"]["resourceVersion"]) > seen and _selected(obj, wanted):
                         await response.write(json.dumps({"type": "MODIFIED", "object": obj}).encode() + b"\n")
                 seen = self.version
                 async with self._changed:
@@ -91,7 +91,8 @@ class FakeApiServer:
     async def up(self) -> None:
         app = web.Application()
         app.router.add_get("/{tail:.*}", self.handle)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        # Who watches and is killed leaves a handler that waits.
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port)
         await site.start()
@@ -100,6 +101,13 @@ class FakeApiServer:
     async def down(self) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
+
+
+def _selected(obj: dict[str, Any], selector: str) -> bool:
+    """`a=b` and `a`, comma-separated."""
+    labels = obj["metadata"].get("labels", {})
+    terms = (term.partition("=") for term in selector.split(",") if term)
+    return all(key in labels and (not equals or labels[key] == value) for key, equals, value in terms)
 
 
 def kubeconfig(folder: Path, server: FakeApiServer) -> str:

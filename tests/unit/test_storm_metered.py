@@ -100,12 +100,12 @@ def test_an_answer_may_be_cut_in_the_ledger_only_where_a_gateway_was_killed() ->
     assert found.wrong == ["r: its client has the answer, the ledger says cut"]
 
 
-def test_attempts_are_not_billed_and_not_unattributed() -> None:
+def test_attempts_are_not_billed() -> None:
     lost = replace(ROW, attempt=1, source="continuous", output=2)
     work = Sequence("r", POD, "b", 9.0, 9.5, "abort", (7, 3))
     found = judged(books(lost, ROW, heard=Tokens(14, 8)), work, WORK)
     assert found.violations() == []
-    assert (found.billed, found.attempts, found.unattributed) == ((7, 5), (7, 2), (0, 1))
+    assert (found.billed, found.attempts, found.unattributed) == ((7, 5), (7, 2), (7, 3))
 
 
 def test_no_request_has_more_than_was_computed_for_it() -> None:

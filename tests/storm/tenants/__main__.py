@@ -1,0 +1,51 @@
+"""`python -m tests.storm.tenants`: gateways and ledger killed under load, in processes on loopback, without a lab.
+
+Exit status 1 when a record was lost or counted twice, or when an invariant was broken.
+"""
+
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from tests.storm.mutants import MUTATIONS
+from tests.storm.tenants.run import Weather, run
+
+_SHOWN = 20
+
+
+@click.command()
+@click.option("--kills", type=click.IntRange(0), default=100, show_default=True, help="SIGKILLs, in turn.")
+@click.option("--rate", type=float, default=12.0, show_default=True, help="Requests per second, open loop.")
+@click.option("--pause", type=float, default=1.0, show_default=True, help="Seconds between two kills.")
+@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--database", help="postgresql://... of an empty database; default: SQLite.")
+@click.option("--mutation", type=click.Choice(sorted(MUTATIONS)), help="A protection that is switched off.")
+@click.option("--folder", type=click.Path(path_type=Path), help="For the journals; default: a new one.")
+def main(
+    kills: int,
+    rate: float,
+    pause: float,
+    seed: int,
+    database: str | None,
+    mutation: str | None,
+    folder: Path | None,
+) -> None:
+    """Kill gateways and the ledger under load, and judge the books."""
+    folder = folder or Path(tempfile.mkdtemp(prefix="storm-tenants-"))
+    print(f"journals are in {folder}", flush=True)
+    weather = Weather(kills, rate, seed, pause, database_url=database, mutation=mutation)
+    outcome = asyncio.run(run(weather, folder))
+    violations = [*outcome.findings.violations, *outcome.account.violations()]
+    for text in violations[:_SHOWN]:
+        print(f"VIOLATION {text}")
+    if len(violations) > _SHOWN:
+        print(f"... and {len(violations) - _SHOWN} more: {folder / 'violations.txt'}")
+    print("\n".join(outcome.lines()), flush=True)
+    sys.exit(0 if outcome.good else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""A storm over the tenant plane alone: load, SIGKILLs of gateways and of the ledger in turn, then the books."""
+
+import asyncio
+import contextlib
+import random
+import sqlite3
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from shoal.ledger.spool import FILE_NAME as SPOOL
+from tests.storm import books, journals
+from tests.storm.journals import Journals, Kill
+from tests.storm.load import LoadConfig
+from tests.storm.metered import Account, account
+from tests.storm.plan import Target
+from tests.storm.tenants import town as towns
+from tests.storm.tenants.children import Child
+from tests.storm.tenants.town import KEY, NAMESPACE, ONE_MODEL, Town
+from tests.storm.verdict import Findings, judge
+from tests.support.engines import MODEL, ROOT
+
+_ANSWER_SECONDS: Final = 2.0
+"""How long a kill waits for the moment between a commit and its answer."""
+_BEGIN_SECONDS: Final = 60.0
+_END_SECONDS: Final = 330.0
+_SHIP_SECONDS: Final = 60.0
+_HEAR_SECONDS: Final = 30.0
+"""Until the ledger has heard the engines' last counters: agents read them every 2 s."""
+_KEPT: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    kills: int
+    rate: float = 12.0
+    """Requests per second, open loop."""
+    seed: int = 1
+    pause: float = 1.0
+    """Seconds between two kills, on average; both processes serve again before the next one."""
+    long: float = 0.04
+    """Share of long answers, of some seconds: what a killed gateway has checkpoints of."""
+    database_url: str | None = None
+    """None: SQLite."""
+    mutation: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    findings: Findings
+    account: Account
+
+    @property
+    def good(self) -> bool:
+        return self.findings.good and self.account.good
+
+    def lines(self) -> list[str]:
+        return [*self.account.lines(), self.findings.line()]
+
+
+async def run(weather: Weather, folder: Path, say: Callable[[str], None] = print) -> Outcome:
+    """Plays it and judges it. All journals stay in `folder`."""
+    async with towns.up(folder, weather.database_url, weather.mutation) as town:
+        async with _load(town, weather) as load:
+            await _until(lambda: _asked(folder), _BEGIN_SECONDS, "no answer at all", load)
+            await _kills(town, weather, load, say)
+            load.terminate()  # no further requests; those that run come to their end
+            async with asyncio.timeout(_END_SECONDS):
+                await load.wait()
+        await town.all_serve()
+        counted = await _quiet(town, weather)
+        for child in (*town.gateways, town.ledger):
+            code = await child.stop()
+            assert code == 0 or weather.mutation, f"{child.name} ended with {code}: {child.tail()}"
+        _copy_spools(town)
+    return judge_folder(folder, town.database_url, counted)
+
+
+def judge_folder(folder: Path, database_url: str, counted: books.Tokens) -> Outcome:
+    """Judges the journals of a storm."""
+    sequences: list[journals.Sequence] = []
+    lives: list[journals.EngineLife] = []
+    pods = sorted((folder / "engines").iterdir())
+    for pod in pods:
+        work, alive = journals.read_engines(pod)
+        for one in (*work, *alive):
+            one.engine = pod.name
+        sequences += work
+        lives += alive
+    kills, _, notes = journals.read_faults(folder / "faults.jsonl")
+    attempts = journals.read_attempts(folder / "client.jsonl")
+    spools = journals.read_spools(folder / "spools")
+    read = Journals(attempts, spools, sequences, lives, kills, faults=notes)
+    kept = books.read(database_url)
+    spared = frozenset(pod.name for pod in pods)
+    told = account(kept, attempts, sequences, spools=spools, kills=kills, counted=counted, spared=spared)
+    outcome = Outcome(judge(read), told)
+    violations = [*outcome.findings.violations, *told.violations()]
+    (folder / "violations.txt").write_text("\n".join(violations))
+    return outcome
+
+
+# --- load -------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def _load(town: Town, weather: Weather) -> AsyncGenerator[asyncio.subprocess.Process]:
+    (host, port), *others = town.addresses
+    config = LoadConfig(
+        host=host,
+        port=port,
+        others=tuple(others),
+        key=KEY,
+        model_path=MODEL,
+        journal=town.folder / "client.jsonl",
+        seed=weather.seed,
+        requests=round(_KEPT * weather.rate),
+        rate=weather.rate,
+        sdk_rate=0.0,
+        long=weather.long,
+        targets=(Target(f"{NAMESPACE}/{ONE_MODEL}", 1.0),),
+    )
+    file = town.folder / "load.json"
+    file.write_text(config.model_dump_json())
+    with (town.folder / "load.log").open("wb") as out:
+        load = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.storm.load", str(file), cwd=ROOT, stdout=out, stderr=out
+        )
+    try:
+        yield load
+    finally:
+        if load.returncode is None:
+            load.kill()
+            await load.wait()
+
+
+def _asked(folder: Path) -> bool:
+    return any(line["event"] == "first" for line in journals.lines(folder / "client.jsonl"))
+
+
+async def _until(
+    condition: Callable[[], bool], within: float, what: str, process: asyncio.subprocess.Process | None = None
+) -> None:
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} within {within:.0f} s"
+        assert process is None or process.returncode is None, f"{what}: the process has ended"
+        await asyncio.sleep(0.1)
+
+
+# --- kills ------------------------------------------------------------------------------------------------------------
+
+
+async def _kills(town: Town, weather: Weather, load: asyncio.subprocess.Process, say: Callable[[str], None]) -> None:
+    """Gateway, ledger, other gateway, ledger, and so on; every other one just when a batch is committed and its answer
+    on the way, the rest at any moment."""
+    source = random.Random(weather.seed)  # noqa: S311 - reproducible on purpose
+    began = time.monotonic()
+    for number in range(weather.kills):
+        assert load.returncode is None, "the load has ended"
+        victim = town.ledger if number % 2 else town.gateways[number // 2 % len(town.gateways)]
+        await asyncio.sleep(weather.pause * source.uniform(0.5, 1.5))
+        at_answer = number // 2 % 2 == 1
+        since = time.time()
+        met = await town.line.at_next_answer(victim.strike, _ANSWER_SECONDS) if at_answer else False
+        if not met:
+            victim.strike()
+        await town.restart(victim)
+        moment = "between a commit and its answer" if met else "at some moment"
+        kind = "ledger" if victim is town.ledger else "gateway"
+        _note(town.folder, f"SIGKILL of {victim.name}, {moment}", Kill(kind, victim.name, since, time.time(), "killed"))
+        await victim.serves(town.session)
+        if (number + 1) % 10 == 0:
+            say(f"{number + 1} SIGKILLs in {time.monotonic() - began:.0f} s")
+
+
+def _note(folder: Path, text: str, kill: Kill) -> None:
+    with (folder / "faults.jsonl").open("ab") as file:
+        file.write(orjson.dumps({"at": time.time(), "text": text, "kills": [asdict(kill)]}) + b"\n")
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+async def _quiet(town: Town, weather: Weather) -> books.Tokens:
+    """Waits until all that is known has come to the ledger; returns the engines' own counters."""
+    with _tolerated(weather):
+        await _until(
+            lambda: not any(_unshipped(town, gateway) for gateway in town.gateways), _SHIP_SECONDS, "not shipped"
+        )
+    counted = await town.counted()
+    with _tolerated(weather):
+        deadline = time.monotonic() + _HEAR_SECONDS
+        while time.monotonic() < deadline:
+            await asyncio.sleep(0.5)
+            counted = await town.counted()
+            heard = await asyncio.to_thread(books.heard, town.database_url)
+            if heard == counted:
+                break
+    return counted
+
+
+def _tolerated(weather: Weather) -> contextlib.AbstractContextManager[None]:
+    """A fleet without one of its protections may never come to rest."""
+    return contextlib.suppress(AssertionError) if weather.mutation else contextlib.nullcontext()
+
+
+def _unshipped(town: Town, gateway: Child) -> int:
+    """Rows of a spool that the ledger has not taken."""
+    file = town.spool(gateway) / SPOOL
+    connection = sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=5)
+    try:
+        sql = "SELECT count(*) FROM records WHERE seq > (SELECT shipped FROM position)"
+        return connection.execute(sql).fetchone()[0]
+    finally:
+        connection.close()
+
+
+def _copy_spools(town: Town) -> None:
+    for gateway in town.gateways:
+        journals.copy_spool(town.spool(gateway) / SPOOL, town.folder / "spools" / gateway.name)

@@ -1,0 +1,242 @@
+"""A fleet of real processes on loopback, without a cluster: two engines (the simulator) with their agents, two gateways
+with their spools, one ledger, and an API server that is a fake in this process.
+
+Each pod has an address of its own in 127.0.0.0/8, so all ports are the real ones.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import sys
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+from shoal.api import keys, names
+from shoal.api.keys import AgentKeys, hash_api_key
+from shoal.engine.client import parse_counters
+from tests.storm.books import Tokens
+from tests.storm.mutants import ENVIRONMENT as MUTATION
+from tests.storm.tenants.children import Child
+from tests.storm.tenants.line import Line
+from tests.support.addresses import pod_ip
+from tests.support.engines import MODEL, ROOT, make_models
+from tests.support.gateway_process import FakeApiServer, kubeconfig
+
+KEY: Final = "sk-storm-2b9d40f1c7"
+TENANT: Final = "storm"
+NAMESPACE: Final = "storm"
+ONE_MODEL: Final = "steady"
+_UID: Final = "uid-steady"
+_INSTALL_KEY: Final = b"an install key for one storm...."
+_CREATED: Final = "2026-01-01T00:00:00Z"
+ENGINES: Final = 2
+GATEWAYS: Final = 2
+_ENGINE_HOSTS: Final = range(1, 1 + ENGINES)
+_GATEWAY_HOSTS: Final = range(5, 5 + GATEWAYS)
+_LEDGER_HOST: Final = 9
+_LINE_HOST: Final = 10
+
+
+@dataclass(slots=True)
+class Town:
+    """All of it, up."""
+
+    folder: Path
+    engines: list[Child]
+    agents: list[Child]
+    gateways: list[Child]
+    ledger: Child
+    line: Line
+    session: aiohttp.ClientSession
+    database_url: str
+
+    @property
+    def addresses(self) -> tuple[tuple[str, int], ...]:
+        """Of the gateways."""
+        return tuple((pod_ip(host), names.GATEWAY_PORT) for host in _GATEWAY_HOSTS)
+
+    def spool(self, gateway: Child) -> Path:
+        return self.folder / gateway.name
+
+    async def counted(self) -> Tokens:
+        """The engines' own counters."""
+        found: list[Tokens] = []
+        for host in _ENGINE_HOSTS:
+            async with self.session.get(f"http://{pod_ip(host)}:{names.ENGINE_PORT}/metrics") as answer:
+                counters = parse_counters(await answer.read())
+                found.append(Tokens(counters.prompt_tokens or 0, counters.generation_tokens or 0))
+        return Tokens.sum(found)
+
+    async def restart(self, child: Child) -> None:
+        await child.gone()
+        await child.start()
+
+    async def all_serve(self) -> None:
+        for child in (self.ledger, *self.gateways):
+            await child.serves(self.session)
+
+
+@contextlib.asynccontextmanager
+async def up(folder: Path, database_url: str | None = None, mutation: str | None = None) -> AsyncGenerator[Town]:
+    """A town whose every process serves; all are gone afterwards, `folder` stays.
+
+    `database_url`: of the ledger; None: SQLite in the folder. `mutation`: see `tests.storm.mutants`.
+    """
+    await asyncio.to_thread(make_models)
+    (folder / "engines").mkdir(parents=True)
+    key_dir = folder / "install-key"
+    key_dir.mkdir()
+    (key_dir / "current").write_bytes(_INSTALL_KEY)
+    api = FakeApiServer()
+    api.objects["gpuclasses"] = []
+    api.crds = True
+    await api.up()
+    line = Line(pod_ip(_LINE_HOST), pod_ip(_LEDGER_HOST))
+    await line.up()
+    async with aiohttp.ClientSession() as session:
+        url = database_url or f"sqlite:///{folder / 'ledger.sqlite'}"
+        town = _town(folder, key_dir, kubeconfig(folder, api), line, session, url, mutation)
+        try:
+            await _tell(api)
+            for child in (*town.engines, *town.agents, town.ledger, *town.gateways):
+                await child.start()
+            for child in (*town.engines, *town.agents, town.ledger, *town.gateways):
+                await child.serves(session)
+            yield town
+        finally:
+            for child in (*town.gateways, town.ledger, *town.agents, *town.engines):
+                child.strike()
+                await child.gone()
+            await line.down()
+            await api.down()
+
+
+def _town(
+    folder: Path,
+    key_dir: Path,
+    config: str,
+    line: Line,
+    session: aiohttp.ClientSession,
+    database_url: str,
+    mutation: str | None,
+) -> Town:
+    entry = [sys.executable, "-m", "shoal" if mutation is None else "tests.storm.mutants"]
+    env = {"PYTHONPATH": f"{ROOT / 'operator'}:{ROOT}"}
+    if mutation is not None:
+        env[MUTATION] = mutation
+
+    def child(name: str, ready: str | None, *command: str, **more: str) -> Child:
+        return Child(name, [*entry, *command], env | more, folder / f"{name}.log", ready)
+
+    agent_keys = AgentKeys(
+        callers={role: keys.derive(_INSTALL_KEY, role, _UID) for role in ("gateway", "operator", "ledger")},
+        engine=keys.derive(_INSTALL_KEY, "gateway", _UID),
+        admin=keys.derive(_INSTALL_KEY, "agent", _UID),
+    )
+    (folder / "agent.json").write_text(agent_keys.model_dump_json())
+    (folder / "engine.yaml").write_text(f"api-key: {agent_keys.engine}\nadmin-api-key: {agent_keys.admin}\n")
+    engines: list[Child] = []
+    agents: list[Child] = []
+    for number, host in enumerate(_ENGINE_HOSTS):
+        ip, run = pod_ip(host), folder / f"run-{number}"
+        run.mkdir()
+        (run / Path(names.BOOT_FILE).name).write_text(secrets.token_hex(8))
+        port = ("--host", ip, "--port", str(names.ENGINE_PORT))
+        model = ("--model-path", str(MODEL), "--served-model-name", f"{NAMESPACE}/{ONE_MODEL}")
+        switches = ("--enable-metrics", "--enable-cache-report", "--config", str(folder / "engine.yaml"))
+        simulated = ("--sim-gpu", "l4", "--sim-kv", "llama-3.1-8b", "--sim-load-seconds", "0", "--sim-speed", "3")
+        # A folder of its own each: all have the name of this host.
+        (folder / "engines" / engine_pod(number)).mkdir()
+        journal = ("--sim-journal", str(folder / "engines" / engine_pod(number)))
+        command = ("sim", "engine", *port, *model, *switches, *simulated, *journal)
+        engines.append(child(f"engine-{number}", f"http://{ip}:{names.ENGINE_PORT}/ready", *command))
+        files = ("--keys", str(folder / "agent.json"), "--run-dir", str(run))
+        url = ("--engine-url", f"http://{ip}:{names.ENGINE_PORT}")
+        agents.append(
+            child(
+                f"agent-{number}",
+                f"http://{ip}:{names.AGENT_PORT}/healthz",
+                "agent",
+                "serve",
+                "--host",
+                ip,
+                *files,
+                *url,
+            )
+        )
+    gateways = [
+        child(
+            f"shoal-gateway-{number}",
+            f"http://{pod_ip(host)}:{names.OPS_PORT}/readyz",
+            *("gateway", "run", "--kubeconfig", config),
+            POD_NAME=f"shoal-gateway-{number}",
+            SHOAL_GATEWAY_HOST=pod_ip(host),
+            SHOAL_GATEWAY_OPS_HOST=pod_ip(host),
+            SHOAL_GATEWAY_SPOOL_DIR=str(folder / f"shoal-gateway-{number}"),
+            SHOAL_GATEWAY_INSTALL_KEY_DIR=str(key_dir),
+            SHOAL_GATEWAY_LEDGER_URL=line.url,
+            SHOAL_GATEWAY_SETTLE_SECONDS="0",
+            SHOAL_GATEWAY_SPOOL_KEEP_SECONDS="86400",
+        )
+        for number, host in enumerate(_GATEWAY_HOSTS)
+    ]
+    ledger = child(
+        "shoal-ledger-0",
+        f"http://{pod_ip(_LEDGER_HOST)}:{names.OPS_PORT}/readyz",
+        *("ledger", "run"),
+        KUBECONFIG=config,
+        POD_NAME="shoal-ledger-0",
+        SHOAL_LEDGER_HOST=pod_ip(_LEDGER_HOST),
+        SHOAL_LEDGER_OPS_HOST=pod_ip(_LEDGER_HOST),
+        SHOAL_LEDGER_DATABASE_URL=database_url,
+        SHOAL_LEDGER_INSTALL_KEY_DIR=str(key_dir),
+        SHOAL_LEDGER_PRICES_DIR=str(folder / "prices"),
+    )
+    return Town(folder, engines, agents, gateways, ledger, line, session, database_url)
+
+
+def engine_pod(number: int) -> str:
+    return f"{ONE_MODEL}-{number}"
+
+
+async def _tell(api: FakeApiServer) -> None:
+    """The objects of a cluster: a Model, its pods, a Tenant, the gateways' pods."""
+    source = {"source": {"uri": "file:///models/tiny-chat"}}
+    metadata = {"name": ONE_MODEL, "namespace": NAMESPACE, "uid": _UID, "creationTimestamp": _CREATED}
+    await api.change("models", {"metadata": metadata, "spec": source} | {"apiVersion": "shoal.dev/v1alpha1"})
+    key = {"name": "storm", "sha256": hash_api_key(KEY)}
+    grant = {"namespace": NAMESPACE, "name": ONE_MODEL}
+    spec = {"keys": [key], "models": [grant]}
+    await api.change("tenants", {"metadata": {"name": TENANT, "uid": "uid-storm"}, "spec": spec})
+    for number, host in enumerate(_ENGINE_HOSTS):
+        labels = {
+            names.LABEL_MODEL: ONE_MODEL,
+            names.LABEL_MODEL_UID: _UID,
+            names.LABEL_GPU_CLASS: "l4-24gb",
+            names.LABEL_COMPONENT: names.COMPONENT_ENGINE,
+        }
+        await api.change("pods", _pod(engine_pod(number), NAMESPACE, pod_ip(host), labels))
+    for number, host in enumerate(_GATEWAY_HOSTS):
+        labels = {names.LABEL_COMPONENT: names.COMPONENT_GATEWAY}
+        await api.change("pods", _pod(f"shoal-gateway-{number}", "shoal-system", pod_ip(host), labels))
+
+
+def _pod(name: str, namespace: str, ip: str, labels: dict[str, str]) -> dict[str, Any]:
+    owned = {names.LABEL_MANAGED_BY: names.MANAGED_BY, names.LABEL_PART_OF: names.MANAGED_BY}
+    condition = {"type": "Ready", "status": "True", "lastTransitionTime": _CREATED}
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "uid": f"uid-{name}",
+            "creationTimestamp": _CREATED,
+            "labels": labels | owned,
+            "annotations": {names.ANNOTATION_INSTALL_KEY: keys.fingerprint(_INSTALL_KEY)},
+        },
+        "spec": {"nodeName": "node-1", "containers": [{"name": "engine", "resources": {}}]},
+        "status": {"phase": "Running", "podIP": ip, "startTime": _CREATED, "conditions": [condition]},
+    }
