@@ -6,7 +6,7 @@ import pytest
 
 from shoal.api import names
 from shoal.api.meta import JsonObject
-from shoal.kube.resources import DEPLOYMENTS, LORA_POOLS, MODELS
+from shoal.kube.resources import DEPLOYMENTS, LORA_POOLS, MODELS, SECRETS
 from tests.support.controlplane import FACTS, Fleet
 from tests.support.operators import eventually, model, model_with, running_operator
 
@@ -106,3 +106,23 @@ async def test_a_pool_that_the_engine_refuses_rolls_nothing(fleet: Fleet) -> Non
         await fleet.apply(model("base", fleet.namespace, engine={"extraArgs": ["--load-format=safetensors"]}))
         await eventually(lambda: deployment(fleet), lambda d: "--enable-lora" in engine_args(d), seconds=30)
         await fleet.client.delete(LORA_POOLS, "pool", fleet.namespace)
+
+
+async def test_credentials_whose_secret_does_not_exist_are_told_on_the_pool_until_it_does(fleet: Fleet) -> None:
+    fleet.kubelet.said = (0, {"facts": FACTS | {"widths": WIDTHS}})
+
+    async def ready() -> JsonObject:
+        found = await fleet.client.get(LORA_POOLS, "pool", fleet.namespace)
+        conditions: list[JsonObject] = (found.get("status") or {}).get("conditions", [])
+        return next((c for c in conditions if c["type"] == "Ready"), {"reason": None})
+
+    async with running_operator(fleet.client, fleet.kubeconfig):
+        await fleet.apply(model("base", fleet.namespace))
+        await fleet.apply(pool(fleet, credentials=[{"uriPrefix": "s3://adapters/", "secretRef": {"name": "s3-read"}}]))
+        told = await eventually(ready, lambda c: c["reason"] == "SecretNotFound", seconds=30)
+        assert (
+            f"there is no Secret {fleet.namespace}/s3-read, so nothing is read from s3://adapters/" in told["message"]
+        )
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s3-read", "namespace": fleet.namespace}}
+        await fleet.client.apply(SECRETS, secret, manager="person")
+        await eventually(ready, lambda c: c["reason"] not in (None, "SecretNotFound"), seconds=60)

@@ -9,17 +9,21 @@ from shoal.api.loraadapter import LoRAAdapter
 from shoal.api.lorapool import AdapterCounts, LoRAPool, LoRAPoolStatus
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
+from shoal.artifacts import secret_advice
 from shoal.controllers.lora.chosen import Choices, Chosen
 from shoal.controllers.status import write_status
 from shoal.controllers.world import World
 from shoal.core.adapters import poolstatus
 from shoal.core.conditions import Finding, find, merge
+from shoal.kube.errors import NotFound
 from shoal.kube.projections import Child, Custom
 from shoal.kube.queue import WorkQueue
-from shoal.kube.resources import LORA_POOLS
+from shoal.kube.resources import LORA_POOLS, SECRETS
 
 COUNT_SECONDS: Final = 2.0
 """Adapters change in bunches; they are counted once per bunch."""
+LOOK_AGAIN_SECONDS: Final = 30.0
+"""Secrets are not watched: one that is missing is asked for again."""
 _NOT_JOINED: Final = (reasons.POOL_NOT_FOUND, reasons.NAMESPACE_NOT_ALLOWED)
 
 
@@ -71,11 +75,29 @@ class PoolController:
             await self._write(custom, _invalid(custom, world))
             return None
         chosen = self._choices.of(key)
-        if chosen is not None:
-            await self._write(custom, poolstatus.status(self._seen(chosen), world.now()))
-        return None
+        if chosen is None:
+            return None
+        missing = await self._missing_secrets(chosen.pool)
+        await self._write(custom, poolstatus.status(self._seen(chosen, missing), world.now()))
+        return LOOK_AGAIN_SECONDS if missing else None
 
-    def _seen(self, chosen: Chosen) -> poolstatus.Seen:
+    async def _missing_secrets(self, pool: LoRAPool) -> str:
+        """The sentence about Secrets that do not exist. Their content is never read here."""
+        namespace = pool.metadata.namespace
+        missing: dict[str, list[str]] = {}
+        for credentials in pool.spec.credentials:
+            name = credentials.secret_ref.name
+            try:
+                await self._world.client.get_metadata(SECRETS, name, namespace)
+            except NotFound:
+                missing.setdefault(name, []).append(credentials.uri_prefix)
+        return "; ".join(
+            f"spec.credentials: there is no Secret {namespace}/{name}, so nothing is read from {', '.join(prefixes)}; "
+            f"{_advice(prefixes[0])}"
+            for name, prefixes in missing.items()
+        )
+
+    def _seen(self, chosen: Chosen, secrets_missing: str) -> poolstatus.Seen:
         model = chosen.model
         ready = find(model.status.conditions, reasons.READY) if model is not None and model.status else None
         return poolstatus.Seen(
@@ -85,6 +107,7 @@ class PoolController:
             model_ready=ready is not None and ready.status == "True",
             model_message=ready.message if ready is not None else "it was not worked on yet",
             rolling=self._rolling(chosen),
+            secrets_missing=secrets_missing,
         )
 
     def _counts(self, pool_key: str) -> AdapterCounts:
@@ -116,6 +139,14 @@ class PoolController:
     async def _write(self, custom: Custom[LoRAPool], status: LoRAPoolStatus) -> None:
         table = self._world.pools
         await write_status(self._world, LORA_POOLS, table, custom, status, manager=names.MANAGER_LORAPOOL)
+
+
+def _advice(prefix: str) -> str:
+    """Which keys the Secret must have."""
+    try:
+        return secret_advice(prefix)
+    except ValueError:
+        return "create it"
 
 
 def _invalid(custom: Custom[LoRAPool], world: World) -> LoRAPoolStatus:

@@ -22,6 +22,8 @@ class Seen:
     model_message: str = ""
     rolling: str = ""
     """Why not all replicas have the pool's arguments yet; "" when they have."""
+    secrets_missing: str = ""
+    """Which Secrets of its credentials do not exist; "" when all do."""
 
 
 def claimed(pool: LoRAPool, holder: LoRAPool | None) -> Problem | None:
@@ -53,7 +55,10 @@ def _findings(seen: Seen) -> list[Finding]:
             Finding(kind, "False", problem.reason, problem.message) for kind in (reasons.ACCEPTED, reasons.READY)
         ] + [Finding(reasons.STALLED, "True", problem.reason, problem.message)]
     accepted = Finding(reasons.ACCEPTED, "True", reasons.VALID, "the pool and its Model go together")
-    if seen.rolling:
+    if seen.secrets_missing:
+        # Adapters that need no credentials, or others, are served all the same, so the pool stays accepted.
+        ready = Finding(reasons.READY, "False", reasons.SECRET_NOT_FOUND, seen.secrets_missing)
+    elif seen.rolling:
         ready = Finding(reasons.READY, "False", reasons.ROLLING, seen.rolling)
     elif not seen.model_ready:
         what = f"Model {seen.pool.model_key} is not ready: {seen.model_message}"
