@@ -72,5 +72,24 @@ class GatewaySettings(BaseSettings):
     """After SIGTERM: how long new requests are still served, so that Endpoints and load balancers can follow."""
     max_tracked_models: int = Field(default=1000, gt=0)
     """Models with metric series of their own; further ones share the label "other"."""
+    log_dir: Path = Path(names.LOGS_DIR)
+    """Request logs of tenants that asked for one; made when the first entry is written."""
+    log_max_bytes: int = Field(default=0, ge=0)
+    """Most bytes of `log_dir`; what comes on top is dropped and counted. 0: as much as the disk has."""
+    log_url: str = ""
+    """Such as s3://bucket/prefix (gs://, az://): where finished files go. Empty: they stay in `log_dir`."""
+    log_secret_dir: Path | None = None
+    """The mounted Secret that opens the bucket. Without it the pod's own identity does."""
+    log_key_dir: Path | None = None
+    """The mounted Secret with the keys that encrypt request logs: `current` encrypts, every other one of it still
+    reads. Without it they are not encrypted."""
+    log_queue_bytes: int = Field(default=64 * _MIB, gt=0)
+    """What the request log may hold in memory: of requests under way, and of entries that wait for the disk."""
+    log_entry_bytes: int = Field(default=_MIB, ge=4096)
+    """Most of one request, and of one answer, in an entry."""
+    log_rotate_bytes: int = Field(default=8 * _MIB, ge=4096)
+    """A file is closed when it is as large."""
+    log_rotate_seconds: float = Field(default=900.0, gt=0)
+    """A file is closed when it is as old."""
     replica_header: bool = False
     """Adds x-shoal-replica (namespace/pod) to answers; tells clients what the fleet looks like."""

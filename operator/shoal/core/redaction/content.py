@@ -81,6 +81,8 @@ _PERCENT: Final = re.compile(r"[^\s\"'<>)\]]*")
 _BINARY_KEYS: Final = ("data", "file_data", "b64_json", "video", "audio", "image")
 _BINARY_FROM: Final = 256
 """Characters of base64 under such a key from which on they are a file and not a word."""
+CUT: Final = "\x00cut"
+"""An object with this key alone is a text that was cut off before it came here."""
 MOST_DEPTH: Final = 64
 MOST_NODES: Final = 20_000
 TAIL: Final = 1024
@@ -129,7 +131,11 @@ class Content:
                 redacted = self._rules.text(written, self.counts)
                 return value if redacted == written else redacted
             case dict():
-                return self._object(cast(dict[str, Any], value), whole, depth)
+                found = cast(dict[str, Any], value)
+                if len(found) == 1 and isinstance(text := found.get(CUT), str):
+                    self.cut = True
+                    return self.text(text, whole=False, key=key)
+                return self._object(found, whole, depth)
             case list() | tuple():
                 out: list[Any] = []
                 for item in cast(Sequence[Any], value):

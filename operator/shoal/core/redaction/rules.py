@@ -94,7 +94,7 @@ def _merged(spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, i
 def compile_rules(redact: Sequence[Redaction]) -> Rules:
     """The rules of a tenant, and the one for secrets. Raises Refused for the first that may not be used."""
     rules = [Rule(SECRET, BUILTIN[SECRET]), *map(_rule, redact)]
-    for rule in rules:
+    for rule in rules[::-1]:
         _check_words(rule, rules)
     return Rules(tuple(rules))
 
@@ -163,6 +163,12 @@ def _is_literal_secret(pattern: str) -> bool:
 def _check_words(rule: Rule, rules: Sequence[Rule]) -> None:
     """What stands for a match may not be one again: then it would keep what it is to take out."""
     placeholder = f"[{rule.name}]".encode()
+    if _finds(rule, placeholder) or any(any(find(placeholder)) for find in BUILTIN.values()):
+        raise Refused(
+            rule.name,
+            f"redaction rule {rule.name!r}: what it takes out is replaced by the rule's name, and that name is itself "
+            "something to take out, so it would be written all the same: choose another name",
+        )
     for other in rules:
         if other is not rule and _finds(other, placeholder):
             raise Refused(
@@ -171,12 +177,6 @@ def _check_words(rule: Rule, rules: Sequence[Rule]) -> None:
                 f"{rule.name!r} took out: write a narrower pattern (to log no text at all, set logging.mode to "
                 "Metadata)",
             )
-    if _finds(rule, placeholder) or any(any(find(placeholder)) for find in BUILTIN.values()):
-        raise Refused(
-            rule.name,
-            f"redaction rule {rule.name!r}: what it takes out is replaced by the rule's name, and that name is itself "
-            "something to take out, so it would be written all the same: choose another name",
-        )
 
 
 def _finds(rule: Rule, text: bytes) -> bool:
