@@ -26,7 +26,8 @@ from shoal.gateway.metrics import Metrics
 from shoal.gateway.server import Server, make_server
 from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.upstream import Pool
-from shoal.ledger.spool import Spool, SpoolReader
+from shoal.ledger.spool import Spool
+from shoal.ledger.spoolreader import SpoolReader
 from shoal.signals.stream import Me
 from tests.support.scripted_engine import ScriptedEngine
 

@@ -18,7 +18,9 @@ from shoal.api.usage import UsageRecord
 from shoal.core.access import Identity
 from shoal.core.resolve import ServedModel
 from shoal.gateway.meter import Meter
-from shoal.ledger.spool import Spool, SpoolReader, SpoolUnavailable
+from shoal.ledger.spool import Spool, SpoolUnavailable
+from shoal.ledger.spoolfile import SpoolFile
+from shoal.ledger.spoolreader import SpoolReader
 from shoal.runtime.gateway import command
 
 CHILD = """
@@ -187,10 +189,10 @@ async def test_a_full_disk_is_told_and_finals_are_kept_until_there_is_room(
     full = True
     write = Spool._write
 
-    def refuse(self: Spool, connection: sqlite3.Connection, batch: object) -> None:
+    def refuse(self: Spool, file: SpoolFile, batch: object) -> None:
         if full:
             raise sqlite3.OperationalError("database or disk is full")
-        write(self, connection, batch)  # type: ignore[arg-type]
+        write(self, file, batch)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Spool, "_write", refuse)
     with pytest.raises(SpoolUnavailable, match="disk is full"):
@@ -230,9 +232,9 @@ async def test_a_disk_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.M
     answer = threading.Event()
     write = Spool._write
 
-    def slow(self: Spool, connection: sqlite3.Connection, batch: object) -> None:
+    def slow(self: Spool, file: SpoolFile, batch: object) -> None:
         answer.wait(20)
-        write(self, connection, batch)  # type: ignore[arg-type]
+        write(self, file, batch)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Spool, "_write", slow)
     monkeypatch.setattr("shoal.ledger.spool.STUCK_SECONDS", 0.05)

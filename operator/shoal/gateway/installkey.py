@@ -17,7 +17,7 @@ class KeyRing:
         self._keys: dict[str, bytes] = {}
         self._seen: tuple[tuple[str, int, int], ...] | None = None
         self._derived: dict[tuple[str, str], str] = {}
-        self._demand: dict[keys.Role, tuple[str, ...]] = {}
+        self._said: dict[tuple[keys.Role, str], tuple[str, ...]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._keys)
@@ -49,7 +49,7 @@ class KeyRing:
         changed = read != self._keys
         self._keys = read
         self._derived.clear()
-        self._demand.clear()
+        self._said.clear()
         if changed:
             log.info("install keys", fingerprints=sorted(read))
         return changed
@@ -65,7 +65,12 @@ class KeyRing:
 
     def demand_keys(self, role: keys.Role) -> tuple[str, ...]:
         """What `role` says to a gateway's demand stream, by each valid install key, the current one's first."""
-        known = self._demand.get(role)
+        return self.said_by(role, keys.DEMAND)
+
+    def said_by(self, role: keys.Role, subject: str) -> tuple[str, ...]:
+        """What `role` says to `subject` (a Model's uid, `keys.DEMAND`, `keys.LEDGER`), by each valid install key, the
+        current one's first; empty while there is none."""
+        known = self._said.get((role, subject))
         if known is None:
-            known = self._demand[role] = tuple(keys.derive(k, role, keys.DEMAND) for k in self._keys.values())
+            known = self._said[role, subject] = tuple(keys.derive(k, role, subject) for k in self._keys.values())
         return known

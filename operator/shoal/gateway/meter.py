@@ -14,7 +14,7 @@ from shoal.api.usage import EVENT_TYPE, CountSource, Outcome, RecordKind
 from shoal.core.access import Identity
 from shoal.core.resolve import ServedAdapter, ServedModel
 from shoal.core.routing import Replica
-from shoal.ledger.spool import Row
+from shoal.ledger.spoolfile import Row
 
 CHECKPOINT_SECONDS: Final = 1.0
 

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from shoal.api.usage import Outcome
 from shoal.core.hold.limits import Held
+from shoal.gateway.spoolmetrics import SpoolMetrics
 
 _DURATIONS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84, 327.68)
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0)
@@ -179,17 +180,7 @@ class Metrics:
         )
         self.in_flight = Gauge("shoal_gateway_requests_in_flight", "Requests that are being served.", registry=registry)
         self.ready = Gauge("shoal_gateway_ready", "1 when /readyz says ok.", registry=registry)
-        self.spool_ok = Gauge("shoal_gateway_spool_ok", "1 while usage records can be kept.", registry=registry)
-        self.spool_backlog = Gauge("shoal_gateway_spool_backlog_rows", "Rows not yet on disk.", registry=registry)
-        self.spool_rows = Gauge("shoal_gateway_spool_rows_written", "Rows written since the start.", registry=registry)
-        self.spool_failures = Gauge(
-            "shoal_gateway_spool_write_failures", "Commits that failed since the start.", registry=registry
-        )
-        self.spool_dropped = Gauge(
-            "shoal_gateway_spool_rows_dropped",
-            "Rows lost since the start because the disk refused them for too long.",
-            registry=registry,
-        )
+        self.spool = SpoolMetrics(registry)
         self.streams = Gauge("shoal_gateway_replica_streams", "Streams to agents.", ["state"], registry=registry)
         self.objects = Gauge("shoal_gateway_objects", "Objects that the gateway knows.", ["kind"], registry=registry)
         self.body_bytes = Gauge(

@@ -33,7 +33,8 @@ class Keys(Protocol):
 
 
 class Ops:
-    """`refresh` brings gauges up to date before they are read."""
+    """`refresh` brings gauges up to date before they are read. `notes` is what is wrong all the same when nothing is
+    missing."""
 
     def __init__(
         self,
@@ -42,10 +43,13 @@ class Ops:
         refresh: Callable[[], None],
         demand: Hub,
         keys: Keys,
+        *,
+        notes: Readiness = dict[str, str],
     ) -> None:
         self._registry = registry
         self._missing = missing
         self._refresh = refresh
+        self._notes = notes
         self._hub = demand
         self._keys = keys
 
@@ -58,7 +62,8 @@ class Ops:
             await _answer(send, 200, {"status": "ok"})
         elif path == "/readyz":
             missing = self._missing()
-            await _answer(send, 503 if missing else 200, {"status": "not ready" if missing else "ok", **missing})
+            said = {"status": "not ready" if missing else "ok", **self._notes(), **missing}
+            await _answer(send, 503 if missing else 200, said)
         elif path == "/metrics":
             self._refresh()
             await _send(send, 200, CONTENT_TYPE_LATEST.encode(), generate_latest(self._registry))

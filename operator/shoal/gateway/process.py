@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from shoal.api import names
+from shoal.api import keys, names
 from shoal.core.routing import Replica
 from shoal.gateway import collector
 from shoal.gateway.acks import Acks
@@ -35,6 +35,7 @@ from shoal.gateway.upstream import Pool
 from shoal.kube.client import Client
 from shoal.kube.reflector import Reflector
 from shoal.kube.resources import LORA_ADAPTERS, LORA_POOLS, MODELS, PODS, TENANTS
+from shoal.ledger.shipper import Shipper
 from shoal.ledger.spool import Spool
 from shoal.signals.stream import Me
 
@@ -67,7 +68,17 @@ class Process:
         self.metrics.registry.register(Figures(self.me.boot, self.demand, self._model_names))
         self.peers = Peers(client, settings.pod_namespace, self.me, self.key_ring, changed=self._held_elsewhere)
         self.fleet = Fleet(self.key_ring, self.me, self.demand)
-        self.spool = Spool(settings.spool_dir)
+        self.spool = Spool(
+            settings.spool_dir,
+            max_bytes=settings.spool_max_bytes,
+            when_full=settings.when_spool_full,
+            keep_seconds=settings.spool_keep_seconds,
+        )
+        self.shipper = (
+            Shipper(self.spool, settings.ledger_url, lambda: self.key_ring.said_by("gateway", keys.LEDGER))
+            if settings.ledger_url
+            else None
+        )
         self.pool = Pool(connect_timeout=settings.connect_seconds)
         self.agents = Pool(connect_timeout=settings.connect_seconds, keep_alive=_AGENT_KEEP_ALIVE)
         self.acks = Acks(self.fleet, self.me, self.agents)
@@ -126,7 +137,14 @@ class Process:
             stop_seconds=int(settings.hold_seconds + settings.request_seconds + settings.body_seconds) + 1,
         )
         self.ops = make_server(
-            Ops(self.metrics.registry, self.missing, self._refresh_gauges, self.teller.hub, self.key_ring),
+            Ops(
+                self.metrics.registry,
+                self.missing,
+                self._refresh_gauges,
+                self.teller.hub,
+                self.key_ring,
+                notes=self.notes,
+            ),
             host=settings.ops_host,
             port=settings.ops_port,
             keep_alive=5,
@@ -157,9 +175,18 @@ class Process:
                 missing[source] = "not listed yet: the API server is not reachable, or does not allow it"
         if not self.key_ring:
             missing["installKey"] = f"no install key in {self.settings.install_key_dir}: the operator makes it"
-        if self.spool.error is not None:
-            missing["spool"] = self.spool.error
+        if self.spool.refusing is not None:
+            missing["spool"] = self.spool.refusing
         return missing
+
+    def notes(self) -> dict[str, str]:
+        """What is wrong without making the gateway unready, by part."""
+        notes: dict[str, str] = {}
+        if self.spool.error is not None:
+            notes["spool"] = f"{self.spool.error}; requests are served, their usage may be lost"
+        if self.shipper is not None and (trouble := self.shipper.trouble()) is not None:
+            notes["ledger"] = trouble
+        return notes
 
     async def run(self, started: Callable[[], None] = lambda: None) -> None:
         """Runs until stopped. `started` is called when both ports listen."""
@@ -175,6 +202,8 @@ class Process:
                 background = [group.create_task(r.run()) for r in self._reflectors.values()]
                 background.append(group.create_task(self.peers.reflector.run()))
                 background.append(group.create_task(self._housekeeping()))
+                if self.shipper is not None:
+                    background.append(group.create_task(self.shipper.run()))
                 ops = group.create_task(self._serve(self.ops))
                 await _listening(self.ops)
                 main = group.create_task(self._serve(self.server))
@@ -188,6 +217,8 @@ class Process:
                 await asyncio.sleep(self.settings.settle_seconds)
                 self.server.should_exit = True
                 await main
+                if self.shipper is not None:
+                    await self.shipper.drain(self.settings.ship_seconds)
                 self.teller.close()
                 self.ops.should_exit = True
                 await ops
@@ -262,11 +293,7 @@ class Process:
         metrics, snapshot = self.metrics, self.directory.snapshot
         metrics.in_flight.set(self.gateway.in_flight)
         metrics.ready.set(not self.missing())
-        metrics.spool_ok.set(self.spool.error is None)
-        metrics.spool_backlog.set(self.spool.backlog)
-        metrics.spool_rows.set(self.spool.stats.rows)
-        metrics.spool_failures.set(self.spool.stats.failures)
-        metrics.spool_dropped.set(self.spool.stats.dropped)
+        metrics.spool.show(self.spool, self.shipper)
         live = len(self.fleet.heard)
         metrics.streams.labels("live").set(live)
         metrics.streams.labels("down").set(max(0, self.fleet.streams.wanted - live))

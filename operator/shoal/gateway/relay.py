@@ -13,7 +13,7 @@ from shoal.gateway.errors import ApiError
 from shoal.gateway.meter import CHECKPOINT_SECONDS, Meter
 from shoal.gateway.reply import Reply
 from shoal.gateway.upstream import Aborted, Answer, AnswerTooLarge, GivenUp, UpstreamError
-from shoal.ledger.spool import Row
+from shoal.ledger.spoolfile import Row
 
 EMBEDDINGS: Final = "/v1/embeddings"
 LACKS_ADAPTER: Final = "adapter"

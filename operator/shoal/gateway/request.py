@@ -125,7 +125,7 @@ class Request:
         identity = self._identity()
         if app.busy:
             raise errors.unavailable("The gateway is serving as many requests as it can. Try again.", "overloaded", 2)
-        if app.spool.error is not None:
+        if app.spool.refusing is not None:
             # What is not recorded cannot be billed, so it is not served.
             raise errors.cannot_record()
         try:

@@ -1,67 +1,47 @@
-"""The spool: usage records on the gateway's own disk until somebody has taken them.
+"""The spool: usage records on the gateway's own disk until the ledger has them.
 
 SQLite in WAL mode with synchronous=FULL: a row that was acknowledged survives the death of the process and of the node.
 One thread writes; whatever arrives while a commit is under way goes into the next one (group commit), so the number of
 syncs does not grow with the load. At start, rows `open` without a `final` are those of a gateway that was killed: they
 get a final row with outcome `cut` and the counts of their last checkpoint.
+
+Its room is bounded. When only the reserve is left, or the disk refuses, it says so (`error`); what then becomes of
+requests is a setting. It goes on by itself when there is room again.
 """
 
 import asyncio
 import contextlib
-import fcntl
-import functools
-import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-import orjson
 import structlog
 
-from shoal.api.usage import RecordKind, UsageRecord
+from shoal.ledger.spoolfile import FILE_NAME, Row, SpoolFile
 
 log = structlog.get_logger()
 
-FILE_NAME: Final = "spool.sqlite"
 _RETRY_SECONDS: Final = 1.0
 _MAX_KEPT_ROWS: Final = 200_000
-"""Rows kept in memory while the disk refuses them. Beyond that the oldest are dropped and counted."""
-
-_SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS records (
-  seq INTEGER PRIMARY KEY AUTOINCREMENT,
-  id TEXT NOT NULL UNIQUE,
-  request TEXT NOT NULL,
-  kind TEXT NOT NULL,
-  body BLOB NOT NULL,
-  shipped INTEGER NOT NULL DEFAULT 0
-);
-CREATE TABLE IF NOT EXISTS probe (one INTEGER PRIMARY KEY CHECK (one = 1), at REAL NOT NULL);
-"""
-_INSERT: Final = "INSERT OR IGNORE INTO records (id, request, kind, body) VALUES (?, ?, ?, ?)"
-_MOST_ROWS: Final = 64
-"""Rows per statement."""
+"""Rows kept in memory while the disk refuses them. Beyond that rows are dropped and counted, final ones last."""
+_MEASURE_SECONDS: Final = 0.25
+_HURRY: Final = 0.25
+"""Share of the room that shipped rows may stand in, before they are taken away at once."""
 STUCK_SECONDS: Final = 10.0
 """After so long a commit that does not return counts as a disk that does not work."""
-
-Row = tuple[str, str, RecordKind, bytes]
-"""(id, request id, kind, record as JSON)."""
-
-
-class SpoolUnavailable(Exception):
-    """Nothing can be kept: the disk is full, read-only or gone. The message says which."""
-
-
 GROUP_SECONDS: Final = 0.002
 """How long the writer lets rows gather while many wait. Each commit costs CPU of the core that the event loop runs on:
 with 64 requests at a time this made the gateway a third faster, and the rows' own wait shorter, not longer."""
 CROWD: Final = 4
 """Waiting rows in one commit from which on the next one gathers; below it a row is written at once."""
+
+
+class SpoolUnavailable(Exception):
+    """Nothing can be kept: the disk is full, read-only or gone. The message says which."""
 
 
 @dataclass(slots=True)
@@ -72,6 +52,8 @@ class SpoolStats:
     commits: int = 0
     failures: int = 0
     dropped: int = 0
+    lost: int = 0
+    """Of the dropped rows, the final ones: requests that were served and whose usage nobody will know."""
     closed_as_cut: int = 0
 
 
@@ -86,12 +68,31 @@ class _Batch:
 
 
 class Spool:
-    """Make and use it in one event loop. `start` returns at once; the writer thread opens the file, again and again."""
+    """Make and use it in one event loop. `start` returns at once; the writer thread opens the file, again and again.
 
-    def __init__(self, directory: Path) -> None:
+    `when_full` Serve: `commit` never refuses once the file was opened; rows are kept in memory until the disk takes
+    them. `keep_seconds`: how long final rows stay after they were shipped.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        max_bytes: int | None = None,
+        when_full: Literal["Refuse", "Serve"] = "Refuse",
+        keep_seconds: float = 900.0,
+    ) -> None:
         self.path = directory / FILE_NAME
         self.stats = SpoolStats()
+        self.used_bytes = 0
+        self.limit_bytes: int | None = None
+        """Known once the file was opened."""
+        self._serves = when_full == "Serve"
+        self._max_bytes = max_bytes
+        self._keep_seconds = keep_seconds
         self._error: str | None = "the spool is being opened"
+        self._full: str | None = None
+        self._file: SpoolFile | None = None
         self._pending = _Batch()
         self._kept: list[Row] = []
         # The event loop takes the bare lock: a condition's own `with` is Python, and costs four times as much.
@@ -99,6 +100,10 @@ class Spool:
         self._changed = threading.Condition(self._lock)
         self._sleeping = False
         self._stopping = False
+        self._tidying = False
+        self._measured_at = 0.0
+        self._shipped = 0
+        self._wake: Callable[[], object] | None = None
         self._thread: threading.Thread | None = None
         self._loop = asyncio.get_running_loop()
         self._opened: asyncio.Event = asyncio.Event()
@@ -106,13 +111,30 @@ class Spool:
 
     @property
     def error(self) -> str | None:
-        """Why nothing can be kept; None while all is well."""
-        return self._error
+        """Why nothing can be kept, or nothing but what is under way; None while all is well."""
+        return self._error or self._full
+
+    @property
+    def refusing(self) -> str | None:
+        """Why a new request must be refused; None: it need not."""
+        if self._serves and self._file is not None:
+            return None
+        return self._error or self._full
 
     @property
     def backlog(self) -> int:
         """Rows that are not on disk yet."""
         return len(self._pending.rows) + len(self._pending.waiting) + len(self._kept)
+
+    @property
+    def last_seq(self) -> int:
+        """Number of the newest row on disk."""
+        return 0 if self._file is None else self._file.last_seq
+
+    @property
+    def shipped(self) -> int:
+        """Up to which row the ledger has them, as far as it was marked."""
+        return self._shipped
 
     def start(self) -> None:
         """Starts the writer thread."""
@@ -124,14 +146,19 @@ class Spool:
         await self._opened.wait()
 
     def commit(self, row: Row) -> asyncio.Future[None]:
-        """A future that is done when the row is on disk.
+        """A future that is done when the row is on disk, or kept in memory where the spool serves on.
 
         Raises:
             SpoolUnavailable: at once or through the future; then the row is not kept.
         """
-        if self._error is not None:
-            raise SpoolUnavailable(self._error)
         future: asyncio.Future[None] = self._loop.create_future()
+        if self._error is not None or self._full is not None:
+            if (why := self.refusing) is not None:
+                raise SpoolUnavailable(why)
+            if self._error is not None:
+                self.put(row)
+                future.set_result(None)
+                return future
         with self._lock:
             self._pending.waiting.append((row, future))
             if self._sleeping:
@@ -157,21 +184,41 @@ class Spool:
             self._changed.notify()
         await future
 
+    def wake_at_rows(self, wake: Callable[[], object]) -> None:
+        """Calls `wake` once in the event loop, after the next rows are on disk."""
+        self._wake = wake
+
+    def mark(self, seq: int) -> None:
+        """The ledger has all rows up to this one. It is written down with the next `check`; where the process dies
+        before, they are shipped again."""
+        self._shipped = max(self._shipped, seq)
+
     def check(self) -> None:
-        """Refuses what has waited too long for the disk; call it about once a second."""
+        """Refuses what has waited too long for the disk, and takes away what was shipped; call it about once a
+        second."""
+        with self._changed:
+            self._tidying = True
+            if self._sleeping:
+                self._changed.notify()
         writing = self._writing
         if writing is None or time.monotonic() - writing[0] < STUCK_SECONDS:
             return
         self._error = f"the disk has not answered for {STUCK_SECONDS:g} s"
         with self._changed:
             waiting, self._pending.waiting = self._pending.waiting, []
-        error = SpoolUnavailable(self._error)
-        _reject([future for _, future in (*waiting, *writing[1].waiting)], error)
+            if self._serves:
+                self._pending.rows.extend(row for row, _ in waiting)
+                self._trim(self._pending.rows)
+        futures = [future for _, future in (*waiting, *writing[1].waiting)]
+        if self._serves:
+            _resolve(futures)
+        else:
+            _reject(futures, SpoolUnavailable(self._error))
 
     async def stop(self) -> None:
         """Writes what is left and closes the file."""
         with self._changed:
-            self._stopping = True
+            self._stopping = self._tidying = True
             self._changed.notify()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
@@ -180,12 +227,12 @@ class Spool:
 
     def _run(self) -> None:
         with contextlib.ExitStack() as stack:
-            connection: sqlite3.Connection | None = None
+            file: SpoolFile | None = None
             crowded = False
             while True:
-                if connection is None:
+                if file is None:
                     try:
-                        connection = self._open(stack)
+                        file = self._open(stack)
                     except (OSError, sqlite3.Error) as error:
                         self._fail(error)
                         if self._wait_retry():
@@ -198,18 +245,21 @@ class Spool:
                     time.sleep(GROUP_SECONDS)
                 batch = self._take()
                 crowded = len(batch.waiting) >= CROWD
-                if not batch and not (self._error and self._kept):
-                    if self._stopping and not self._error:
+                idle = not batch and self._error is None
+                if idle and not self._tidying:
+                    if self._stopping:
                         return
-                    if self._error is None and self._wait_work():
-                        continue
+                    self._wait_work()
+                    continue
+                if self._error is not None and self._tidying:
+                    self._tidy(file)  # it may be what makes the room
                 try:
-                    self._writing = (time.monotonic(), batch)
-                    self._write(connection, batch)
+                    if not idle:
+                        self._writing = (time.monotonic(), batch)
+                        self._write(file, batch)
                 except (OSError, sqlite3.Error) as error:
                     self._writing = None
-                    with contextlib.suppress(sqlite3.Error):
-                        connection.rollback()
+                    self._roll_back(file)
                     self._fail(error)
                     self._keep(batch)
                     self._refuse(batch)
@@ -219,62 +269,62 @@ class Spool:
                 else:
                     self._writing = None
                     self._acknowledge(batch)
+                    if self._tidying:
+                        self._tidy(file)
+                    elif time.monotonic() - self._measured_at >= _MEASURE_SECONDS:
+                        self._measure(file)
 
-    def _open(self, stack: contextlib.ExitStack) -> sqlite3.Connection:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(lock)
-            # Two writers would close each other's open rows as cut.
-            raise OSError(f"another gateway uses the spool {self.path}") from None
-        try:
-            connection = sqlite3.connect(self.path, isolation_level=None, timeout=10, cached_statements=_MOST_ROWS + 16)
-        except BaseException:
-            os.close(lock)
-            raise
-        try:
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=FULL")
-            connection.execute("PRAGMA wal_autocheckpoint=8000")
-            connection.executescript(_SCHEMA)
-            self.stats.closed_as_cut += _close_open_rows(connection)
-        except BaseException:
-            connection.close()
-            os.close(lock)
-            raise
-        stack.callback(os.close, lock)
-        stack.callback(connection.close)
+    def _open(self, stack: contextlib.ExitStack) -> SpoolFile:
+        file = SpoolFile(self.path, self._max_bytes, self._keep_seconds)
+        stack.callback(file.close)
+        self.stats.closed_as_cut += file.closed_as_cut
+        self.limit_bytes = file.limit
+        self._shipped = file.shipped()
+        self._measure(file)
+        self._file = file
         self._error = None
-        return connection
+        return file
 
-    def _write(self, connection: sqlite3.Connection, batch: _Batch) -> None:
+    def _write(self, file: SpoolFile, batch: _Batch) -> None:
         rows = [*self._kept, *batch.rows, *(row for row, _ in batch.waiting)]
-        # One statement for many rows: sqlite3 gives up and takes back the GIL at each step, and takes it from a loop
-        # that is busy. A batch that fits into one statement needs no transaction around it either.
-        if 0 < len(rows) <= _MOST_ROWS:
-            connection.execute(_insert(len(rows)), [value for row in rows for value in row])
-            self._written(len(rows))
-            return
-        connection.execute("BEGIN IMMEDIATE")
-        if rows:
-            for at in range(0, len(rows), _MOST_ROWS):
-                part = rows[at : at + _MOST_ROWS]
-                connection.execute(_insert(len(part)), [value for row in part for value in row])
-        elif self._error is not None:
-            # Nothing to write, but we must find out whether the disk takes rows again.
-            connection.execute("INSERT OR REPLACE INTO probe VALUES (1, ?)", (time.time(),))
-        connection.execute("COMMIT")
-        self._written(len(rows))
-
-    def _written(self, rows: int) -> None:
-        self.stats.rows += rows
+        file.insert(rows)
+        self.stats.rows += len(rows)
         self.stats.commits += 1
         if self._error is not None:
             log.info("the spool takes records again", path=str(self.path))
             self._error = None
         self._kept = []
+        if rows and (wake := self._wake) is not None:
+            self._wake = None
+            self._notify(wake)
+
+    def _tidy(self, file: SpoolFile) -> None:
+        """One slice."""
+        hurry = self.used_bytes > file.limit * _HURRY or self._error is not None
+        try:
+            more = file.tidy.step(self._shipped, hurry=hurry)
+            self._measure(file)
+        except sqlite3.Error as error:
+            self._roll_back(file)
+            self.stats.failures += 1
+            log.debug("the spool was not tidied", error=str(error))
+            more = False  # the next rows find out what is wrong
+        self._tidying = more and not self._stopping
+
+    def _measure(self, file: SpoolFile) -> None:
+        self._measured_at = time.monotonic()
+        self.used_bytes = used = file.used()
+        most = file.limit - file.reserve
+        if self._full is None and used > most:
+            self._full = f"the spool is full: {used >> 20} MiB of {file.limit >> 20} wait for the ledger"
+            log.error("the spool cannot keep more requests", path=str(self.path), error=self._full)
+        elif self._full is not None and used <= most - file.reserve:
+            self._full = None
+            log.info("the spool has room again", path=str(self.path), used_mib=used >> 20)
+
+    def _roll_back(self, file: SpoolFile) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            file.connection.rollback()
 
     def _take(self) -> _Batch:
         with self._changed:
@@ -283,9 +333,23 @@ class Spool:
 
     def _keep(self, batch: _Batch) -> None:
         self._kept.extend(batch.rows)
-        if (extra := len(self._kept) - _MAX_KEPT_ROWS) > 0:
-            del self._kept[:extra]
+        if self._serves:
+            self._kept.extend(row for row, _ in batch.waiting)
+        self._trim(self._kept)
+
+    def _trim(self, rows: list[Row]) -> None:
+        extra = len(rows) - _MAX_KEPT_ROWS
+        if extra <= 0:
+            return
+        # A final row says all that the others of its request do.
+        spare = [at for at, row in enumerate(rows) if row[2] in ("open", "checkpoint")][:extra]
+        gone = set(spare)
+        rows[:] = [row for at, row in enumerate(rows) if at not in gone]
+        if (extra := len(rows) - _MAX_KEPT_ROWS) > 0:
+            del rows[:extra]
+            self.stats.lost += extra
             self.stats.dropped += extra
+        self.stats.dropped += len(spare)
 
     def _fail(self, error: Exception) -> None:
         self.stats.failures += 1
@@ -299,20 +363,26 @@ class Spool:
             self._notify(_resolve, futures)
 
     def _refuse(self, batch: _Batch) -> None:
-        if futures := [*(future for _, future in batch.waiting), *batch.flushes]:
-            self._notify(_reject, futures, SpoolUnavailable(self._error or "the spool is closed"))
+        error = SpoolUnavailable(self._error or "the spool is closed")
+        if batch.waiting:
+            futures = [future for _, future in batch.waiting]
+            if self._serves and self._file is not None:
+                self._notify(_resolve, futures)
+            else:
+                self._notify(_reject, futures, error)
+        if batch.flushes:
+            self._notify(_reject, batch.flushes, error)
 
     def _notify(self, function: Callable[..., object], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(function, *args)
 
-    def _wait_work(self) -> bool:
+    def _wait_work(self) -> None:
         with self._changed:
-            if not self._pending and not self._stopping:
+            if not self._pending and not self._stopping and not self._tidying:
                 self._sleeping = True
                 self._changed.wait()
                 self._sleeping = False
-            return True
 
     def _wait_retry(self) -> bool:
         """Waits before the next try; True when the process stops and must not wait for the disk."""
@@ -320,11 +390,6 @@ class Spool:
             if not self._stopping:
                 self._changed.wait_for(lambda: self._stopping, _RETRY_SECONDS)
             return self._stopping
-
-
-@functools.cache
-def _insert(rows: int) -> str:
-    return f"{_INSERT}{', (?, ?, ?, ?)' * (rows - 1)}"
 
 
 def _resolve(futures: list[asyncio.Future[None]]) -> None:
@@ -337,90 +402,3 @@ def _reject(futures: list[asyncio.Future[None]], error: Exception) -> None:
     for future in futures:
         if not future.done():
             future.set_exception(error)
-
-
-def _close_open_rows(connection: sqlite3.Connection) -> int:
-    """Gives each open row that has no final one a final row with outcome `cut`; returns how many."""
-    rows = connection.execute(
-        "SELECT o.request, coalesce((SELECT c.body FROM records c WHERE c.id > o.request || ':checkpoint:'"
-        " AND c.id < o.request || ':checkpoint;' ORDER BY c.seq DESC LIMIT 1), o.body)"
-        " FROM records o WHERE o.kind = 'open'"
-        " AND NOT EXISTS (SELECT 1 FROM records f WHERE f.id = o.request || ':final')"
-    ).fetchall()
-    connection.execute("BEGIN IMMEDIATE")
-    for request, body in rows:
-        record = UsageRecord.model_validate_json(body)
-        final = record.model_copy(
-            update={
-                "id": f"{request}:final",
-                "time": datetime.now(UTC),
-                "data": record.data.model_copy(update={"kind": "final", "outcome": "cut"}),
-            }
-        )
-        connection.execute(_INSERT, (final.id, request, "final", final.model_dump_json(by_alias=True).encode()))
-    connection.execute("COMMIT")
-    if rows:
-        log.warning("closed the records of requests that a killed gateway held", requests=len(rows))
-    return len(rows)
-
-
-# --- reading --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class SpooledRecord:
-    seq: int
-    kind: str
-    shipped: bool
-    record: UsageRecord
-
-
-class SpoolReader:
-    """Reads a spool, also while a gateway writes it.
-
-    Raises:
-        FileNotFoundError: there is no spool.
-    """
-
-    def __init__(self, path: Path) -> None:
-        file = path / FILE_NAME if path.is_dir() else path
-        if not file.exists():
-            raise FileNotFoundError(f"no spool at {file}")
-        self._connection = sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True, timeout=10)
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def last_seq(self) -> int:
-        """The newest row's number; 0 in an empty spool."""
-        return self._connection.execute("SELECT coalesce(max(seq), 0) FROM records").fetchone()[0]
-
-    def newest(
-        self, limit: int, request: str | None = None, *, kinds: Sequence[str] | None = None
-    ) -> list[SpooledRecord]:
-        """The newest `limit` rows, oldest first; with `request` those of that request id (ours or the client's own),
-        with `kinds` those kinds only."""
-        where, values = ["1"], list[str | int]()
-        if request is not None:
-            where.append("(request = ? OR json_extract(CAST(body AS TEXT), '$.data.clientRequestId') = ?)")
-            values += [request, request]
-        if kinds is not None:
-            where.append(f"kind IN ({', '.join('?' * len(kinds))})")
-            values += kinds
-        rows = self._connection.execute(
-            f"SELECT seq, kind, shipped, body FROM records WHERE {' AND '.join(where)} ORDER BY seq DESC LIMIT ?",  # noqa: S608 - only placeholders
-            [*values, limit],
-        ).fetchall()
-        return [_spooled(row) for row in reversed(rows)]
-
-    def after(self, seq: int) -> Iterator[SpooledRecord]:
-        """Rows that came after `seq`."""
-        cursor = self._connection.execute(
-            "SELECT seq, kind, shipped, body FROM records WHERE seq > ? ORDER BY seq", (seq,)
-        )
-        return map(_spooled, cursor.fetchall())
-
-
-def _spooled(row: tuple[int, str, int, bytes]) -> SpooledRecord:
-    seq, kind, shipped, body = row
-    return SpooledRecord(seq, kind, bool(shipped), UsageRecord.model_validate(orjson.loads(body)))

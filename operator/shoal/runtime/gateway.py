@@ -12,7 +12,7 @@ from shoal.api import names
 
 if TYPE_CHECKING:
     from shoal.api.usage import UsageRecord
-    from shoal.ledger.spool import SpooledRecord
+    from shoal.ledger.spoolreader import SpooledRecord
 
 
 @click.group(name="gateway")
@@ -66,7 +66,7 @@ def run(kubeconfig: str | None) -> None:
 @click.option("--all-rows", is_flag=True, help="Also open and checkpoint rows; by default only final ones are shown.")
 def records(path: Path, request: str | None, limit: int, output: str, follow: bool, all_rows: bool) -> None:
     """Print usage records from the spool, also while the gateway runs."""
-    from shoal.ledger.spool import SpooledRecord, SpoolReader
+    from shoal.ledger.spoolreader import SpooledRecord, SpoolReader
 
     try:
         reader = SpoolReader(path)

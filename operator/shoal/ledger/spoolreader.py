@@ -1,0 +1,125 @@
+"""Reading a spool beside the gateway that writes it: by a person, and by the shipper."""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import orjson
+
+from shoal.api.usage import UsageRecord
+from shoal.ledger.spoolfile import FILE_NAME
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledRecord:
+    seq: int
+    kind: str
+    shipped: bool
+    record: UsageRecord
+
+
+class SpoolReader:
+    """Reads a spool, also while a gateway writes it.
+
+    Raises:
+        FileNotFoundError: there is no spool.
+    """
+
+    def __init__(self, path: Path) -> None:
+        file = path / FILE_NAME if path.is_dir() else path
+        if not file.exists():
+            raise FileNotFoundError(f"no spool at {file}")
+        self._connection = sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True, timeout=10)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def last_seq(self) -> int:
+        """The newest row's number; 0 in an empty spool."""
+        return self._connection.execute("SELECT coalesce(max(seq), 0) FROM records").fetchone()[0]
+
+    def newest(
+        self, limit: int, request: str | None = None, *, kinds: Sequence[str] | None = None
+    ) -> list[SpooledRecord]:
+        """The newest `limit` rows, oldest first; with `request` those of that request id (ours or the client's own),
+        with `kinds` those kinds only."""
+        where, values = ["1"], list[str | int]()
+        if request is not None:
+            where.append("(request = ? OR json_extract(CAST(body AS TEXT), '$.data.clientRequestId') = ?)")
+            values += [request, request]
+        if kinds is not None:
+            where.append(f"kind IN ({', '.join('?' * len(kinds))})")
+            values += kinds
+        rows = self._connection.execute(
+            f"{_ROWS} WHERE {' AND '.join(where)} ORDER BY seq DESC LIMIT ?",
+            [*values, limit],
+        ).fetchall()
+        return [_spooled(row) for row in reversed(rows)]
+
+    def after(self, seq: int) -> Iterator[SpooledRecord]:
+        """Rows that came after `seq`."""
+        return map(_spooled, self._connection.execute(f"{_ROWS} WHERE seq > ? ORDER BY seq", (seq,)).fetchall())
+
+
+_ROWS = "SELECT seq, kind, seq <= (SELECT shipped FROM position), body FROM records"
+
+
+def _spooled(row: tuple[int, str, int, bytes]) -> SpooledRecord:
+    seq, kind, shipped, body = row
+    return SpooledRecord(seq, kind, bool(shipped), UsageRecord.model_validate(orjson.loads(body)))
+
+
+# --- for the shipper ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows in a row, ready to be sent."""
+
+    last: int
+    """`seq` of the last one."""
+    rows: int
+    body: bytes
+    """A JSON array of the records, byte for byte as they were written."""
+    oldest: datetime
+    """When the first was made, by the gateway's clock."""
+
+
+class Batches:
+    """Reads what is to be shipped. Use it in one thread at a time.
+
+    SQLite puts the batch together: Python's module gives up and takes back the GIL for each row, and takes it from an
+    event loop that is busy.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._connection = sqlite3.connect(
+            f"{file.resolve().as_uri()}?mode=ro", uri=True, timeout=10, check_same_thread=False
+        )
+        self._connection.text_factory = bytes
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def after(self, seq: int, *, rows: int, size: int) -> Batch | None:
+        """What comes after row `seq`: so many rows, and so many bytes of records, at most, but one row at least. None:
+        there is nothing.
+
+        Raises:
+            sqlite3.Error: the file cannot be read.
+        """
+        last, count, body, oldest = self._connection.execute(_BATCH, (seq, rows, size)).fetchone()
+        if not count:
+            return None
+        return Batch(last, count, b"[%b]" % body, datetime.fromisoformat(oldest.decode()))
+
+
+_BATCH = (
+    "SELECT max(seq), count(*), group_concat(CAST(body AS TEXT), ','),"
+    " (SELECT json_extract(CAST(body AS TEXT), '$.time') FROM records WHERE seq > ?1 ORDER BY seq LIMIT 1)"
+    " FROM (SELECT seq, body, length(body) AS own, sum(length(body)) OVER (ORDER BY seq) AS whole"
+    " FROM (SELECT seq, body FROM records WHERE seq > ?1 ORDER BY seq LIMIT ?2) ORDER BY seq)"
+    " WHERE whole <= ?3 OR whole = own"
+)
