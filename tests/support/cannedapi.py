@@ -20,7 +20,8 @@ class CannedApi:
         self.asked: list[str] = []
         """Paths with their queries."""
         self.patches: list[tuple[str, dict[str, Any]]] = []
-        """Path with its query, and body, of each PATCH. They are answered like a GET."""
+        """Path with its query, and body, of each PATCH. They are answered like a GET, or with `on_patch`."""
+        self.on_patch: tuple[int, str] | None = None
 
     @contextmanager
     def kubeconfig(self, folder: Path) -> Generator[Path]:
@@ -34,12 +35,12 @@ class CannedApi:
             def do_PATCH(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 api.patches.append((unquote(self.path), json.loads(body)))
-                self._answer()
+                self._answer(api.on_patch)
 
-            def _answer(self) -> None:
+            def _answer(self, given: tuple[int, str] | None = None) -> None:
                 path = unquote(self.path).partition("?")[0]
                 api.asked.append(unquote(self.path))
-                answer = api.answers.get(path, (404, "the server could not find the requested resource"))
+                answer = given or api.answers.get(path, (404, "the server could not find the requested resource"))
                 status, body = (200, answer) if not isinstance(answer, tuple) else answer
                 if status >= 400 and isinstance(body, str):
                     reason = "Forbidden" if status == 403 else ""

@@ -25,6 +25,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     # name: (module:attribute, help shown without importing it)
     "operator": ("shoal.runtime.operator:command", "Run the operator."),
     "gateway": ("shoal.runtime.gateway:command", "Run the gateway, or look into its spool."),
+    "ledger": ("shoal.runtime.ledger:command", "Run the ledger, or look after its database."),
     "agent": ("shoal.runtime.agent:command", "Run an engine pod's agent, stage a model, or read its facts."),
     "cache": ("shoal.runtime.cache:command", "Run the node cache."),
     "sim": ("shoal.sim.cli:command", "Run the engine simulator."),
@@ -37,6 +38,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "why": ("shoal.cli.scaling.why:command", "Say why a Model has as many replicas as it has."),
     "adapters": ("shoal.cli.adapters:command", "Show where the adapters of LoRA pools are and how they are used."),
     "wake": ("shoal.cli.scaling.wake:command", "Wake a Model that has no replica."),
+    "keys": ("shoal.cli.keys:command", "Make, rotate, disable and list the API keys of Tenants."),
     "generate": ("shoal.cli.generate:command", "Write crds/, chart schemas and reference docs."),
 }
 

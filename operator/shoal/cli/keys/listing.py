@@ -1,0 +1,122 @@
+"""`shoal keys list`: names, states and expiries."""
+
+import asyncio
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import click
+from pydantic import ValidationError
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from shoal.api.meta import JsonObject
+from shoal.api.tenant import Tenant
+from shoal.cli.keys import edit, source, when
+from shoal.cli.scaling.reach import told
+from shoal.core.tenants import age
+from shoal.kube.client import Client
+from shoal.kube.resources import TENANTS
+
+NARROW = 120
+"""Columns where the output is no terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    tenant: str
+    name: str
+    state: Literal["active", "expired", "disabled", "suspended", "claimed"]
+    expires: str | None
+    note: str = ""
+
+
+@click.command("list")
+@click.option("--tenant", help="Only this Tenant.")
+@click.option("-f", "--file", type=click.Path(path_type=Path), help="A file with the Tenant, instead of the cluster.")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--kubeconfig", help="Default: KUBECONFIG, else ~/.kube/config.")
+@click.option("--context", help="The context of the kubeconfig to use.")
+def listing(
+    tenant: str | None,
+    file: Path | None,
+    output: Literal["table", "json"],
+    kubeconfig: str | None,
+    context: str | None,
+) -> None:
+    """Show the keys of a Tenant, or of all: which work, and until when."""
+
+    async def work() -> None:
+        now = datetime.now(UTC)
+        if file is not None:
+            found = [source.in_file(file, tenant)]
+        else:
+            async with await Client.from_environment(kubeconfig=kubeconfig, context=context) as client:
+                if tenant is not None:
+                    await source.in_cluster(client, tenant)  # to say that it is not there
+                found = [o async for o in client.list(TENANTS)]
+        rows = [r for r in states(found, now) if tenant in (None, r.tenant)]
+        if output == "json":
+            click.echo(json.dumps([asdict(r) for r in rows], indent=2))
+        else:
+            width = None if Console().is_terminal else NARROW
+            Console(highlight=False, width=width).print(picture(rows) if rows else "there is no key")
+
+    try:
+        asyncio.run(told(work()))
+    except edit.KeysError as error:
+        raise click.ClickException(str(error)) from None
+    except KeyboardInterrupt:
+        return
+
+
+def states(tenants: Iterable[JsonObject], now: datetime) -> list[Row]:
+    """Each key of each Tenant. A hash belongs to the oldest Tenant that lists it, as gateways look it up."""
+    found = list(tenants)
+    owner: dict[str, str] = {}
+    for raw in sorted(found, key=_age):
+        for entry in edit.entries(raw):
+            owner.setdefault(entry.sha256, raw["metadata"]["name"])
+    rows: list[Row] = []
+    for raw in sorted(found, key=lambda raw: raw["metadata"]["name"]):
+        name, suspended = raw["metadata"]["name"], bool(edit.spec_of(raw).get("suspended"))
+        rows += [_row(name, suspended, entry, owner[entry.sha256], now) for entry in edit.entries(raw)]
+    return rows
+
+
+def _row(tenant: str, suspended: bool, entry: edit.Entry, owner: str, now: datetime) -> Row:
+    expires = edit.stamp(entry.expires) if entry.expires else None
+    if suspended:
+        return Row(tenant, entry.name, "suspended", expires, "the whole Tenant is refused")
+    if entry.disabled:
+        return Row(tenant, entry.name, "disabled", expires)
+    if entry.expires is not None and entry.expires <= now:
+        past = when.span((now - entry.expires).total_seconds())
+        return Row(tenant, entry.name, "expired", expires, f"{past} ago: remove it")
+    if owner != tenant:
+        return Row(tenant, entry.name, "claimed", expires, f"the older Tenant {owner} lists the same key")
+    note = f"in {when.span((entry.expires - now).total_seconds())}" if entry.expires else ""
+    return Row(tenant, entry.name, "active", expires, note)
+
+
+def _age(raw: JsonObject) -> tuple[datetime, str]:
+    try:
+        return age(Tenant.model_validate(raw))
+    except ValidationError:
+        return (datetime.max.replace(tzinfo=UTC), str(raw["metadata"].get("uid", "")))
+
+
+def picture(rows: Iterable[Row]) -> Table:
+    table = Table(show_edge=False, box=None, pad_edge=False)
+    for heading in ("TENANT", "KEY", "STATE", "EXPIRES", ""):
+        table.add_column(heading, no_wrap=bool(heading))
+    for row in rows:
+        color = "green" if row.state == "active" else "yellow"
+        table.add_row(
+            escape(row.tenant), escape(row.name), f"[{color}]{row.state}[/]", row.expires or "never", escape(row.note)
+        )
+    return table

@@ -1,0 +1,148 @@
+"""Where a Tenant is read from, and how a change gets there: a file, whose comments stay, or the cluster."""
+
+import copy
+import io
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+import click
+import yaml
+from pydantic import ValidationError
+
+from shoal.api.meta import API_VERSION, JsonObject
+from shoal.api.tenant import Tenant
+from shoal.cli.explain import inputs
+from shoal.cli.keys import edit
+from shoal.kube.client import Client
+from shoal.kube.errors import Conflict, Invalid, NotFound
+from shoal.kube.resources import TENANTS
+
+MANAGER: Final = "kubectl-shoal"
+_GITOPS: Final = {
+    "argocd.argoproj.io/tracking-id": "Argo CD",
+    "argocd.argoproj.io/instance": "Argo CD",
+    "kustomize.toolkit.fluxcd.io/name": "Flux",
+    "helm.toolkit.fluxcd.io/name": "Flux",
+    "meta.helm.sh/release-name": "Helm",
+}
+"""Labels and annotations by which tools know what is theirs."""
+
+
+def in_file(path: Path, name: str | None) -> JsonObject:
+    """The Tenant of this name in the file; without a name the only one. Raises click.UsageError."""
+    found = [o for o in inputs.objects(path) if _is_tenant(o)]
+    chosen = [o for o in found if name is None or o.get("metadata", {}).get("name") == name]
+    listed = ", ".join(str(o.get("metadata", {}).get("name")) for o in found)
+    if not found:
+        raise click.UsageError(f"{path}: there is no Tenant (apiVersion {API_VERSION}) in there")
+    if not chosen:
+        raise click.UsageError(f"{path}: there is no Tenant {name} in there, but {listed}")
+    if len(chosen) > 1:
+        raise click.UsageError(f"{path}: name one of its Tenants with --tenant: {listed}")
+    return chosen[0]
+
+
+def write_file(path: Path, tenant: JsonObject, operations: Sequence[JsonObject]) -> None:
+    """Carries the operations out in the file; comments, order and the other documents stay as they are.
+
+    Raises click.UsageError where that cannot be done; the file is then untouched.
+    """
+    text = path.read_text(encoding="utf-8")
+    refused = f"{path}: cannot be edited in place; apply the patch that is printed without --write"
+    # A line that begins so is between documents, wherever it stands: YAML knows no other meaning.
+    parts = re.split(r"(?m)^(---(?:[ \t].*)?\n)", text)
+    name = tenant["metadata"]["name"]
+    matching = [i for i, part in enumerate(parts) if _holds(part, name)]
+    if len(matching) != 1:
+        raise click.UsageError(refused)
+    edited = _edited(parts[matching[0]], operations)
+    parts[matching[0]] = edited
+    wanted = copy.deepcopy(tenant)
+    edit.perform(wanted, operations)
+    try:
+        read_back = cast("JsonObject", yaml.safe_load(edited))
+    except yaml.YAMLError:
+        raise click.UsageError(refused) from None
+    if edit.entries(read_back) != edit.entries(wanted):
+        raise click.UsageError(refused)
+    path.write_text("".join(parts), encoding="utf-8")
+
+
+def _holds(part: str, name: str) -> bool:
+    try:
+        found: Any = yaml.safe_load(part)
+    except yaml.YAMLError:
+        return False
+    if not isinstance(found, dict):
+        return False
+    tenant = cast("JsonObject", found)
+    return _is_tenant(tenant) and tenant["metadata"].get("name") == name
+
+
+def _edited(text: str, operations: Sequence[JsonObject]) -> str:
+    """One document with its comments, its quotes and its own indentation."""
+    from ruamel.yaml import YAML, util
+
+    guess = cast("Callable[[str], tuple[Any, int | None, int | None]]", util.load_yaml_guess_indent)  # pyright: ignore[reportUnknownMemberType]
+    guessed = guess(text)
+    handler: Any = YAML()  # round trip
+    handler.preserve_quotes = True
+    handler.width = 4096
+    handler.indent(mapping=2, sequence=guessed[1] or 2, offset=guessed[2] or 0)
+    document = handler.load(text)
+    edit.perform(document, operations)
+    buffer = io.StringIO()
+    handler.dump(document, buffer)
+    return buffer.getvalue()
+
+
+async def in_cluster(client: Client, name: str) -> JsonObject:
+    """Raises KeysError where there is no such Tenant."""
+    try:
+        return await client.get(TENANTS, name)
+    except NotFound as error:
+        if error.kind_missing:
+            raise
+        raise edit.KeysError(
+            f"there is no Tenant {name}: kubectl get tenants lists them; of one that is not applied yet, name the file "
+            "with -f"
+        ) from None
+
+
+async def write_cluster(client: Client, tenant: JsonObject, operations: Sequence[JsonObject]) -> str | None:
+    """Carries the operations out on the object as it was read, and on no later one.
+
+    Returns who else writes it, where something says so. Raises KeysError.
+    """
+    metadata = tenant["metadata"]
+    name, version = metadata["name"], metadata["resourceVersion"]
+    edit.perform(tenant, operations)
+    patch: JsonObject = {"metadata": {"resourceVersion": version}, "spec": {"keys": tenant["spec"]["keys"]}}
+    try:
+        await client.merge_patch(TENANTS, name, None, patch, manager=MANAGER)
+    except Conflict:
+        raise edit.KeysError(
+            f"Tenant {name} was changed by somebody else at the same moment: nothing was written, call again"
+        ) from None
+    except Invalid as error:
+        raise edit.KeysError(f"Tenant {name}: {error.message}") from None
+    marks: set[str] = {*(metadata.get("labels") or ()), *(metadata.get("annotations") or ())}
+    return next((tool for mark, tool in _GITOPS.items() if mark in marks), None)
+
+
+def checked(tenant: JsonObject, operations: Sequence[JsonObject]) -> None:
+    """Raises KeysError where the Tenant would not be valid afterwards. `tenant` is not changed."""
+    after = copy.deepcopy(tenant)
+    edit.perform(after, operations)
+    try:
+        Tenant.model_validate(after)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(str(step) for step in first["loc"])
+        raise edit.KeysError(f"{edit.name_of(tenant)} would not be valid: {where}: {first['msg']}") from None
+
+
+def _is_tenant(found: JsonObject) -> bool:
+    return found.get("kind") == "Tenant" and str(found.get("apiVersion", "")).startswith("shoal.dev/")
