@@ -15,10 +15,12 @@ from shoal.api.model import Model
 from shoal.api.schema import KINDS
 from shoal.api.sources import parse_source
 from shoal.api.tenant import Tenant
-from shoal.cli.demo import loraact, scaleact, steps
+from shoal.cli.demo import loraact, scaleact, steps, tenantact
 from shoal.cli.generate.command import repository_root
 
-EXAMPLES = sorted((repository_root() / "examples").rglob("*.yaml"))
+ROOT = repository_root() / "examples"
+# Price lists are no objects of Kubernetes.
+EXAMPLES = sorted(path for path in ROOT.rglob("*.yaml") if path.parent.name != "prices")
 
 
 def _objects(path: Path) -> list[dict[str, Any]]:
@@ -39,6 +41,14 @@ def test_example_validates_and_says_nothing_that_is_ignored(path: Path) -> None:
             continue
         read = kind.model_validate(one).model_dump(mode="json", by_alias=True, exclude_unset=True)
         assert read["spec"] == one["spec"]
+
+
+def test_the_two_tenants_of_the_demo_have_the_keys_that_its_act_uses() -> None:
+    found = {one.metadata.name: one for one in _kinds(ROOT / steps.TENANTS_FILE) if isinstance(one, Tenant)}
+
+    assert found.keys() == tenantact.KEYS.keys()
+    for name, tenant in found.items():
+        assert tenant.spec.keys[0].sha256 == hashlib.sha256(tenantact.KEYS[name].encode()).hexdigest()
 
 
 def test_sources_of_the_examples_parse() -> None:

@@ -82,9 +82,9 @@ def up(engine: steps.EngineChoice, where: str, name: str, image: str, timeout: f
         else:
             # Its sums need the lab's nodes, and a real engine of its own for each Model is more than this machine has.
             console.print("\nThe act on a mixed fleet needs the lab and the simulator: left out.")
-        if engine == "simulator":
-            from shoal.cli.demo import loraact, scaleact  # the SDK that they need is not part of an installation
+        from shoal.cli.demo import loraact, scaleact, tenantact  # their SDK is not part of an installation
 
+        if engine == "simulator":
             scaleact.run(cluster, stages, timeout)
             loraact.run(cluster, stages, timeout)
         else:
@@ -92,6 +92,7 @@ def up(engine: steps.EngineChoice, where: str, name: str, image: str, timeout: f
                 "The acts on scaling and adapters need the simulator: three real engines are more than this machine "
                 "has, and only the simulator signs its answers."
             )
+        tenantact.run(cluster, stages, timeout)
         console.print(stages.summary())
         _try_it(
             console,
@@ -115,7 +116,7 @@ def down(where: str, name: str) -> None:
             raise click.ClickException(str(e)) from e
         return
     cluster = CurrentCluster()
-    examples = (*reversed(steps.EXAMPLE_FILES), steps.SCALING_FILE, steps.LORA_FILE)
+    examples = (*reversed(steps.EXAMPLE_FILES), steps.SCALING_FILE, steps.LORA_FILE, steps.TENANTS_FILE)
     files = [arg for file in examples for arg in ("-f", str(steps.EXAMPLES / file))]
     cluster.kubectl("delete", "--ignore-not-found", "--wait=true", *files, timeout=300)
     for release in ("shoal", "shoal-crds"):

@@ -16,6 +16,8 @@ EXAMPLES: Final = ROOT / "examples"
 EXAMPLE_FILES: Final = ("gpuclasses.yaml", "models.yaml", "tenant.yaml")
 SCALING_FILE: Final = "scaling.yaml"
 LORA_FILE: Final = "lora.yaml"
+TENANTS_FILE: Final = "tenants.yaml"
+PRICES_FILE: Final = "prices/demo.yaml"
 ACTS: Final = ("fleet", "elastic", "tunes")
 """Namespaces of the acts' examples."""
 """Applied by its act."""
@@ -30,7 +32,11 @@ EngineChoice = Literal["simulator", "sglang"]
 def install(cluster: Cluster, engine: EngineChoice, image: str, values: Mapping[str, Any] | None = None) -> None:
     """Installs both charts and waits until operator and gateway are up. `values` go over the demo's own."""
     repository, _, tag = image.rpartition(":")
-    own: dict[str, Any] = {"image": {"repository": repository, "tag": tag}}
+    prices = EXAMPLES / PRICES_FILE
+    own: dict[str, Any] = {
+        "image": {"repository": repository, "tag": tag},
+        "ledger": {"prices": {prices.name: prices.read_text()}},
+    }
     if engine == "simulator":
         # What a real engine asks for by default would not fit on a laptop's kind or k3d.
         own["engines"] = {"simulator": {"enabled": True}, "cpuPerGPU": "100m", "memoryPerGPU": "512Mi"}
