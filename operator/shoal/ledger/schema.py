@@ -20,12 +20,10 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    text,
 )
 
 metadata: Final = MetaData()
-
-# SQLite numbers rows by itself only where the column is an INTEGER.
-_NUMBER: Final = BigInteger().with_variant(Integer(), "sqlite")
 
 records: Final = Table(
     "records",
@@ -35,12 +33,13 @@ records: Final = Table(
     Column("request", String, nullable=False),
     Column("kind", String, nullable=False),
     Column("received_at", BigInteger, nullable=False),
-    Column("body", LargeBinary, nullable=False, comment="the CloudEvent as it came"),
+    Column("body", LargeBinary, nullable=False, comment="the CloudEvent, with all fields that it came with"),
     PrimaryKeyConstraint("source", "id"),
     Index("records_received_at", "received_at"),
+    sqlite_with_rowid=False,
 )
-"""Every row that came, once. Final and attempt rows stay for the retention, the others until their request has
-ended."""
+"""Final and attempt rows, each once, for the retention: who wants to add them to `usage` and `hours` must first get
+them in here. Open rows and checkpoints stand in `usage` until their request has ended."""
 
 usage: Final = Table(
     "usage",
@@ -48,6 +47,7 @@ usage: Final = Table(
     Column("source", String, nullable=False),
     Column("request", String, nullable=False),
     Column("attempt", Integer, nullable=False, comment="0: the request itself; else the try that is not billed"),
+    Column("step", BigInteger, nullable=False, comment="how far it is; only a higher one replaces it (parse.py)"),
     Column("ended", Boolean, nullable=False, comment="false: open, with the counts of its last checkpoint"),
     Column("received_at", BigInteger, nullable=False, comment="when something was heard of it last"),
     Column("admitted_at", BigInteger, nullable=False),
@@ -76,9 +76,12 @@ usage: Final = Table(
     Column("ttft_ms", Float),
     Column("hold_ms", Float),
     Column("duration_ms", Float),
+    Column("attempts", Integer, nullable=False, comment="replicas that the request was sent to"),
     PrimaryKeyConstraint("source", "request", "attempt"),
-    Index("usage_open", "ended", "received_at"),
+    Index("usage_open", "gateway", sqlite_where=text("NOT ended"), postgresql_where=text("NOT ended")),
     Index("usage_tenant_time", "tenant", "admitted_at"),
+    Index("usage_time", "admitted_at"),
+    sqlite_with_rowid=False,
 )
 """One row per request, and one per attempt row."""
 
@@ -94,9 +97,9 @@ hours: Final = Table(
     Column("adapter", String, nullable=False),
     Column("gpu_class", String, nullable=False),
     Column("billed", Boolean, nullable=False, comment="false: attempt rows, and estimated counts"),
-    Column("requests", BigInteger, nullable=False),
+    Column("requests", BigInteger, nullable=False, comment="attempt rows count none"),
     Column("input_tokens", BigInteger, nullable=False),
-    Column("cached_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False, comment="never more than input_tokens"),
     Column(
         "unknown_cached_input",
         BigInteger,
@@ -116,6 +119,25 @@ hours: Final = Table(
     ),
 )
 """Sums of what ended, kept in the transaction that ends it. '' stands for none: a primary key knows no NULL."""
+
+gateway_hours: Final = Table(
+    "gateway_hours",
+    metadata,
+    Column("hour", BigInteger, nullable=False),
+    Column("gateway", String, nullable=False, comment="its boot id"),
+    Column("tenant", String, nullable=False),
+    Column("plan", String, nullable=False),
+    Column("model", String, nullable=False),
+    Column("adapter", String, nullable=False),
+    Column("requests", BigInteger, nullable=False),
+    Column("input_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("unknown_cached_input", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("heard_at", BigInteger, nullable=False),
+    PrimaryKeyConstraint("hour", "gateway", "tenant", "plan", "model", "adapter"),
+)
+"""The billed part of `hours` by gateway, for `GET /v1/totals`; kept for two months."""
 
 credits: Final = Table(
     "credits",
@@ -174,9 +196,9 @@ gpu_pods: Final = Table(
 aside: Final = Table(
     "aside",
     metadata,
-    Column("number", _NUMBER, primary_key=True, autoincrement=True),
+    Column("digest", String, primary_key=True, comment="SHA-256 of the body: sent again, it is the same"),
     Column("received_at", BigInteger, nullable=False),
     Column("reason", Text, nullable=False),
     Column("body", LargeBinary, nullable=False),
 )
-"""Records that do not validate."""
+"""Records that cannot be counted: they do not validate, or came after the retention."""

@@ -76,7 +76,8 @@ class Reader:
 
 
 class Hub:
-    """`field` is what a message calls its content; `full` makes the content of a full message, as JSON."""
+    """`field` is what a message calls its content; `full` makes the content of a full message, as JSON. Without a field
+    the content is a JSON object whose members are the message's own."""
 
     def __init__(self, field: str, full: Callable[[], bytes]) -> None:
         self.boot: Final = uuid.uuid4().hex
@@ -99,8 +100,15 @@ class Hub:
 
     def tell(self, content: bytes) -> int:
         """Sends a change, given as JSON, to every reader. Returns its `seq`."""
+        return self._send(content, full=False)
+
+    def restate(self) -> int:
+        """Sends the full state to every reader: what it knew before is void. Returns its `seq`."""
+        return self._send(self._full(), full=True)
+
+    def _send(self, content: bytes, *, full: bool) -> int:
         self.seq += 1
-        message = self._message(content)
+        message = self._message(content, full=full)
         for reader in tuple(self._readers):
             if not reader.offer(message):
                 self._readers.discard(reader)
@@ -134,10 +142,9 @@ class Hub:
             reader.end()
 
     def _message(self, content: bytes, *, full: bool = False) -> bytes:
-        return b'data: {"boot":"%b","seq":%d,%b"%b":%b}\n\n' % (
+        return b'data: {"boot":"%b","seq":%d,%b%b}\n\n' % (
             self.boot.encode(),
             self.seq,
             b'"full":true,' if full else b"",
-            self._field,
-            content,
+            b'"%b":%b' % (self._field, content) if self._field else content[1:-1],
         )

@@ -1,0 +1,138 @@
+"""Many rows in one statement, in the words of each database.
+
+SQLite: `VALUES` of many rows, since each step of a prepared statement costs a turn of Python's lock. PostgreSQL: one
+array per column and `unnest`; measured beside COPY into a temporary table in tests/bench/bench_ledger.py.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Final
+
+from sqlalchemy import BigInteger, Boolean, Column, Connection, Float, Integer, LargeBinary, Row, Table
+
+_MOST_VALUES: Final = 3_000
+"""Of one statement in SQLite; it allows 32,766, and larger ones were not faster."""
+
+Values = Sequence[Any]
+
+
+def insert(connection: Connection, table: Table, rows: Sequence[Values], conflict: str) -> list[Row[Any]]:
+    """Inserts whole rows (all columns, in order). `conflict` is what follows, such as ON CONFLICT and RETURNING;
+    returns what that returns."""
+    if not rows:
+        return []
+    if connection.dialect.name == "postgresql":
+        arrays = tuple(map(list, zip(*rows, strict=True)))
+        return _run(connection, _insert_arrays(table, conflict), arrays)
+    width = len(table.columns)
+    most = max(1, _MOST_VALUES // width)
+    found: list[Row[Any]] = []
+    for at in range(0, len(rows), most):
+        part = rows[at : at + most]
+        statement = _insert_values(table, len(part), conflict)
+        found += _run(connection, statement, tuple(value for row in part for value in row))
+    return found
+
+
+def select(connection: Connection, table: Table, columns: Sequence[str], keys: Sequence[Values]) -> list[Row[Any]]:
+    """`columns` of the rows with these primary keys."""
+    if not keys:
+        return []
+    if connection.dialect.name == "postgresql":
+        return _run(connection, _select_arrays(table, tuple(columns)), tuple(map(list, zip(*keys, strict=True))))
+    most = max(1, _MOST_VALUES // len(keys[0]))
+    found: list[Row[Any]] = []
+    for at in range(0, len(keys), most):
+        part = keys[at : at + most]
+        statement = _select_values(table, tuple(columns), len(part))
+        found += _run(connection, statement, tuple(value for key in part for value in key))
+    return found
+
+
+@cache
+def replacing(table: Table) -> str:
+    """ON CONFLICT: the new row stands instead of the old."""
+    return _on_conflict(table, ", ".join(f"{name} = excluded.{name}" for name in _others(table)))
+
+
+@cache
+def adding(table: Table, *latest: str) -> str:
+    """ON CONFLICT: the numbers are added up; of the columns in `latest` the larger stays."""
+    sets = [f"{n} = {table.name}.{n} + excluded.{n}" for n in _others(table) if n not in latest]
+    # Both databases know CASE; greatest() is called max() in SQLite.
+    sets += [
+        f"{n} = CASE WHEN excluded.{n} > {table.name}.{n} THEN excluded.{n} ELSE {table.name}.{n} END" for n in latest
+    ]
+    return _on_conflict(table, ", ".join(sets))
+
+
+def _on_conflict(table: Table, sets: str) -> str:
+    return f"ON CONFLICT ({', '.join(_key(table))}) DO UPDATE SET {sets}"
+
+
+def _run(connection: Connection, statement: str, values: tuple[Any, ...]) -> list[Row[Any]]:
+    result = connection.exec_driver_sql(statement, values)
+    return list(result.all()) if result.returns_rows else []
+
+
+@cache
+def _insert_arrays(table: Table, conflict: str) -> str:
+    arrays = ", ".join(f"%s::{_type(column)}[]" for column in table.columns)
+    return f"INSERT INTO {table.name} ({_names(table)}) SELECT * FROM unnest({arrays}) {conflict}"  # noqa: S608
+
+
+@cache
+def _insert_values(table: Table, rows: int, conflict: str) -> str:
+    row = f"({', '.join('?' * len(table.columns))})"
+    return f"INSERT INTO {table.name} ({_names(table)}) VALUES {', '.join([row] * rows)} {conflict}"  # noqa: S608
+
+
+@cache
+def _select_arrays(table: Table, columns: tuple[str, ...]) -> str:
+    key = _key(table)
+    arrays = ", ".join(f"%s::{_type(table.columns[name])}[]" for name in key)
+    return (
+        f"SELECT {', '.join(f't.{name}' for name in columns)} FROM unnest({arrays}) AS k({', '.join(key)})"  # noqa: S608
+        f" JOIN {table.name} t ON {' AND '.join(f't.{name} = k.{name}' for name in key)}"
+    )
+
+
+@cache
+def _select_values(table: Table, columns: tuple[str, ...], rows: int) -> str:
+    key = _key(table)
+    row = f"({', '.join('?' * len(key))})"
+    # CROSS JOIN: SQLite then looks each key up, instead of reading the table.
+    return (
+        f"WITH k({', '.join(key)}) AS (VALUES {', '.join([row] * rows)})"  # noqa: S608
+        f" SELECT {', '.join(f't.{name}' for name in columns)} FROM k CROSS JOIN {table.name} t"
+        f" WHERE {' AND '.join(f't.{name} = k.{name}' for name in key)}"
+    )
+
+
+def _names(table: Table) -> str:
+    return ", ".join(column.name for column in table.columns)
+
+
+def _key(table: Table) -> list[str]:
+    return [column.name for column in table.primary_key.columns]
+
+
+def _others(table: Table) -> list[str]:
+    key = set(_key(table))
+    return [column.name for column in table.columns if column.name not in key]
+
+
+def _type(column: Column[Any]) -> str:
+    match column.type:
+        case Boolean():
+            return "boolean"
+        case BigInteger():
+            return "bigint"
+        case Integer():
+            return "integer"
+        case Float():
+            return "double precision"
+        case LargeBinary():
+            return "bytea"
+        case _:
+            return "text"

@@ -1,0 +1,177 @@
+"""The two databases: how each is opened, locked and migrated.
+
+SQLite: one file in WAL mode with synchronous=FULL, so that a commit that was acknowledged survives the death of the
+node; a lock file beside it keeps a second ledger out. PostgreSQL: an advisory lock that the writer's session holds; a
+second ledger stands by until the first one's session ends.
+"""
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import alembic.command
+import structlog
+from alembic.config import Config
+from alembic.util.exc import CommandError
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool, QueuePool
+
+log = structlog.get_logger()
+
+Kind = Literal["sqlite", "postgresql"]
+
+CONNECT_SECONDS: Final = 5
+STATEMENT_SECONDS: Final = 60
+"""Longest statement of the writer and of queries; migrations have no such bound."""
+_LOCK: Final = 0x73686F616C  # "shoal"
+_MIGRATIONS: Final = Path(__file__).parent / "migrations"
+
+
+class Unavailable(Exception):
+    """The database does not take or give anything now. The message says why."""
+
+
+class Busy(Unavailable):
+    """Another ledger writes to this database."""
+
+
+class Database:
+    """`url` as in `LedgerSettings.database_url`."""
+
+    def __init__(self, url: str, *, readers: int = 4) -> None:
+        self.url: Final = make_url(url)
+        self.kind: Final[Kind] = "sqlite" if self.url.drivername == "sqlite" else "postgresql"
+        self.name: Final = self.url.render_as_string(hide_password=True)
+        self._writing = self._engine(writes=True)
+        self.reading: Final = self._engine(writes=False, size=readers)
+        """For queries, in as many threads as `readers`."""
+
+    @property
+    def path(self) -> Path:
+        """The SQLite file."""
+        return Path(self.url.database or "")
+
+    def open(self, stack: contextlib.ExitStack) -> Connection:
+        """The writer's connection: locked against other ledgers, and migrated. All ends with `stack`.
+
+        Raises:
+            Busy: another ledger has it.
+            Unavailable: anything else, such as a full disk or a server that is away.
+        """
+        try:
+            if self.kind == "sqlite":
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                stack.callback(os.close, lock_file(self.path))
+            connection = stack.enter_context(self._writing.connect())
+            if self.kind == "postgresql":
+                with connection.begin():
+                    got = connection.exec_driver_sql("SELECT pg_try_advisory_lock(%s)", (_LOCK,)).scalar()
+                if not got:
+                    raise Busy(f"another ledger writes to {self.name}: this one stands by")
+            migrate(connection)
+            return connection
+        except (DBAPIError, OSError) as error:
+            raise Unavailable(reason(error)) from error
+
+    def close(self) -> None:
+        """Closes what is open for reading."""
+        self.reading.dispose()
+        self._writing.dispose()
+
+    def _engine(self, *, writes: bool, size: int = 1) -> Engine:
+        pool: dict[str, Any] = (
+            {"poolclass": NullPool}
+            if writes
+            else {"poolclass": QueuePool, "pool_size": size, "max_overflow": 0, "pool_pre_ping": True}
+        )
+        if self.kind == "postgresql":
+            options = f"-c statement_timeout={STATEMENT_SECONDS * 1000} -c timezone=UTC"
+            if not writes:
+                options += " -c default_transaction_read_only=on"
+            arguments: dict[str, Any] = {
+                "connect_timeout": CONNECT_SECONDS,
+                "options": options,
+                "application_name": "shoal-ledger",
+                # A server that vanished without a word is noticed within seconds, not after the kernel's quarter hour.
+                "keepalives_idle": 10,
+                "keepalives_interval": 5,
+                "keepalives_count": 3,
+                "tcp_user_timeout": 20_000,
+            }
+            return create_engine(self.url, connect_args=arguments, **pool)
+        engine = create_engine(self.url, connect_args={"timeout": 10, "check_same_thread": False}, **pool)
+        event.listen(engine, "connect", _set_up_writer if writes else _set_up_reader)
+        event.listen(engine, "begin", _begin_writer if writes else _begin_reader)
+        return engine
+
+
+def lock_file(path: Path) -> int:
+    """Takes the lock of the SQLite database `path`; it is held until the number that is returned is closed.
+
+    Raises:
+        Busy: a ledger uses the database.
+    """
+    lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise Busy(f"another ledger uses {path}: end it first, or give this one a file of its own") from None
+    return lock
+
+
+def _set_up_writer(connection: sqlite3.Connection, _: object) -> None:
+    connection.isolation_level = None
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA wal_autocheckpoint=8000")
+    connection.execute("PRAGMA journal_size_limit=268435456")
+    connection.execute("PRAGMA cache_size=-131072")
+    connection.execute("PRAGMA temp_store=MEMORY")
+
+
+def _set_up_reader(connection: sqlite3.Connection, _: object) -> None:
+    connection.isolation_level = None
+    connection.execute("PRAGMA query_only=ON")
+    connection.execute("PRAGMA cache_size=-32768")
+    connection.execute("PRAGMA temp_store=MEMORY")
+
+
+def _begin_writer(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _begin_reader(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN")
+
+
+def migrate(connection: Connection) -> None:
+    """Brings the tables to this version's, in one transaction. Raises Unavailable where they are of a newer one."""
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    config.attributes["connection"] = connection
+    began = time.monotonic()
+    try:
+        with connection.begin():
+            if connection.dialect.name == "postgresql":
+                connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+            alembic.command.upgrade(config, "head")
+    except CommandError as error:
+        raise Unavailable(
+            f"the database's tables are not of this version: {error}; a newer ledger made them: run that one, or "
+            "restore a backup from before it"
+        ) from error
+    log.debug("tables are of this version", seconds=round(time.monotonic() - began, 3))
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong, in one line, without statements and values."""
+    if isinstance(error, DBAPIError) and error.orig is not None:
+        return f"the database: {str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else error.orig!r}"
+    return f"the database: {error}"

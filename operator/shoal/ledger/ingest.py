@@ -1,0 +1,155 @@
+"""Writes batches of records, in one transaction of the writer.
+
+Deduplication is part of that transaction, never before it: a final row counts if it gets into `records`, an open row or
+a checkpoint if it takes its request a step further. So a batch may come as often as it likes, in any order, and what
+was not committed was not counted either.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Connection
+
+from shoal.api.ledger import Taken
+from shoal.ledger import bulk, schema
+from shoal.ledger.parse import Bad, Good, Incoming, UsageRow, bad
+from shoal.ledger.sums import Changes, settle
+
+_ONCE: Final = "ON CONFLICT DO NOTHING RETURNING source, id"
+_USAGE_COLUMNS: Final = UsageRow._fields
+_STANDING: Final = ("source", "request", "attempt", "step", "ended", "admitted_at")
+
+Key = tuple[str, str, int]
+"""Source, request, attempt."""
+
+
+def write(
+    connection: Connection, batches: Sequence[Sequence[Incoming]], now_ms: int, keep_ms: int | None = None
+) -> tuple[list[Taken], Changes]:
+    """Keeps what is new of each batch; returns what became of each, and how the sums changed.
+
+    A record admitted more than `keep_ms` ago is kept aside: whether it was counted already is no longer known.
+    """
+    oldest = 0 if keep_ms is None else now_ms - keep_ms
+    good = [[_timely(each, oldest) for each in batch] for batch in batches]
+    _set_aside(connection, (each for batch in good for each in batch if isinstance(each, Bad)), now_ms)
+    once = {
+        (each.row.source, each.id): each
+        for batch in good
+        for each in batch
+        if isinstance(each, Good) and each.row.ended
+    }
+    fresh = {
+        (row.source, row.id)
+        for row in bulk.insert(
+            connection,
+            schema.records,
+            [(e.row.source, e.id, e.row.request, e.kind, now_ms, e.body) for e in once.values()],
+            _ONCE,
+        )
+    }
+    keys = {_key(each.row) for batch in good for each in batch if isinstance(each, Good)}
+    standing = {
+        (row.source, row.request, row.attempt): (row.step, row.ended, row.admitted_at)
+        for row in bulk.select(connection, schema.usage, _STANDING, list(keys))
+    }
+    taken: list[Taken] = []
+    best: dict[Key, UsageRow] = {}
+    heard: set[str] = set()
+    seen: set[tuple[str, str]] = set()
+    for batch in good:
+        new = known = aside = 0
+        for each in batch:
+            if isinstance(each, Bad):
+                aside += 1
+                continue
+            key, name = _key(each.row), (each.row.source, each.id)
+            if each.row.gateway:
+                heard.add(each.row.gateway)
+            counts = name in fresh if each.row.ended else key not in standing or each.row.step > standing[key][0]
+            if name in seen or not counts:
+                known += 1
+                continue
+            seen.add(name)
+            new += 1
+            before = best.get(key)
+            if before is None:
+                best[key] = each.row
+            elif (stands := settle(before, each.row)) is not None:
+                best[key] = stands
+        taken.append(Taken(new=new, known=known, aside=aside))
+    again = [key for key in best if key in standing and standing[key][1]]
+    full = _full(connection, again)
+    changes = Changes(heard=heard)
+    rows: list[UsageRow] = []
+    for key, row in best.items():
+        if (found := standing.get(key)) is not None:
+            step, ended, admitted_at = found
+            if row.step <= step:
+                continue
+            row = row._replace(admitted_at=admitted_at)
+            if ended:
+                changes.add(full[key], -1)
+        if row.ended:
+            changes.add(row)
+        rows.append(row)
+    store(connection, rows, changes, now_ms)
+    return taken, changes
+
+
+def store(connection: Connection, rows: Sequence[UsageRow], changes: Changes, now_ms: int) -> None:
+    """Writes rows as they stand now, and adds the changes to the sums."""
+    bulk.insert(connection, schema.usage, rows, bulk.replacing(schema.usage))
+    hours = [(*key, *sums) for key, sums in changes.hours.items() if any(sums)]
+    bulk.insert(connection, schema.hours, hours, bulk.adding(schema.hours))
+    gateways = [(*key, *sums, now_ms) for key, sums in changes.gateways.items() if any(sums)]
+    bulk.insert(connection, schema.gateway_hours, gateways, bulk.adding(schema.gateway_hours, "heard_at"))
+
+
+def one_by_one(
+    connection: Connection, batches: Sequence[Sequence[Incoming]], failed: tuple[type[Exception], ...], now_ms: int
+) -> list[list[Incoming]]:
+    """The same batches, where records that the database itself does not take are `Bad`. Writes nothing."""
+    checked: list[list[Incoming]] = []
+    for batch in batches:
+        result: list[Incoming] = []
+        for each in batch:
+            try:
+                with connection.begin() as transaction:
+                    write(connection, [[each]], now_ms)
+                    transaction.rollback()
+            except failed as error:
+                origin = getattr(error, "orig", None) or error
+                result.append(bad(f"the database does not take it: {origin}", each.body))
+            else:
+                result.append(each)
+        checked.append(result)
+    return checked
+
+
+def _timely(each: Incoming, oldest: int) -> Incoming:
+    if isinstance(each, Good) and each.row.admitted_at < oldest:
+        return bad("it came after the retention: whether it was counted already is not known any more", each.body)
+    return each
+
+
+def _set_aside(connection: Connection, records: Iterable[Bad], now_ms: int) -> None:
+    rows = {each.digest: (each.digest, now_ms, each.reason, each.body) for each in records}
+    bulk.insert(connection, schema.aside, list(rows.values()), "ON CONFLICT DO NOTHING")
+
+
+def _key(row: UsageRow) -> Key:
+    return (row.source, row.request, row.attempt)
+
+
+def _full(connection: Connection, keys: Sequence[Key]) -> dict[Key, UsageRow]:
+    return {
+        _key(row): row
+        for row in (as_usage(each) for each in bulk.select(connection, schema.usage, _USAGE_COLUMNS, keys))
+    }
+
+
+def as_usage(row: Sequence[Any]) -> UsageRow:
+    """A row of `schema.usage`. SQLite's driver gives booleans as 0 and 1."""
+    usage = UsageRow(*row)
+    return usage._replace(ended=bool(usage.ended), stream=bool(usage.stream))

@@ -1,0 +1,136 @@
+"""What the ledger does by itself: closing the requests of dead gateways, and forgetting what is old enough."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import structlog
+from sqlalchemy import Column, Connection, Table, delete, select, tuple_
+
+from shoal.ledger import ingest, schema
+from shoal.ledger.parse import CLOSED
+from shoal.ledger.store import Store, Unavailable
+from shoal.ledger.sums import Changes
+
+log = structlog.get_logger()
+
+CLOSE_SECONDS: Final = 15.0
+"""Between two looks for dead gateways."""
+RETAIN_SECONDS: Final = 3_600.0
+_MOST_ROWS: Final = 5_000
+"""In one transaction, so that batches do not wait long behind it."""
+_DAY_MS: Final = 86_400_000
+_GATEWAY_HOURS_DAYS: Final = 62
+
+
+class Heard:
+    """When each gateway was heard last, by its boot id, on a clock that nobody sets: silence counts only while this
+    ledger listens, and a step of the system's clock is none."""
+
+    def __init__(self, silence_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._silence = silence_seconds
+        self._clock = clock
+        self._began = clock()
+        self._heard: dict[str, float] = {}
+
+    def at(self, boots: Iterable[str]) -> None:
+        """These have said something now."""
+        now = self._clock()
+        for boot in boots:
+            self._heard[boot] = now
+
+    def dead(self, boots: Iterable[str]) -> list[str]:
+        """Those of `boots` that have said nothing for too long."""
+        now = self._clock()
+        return [boot for boot in boots if now - self._heard.get(boot, self._began) >= self._silence]
+
+    def keep(self, boots: Iterable[str]) -> None:
+        """Forgets gateways that said nothing for a day and are not among `boots`."""
+        kept, now = set(boots), self._clock()
+        self._heard = {b: at for b, at in self._heard.items() if b in kept or now - at < max(self._silence, 86_400)}
+
+
+async def close_dead(store: Store, heard: Heard, committed: Callable[[Changes], None]) -> None:
+    """For ever: closes what dead gateways left open."""
+    while True:
+        await asyncio.sleep(CLOSE_SECONDS)
+        try:
+            await close_once(store, heard, committed)
+        except Unavailable:
+            continue  # the store says so itself
+
+
+async def close_once(store: Store, heard: Heard, committed: Callable[[Changes], None]) -> int:
+    """Closes the open rows of gateways that are dead; returns how many."""
+    boots = await store.read(_open_gateways)
+    heard.keep(boots)
+    closed = 0
+    for boot in heard.dead(boots):
+        while rows := await store.write(lambda c, boot=boot: _close(c, boot), lambda found: committed(found[1])):
+            closed += rows[0]
+            if rows[0] < _MOST_ROWS:
+                break
+    if closed:
+        log.warning("closed the requests that dead gateways left open", requests=closed)
+    return closed
+
+
+def _open_gateways(connection: Connection) -> list[str]:
+    usage = schema.usage.c
+    found = connection.execute(select(usage.gateway).distinct().where(~usage.ended))
+    return [row.gateway or "" for row in found]
+
+
+def _close(connection: Connection, boot: str) -> tuple[int, Changes]:
+    usage = schema.usage.c
+    whose = usage.gateway == boot if boot else usage.gateway.is_(None)
+    found = connection.execute(select(schema.usage).where(~usage.ended, whose).limit(_MOST_ROWS)).all()
+    changes = Changes()
+    rows = [ingest.as_usage(row)._replace(step=CLOSED, ended=True, outcome="cut") for row in found]
+    for row in rows:
+        changes.add(row)
+    ingest.store(connection, rows, changes, time.time_ns() // 1_000_000)
+    return len(rows), changes
+
+
+async def retain(store: Store, days: int, hours_days: int) -> None:
+    """For ever: deletes what is older than the retention."""
+    while True:
+        try:
+            await retain_once(store, days, hours_days, time.time_ns() // 1_000_000)
+        except Unavailable:
+            await asyncio.sleep(CLOSE_SECONDS)
+        else:
+            await asyncio.sleep(RETAIN_SECONDS)
+
+
+async def retain_once(store: Store, days: int, hours_days: int, now_ms: int) -> int:
+    """Deletes what is older than `days`, and sums older than `hours_days`; returns how many rows. Credits stay."""
+    old, old_hours = now_ms - days * _DAY_MS, now_ms - hours_days * _DAY_MS
+    plan: list[tuple[Table, Column[Any], int]] = [
+        # A day longer than a record may be late, so that a replay never finds its first copy gone.
+        (schema.records, schema.records.c.received_at, old - _DAY_MS),
+        (schema.usage, schema.usage.c.admitted_at, old),
+        (schema.aside, schema.aside.c.received_at, old),
+        (schema.hours, schema.hours.c.hour, old_hours),
+        (schema.gateway_hours, schema.gateway_hours.c.hour, now_ms - _GATEWAY_HOURS_DAYS * _DAY_MS),
+        (schema.engine_hours, schema.engine_hours.c.hour, old_hours),
+    ]
+    deleted = 0
+    for table, column, before in plan:
+        while count := await store.write(lambda c, t=table, col=column, b=before: _delete(c, t, col, b)):
+            deleted += count
+            if count < _MOST_ROWS:
+                break
+    if deleted:
+        log.info("deleted what is older than the retention", rows=deleted)
+    return deleted
+
+
+def _delete(connection: Connection, table: Table, column: Column[Any], before: int) -> int:
+    key = table.primary_key.columns
+    old = select(*key).where(column < before)
+    if table is schema.usage:
+        old = old.where(schema.usage.c.ended)
+    return connection.execute(delete(table).where(tuple_(*key).in_(old.limit(_MOST_ROWS)))).rowcount

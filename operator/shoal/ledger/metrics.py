@@ -1,0 +1,48 @@
+"""The ledger's metrics. No label names a tenant."""
+
+import time
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from shoal.ledger.store import Store
+from shoal.ledger.totals import Totals
+
+
+class Metrics(Collector):
+    """Reads the store's counters when it is scraped. `open_rows` is what was counted last."""
+
+    def __init__(self, store: Store, totals: Totals, clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._totals = totals
+        self._clock = clock
+        self.open_rows: int | None = None
+        self.closed_rows = 0
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    def collect(self) -> list[Metric]:
+        stats = self._store.stats
+        records = CounterMetricFamily(
+            "shoal_ledger_records", "Records by what became of them: new, known, aside.", labels=["result"]
+        )
+        records.add_metric(["new"], stats.new)
+        records.add_metric(["known"], stats.known)
+        records.add_metric(["aside"], stats.aside)
+        metrics: list[Metric] = [
+            records,
+            CounterMetricFamily("shoal_ledger_commits", "Transactions.", value=stats.commits),
+            CounterMetricFamily("shoal_ledger_commit_seconds", "Time in them.", value=stats.commit_seconds),
+            CounterMetricFamily("shoal_ledger_database_failures", "Failures of the database.", value=stats.failures),
+            CounterMetricFamily("shoal_ledger_closed", "Requests of dead gateways, closed.", value=self.closed_rows),
+            GaugeMetricFamily(
+                "shoal_ledger_database_up", "1 while records can be kept.", value=float(self._store.error is None)
+            ),
+            GaugeMetricFamily("shoal_ledger_waiting", "Records that wait for their commit.", value=self._store.waiting),
+            GaugeMetricFamily("shoal_ledger_totals_readers", "Open streams.", value=self._totals.hub.readers),
+        ]
+        if self.open_rows is not None:  # unknown is not zero
+            metrics.append(GaugeMetricFamily("shoal_ledger_open_requests", "Without an end.", value=self.open_rows))
+        return metrics

@@ -1,0 +1,1 @@
+"""The tables' history, applied by the ledger at its start (`database.migrate`)."""

@@ -1,0 +1,191 @@
+"""From what a gateway sent to what the tables keep.
+
+A request has steps: open, its checkpoints, closed by the ledger because its gateway is dead, final. Each step says all
+that is known by then, so a higher one replaces a lower, and rows may come in any order and as often as they like.
+"""
+
+import hashlib
+from datetime import datetime
+from typing import Final, Literal, NamedTuple
+
+import orjson
+from pydantic import ValidationError
+
+from shoal.api.usage import EVENT_TYPE, UsageData, UsageRecord
+
+CLOSED: Final = 1_000_000_000
+"""The ledger closed it; checkpoints number below, one a second."""
+FINAL: Final = 2_000_000_000
+
+_MOST_TOKENS: Final = 10**12
+"""Of one request. What is larger is a mistake that would spoil the sums of its hour."""
+_MOST_TEXT: Final = 1_024
+_FIRST_MS: Final = 0
+_LAST_MS: Final = 32_503_680_000_000
+"""The year 3000."""
+
+
+class UsageRow(NamedTuple):
+    """A row of `schema.usage`, in the order of its columns."""
+
+    source: str
+    request: str
+    attempt: int
+    step: int
+    ended: bool
+    received_at: int
+    admitted_at: int
+    tenant: str
+    external_id: str | None
+    key_name: str
+    plan: str | None
+    gateway: str | None
+    model: str
+    adapter: str | None
+    adapter_revision: str | None
+    model_requested: str
+    endpoint: str
+    stream: bool
+    outcome: str | None
+    status: int | None
+    count_source: str
+    input_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    reasoning_tokens: int | None
+    gpu_class: str | None
+    node: str | None
+    replica: str | None
+    engine_boot: str | None
+    ttft_ms: float | None
+    hold_ms: float | None
+    duration_ms: float | None
+    attempts: int
+
+
+class Good(NamedTuple):
+    """A record that counts."""
+
+    id: str
+    kind: Literal["open", "checkpoint", "final", "attempt"]
+    row: UsageRow
+    body: bytes
+
+
+class Bad(NamedTuple):
+    """A record that does not."""
+
+    reason: str
+    body: bytes
+    digest: str
+
+
+Incoming = Good | Bad
+
+
+def parse(element: object, now_ms: int) -> Incoming:
+    """One element of a batch, as orjson read it."""
+    body = orjson.dumps(element)
+    try:
+        record = UsageRecord.model_validate(element)
+    except ValidationError as error:
+        faults = (f"{'.'.join(map(str, fault['loc'])) or 'record'}: {fault['msg']}" for fault in error.errors())
+        return bad("; ".join(faults), body)
+    if (fault := _fault(record)) is not None:
+        return bad(fault, body)
+    step, attempt = _step(record)
+    return Good(record.id, record.data.kind, _row(record, step, attempt, now_ms), body)
+
+
+def bad(reason: str, body: bytes) -> Bad:
+    """A record to keep aside."""
+    return Bad(reason[:2_000].replace("\0", ""), body, hashlib.sha256(body).hexdigest())
+
+
+def milliseconds(time: datetime) -> int:
+    """Since 1970 in UTC, whole."""
+    return round(time.timestamp() * 1000)
+
+
+def _fault(record: UsageRecord) -> str | None:
+    """What is wrong beyond the types: values that a table cannot hold or that would spoil a sum."""
+    data = record.data
+    if record.type != EVENT_TYPE:
+        return f"type: {record.type[:100]} is not {EVENT_TYPE}"
+    for name, count in (
+        ("inputTokens", data.input_tokens),
+        ("cachedTokens", data.cached_tokens),
+        ("outputTokens", data.output_tokens),
+        ("reasoningTokens", data.reasoning_tokens),
+    ):
+        if count is not None and not 0 <= count <= _MOST_TOKENS:
+            return f"data.{name}: {count} is not between 0 and {_MOST_TOKENS}"
+    if data.kind == "final" and data.outcome is None:
+        return "data.outcome: a final record says how the request ended"
+    if data.kind == "attempt" and not 1 <= (data.attempt or 0) <= 1_000:
+        return "data.attempt: an attempt record says which try it was, from 1"
+    if not 0 <= (data.status or 0) <= 999 or not 0 <= data.attempts <= 1_000_000:
+        return "data.status, data.attempts: not a status of HTTP, or not a number of attempts"
+    for time in (record.time, data.admitted_at):
+        if time is not None and (time.tzinfo is None or not _FIRST_MS <= milliseconds(time) < _LAST_MS):
+            return f"time, data.admittedAt: {time.isoformat()} has no time zone or is out of range"
+    texts = (record.id, record.source, *(value for _, value in data if isinstance(value, str)))
+    if any(len(text) > _MOST_TEXT or "\0" in text for text in texts):
+        return f"a text is longer than {_MOST_TEXT} characters or contains the character 0"
+    if not (record.id and record.source and data.request_id and data.tenant):
+        return "id, source, data.requestId, data.tenant: must not be empty"
+    return None
+
+
+def _step(record: UsageRecord) -> tuple[int, int]:
+    data = record.data
+    match data.kind:
+        case "open":
+            return 0, 0
+        case "checkpoint":
+            number = record.id.rpartition(":")[2]
+            return (min(int(number), CLOSED - 1) if number.isascii() and number.isdigit() else 1), 0
+        case "final":
+            return FINAL, 0
+        case "attempt":
+            return FINAL, data.attempt or 1
+
+
+def _row(record: UsageRecord, step: int, attempt: int, now_ms: int) -> UsageRow:
+    data: UsageData = record.data
+    return UsageRow(
+        source=record.source,
+        request=data.request_id,
+        attempt=attempt,
+        step=step,
+        ended=step == FINAL,
+        received_at=now_ms,
+        # Gateways of before said no time of admission; an open row's own time is the same.
+        admitted_at=milliseconds(data.admitted_at or record.time),
+        tenant=data.tenant,
+        external_id=data.external_id,
+        key_name=data.key_name,
+        plan=data.plan,
+        gateway=data.gateway,
+        model=data.model,
+        adapter=data.adapter,
+        adapter_revision=data.adapter_revision,
+        model_requested=data.model_requested,
+        endpoint=data.endpoint,
+        stream=data.stream,
+        outcome=data.outcome,
+        status=data.status,
+        count_source=data.count_source,
+        input_tokens=data.input_tokens,
+        cached_tokens=data.cached_tokens,
+        output_tokens=data.output_tokens,
+        reasoning_tokens=data.reasoning_tokens,
+        gpu_class=data.gpu_class,
+        node=data.node,
+        replica=data.replica,
+        engine_boot=data.engine_boot,
+        ttft_ms=data.ttft_ms,
+        hold_ms=data.hold_ms,
+        duration_ms=data.duration_ms,
+        attempts=data.attempts,
+    )

@@ -1,0 +1,161 @@
+"""The ledger's parts, put together and run: store, API, totals, housekeeping, the stop."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+import structlog
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from shoal.api import names
+from shoal.gateway.asgi import Receive, Scope, Send
+from shoal.gateway.installkey import KeyRing
+from shoal.gateway.server import Server, make_server
+from shoal.ledger import maintenance, records
+from shoal.ledger.metrics import Metrics
+from shoal.ledger.service import Events, Request, Response, Service, answer_json, send_answer
+from shoal.ledger.settings import LedgerSettings
+from shoal.ledger.store import Store, Unavailable
+from shoal.ledger.sums import Changes
+from shoal.ledger.totals import Totals
+
+log = structlog.get_logger()
+
+_STOP_SECONDS = 5
+
+
+class Process:
+    """One ledger. `run` returns after a stop that was asked for by SIGTERM, SIGINT or `stop`.
+
+    Rooms with routes of their own add them to `service` before `run`.
+    """
+
+    def __init__(self, settings: LedgerSettings) -> None:
+        self.settings = settings
+        self.key_ring = KeyRing(settings.install_key_dir)
+        self.store = Store(
+            settings.database_url,
+            readers=settings.readers,
+            max_waiting_records=settings.max_waiting_records,
+            answer_seconds=settings.answer_seconds,
+            keep_days=settings.retention_days,
+        )
+        self.totals = Totals(self.store)
+        self.heard = maintenance.Heard(settings.close_open_seconds)
+        self.service = Service(self.key_ring, max_body_bytes=settings.max_body_bytes)
+        self.metrics = Metrics(self.store, self.totals)
+        records.add_routes(self.service, self.store, max_body_bytes=settings.max_body_bytes)
+        self.service.route("GET", names.TOTALS_PATH, self._totals, ("gateway", "admin"))
+        self.store.opened = self.totals.reload
+        self.store.committed = self._committed
+        self.server = make_server(
+            self.service, host=settings.host, port=settings.port, keep_alive=75, stop_seconds=_STOP_SECONDS
+        )
+        self.ops = make_server(self._ops, host=settings.ops_host, port=settings.ops_port, keep_alive=5, stop_seconds=1)
+        self._stop = asyncio.Event()
+
+    def stop(self) -> None:
+        """Asks for a stop; asking again changes nothing."""
+        self._stop.set()
+
+    def missing(self) -> dict[str, str]:
+        """Why the ledger is not ready, by part; empty when it is."""
+        missing: dict[str, str] = {}
+        if self._stop.is_set():
+            missing["stopping"] = "asked to stop"
+        if not self.key_ring:
+            missing["installKey"] = f"no install key in {self.settings.install_key_dir}: the operator makes it"
+        if self.store.error is not None:
+            missing["database"] = self.store.error
+        return missing
+
+    async def run(self, started: Callable[[], None] = lambda: None) -> None:
+        """Runs until stopped. `started` is called when both ports listen.
+
+        Raises:
+            RuntimeError: a port is taken.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        self.key_ring.refresh()
+        self.store.start()
+        try:
+            async with asyncio.TaskGroup() as group:
+                background = [
+                    group.create_task(each)
+                    for each in (
+                        self._housekeeping(),
+                        self.totals.run(),
+                        maintenance.close_dead(self.store, self.heard, self._committed),
+                        maintenance.retain(
+                            self.store, self.settings.retention_days, self.settings.hours_retention_days
+                        ),
+                    )
+                ]
+                ops = group.create_task(_serve(self.ops))
+                await _listening(self.ops)
+                main = group.create_task(_serve(self.server))
+                await _listening(self.server)
+                log.info("serving", port=self.server.port, ops_port=self.ops.port, database=self.store.database.name)
+                started()
+                await self._stop.wait()
+                log.info("stopping")
+                self.totals.close()
+                self.server.should_exit = True
+                await main
+                self.ops.should_exit = True
+                await ops
+                for task in background:
+                    task.cancel()
+        finally:
+            await self.store.stop()
+            log.info("stopped")
+
+    def _committed(self, changes: Changes) -> None:
+        self.heard.at(changes.heard)
+        self.totals.add(changes)
+
+    async def _totals(self, _: Request) -> Events:
+        if not self.totals.known:
+            raise Unavailable("the totals are being read")
+        return Events(self.totals.hub)
+
+    async def _housekeeping(self) -> None:
+        while True:
+            self.key_ring.refresh()
+            self.server.sweep()
+            self.ops.sweep()
+            await asyncio.sleep(1.0)
+
+    async def _ops(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """/healthz, /readyz and /metrics, for all."""
+        if scope["type"] != "http":
+            return
+        match scope["path"]:
+            case "/healthz":
+                answer = answer_json({"status": "ok"})
+            case "/readyz":
+                missing = self.missing()
+                status = "not ready" if missing else "ok"
+                answer = answer_json({"status": status, **missing}, 503 if missing else 200)
+            case "/metrics":
+                content_type = ((b"content-type", CONTENT_TYPE_LATEST.encode()),)
+                answer = Response(200, content_type, generate_latest(self.metrics.registry))
+            case _:
+                answer = answer_json({"status": "unknown path"}, 404)
+        await send_answer(answer, send)
+
+
+async def _serve(server: Server) -> None:
+    try:
+        await server.serve()
+    except SystemExit:
+        # uvicorn's way to say that it could not listen; it would slip past the task group.
+        config = server.config
+        raise RuntimeError(f"cannot listen on {config.host}:{config.port}") from None
+
+
+async def _listening(server: Server) -> None:
+    while not server.started:  # noqa: ASYNC110 - uvicorn has a flag and no event
+        await asyncio.sleep(0.01)

@@ -1,0 +1,66 @@
+"""`POST /v1/records`: a batch of usage records, answered after its commit."""
+
+import asyncio
+import time
+from functools import partial
+from typing import Final
+
+import orjson
+import zstandard
+
+from shoal.api import names
+from shoal.ledger.parse import Incoming, parse
+from shoal.ledger.service import Problem, Request, Response, Service, answer_json
+from shoal.ledger.sink import Sink
+
+_IN_A_THREAD: Final = 200
+"""Records from which on a batch is parsed beside the event loop: 5 ms."""
+
+
+def add_routes(service: Service, sink: Sink, *, max_body_bytes: int) -> None:
+    """Lets gateways (and people who restore a spool) send records."""
+    service.route("POST", names.RECORDS_PATH, partial(_take, sink, max_body_bytes), ("gateway", "admin"))
+
+
+async def _take(sink: Sink, max_body_bytes: int, request: Request) -> Response:
+    elements = _elements(request, max_body_bytes)
+    now = time.time_ns() // 1_000_000
+    if len(elements) < _IN_A_THREAD:
+        records = [parse(element, now) for element in elements]
+    else:
+        records = await asyncio.to_thread(_parse, elements, now)
+    taken = await sink.take(records)
+    return answer_json(taken.model_dump(mode="json", by_alias=True))
+
+
+def _parse(elements: list[object], now: int) -> list[Incoming]:
+    return [parse(element, now) for element in elements]
+
+
+def _elements(request: Request, most: int) -> list[object]:
+    body = request.body
+    match request.headers.get(b"content-encoding", b"identity").strip().lower():
+        case b"identity" | b"":
+            pass
+        case b"zstd":
+            body = _decompressed(body, most)
+        case other:
+            raise Problem(415, f"Content-Encoding {other.decode('latin-1')[:50]} is not known here: zstd or none")
+    try:
+        elements = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Problem(400, f"the body is not JSON: {error.msg} at byte {error.pos}") from None
+    if not isinstance(elements, list):
+        raise Problem(400, "the body is not a JSON array of usage records")
+    return elements  # pyright: ignore[reportUnknownVariableType]
+
+
+def _decompressed(body: bytes, most: int) -> bytes:
+    try:
+        with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(body) as reader:
+            found = reader.read(most + 1)
+    except (zstandard.ZstdError, MemoryError) as error:
+        raise Problem(400, f"the body is not zstd: {error}") from None
+    if len(found) > most:
+        raise Problem(413, f"the body is larger than {most} bytes when decompressed: send it in parts")
+    return found

@@ -1,0 +1,62 @@
+"""Settings of the ledger: environment variables SHOAL_LEDGER_*, written by the chart."""
+
+from pathlib import Path
+
+from pydantic import AliasChoices, Field, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from shoal.api import names
+
+_MIB = 1024 * 1024
+
+
+class LedgerSettings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="SHOAL_LEDGER_", frozen=True, extra="ignore")
+
+    database_url: str = Field(default=f"sqlite:///{names.LEDGER_DIR}/ledger.sqlite", repr=False)
+    """`sqlite:////path/file` or `postgresql://user@host:5432/database`. A password is better kept out of it: libpq
+    reads PGPASSWORD and PGPASSFILE."""
+    host: str = "0.0.0.0"  # noqa: S104 - a pod's own address; the NetworkPolicy decides who reaches it
+    port: int = Field(default=names.LEDGER_PORT, ge=0, le=65535)
+    ops_host: str = "0.0.0.0"  # noqa: S104
+    ops_port: int = Field(default=names.OPS_PORT, ge=0, le=65535)
+    installation: str = Field(default="shoal", min_length=1, max_length=128)
+    """The `source` of records that are not a gateway's; the same as the gateways have."""
+    pod_name: str = Field(default="", validation_alias=AliasChoices("SHOAL_LEDGER_POD_NAME", "POD_NAME", "pod_name"))
+    install_key_dir: Path = Path(names.INSTALL_KEY_DIR)
+    prices_dir: Path = Path(names.PRICES_DIR)
+    log_level: str = "info"
+
+    retention_days: int = Field(default=92, ge=1, le=36_500)
+    """How long single records are kept, from their arrival: raw ones and requests."""
+    hours_retention_days: int = Field(default=1_100, ge=32, le=36_500)
+    """How long hourly sums are kept, from which bills are made. Credits are never deleted."""
+    close_open_seconds: float = Field(default=3_600.0, gt=0)
+    """A gateway that has said nothing for so long is dead: its open requests are closed as `cut` with the counts of
+    their last checkpoint. More than the longest request and its longest wait together, or live requests are closed
+    (and put right when their final record comes)."""
+    readers: int = Field(default=4, ge=1, le=64)
+    """Queries at a time."""
+    max_body_bytes: int = Field(default=16 * _MIB, gt=0)
+    """Of a call, also after it was decompressed."""
+    max_waiting_records: int = Field(default=50_000, gt=0)
+    """Records that wait for their commit; further batches get a 503 with Retry-After."""
+    answer_seconds: float = Field(default=30.0, gt=0)
+    """Longest that a call waits for the database."""
+
+    @field_validator("database_url")
+    @classmethod
+    def _known_database(cls, value: str) -> str:
+        try:
+            url = make_url(value)
+        except ArgumentError:
+            raise ValueError("not a database URL; such as sqlite:////var/lib/shoal-ledger/ledger.sqlite") from None
+        if url.drivername in ("postgresql", "postgres"):
+            url = url.set(drivername="postgresql+psycopg")
+        if url.drivername not in ("sqlite", "postgresql+psycopg"):
+            raise ValueError(f"{url.drivername} is not supported: sqlite:////path/file or postgresql://host/database")
+        if url.drivername == "sqlite" and not url.database:
+            raise ValueError("a SQLite database needs a file: sqlite:////path/file (four slashes: an absolute path)")
+        return url.render_as_string(hide_password=False)

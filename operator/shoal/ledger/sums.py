@@ -1,0 +1,120 @@
+"""What a request adds to the sums of its hour. Pure: rows in, differences out."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from shoal.ledger.parse import UsageRow
+
+HOUR_MS: Final = 3_600_000
+
+
+class HourKey(NamedTuple):
+    """Primary key of `schema.hours`, in order. '' stands for none."""
+
+    hour: int
+    tenant: str
+    external_id: str
+    key_name: str
+    plan: str
+    model: str
+    adapter: str
+    gpu_class: str
+    billed: bool
+
+
+class Sums(NamedTuple):
+    """The numbers of `schema.hours`, in order."""
+
+    requests: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    unknown_cached_input: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    unknown_requests: int = 0
+
+
+class GatewayKey(NamedTuple):
+    """Primary key of `schema.gateway_hours`, in order."""
+
+    hour: int
+    gateway: str
+    tenant: str
+    plan: str
+    model: str
+    adapter: str
+
+
+class GatewaySums(NamedTuple):
+    """The numbers of `schema.gateway_hours`, in order."""
+
+    requests: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    unknown_cached_input: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Changes:
+    """What a transaction changes in the sums."""
+
+    hours: dict[HourKey, Sums] = field(default_factory=dict[HourKey, Sums])
+    gateways: dict[GatewayKey, GatewaySums] = field(default_factory=dict[GatewayKey, GatewaySums])
+    heard: set[str] = field(default_factory=set[str])
+    """Boot ids of gateways that said something."""
+
+    def __bool__(self) -> bool:
+        return bool(self.hours or self.heard)
+
+    def add(self, row: UsageRow, sign: int = 1) -> None:
+        """Counts a row that has ended; with -1 takes back what it counted."""
+        hour = row.admitted_at - row.admitted_at % HOUR_MS
+        billed = row.attempt == 0 and row.count_source != "estimated"
+        sums = sums_of(row)
+        key = HourKey(
+            hour,
+            row.tenant,
+            row.external_id or "",
+            row.key_name,
+            row.plan or "",
+            row.model,
+            row.adapter or "",
+            row.gpu_class or "",
+            billed,
+        )
+        self.hours[key] = Sums(*_plus(self.hours.get(key, Sums()), sums, sign))
+        if billed and row.gateway:
+            at = GatewayKey(hour, row.gateway, row.tenant, row.plan or "", row.model, row.adapter or "")
+            self.gateways[at] = GatewaySums(*_plus(self.gateways.get(at, GatewaySums()), sums, sign))
+
+
+def sums_of(row: UsageRow) -> Sums:
+    """One row's own. Unknown counts add nothing, and are counted as unknown."""
+    given, cached = row.input_tokens, row.cached_tokens
+    return Sums(
+        requests=1 if row.attempt == 0 else 0,
+        input_tokens=given or 0,
+        # An engine that says more was cached than there was would make the fresh part negative.
+        cached_tokens=min(cached or 0, given or 0),
+        unknown_cached_input=(given or 0) if cached is None else 0,
+        output_tokens=row.output_tokens or 0,
+        reasoning_tokens=row.reasoning_tokens or 0,
+        unknown_requests=1 if given is None and row.attempts > 0 and row.outcome != "rejected" else 0,
+    )
+
+
+def settle(old: UsageRow | None, new: UsageRow) -> UsageRow | None:
+    """What stands after `new` was heard; None: what stood before."""
+    if old is None:
+        return new
+    if new.step <= old.step:
+        return None
+    # The hour of a request is that of its first word: it must not move between two of its rows.
+    return new._replace(admitted_at=old.admitted_at)
+
+
+def _plus(old: Iterable[int], new: Iterable[int], sign: int) -> Iterable[int]:
+    # `new` may be longer: a gateway's sums are the first of an hour's.
+    return (a + sign * b for a, b in zip(old, new, strict=False))

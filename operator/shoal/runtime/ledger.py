@@ -1,0 +1,119 @@
+"""`shoal ledger`: the entry points."""
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.ledger.settings import LedgerSettings
+
+
+@click.group(name="ledger")
+def command() -> None:
+    """Run the ledger, or look after its database."""
+
+
+@command.command("run")
+def run() -> None:
+    """Take usage records, keep them, tell totals. Settings come from SHOAL_LEDGER_* (docs/ledger.md)."""
+    import uvloop
+
+    from shoal.ledger.process import Process
+    from shoal.runtime import logs
+
+    settings = _settings()
+    logs.configure(settings.log_level)
+
+    async def main() -> None:
+        await Process(settings).run()
+
+    try:
+        uvloop.run(main())
+    except* (RuntimeError, OSError) as group:
+        raise click.ClickException("; ".join(map(str, group.exceptions))) from None
+
+
+@command.command("migrate")
+def migrate() -> None:
+    """Bring the database's tables to this version's. `run` does the same at its start."""
+    from shoal.ledger.database import Database, Unavailable
+
+    settings = _settings()
+    database = Database(settings.database_url)
+    try:
+        with contextlib.ExitStack() as stack:
+            database.open(stack)
+    except Unavailable as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(f"the tables in {database.name} are of this version")
+
+
+@command.command("backup")
+@click.argument("target", type=click.Path(path_type=Path, dir_okay=False))
+def backup(target: Path) -> None:
+    """Copy the SQLite database to TARGET, also while the ledger runs. PostgreSQL: pg_dump (docs/ledger.md)."""
+    from shoal.ledger.backup import backup as copy
+
+    _files(copy, target)
+
+
+@command.command("restore")
+@click.argument("source", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@click.option("--force", is_flag=True, help="Also over a database that is there; it is kept beside, as *.before.")
+def restore(source: Path, force: bool) -> None:
+    """Put a backup of a SQLite database in place, while no ledger runs. PostgreSQL: pg_restore (docs/ledger.md)."""
+    from shoal.ledger.backup import restore as put
+
+    _files(lambda database, path: put(database, path, force=force), source)
+
+
+@command.command("records")
+@click.option("--request", help="Only this request.")
+@click.option("--tenant", help="Only this tenant.")
+@click.option("--aside", is_flag=True, help="Those that could not be counted, and why.")
+@click.option("--limit", type=click.IntRange(1, 100_000), default=20, show_default=True, help="The newest so many.")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def records(request: str | None, tenant: str | None, aside: bool, limit: int, output: str) -> None:
+    """Print what the ledger has of single requests, also while it runs."""
+    from shoal.ledger import listing
+    from shoal.ledger.database import Database, Unavailable
+
+    database = Database(_settings().database_url)
+    try:
+        for line in listing.lines(database, request=request, tenant=tenant, aside=aside, limit=limit, output=output):
+            click.echo(line)
+    except Unavailable as error:
+        raise click.ClickException(str(error)) from None
+    finally:
+        database.close()
+
+
+def _files(work: "Callable[[Path, Path], str]", path: Path) -> None:
+    from shoal.ledger.backup import BackupError
+    from shoal.ledger.database import Database, Unavailable
+
+    database = Database(_settings().database_url)
+    if database.kind != "sqlite":
+        raise click.ClickException(
+            "this ledger's database is PostgreSQL: use pg_dump --format=custom and pg_restore --clean (docs/ledger.md)"
+        )
+    try:
+        click.echo(work(database.path, path))
+    except (BackupError, Unavailable) as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _settings() -> "LedgerSettings":
+    import pydantic
+
+    from shoal.ledger.settings import LedgerSettings
+
+    try:
+        return LedgerSettings()
+    except pydantic.ValidationError as error:
+        faults = "; ".join(f"SHOAL_LEDGER_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors())
+        raise click.ClickException(faults) from None
