@@ -10,6 +10,9 @@ import click
 from tests.storm import faults
 from tests.storm.run import Weather, judge_folder, run
 
+_KILL_SECONDS = 20.0
+_MOST_KILLS = 100
+
 
 @click.command()
 @click.option("--requests", type=click.IntRange(1), default=20_000, show_default=True, help="How many are sent.")
@@ -19,6 +22,9 @@ from tests.storm.run import Weather, judge_folder, run
 @click.option("--faults", "wanted", help="Comma-separated, in this order; default: all, shuffled by the seed.")
 @click.option("--gap", type=float, default=15.0, show_default=True, help="Seconds between two faults.")
 @click.option("--pace", type=float, default=1.0, show_default=True, help="Factor for how long faults last.")
+@click.option(
+    "--kills", type=click.IntRange(0), help="SIGKILLs of gateways and ledger; default: every 20 s, 100 at most."
+)
 @click.option("--mutation", help="A protection that is switched off; the storm must find out.")
 @click.option("--folder", type=click.Path(path_type=Path), help="For the journals; default: a new one.")
 @click.option("--judge", "judged", type=click.Path(path_type=Path, exists=True), help="Only judge this folder again.")
@@ -31,6 +37,7 @@ def main(
     wanted: str | None,
     gap: float,
     pace: float,
+    kills: int | None,
     mutation: str | None,
     folder: Path | None,
     judged: Path | None,
@@ -50,8 +57,9 @@ def main(
     # Also when started in the background, where a shell has SIGINT ignored: the lab must go in any case.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
+    count = round(minutes * 60 * rate) if minutes else requests
     weather = Weather(
-        requests=round(minutes * 60 * rate) if minutes else requests,
+        requests=count,
         rate=rate,
         seed=seed,
         faults=chosen,
@@ -59,6 +67,7 @@ def main(
         pace=pace,
         shuffled=wanted is None,
         mutation=mutation,
+        kills=min(_MOST_KILLS, round(count / rate / _KILL_SECONDS)) if kills is None else kills,
     )
     sys.exit(0 if run(weather, folder or Path(tempfile.mkdtemp(prefix="storm-"))).good else 1)
 

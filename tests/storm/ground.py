@@ -33,6 +33,9 @@ STEADY: Final = "storm-steady"
 TIDAL: Final = "storm-tidal"
 """Asked now and then; at zero in between."""
 MODEL_PATH: Final = steps.ROOT / "images" / "shoal" / "rootfs" / "opt" / "shoal" / "models" / "tiny-chat"
+LEDGER: Final = "ledger.sqlite"
+_HEARD_SECONDS: Final = 9.0
+"""After the last request: agents read the engines' counters every 2 s, the ledger keeps them every 5 s."""
 _INSIDE: Final = "/storm"
 _FLEET: Final[dict[str, Any]] = {
     "nodes": [
@@ -127,6 +130,9 @@ class Ground(LabCluster):
     def _install(self, models: list[dict[str, Any]], adapters: list[dict[str, Any]]) -> None:
         values = {"engines": {"simulator": _SIMULATOR, "cpuPerGPU": "100m", "memoryPerGPU": "512Mi"}}
         values |= {"cache": {"enabled": False}}
+        # Final records stay in the spools: the judge compares.
+        kept = {"name": "SHOAL_GATEWAY_SPOOL_KEEP_SECONDS", "value": "864000"}
+        values |= {"gateway": {"extraEnv": [kept]}, "ledger": {"enabled": True}}
         steps.install(self, "simulator", steps.LAB_IMAGE, values)
         self.kubectl("create", "namespace", STORM)
         self.kubectl("apply", "-f", str(steps.EXAMPLES / "gpuclasses.yaml"))
@@ -163,17 +169,35 @@ class Ground(LabCluster):
         service = json.loads(self.kubectl("get", "service", GATEWAY_SERVICE, "-n", NAMESPACE, "-o", "json"))
         return service["spec"]["clusterIP"], service["spec"]["ports"][0]["port"]
 
-    def gateways_up(self) -> None:
-        """Waits until every gateway has opened its spool again, which closes what a killed one left open."""
-        want = int(
-            json.loads(self.kubectl("get", "sts", "shoal-gateway", "-n", NAMESPACE, "-o", "json"))["spec"]["replicas"]
-        )
-        until(lambda: len(self.pods(names.COMPONENT_GATEWAY)) == want, 120)
+    def wanted(self, component: str) -> int:
+        """How many pods of gateways or of the ledger there should be."""
+        found = json.loads(self.kubectl("get", "sts", f"shoal-{component}", "-n", NAMESPACE, "-o", "json"))
+        return int(found["spec"]["replicas"])
+
+    def settle(self) -> None:
+        """Waits until every gateway has opened its spool again, which closes what a killed one left open, and until the
+        ledger has all of it."""
+        for component in (names.COMPONENT_GATEWAY, names.COMPONENT_LEDGER):
+            want = self.wanted(component)
+            until(lambda c=component, n=want: len(self.pods(c)) == n, 120)
+        # What was not shipped is lost to the ledger: the judge says so.
+        with contextlib.suppress(AssertionError):
+            until(lambda: not any(journals.unshipped(file) for file in self._spools()), 60)
+        time.sleep(_HEARD_SECONDS)
 
     def copy_spools(self, folder: Path) -> None:
         """What all gateways have recorded."""
-        for file in self.lab.paths.node_data.glob(f"*/disk{FOLDER}/{NAMESPACE}_spool-shoal-gateway-*/{SPOOL}"):
+        for file in self._spools():
             journals.copy_spool(file, folder / file.parent.name.split("_")[1].removeprefix("spool-"))
+
+    def copy_ledger(self, folder: Path) -> None:
+        """The ledger's database."""
+        for file in self.lab.paths.node_data.glob(f"*/disk{FOLDER}/{NAMESPACE}_shoal-ledger_*/{LEDGER}"):
+            journals.copy_spool(file, folder)
+
+    def _spools(self) -> list[Path]:
+        pattern = f"*/disk{FOLDER}/{NAMESPACE}_spool-shoal-gateway-*/{SPOOL}"
+        return sorted(self.lab.paths.node_data.glob(pattern))
 
     @contextlib.contextmanager
     def watched_scales(self, path: Path) -> Generator[None]:

@@ -183,8 +183,15 @@ def read_engines(folder: Path) -> tuple[list[Sequence], list[EngineLife]]:
     return sequences, lives
 
 
+def unshipped(file: Path) -> int:
+    """Rows of a spool that the ledger has not taken; also while a gateway writes it."""
+    with contextlib.closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=5)) as connection:
+        sql = "SELECT count(*) FROM records WHERE seq > (SELECT shipped FROM position)"
+        return connection.execute(sql).fetchone()[0]
+
+
 def copy_spool(file: Path, folder: Path) -> None:
-    """One gateway's spool, into a folder of its own: reading a copy writes nothing beside a gateway's own files."""
+    """A spool or the ledger's database, into a folder of its own: reading a copy writes nothing beside the real one."""
     folder.mkdir(parents=True, exist_ok=True)
     for suffix in ("", "-wal"):
         source = file.with_name(file.name + suffix)

@@ -81,6 +81,19 @@ def no_close_open() -> None:
     spoolfile._close_open_rows = lambda _connection: 0
 
 
+def early_mark() -> None:
+    """A gateway marks a batch as shipped before the ledger has answered."""
+    from shoal.ledger.shipper import Shipper
+
+    real = Shipper._ship
+
+    async def ship(self: Shipper, session: Any, batch: Any, compressed: bytes) -> None:
+        self._spool.mark(batch.last)
+        await real(self, session, batch, compressed)
+
+    Shipper._ship = ship
+
+
 def no_dedupe() -> None:
     """The ledger takes each record for a new one."""
     from shoal.ledger import bulk, schema
@@ -115,6 +128,7 @@ MUTATIONS: Final[dict[str, Callable[[], None]]] = {
     "no-ack": no_ack,
     "unknown-is-zero": unknown_is_zero,
     "no-lora-path": no_lora_path,
+    "early-mark": early_mark,
     "no-close-open": no_close_open,
     "no-dedupe": no_dedupe,
 }

@@ -14,8 +14,9 @@ import click
 
 from shoal.cli.demo import steps
 from shoal.lab.errors import LabError
-from tests.storm import faults, journals, story, swaps
-from tests.storm.ground import KEY, MODEL_PATH, STEADY, STORM, TIDAL, Ground
+from tests.storm import books, faults, journals, story, swaps
+from tests.storm.ground import KEY, LEDGER, MODEL_PATH, STEADY, STORM, TIDAL, Ground
+from tests.storm.kills import killing
 from tests.storm.load import LoadConfig
 from tests.storm.plan import LONG, Phase, Target
 from tests.storm.verdict import Findings, judge
@@ -56,6 +57,8 @@ class Weather:
     one_by_one: bool = False
     """Each fault waits until what the one before broke is whole again."""
     mutation: str | None = None
+    kills: int = 0
+    """SIGKILLs of gateways and the ledger in turn, beside the faults."""
 
 
 def run(weather: Weather, folder: Path) -> Findings:
@@ -65,12 +68,17 @@ def run(weather: Weather, folder: Path) -> Findings:
         print(f"the fleet is up; journals are in {folder}", flush=True)
         with ground.watched_scales(folder / "scales.jsonl"), _load(ground, weather, folder) as load:
             storm = faults.Storm(ground, _source(weather), folder / "faults.jsonl", weather.pace)
-            with swaps.swapping(ground.kubectl, STORM, storm.say) if weather.adapters else contextlib.nullcontext():
+            with contextlib.ExitStack() as beside:
+                if weather.adapters:
+                    beside.enter_context(swaps.swapping(ground.kubectl, STORM, storm.say))
+                if weather.kills:
+                    beside.enter_context(killing(ground, weather.kills, _seconds(weather), storm.say))
                 _faults(storm, weather, load)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 load.wait(_END_SECONDS + weather.requests / weather.rate)
-        ground.gateways_up()
+        ground.settle()
         ground.copy_spools(folder / "spools")
+        ground.copy_ledger(folder / "ledger")
     return judge_folder(folder)
 
 
@@ -81,7 +89,8 @@ def _ground(weather: Weather, folder: Path) -> contextlib.AbstractContextManager
 def judge_folder(folder: Path) -> Findings:
     """Judges the journals of a storm, also of one that is long over, and prints what it finds."""
     found = collect(folder)
-    findings = judge(found)
+    ledger = folder / "ledger" / LEDGER
+    findings = judge(found, books.read(f"sqlite:///{ledger}") if ledger.exists() else None)
     show(found, findings, folder)
     return findings
 
@@ -115,6 +124,8 @@ def show(found: journals.Journals, findings: Findings, folder: Path) -> None:
     if len(findings.violations) > _VIOLATIONS_SHOWN:
         print(f"... and {len(findings.violations) - _VIOLATIONS_SHOWN} more: {folder / 'violations.txt'}")
     print(_figures(found, findings))
+    if findings.account is not None:
+        print("\n".join(findings.account.lines()))
     print(findings.line(), flush=True)
 
 
@@ -179,6 +190,11 @@ def _source(weather: Weather) -> random.Random:
     return random.Random(weather.seed)  # noqa: S311 - reproducible on purpose
 
 
+def _seconds(weather: Weather) -> float:
+    """While the load lasts, nearly."""
+    return weather.requests / (weather.rate + weather.sdk_rate) * 0.95
+
+
 def _faults(storm: faults.Storm, weather: Weather, load: "subprocess.Popen[bytes]") -> None:
     """One fault after the other until the load ends; each failure of a fault itself is said and not fatal."""
     source = storm.random
@@ -189,7 +205,9 @@ def _faults(storm: faults.Storm, weather: Weather, load: "subprocess.Popen[bytes
     with contextlib.suppress(AssertionError):  # where nothing is ever answered, the judge says so
         until(lambda: _answers(storm.journal.parent) or over(), _FLOWS_SECONDS)
     storm.say("the storm begins")
-    ends = time.monotonic() + weather.requests / (weather.rate + weather.sdk_rate) * 0.95
+    ends = time.monotonic() + _seconds(weather)
+    if not weather.faults:
+        _pause(_seconds(weather), load)
     while time.monotonic() < ends and weather.faults:
         names = list(weather.faults)
         if weather.shuffled:

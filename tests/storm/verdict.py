@@ -17,7 +17,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from tests.storm.books import Books
 from tests.storm.journals import Attempt, Journals, Kill, Sequence, UsageRow, by_client
+from tests.storm.metered import Account, account
 
 Outcome = Literal["answered", "refused", "cancelled", "failed", "cut", "lost", "unaccepted"]
 COUNTED: Final[tuple[Outcome, ...]] = ("answered", "refused", "cancelled", "failed", "cut", "lost")
@@ -37,6 +39,8 @@ class Findings:
 
     verdicts: dict[str, Verdict]
     violations: list[str] = field(default_factory=list[str])
+    account: Account | None = None
+    """Of usage (invariant 5); None: there is no ledger."""
 
     @property
     def totals(self) -> Counter[str]:
@@ -49,7 +53,7 @@ class Findings:
 
     @property
     def good(self) -> bool:
-        return self.totals["lost"] == 0 and not self.violations
+        return self.totals["lost"] == 0 and not self.violations and (self.account is None or self.account.good)
 
     def line(self) -> str:
         """The last line of a storm."""
@@ -91,8 +95,8 @@ def trails(journals: Journals) -> dict[str, Trail]:
     return found
 
 
-def judge(journals: Journals) -> Findings:
-    """Everything that the journals of one storm say."""
+def judge(journals: Journals, books: Books | None = None) -> Findings:
+    """Everything that the journals of one storm say, and the ledger's books where there are any."""
     known = trails(journals)
     kills: dict[str, list[Kill]] = {}
     for kill in journals.kills:
@@ -104,6 +108,11 @@ def judge(journals: Journals) -> Findings:
     findings.violations += stopped_in_flight(journals, kills)
     findings.violations += lowered_in_silence(journals)
     findings.violations += records(journals.attempts, known)
+    if books is not None:
+        findings.account = account(
+            books, journals.attempts, journals.sequences, spools=journals.rows, kills=journals.kills
+        )
+        findings.violations += findings.account.violations()
     return findings
 
 

@@ -2,14 +2,14 @@
 
 import asyncio
 import contextlib
+import itertools
 import random
-import sqlite3
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, get_args
 
 import orjson
 
@@ -27,12 +27,19 @@ from tests.support.engines import MODEL, ROOT
 
 _ANSWER_SECONDS: Final = 2.0
 """How long a kill waits for the moment between a commit and its answer."""
+_AWAY_SECONDS: Final = 0.7
 _BEGIN_SECONDS: Final = 60.0
 _END_SECONDS: Final = 330.0
 _SHIP_SECONDS: Final = 60.0
 _HEAR_SECONDS: Final = 30.0
 """Until the ledger has heard the engines' last counters: agents read them every 2 s."""
 _KEPT: Final = 3600.0
+
+
+Move = Literal["gateway", "ledger", "gateway at answer", "ledger at answer", "both"]
+"""At some moment; `at answer`: when a batch is committed and its answer on the way; both: the ledger, and then a
+gateway while it is away, so that what is not shipped is in that spool alone. The last are two kills."""
+MOVES: Final[tuple[Move, ...]] = get_args(Move)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,8 @@ class Weather:
     """Seconds between two kills, on average; both processes serve again before the next one."""
     long: float = 0.04
     """Share of long answers, of some seconds: what a killed gateway has checkpoints of."""
+    moves: tuple[Move, ...] = MOVES
+    """In turn."""
     database_url: str | None = None
     """None: SQLite."""
     mutation: str | None = None
@@ -157,31 +166,46 @@ async def _until(
 
 
 async def _kills(town: Town, weather: Weather, load: asyncio.subprocess.Process, say: Callable[[str], None]) -> None:
-    """Gateway, ledger, other gateway, ledger, and so on; every other one just when a batch is committed and its answer
-    on the way, the rest at any moment."""
+    """The moves in turn, each time with another gateway."""
     source = random.Random(weather.seed)  # noqa: S311 - reproducible on purpose
     began = time.monotonic()
-    for number in range(weather.kills):
+    moves = itertools.cycle(weather.moves)
+    gateways = itertools.cycle(town.gateways)
+    done = 0
+    while done < weather.kills:
         assert load.returncode is None, "the load has ended"
-        victim = town.ledger if number % 2 else town.gateways[number // 2 % len(town.gateways)]
         await asyncio.sleep(weather.pause * source.uniform(0.5, 1.5))
-        at_answer = number // 2 % 2 == 1
-        since = time.time()
-        met = await town.line.at_next_answer(victim.strike, _ANSWER_SECONDS) if at_answer else False
+        move = next(moves)
+        victims = [town.ledger] if move.startswith("ledger") else [next(gateways)]
+        if move == "both":
+            since = time.time()
+            town.ledger.strike()
+            await asyncio.sleep(_AWAY_SECONDS)
+            victims.append(town.ledger)
+            _note(town.folder, town.ledger, since, "at some moment")
+        since, met = time.time(), False
+        if move.endswith("at answer"):
+            met = await town.line.at_next_answer(victims[0].strike, _ANSWER_SECONDS)
         if not met:
-            victim.strike()
-        await town.restart(victim)
-        moment = "between a commit and its answer" if met else "at some moment"
-        kind = "ledger" if victim is town.ledger else "gateway"
-        _note(town.folder, f"SIGKILL of {victim.name}, {moment}", Kill(kind, victim.name, since, time.time(), "killed"))
-        await victim.serves(town.session)
-        if (number + 1) % 10 == 0:
-            say(f"{number + 1} SIGKILLs in {time.monotonic() - began:.0f} s")
+            victims[0].strike()
+        for victim in victims:
+            await town.restart(victim)
+        away = ", while the ledger is away" if move == "both" else ""
+        moment = "between a commit and its answer" if met else f"at some moment{away}"
+        _note(town.folder, victims[0], since, moment)
+        for victim in victims:
+            await victim.serves(town.session)
+        if (done + len(victims)) // 10 > done // 10:
+            say(f"{done + len(victims)} SIGKILLs in {time.monotonic() - began:.0f} s")
+        done += len(victims)
 
 
-def _note(folder: Path, text: str, kill: Kill) -> None:
+def _note(folder: Path, victim: Child, since: float, moment: str) -> None:
+    kind = "ledger" if victim.name.startswith("shoal-ledger") else "gateway"
+    kill = Kill(kind, victim.name, since, time.time(), "killed")
+    line = {"at": time.time(), "text": f"SIGKILL of {victim.name}, {moment}", "kills": [asdict(kill)]}
     with (folder / "faults.jsonl").open("ab") as file:
-        file.write(orjson.dumps({"at": time.time(), "text": text, "kills": [asdict(kill)]}) + b"\n")
+        file.write(orjson.dumps(line) + b"\n")
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------
@@ -211,14 +235,7 @@ def _tolerated(weather: Weather) -> contextlib.AbstractContextManager[None]:
 
 
 def _unshipped(town: Town, gateway: Child) -> int:
-    """Rows of a spool that the ledger has not taken."""
-    file = town.spool(gateway) / SPOOL
-    connection = sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=5)
-    try:
-        sql = "SELECT count(*) FROM records WHERE seq > (SELECT shipped FROM position)"
-        return connection.execute(sql).fetchone()[0]
-    finally:
-        connection.close()
+    return journals.unshipped(town.spool(gateway) / SPOOL)
 
 
 def _copy_spools(town: Town) -> None:
