@@ -1,0 +1,124 @@
+"""The engines' own counters beside what was billed, out of the tables."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sized
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Connection, Table, func, select
+
+from shoal.core.reconcile import Compared, Tokens
+from shoal.ledger.queries import grains
+from shoal.ledger.queries.times import Span
+from shoal.ledger.schema import engine_hours, engines, hours, usage
+
+MOST_ROWS: Final = 20_000
+
+
+class TooMany(Exception):
+    """More rows than anybody reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Of one row; None: not told apart by that."""
+
+    at: int | None = None
+    """First moment of the hour, day or month, in milliseconds since 1970 (UTC)."""
+    model: str | None = None
+    gpu_class: str | None = None
+    engine: str | None = None
+    replica: str | None = None
+    last_heard: int | None = None
+
+
+def by_sums(
+    connection: Connection, span: Span, by: Collection[str], model: Collection[str] = ()
+) -> dict[Key, Compared]:
+    """What is in the hours of the span, by model, class, and one of hour, day and month. A request is in the hour in
+    which it was admitted, what an engine counted in the hour in which it was read. Raises TooMany."""
+    rows: defaultdict[Key, Compared] = defaultdict(lambda: Compared(None))
+    for key, tokens in _grouped(
+        connection, engine_hours, (engine_hours.c.prompt_tokens, engine_hours.c.generation_tokens), span, by, model
+    ):
+        rows[key] += Compared(tokens)
+    counts = (hours.c.input_tokens, hours.c.output_tokens)
+    for key, tokens in _grouped(connection, hours, counts, span, by, model, grains.billed(True)):
+        rows[key] += Compared(None, tokens)
+    for key, tokens in _grouped(connection, hours, counts, span, by, model, grains.billed(False)):
+        rows[key] += Compared(None, Tokens(), tokens)
+    _bounded(rows)
+    return dict(rows)
+
+
+def by_engine(connection: Connection, span: Span, model: Collection[str] = ()) -> dict[Key, Compared]:
+    """The engines' processes that were heard in the span, each over its whole life. It reads single requests, which
+    are kept for less long than sums. Raises TooMany."""
+    wanted = select(engines).where(engines.c.last_heard >= span.start, engines.c.first_heard < span.end)
+    if model:
+        wanted = wanted.where(engines.c.model.in_(model))
+    keys: dict[str, Key] = {}
+    rows: dict[str, Compared] = {}
+    for row in connection.execute(wanted.limit(MOST_ROWS + 1)).mappings():
+        boot: str = row["boot"]
+        keys[boot] = Key(None, row["model"], row["gpu_class"], boot, row["replica"], row["last_heard"])
+        rows[boot] = Compared(Tokens(row["prompt_tokens"], row["generation_tokens"]), estimated_input=0)
+    _bounded(keys)
+    columns = (usage.c.engine_boot, usage.c.attempt, usage.c.count_source)
+    tokens_in, tokens_out = func.coalesce(usage.c.input_tokens, 0), func.coalesce(usage.c.output_tokens, 0)
+    query = (
+        select(*columns, func.sum(tokens_in), func.sum(tokens_out))
+        .where(usage.c.ended.is_(True), usage.c.engine_boot.in_(wanted.with_only_columns(engines.c.boot)))
+        .group_by(*columns)
+    )
+    for row in connection.execute(query):
+        boot, tokens, estimated = str(row[0]), Tokens(int(row[3]), int(row[4])), row[2] == "estimated"
+        if row[1] == 0 and not estimated:
+            rows[boot] += Compared(None, tokens)
+        else:
+            rows[boot] += Compared(None, Tokens(), tokens, tokens.input if estimated else 0)
+    return {keys[boot]: row for boot, row in rows.items()}
+
+
+def total(rows: Iterable[Compared]) -> Compared:
+    """All of them together. Engines of which nothing was heard count as nothing there."""
+    return sum(rows, Compared(None))
+
+
+def _grouped(
+    connection: Connection,
+    table: Table,
+    sums: Collection[ColumnElement[int]],
+    span: Span,
+    by: Collection[str],
+    model: Collection[str],
+    *where: ColumnElement[bool],
+) -> Iterator[tuple[Key, Tokens]]:
+    groups: dict[str, ColumnElement[Any]] = {}
+    if "hour" in by:
+        groups["at"] = table.c.hour
+    elif "day" in by:
+        groups["at"] = grains.day(table.c.hour)
+    elif "month" in by:
+        first, *later = [whole.start for _, whole in span.months()]
+        groups["at"] = grains.pieces(table.c.hour, first, later)
+    if "model" in by:
+        groups["model"] = table.c.model
+    if "class" in by:
+        groups["gpu_class"] = table.c.gpu_class
+    inner = select(
+        *(column.label(f"by_{name}") for name, column in groups.items()),
+        *(column.label(f"sum_{number}") for number, column in enumerate(sums)),
+    ).where(table.c.hour >= span.start, table.c.hour < span.end, *where)
+    if model:
+        inner = inner.where(table.c.model.in_(model))
+    within = inner.subquery()
+    keys = [within.c[f"by_{name}"] for name in groups]
+    query = select(func.sum(within.c.sum_0), func.sum(within.c.sum_1), *keys).group_by(*keys).limit(MOST_ROWS + 1)
+    for row in connection.execute(query if keys else query.having(func.count() > 0)):
+        yield Key(**dict(zip(groups, row[2:], strict=True))), Tokens(int(row[0]), int(row[1]))
+
+
+def _bounded(rows: Sized) -> None:
+    if len(rows) > MOST_ROWS:
+        raise TooMany

@@ -1,0 +1,175 @@
+"""Readings and GPU time into the tables, each exactly once: how far something was counted is kept in the transaction
+that counts it. Who fails or dies before its commit has counted nothing, and the next call catches up."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import Connection, Table, delete, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from shoal.core.reconcile import DAY_MS, HOUR_MS, Held, Price, Reading, by_hour, gpu_cost, grown, held_since
+from shoal.ledger.schema import engine_hours, engines, gpu_pods
+
+FORGET_MS: Final = 92 * DAY_MS
+"""A pod or an engine's process that was not heard of for so long is gone. One that comes back after all would be
+counted from its beginning again."""
+_AT_ONCE: Final = 500
+"""Keys in one query: databases bound the number of parameters."""
+
+Hour = tuple[int, str, str, str]
+"""hour, model, GPU class, currency: the key of `engine_hours`."""
+
+
+@dataclass(slots=True)
+class _Sum:
+    prompt: int = 0
+    generation: int = 0
+    gpu_ms: int = 0
+    cost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a call of `keep_readings` did."""
+
+    grown: int
+    """Tokens by which the counters had grown."""
+    lower: tuple[str, ...]
+    """Boot ids whose counter was lower than before: misread, and kept as it was."""
+
+
+def keep_readings(connection: Connection, readings: Sequence[Reading], prices: Mapping[str, Price | None]) -> Kept:
+    """Keeps the last readings of engine boots, one of each, and books the growth since the ones before in the hour in
+    which they were heard. `prices` are those of GPU classes now."""
+    counted: dict[str, tuple[int, int]] = {}
+    for part in _parts([reading.boot for reading in readings]):
+        query = select(engines.c.boot, engines.c.prompt_tokens, engines.c.generation_tokens)
+        for boot, prompt, generation in connection.execute(query.where(engines.c.boot.in_(part))):
+            counted[boot] = (prompt, generation)
+    sums: defaultdict[Hour, _Sum] = defaultdict(_Sum)
+    rows: list[dict[str, Any]] = []
+    lower: list[str] = []
+    for reading in readings:
+        prompt, generation = counted.get(reading.boot, (0, 0))
+        more = (grown(prompt, reading.prompt), grown(generation, reading.generation))
+        if _lower(reading.prompt, prompt) or _lower(reading.generation, generation):
+            lower.append(reading.boot)
+        rows.append(
+            {
+                "boot": reading.boot,
+                "model": reading.model,
+                "gpu_class": reading.gpu_class,
+                "replica": reading.replica,
+                "node": reading.node,
+                "first_heard": reading.heard_at,
+                "last_heard": reading.heard_at,
+                "prompt_tokens": prompt + more[0],
+                "generation_tokens": generation + more[1],
+            }
+        )
+        hour = reading.heard_at - reading.heard_at % HOUR_MS
+        booked = sums[hour, reading.model, reading.gpu_class, _currency(prices.get(reading.gpu_class))]
+        booked.prompt += more[0]
+        booked.generation += more[1]
+    if rows:
+        insert = _insert(connection, engines)
+        changed = ("replica", "node", "last_heard", "prompt_tokens", "generation_tokens")
+        connection.execute(
+            insert.on_conflict_do_update(
+                index_elements=[engines.c.boot], set_={name: insert.excluded[name] for name in changed}
+            ),
+            rows,
+        )
+    _book(connection, sums)
+    return Kept(sum(each.prompt + each.generation for each in sums.values()), tuple(sorted(lower)))
+
+
+def knows_gpu_time(connection: Connection) -> bool:
+    """Whether GPU time was ever counted: pods of before that are not counted back to their start."""
+    return connection.execute(select(gpu_pods.c.pod).limit(1)).first() is not None
+
+
+def keep_gpu_time(
+    connection: Connection, held: Iterable[Held], prices: Mapping[str, Price | None], now: int, first_look: int
+) -> int:
+    """Books the time for which pods have held GPUs since it was counted last, at the prices of now; returns the GPU
+    milliseconds. `first_look`: before that nobody looked, and nothing is counted of pods that are new."""
+    pods = {each.pod: each for each in held}
+    counted: dict[str, int] = {}
+    for part in _parts(sorted(pods)):
+        query = select(gpu_pods.c.pod, gpu_pods.c.counted_until).where(gpu_pods.c.pod.in_(part))
+        counted |= {row[0]: row[1] for row in connection.execute(query)}
+    sums: defaultdict[Hour, _Sum] = defaultdict(_Sum)
+    rows: list[dict[str, Any]] = []
+    for each in pods.values():
+        begin = held_since(each, counted.get(each.pod), first_look)
+        end = now if each.until is None else each.until
+        currency = _currency(prices.get(each.gpu_class))
+        for hour, length in by_hour(begin, end):
+            sums[hour, each.model, each.gpu_class, currency].gpu_ms += length * each.gpus
+        if end > begin:
+            rows.append({"pod": each.pod, "model": each.model, "gpu_class": each.gpu_class, "counted_until": end})
+    for (_, _, gpu_class, _), booked in sums.items():
+        if (known := prices.get(gpu_class)) is not None:
+            booked.cost = gpu_cost(booked.gpu_ms, known.hourly)
+    if rows:
+        insert = _insert(connection, gpu_pods)
+        connection.execute(
+            insert.on_conflict_do_update(
+                index_elements=[gpu_pods.c.pod], set_={"counted_until": insert.excluded.counted_until}
+            ),
+            rows,
+        )
+    _book(connection, sums)
+    return sum(each.gpu_ms for each in sums.values())
+
+
+def forget(connection: Connection, now: int) -> None:
+    """Takes away what says how far something was counted that is long gone. Sums stay."""
+    connection.execute(delete(gpu_pods).where(gpu_pods.c.counted_until < now - FORGET_MS))
+    connection.execute(delete(engines).where(engines.c.last_heard < now - FORGET_MS))
+
+
+def _book(connection: Connection, sums: Mapping[Hour, _Sum]) -> None:
+    if not sums:
+        return
+    insert = _insert(connection, engine_hours)
+    added = {
+        name: engine_hours.c[name] + insert.excluded[name]
+        for name in ("prompt_tokens", "generation_tokens", "gpu_seconds", "cost")
+    }
+    connection.execute(
+        insert.on_conflict_do_update(index_elements=list(engine_hours.primary_key.columns), set_=added),
+        [
+            {
+                "hour": hour,
+                "model": model,
+                "gpu_class": gpu_class,
+                "currency": currency,
+                "prompt_tokens": each.prompt,
+                "generation_tokens": each.generation,
+                "gpu_seconds": each.gpu_ms / 1000,
+                "cost": each.cost,
+            }
+            for (hour, model, gpu_class, currency), each in sums.items()
+        ],
+    )
+
+
+def _insert(connection: Connection, table: Table) -> "postgresql.Insert | sqlite.Insert":
+    return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
+
+
+def _lower(now: int | None, counted: int) -> bool:
+    return now is not None and now < counted
+
+
+def _currency(known: Price | None) -> str:
+    return "" if known is None else known.currency
+
+
+def _parts(keys: Sequence[str]) -> Iterator[Sequence[str]]:
+    for at in range(0, len(keys), _AT_ONCE):
+        yield keys[at : at + _AT_ONCE]

@@ -1,0 +1,126 @@
+"""Engine pods and GPU classes, as far as the ledger reads them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import pydantic
+import structlog
+
+from shoal.api import names
+from shoal.api.gpuclass import GPUClass
+from shoal.api.meta import JsonObject
+from shoal.core import quantity
+from shoal.core.reconcile import Held, Price, price
+from shoal.kube.projections import pod_requests
+
+log = structlog.get_logger()
+
+ENGINE_PODS: Final = (
+    f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE},{names.LABEL_MODEL}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePod:
+    """One engine pod. Times are milliseconds since 1970 (UTC)."""
+
+    uid: str
+    key: str
+    """namespace/name."""
+    model: str
+    """namespace/name."""
+    model_uid: str
+    gpu_class: str
+    """'' where it names none."""
+    node: str
+    """'' until it is put on one."""
+    ip: str | None
+    gpus: Mapping[str, int]
+    """Extended resources that it holds once it has a node."""
+    since: int | None
+    """When it was put on its node; None: it was not."""
+    finished: bool
+    """Succeeded or Failed: it holds nothing any more."""
+    ended: int | None
+    """When its last container ended, if it is finished and the kubelet says so."""
+
+    def held(self, resource: str | None, until: int | None) -> Held | None:
+        """Its GPUs, `resource` being what its class calls them (None: the class is not known); `until` when it gave
+        them back, None while it has them. None: it holds none."""
+        gpus = sum(self.gpus.values()) if resource is None else self.gpus.get(resource, 0)
+        if self.since is None or not gpus:
+            return None
+        return Held(self.uid, self.model, self.gpu_class, gpus, self.since, until)
+
+
+@dataclass(frozen=True, slots=True)
+class GPUPrice:
+    """What is read of a GPUClass."""
+
+    name: str
+    resource: str
+    price: Price | None
+    """None: it has none."""
+
+
+def project_pod(raw: JsonObject) -> EnginePod | None:
+    """An engine pod as the reflector keeps it."""
+    metadata: Mapping[str, Any] = raw["metadata"]
+    labels: Mapping[str, str] = metadata.get("labels") or {}
+    spec: JsonObject = raw.get("spec") or {}
+    status: Mapping[str, Any] = raw.get("status") or {}
+    model = labels.get(names.LABEL_MODEL)
+    if model is None:
+        return None
+    finished = status.get("phase") in ("Succeeded", "Failed")
+    containers: list[Mapping[str, Any]] = status.get("containerStatuses") or []
+    ends = [_finished_at(container) for container in containers]
+    return EnginePod(
+        uid=metadata["uid"],
+        key=f"{metadata['namespace']}/{metadata['name']}",
+        model=f"{metadata['namespace']}/{model}",
+        model_uid=labels.get(names.LABEL_MODEL_UID, ""),
+        gpu_class=labels.get(names.LABEL_GPU_CLASS, ""),
+        node=spec.get("nodeName") or "",
+        ip=status.get("podIP") or None,
+        gpus=pod_requests(spec),
+        since=_since(metadata, status) if spec.get("nodeName") else None,
+        finished=finished,
+        ended=max((end for end in ends if end is not None), default=None) if finished else None,
+    )
+
+
+def project_class(raw: JsonObject) -> GPUPrice | None:
+    """A GPUClass as the reflector keeps it; None for one that does not validate."""
+    name: str = raw["metadata"]["name"]
+    try:
+        spec = GPUClass.model_validate({"metadata": raw["metadata"], "spec": raw.get("spec")}).spec
+        cost = spec.hourly_cost
+        priced = None if cost is None else price(quantity.parse(cost.amount), cost.currency)
+    except (pydantic.ValidationError, ValueError) as error:
+        log.warning("a GPUClass is left out: it does not validate", name=name, kind=type(error).__name__)
+        return None
+    return GPUPrice(name, spec.resource_name, priced)
+
+
+def _since(metadata: Mapping[str, Any], status: Mapping[str, Any]) -> int | None:
+    conditions: list[Mapping[str, Any]] = status.get("conditions") or []
+    for condition in conditions:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "True":
+            return _ms(condition.get("lastTransitionTime"))
+    return _ms(metadata.get("creationTimestamp"))
+
+
+def _finished_at(container: Mapping[str, Any]) -> int | None:
+    state: Mapping[str, Any] = container.get("state") or {}
+    terminated: Mapping[str, Any] = state.get("terminated") or {}
+    return _ms(terminated.get("finishedAt"))
+
+
+def _ms(text: str | None) -> int | None:
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1000) if text else None
+    except ValueError:
+        return None

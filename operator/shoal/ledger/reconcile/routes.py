@@ -1,0 +1,114 @@
+"""GET /v1/unattributed: for persons who run the fleet."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeVar
+
+from sqlalchemy import Connection
+
+from shoal.api import names
+from shoal.api.reconciliation import UNATTRIBUTED_BY, UnattributedPage, UnattributedRow
+from shoal.core.reconcile import Compared
+from shoal.ledger.queries import times, words
+from shoal.ledger.reconcile.compare import MOST_ROWS, Key, TooMany, by_engine, by_sums, total
+from shoal.ledger.reconcile.watch import Standing
+from shoal.ledger.service import Problem, Request, Response, Service, answer_csv, answer_json
+
+T = TypeVar("T")
+
+_NAMED: Final = 100
+"""Pods that are not heard and are named."""
+_OF_ENGINES: Final = ("replica", "lastHeard", "estimatedInput")
+"""Fields that rows by engine have."""
+_TIME_TEXTS: Final = {"hour": times.text, "day": times.day_of, "month": times.month_of}
+
+
+class Reader(Protocol):
+    """The part of `ledger.store.Store` that is needed here."""
+
+    async def read(self, work: Callable[[Connection], T]) -> T: ...
+
+
+class Routes:
+    """`standing` says how much of the engines is heard; `now` is milliseconds since 1970."""
+
+    def __init__(self, store: Reader, standing: Callable[[], Standing], now: Callable[[], int]) -> None:
+        self._store = store
+        self._standing = standing
+        self._now = now
+
+    def add(self, service: Service) -> None:
+        service.route("GET", names.UNATTRIBUTED_PATH, self.unattributed, ("admin",))
+
+    async def unattributed(self, request: Request) -> Response:
+        """`from`, `to` (this month without them), `by` (model without it), `model`, `output` (json or csv)."""
+        words.only_these(request, ("from", "to", "by", "model", "output"))
+        span = times.span(request, self._now())
+        by = words.by(request, UNATTRIBUTED_BY) or ("model",)
+        if "engine" in by and (timed := [name for name in words.TIMES if name in by]):
+            raise Problem(400, f"by=engine is over the whole life of an engine: leave {timed[0]} out")
+        output = request.one("output", "json")
+        if output not in ("json", "csv"):
+            raise Problem(400, f"output={str(output)[:40]}: json or csv")
+        models = tuple(request.query.get("model", ()))
+
+        def work(connection: Connection) -> Mapping[Key, Compared]:
+            return by_engine(connection, span, models) if "engine" in by else by_sums(connection, span, by, models)
+
+        try:
+            found = await self._store.read(work)
+        except TooMany:
+            raise Problem(400, f"that is more than {MOST_ROWS} rows: ask for less time, or for fewer `by`") from None
+        rows = [_row(key, found[key], by) for key in sorted(found, key=_order)]
+        if output == "csv":
+            header = _fields(by)
+            return answer_csv(header, [[row[name] for name in header] for row in rows], "unattributed.csv")
+        standing = self._standing()
+        page = UnattributedPage.model_validate(
+            {
+                "from": times.text(span.start),
+                "to": times.text(span.end),
+                "by": by,
+                "total": _row(Key(), total(found.values()), ()),
+                "watching": standing.watching,
+                "heard": standing.heard,
+                "not_heard": standing.not_heard[:_NAMED],
+            }
+        )
+        return answer_json(page.model_dump(mode="json") | {"rows": rows})
+
+
+def _fields(by: Sequence[str]) -> list[str]:
+    """Names of a row's fields, as in JSON: what was not asked for is absent."""
+    asked = {*by, *_OF_ENGINES, "model", "class"} if "engine" in by else {*by}
+    absent = {*UNATTRIBUTED_BY, *_OF_ENGINES} - asked
+    names_of = (field.serialization_alias or name for name, field in UnattributedRow.model_fields.items())
+    return [name for name in names_of if name not in absent]
+
+
+def _row(key: Key, compared: Compared, by: Sequence[str]) -> dict[str, Any]:
+    left, engine = compared.unattributed, compared.engine
+    fields: dict[str, object] = {"model": key.model, "class": key.gpu_class or None}
+    if key.at is not None:
+        name = next(name for name in words.TIMES if name in by)
+        fields[name] = _TIME_TEXTS[name](key.at)
+    fields |= {"engine": key.engine, "replica": key.replica}
+    if key.last_heard is not None:
+        fields["last_heard"] = times.text(key.last_heard)
+    fields |= {
+        "engine_input": None if engine is None else engine.input,
+        "engine_output": None if engine is None else engine.output,
+        "billed_input": compared.billed.input,
+        "billed_output": compared.billed.output,
+        "not_billed_input": compared.not_billed.input,
+        "not_billed_output": compared.not_billed.output,
+        "estimated_input": compared.estimated_input,
+        "unattributed_input": None if left is None else left.input,
+        "unattributed_output": None if left is None else left.output,
+        "share": compared.share,
+    }
+    row = UnattributedRow.model_validate(fields).model_dump(mode="json")
+    return {name: row[name] for name in _fields(by)}
+
+
+def _order(key: Key) -> tuple[int, str, str, str]:
+    return key.at or 0, key.model or "", key.gpu_class or "", key.engine or ""

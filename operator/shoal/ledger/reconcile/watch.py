@@ -1,0 +1,229 @@
+"""Watches engine pods and GPU classes, listens to the agents, and keeps every few seconds what is new.
+
+It is never in the way of records: without an API server, an install key or an agent the ledger serves on, the engines'
+counters are as old as their last reading, and `Standing` says so. What was missed is in the next reading, as counters
+are cumulative; only what an engine counted after its last reading and before its end is never heard of.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar
+
+import structlog
+from sqlalchemy import Connection
+
+from shoal.api import names
+from shoal.api.keys import Role
+from shoal.api.replica import ReplicaKeys
+from shoal.core.reconcile import DAY_MS, Held, Price
+from shoal.kube.client import Client
+from shoal.kube.reflector import Reflector, ReflectorEvent
+from shoal.kube.resources import GPUCLASSES, PODS
+from shoal.ledger.reconcile.keep import forget, keep_gpu_time, keep_readings, knows_gpu_time
+from shoal.ledger.reconcile.pods import ENGINE_PODS, EnginePod, GPUPrice, project_class, project_pod
+from shoal.ledger.reconcile.readings import Readings
+from shoal.ledger.store import Unavailable
+from shoal.signals.replica import ReplicaStreams
+from shoal.signals.stream import Me, Peer
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+ROUND_SECONDS: Final = 5.0
+"""Between two rounds; one follows soon where an engine is gone."""
+SOON_SECONDS: Final = 0.25
+"""After an engine is gone: others may go with it."""
+GPU_SECONDS: Final = 60.0
+"""Between two countings of GPU time while no pod ends."""
+
+
+class Store(Protocol):
+    """The part of `ledger.store.Store` that is needed here."""
+
+    async def write(self, work: Callable[[Connection], T]) -> T: ...
+    async def read(self, work: Callable[[Connection], T]) -> T: ...
+
+
+class Keys(Protocol):
+    """The part of the key ring that is needed here (`gateway.installkey.KeyRing`)."""
+
+    def said_by(self, role: Role, subject: str) -> Iterable[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How much of the engines is heard."""
+
+    watching: bool
+    """Engine pods are known: the API server was reached once, and the connection is up."""
+    heard: int
+    """Engine pods whose agent is heard."""
+    not_heard: tuple[str, ...]
+    """namespace/pod of the others that run: their counters are as old as their last reading."""
+
+
+class Reconciler:
+    """`run` it until it is cancelled. `now` is milliseconds since 1970 (UTC)."""
+
+    def __init__(
+        self,
+        client: Client,
+        keys: Keys,
+        store: Store,
+        me: Me = Me(),  # noqa: B008 - immutable
+        *,
+        now: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        agent_port: int = names.AGENT_PORT,
+    ) -> None:
+        self._keys = keys
+        self._store = store
+        self._now = now
+        self._agent_port = agent_port
+        self._pods = Reflector(client, PODS, label_selector=ENGINE_PODS, project=project_pod, on_event=self._pod)
+        self._classes = Reflector(client, GPUCLASSES, project=project_class)
+        self._by_uid: dict[str, EnginePod] = {}
+        self._uids: dict[str, str] = {}
+        """namespace/name -> uid."""
+        self._gone: dict[str, Held] = {}
+        """GPUs that were given back, by uid of the pod, until that is kept."""
+        self.readings = Readings(self._by_uid, now)
+        self.streams = ReplicaStreams(self._heard, me)
+        self._soon = asyncio.Event()
+        self._first_look: int | None = None
+        """Before that no GPU time is counted of pods that are new; None: not known yet."""
+        self._gpus_at = float("-inf")
+        self._forgot = 0
+        self._problem: str | None = None
+        self.lower = 0
+        """Readings that were lower than one before under the same boot id."""
+
+    @property
+    def standing(self) -> Standing:
+        running = {pod.uid: pod.key for pod in self._by_uid.values() if pod.ip is not None and not pod.finished}
+        live = {stream.peer.uid for stream in self.streams.live()}
+        return Standing(
+            watching=self._pods.synced.is_set() and self._pods.connected,
+            heard=sum(uid in live for uid in running),
+            not_heard=tuple(sorted(key for uid, key in running.items() if uid not in live)),
+        )
+
+    async def run(self) -> None:
+        """Until cancelled; then keeps what it has heard."""
+        self.streams.start()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._pods.run())
+                tasks.create_task(self._classes.run())
+                while True:
+                    await self._wait()
+                    try:
+                        await self.round()
+                    except Exception:
+                        # What this room cannot do must not end the ledger.
+                        log.exception("a round failed")
+        finally:
+            await self.streams.close()
+            await self.round(all_gpus=True)
+
+    async def round(self, *, all_gpus: bool = False) -> None:
+        """Keeps what is new; what cannot be kept now is kept by a later round."""
+        self._follow()
+        prices = self._prices()
+        readings = self.readings.take()
+        try:
+            if readings:
+                kept = await self._store.write(lambda c: keep_readings(c, readings, prices))
+                if kept.lower:
+                    self.lower += len(kept.lower)
+                    log.warning("counters of engines were lower than before: not counted", boots=kept.lower[:10])
+            readings = []
+            await self._gpu_time(prices, all_gpus=all_gpus)
+            if self._now() - self._forgot > DAY_MS:
+                now = self._forgot = self._now()
+                await self._store.write(lambda c: forget(c, now))
+        except Unavailable as error:
+            self.readings.give_back(readings)
+            self._say(str(error))
+        except BaseException:
+            self.readings.give_back(readings)
+            raise
+        else:
+            self._say(None)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(ROUND_SECONDS):
+                await self._soon.wait()
+            await asyncio.sleep(SOON_SECONDS)
+        except TimeoutError:
+            pass
+        self._soon.clear()
+
+    async def _gpu_time(self, prices: dict[str, Price | None], *, all_gpus: bool) -> None:
+        # Who has no connection does not know who still has GPUs; once it is back, that time is counted too.
+        connected = self._pods.synced.is_set() and self._pods.connected and self._classes.synced.is_set()
+        now, moment = self._now(), time.monotonic()
+        due = connected and (all_gpus or moment - self._gpus_at >= GPU_SECONDS)
+        if not due and not self._gone:
+            return
+        if self._first_look is None:
+            self._first_look = 0 if await self._store.read(knows_gpu_time) else now
+        first_look, gone = self._first_look, dict(self._gone)
+        held = [*gone.values()]
+        if due:
+            held += [each for pod in self._by_uid.values() if (each := self._held(pod, now)) is not None]
+        await self._store.write(lambda c: keep_gpu_time(c, held, prices, now, first_look))
+        for uid, each in gone.items():
+            if self._gone.get(uid) == each:
+                del self._gone[uid]
+        if due:
+            self._gpus_at = moment
+
+    def _held(self, pod: EnginePod, until: int | None) -> Held | None:
+        if pod.finished and pod.ended is None:
+            return None  # it has given them back, nobody says when
+        of_class: GPUPrice | None = self._classes.objects.get(pod.gpu_class)
+        return pod.held(None if of_class is None else of_class.resource, pod.ended if pod.finished else until)
+
+    def _prices(self) -> dict[str, Price | None]:
+        classes: Iterable[GPUPrice] = self._classes.objects.values()
+        return {each.name: each.price for each in classes}
+
+    def _pod(self, kind: ReflectorEvent, pod: EnginePod) -> None:
+        if kind == "delete":
+            known = self._by_uid.pop(pod.uid, None)
+            if self._uids.get(pod.key) == pod.uid:
+                del self._uids[pod.key]
+            if known is not None and (held := self._held(known, self._now())) is not None:
+                self._gone[pod.uid] = held
+            self._soon.set()
+            return
+        before = self._uids.get(pod.key)
+        if before is not None and before != pod.uid and before in self._by_uid:
+            # The end of a pod was missed, and another has its name: the reflector knows names only.
+            self._pod("delete", self._by_uid[before])
+        self._by_uid[pod.uid] = pod
+        self._uids[pod.key] = pod.uid
+
+    def _heard(self, uid: str, keys: ReplicaKeys | None) -> None:
+        if self.readings.hear(uid, keys):
+            self._soon.set()
+
+    def _follow(self) -> None:
+        """Listens to the agents of exactly the pods that run. An agent knows the keys of its pod's install key only."""
+        peers: list[Peer] = []
+        for pod in self._by_uid.values():
+            keys = tuple(self._keys.said_by("ledger", pod.model_uid))
+            if pod.ip is not None and not pod.finished and keys:
+                peers.append(Peer(pod.uid, pod.key, pod.ip, keys[0], self._agent_port, keys[1:]))
+        self.streams.set_peers(peers)
+
+    def _say(self, problem: str | None) -> None:
+        if problem is not None and problem != self._problem:
+            log.warning("readings of engines are not kept yet", reason=problem, waiting=self.readings.waiting)
+        self._problem = problem
