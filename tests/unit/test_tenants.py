@@ -31,6 +31,38 @@ def ready(one: Tenant, *rivals: Tenant, models: tuple[str, ...] = ()) -> tuple[s
     return condition.reason, condition.message
 
 
+def logging(**said) -> tuple[str, str, str]:
+    decision = decide(tenant(logging=said), rivals=(), models=(), now=NOW)
+    ready, condition = decision.status.conditions
+    assert (ready.type, ready.status) == ("Ready", "True"), "requests are served, whatever is logged of them"
+    assert condition.type == "LoggingReady"
+    return condition.status, condition.reason, condition.message
+
+
+def test_a_tenant_without_a_log_has_no_condition_of_one() -> None:
+    (condition,) = decide(tenant(), rivals=(), models=(), now=NOW).status.conditions
+    assert condition.type == "Ready"
+
+
+def test_what_is_logged_is_told() -> None:
+    assert logging(mode="Metadata", retentionDays=7) == ("True", "Active", "metadata only, kept for 7 days")
+    status, _, message = logging(mode="Full", redact=[{"name": "mail", "builtin": "Email"}])
+    assert status == "True"
+    assert message.startswith("prompts and answers, kept for 30 days; 1 rule of your own and the one for secrets")
+
+
+def test_a_rule_that_cannot_be_used_is_named_and_never_repeated() -> None:
+    """Its pattern may be the very thing that should not be told."""
+    rules = [{"name": "patient", "pattern": "MRN-(1234"}, {"name": "mail", "builtin": "Email"}]
+    status, reason, message = logging(mode="Full", redact=rules)
+
+    assert (status, reason) == ("False", "RuleRefused")
+    assert "patient" in message
+    assert "mail" not in message
+    assert "MRN" not in message
+    assert "Until that is mended no prompt and no answer is logged, only metadata" in message
+
+
 def test_a_key_that_expires_is_looked_at_again_at_that_moment() -> None:
     soon, later = NOW + timedelta(minutes=5), NOW + timedelta(days=1)
     keys = [key("a", expires=later.isoformat()), key("b", sha="b", expires=soon.isoformat())]

@@ -9,6 +9,8 @@ AVAILABLE: Final = "Available"
 READY: Final = "Ready"
 RECONCILING: Final = "Reconciling"
 STALLED: Final = "Stalled"
+LOGGING_READY: Final = "LoggingReady"
+"""Of a Tenant that asks for a request log."""
 
 # --- any kind -------------------------------------------------------------------------------------------------------
 INVALID: Final = "Invalid"
@@ -123,6 +125,8 @@ NO_USABLE_KEY: Final = "NoUsableKey"
 MODEL_NOT_FOUND: Final = "ModelNotFound"
 KEY_CLAIMED: Final = "KeyClaimed"
 """The same key hash stands on an older Tenant, which keeps it."""
+RULE_REFUSED: Final = "RuleRefused"
+"""A redaction rule cannot be used: nothing that it should take out is written."""
 
 # --- LoRAPool -------------------------------------------------------------------------------------------------------
 POOL_READY: Final = "PoolReady"

@@ -70,6 +70,11 @@ class TenantBudget(Object):
     cel: ClassVar = (
         Rule("has(self.amount) != has(self.tokens)", "give either `amount` and `currency`, or `tokens`"),
         Rule("has(self.amount) == has(self.currency)", "`amount` and `currency` belong together"),
+        Rule(
+            "!has(self.amount) || !string(self.amount).endsWith('i') && "
+            "quantity(string(self.amount)).compareTo(quantity('0')) > 0",
+            "`amount` must be money above zero, such as '500' or '99.50'; `suspended` refuses a tenant as a whole",
+        ),
     )
 
 
@@ -136,7 +141,7 @@ class TenantStatus(Object):
 
     conditions: Conditions = ()
     """Condition Ready says whether the tenant can ask: Active, Suspended, NoUsableKey, ModelNotFound, KeyClaimed,
-    Invalid."""
+    Invalid. LoggingReady, where a request log is asked for: Active, RuleRefused."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """The generation that this status is about."""
     active_keys: Annotated[int, Field(ge=0)] | None = None

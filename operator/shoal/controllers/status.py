@@ -17,7 +17,7 @@ from shoal.kube.store import Table
 
 log = structlog.get_logger()
 
-_TOLD = (reasons.READY, reasons.ACCEPTED, reasons.PLACED, reasons.SIGNALS_UNKNOWN)
+_TOLD = (reasons.READY, reasons.ACCEPTED, reasons.PLACED, reasons.SIGNALS_UNKNOWN, reasons.LOGGING_READY)
 """Conditions whose changes are events; Available goes with Ready."""
 _GOOD_BUT = (reasons.NAME_CLAIMED, reasons.LABELS_DISAGREE, reasons.NOT_HEARD)
 """Reasons of a condition that is True and still wants somebody's attention."""

@@ -8,6 +8,7 @@ from typing import Final
 from shoal.api import reasons
 from shoal.api.tenant import Tenant, TenantKey, TenantStatus
 from shoal.core.conditions import Finding, merge
+from shoal.core.redaction.rules import refusals
 
 _FAR: Final = datetime.max.replace(tzinfo=UTC)
 
@@ -37,13 +38,13 @@ def decide(tenant: Tenant, *, rivals: Iterable[Tenant], models: Collection[str],
     claimed = [(k.name, taken[k.sha256]) for k in tenant.spec.keys if k.sha256 in taken]
     active = [k for k in tenant.spec.keys if usable(k, now) and k.sha256 not in taken]
     missing = [f"{m.namespace}/{m.name}" for m in tenant.spec.models if f"{m.namespace}/{m.name}" not in models]
-    finding = _ready(tenant, active, claimed, missing, now)
+    findings = [_ready(tenant, active, claimed, missing, now), *_logging(tenant)]
     expiries = [k.expires for k in tenant.spec.keys if usable(k, now) and k.expires is not None]
     old = tenant.status.conditions if tenant.status else ()
     generation = tenant.metadata.generation
     return Decision(
         TenantStatus(
-            conditions=merge(old, [finding], generation=generation, now=now),
+            conditions=merge(old, findings, generation=generation, now=now),
             observed_generation=generation,
             active_keys=len(active),
         ),
@@ -71,3 +72,21 @@ def _ready(
         return Finding(reasons.READY, "False", reasons.MODEL_NOT_FOUND, text)
     count = f"{len(active)} key" + ("" if len(active) == 1 else "s")
     return Finding(reasons.READY, "True", reasons.ACTIVE, f"{count}, {len(tenant.spec.models)} models")
+
+
+def _logging(tenant: Tenant) -> list[Finding]:
+    """Nothing for a Tenant that wants no request log. Requests are served either way."""
+    logging = tenant.spec.logging
+    if logging.mode == "Off":
+        return []
+    kept = f"kept for {logging.retention_days} days"
+    # Also where only metadata is asked for: who asks for more later should not be surprised then.
+    if refused := refusals(logging):
+        text = f"{'; '.join(refused)}. Until that is mended no prompt and no answer is logged, only metadata, {kept}"
+        return [Finding(reasons.LOGGING_READY, "False", reasons.RULE_REFUSED, text)]
+    if logging.mode == "Metadata":
+        return [Finding(reasons.LOGGING_READY, "True", reasons.ACTIVE, f"metadata only, {kept}")]
+    count = len(logging.redact)
+    rules = f"{count} rule{'' if count == 1 else 's'} of your own" if count else "no rule of your own"
+    text = f"prompts and answers, {kept}; {rules} and the one for secrets take out what they match"
+    return [Finding(reasons.LOGGING_READY, "True", reasons.ACTIVE, text)]
