@@ -668,7 +668,7 @@ async def test_a_client_that_leaves_ends_the_engines_work(tmp_path: Path, stream
         (record,) = await it.records()
         assert record.data.outcome == "cancelled"
         assert (record.data.output_tokens, record.data.count_source) == (
-            (3, "continuous") if stream else (None, "none")
+            (3, "continuous") if stream else (None, "estimated")
         )
         assert it.app.in_flight == 0
 

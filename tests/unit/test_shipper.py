@@ -20,9 +20,12 @@ def said(*install_keys: bytes) -> Callable[[], list[str]]:
     return lambda: [keys.derive(key, "gateway", keys.LEDGER) for key in install_keys]
 
 
+OURS = said(INSTALL_KEY)
+
+
 @contextlib.asynccontextmanager
 async def shipping(
-    directory: Path, ledger: FakeLedger, install_keys: Callable[[], list[str]] = said(INSTALL_KEY), **spool_options
+    directory: Path, ledger: FakeLedger, install_keys: Callable[[], list[str]] = OURS, **spool_options
 ) -> AsyncGenerator[tuple[Spool, Shipper], None]:
     spool = Spool(directory, **spool_options)
     spool.start()
@@ -55,11 +58,11 @@ def stored(directory: Path) -> list[tuple[str, bool]]:
     return found
 
 
-async def request(spool: Spool, id: str, outcome: str = "answered") -> None:
+async def request(spool: Spool, id: str) -> None:
     it = meter(id)
     await spool.commit(it.open_row())
     it.count(b'{"prompt_tokens":5,"completion_tokens":2}', "final")
-    it.outcome, it.status = outcome, 200
+    it.outcome, it.status = "answered", 200
     spool.put(it.final_row())
 
 

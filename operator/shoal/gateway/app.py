@@ -6,6 +6,7 @@ from shoal.api.names import ENGINE_PORT
 from shoal.core.routing import Replica
 from shoal.gateway.asgi import Receive, Scope, Send
 from shoal.gateway.body import Budget
+from shoal.gateway.checkpoints import Checkpoints
 from shoal.gateway.deadlines import Deadlines
 from shoal.gateway.demand import DemandBook
 from shoal.gateway.directory import Directory
@@ -55,6 +56,7 @@ class Gateway:
         self.holds = Holds(directory, fleet, fleet.book, metrics, elsewhere)
         self.leases = Leases(fleet, me, agents or upstream, metrics)
         self.budget = Budget(settings.max_held_body_bytes)
+        self.checkpoints = Checkpoints(spool)
         self.deadlines = Deadlines(settings.request_seconds)
         self.in_flight = 0
         self.stopping = False

@@ -62,7 +62,7 @@ class Attempts(Waiting):
         self._trace = trace
         self._id = meter.id
         self._path = prepared.path
-        self._relay = Relay(prepared, meter, reply, app.spool, app.settings.max_answer_bytes)
+        self._relay = Relay(prepared, meter, reply, app.settings.max_answer_bytes)
         self._sent = 0
         self._paid: RetryBudget | None = None
 
@@ -72,7 +72,16 @@ class Attempts(Waiting):
             ApiError: what the client has to be told instead of an answer.
             ClientGone: the client left.
         """
-        app, prepared = self._app, self._prepared
+        app, meter = self._app, self._meter
+        app.checkpoints.add(meter)
+        try:
+            await self._try()
+        finally:
+            app.checkpoints.discard(meter)
+
+    async def _try(self) -> None:
+        """One replica after the other."""
+        app, prepared, meter = self._app, self._prepared, self._meter
         tried: set[str] = set()
         in_a_row = lost = 0
         while True:
@@ -92,6 +101,9 @@ class Attempts(Waiting):
             except Retry as retry:
                 app.metrics.retries.labels(retry.reason).inc()
                 log.debug("attempt failed", request=self._id, pod=replica.key, reason=retry.reason)
+                if meter.count_source != "none" and retry.reason in ("lost", "stalled"):
+                    app.spool.put(meter.attempt_row())
+                meter.forget_counts()
                 # One that was taken and then lost may be what killed the engine: it does not get all of them.
                 lost += retry.reason in ("lost", "stalled", LACKS_ADAPTER)
                 if lost >= app.settings.attempts:
@@ -135,7 +147,8 @@ class Attempts(Waiting):
         target = Target(replica.ip or "", app.engine_port(replica))
         there = app.fleet.attempts[replica.uid]
         there.add(abort)
-        abort.given_up = False
+        abort.given_up = abort.sent = False
+        meter.sent(len(self._raw))
         try:
             try:
                 head, body = self._to_send(target, key)
@@ -160,6 +173,8 @@ class Attempts(Waiting):
             raise Retry("lost") from None
         finally:
             there.discard(abort)
+            if not abort.sent:
+                meter.not_taken()
 
     def _to_send(self, target: Target, key: str) -> tuple[bytes, bytes]:
         """Each time under another id: an engine refuses one that it still has, and it learns late that we left."""

@@ -176,6 +176,15 @@ def parse(raw: bytes, endpoint: str) -> Parsed:
     )
 
 
+def prompts(fields: Mapping[str, Any]) -> int:
+    """How many prompts a body has: /v1/completions takes a list of texts, or of lists of tokens."""
+    several: object = fields.get("prompt")
+    if not isinstance(several, list):
+        return 1
+    listed = cast(list[object], several)
+    return len(listed) if listed and isinstance(listed[0], str | list) else 1
+
+
 def engine_body(parsed: Parsed, endpoint: str, engine_name: str, rid: str) -> bytes:
     """The body for the engine: allow-listed fields, its own name of the model, our id, usage always on."""
     allowed = ALLOWED[endpoint]

@@ -5,6 +5,7 @@ says so). Prompt, answer and key never come here.
 """
 
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, cast
 
@@ -16,7 +17,8 @@ from shoal.core.resolve import ServedAdapter, ServedModel
 from shoal.core.routing import Replica
 from shoal.ledger.spoolfile import Row
 
-CHECKPOINT_SECONDS: Final = 1.0
+KEEP_ALIVE_SECONDS: Final = 300.0
+"""A request that goes on for so long without news says so: the ledger closes what is not heard of any more."""
 
 
 class Meter:
@@ -25,10 +27,15 @@ class Meter:
     __slots__ = (
         "_base",
         "_checkpoints",
+        "_choices",
+        "_estimate",
+        "_per_prompt",
         "_source",
+        "_spoke_at",
         "_started",
         "_tokens",
         "_usage",
+        "_written",
         "attempts",
         "count_source",
         "engine_boot",
@@ -38,6 +45,7 @@ class Meter:
         "model",
         "outcome",
         "replica",
+        "slot",
         "status",
         "tenant",
     )
@@ -61,8 +69,15 @@ class Meter:
         self._source = source
         self._started = time.monotonic()
         self._usage: bytes | None = None
+        self._choices: dict[int, bytes] | None = None
+        self._per_prompt = 1
         self._tokens: dict[str, int | None] | None = None
+        self._estimate = 0
         self._checkpoints = 0
+        self._written: object = "none"
+        self._spoke_at = self._started
+        self.slot = 0
+        """Its place among the checkpoints."""
         self._base: dict[str, Any] = {
             "requestId": id,
             "clientRequestId": client_request_id,
@@ -101,11 +116,38 @@ class Meter:
         self._base["adapter"] = adapter.key
         self._base["adapterRevision"] = adapter.revision
 
+    def sent(self, body_bytes: int) -> None:
+        """A replica gets a request of this size: until it says more, what it computes is estimated from that."""
+        self._estimate = max(1, body_bytes // 4)
+        self._tokens = None
+        self.count_source = "estimated"
+
+    def not_taken(self) -> None:
+        """It computed nothing: it was not reached, or refused."""
+        if self.count_source == "estimated":
+            self.count_source = "none"
+            self._tokens = None
+
     def count(self, usage: bytes, source: CountSource) -> None:
         """Keeps the engine's usage block (its JSON), to be parsed once at the end."""
         self._usage = usage
         self._tokens = None
         self.count_source = source
+
+    def count_choice(self, usage: bytes, choice: int, per_prompt: int) -> None:
+        """The same while one of several answers streams: engines count each for itself until the closing block.
+        `per_prompt`: answers to each prompt, which have its tokens in common."""
+        if self._choices is None:
+            self._choices = {}
+        self._choices[choice] = usage
+        self._per_prompt = max(1, per_prompt)
+        self.count(usage, "continuous")
+
+    def forget_counts(self) -> None:
+        """Another replica begins anew."""
+        self._usage = self._choices = self._tokens = None
+        self.count_source = "none"
+        self.replica = self.engine_boot = None
 
     def answer_began(self) -> None:
         if self.first_byte is None:
@@ -113,10 +155,15 @@ class Meter:
 
     def tokens(self) -> dict[str, int | None]:
         """The counts so far. What the engine did not say is None."""
-        if self._usage is None:
-            return _NO_COUNTS
         if self._tokens is None:
-            self._tokens = parse_usage(self._usage, final=self.count_source == "final")
+            if self.count_source == "none":
+                return _NO_COUNTS
+            if self._usage is None:
+                self._tokens = {**_NO_COUNTS, "inputTokens": self._estimate}
+            elif self._choices is not None and self.count_source == "continuous":
+                self._tokens = sum_choices(self._choices, self._per_prompt)
+            else:
+                self._tokens = parse_usage(self._usage)
         return self._tokens
 
     def open_row(self) -> Row:
@@ -126,12 +173,26 @@ class Meter:
         self._checkpoints += 1
         return self._row("checkpoint", f"{self.id}:checkpoint:{self._checkpoints}", self.tokens())
 
+    def news(self, now: float) -> Row | None:
+        """A checkpoint, where there is something to say at `now` (time.monotonic) that no row says yet."""
+        state = self.count_source if self._usage is None else self._usage
+        if state == self._written and now - self._spoke_at < KEEP_ALIVE_SECONDS:
+            return None
+        self._written, self._spoke_at = state, now
+        return self.checkpoint_row()
+
+    def attempt_row(self) -> Row:
+        """Of a try whose answer nobody got, before `forget_counts`."""
+        return self._row("attempt", f"{self.id}:attempt:{self.attempts}", self.tokens())
+
     def final_row(self) -> Row:
         return self._row("final", f"{self.id}:final", self.tokens())
 
     def _row(self, kind: RecordKind, id: str, counts: dict[str, int | None]) -> Row:
         # What is unknown is left out: the row is smaller, and absent reads as None.
         data: dict[str, Any] = {**self._base, "kind": kind, "countSource": self.count_source}
+        if kind == "attempt":
+            data["attempt"] = self.attempts
         if kind != "open":
             data["attempts"] = self.attempts
             data["durationMs"] = round(self.seconds * 1000, 3)
@@ -169,25 +230,46 @@ _NO_COUNTS: Final[dict[str, int | None]] = {
 }
 
 
-def parse_usage(usage: bytes, *, final: bool) -> dict[str, int | None]:
-    """Counts of an engine's usage block. Cached tokens stand in the closing block only: before it they are unknown."""
+def parse_usage(usage: bytes) -> dict[str, int | None]:
+    """Counts of an engine's usage block; what it does not say is unknown. SGLang says how much was cached in the
+    closing block, and for chat also while it streams."""
     try:
         decoded: object = orjson.loads(usage)
     except orjson.JSONDecodeError:
-        return dict(_NO_COUNTS)
+        return _NO_COUNTS
     if not isinstance(decoded, dict):
-        return dict(_NO_COUNTS)
+        return _NO_COUNTS
     block = cast(dict[str, object], decoded)
-    details = block.get("prompt_tokens_details")
-    cached = _number(cast(dict[str, object], details), "cached_tokens") if final and isinstance(details, dict) else None
+    whole = _number(block, "prompt_tokens")
+    cached = _number(block.get("prompt_tokens_details"), "cached_tokens")
+    reasoning = _number(block, "reasoning_tokens")
     return {
-        "inputTokens": _number(block, "prompt_tokens"),
-        "cachedTokens": cached,
+        "inputTokens": whole,
+        # Cached ones are part of the input: whatever an engine says, they are never more.
+        "cachedTokens": cached if cached is None or whole is None else min(cached, whole),
         "outputTokens": _number(block, "completion_tokens"),
-        "reasoningTokens": _number(block, "reasoning_tokens"),
+        "reasoningTokens": _number(block.get("completion_tokens_details"), "reasoning_tokens")
+        if reasoning is None
+        else reasoning,
     }
 
 
-def _number(block: dict[str, object], name: str) -> int | None:
-    value = block.get(name)
+def sum_choices(choices: Mapping[int, bytes], per_prompt: int) -> dict[str, int | None]:
+    """Counts of answers that stream at a time, by their index: each prompt counts once, each answer's own tokens."""
+    total: dict[str, int | None] = {"inputTokens": 0, "cachedTokens": 0, "outputTokens": 0, "reasoningTokens": 0}
+    prompts: set[int] = set()
+    for index, usage in sorted(choices.items()):
+        counts = parse_usage(usage)
+        names = ["outputTokens", "reasoningTokens"]
+        if (prompt := index // per_prompt) not in prompts:
+            prompts.add(prompt)
+            names += ["inputTokens", "cachedTokens"]
+        for name in names:
+            so_far, more = total[name], counts[name]
+            total[name] = None if so_far is None or more is None else so_far + more
+    return total
+
+
+def _number(block: object, name: str) -> int | None:
+    value = cast(dict[str, object], block).get(name) if isinstance(block, dict) else None
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -1,8 +1,7 @@
 """From the engine's answer to the client's: usage is read and stripped, the model's name put back, errors reshaped."""
 
-import asyncio
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, cast
 
 import orjson
 
@@ -10,10 +9,9 @@ from shoal.core.resolve import ServedModel
 from shoal.gateway import errors, sse
 from shoal.gateway.asgi import Headers
 from shoal.gateway.errors import ApiError
-from shoal.gateway.meter import CHECKPOINT_SECONDS, Meter
+from shoal.gateway.meter import Meter
 from shoal.gateway.reply import Reply
 from shoal.gateway.upstream import Aborted, Answer, AnswerTooLarge, GivenUp, UpstreamError
-from shoal.ledger.spoolfile import Row
 
 EMBEDDINGS: Final = "/v1/embeddings"
 LACKS_ADAPTER: Final = "adapter"
@@ -44,29 +42,25 @@ class Prepared(NamedTuple):
     choices: int
     priority: int
     """Of the tenant: its weight among those who wait."""
-
-
-class Spool(Protocol):
-    def put(self, row: Row) -> None: ...
+    prompts: int = 1
+    """To each of them come `choices` answers."""
 
 
 class Relay:
     """One request's way back."""
 
-    __slots__ = ("_answering", "_max_bytes", "_meter", "_prepared", "_reply", "_spool", "rid")
+    __slots__ = ("_answering", "_max_bytes", "_meter", "_prepared", "_reply", "rid")
 
     def __init__(
         self,
         prepared: Prepared,
         meter: Meter,
         reply: Reply,
-        spool: Spool,
         max_answer_bytes: int,
     ) -> None:
         self._prepared = prepared
         self._meter = meter
         self._reply = reply
-        self._spool = spool
         self._max_bytes = max_answer_bytes
         self.rid: bytes | None = None
         """The id under which the engine has it, where that is not the request's own."""
@@ -100,6 +94,8 @@ class Relay:
         if answer.status >= 400:
             if prepared.model.adapter is not None and errors.lacks_adapter(body):
                 raise Retry(LACKS_ADAPTER)
+            if answer.status < 500:
+                meter.not_taken()
             raise errors.from_engine(answer.status, body)
         if self._reply.started:
             raise ApiError(502, "The engine did not answer with a stream.", "no_stream")
@@ -117,8 +113,7 @@ class Relay:
         prepared, meter, reply = self._prepared, self._meter, self._reply
         name = prepared.name
         splitter = sse.Splitter()
-        clock = asyncio.get_running_loop().time
-        checkpoint_at = clock() + CHECKPOINT_SECONDS
+        several = prepared.choices * prepared.prompts > 1
         failed = done = False
         while True:
             try:
@@ -143,7 +138,10 @@ class Relay:
                     event = self._engine_error(event, out)
                 elif (span := sse.find_usage(event)) is not None:
                     closing = sse.is_closing_usage(event)
-                    meter.count(event[span[0] : span[1]], "final" if closing else "continuous")
+                    if several and not closing:
+                        meter.count_choice(event[span[0] : span[1]], _choice(event), prepared.choices)
+                    else:
+                        meter.count(event[span[0] : span[1]], "final" if closing else "continuous")
                     if closing:
                         if not prepared.wants_usage:
                             continue
@@ -163,10 +161,6 @@ class Relay:
                     await reply.begin_stream(headers)
                 out.append(b"")
                 await reply.write(b"\n\n".join(out))
-            if (now := clock()) >= checkpoint_at:
-                checkpoint_at = now + CHECKPOINT_SECONDS
-                if meter.count_source != "none":
-                    self._spool.put(meter.checkpoint_row())
         if not done and not failed:
             if self._answering:
                 raise _engine_lost()
@@ -192,8 +186,18 @@ class Relay:
                 raise Retry("unavailable")
             if self._prepared.model.adapter is not None and errors.lacks_adapter(event):
                 raise Retry(LACKS_ADAPTER)
+            if status < 500:
+                self._meter.not_taken()
             raise error
         return error.event().rstrip(b"\n")
+
+
+def _choice(event: bytes) -> int:
+    """Which of several answers a chunk belongs to."""
+    choices: object = (sse.payload(event) or {}).get("choices")
+    first: object = cast(list[object], choices)[0] if isinstance(choices, list) and choices else None
+    index: object = cast(dict[str, Any], first).get("index") if isinstance(first, dict) else None
+    return index if isinstance(index, int) else 0
 
 
 def _engine_lost() -> ApiError:

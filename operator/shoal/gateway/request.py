@@ -15,7 +15,7 @@ from shoal.gateway import errors, ids, sse
 from shoal.gateway.asgi import DISCONNECT, GONE, Receive, Scope, Send
 from shoal.gateway.attempts import Attempts
 from shoal.gateway.attempts_adapter import AdapterAttempts
-from shoal.gateway.body import ALLOWED, Disconnected, engine_body, parse, read_body
+from shoal.gateway.body import ALLOWED, Disconnected, engine_body, parse, prompts, read_body
 from shoal.gateway.errors import ApiError
 from shoal.gateway.meter import Meter
 from shoal.gateway.relay import EMBEDDINGS, Prepared
@@ -184,6 +184,7 @@ class Request:
             bound if type(bound) is int else None,
             choices if type(choices) is int else 1,
             identity.priority,
+            prompts(fields),
         )
 
     async def _serve(self, prepared: Prepared) -> None:

@@ -102,7 +102,7 @@ class Abortable(Protocol):
 class AbortHandle:
     """Cuts off a request wherever it stands; made before there is a connection."""
 
-    __slots__ = ("_at", "aborted", "answering", "given_up")
+    __slots__ = ("_at", "aborted", "answering", "given_up", "sent")
 
     def __init__(self) -> None:
         self.aborted = False
@@ -110,6 +110,8 @@ class AbortHandle:
         """Something of an answer went to the client."""
         self.given_up = False
         """The replica of this attempt makes no progress. It may turn out before there is a connection."""
+        self.sent = False
+        """Something of the request may have reached the replica of this attempt."""
         self._at: Abortable | None = None
 
     def hold(self, at: Abortable) -> None:
@@ -378,6 +380,7 @@ class Pool:
                 raise Aborted("the request was cut off")
             if abort.given_up:
                 raise GivenUp("the replica stalled")
+            abort.sent = True
             await connection.send(head, body)
         except BaseException:
             connection.release()
