@@ -133,18 +133,6 @@ def test_switched_off_nothing_of_it_is_left() -> None:
     assert "usage records stay on the gateways' volumes" in done.stdout, done.stderr
 
 
-def test_request_logs_have_a_volume_of_their_own_beside_the_spools() -> None:
-    templates = one(rendered(EVERYTHING), "StatefulSet", "shoal-gateway")["spec"]["volumeClaimTemplates"]
-
-    assert {t["metadata"]["name"]: t["spec"]["resources"]["requests"]["storage"] for t in templates} == {
-        "spool": "10Gi",
-        "logs": "100Gi",
-    }
-    # An upgrade may not add a claim to a StatefulSet that is there: by default it asks for none.
-    templates = one(rendered({}), "StatefulSet", "shoal-gateway")["spec"]["volumeClaimTemplates"]
-    assert [t["metadata"]["name"] for t in templates] == ["spool"]
-
-
 def test_metrics_are_scraped_by_the_one_service_monitor() -> None:
     objects = rendered({"serviceMonitor": {"enabled": True}})
     wanted = one(objects, "ServiceMonitor", "shoal")["spec"]["selector"]["matchLabels"]

@@ -35,7 +35,11 @@ EVERYTHING: dict[str, Any] = {
         "maxBodyBytes": 33554432,
         "service": {"type": "LoadBalancer", "port": 443, "annotations": {"lb": "internal"}},
         "persistence": {"size": "10Gi", "storageClassName": "fast"},
-        "requestLog": {"persistence": {"enabled": True, "size": "100Gi", "storageClassName": "slow"}},
+        "requestLog": {
+            "persistence": {"enabled": True, "size": "100Gi", "storageClassName": "slow"},
+            "bucket": {"url": "s3://logs/east", "secretName": "log-bucket"},
+            "encryption": {"secretName": "log-keys"},
+        },
         "whenSpoolFull": "Serve",
         "tls": {"secretName": "tls"},
         "ingress": {"enabled": True, "className": "nginx", "host": "llm.example.com", "tlsSecretName": "cert"},

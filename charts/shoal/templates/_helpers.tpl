@@ -141,3 +141,9 @@ readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
 {{- end }}
+
+{{/* A size such as 20Gi in bytes. */}}
+{{- define "shoal.bytes" -}}
+{{- $unit := dict "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "M" 1000000 "G" 1000000000 "T" 1000000000000 -}}
+{{- mul (regexFind "^[0-9]+" .) (get $unit (regexFind "[A-Za-z]+$" .)) -}}
+{{- end }}

@@ -130,9 +130,27 @@ class LogPersistence(Section):
     """StorageClass; empty: the cluster's default."""
 
 
+class LogBucket(Section):
+    url: str = Field(default="", pattern=r"^((s3|gs|az)://[^ ]+)?$")
+    """Where finished files go, such as s3://bucket/prefix (gs://, az://). Empty: they stay on the gateways."""
+    secret_name: str = ""
+    """Secret in the release's namespace that opens the bucket, with keys as in docs/sources.md. Empty: the identity of
+    the gateways' ServiceAccount does."""
+
+
+class LogEncryption(Section):
+    secret_name: str = ""
+    """Secret in the release's namespace: its key `current` (32 bytes) encrypts, each other one of it still reads.
+    Empty: request logs are not encrypted."""
+
+
 class RequestLog(Section):
     persistence: LogPersistence = LogPersistence()
-    """Where the files are."""
+    """Where the files are; nine tenths of it are used."""
+    bucket: LogBucket = LogBucket()
+    """An object store for them."""
+    encryption: LogEncryption = LogEncryption()
+    """Keys of their own for them."""
 
 
 class Gateway(Placement):
