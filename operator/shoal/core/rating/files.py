@@ -124,21 +124,22 @@ def _plain(file: str, text: str) -> tuple[Any, dict[Path, int]]:
 
 def _told(file: str, lines: dict[Path, int], detail: ErrorDetails) -> Problem:
     path = detail["loc"]
+    field = str(path[-1]) if path else ""
     name = ".".join(str(part) for part in path if isinstance(part, str))
     kind = detail["type"]
     fields = _fields(PriceRow) if len(path) > 2 else _fields(PriceFile)
     if kind == "missing":
-        message = f"`{path[-1]}` is missing"
+        message = f"`{field}` is missing"
     elif kind == "extra_forbidden":
-        close = get_close_matches(str(path[-1]), fields, n=1)
-        message = f"unknown field `{path[-1]}`" + (f": did you mean `{close[0]}`?" if close else "")
+        close = get_close_matches(field, fields, n=1)
+        message = f"unknown field `{field}`" + (f": did you mean `{close[0]}`?" if close else "")
     elif kind == "value_error":
         message = f"`{name}`: {detail['ctx']['error']}" if "ctx" in detail else f"`{name}`: {detail['msg']}"
-    elif path[-1] in ("model", "adapter") and kind == "string_pattern_mismatch":
+    elif field in ("model", "adapter") and kind == "string_pattern_mismatch":
         message = f'`{name}`: {detail["input"]!r} is neither namespace/name nor "*"'
-    elif path[-1] == "plan" and detail["input"] == "*":
+    elif field == "plan" and detail["input"] == "*":
         message = "`plan`: leave it out for every plan that has no price of its own"
-    elif path[-1] == "currency":
+    elif field == "currency":
         message = f"`currency`: {detail['input']!r} is no code of ISO 4217, such as EUR"
     else:
         message = f"`{name}`: {detail['msg']}, not {str(detail['input'])[:80]!r}"

@@ -1,0 +1,84 @@
+"""What GPU classes brought in beside what they cost. Exact, before any rounding, and without credits."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from shoal.core.rating.bill import Usage, amount, rated
+from shoal.core.rating.schedule import Schedule
+
+Key = tuple[str, ...]
+"""What the sums are of, such as (GPU class, day)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What GPUs cost in an hour, or in any time."""
+
+    gpu_seconds: float
+    amount: int
+    """10^-12 of `currency`."""
+    currency: str
+    """'' : the class had no price."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Of one key. None is "not known"."""
+
+    tokens: int = 0
+    unpriced_tokens: int = 0
+    revenue: int | None = None
+    """10^-12 of the price lists' currency; None: nothing of it has a price."""
+    gpu_seconds: float | None = None
+    unpriced_gpu_seconds: float = 0.0
+    costs: Mapping[str, int] = field(default_factory=dict[str, int])
+    """By currency; empty: not known."""
+
+    def margin(self, currency: str | None) -> int | None:
+        """Revenue minus cost; None where either is not known as a whole, or they are not in one currency."""
+        if self.revenue is None or self.unpriced_tokens or self.unpriced_gpu_seconds:
+            return None
+        return self.revenue - self.costs[currency] if currency and set(self.costs) == {currency} else None
+
+
+@dataclass(slots=True)
+class _Sum:
+    tokens: int = 0
+    unpriced_tokens: int = 0
+    revenue: int | None = None
+    gpu_seconds: float | None = None
+    unpriced_gpu_seconds: float = 0.0
+    costs: dict[str, int] = field(default_factory=dict[str, int])
+
+
+def margins(
+    usage: Iterable[tuple[Key, Usage]], spent: Iterable[tuple[Key, Spent]], schedule: Schedule
+) -> dict[Key, Result]:
+    """Usage and costs with their keys, side by side."""
+    sums: dict[Key, _Sum] = {}
+    for key, one in usage:
+        total = sums.setdefault(key, _Sum())
+        total.tokens += one.counts.tokens
+        if (found := rated(one, schedule)) is None:
+            total.unpriced_tokens += one.counts.tokens
+        else:
+            total.revenue = (total.revenue or 0) + amount(one.counts, found[1], found[0].prices.unknown_cached)
+    for key, cost in spent:
+        total = sums.setdefault(key, _Sum())
+        total.gpu_seconds = (total.gpu_seconds or 0.0) + cost.gpu_seconds
+        if cost.currency:
+            total.costs[cost.currency] = total.costs.get(cost.currency, 0) + cost.amount
+        else:
+            total.unpriced_gpu_seconds += cost.gpu_seconds
+    return {
+        key: Result(
+            total.tokens,
+            total.unpriced_tokens,
+            # GPUs that were held and served nobody earned nothing, which is known.
+            0 if total.revenue is None and not total.unpriced_tokens and schedule.lists else total.revenue,
+            total.gpu_seconds,
+            total.unpriced_gpu_seconds,
+            total.costs,
+        )
+        for key, total in sorted(sums.items())
+    }

@@ -1,0 +1,135 @@
+"""The mounted folder of price lists, read again when it changes; a bad change leaves the last good lists in force."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import structlog
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from shoal.api.ledger import Prices
+from shoal.core.rating.files import PriceList, parse
+from shoal.core.rating.problems import Problem, Refused
+from shoal.core.rating.schedule import Schedule, schedule
+
+log = structlog.get_logger()
+
+REFRESH_SECONDS: Final = 2.0
+READ_SECONDS: Final = 30.0
+SUFFIXES: Final = (".yaml", ".yml")
+_MOST_FILES: Final = 1_000
+
+Seen = tuple[tuple[str, int, int, int], ...]
+
+
+def read(folder: Path) -> tuple[PriceList, ...]:
+    """The price lists in a folder, each right by itself. Raises Refused, OSError."""
+    problems: list[Problem] = []
+    found: list[PriceList] = []
+    for path in _files(folder):
+        if path.suffix not in SUFFIXES:
+            problems.append(Problem(path.name, 1, "is no .yaml file: this folder is for price lists"))
+            continue
+        try:
+            found.append(parse(path.name, path.read_text()))
+        except Refused as refused:
+            problems += refused.problems
+        except UnicodeDecodeError:
+            problems.append(Problem(path.name, 1, "not UTF-8"))
+    if problems:
+        raise Refused(problems)
+    return tuple(found)
+
+
+class PriceFolder:
+    """Price lists of an installation. An empty or absent folder has none: then nothing has a price."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        """`clock` gives seconds since 1970."""
+        self._folder = folder
+        self._clock = clock
+        self._seen: Seen | None = None
+        self.schedule = Schedule()
+        """The last that was right."""
+        self.error: str | None = None
+        """Why what is in the folder now is not in force; a line per mistake."""
+
+    def current(self) -> Prices | None:
+        """The list in force now."""
+        return self.at(round(self._clock() * 1000))
+
+    def at(self, moment: int) -> Prices | None:
+        """The list in force at this moment, in milliseconds since 1970."""
+        found = self.schedule.at(moment)
+        return None if found is None else found.prices
+
+    async def follow(self, changed: Callable[[], None]) -> None:
+        """For ever: looks again and again, and calls `changed` when other prices count."""
+        while True:
+            if await self.refresh():
+                changed()
+            await asyncio.sleep(REFRESH_SECONDS)
+
+    async def refresh(self) -> bool:
+        """Reads the folder when it has changed; True when other prices count now."""
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                return await asyncio.to_thread(self.look)
+        except TimeoutError:
+            return self._bad(f"{self._folder} cannot be read: the disk does not answer")
+
+    def look(self) -> bool:
+        """`refresh`, at once; for the start, before anything is served."""
+        try:
+            seen = _signature(self._folder)
+            if seen == self._seen:
+                return False
+            found = schedule(read(self._folder))
+        except Refused as refused:
+            return self._bad(str(refused))
+        except OSError as error:
+            # Also a file that is replaced while it is read: the next look finds the new one.
+            return self._bad(f"{error.filename or self._folder}: {error.strerror}")
+        self._seen, self.error = seen, None
+        if found == self.schedule:
+            return False
+        self.schedule = found
+        log.info("price lists", lists=[one.prices.list for one in found.lists], currency=found.currency)
+        return True
+
+    def _bad(self, error: str) -> bool:
+        if error != self.error:
+            log.error("the price lists are refused; those before stay in force", error=error)
+        self.error = error
+        return False
+
+
+class PriceFigures(Collector):
+    """Metrics of a folder."""
+
+    def __init__(self, folder: PriceFolder) -> None:
+        self._folder = folder
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        yield GaugeMetricFamily("shoal_ledger_price_lists", "Price lists in use.", len(self._folder.schedule.lists))
+        yield GaugeMetricFamily(
+            "shoal_ledger_price_lists_refused",
+            "1: the price lists that are mounted now are refused, and those before stay in force.",
+            int(self._folder.error is not None),
+        )
+
+
+def _files(folder: Path) -> list[Path]:
+    # A ConfigMap's own folders and links begin with two dots.
+    found = sorted(path for path in folder.glob("*") if not path.name.startswith(".")) if folder.exists() else []
+    if len(found) > _MOST_FILES:
+        raise Refused([Problem(folder.name, 1, f"more than {_MOST_FILES} files")])
+    return found
+
+
+def _signature(folder: Path) -> Seen:
+    stats = ((path.name, path.stat()) for path in _files(folder))
+    return tuple((name, stat.st_mtime_ns, stat.st_ino, stat.st_size) for name, stat in stats)

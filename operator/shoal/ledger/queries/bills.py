@@ -1,0 +1,147 @@
+"""`GET /v1/bill` and `POST /v1/bill`: a tenant's month, and what other prices would have made of it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, select, text
+
+from shoal.api.billing import (
+    BillLine,
+    BillStatement,
+    CreditEntry,
+    PriceText,
+    RatedAgain,
+    RateFigures,
+    UnpricedLine,
+)
+from shoal.core.rating import money
+from shoal.core.rating.bill import Bill, Credit, Usage, bill
+from shoal.core.rating.files import PriceList, parse
+from shoal.core.rating.problems import Problem as Mistake
+from shoal.core.rating.problems import Refused
+from shoal.core.rating.schedule import Schedule, always, schedule
+from shoal.ledger.queries import creditbook, rated, sums, times
+from shoal.ledger.schema import credits
+from shoal.ledger.schema import usage as requests
+from shoal.ledger.service import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Month:
+    """What a bill is made of."""
+
+    tenant: str
+    month: str
+    usage: tuple[Usage, ...]
+    credits: tuple[CreditEntry, ...]
+    entries: tuple[Credit, ...]
+    """The same as exact amounts."""
+    open_requests: int
+    ended: bool
+    known: bool
+
+
+def statement(connection: Connection, tenant: str, month: str, prices: Schedule, now: int) -> BillStatement:
+    """The bill at the price lists in force."""
+    return _told(_read(connection, tenant, month, [prices], now), prices)
+
+
+def again(connection: Connection, tenant: str, month: str, prices: Schedule, other: Schedule, now: int) -> RatedAgain:
+    """The same month with both. Nothing is written."""
+    found = _read(connection, tenant, month, [prices, other], now)
+    here, there = _made(found, prices), _made(found, other)
+    same = here.currency is not None and here.currency == there.currency
+    return RatedAgain(
+        bill=_told(found, prices),
+        other=_told(found, other),
+        difference=money.cents_text(there.total_cents - here.total_cents, here.currency or "") if same else None,
+    )
+
+
+def sent(lists: Iterable[PriceText]) -> Schedule:
+    """Price lists that came with a call: a single one as if it had always counted. Raises Problem."""
+    parsed = list(lists)
+    mistakes: list[Mistake] = []
+    found: list[PriceList] = []
+    for one in parsed:
+        try:
+            found.append(parse(one.file, one.text))
+        except Refused as refused:
+            mistakes += refused.problems
+    try:
+        if mistakes:
+            raise Refused(mistakes)
+        return always(found[0]) if len(found) == 1 else schedule(found)
+    except Refused as refused:
+        raise Problem(422, f"the price lists are refused:\n{refused}") from None
+
+
+def _read(connection: Connection, tenant: str, month: str, lists: list[Schedule], now: int) -> Month:
+    span = times.month_span(month)
+    entries = creditbook.listed(connection, [tenant], [month])
+    exact = [credit for _, _, credit in creditbook.of_months(connection, [month], tenant)]
+    cuts = Schedule(tuple(one for prices in lists for one in prices.lists))
+    usage = [one for one, _ in rated.usage(connection, span, cuts, tenant=tenant)]
+    known = bool(usage or entries) or not sums.unseen(connection, [tenant])
+    if not known:
+        known = connection.execute(select(credits.c.id).where(credits.c.tenant == tenant).limit(1)).first() is not None
+    # Of what is open there is an index, and little; which of it is this tenant's is then quickly said.
+    open_rows = connection.execute(
+        select(requests.c.tenant, requests.c.admitted_at).where(text("NOT ended"), requests.c.attempt == 0)
+    )
+    return Month(
+        tenant=tenant,
+        month=month,
+        usage=tuple(usage),
+        credits=tuple(entries),
+        entries=tuple(exact),
+        open_requests=sum(1 for name, admitted in open_rows if name == tenant and span.start <= admitted < span.end),
+        ended=now >= span.end,
+        known=known,
+    )
+
+
+def _made(month: Month, prices: Schedule) -> Bill:
+    return bill(month.tenant, month.month, month.usage, prices, month.entries)
+
+
+def _told(month: Month, prices: Schedule) -> BillStatement:
+    found = _made(month, prices)
+    currency = found.currency
+    taken = {one.id for one in found.credits}
+    return BillStatement(
+        tenant=found.tenant,
+        month=found.month,
+        external_ids=found.external_ids,
+        currency=currency,
+        lines=tuple(
+            BillLine(
+                **sums.as_fields(line.counts),
+                model=line.model,
+                adapter=line.adapter,
+                plan=line.plan,
+                rate=RateFigures(
+                    input=money.price(line.rate.input),
+                    cached=money.price(line.rate.cached),
+                    output=money.price(line.rate.output),
+                ),
+                unknown_cached=line.unknown_cached,
+                lists=line.lists,
+                exact=money.exact(line.amount),
+                amount=money.cents_text(line.cents, currency or ""),
+            )
+            for line in found.lines
+        ),
+        unpriced=tuple(
+            UnpricedLine(**sums.as_fields(one.counts), model=one.model, adapter=one.adapter, plan=one.plan)
+            for one in found.unpriced
+        ),
+        credits=tuple(one for one in month.credits if one.id in taken),
+        foreign_credits=tuple(one for one in month.credits if one.id not in taken),
+        usage=None if currency is None else money.cents_text(found.usage_cents, currency),
+        credit=None if currency is None else money.cents_text(found.credit_cents, currency),
+        total=None if currency is None else money.cents_text(found.total_cents, currency),
+        month_ended=month.ended,
+        open_requests=month.open_requests,
+        known=month.known,
+    )

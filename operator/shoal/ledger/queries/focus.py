@@ -1,0 +1,49 @@
+"""`GET /v1/focus`: FOCUS rows as CSV, made day by day, so that a long time fits in memory."""
+
+import csv
+import io
+from collections.abc import Iterable, Iterator
+
+from sqlalchemy import Connection
+
+from shoal.core.rating.focus import COLUMNS, Account, Period, Row, credit_row, usage_rows
+from shoal.core.rating.schedule import Schedule
+from shoal.ledger.queries import creditbook, rated, times
+from shoal.ledger.queries.times import HOUR_MS, Span
+from shoal.ledger.schema import hours
+
+
+def day_rows(
+    connection: Connection, day: Span, prices: Schedule, account: Account, *, tenant: str | None, hourly: bool
+) -> list[Row]:
+    """Of one day, by the hour or as a whole; at the beginning of a month with its credits."""
+    month = times.month_of(day.start)
+    whole = times.month_span(month)
+    rows: list[Row] = []
+    if day.start == whole.start:
+        period = Period(whole.start, whole.end, whole.start, whole.end)
+        rows += [
+            credit_row(account, name, credit, period)
+            for name, _, credit in creditbook.of_months(connection, [month], tenant)
+        ]
+    more = [hours.c.tenant, *([hours.c.hour] if hourly else [])]
+    for usage, values in rated.usage(connection, day, prices, tenant=tenant, more=more):
+        start, end = (int(values[1]), int(values[1]) + HOUR_MS) if hourly else (day.start, day.end)
+        rows += usage_rows(account, values[0], usage, prices, Period(start, end, whole.start, whole.end))
+    return rows
+
+
+def lines(rows: Iterable[Row], *, header: bool) -> Iterator[bytes]:
+    """As CSV, in pieces."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    if header:
+        writer.writerow(COLUMNS)
+    for row in rows:
+        writer.writerow([row[name] for name in COLUMNS])
+        if text.tell() > 64 * 1024:
+            yield text.getvalue().encode()
+            text.seek(0)
+            text.truncate()
+    if text.tell():
+        yield text.getvalue().encode()

@@ -1,0 +1,170 @@
+"""The routes of all questions, and who may ask them."""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Final, TypeVar
+
+from pydantic import ValidationError
+from sqlalchemy import Connection
+
+from shoal.api import names
+from shoal.api.billing import Credits, NewCredit, RateAgain
+from shoal.api.replica import Message
+from shoal.core.rating.focus import VERSION, Account
+from shoal.ledger.prices import PriceFolder
+from shoal.ledger.queries import bills, creditbook, focus, margins, sums, times, words
+from shoal.ledger.service import Headers, Problem, Request, Response, Service, answer_csv, answer_json
+from shoal.ledger.store import Store
+
+M = TypeVar("M", bound=Message)
+
+FOCUS_DAYS: Final = 400
+"""Longest time of one export."""
+_CSV: Final[Headers] = ((b"content-type", b"text/csv; charset=utf-8"),)
+
+
+class Questions:
+    """`installation` is the billing account of exports; `credited` is called after a new credit; `clock` gives seconds
+    since 1970."""
+
+    def __init__(
+        self,
+        store: Store,
+        prices: PriceFolder,
+        installation: str,
+        *,
+        credited: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._prices = prices
+        self._installation = installation
+        self._credited = credited
+        self._clock = clock
+
+    def add(self, service: Service) -> None:
+        """Adds the routes to the ledger's API."""
+        service.route("GET", names.USAGE_PATH, self.usage, ("admin", "gateway"))
+        service.route("GET", names.BILL_PATH, self.bill, ("admin",))
+        service.route("POST", names.BILL_PATH, self.bill_again, ("admin",))
+        service.route("GET", names.CREDITS_PATH, self.credits, ("admin",))
+        service.route("POST", names.CREDITS_PATH, self.new_credit, ("admin",))
+        service.route("GET", names.MARGIN_PATH, self.margin, ("admin",))
+        service.route("GET", names.FOCUS_PATH, self.focus, ("admin",))
+
+    async def usage(self, request: Request) -> Response:
+        """Sums of counted tokens."""
+        asked = sums.question(request, self._now())
+        form = _form(request)
+        page = await self._store.read(lambda connection: sums.answer(connection, asked))
+        if form == "csv":
+            found = answer_csv(*sums.table(page), name="usage.csv")
+            more: Headers = () if page.next is None else ((b"x-shoal-next", page.next.encode()),)
+            return Response(200, (*found.headers, *more), found.body)
+        body = page.model_dump(mode="json", by_alias=True, exclude={"rows"}) | {"rows": sums.plain(page)}
+        return answer_json(body)
+
+    async def bill(self, request: Request) -> Response:
+        """A tenant's month."""
+        words.only_these(request, ("tenant", "month"))
+        tenant, month = _tenant(request.one("tenant")), times.month(request.one("month"))
+        prices, now = self._prices.schedule, self._now()
+        return _json(await self._store.read(lambda c: bills.statement(c, tenant, month, prices, now)))
+
+    async def bill_again(self, request: Request) -> Response:
+        """A tenant's month, and the same at other prices; nothing is kept."""
+        asked = _body(request, RateAgain)
+        times.month(asked.month)
+        other = bills.sent(asked.prices)
+        prices, now = self._prices.schedule, self._now()
+
+        def work(connection: Connection) -> Message:
+            return bills.again(connection, asked.tenant, asked.month, prices, other, now)
+
+        return _json(await self._store.read(work))
+
+    async def credits(self, request: Request) -> Response:
+        """What was credited."""
+        words.only_these(request, ("tenant", "month"))
+        tenants, months = request.query.get("tenant", ()), request.query.get("month", ())
+        for month in months:
+            times.month(month)
+        found = await self._store.read(lambda connection: creditbook.listed(connection, tenants, months))
+        return _json(Credits(credits=tuple(found)))
+
+    async def new_credit(self, request: Request) -> Response:
+        """Keeps a credit; answered after the commit."""
+        new = _body(request, NewCredit)
+        currency, now = self._prices.schedule.currency, self._now()
+        entry, made = await self._store.write(lambda connection: creditbook.add(connection, new, currency, now))
+        if made:
+            self._credited()
+        return Response(201 if made else 200, _json(entry).headers, _json(entry).body)
+
+    async def margin(self, request: Request) -> Response:
+        """What GPU classes brought in and cost."""
+        words.only_these(request, ("from", "to", "by", "output"))
+        span, by = times.span(request, self._now()), words.by(request, margins.BY)
+        by = by if "by" in request.query else ("class",)
+        prices, form = self._prices.schedule, _form(request)
+        found = await self._store.read(lambda connection: margins.answer(connection, span, by, prices))
+        if form == "json":
+            return _json(found)
+        fixed = ["tokens", "unpricedTokens", "revenue", "gpuHours", "cost", "costCurrency", "margin", "marginPercent"]
+        rows = [row.model_dump(mode="json", by_alias=True) for row in found.rows]
+        return answer_csv([*by, *fixed], [[row[name] for name in (*by, *fixed)] for row in rows], name="margin.csv")
+
+    async def focus(self, request: Request) -> Response:
+        """FOCUS rows."""
+        words.only_these(request, ("from", "to", "tenant", "grain", "issuer", "header"))
+        span = times.span(request, self._now(), longest_days=FOCUS_DAYS)
+        tenant, grain = request.one("tenant"), request.one("grain", "day")
+        if grain not in ("hour", "day"):
+            raise Problem(400, "grain is hour or day")
+        account = Account(self._installation, request.one("issuer") or self._installation)
+        header = request.one("header", "true") != "false"
+        prices = self._prices.schedule
+
+        async def parts() -> AsyncIterator[bytes]:
+            first = header
+            for day in span.days():
+                rows = await self._store.read(
+                    lambda connection, day=day: focus.day_rows(
+                        connection, day, prices, account, tenant=tenant, hourly=grain == "hour"
+                    )
+                )
+                for piece in focus.lines(rows, header=first):
+                    yield piece
+                first = False
+
+        name = f'attachment; filename="focus-{VERSION}.csv"'
+        return Response(200, (*_CSV, (b"content-disposition", name.encode())), parts())
+
+    def _now(self) -> int:
+        return round(self._clock() * 1000)
+
+
+def _tenant(value: str | None) -> str:
+    if not value:
+        raise Problem(400, "tenant is missing: whose bill?")
+    return value
+
+
+def _form(request: Request) -> str:
+    form = request.one("output", "json") or ""
+    if form not in ("json", "csv"):
+        raise Problem(400, f"output={form[:20]}: json or csv")
+    return form
+
+
+def _body(request: Request, kind: type[M]) -> M:
+    try:
+        return kind.model_validate_json(request.body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise Problem(400, f"the body: {where or 'it'}: {first['msg']}") from None
+
+
+def _json(message: Message) -> Response:
+    return Response(200, ((b"content-type", b"application/json"),), message.model_dump_json(by_alias=True).encode())

@@ -1,0 +1,181 @@
+"""`GET /v1/usage`: sums of counted tokens."""
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import orjson
+from sqlalchemy import ColumnElement, Connection, and_, func, literal, or_, select
+
+from shoal.api.billing import By, UsagePage, UsageRow
+from shoal.core.rating.bill import Counts
+from shoal.ledger.queries import grains, times, words
+from shoal.ledger.queries.times import Span
+from shoal.ledger.schema import hours
+from shoal.ledger.service import Problem, Request
+
+DEFAULT_ROWS: Final = 1_000
+MOST_ROWS: Final = 10_000
+_COUNTS: Final = (
+    "requests", "inputTokens", "cachedTokens", "unknownCachedInputTokens", "outputTokens", "reasoningTokens",
+    "unknownRequests",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What was asked."""
+
+    span: Span
+    by: tuple[str, ...]
+    only: Mapping[str, Sequence[str]]
+    """Of a name of `words.COLUMNS`, the values that count."""
+    billed: bool = True
+    limit: int = DEFAULT_ROWS
+    after: tuple[str | int, ...] | None = None
+    """The last row of the page before."""
+
+
+def question(request: Request, now: int) -> Question:
+    """From a call's parameters. A gateway asks for one tenant, and never about the fleet. Raises Problem."""
+    tenants_own = request.caller.role == "gateway"
+    names = [name for name in words.COLUMNS if not (tenants_own and name in words.FLEET)]
+    words.only_these(request, [*names, "from", "to", "by", "billed", "limit", "after", "output"])
+    only = {name: tuple(request.query[name]) for name in names if name in request.query}
+    if tenants_own and (len(only.get("tenant", ())) != 1 or not only["tenant"][0]):
+        raise Problem(400, "a gateway asks for one tenant: tenant=<name>")
+    by = words.by(request, (*names, *words.TIMES))
+    billed = request.one("billed", "true")
+    if billed not in ("true", "false"):
+        raise Problem(400, "billed is true, or false for what nobody pays: retried attempts and estimated counts")
+    return Question(
+        times.span(request, now),
+        by,
+        only,
+        billed == "true",
+        words.limit(request, DEFAULT_ROWS, MOST_ROWS),
+        _after(request.one("after"), by),
+    )
+
+
+def answer(connection: Connection, asked: Question) -> UsagePage:
+    """One page."""
+    columns: list[ColumnElement[Any]] = [_column(name, asked.span).label(f"by_{name}") for name in asked.by]
+    inner = (
+        select(*columns, *grains.SUMMED)
+        .where(hours.c.hour >= asked.span.start, hours.c.hour < asked.span.end, grains.billed(asked.billed))
+        .where(*(words.COLUMNS[name].in_(values) for name, values in asked.only.items()))
+        .subquery()
+    )
+    keys = [inner.c[f"by_{name}"] for name in asked.by]
+    query = select(*keys, *grains.sums(inner.c))
+    if keys:
+        query = query.group_by(*keys).order_by(*keys).limit(asked.limit + 1)
+        if asked.after is not None:
+            query = query.where(_beyond(keys, asked.after))
+    else:
+        query = query.having(func.count() > 0)
+    found = connection.execute(query).all()
+    shown = found[: asked.limit]
+    return UsagePage(
+        start=times.text(asked.span.start),
+        end=times.text(asked.span.end),
+        by=cast("tuple[By, ...]", asked.by),
+        rows=tuple(_row(asked.by, row[: len(keys)], grains.counts(row)) for row in shown),
+        next=_cursor(shown[-1][: len(keys)]) if len(found) > asked.limit else None,
+        unseen=() if found else unseen(connection, asked.only.get("tenant", ())),
+    )
+
+
+def unseen(connection: Connection, tenants: Sequence[str]) -> tuple[str, ...]:
+    """Those of which there is no usage at any time."""
+    return tuple(
+        tenant
+        for tenant in dict.fromkeys(tenants)
+        if connection.execute(select(literal(1)).where(hours.c.tenant == tenant).limit(1)).first() is None
+    )
+
+
+def plain(page: UsagePage) -> list[dict[str, Any]]:
+    """The rows for JSON: what was not asked for is absent."""
+    return [row.model_dump(mode="json", by_alias=True, include=_fields(page.by)) for row in page.rows]
+
+
+def table(page: UsagePage) -> tuple[list[str], list[list[object]]]:
+    """Names and rows for CSV; none is empty."""
+    names = [*page.by, *_COUNTS]
+    return names, [[row[name] for name in names] for row in plain(page)]
+
+
+def _fields(by: Sequence[str]) -> set[str]:
+    named = {"externalID": "external_id", "class": "gpu_class"}
+    counted = set(UsageRow.model_fields) - {named.get(name, name) for name in (*words.COLUMNS, *words.TIMES)}
+    return counted | {named.get(name, name) for name in by}
+
+
+def _column(name: str, span: Span) -> ColumnElement[Any]:
+    if name == "hour":
+        return hours.c.hour
+    if name == "day":
+        return grains.day(hours.c.hour)
+    if name == "month":
+        first, *later = [whole.start for _, whole in span.months()]
+        return grains.pieces(hours.c.hour, first, later)
+    return words.COLUMNS[name]
+
+
+def _beyond(keys: Sequence[ColumnElement[Any]], after: Sequence[str | int]) -> ColumnElement[bool]:
+    """Rows after this one, in the order of `keys`."""
+    return or_(
+        *(
+            and_(*(key == value for key, value in zip(keys[:place], after[:place], strict=True)), key > after[place])
+            for place, key in enumerate(keys)
+        )
+    )
+
+
+def _row(by: Sequence[str], values: Sequence[Any], counts: Counts) -> UsageRow:
+    shown: dict[str, str | None] = {}
+    for name, value in zip(by, values, strict=True):
+        match name:
+            case "hour":
+                shown[name] = times.text(int(value))
+            case "day":
+                shown[name] = times.day_of(int(value))
+            case "month":
+                shown[name] = times.month_of(int(value))
+            case _:
+                shown[name] = value or None
+    return UsageRow.model_validate({**shown, **as_fields(counts)})
+
+
+def as_fields(counts: Counts) -> dict[str, int]:
+    """As `TokenCounts` has them."""
+    return {
+        "requests": counts.requests,
+        "input_tokens": counts.input,
+        "cached_tokens": counts.cached,
+        "unknown_cached_input_tokens": counts.unknown_cached_input,
+        "output_tokens": counts.output,
+        "reasoning_tokens": counts.reasoning,
+        "unknown_requests": counts.unknown_requests,
+    }
+
+
+def _cursor(values: Sequence[Any]) -> str:
+    return base64.urlsafe_b64encode(orjson.dumps([v if isinstance(v, str) else int(v) for v in values])).decode()
+
+
+def _after(given: str | None, by: Sequence[str]) -> tuple[str | int, ...] | None:
+    if given is None:
+        return None
+    try:
+        values: Any = orjson.loads(base64.urlsafe_b64decode(given))
+    except (ValueError, binascii.Error):
+        values = None
+    kinds = [int if name in words.TIMES else str for name in by]
+    if not isinstance(values, list) or [type(value) for value in cast("list[object]", values)] != kinds or not kinds:
+        raise Problem(400, "after is not what `next` said to the same question")
+    return tuple(cast("list[str | int]", values))
