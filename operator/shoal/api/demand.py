@@ -44,6 +44,8 @@ class TenantUse(Message):
     """Accepted requests, monotonic per boot of the gateway."""
     tokens: int = 0
     """Input and output tokens of requests that ended, monotonic per boot of the gateway."""
+    booked: int = 0
+    """Of `tokens`, those that the engine counted: what the ledger's total has, or will have. Monotonic per boot."""
     reserved_tokens: int = 0
     """Of requests that have not ended: what they may still use."""
     in_flight: int = 0

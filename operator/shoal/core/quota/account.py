@@ -1,0 +1,343 @@
+"""One tenant at one gateway: its own use, what is known of the other gateways', and whether one more request fits."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from heapq import merge
+from math import ceil
+from typing import Final
+
+from shoal.api.demand import TenantUse
+from shoal.core.quota.heard import Heard
+from shoal.core.quota.limits import RETRY_AFTER_MAX_SECONDS, Cost, Limit, Limits, Over, Standing, Why
+from shoal.core.quota.month import Booked, Budget, Total
+from shoal.core.quota.share import ROUND_SECONDS, TELL_SECONDS, Share
+from shoal.core.quota.window import Window
+
+RUNNING_RETRY_SECONDS: Final = 1
+"""Retry-After where requests at a time are the limit: as soon as one ends, and when that is nobody knows."""
+RESERVED_RETRY_SECONDS: Final = 5
+"""The same where what is reserved for running requests fills the tokens per minute."""
+PER_MINUTE: Final[tuple[Limit, ...]] = ("requests", "tokens")
+FORGET_SECONDS: Final = 7200.0
+"""For so long a gateway that is gone counts towards the budget with what the ledger does not have of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another gateway, as far as this one knows."""
+
+    boot: str | None
+    """None: it was never heard."""
+    heard_at: float | None
+    """When its last message came; None: it is silent, and what it uses is unknown."""
+
+
+Crowd = Sequence[Peer]
+UNKNOWN_CROWD: Final[Crowd] = (Peer(None, None),)
+"""While it is not known who else there is: as if there were one more, of whom nothing is heard."""
+
+
+class Account:
+    """Times are seconds of one clock that never goes back; months such as 2026-11; `me` is this gateway's boot id."""
+
+    __slots__ = (
+        "_booked",
+        "_heard",
+        "_in_flight",
+        "_me",
+        "_month",
+        "_n_requests",
+        "_n_tokens",
+        "_requests",
+        "_reserved_spend",
+        "_reserved_tokens",
+        "_shares",
+        "_tokens",
+        "_total",
+        "limits",
+    )
+
+    def __init__(self, me: str = "") -> None:
+        self.limits = Limits()
+        self._me = me
+        self._n_requests = self._n_tokens = self._in_flight = self._reserved_tokens = self._reserved_spend = 0
+        self._requests, self._tokens = Window(), Window()
+        self._booked = Booked()
+        self._heard: dict[str, Heard] = {}
+        """By boot id of the other gateways."""
+        self._shares: dict[Limit, Share] = {}
+        self._month = ""
+        self._total: Total | None = None
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def reserve(
+        self, now: float, cost: Cost, crowd: Callable[[], Crowd], *, month: str = "", ledger: bool = False
+    ) -> Over | None:
+        """Takes what a request may use; or says why it is refused, and takes nothing.
+
+        `ledger`: its totals are heard now. `crowd` is asked only where a share has to be renewed.
+        """
+        limits = self.limits
+        if (budget := limits.budget) is not None:
+            self._turn(month, ledger=ledger)
+            if budget.refuse_unknown and not ledger:
+                return self._refuse("budget", "unknown", now, 0, (), RETRY_AFTER_MAX_SECONDS)
+        asked = self._asked(cost)
+        for limit, amount in asked:
+            share = self._renewed(limit, now, amount, crowd, ledger=ledger)
+            if not share.fits(self._own(limit, now), amount):
+                share.full(now)
+                return self._over(limit, now, amount, crowd())
+        for limit, _ in asked:
+            self._shares[limit].take()
+        self._n_requests += 1
+        self._requests.add(now, 1)
+        self._in_flight += 1
+        self._reserved_tokens += cost.tokens
+        self._reserved_spend += cost.spend
+        return None
+
+    def settle(self, now: float, cost: Cost, tokens: int, booked: int = 0, spent: int = 0) -> None:
+        """A request has ended: what was reserved is given back, and what it used counts, were it more.
+
+        `tokens` count per minute, from now on; `booked` are those of them that the engine counted, and `spent` is their
+        price: those are what the ledger will have.
+        """
+        self._in_flight -= 1
+        self._reserved_tokens -= cost.tokens
+        self._reserved_spend -= cost.spend
+        self._n_tokens += tokens
+        if tokens:
+            self._tokens.add(now, tokens)
+        self._booked.tokens += booked
+        self._booked.spent += spent
+
+    def exhausted(self, cost: Cost, *, month: str, ledger: bool) -> Over | None:
+        """For a request that has waited: whether others have used up the month's budget meanwhile. What is reserved for
+        it does not count against it."""
+        if (budget := self.limits.budget) is None:
+            return None
+        self._turn(month, ledger=ledger)
+        own = cost.tokens if budget.unit == "tokens" else cost.spend
+        if (known := self._known(budget)) - own < budget.most:
+            return None
+        return Over("budget", "over", budget.most, known, own, RETRY_AFTER_MAX_SECONDS)
+
+    def standing(self, now: float, crowd: Callable[[], Crowd], *, ledger: bool = False) -> list[Standing]:
+        """What is left of the limits per minute."""
+        found: list[Standing] = []
+        for limit in PER_MINUTE:
+            if (most := self.limits.requests if limit == "requests" else self.limits.tokens) is None:
+                continue
+            share = self._renewed(limit, now, 1, crowd, ledger=ledger)
+            left = max(0, most - self._own(limit, now) - share.others)
+            ends = [w.ends for w in self._windows(limit)]
+            found.append(Standing(limit, most, left, max(0.0, max(ends) - now)))
+        return found
+
+    # --- what others say ----------------------------------------------------------------------------------------------
+
+    def hear(self, boot: str, use: TenantUse | None, now: float, *, anew: bool = False) -> None:
+        """What another gateway has; None: nothing any more. `anew`: nothing was heard of that process before, and it
+        may have run for long."""
+        found = self._heard.get(boot)
+        if found is None:
+            if use is None:
+                return
+            found = self._heard[boot] = Heard()
+            found.begin(use, now) if anew else found.hear(use, now)
+            self._listed(boot, found.booked)
+        else:
+            found.hear(use or TenantUse(), now)
+
+    def gone(self, boot: str, now: float) -> None:
+        """Another gateway's process is no more."""
+        if (found := self._heard.get(boot)) is not None:
+            found.gone(now)
+
+    def hear_total(self, total: Total) -> None:
+        """The ledger's."""
+        if total.month > self._month:
+            self._next_month()
+        self._month = total.month
+        self._total = total
+        self._listed(self._me, self._booked)
+        for boot, heard in self._heard.items():
+            self._listed(boot, heard.booked)
+
+    def told(self) -> TenantUse:
+        """What the other gateways hear."""
+        return TenantUse(
+            requests=self._n_requests,
+            tokens=self._n_tokens,
+            reserved_tokens=self._reserved_tokens,
+            in_flight=self._in_flight,
+            booked=self._booked.tokens,
+            spent=self._booked.spent,
+            reserved_spend=self._reserved_spend,
+        )
+
+    @property
+    def idle(self) -> bool:
+        return not self._in_flight
+
+    def change(self, limits: Limits) -> None:
+        """Other limits than before."""
+        if limits != self.limits:
+            self.limits = limits
+            self._shares.clear()
+
+    def tidy(self, now: float) -> None:
+        """Forgets gateways that are gone and count no more."""
+        for boot in [b for b, heard in self._heard.items() if heard.gone_at is not None]:
+            heard = self._heard[boot]
+            counts = heard.requests.sum(now) or heard.tokens.sum(now)
+            if not counts and (not heard.booked.open("tokens") or now - (heard.gone_at or now) > FORGET_SECONDS):
+                del self._heard[boot]
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _asked(self, cost: Cost) -> list[tuple[Limit, int]]:
+        limits = self.limits
+        asked: list[tuple[Limit, int]] = []
+        if (budget := limits.budget) is not None:
+            asked.append(("budget", cost.tokens if budget.unit == "tokens" else cost.spend))
+        if limits.concurrent is not None:
+            asked.append(("concurrent", 1))
+        if limits.requests is not None:
+            asked.append(("requests", 1))
+        if limits.tokens is not None:
+            asked.append(("tokens", cost.tokens))
+        return asked
+
+    def _most(self, limit: Limit) -> int:
+        limits = self.limits
+        if limit == "requests":
+            return limits.requests or 0
+        if limit == "tokens":
+            return limits.tokens or 0
+        if limit == "concurrent":
+            return limits.concurrent or 0
+        return limits.budget.most if limits.budget is not None else 0
+
+    def _own(self, limit: Limit, now: float) -> int:
+        """This gateway's use. Of the budget its counter, which the ledger's taking over does not change."""
+        if limit == "requests":
+            return self._requests.sum(now)
+        if limit == "tokens":
+            return self._tokens.sum(now) + self._reserved_tokens
+        if limit == "concurrent":
+            return self._in_flight
+        if self.limits.budget is not None and self.limits.budget.unit == "money":
+            return self._booked.spent + self._reserved_spend
+        return self._booked.tokens + self._reserved_tokens
+
+    def _renewed(self, limit: Limit, now: float, amount: int, crowd: Callable[[], Crowd], *, ledger: bool) -> Share:
+        """The share, renewed where that is due and the others have been heard."""
+        share = self._shares.get(limit)
+        if share is None:
+            share = self._shares[limit] = Share()
+        own = self._own(limit, now)
+        if now - share.since < TELL_SECONDS and share.fits(own, amount):
+            return share
+        others = crowd()
+        if not self._may_renew(share, limit, others, ledger=ledger):
+            return share
+        used, sharers = self._others(limit, now, others)
+        share.renew(now, own, used, self._left(limit, now, used), sharers)
+        return share
+
+    def _may_renew(self, share: Share, limit: Limit, crowd: Crowd, *, ledger: bool) -> bool:
+        after = share.heard_after + TELL_SECONDS
+        for peer in crowd:
+            if peer.heard_at is not None:
+                if peer.heard_at < after:
+                    return False
+            elif limit == "budget" and not ledger and share.since > float("-inf"):
+                # A month has no end soon: neither the gateway nor the ledger says what was used.
+                return False
+        return True
+
+    def _others(self, limit: Limit, now: float, crowd: Crowd) -> tuple[int, int]:
+        """What the others use as far as is known, and among how many gateways the rest is shared."""
+        if (budget := self.limits.budget) is not None and limit == "budget":
+            return self._known(budget) - self._open(budget), 1 + len(crowd)
+        equal = self._most(limit) // (1 + len(crowd))
+        used, live = sum(heard.used(limit, now) for heard in self._heard.values()), 0
+        for peer in crowd:
+            heard = self._heard.get(peer.boot) if peer.boot is not None else None
+            live += peer.heard_at is not None
+            if peer.heard_at is None or (heard is not None and heard.unsure(now)):
+                used += max(0, equal - (heard.used(limit, now) if heard is not None else 0))
+        return used, 1 + live
+
+    def _left(self, limit: Limit, now: float, others: int) -> int:
+        budget = self.limits.budget
+        own = self._open(budget) if limit == "budget" and budget is not None else self._own(limit, now)
+        return self._most(limit) - own - others
+
+    def _open(self, budget: Budget) -> int:
+        """Of the budget, what only this gateway has."""
+        reserved = self._reserved_tokens if budget.unit == "tokens" else self._reserved_spend
+        return self._booked.open(budget.unit) + reserved
+
+    def _known(self, budget: Budget) -> int:
+        """All that is known to be used of the month's budget."""
+        total = self._total if self._total is not None and self._total.month == self._month else None
+        booked = 0 if total is None else total.tokens if budget.unit == "tokens" else total.spent
+        return booked + self._open(budget) + sum(heard.open(budget.unit) for heard in self._heard.values())
+
+    def _turn(self, month: str, *, ledger: bool) -> None:
+        """Says which month it is by the clock. It counts while the ledger does not say."""
+        if month > self._month and not (ledger and self._month):
+            if self._month:
+                self._next_month()
+            self._month = month
+
+    def _next_month(self) -> None:
+        self._booked.turn()
+        for heard in self._heard.values():
+            heard.booked.turn()
+        self._shares.pop("budget", None)
+
+    def _listed(self, boot: str, booked: Booked) -> None:
+        listed = None if self._total is None or self._total.gateways is None else self._total.gateways.get(boot)
+        if listed is not None:
+            booked.listed(*listed)
+
+    def _windows(self, limit: Limit) -> Iterable[Window]:
+        if limit == "requests":
+            return (self._requests, *(heard.requests for heard in self._heard.values()))
+        return (self._tokens, *(heard.tokens for heard in self._heard.values()))
+
+    # --- refusing -----------------------------------------------------------------------------------------------------
+
+    def _over(self, limit: Limit, now: float, amount: int, crowd: Crowd) -> Over:
+        most = self._most(limit)
+        if amount > most:
+            return self._refuse(limit, "never", now, amount, crowd, RETRY_AFTER_MAX_SECONDS)
+        others, _ = self._others(limit, now, crowd)
+        missing = amount - self._left(limit, now, others)
+        if missing <= 0:
+            return self._refuse(limit, "share", now, amount, crowd, ROUND_SECONDS)
+        if limit == "budget":
+            after = RETRY_AFTER_MAX_SECONDS
+        elif limit == "concurrent":
+            after = RUNNING_RETRY_SECONDS
+        else:
+            after = self._frees(limit, now, missing)
+        return self._refuse(limit, "over", now, amount, crowd, after)
+
+    def _frees(self, limit: Limit, now: float, missing: int) -> int:
+        """Seconds until so much has left the window."""
+        for when, amount in merge(*(window.leaving() for window in self._windows(limit))):
+            missing -= amount
+            if missing <= 0:
+                return max(1, min(RETRY_AFTER_MAX_SECONDS, ceil(when - now)))
+        return RESERVED_RETRY_SECONDS
+
+    def _refuse(self, limit: Limit, why: Why, now: float, amount: int, crowd: Crowd, after: int) -> Over:
+        others, _ = self._others(limit, now, crowd)
+        most = self._most(limit)
+        return Over(limit, why, most, most - self._left(limit, now, others), amount, after)
