@@ -248,6 +248,15 @@ def _config(source: SourceUri, credentials: Credentials) -> dict[str, str]:
     return config
 
 
+def store_settings(scheme: str, credentials: Credentials) -> dict[str, str]:
+    """What a Secret says of a bucket, in obstore's words; for buckets of Shoal's own, whose pods may use their own
+    identity where the Secret has none."""
+    config = {ours: credentials.values[key] for key, ours in _KEYS[scheme].items() if key in credentials.values}
+    if scheme == "s3" and config:
+        config.setdefault("region", "us-east-1")
+    return config
+
+
 def _host(config: Mapping[str, str]) -> str:
     """Which server answers, as far as the Secret says it: a bucket's name alone means another one at another host."""
     named = [config.get("endpoint"), config.get("account_name")]

@@ -89,7 +89,7 @@ class GatewaySettings(BaseSettings):
     """Most of one request, and of one answer, in an entry."""
     log_rotate_bytes: int = Field(default=8 * _MIB, ge=4096)
     """A file is closed when it is as large."""
-    log_rotate_seconds: float = Field(default=900.0, gt=0)
+    log_rotate_seconds: float = Field(default=900.0, gt=0, le=3600.0)
     """A file is closed when it is as old."""
     replica_header: bool = False
     """Adds x-shoal-replica (namespace/pod) to answers; tells clients what the fleet looks like."""

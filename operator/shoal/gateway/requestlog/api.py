@@ -1,0 +1,293 @@
+"""GET /v1/logs: a tenant's own entries, from this gateway, the others and the bucket; and the same on the operations'
+port, for the other gateways and for `kubectl shoal logs`, where DELETE takes entries away."""
+
+import asyncio
+import base64
+import binascii
+import hmac
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, Protocol, cast
+from urllib.parse import parse_qsl, urlencode
+
+import aiohttp
+import orjson
+
+from shoal.api import names
+from shoal.api.keys import Role
+from shoal.core import facts
+from shoal.gateway.asgi import Scope, Send
+from shoal.gateway.errors import ApiError, unavailable
+from shoal.gateway.requestlog.book import RequestLog, merged
+from shoal.gateway.requestlog.query import Found, Place, Query, written
+
+PEER_SECONDS: Final = 12.0
+MOST_LIMIT: Final = 1000
+_MOST_READS: Final = 4
+_MOST_WAITING: Final = 32
+_TENANT: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_FILTERS: Final = ("from", "to", "user", "model", "limit", "cursor")
+_ROLES: Final[tuple[Role, ...]] = ("gateway", "admin")
+
+Missing = list[dict[str, str]]
+
+
+class Keys(Protocol):
+    def demand_keys(self, role: Role) -> Iterable[str]: ...
+
+
+class LogsApi:
+    """`others` are the other gateways; None: they are not known."""
+
+    def __init__(
+        self,
+        book: RequestLog,
+        keys: Keys,
+        others: Callable[[], Collection[facts.Pod] | None] = lambda: (),
+        port: int = names.OPS_PORT,
+    ) -> None:
+        self.book = book
+        self._keys = keys
+        self._others = others
+        self._port = port
+        self._reads = asyncio.Semaphore(_MOST_READS)
+        self._waiting = 0
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def page(self, tenant: str, query_string: bytes) -> bytes:
+        """A page of a tenant's entries as JSON. Raises ApiError."""
+        return await self._page(_query(tenant, _parameters(query_string, _FILTERS)))
+
+    async def ops(self, scope: Scope, send: Send) -> None:
+        """On the operations' port."""
+        try:
+            body = await self._ops(scope)
+        except ApiError as error:
+            await _send(send, error.status, error.body(), *error.headers)
+        else:
+            await _send(send, 200, body)
+
+    async def _ops(self, scope: Scope) -> bytes:
+        role = self._role(dict(scope["headers"]))
+        if role is None:
+            raise ApiError(401, "A key of a gateway or an admin is needed.", "invalid_key")
+        method = scope["method"]
+        if method not in ("GET", "DELETE"):
+            raise ApiError(405, "Use GET or DELETE.", "method_not_allowed", headers=((b"allow", b"GET, DELETE"),))
+        known = ("tenant", *_FILTERS) if method == "GET" else ("tenant", "user")
+        given = _parameters(scope.get("query_string", b""), known)
+        tenant = given.pop("tenant", "")
+        if not _TENANT.fullmatch(tenant):
+            raise ApiError(400, "`tenant` must be the name of a Tenant.", "invalid_parameter", param="tenant")
+        if method == "DELETE":
+            return await self._erase(tenant, given.get("user"), everywhere=role == "admin")
+        if role == "admin":
+            return await self._page(_query(tenant, given))
+        return _body(await self._read(_query(tenant, given), everywhere=False), [])
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    async def _page(self, query: Query) -> bytes:
+        others, missing = self._reachable()
+        asked = [self._ask(pod, query) for pod in others]
+        own, *answers = await asyncio.gather(self._read(query, everywhere=True), *asked)
+        parts = [own]
+        for pod, answer in zip(others, answers, strict=True):
+            if isinstance(answer, Found):
+                parts.append(answer)
+            else:
+                missing.append({"gateway": pod.name, "reason": answer})
+        return _body(merged(parts, query.limit), missing)
+
+    async def _read(self, query: Query, *, everywhere: bool) -> Found:
+        if self._waiting >= _MOST_WAITING:
+            raise unavailable("Too many look into the request log. Try again.", "overloaded", 2)
+        self._waiting += 1
+        try:
+            async with self._reads:
+                return await self.book.newest(query, everywhere=everywhere)
+        except OSError as error:
+            raise unavailable(
+                f"The request log cannot be read: {error.strerror or type(error).__name__}.", "log_unavailable", 10
+            ) from None
+        finally:
+            self._waiting -= 1
+
+    async def _ask(self, pod: facts.Pod, query: Query) -> Found | str:
+        """What another gateway has in its own folder, or why it says nothing."""
+        parameters = {
+            "tenant": query.tenant,
+            "limit": str(query.limit),
+            "user": query.user,
+            "model": query.model,
+            "from": query.since,
+            "to": query.until,
+            "cursor": query.before and _cursor(query.before),
+        }
+        answer = await self._call("GET", pod, parameters)
+        if isinstance(answer, str):
+            return answer
+        entries = cast(list[dict[str, Any]], answer.get("data") or [])
+        lines = [((str(entry["time"]), str(entry["id"])), orjson.dumps(entry)) for entry in entries]
+        return Found(lines, bool(answer.get("has_more")), list(answer.get("unreadable") or ()), "incomplete" in answer)
+
+    # --- deleting ---------------------------------------------------------------------------------------------------
+
+    async def _erase(self, tenant: str, user: str | None, *, everywhere: bool) -> bytes:
+        """The others first: what they had is in their folders or in the bucket then, and the bucket comes last."""
+        total: dict[str, Any] = {"files": 0, "entries": None if user is None else 0, "unreadable": []}
+        missing: Missing = []
+        if everywhere:
+            others, missing = self._reachable()
+            parameters = {"tenant": tenant, "user": user}
+            answers = await asyncio.gather(*(self._call("DELETE", pod, parameters) for pod in others))
+            for pod, answer in zip(others, answers, strict=True):
+                if isinstance(answer, str):
+                    missing.append({"gateway": pod.name, "reason": answer})
+                else:
+                    _add(total, answer)
+        try:
+            erased = await self.book.erase(tenant, user, everywhere=everywhere)
+        except OSError as error:
+            why = error.strerror or type(error).__name__
+            raise unavailable(f"Not all could be deleted: {why}. Try again.", "log_unavailable", 10) from None
+        _add(total, {"files": erased.files, "entries": erased.entries, "unreadable": erased.unreadable})
+        return orjson.dumps({"object": "logs.deleted", "tenant": tenant, **total, "missing": missing})
+
+    # --- the others -------------------------------------------------------------------------------------------------
+
+    def _reachable(self) -> tuple[list[facts.Pod], Missing]:
+        found = self._others()
+        if found is None:
+            return [], [{"gateway": "?", "reason": "the other gateways are not known: the API server does not answer"}]
+        there = [pod for pod in found if pod.ip is not None]
+        return there, [
+            {"gateway": pod.name, "reason": "it has no address"} for pod in found if pod.ip is None and pod.was_ready
+        ]
+
+    async def _call(
+        self, method: Literal["GET", "DELETE"], pod: facts.Pod, parameters: Mapping[str, str | None]
+    ) -> dict[str, Any] | str:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PEER_SECONDS, sock_connect=2))
+        host = f"[{pod.ip}]" if pod.ip and ":" in pod.ip else pod.ip
+        query = urlencode({name: value for name, value in parameters.items() if value is not None})
+        url = f"http://{host}:{self._port}{names.LOGS_PATH}?{query}"
+        why = "no install key is known here"
+        for key in self._keys.demand_keys("gateway"):
+            headers = {"authorization": f"Bearer {key}"}
+            try:
+                async with self._session.request(method, url, headers=headers, allow_redirects=False) as response:
+                    raw = await response.read()
+            except TimeoutError:
+                return "it did not answer in time"
+            except (aiohttp.ClientError, OSError):
+                return "it cannot be reached"
+            if response.status == 200:
+                try:
+                    return cast(dict[str, Any], orjson.loads(raw))
+                except orjson.JSONDecodeError:
+                    return "its answer is not understood"
+            why = f"it answered with status {response.status}"
+            if response.status != 401:
+                break
+        return why
+
+    def _role(self, headers: Mapping[bytes, bytes]) -> Role | None:
+        """Whose key it is. All are compared, so that the time tells nothing."""
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not given:
+            given = headers.get(names.HEADER_KEY.encode(), b"")
+        found: Role | None = None
+        for role in _ROLES:
+            for key in self._keys.demand_keys(role):
+                if hmac.compare_digest(given.strip(), key.encode()):
+                    found = role
+        return found
+
+
+def _add(total: dict[str, Any], part: Mapping[str, Any]) -> None:
+    total["files"] += int(part.get("files") or 0)
+    if total["entries"] is not None:
+        total["entries"] += int(part.get("entries") or 0)
+    total["unreadable"] += list(part.get("unreadable") or ())
+
+
+def _parameters(query_string: bytes, known: Collection[str]) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for name, value in parse_qsl(query_string.decode("latin-1"), keep_blank_values=True):
+        if name not in known:
+            raise _wrong(name[:64], f"is not known; there are {', '.join(known)}")
+        if name in given:
+            raise _wrong(name, "is there twice")
+        given[name] = value
+    return given
+
+
+def _query(tenant: str, given: Mapping[str, str]) -> Query:
+    """Raises ApiError."""
+    raw = given.get("limit", "100")
+    if not raw.isdigit() or not 1 <= int(raw) <= MOST_LIMIT:
+        raise _wrong("limit", f"must be a number from 1 to {MOST_LIMIT}")
+    since, until = (_moment(name, given[name]) if given.get(name) else None for name in ("from", "to"))
+    if since is not None and until is not None and since >= until:
+        raise _wrong("from", "must be before `to`")
+    return Query(
+        tenant,
+        int(raw),
+        given.get("user") or None,
+        given.get("model") or None,
+        since,
+        until,
+        _place(given["cursor"]) if given.get("cursor") else None,
+    )
+
+
+def _moment(name: str, text: str) -> str:
+    try:
+        moment = datetime.fromisoformat(text)
+        return written(moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC))
+    except (ValueError, OverflowError):
+        raise _wrong(name, "must be a time such as 2026-11-22T06:00:00Z (UTC where no zone is given)") from None
+
+
+def _cursor(place: Place) -> str:
+    return base64.urlsafe_b64encode("|".join(place).encode()).decode().rstrip("=")
+
+
+def _place(cursor: str) -> Place:
+    try:
+        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+    except (binascii.Error, ValueError):
+        text = ""
+    moment, bar, id = text.partition("|")
+    if not bar:
+        raise _wrong("cursor", "must be the `next_cursor` of the page before")
+    return _moment("cursor", moment), id
+
+
+def _body(found: Found, missing: Missing) -> bytes:
+    page: dict[str, Any] = {"object": "list", "has_more": found.more, "missing": missing}
+    if found.more and found.lines:
+        page["next_cursor"] = _cursor(found.lines[-1][0])
+    if found.unreadable:
+        page["unreadable"] = found.unreadable
+    if found.incomplete:
+        page["incomplete"] = "not all files could be read in time: ask for a shorter span, with `from` and `to`"
+    # The entries are JSON already.
+    return orjson.dumps(page)[:-1] + b',"data":[' + b",".join(line for _, line in found.lines) + b"]}"
+
+
+def _wrong(name: str, must: str) -> ApiError:
+    return ApiError(400, f"`{name}` {must}.", "invalid_parameter", param=name)
+
+
+async def _send(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+    head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": head})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,0 +1,188 @@
+"""The newest entries that somebody asks for, out of one store, without reading more files than it takes."""
+
+import heapq
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import orjson
+
+from shoal.gateway.requestlog.entry import user_hash
+from shoal.gateway.requestlog.frames import Unreadable, read_frames
+from shoal.gateway.requestlog.logkeys import LogKeys
+from shoal.gateway.requestlog.store import LogFile, Store
+
+FILE_SECONDS: Final = 3600.0
+"""Longest that a file grows (the settings allow no more)."""
+_SLACK: Final = 60.0
+MOST_BYTES: Final = 16 << 20
+"""Of one page; what does not fit comes with the next."""
+_TIME_AT: Final = len(b'{"time":"')
+_TIME: Final = len(b"2026-11-22T01:31:19.123Z")
+_ID_AT: Final = _TIME_AT + _TIME + len(b'","id":"')
+_ID: Final = 36
+
+Place = tuple[str, str]
+"""Time and id of an entry: the order in which they are shown, the latest first."""
+
+
+def written(moment: datetime) -> str:
+    """A time as it stands in entries: UTC, to the millisecond, of one width, so that texts sort as times."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    tenant: str
+    limit: int
+    user: str | None = None
+    model: str | None = None
+    """`namespace/name` of a Model or an adapter, or the word that clients used."""
+    since: str | None = None
+    """Admitted at or after, as `written`."""
+    until: str | None = None
+    """Admitted before."""
+    before: Place | None = None
+    """Where the page before ended."""
+
+
+@dataclass(slots=True)
+class Found:
+    lines: list[tuple[Place, bytes]] = field(default_factory=list[tuple[Place, bytes]])
+    """The latest first."""
+    more: bool = False
+    unreadable: list[str] = field(default_factory=list[str])
+    """Files, and why."""
+    incomplete: bool = False
+    """The time was over before all files were read."""
+
+
+class Newest:
+    """Keeps the latest entries of a page."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._heap: list[tuple[Place, bytes]] = []
+        self._ids: set[str] = set()
+        self._bytes = 0
+        self.more = False
+
+    @property
+    def oldest(self) -> Place | None:
+        """From which on another one would find no place; None while there is room."""
+        return self._heap[0][0] if self.more or len(self._heap) >= self._limit else None
+
+    def add(self, place: Place, line: bytes) -> None:
+        # Twice in the moment between a file's arrival in the bucket and its end here.
+        if place[1] in self._ids:
+            return
+        self._ids.add(place[1])
+        heapq.heappush(self._heap, (place, line))
+        self._bytes += len(line)
+        while len(self._heap) > self._limit or (self._bytes > MOST_BYTES and len(self._heap) > 1):
+            (_, gone), dropped = heapq.heappop(self._heap)
+            self._bytes -= len(dropped)
+            self._ids.discard(gone)
+            self.more = True
+
+    def lines(self) -> list[tuple[Place, bytes]]:
+        return sorted(self._heap, reverse=True)
+
+
+def newest(store: Store, query: Query, keys: LogKeys, *, longest: float, until: float) -> Found:
+    """The latest entries of a store. Blocks, until `until` (time.monotonic()). `longest` is how many seconds a request
+    may take. Raises OSError."""
+    found, page = Found(), Newest(query.limit)
+    wanted = _filter(query)
+    for file in _candidates(store, query, longest):
+        last = _end(file)
+        if (oldest := page.oldest) is not None and oldest[0] >= last:
+            page.more = True
+            break
+        if time.monotonic() > until:
+            found.incomplete = True
+            break
+        try:
+            with store.read(file) as opened:
+                for frame in read_frames(opened, file.name, file.tenant, keys):
+                    for line in frame.splitlines():
+                        place = _place(line)
+                        if place is not None and wanted(place, line):
+                            page.add(place, line)
+        except FileNotFoundError:
+            continue  # it was deleted, or went to the bucket
+        except Unreadable as why:
+            found.unreadable.append(f"{file.key}: {why}")
+    found.lines, found.more = page.lines(), page.more
+    return found
+
+
+def _candidates(store: Store, query: Query, longest: float) -> Iterator[LogFile]:
+    """Files that may hold what is asked for, those that began last first."""
+    tops = [bound for bound in (query.until, query.before and query.before[0]) if bound]
+    latest = _milliseconds(min(tops)) + (longest + _SLACK) * 1000 if tops else None
+    for date in store.dates(query.tenant):
+        for file in store.files(query.tenant, date):
+            if query.since is not None and _end(file) < query.since:
+                return
+            if latest is None or file.began <= latest:
+                yield file
+
+
+def _end(file: LogFile) -> str:
+    """When the last of its entries was admitted at the latest."""
+    return written(datetime.fromtimestamp(file.began / 1000, UTC) + timedelta(seconds=FILE_SECONDS + _SLACK))
+
+
+def _milliseconds(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp() * 1000
+
+
+def _place(line: bytes) -> Place | None:
+    """Of a line as `entry.py` writes it: by position, since most lines that are read are not wanted."""
+    if not line.startswith(b'{"time":"') or len(line) < _ID_AT + _ID:
+        return None
+    return (
+        line[_TIME_AT : _TIME_AT + _TIME].decode("ascii", "replace"),
+        line[_ID_AT : _ID_AT + _ID].decode("ascii", "replace"),
+    )
+
+
+def _filter(query: Query) -> Callable[[Place, bytes], bool]:
+    names = {} if query.model is None else {"model": query.model, "adapter": query.model, "modelRequested": query.model}
+    by_user = None if query.user is None else is_user(query.tenant, query.user)
+
+    def wanted(place: Place, line: bytes) -> bool:
+        if query.since is not None and place[0] < query.since:
+            return False
+        if query.until is not None and place[0] >= query.until:
+            return False
+        if query.before is not None and place >= query.before:
+            return False
+        if by_user is not None and not by_user(line):
+            return False
+        if names:
+            quoted = orjson.dumps(query.model)
+            if quoted not in line:
+                return False
+            entry: dict[str, Any] = orjson.loads(line)
+            return any(entry.get(name) == value for name, value in names.items())
+        return True
+
+    return wanted
+
+
+def is_user(tenant: str, user: str) -> Callable[[bytes], bool]:
+    """Whether a line is of a user of a tenant, also where the user's name was redacted."""
+    hashed = user_hash(tenant, user)
+    signs = (orjson.dumps(user), hashed.encode())
+
+    def check(line: bytes) -> bool:
+        if not any(sign in line for sign in signs):
+            return False
+        entry: dict[str, Any] = orjson.loads(line)
+        return entry.get("user") == user or entry.get("userHash") == hashed
+
+    return check

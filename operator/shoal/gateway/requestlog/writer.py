@@ -1,0 +1,337 @@
+"""The writer: a thread that makes lines of jobs, frames of lines and files of frames.
+
+An entry is in the file at most a second after its request ended, and synced to the disk at most five seconds later. So
+SIGKILL costs what ended in the last second, and a lost node six. What the disk refuses is dropped and counted: the log
+never holds up serving, and takes no more memory than its room.
+"""
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import IO, Any, Final, Literal
+
+import structlog
+
+from shoal.gateway.requestlog.capture import Room
+from shoal.gateway.requestlog.entry import Job, Lines
+from shoal.gateway.requestlog.frames import Sealer
+from shoal.gateway.requestlog.logkeys import LogKeys
+from shoal.gateway.requestlog.store import Folder, LogFile
+
+log = structlog.get_logger()
+
+FLUSH_SECONDS: Final = 1.0
+SYNC_SECONDS: Final = 5.0
+FRAME_BYTES: Final = 256 << 10
+"""Lines from which on a frame is written at once."""
+MOST_OPEN: Final = 256
+"""Files, one for each tenant that was busy; the one that was idle longest is closed first."""
+Reason = Literal["memory", "disk", "full", "key", "error"]
+"""Why an entry was dropped. memory: its room was taken. disk: it refused. full: LOG_MAX_BYTES. key: there is none to
+encrypt with. error: ours."""
+
+
+@dataclass(slots=True)
+class Stats:
+    """Monotonic, but for the last two; read by the metrics."""
+
+    entries: int = 0
+    bytes: int = 0
+    dropped: Counter[Reason] = field(default_factory=lambda: Counter(dict.fromkeys(_REASONS, 0)))
+    without_content: int = 0
+    """Entries whose content was left out because a rule of the tenant is refused."""
+    held: int = 0
+    """Bytes of finished and unfinished files in the folder."""
+    error: str | None = None
+    """Why the last frame was not written."""
+
+
+_REASONS: Final[tuple[Reason, ...]] = ("memory", "disk", "full", "key", "error")
+
+
+@dataclass(slots=True)
+class _Open:
+    """A tenant's file that grows."""
+
+    where: LogFile
+    file: IO[bytes]
+    sealer: Sealer
+    key: str | None
+    began: float
+    size: int = 0
+    synced: int = 0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Lines of one tenant that are not written yet."""
+
+    since: float
+    lines: list[bytes] = field(default_factory=list[bytes])
+    bytes: int = 0
+    room: int = 0
+
+
+class Writer:
+    """`put` is called by the event loop, everything else runs in the thread. `gateway` names the files."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        keys: LogKeys,
+        room: Room,
+        *,
+        gateway: str,
+        entry_bytes: int,
+        rotate_bytes: int,
+        rotate_seconds: float,
+        max_bytes: int,
+    ) -> None:
+        self.stats = Stats()
+        self._folder = folder
+        self._keys = keys
+        self._room = room
+        self._gateway = gateway
+        self._rotate_bytes = rotate_bytes
+        self._rotate_seconds = rotate_seconds
+        self._max_bytes = max_bytes
+        self._lines = Lines(entry_bytes)
+        self._queue: queue.SimpleQueue[Job | Callable[[], None] | None] = queue.SimpleQueue()
+        self._waiting: dict[str, _Waiting] = {}
+        self._open: dict[str, _Open] = {}
+        self._sync_at = 0.0
+        self._last_number = 0
+        self._refused: dict[str, str] = {}
+        self._days: dict[str, int] = {}
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Starts the thread, once."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="request-log", daemon=True)
+            self._thread.start()
+
+    def put(self, job: Job) -> None:
+        """Never blocks and never raises. The job's room is given back when it is written or dropped."""
+        self.start()
+        self._queue.put(job)
+
+    def stop(self, timeout: float) -> None:
+        """Writes what came before, syncs and ends. Blocks."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(timeout)
+
+    def close_files(self, tenant: str | None = None) -> "Future[None]":
+        """Writes what came before of a tenant (None: of all) and closes its file: from then on it is nobody's."""
+        return self._call(lambda: self._close_of(tenant))
+
+    def recount(self) -> "Future[None]":
+        """Counts the folder anew, after something was taken away."""
+        return self._call(self._count)
+
+    def is_open(self, file: LogFile) -> bool:
+        """Whether it still grows. Asked from other threads."""
+        found = self._open.get(file.tenant)
+        return found is not None and found.where.name == file.name
+
+    # --- the thread -------------------------------------------------------------------------------------------------
+
+    def _call(self, work: Callable[[], None]) -> "Future[None]":
+        future: Future[None] = Future()
+
+        def call() -> None:
+            try:
+                work()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+        self.start()
+        self._queue.put(call)
+        return future
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            self._count()
+        while True:
+            try:
+                item = self._queue.get(timeout=self._idle_seconds())
+            except queue.Empty:
+                item = ()
+            if item is None:
+                self._close_of(None)
+                return
+            if isinstance(item, Job):
+                self._take(item)
+            elif callable(item):
+                item()
+            self._due()
+
+    def _idle_seconds(self) -> float | None:
+        if self._waiting:
+            return 0.2
+        return 1.0 if self._open else None
+
+    def _take(self, job: Job) -> None:
+        try:
+            line, refusal = self._lines.line(job)
+        except Exception as error:
+            # Its text may hold what the entry holds.
+            log.error("request log: an entry failed", tenant=job.tenant, error=type(error).__name__)
+            self._drop("error", 1, job.size)
+            return
+        if refusal is not None:
+            self.stats.without_content += job.taken is not None
+        if self._refused.get(job.tenant) != (why := refusal.why if refusal else None):
+            if why is None:
+                self._refused.pop(job.tenant, None)
+            else:
+                self._refused[job.tenant] = why
+                log.warning(
+                    "request log: no content is logged until the rules are put right", tenant=job.tenant, why=why
+                )
+        if (waiting := self._waiting.get(job.tenant)) is None:
+            waiting = self._waiting[job.tenant] = _Waiting(time.monotonic())
+        waiting.lines.append(line)
+        waiting.bytes += len(line)
+        waiting.room += job.size
+        if self._days.get(job.tenant) != job.logging.retention_days:
+            self._keep_days(job.tenant, job.logging.retention_days)
+        if waiting.bytes >= FRAME_BYTES:
+            self._flush(job.tenant)
+
+    def _keep_days(self, tenant: str, days: int) -> None:
+        try:
+            self._folder.keep_retention(tenant, days)
+        except OSError:
+            return  # the frame that follows says so
+        self._days[tenant] = days
+
+    def _due(self) -> None:
+        now = time.monotonic()
+        for tenant in [t for t, waiting in self._waiting.items() if now - waiting.since >= FLUSH_SECONDS]:
+            self._flush(tenant)
+        today = datetime.now(UTC).strftime("%Y-%m-%d")
+        for tenant, opened in list(self._open.items()):
+            if now - opened.began >= self._rotate_seconds or opened.where.date != today:
+                self._close(tenant)
+        if now >= self._sync_at:
+            self._sync_at = now + SYNC_SECONDS
+            for tenant, opened in list(self._open.items()):
+                self._sync(tenant, opened)
+
+    def _flush(self, tenant: str) -> None:
+        waiting = self._waiting.pop(tenant, None)
+        if waiting is None:
+            return
+        count = len(waiting.lines)
+        self._keys.refresh()
+        key = self._keys.current
+        if self._keys.encrypts and key is None:
+            self._fail(self._keys.error or "no key")
+            self._drop("key", count, waiting.room)
+            return
+        if self._max_bytes and self.stats.held >= self._max_bytes:
+            self._fail(f"the request log holds {self.stats.held} bytes, as many as it may")
+            self._drop("full", count, waiting.room)
+            return
+        try:
+            opened = self._file(tenant, key)
+            frame = opened.sealer.frame(b"".join(waiting.lines))
+            _write(opened.file, frame)
+        except OSError as error:
+            self._fail(error.strerror or type(error).__name__)
+            self._drop("disk", count, waiting.room)
+            self._abandon(tenant)
+            return
+        opened.size += len(frame)
+        self.stats.held += len(frame)
+        self.stats.bytes += len(frame)
+        self.stats.entries += count
+        if self.stats.error is not None:
+            log.info("request log: written again")
+            self.stats.error = None
+        self._room.give(waiting.room)
+        if opened.size >= self._rotate_bytes:
+            self._close(tenant)
+
+    def _file(self, tenant: str, key: tuple[str, bytes] | None) -> _Open:
+        now = datetime.now(UTC)
+        date, name = now.strftime("%Y-%m-%d"), key[0] if key else None
+        opened = self._open.get(tenant)
+        if opened is not None:
+            if opened.where.date == date and opened.key == name:
+                return opened
+            self._close(tenant)
+        while len(self._open) >= MOST_OPEN:
+            self._close(next(iter(self._open)))
+        sealer = Sealer(tenant, key)
+        self._last_number = max(self._last_number + 1, time.time_ns() // 1_000_000)
+        where = LogFile(tenant, date, f"{self._gateway}-{self._last_number}{sealer.suffix}", 0)
+        file = self._folder.create(where)
+        opened = self._open[tenant] = _Open(where, file, sealer, name, time.monotonic())
+        _write(file, sealer.head)
+        opened.size = len(sealer.head)
+        return opened
+
+    def _sync(self, tenant: str, opened: _Open) -> None:
+        if opened.synced < opened.size:
+            try:
+                os.fsync(opened.file.fileno())
+            except OSError as error:
+                self._fail(error.strerror or type(error).__name__)
+                self._abandon(tenant)
+            else:
+                opened.synced = opened.size
+
+    def _close_of(self, tenant: str | None) -> None:
+        for name in list(self._waiting) if tenant is None else [tenant]:
+            self._flush(name)
+        for name in list(self._open) if tenant is None else [tenant]:
+            self._close(name)
+
+    def _close(self, tenant: str) -> None:
+        opened = self._open.get(tenant)
+        if opened is not None:
+            self._sync(tenant, opened)
+        if (opened := self._open.pop(tenant, None)) is not None:
+            with contextlib.suppress(OSError):
+                opened.file.close()
+
+    def _abandon(self, tenant: str) -> None:
+        """A write broke off: what stands behind the last whole frame would hide what came after it, so nothing does."""
+        opened = self._open.pop(tenant, None)
+        if opened is None:
+            return
+        with contextlib.suppress(OSError):
+            os.ftruncate(opened.file.fileno(), opened.size)
+        with contextlib.suppress(OSError):
+            opened.file.close()
+
+    def _count(self) -> None:
+        self.stats.held = self._folder.size()
+
+    def _fail(self, why: str) -> None:
+        if why != self.stats.error:
+            log.error("request log: entries are dropped", reason=why)
+        self.stats.error = why
+
+    def _drop(self, reason: Reason, count: int, room: int) -> None:
+        self.stats.dropped[reason] += count
+        self._room.give(room)
+
+
+def _write(file: IO[Any], data: bytes) -> None:
+    """All of it: a full disk may take a part first."""
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
