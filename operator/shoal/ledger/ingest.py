@@ -5,7 +5,7 @@ a checkpoint if it takes its request a step further. So a batch may come as ofte
 was not committed was not counted either.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from sqlalchemy import Connection
@@ -107,9 +107,13 @@ def store(connection: Connection, rows: Sequence[UsageRow], changes: Changes, no
 
 
 def one_by_one(
-    connection: Connection, batches: Sequence[Sequence[Incoming]], failed: tuple[type[Exception], ...], now_ms: int
+    connection: Connection, batches: Sequence[Sequence[Incoming]], now_ms: int, away: Callable[[Exception], bool]
 ) -> list[list[Incoming]]:
-    """The same batches, where records that the database itself does not take are `Bad`. Writes nothing."""
+    """The same batches, where records that the database itself does not take are `Bad`. Writes nothing.
+
+    Raises:
+        Exception: one that `away` says is no record's fault.
+    """
     checked: list[list[Incoming]] = []
     for batch in batches:
         result: list[Incoming] = []
@@ -118,9 +122,10 @@ def one_by_one(
                 with connection.begin() as transaction:
                     write(connection, [[each]], now_ms)
                     transaction.rollback()
-            except failed as error:
-                origin = getattr(error, "orig", None) or error
-                result.append(bad(f"the database does not take it: {origin}", each.body))
+            except Exception as error:
+                if away(error):
+                    raise
+                result.append(bad(f"the database does not take it: {getattr(error, 'orig', None) or error}", each.body))
             else:
                 result.append(each)
         checked.append(result)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import structlog
-from sqlalchemy import Column, Connection, Table, delete, select, tuple_
+from sqlalchemy import Column, Connection, Table, delete, func, select, tuple_
 
 from shoal.ledger import ingest, schema
 from shoal.ledger.parse import CLOSED
@@ -51,35 +51,30 @@ class Heard:
         self._heard = {b: at for b, at in self._heard.items() if b in kept or now - at < max(self._silence, 86_400)}
 
 
-async def close_dead(store: Store, heard: Heard, committed: Callable[[Changes], None]) -> None:
-    """For ever: closes what dead gateways left open."""
-    while True:
-        await asyncio.sleep(CLOSE_SECONDS)
-        try:
-            await close_once(store, heard, committed)
-        except Unavailable:
-            continue  # the store says so itself
+async def close_once(store: Store, heard: Heard, committed: Callable[[Changes], None]) -> tuple[int, int]:
+    """Closes the open rows of gateways that are dead; returns how many it closed, and how many are open still.
 
-
-async def close_once(store: Store, heard: Heard, committed: Callable[[Changes], None]) -> int:
-    """Closes the open rows of gateways that are dead; returns how many."""
-    boots = await store.read(_open_gateways)
-    heard.keep(boots)
+    Raises:
+        Unavailable: the database is away.
+    """
+    still = await store.read(_open_rows)
+    heard.keep(still)
     closed = 0
-    for boot in heard.dead(boots):
-        while rows := await store.write(lambda c, boot=boot: _close(c, boot), lambda found: committed(found[1])):
-            closed += rows[0]
-            if rows[0] < _MOST_ROWS:
-                break
+    for boot in heard.dead(still):
+        count = _MOST_ROWS
+        while count == _MOST_ROWS:
+            count, _ = await store.write(lambda c, boot=boot: _close(c, boot), lambda found: committed(found[1]))
+            closed += count
     if closed:
         log.warning("closed the requests that dead gateways left open", requests=closed)
-    return closed
+    return closed, sum(still.values()) - closed
 
 
-def _open_gateways(connection: Connection) -> list[str]:
+def _open_rows(connection: Connection) -> dict[str, int]:
+    """By boot id of their gateway; '' where it did not say one."""
     usage = schema.usage.c
-    found = connection.execute(select(usage.gateway).distinct().where(~usage.ended))
-    return [row.gateway or "" for row in found]
+    found = connection.execute(select(usage.gateway, func.count()).where(~usage.ended).group_by(usage.gateway))
+    return {boot or "": count for boot, count in found}
 
 
 def _close(connection: Connection, boot: str) -> tuple[int, Changes]:

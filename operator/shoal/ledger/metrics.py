@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from shoal.ledger.reconcile.watch import Reconciler
 from shoal.ledger.store import Store
 from shoal.ledger.totals import Totals
 
@@ -46,3 +47,18 @@ class Metrics(Collector):
         if self.open_rows is not None:  # unknown is not zero
             metrics.append(GaugeMetricFamily("shoal_ledger_open_requests", "Without an end.", value=self.open_rows))
         return metrics
+
+
+class EngineFigures(Collector):
+    """How much of the engines is heard."""
+
+    def __init__(self, reconciler: Reconciler) -> None:
+        self._reconciler = reconciler
+
+    def collect(self) -> list[Metric]:
+        standing = self._reconciler.standing
+        lower = "Readings of an engine that were lower than one before under the same boot id."
+        engines = GaugeMetricFamily("shoal_ledger_engines", "Engine pods by whether they are heard.", labels=["heard"])
+        engines.add_metric(["yes"], standing.heard)
+        engines.add_metric(["no"], len(standing.not_heard))
+        return [engines, CounterMetricFamily("shoal_ledger_lower_readings", lower, value=self._reconciler.lower)]

@@ -1,8 +1,11 @@
 """The ledger's parts, put together and run: store, API, totals, housekeeping, the stop."""
 
 import asyncio
+import contextlib
 import signal
+import time
 from collections.abc import Callable
+from typing import Final
 
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -11,17 +14,24 @@ from shoal.api import names
 from shoal.gateway.asgi import Receive, Scope, Send
 from shoal.gateway.installkey import KeyRing
 from shoal.gateway.server import Server, make_server
+from shoal.kube.client import Client
 from shoal.ledger import maintenance, records
-from shoal.ledger.metrics import Metrics
+from shoal.ledger.metrics import EngineFigures, Metrics
+from shoal.ledger.prices import PriceFigures, PriceFolder
+from shoal.ledger.queries.routes import Questions
+from shoal.ledger.reconcile.routes import Routes
+from shoal.ledger.reconcile.watch import Reconciler, Standing
 from shoal.ledger.service import Events, Request, Response, Service, answer_json, send_answer
 from shoal.ledger.settings import LedgerSettings
 from shoal.ledger.store import Store, Unavailable
 from shoal.ledger.sums import Changes
 from shoal.ledger.totals import Totals
+from shoal.signals.stream import Me
 
 log = structlog.get_logger()
 
-_STOP_SECONDS = 5
+NOBODY: Final = Standing(watching=False, heard=0, not_heard=())
+_STOP_SECONDS: Final = 5
 
 
 class Process:
@@ -30,7 +40,8 @@ class Process:
     Rooms with routes of their own add them to `service` before `run`.
     """
 
-    def __init__(self, settings: LedgerSettings) -> None:
+    def __init__(self, settings: LedgerSettings, client: Client | None = None) -> None:
+        """`client` to the cluster whose engines are read; None: their counters stay unknown."""
         self.settings = settings
         self.key_ring = KeyRing(settings.install_key_dir)
         self.store = Store(
@@ -40,11 +51,20 @@ class Process:
             answer_seconds=settings.answer_seconds,
             keep_days=settings.retention_days,
         )
-        self.totals = Totals(self.store)
+        self.prices = PriceFolder(settings.prices_dir)
+        self.totals = Totals(self.store, self.prices)
         self.heard = maintenance.Heard(settings.close_open_seconds)
         self.service = Service(self.key_ring, max_body_bytes=settings.max_body_bytes)
         self.metrics = Metrics(self.store, self.totals)
+        self.metrics.registry.register(PriceFigures(self.prices))
         records.add_routes(self.service, self.store, max_body_bytes=settings.max_body_bytes)
+        Questions(self.store, self.prices, settings.installation, credited=self.totals.reload).add(self.service)
+        self.reconciler: Reconciler | None = None
+        if client is not None:
+            me = Me(settings.pod_name, self.totals.hub.boot)
+            self.reconciler = Reconciler(client, self.key_ring, self.store, me)
+            self.metrics.registry.register(EngineFigures(self.reconciler))
+        Routes(self.store, self._standing, lambda: time.time_ns() // 1_000_000).add(self.service)
         self.service.route("GET", names.TOTALS_PATH, self._totals, ("gateway", "admin"))
         self.store.opened = self.totals.reload
         self.store.committed = self._committed
@@ -79,6 +99,7 @@ class Process:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         self.key_ring.refresh()
+        await self.prices.refresh()
         self.store.start()
         try:
             async with asyncio.TaskGroup() as group:
@@ -86,8 +107,10 @@ class Process:
                     group.create_task(each)
                     for each in (
                         self._housekeeping(),
+                        self.prices.follow(self.totals.reload),
                         self.totals.run(),
-                        maintenance.close_dead(self.store, self.heard, self._committed),
+                        self._closing(),
+                        *(() if self.reconciler is None else (self.reconciler.run(),)),
                         maintenance.retain(
                             self.store, self.settings.retention_days, self.settings.hours_retention_days
                         ),
@@ -116,6 +139,9 @@ class Process:
         self.heard.at(changes.heard)
         self.totals.add(changes)
 
+    def _standing(self) -> Standing:
+        return NOBODY if self.reconciler is None else self.reconciler.standing
+
     async def _totals(self, _: Request) -> Events:
         if not self.totals.known:
             raise Unavailable("the totals are being read")
@@ -128,6 +154,15 @@ class Process:
             self.ops.sweep()
             await asyncio.sleep(1.0)
 
+    async def _closing(self) -> None:
+        while True:
+            await asyncio.sleep(maintenance.CLOSE_SECONDS)
+            # What is away is told by the store itself.
+            with contextlib.suppress(Unavailable):
+                closed, still = await maintenance.close_once(self.store, self.heard, self._committed)
+                self.metrics.closed_rows += closed
+                self.metrics.open_rows = still
+
     async def _ops(self, scope: Scope, receive: Receive, send: Send) -> None:
         """/healthz, /readyz and /metrics, for all."""
         if scope["type"] != "http":
@@ -138,7 +173,9 @@ class Process:
             case "/readyz":
                 missing = self.missing()
                 status = "not ready" if missing else "ok"
-                answer = answer_json({"status": status, **missing}, 503 if missing else 200)
+                # Bad price lists make nobody wait: those before stay in force, and records are kept as ever.
+                notes = {"prices": self.prices.error} if self.prices.error else {}
+                answer = answer_json({"status": status, **missing, **notes}, 503 if missing else 200)
             case "/metrics":
                 content_type = ((b"content-type", CONTENT_TYPE_LATEST.encode()),)
                 answer = Response(200, content_type, generate_latest(self.metrics.registry))

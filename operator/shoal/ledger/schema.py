@@ -117,6 +117,7 @@ hours: Final = Table(
     PrimaryKeyConstraint(
         "hour", "tenant", "external_id", "key_name", "plan", "model", "adapter", "gpu_class", "billed"
     ),
+    Index("hours_tenant", "tenant", "hour"),
 )
 """Sums of what ended, kept in the transaction that ends it. '' stands for none: a primary key knows no NULL."""
 

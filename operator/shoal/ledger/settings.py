@@ -25,8 +25,14 @@ class LedgerSettings(BaseSettings):
     installation: str = Field(default="shoal", min_length=1, max_length=128)
     """The `source` of records that are not a gateway's; the same as the gateways have."""
     pod_name: str = Field(default="", validation_alias=AliasChoices("SHOAL_LEDGER_POD_NAME", "POD_NAME", "pod_name"))
+    pod_namespace: str = Field(
+        default="shoal-system",
+        validation_alias=AliasChoices("SHOAL_LEDGER_POD_NAMESPACE", "POD_NAMESPACE", "pod_namespace"),
+    )
     install_key_dir: Path = Path(names.INSTALL_KEY_DIR)
     prices_dir: Path = Path(names.PRICES_DIR)
+    reconcile: bool = True
+    """Whether the engines' own counters are read, which takes a cluster; without it nothing is `unattributed`."""
     log_level: str = "info"
 
     retention_days: int = Field(default=92, ge=1, le=36_500)

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 from sqlalchemy import Connection
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 
 from shoal.api.ledger import Taken
 from shoal.ledger import ingest
@@ -216,7 +216,9 @@ class Store:
                     self._write(connection, jobs[0])
                 else:
                     self._take(connection, [job for job in jobs if isinstance(job, _Take)])
-            except (DBAPIError, OSError) as error:
+            except Exception as error:
+                if not _is_away(error):
+                    log.exception("the ledger's writer failed")
                 self._fail(error)
                 self._refuse(jobs)
                 return False
@@ -247,12 +249,9 @@ class Store:
         try:
             with connection.begin():
                 result = job.work(connection)
-        except (DBAPIError, OSError) as error:
-            if isinstance(error, DBAPIError) and not _is_away(error):
-                self._notify(_reject, [job.future], Unavailable(reason(error)))
-                return
-            raise
         except Exception as error:
+            if _is_away(error):
+                raise
             self._notify(_reject, [job.future], error)
             return
         if job.then is not None:
@@ -265,10 +264,12 @@ class Store:
         try:
             with connection.begin():
                 taken, changes = ingest.write(connection, batches, now, self._keep_ms)
-        except (DataError, IntegrityError) as error:
+        except Exception as error:
+            if _is_away(error):
+                raise
             # One record that no check foresaw must not keep all others out for ever.
             log.error("records that the database does not take are kept aside", error=reason(error))
-            batches = ingest.one_by_one(connection, batches, (DataError, IntegrityError), now)
+            batches = ingest.one_by_one(connection, batches, now, _is_away)
             with connection.begin():
                 taken, changes = ingest.write(connection, batches, now, self._keep_ms)
         for each in taken:
@@ -310,9 +311,11 @@ class Store:
             self._loop.call_soon_threadsafe(function, *args)
 
 
-def _is_away(error: DBAPIError) -> bool:
-    """Of the connection or the disk, not of the statement."""
-    return error.connection_invalidated or type(error).__name__ in ("OperationalError", "InterfaceError")
+def _is_away(error: BaseException) -> bool:
+    """Whether the connection or the disk failed, not the statement."""
+    if isinstance(error, DBAPIError):
+        return error.connection_invalidated or isinstance(error, (OperationalError, InterfaceError, InternalError))
+    return isinstance(error, OSError)
 
 
 def _resolve(future: asyncio.Future[Any], result: object) -> None:

@@ -18,7 +18,8 @@ def command() -> None:
 
 
 @command.command("run")
-def run() -> None:
+@click.option("--kubeconfig", help="Instead of KUBECONFIG, ~/.kube/config or the pod's service account.")
+def run(kubeconfig: str | None) -> None:
     """Take usage records, keep them, tell totals. Settings come from SHOAL_LEDGER_* (docs/ledger.md)."""
     import uvloop
 
@@ -29,10 +30,19 @@ def run() -> None:
     logs.configure(settings.log_level)
 
     async def main() -> None:
-        await Process(settings).run()
+        if not settings.reconcile:
+            await Process(settings).run()
+            return
+        from shoal.kube.client import Client
+
+        async with await Client.from_environment(kubeconfig=kubeconfig) as client:
+            await Process(settings, client).run()
 
     try:
         uvloop.run(main())
+    except* ValueError as group:
+        why = "; ".join(map(str, group.exceptions))
+        raise click.ClickException(f"{why}; without a cluster: SHOAL_LEDGER_RECONCILE=false") from None
     except* (RuntimeError, OSError) as group:
         raise click.ClickException("; ".join(map(str, group.exceptions))) from None
 

@@ -118,6 +118,7 @@ def upgrade() -> None:
             "hour", "tenant", "external_id", "key_name", "plan", "model", "adapter", "gpu_class", "billed"
         ),
     )
+    op.create_index("hours_tenant", "hours", ["tenant", "hour"], unique=False)
     op.create_table(
         "records",
         sa.Column("source", sa.String(), nullable=False),
