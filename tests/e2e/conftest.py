@@ -16,6 +16,8 @@ from tests.support.waiting import until
 
 HUB_NAMESPACE = "hub"
 """Where the chart's hub mirror would be; tests that need one start it."""
+VALUES = {"hubEndpoint": f"http://hub.{HUB_NAMESPACE}.svc"}
+"""Of the chart, beside the demo's own."""
 
 
 class Fleet(LabCluster):
@@ -60,7 +62,7 @@ def fleet() -> Generator[Fleet]:
     lab = Lab.get(given) if given else Lab.up(f"e2e-{os.getpid()}")
     try:
         fleet = Fleet(lab)
-        steps.install(fleet, "simulator", steps.LAB_IMAGE, {"hubEndpoint": f"http://hub.{HUB_NAMESPACE}.svc"})
+        steps.install(fleet, "simulator", steps.LAB_IMAGE, VALUES)
         steps.apply_examples(fleet)
         wait_until_ready(fleet, steps.DEMO_NAMESPACE, Console(quiet=True), 120)
         yield fleet
