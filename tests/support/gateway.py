@@ -85,7 +85,7 @@ class GatewayUnderTest:
         self.me = Me("gateway-1", "boot-of-the-gateway")
         self.fleet = Fleet(self.ring, self.me)
         self.metrics = Metrics()
-        self.spool = Spool(self.settings.spool_dir)
+        self.spool = Spool(self.settings.spool_dir, when_full=self.settings.when_spool_full)
         self.pool = Pool(keep_alive=4.0, connect_timeout=1.0)
         self.agents = Pool(keep_alive=30.0, connect_timeout=1.0)
         self.pools: dict[str, DeclaredPool] = {}

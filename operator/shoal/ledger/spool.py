@@ -251,8 +251,10 @@ class Spool:
                         return
                     self._wait_work()
                     continue
-                if self._error is not None and self._tidying:
-                    self._tidy(file)  # it may be what makes the room
+                if self._error is not None:
+                    with contextlib.suppress(sqlite3.Error):
+                        file.make_room()
+                    self._tidy(file)
                 try:
                     if not idle:
                         self._writing = (time.monotonic(), batch)

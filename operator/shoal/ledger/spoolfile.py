@@ -26,7 +26,7 @@ MOST_BYTES: Final = 1536 * 1024 * 1024
 """What the spool may take where nothing else is set."""
 _SHARE_OF_VOLUME: Final = 0.8
 """The rest is for the write-ahead log, and for what else is there."""
-_SLICE: Final = 512
+_SLICE: Final = 256
 """Rows taken away at a time: it keeps the writer from new ones for a few milliseconds."""
 
 _SCHEMA: Final = """
@@ -126,6 +126,10 @@ class SpoolFile:
             connection.execute("INSERT OR REPLACE INTO probe VALUES (1, ?)", (time.time(),))
         connection.execute("COMMIT")
         self.last_seq = last
+
+    def make_room(self) -> None:
+        """Empties the write-ahead log, which may be what fills the disk. Raises sqlite3.Error."""
+        self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
         self.connection.close()
