@@ -1,6 +1,6 @@
 """The ledger's tables in a file of SQLite, without its store: for tests of what is written and asked."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ class Books:
         metadata.create_all(self._engine)
 
     @contextmanager
-    def begin(self) -> Iterator[Connection]:
+    def begin(self) -> Generator[Connection]:
         with self._engine.begin() as connection:
             yield connection
 

@@ -53,8 +53,18 @@ class FakeApiServer:
         self.crds = False
         self.version = 1
         self.port = 0
+        self._removed: list[tuple[str, dict[str, Any]]] = []
         self._changed = asyncio.Condition()
         self._runner: web.AppRunner | None = None
+
+    async def remove(self, plural: str, name: str) -> None:
+        self.version += 1
+        (gone,) = [o for o in self.objects[plural] if o["metadata"]["name"] == name]
+        self.objects[plural].remove(gone)
+        gone = {**gone, "metadata": {**gone["metadata"], "resourceVersion": str(self.version)}}
+        self._removed.append((plural, gone))
+        async with self._changed:
+            self._changed.notify_all()
 
     async def change(self, plural: str, obj: dict[str, Any]) -> None:
         self.version += 1
@@ -83,6 +93,9 @@ class FakeApiServer:
                 for obj in self.objects[plural]:
                     if int(obj["metadata"]["resourceVersion"]) > seen and _selected(obj, wanted):
                         await response.write(json.dumps({"type": "MODIFIED", "object": obj}).encode() + b"\n")
+                for of_plural, obj in self._removed:
+                    if of_plural == plural and int(obj["metadata"]["resourceVersion"]) > seen:
+                        await response.write(json.dumps({"type": "DELETED", "object": obj}).encode() + b"\n")
                 seen = self.version
                 async with self._changed:
                     await self._changed.wait()

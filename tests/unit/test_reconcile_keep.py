@@ -139,9 +139,7 @@ def count(books: Books, now: int, *pods: Held, first_look: int = TEN, prices: di
 
 
 def gpu_hours(books: Books) -> dict[int, tuple[float, int]]:
-    return {
-        (row["hour"] - TEN) // HOUR_MS + 10: (row["gpu_seconds"], row["cost"]) for row in books.rows(engine_hours)
-    }
+    return {(row["hour"] - TEN) // HOUR_MS + 10: (row["gpu_seconds"], row["cost"]) for row in books.rows(engine_hours)}
 
 
 def test_gpu_time_is_split_at_the_hour_and_counted_once(books: Books):

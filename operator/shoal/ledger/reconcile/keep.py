@@ -109,8 +109,10 @@ def keep_gpu_time(
         currency = _currency(prices.get(each.gpu_class))
         for hour, length in by_hour(begin, end):
             sums[hour, each.model, each.gpu_class, currency].gpu_ms += length * each.gpus
-        if end > begin:
-            rows.append({"pod": each.pod, "model": each.model, "gpu_class": each.gpu_class, "counted_until": end})
+        if end > begin or each.pod not in counted:
+            rows.append(
+                {"pod": each.pod, "model": each.model, "gpu_class": each.gpu_class, "counted_until": max(begin, end)}
+            )
     for (_, _, gpu_class, _), booked in sums.items():
         if (known := prices.get(gpu_class)) is not None:
             booked.cost = gpu_cost(booked.gpu_ms, known.hourly)

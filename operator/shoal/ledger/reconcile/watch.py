@@ -126,11 +126,17 @@ class Reconciler:
                         log.exception("a round failed")
         finally:
             await self.streams.close()
-            await self.round(all_gpus=True)
+            await self._keep(all_gpus=True)
 
-    async def round(self, *, all_gpus: bool = False) -> None:
-        """Keeps what is new; what cannot be kept now is kept by a later round."""
+    async def round(self) -> None:
+        """Listens to who is there, and keeps what is new."""
         self._follow()
+        await self._keep()
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    async def _keep(self, *, all_gpus: bool = False) -> None:
+        """What cannot be kept now is kept by a later round."""
         prices = self._prices()
         readings = self.readings.take()
         try:
@@ -152,8 +158,6 @@ class Reconciler:
             raise
         else:
             self._say(None)
-
-    # --- inside -------------------------------------------------------------------------------------------------------
 
     async def _wait(self) -> None:
         try:
