@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from shoal.api.names import ENGINE_PORT
+from shoal.core.resolve import ServedModel
 from shoal.core.routing import Replica
 from shoal.gateway.asgi import Receive, Scope, Send
 from shoal.gateway.body import Budget
@@ -15,7 +16,10 @@ from shoal.gateway.hold import Holds
 from shoal.gateway.installkey import KeyRing
 from shoal.gateway.leases import Leases
 from shoal.gateway.metrics import Metrics
+from shoal.gateway.quota import Quotas
 from shoal.gateway.request import Request
+from shoal.gateway.requestlog.api import LogsApi
+from shoal.gateway.requestlog.book import RequestLog
 from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.upstream import Upstream
 from shoal.ledger.spool import Spool
@@ -24,7 +28,8 @@ from shoal.signals.stream import Me
 
 class Gateway:
     """`agents` is the client towards them, by default the engines'. `elsewhere` says how many requests of a Model wait
-    in other gateways, None when that is not known. `engine_port` is there for tests, where engines share one
+    in other gateways, None when that is not known. `quotas` are tenants' limits, by default as if there were no other
+    gateway. `engine_port` is there for tests, where engines share one
     address."""
 
     def __init__(
@@ -41,6 +46,8 @@ class Gateway:
         me: Me = Me(),  # noqa: B008 - immutable
         agents: Upstream | None = None,
         engine_port: Callable[[Replica], int] = lambda _: ENGINE_PORT,
+        logs: LogsApi | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
         self.settings = settings
         self.directory = directory
@@ -58,6 +65,9 @@ class Gateway:
         self.budget = Budget(settings.max_held_body_bytes)
         self.checkpoints = Checkpoints(spool)
         self.deadlines = Deadlines(settings.request_seconds)
+        self._deadlines: dict[float, Deadlines] = {}
+        self.quotas = quotas or Quotas(self.demand.tenants)
+        self.logs = logs or LogsApi(RequestLog(settings, gateway=me.name), key_ring)
         self.in_flight = 0
         self.stopping = False
 
@@ -66,6 +76,16 @@ class Gateway:
         """As many requests as may be are being served; those that wait for a replica have bounds of their own."""
         most = self.settings.max_requests
         return self.in_flight > most and self.in_flight - self.holds.waiting > most
+
+    def deadlines_of(self, model: ServedModel) -> Deadlines:
+        """Of a Model's requests: its own cap, where that is shorter than the gateway's."""
+        seconds = model.request_seconds
+        if seconds is None or seconds >= self.deadlines.seconds:
+            return self.deadlines
+        found = self._deadlines.get(seconds)
+        if found is None:
+            found = self._deadlines[seconds] = Deadlines(seconds)
+        return found
 
     def leave(self, replica: Replica, tokens: int) -> None:
         """A request has left a replica: there is room for one that waits."""

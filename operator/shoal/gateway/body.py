@@ -185,6 +185,34 @@ def prompts(fields: Mapping[str, Any]) -> int:
     return len(listed) if listed and isinstance(listed[0], str | list) else 1
 
 
+_ANSWER_BOUNDS: Final = ("max_completion_tokens", "max_tokens")
+_SHORT_BY_DEFAULT: Final = 16
+"""Tokens of an answer of /v1/completions where the client names no bound: OpenAI's, and the engine's."""
+
+
+def bound_answer(fields: dict[str, Any], endpoint: str, cap: int | None) -> int | None:
+    """Longest answer in tokens that a request asks for; None: it does not say. With a cap of the Model a larger bound
+    is lowered to it, in `fields`, and a request without one gets it.
+
+    Raises:
+        ApiError: 400, the Model has a cap and the bound is no positive whole number: what an engine would make of it
+            may be no bound.
+    """
+    if endpoint == "/v1/embeddings":
+        return None
+    bounds = {name: fields[name] for name in _ANSWER_BOUNDS if fields.get(name) is not None}
+    if cap is not None:
+        for name, bound in bounds.items():
+            if type(bound) is not int or bound < (1 if endpoint == "/v1/chat/completions" else 0):
+                raise _invalid(name, "a whole number of at least 1")
+            if bound > cap:
+                fields[name] = bounds[name] = cap
+        if not bounds:
+            fields["max_tokens"] = cap if endpoint == "/v1/chat/completions" else min(cap, _SHORT_BY_DEFAULT)
+    # Which of two an engine goes by is its own affair.
+    return max((bound for bound in bounds.values() if type(bound) is int), default=None)
+
+
 def engine_body(parsed: Parsed, endpoint: str, engine_name: str, rid: str) -> bytes:
     """The body for the engine: allow-listed fields, its own name of the model, our id, usage always on."""
     allowed = ALLOWED[endpoint]

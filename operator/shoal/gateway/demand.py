@@ -17,6 +17,7 @@ import orjson
 
 from shoal.api.demand import ModelDemand
 from shoal.gateway.adapterdemand import AdapterBook
+from shoal.gateway.tenantdemand import TenantBook
 from shoal.signals.hub import Hub
 
 QUIET_SECONDS: Final = 1.0
@@ -79,6 +80,7 @@ class DemandBook:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.due: Callable[[bool], None] = lambda _urgent: None
         self.adapters = AdapterBook(lambda: self.due(False))
+        self.tenants = TenantBook(lambda: self.due(False))
         self._clock = clock
         self._counts: dict[str, _Count] = {}
         self._changed: set[str] = set()
@@ -162,13 +164,15 @@ class DemandBook:
         changed, self._changed = self._changed, set()
         self._urgent.clear()
         content = self._encode(changed) if changed else None
-        adapters = self.adapters.take()
-        return content if adapters is None else _with_adapters(content or b"{}", adapters)
+        for field, more in ((b"adapters", self.adapters.take()), (b"tenants", self.tenants.take())):
+            if more is not None:
+                content = _with(content or b"{}", field, more)
+        return content
 
     def full(self) -> bytes:
         """Content of a full message."""
         models = orjson.dumps({uid: self._row(count) for uid, count in self._counts.items()})
-        return _with_adapters(models, self.adapters.full())
+        return _with(_with(models, b"adapters", self.adapters.full()), b"tenants", self.tenants.full())
 
     def _of(self, uid: str) -> _Count:
         count = self._counts.get(uid)
@@ -214,9 +218,9 @@ class DemandBook:
         return max(0.0, self._clock() - oldest) if oldest is not None else 0.0
 
 
-def _with_adapters(models: bytes, adapters: bytes) -> bytes:
-    """Content of a message whose next field is `adapters`."""
-    return models + b',"adapters":' + adapters
+def _with(content: bytes, field: bytes, more: bytes) -> bytes:
+    """Content of a message that has another field."""
+    return content + b',"' + field + b'":' + more
 
 
 class Teller:
@@ -224,6 +228,7 @@ class Teller:
 
     def __init__(self, book: DemandBook) -> None:
         self.hub = Hub("models", book.full)
+        book.tenants.me = self.hub.boot
         self._book = book
         self._urgent: asyncio.TimerHandle | None = None
         self._regular: asyncio.TimerHandle | None = None

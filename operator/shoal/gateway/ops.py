@@ -11,7 +11,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from shoal.api import names
 from shoal.api.keys import Role
 from shoal.api.replica import HEARTBEAT_SECONDS
+from shoal.core.quota.share import TELL_SECONDS
 from shoal.gateway.asgi import DISCONNECT, GONE, Receive, Scope, Send
+from shoal.gateway.requestlog.api import LogsApi
 from shoal.signals.hub import Caller, Hub, Reader, TooManyReaders
 
 Readiness = Callable[[], Mapping[str, str]]
@@ -45,11 +47,13 @@ class Ops:
         keys: Keys,
         *,
         notes: Readiness = dict[str, str],
+        logs: LogsApi | None = None,
     ) -> None:
         self._registry = registry
         self._missing = missing
         self._refresh = refresh
         self._notes = notes
+        self._logs = logs
         self._hub = demand
         self._keys = keys
 
@@ -69,6 +73,8 @@ class Ops:
             await _send(send, 200, CONTENT_TYPE_LATEST.encode(), generate_latest(self._registry))
         elif path == names.DEMAND_PATH:
             await self._demand(scope, send)
+        elif path == names.LOGS_PATH and self._logs is not None:
+            await self._logs.ops(scope, send)
         else:
             await _answer(send, 404, {"status": "unknown path"})
 
@@ -90,10 +96,12 @@ class Ops:
 
     async def _stream(self, reader: Reader, send: Send) -> None:
         head = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+        # Gateways share tenants' limits: each must know soon that another has used nothing more.
+        seconds = TELL_SECONDS if reader.caller.role == "gateway" else HEARTBEAT_SECONDS
         await send({"type": "http.response.start", "status": 200, "headers": head})
         while True:
             try:
-                message = await reader.next(HEARTBEAT_SECONDS)
+                message = await reader.next(seconds)
             except TimeoutError:
                 message = self._hub.heartbeat()
             if message is None:

@@ -7,7 +7,10 @@ from typing import Final
 from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.core import facts
+from shoal.core.quota.account import UNKNOWN_CROWD, Crowd
+from shoal.core.quota.account import Peer as Other
 from shoal.gateway.installkey import KeyRing
+from shoal.gateway.tenantdemand import TenantBook
 from shoal.kube import projections
 from shoal.kube.client import Client
 from shoal.kube.reflector import Reflector
@@ -20,7 +23,7 @@ SELECTOR: Final = f"{names.LABEL_COMPONENT}={names.COMPONENT_GATEWAY},{names.LAB
 
 class Peers:
     """Follows every other gateway in this one's namespace. `changed` hears the uid of a Model of which more or less
-    waits elsewhere, or None for every Model."""
+    waits elsewhere, or None for every Model. `tenants` hears what they have of tenants with limits."""
 
     def __init__(
         self,
@@ -30,13 +33,15 @@ class Peers:
         key_ring: KeyRing,
         *,
         changed: Callable[[str | None], None] = lambda _: None,
+        tenants: TenantBook | None = None,
         port: int = names.OPS_PORT,
     ) -> None:
         self._me = me
         self._key_ring = key_ring
         self._changed = changed
         self._port = port
-        self.streams = DemandStreams(self._heard, me)
+        self._tenants = TenantBook() if tenants is None else tenants
+        self.streams = DemandStreams(self._heard, me, self._tenants.hear)
         self.reflector = Reflector(
             client,
             PODS,
@@ -48,6 +53,8 @@ class Peers:
 
     def follow(self) -> None:
         """Listens to exactly the gateways that there are; again after the install key changed."""
+        if self.reflector.synced.is_set():
+            self._tenants.retain({pod.uid for pod in self._pods()})
         own = self._key_ring.demand_keys("gateway")
         if not own:
             return
@@ -73,6 +80,19 @@ class Peers:
                 # One that is going and says nothing any more holds nothing for much longer.
                 return None
         return total
+
+    def crowd(self) -> Crowd:
+        """The other gateways that serve requests, for the limits that all share."""
+        if not self.reflector.synced.is_set():
+            return UNKNOWN_CROWD
+        crowd: list[Other] = []
+        for pod in self._pods():
+            stream = self.streams.get(pod.uid)
+            if stream is not None and stream.tells_tenants:
+                crowd.append(Other(stream.boot, stream.heard_at))
+            elif stream is not None or (pod.was_ready and not pod.deleting):
+                crowd.append(Other(self._tenants.boot_of(pod.uid), None))
+        return crowd
 
     def _pods(self) -> Collection[facts.Pod]:
         return [pod for pod in self.reflector.objects.values() if not pod.finished]

@@ -9,6 +9,7 @@ from typing import Final
 import structlog
 
 from shoal.api import keys, names
+from shoal.core import facts
 from shoal.core.routing import Replica
 from shoal.gateway import collector
 from shoal.gateway.acks import Acks
@@ -29,6 +30,10 @@ from shoal.gateway.installkey import KeyRing
 from shoal.gateway.metrics import Metrics
 from shoal.gateway.ops import Ops
 from shoal.gateway.peers import Peers
+from shoal.gateway.quota import Quotas
+from shoal.gateway.requestlog.api import LogsApi
+from shoal.gateway.requestlog.book import RequestLog
+from shoal.gateway.requestlog.figures import LogFigures
 from shoal.gateway.server import Server, make_server
 from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.upstream import Pool
@@ -38,6 +43,7 @@ from shoal.kube.resources import LORA_ADAPTERS, LORA_POOLS, MODELS, PODS, TENANT
 from shoal.ledger.shipper import Shipper
 from shoal.ledger.spool import Spool
 from shoal.signals.stream import Me
+from shoal.signals.totals import Totals
 
 log = structlog.get_logger()
 
@@ -66,7 +72,22 @@ class Process:
         self.teller = Teller(self.demand)
         self.me = Me(settings.pod_name, self.teller.hub.boot)
         self.metrics.registry.register(Figures(self.me.boot, self.demand, self._model_names))
-        self.peers = Peers(client, settings.pod_namespace, self.me, self.key_ring, changed=self._held_elsewhere)
+        self.peers = Peers(
+            client,
+            settings.pod_namespace,
+            self.me,
+            self.key_ring,
+            changed=self._held_elsewhere,
+            tenants=self.demand.tenants,
+        )
+        self.totals = (
+            Totals(settings.ledger_url, lambda: self.key_ring.said_by("gateway", keys.LEDGER), self.me)
+            if settings.ledger_url
+            else None
+        )
+        self.quotas = Quotas(self.demand.tenants, crowd=self.peers.crowd, ledger=self.totals)
+        if self.totals is not None:
+            self.totals.changed = self.quotas.heard
         self.fleet = Fleet(self.key_ring, self.me, self.demand)
         self.spool = Spool(
             settings.spool_dir,
@@ -111,6 +132,10 @@ class Process:
             pools=self._reflectors["pools"].objects,
             adapters=self._reflectors["adapters"].objects,
         )
+        self.logs = LogsApi(
+            RequestLog(settings, gateway=settings.pod_name, days=self._retention), self.key_ring, self._other_gateways
+        )
+        self.metrics.registry.register(LogFigures(self.logs.book))
         self.gateway = Gateway(
             settings,
             self.directory,
@@ -120,9 +145,11 @@ class Process:
             self.pool,
             self.metrics,
             elsewhere=self.peers.held_elsewhere,
+            quotas=self.quotas,
             me=self.me,
             agents=self.agents,
             engine_port=engine_port,
+            logs=self.logs,
         )
         self.server = make_server(
             self.gateway,
@@ -144,6 +171,7 @@ class Process:
                 self.teller.hub,
                 self.key_ring,
                 notes=self.notes,
+                logs=self.logs,
             ),
             host=settings.ops_host,
             port=settings.ops_port,
@@ -186,6 +214,8 @@ class Process:
             notes["spool"] = f"{self.spool.error}; requests are served, their usage may be lost"
         if self.shipper is not None and (trouble := self.shipper.trouble()) is not None:
             notes["ledger"] = trouble
+        if (why := self.logs.book.writer.stats.error) is not None:
+            notes["requestLog"] = f"entries are dropped: {why}"
         return notes
 
     async def run(self, started: Callable[[], None] = lambda: None) -> None:
@@ -197,11 +227,15 @@ class Process:
         self.key_ring.refresh()
         self.fleet.streams.start()
         self.peers.streams.start()
+        if self.totals is not None:
+            self.totals.start()
+            self.totals.follow()
         try:
             async with asyncio.TaskGroup() as group:
                 background = [group.create_task(r.run()) for r in self._reflectors.values()]
                 background.append(group.create_task(self.peers.reflector.run()))
                 background.append(group.create_task(self._housekeeping()))
+                background.append(group.create_task(self.logs.book.run()))
                 if self.shipper is not None:
                     background.append(group.create_task(self.shipper.run()))
                 ops = group.create_task(self._serve(self.ops))
@@ -230,7 +264,11 @@ class Process:
             await self.gateway.leases.close()
             self.agents.close()
             await self.peers.streams.close()
+            if self.totals is not None:
+                await self.totals.close()
             self.pool.close()
+            await self.logs.close()
+            await self.logs.book.stop()
             await self.spool.stop()
             log.info("stopped")
 
@@ -247,6 +285,8 @@ class Process:
             if self.key_ring.refresh():
                 self._follow()
                 self.peers.follow()
+                if self.totals is not None:
+                    self.totals.follow()
                 self.gateway.holds.look()
             self.pool.sweep()
             self.agents.sweep()
@@ -285,6 +325,17 @@ class Process:
             self.gateway.holds.look()
         else:
             self.gateway.holds.poke(uid)
+
+    def _retention(self) -> dict[str, int] | None:
+        """Days that each tenant's request log is kept; None while the Tenants are not known."""
+        tenants = self._reflectors["tenants"]
+        if not tenants.synced.is_set():
+            return None
+        return {name: tenant.spec.logging.retention_days for name, tenant in tenants.objects.items()}
+
+    def _other_gateways(self) -> list[facts.Pod] | None:
+        found = self.peers.reflector
+        return [pod for pod in found.objects.values() if not pod.finished] if found.synced.is_set() else None
 
     def _model_names(self) -> dict[str, str]:
         return {model.uid: key for key, model in self.directory.snapshot.models.items()}

@@ -2,10 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from shoal.gateway.asgi import ANSWER, Headers, Scope, Send
 from shoal.gateway.errors import ApiError
+
+if TYPE_CHECKING:
+    from shoal.gateway.requestlog.capture import Capture
 
 _JSON: Final = (b"content-type", b"application/json")
 _EVENT_STREAM: Final = (
@@ -25,8 +28,14 @@ class Stopping(Protocol):
     def stopping(self) -> bool: ...
 
 
+class Quota(Protocol):
+    """The limits of the tenant that asks."""
+
+    def headers(self) -> Headers: ...
+
+
 class Reply:
-    __slots__ = ("_answer", "_client_id", "_id", "_process", "_send", "started")
+    __slots__ = ("_answer", "_client_id", "_id", "_process", "_send", "log", "quota", "started")
 
     def __init__(self, scope: Scope, send: Send, id: str, client_id: str | None, process: Stopping) -> None:
         self._send = send
@@ -35,6 +44,10 @@ class Reply:
         self._id = id
         self._client_id = client_id
         self._process = process
+        self.quota: Quota | None = None
+        """Whose headers go out with the answer; None: nobody's."""
+        self.log: Capture | None = None
+        """What the tenant's request log keeps of it; None: nothing."""
         self.started = False
         """The status is out: an error can only be an event now."""
 
@@ -49,6 +62,8 @@ class Reply:
 
     async def error(self, error: ApiError) -> None:
         """By status, or by an event when the status is already out."""
+        if self.log is not None:
+            self.log.error = error.code
         if self.started:
             await self._send({"type": "http.response.body", "body": error.event(), "more_body": False})
         else:
@@ -77,7 +92,8 @@ class Reply:
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self._ids(), *close]})
 
     def _ids(self) -> Headers:
-        return (
+        ids = (
             (b"x-request-id", (self._client_id or self._id).encode()),
             (b"x-shoal-request-id", self._id.encode()),
         )
+        return ids if self.quota is None else (*ids, *self.quota.headers())

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import orjson
 import structlog
 
+from shoal.api.names import LOGS_PATH
 from shoal.core.access import Denied, Identity, authenticate
 from shoal.core.resolve import ServedModel
 from shoal.gateway import errors, ids, sse
 from shoal.gateway.asgi import DISCONNECT, GONE, Receive, Scope, Send
 from shoal.gateway.attempts import Attempts
 from shoal.gateway.attempts_adapter import AdapterAttempts
-from shoal.gateway.body import ALLOWED, Disconnected, engine_body, parse, prompts, read_body
+from shoal.gateway.body import ALLOWED, Disconnected, bound_answer, engine_body, parse, prompts, read_body
 from shoal.gateway.errors import ApiError
 from shoal.gateway.meter import Meter
+from shoal.gateway.quota import Quota, Reserved
 from shoal.gateway.relay import EMBEDDINGS, Prepared
 from shoal.gateway.reply import Reply
 from shoal.gateway.ticket import ClientGone
@@ -52,9 +54,11 @@ class Request:
         "_key_hash",
         "_meter",
         "_path",
+        "_quota",
         "_raw",
         "_receive",
         "_reply",
+        "_reserved",
         "_scope",
         "_trace",
     )
@@ -70,6 +74,8 @@ class Request:
         self._reply = Reply(scope, send, self._id, self._client_id, app)
         self._trace: bytes | None = None
         self._key_hash = ""
+        self._quota: Quota | None = None
+        self._reserved: Reserved | None = None
         self._body_bytes = 0
         self._raw = b""
 
@@ -96,6 +102,10 @@ class Request:
             if method != "GET":
                 raise errors.wrong_method(method, "GET")
             await self._models(path[len("/v1/models/") :])
+        elif path == LOGS_PATH:
+            if method != "GET":
+                raise errors.wrong_method(method, "GET")
+            await self._logs()
         else:
             raise ApiError(404, f"Unknown path: {path[:200]}", "unknown_path")
 
@@ -112,6 +122,10 @@ class Request:
             return
         cards = [_card(word, model) for word, model in words.listed(identity)]
         await self._reply.json(200, orjson.dumps({"object": "list", "data": cards}))
+
+    async def _logs(self) -> None:
+        identity = self._identity()
+        await self._reply.json(200, await self._app.logs.page(identity.tenant, self._scope.get("query_string", b"")))
 
     def _unknown(self, identity: Identity, word: str) -> ApiError:
         """For a word that nothing answers to."""
@@ -133,6 +147,8 @@ class Request:
             await self._serve(prepared)
         finally:
             app.budget.give(self._body_bytes)
+            if self._reserved is not None:
+                self._reserved.settle(self._meter)
 
     async def _accept(self, identity: Identity) -> Prepared:
         """Reads the body and opens the usage record. What is not needed while the request waits ends here."""
@@ -158,6 +174,13 @@ class Request:
             client_request_id=self._client_id,
             gateway=app.boot,
         )
+        fields = parsed.fields
+        bound = bound_answer(fields, self._path, model.max_output_tokens)
+        choices, several = fields.get("n"), prompts(fields)
+        choices = choices if type(choices) is int else 1
+        if self._quota is not None:
+            answers = 0 if self._path == EMBEDDINGS else max(1, choices) * several
+            self._reserved = self._quota.reserve(model, identity.plan, len(raw), answers, bound)
         try:
             kept = app.spool.commit(meter.open_row())
         except SpoolUnavailable:
@@ -170,9 +193,9 @@ class Request:
             app.spool.put(meter.final_row())
             raise errors.cannot_record() from None
         app.demand.arrived(model.uid)
+        if identity.logging is not None:
+            self._reply.log = app.logs.book.begin(identity, self._key_hash, raw, parsed.fields)
         self._raw = engine_body(parsed, self._path, model.engine_name, self._id)
-        fields = parsed.fields
-        bound, choices = fields.get("max_completion_tokens", fields.get("max_tokens")), fields.get("n")
         return Prepared(
             self._path,
             parsed.word,
@@ -181,10 +204,10 @@ class Request:
             parsed.wants_continuous,
             model,
             sse.ModelName(model.engine_name, parsed.word),
-            bound if type(bound) is int else None,
-            choices if type(choices) is int else 1,
+            bound,
+            choices,
             identity.priority,
-            prompts(fields),
+            several,
         )
 
     async def _serve(self, prepared: Prepared) -> None:
@@ -199,7 +222,7 @@ class Request:
         else:
             watcher = asyncio.create_task(self._watch(abort))
         try:
-            with app.deadlines.start() as deadline:
+            with app.deadlines_of(prepared.model).start() as deadline:
                 raw, self._raw = self._raw, b""  # what waits keeps a copy that is no larger than it must be
                 adapter = prepared.model.adapter
                 attempts = (Attempts if adapter is None else AdapterAttempts)(
@@ -213,7 +236,7 @@ class Request:
             meter.outcome = "cancelled"
         except TimeoutError:
             meter.outcome = "failed"
-            limit = app.settings.request_seconds
+            limit = app.deadlines_of(prepared.model).seconds
             await self._tell(ApiError(504, f"The request took longer than {limit:g} s.", "timeout"))
         except ApiError as error:
             meter.outcome = meter.outcome or ("rejected" if error.status < 500 else "failed")
@@ -227,6 +250,9 @@ class Request:
             if meter.outcome is None:
                 meter.outcome = "failed"
             app.spool.put(meter.final_row())
+            if (logged := self._reply.log) is not None:
+                self._reply.log = None
+                app.logs.book.end(logged, meter, app.directory.snapshot.keys.get(self._key_hash))
             self._observe()
             if watcher is not None:
                 watcher.cancel()
@@ -248,13 +274,17 @@ class Request:
         if scheme.lower() != b"bearer" or not key:
             raise errors.unauthorized(401, "No API key. Send `Authorization: Bearer <key>`.", "missing_api_key")
         self._key_hash = hashlib.sha256(key).hexdigest()
-        return self._check_key()
+        identity = self._check_key()
+        self._quota = self._reply.quota = self._app.quotas.of(identity)
+        return identity
 
     def _check_key(self) -> Identity:
-        """Whose the key is; again after waiting, for it may have been taken back meanwhile."""
+        """Whose the key is; again after waiting, for it may have been taken back meanwhile, or the budget used up."""
         found = authenticate(self._app.directory.snapshot.keys, self._key_hash, datetime.now(UTC))
         if isinstance(found, Denied):
             raise errors.unauthorized(*_DENIED[found.reason])
+        if self._reserved is not None:
+            self._reserved.recheck()
         return found
 
     async def _tell(self, error: ApiError) -> None:

@@ -15,6 +15,10 @@ Changed = Callable[[str, Collection[str] | None], None]
 """Hears the uid of a gateway's pod, and of which Models (uids) it said something new; None: of all that it has, because
 its stream came up or went down."""
 
+Uses = Callable[[str, str, Mapping[str, api.TenantUse | None]], None]
+"""Hears the uid of a gateway's pod, the boot id of its process, and what it has of tenants with limits, by name: of all
+of them first, later of those that changed."""
+
 NOTHING = api.ModelDemand()
 """What a live gateway has of a Model that it does not name."""
 
@@ -34,15 +38,20 @@ class DemandStream(Follower):
     field = "models"
     what = "gateway"
 
-    def __init__(self, peer: Peer, session: aiohttp.ClientSession, changed: Changed, me: Me) -> None:
+    def __init__(
+        self, peer: Peer, session: aiohttp.ClientSession, changed: Changed, me: Me, uses: Uses | None = None
+    ) -> None:
         super().__init__(peer, session, me)
         self.models: dict[str, Told] = {}
         """By uid of the Model; means something only while the stream is live."""
         self.adapters: Mapping[str, api.AdapterDemand] | None = None
         """By uid of the LoRAAdapter, those that were ever asked for; never changed, but replaced by another. None: the
         gateway is of a version that does not tell."""
+        self.tells_tenants = False
+        """The gateway is of a version that tells what it has of tenants."""
         self._busy: dict[str, set[str]] = {}
         self._changed = changed
+        self._uses = uses
 
     def demand(self, model_uid: str, now: float | None = None) -> api.ModelDemand:
         """What the gateway has of the Model. The age of the oldest that waits has grown since it was told."""
@@ -70,6 +79,15 @@ class DemandStream(Follower):
                 self.models[uid] = Told(api.ModelDemand.model_validate(said), now)
 
     def _keep_more(self, message: JsonObject, *, full: bool) -> None:
+        self._keep_adapters(message, full=full)
+        tenants: JsonObject | None = message.get("tenants")
+        if full:
+            self.tells_tenants = tenants is not None
+        if tenants is not None and self._uses is not None:
+            uses = {name: None if row is None else api.TenantUse.model_validate(row) for name, row in tenants.items()}
+            self._uses(self.peer.uid, str(message["boot"]), uses)
+
+    def _keep_adapters(self, message: JsonObject, *, full: bool) -> None:
         said: JsonObject | None = message.get("adapters")
         if full:
             self._busy = {}
@@ -92,13 +110,15 @@ class DemandStream(Follower):
         self._changed(self.peer.uid, None if content is None else content.keys())
 
     def _forget(self) -> None:
+        # What tenants used is not forgotten: it was used.
         self.models = {}
+        self.tells_tenants = False
         self.adapters = None
         self._busy = {}
 
 
 class DemandStreams(Streams[DemandStream]):
-    """A stream to every gateway that is named."""
+    """A stream to every gateway that is named. Without `uses` nobody asks for what tenants use."""
 
-    def __init__(self, changed: Changed, me: Me = Me()) -> None:  # noqa: B008 - immutable
-        super().__init__(lambda peer, session: DemandStream(peer, session, changed, me))
+    def __init__(self, changed: Changed, me: Me = Me(), uses: Uses | None = None) -> None:  # noqa: B008 - immutable
+        super().__init__(lambda peer, session: DemandStream(peer, session, changed, me, uses))

@@ -1,0 +1,317 @@
+"""A tenant's limits and budget at this gateway: what is reserved for a request, and what clients are told of it.
+
+Tenants without limits and budget never come here. `core/quota` decides; this has the clocks, the prices, the words and
+the headers.
+"""
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+import structlog
+
+from shoal.core.access import Identity
+from shoal.core.hold.room import BYTES_PER_TOKEN
+from shoal.core.quota.account import Account, Crowd
+from shoal.core.quota.limits import Cost, Limit, Limits, Over, Standing, limits_of
+from shoal.core.quota.month import PICO, Total
+from shoal.core.rating.price import Book, Rate, cost
+from shoal.core.resolve import ServedModel
+from shoal.gateway.asgi import Headers
+from shoal.gateway.errors import ApiError
+from shoal.gateway.meter import Meter
+from shoal.gateway.tenantdemand import TenantBook
+
+log = structlog.get_logger()
+
+ASSUMED_ANSWER_TOKENS: Final = 1024
+"""Reserved for an answer whose length the client does not bound. What it is longer counts when it is there."""
+_CROWD_SECONDS: Final = 0.05
+"""For so long an answer to who else there is and when they were heard will do: older only makes it more careful."""
+_NAMES: Final[dict[Limit, str]] = {
+    "requests": "requests per minute",
+    "tokens": "tokens per minute",
+    "concurrent": "requests at a time",
+    "budget": "monthly budget",
+}
+_TYPES: Final[dict[Limit, str]] = {"requests": "requests", "tokens": "tokens", "concurrent": "requests"}
+_FINAL_SAY: Final = ((b"x-should-retry", b"false"),)
+"""OpenAI's SDKs try a 429 again by themselves; with this they leave it."""
+
+
+class Ledger(Protocol):
+    """What the ledger says (`signals/totals.py`)."""
+
+    @property
+    def live(self) -> bool: ...
+    @property
+    def book(self) -> Book | None:
+        """The price list in force, as it was heard last."""
+        ...
+
+    def total(self, tenant: str) -> Total | None:
+        """As it was heard last; None: it never was."""
+        ...
+
+
+class NoLedger:
+    """There is none."""
+
+    live = False
+    book: Book | None = None
+
+    def total(self, tenant: str) -> Total | None:
+        return None
+
+
+class Months:
+    """Which month it is (UTC), asked for once per request."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._begins = self._ends = 0.0
+        self._name = ""
+
+    def now(self) -> str:
+        now = self._clock()
+        if not self._begins <= now < self._ends:
+            day = datetime.fromtimestamp(now, UTC)
+            first = day.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+            following = first.replace(year=day.year + day.month // 12, month=day.month % 12 + 1)
+            self._begins, self._ends = first.timestamp(), following.timestamp()
+            self._name = f"{day:%Y-%m}"
+        return self._name
+
+
+class Quotas:
+    """All of this gateway. `crowd` says who else there is."""
+
+    def __init__(
+        self,
+        book: TenantBook,
+        *,
+        crowd: Callable[[], Crowd] = lambda: (),
+        ledger: Ledger | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.book = book
+        self.ledger = ledger or NoLedger()
+        self.clock = clock
+        self.months = Months(wall)
+        self._ask_crowd = crowd
+        self._crowd: Crowd = ()
+        self._crowd_at = float("-inf")
+        self._quotas: dict[str, Quota] = {}
+        book.opened = self._opened
+
+    def of(self, identity: Identity) -> "Quota | None":
+        """None: the tenant has neither limits nor a budget."""
+        if identity.limits is None and identity.budget is None:
+            return None
+        found = self._quotas.get(identity.tenant)
+        if found is None:
+            found = self._quotas[identity.tenant] = Quota(self, identity.tenant)
+        found.follow(identity)
+        return found
+
+    def heard(self, tenant: str | None) -> None:
+        """The ledger said something of a tenant; None: of all that it knows."""
+        for name in self.book.accounts if tenant is None else (tenant,):
+            if (account := self.book.accounts.get(name)) is not None:
+                self._opened(name, account)
+
+    def crowd(self) -> Crowd:
+        now = self.clock()
+        if now - self._crowd_at > _CROWD_SECONDS:
+            self._crowd, self._crowd_at = self._ask_crowd(), now
+        return self._crowd
+
+    def _opened(self, tenant: str, account: Account) -> None:
+        if (total := self.ledger.total(tenant)) is not None:
+            account.hear_total(total)
+
+
+class Quota:
+    """One tenant's."""
+
+    __slots__ = ("_all", "_budget", "_limits", "_priced", "account", "limits", "tenant")
+
+    def __init__(self, all: Quotas, tenant: str) -> None:
+        self.tenant = tenant
+        self.account = all.book.of(tenant)
+        self.limits = Limits()
+        self._all = all
+        self._limits: object = None
+        self._budget: object = None
+        self._priced = True
+
+    def follow(self, identity: Identity) -> None:
+        """Takes over what the Tenant says now, and whether prices are in its currency."""
+        if identity.limits is not self._limits or identity.budget is not self._budget:
+            self._limits, self._budget = identity.limits, identity.budget
+            self.limits = limits_of(identity.limits, identity.budget)
+            self._priced = True
+            self.account.change(self.limits)
+        budget = self.limits.budget
+        if budget is not None and budget.unit == "money":
+            book = self._all.ledger.book
+            priced = book is None or book.currency == budget.currency
+            if priced != self._priced:
+                self._priced = priced
+                limits = self.limits
+                self.account.change(limits if priced else Limits(limits.requests, limits.tokens, limits.concurrent))
+                if not priced:
+                    log.warning("budget in another currency than the price list", tenant=self.tenant)
+
+    def reserve(self, model: ServedModel, plan: str | None, size: int, answers: int, bound: int | None) -> "Reserved":
+        """For a request with a body of `size` bytes and so many answers of at most `bound` tokens each (None: the
+        client does not say).
+
+        Raises:
+            ApiError: 429, a limit would be broken.
+        """
+        every = self._all
+        if bound is None:
+            most = model.max_output_tokens
+            bound = ASSUMED_ANSWER_TOKENS if most is None else min(most, ASSUMED_ANSWER_TOKENS)
+        prompt = max(1, size // BYTES_PER_TOKEN)
+        answer = answers * bound
+        rate, spend = None, 0
+        if self.limits.budget is not None and (book := every.ledger.book) is not None:
+            rate = book.find(plan, model.key, None if model.adapter is None else model.adapter.key)
+            spend = 0 if rate is None else cost(rate, prompt, 0, answer)
+        asked = Cost(prompt + answer, spend)
+        month, live = every.months.now(), every.ledger.live
+        budget = self.limits.budget
+        if not self._priced and budget is not None and budget.refuse_unknown:
+            raise refusal(Over("budget", "currency", budget.most, 0, 0, 60), self.limits)
+        over = self.account.reserve(every.clock(), asked, every.crowd, month=month, ledger=live)
+        if over is not None:
+            raise refusal(over, self.limits)
+        every.book.note(self.tenant)
+        return Reserved(self, asked, rate)
+
+    def recheck(self, asked: Cost) -> None:
+        """For a request that has waited. Raises ApiError when the month's budget is used up meanwhile."""
+        every = self._all
+        over = self.account.exhausted(asked, month=every.months.now(), ledger=every.ledger.live)
+        if over is not None:
+            raise refusal(over, self.limits)
+
+    def settle(self, asked: Cost, rate: Rate | None, meter: Meter) -> None:
+        """A request ended. What the engine counted counts, be it more than was reserved; of an engine that took it and
+        said nothing its prompt, estimated; of a request that no engine had, nothing."""
+        counts = meter.tokens()
+        prompt, answer = counts["inputTokens"] or 0, counts["outputTokens"] or 0
+        booked = prompt + answer if meter.count_source in ("final", "continuous") else 0
+        spent = 0
+        if booked and rate is not None and (book := self._all.ledger.book) is not None:
+            cached = counts["cachedTokens"]
+            unknown = prompt if cached is None else 0
+            spent = cost(rate, prompt, cached or 0, answer, unknown, unknown_cached=book.unknown_cached)
+        self.account.settle(self._all.clock(), asked, prompt + answer, booked, spent)
+        self._all.book.note(self.tenant)
+
+    def headers(self) -> Headers:
+        """OpenAI's headers on the limits per minute."""
+        every = self._all
+        found: list[tuple[bytes, bytes]] = []
+        for standing in self.account.standing(every.clock(), every.crowd, ledger=every.ledger.live):
+            found += _headers(standing)
+        return tuple(found)
+
+
+class Reserved:
+    """What is reserved for one request, until it is settled."""
+
+    __slots__ = ("_asked", "_quota", "_rate")
+
+    def __init__(self, quota: Quota, asked: Cost, rate: Rate | None) -> None:
+        self._quota = quota
+        self._asked = asked
+        self._rate = rate
+
+    def recheck(self) -> None:
+        self._quota.recheck(self._asked)
+
+    def settle(self, meter: Meter) -> None:
+        self._quota.settle(self._asked, self._rate, meter)
+
+
+def refusal(over: Over, limits: Limits) -> ApiError:
+    """What a client is told that is over a limit."""
+    name, when = _NAMES[over.limit], f"Try again in {over.retry_after} s."
+    if over.limit == "budget":
+        return _budget_refusal(over, limits)
+    if over.why == "never":
+        text = (
+            f"The request is larger than your limit on {name}: limit {over.most}, asked for {over.asked} "
+            "(its prompt, estimated, and the longest answer that it allows). Send less, or lower `max_tokens`."
+        )
+        return _limited(over, text, _FINAL_SAY)
+    asked = f", asked for {over.asked}" if over.limit == "tokens" else ""
+    if over.why == "share":
+        return _limited(over, f"Your limit on {name} is shared out: limit {over.most}, used {over.used}{asked}. {when}")
+    return _limited(over, f"You have reached your limit on {name}: limit {over.most}, used {over.used}{asked}. {when}")
+
+
+def _limited(over: Over, text: str, headers: Headers = ()) -> ApiError:
+    return ApiError(
+        429, text, "rate_limit_exceeded", type=_TYPES[over.limit], retry_after=over.retry_after, headers=tuple(headers)
+    )
+
+
+def _budget_refusal(over: Over, limits: Limits) -> ApiError:
+    budget = limits.budget
+    if over.why == "share":
+        text = f"What is left of your monthly budget is shared out. Try again in {over.retry_after} s."
+        return ApiError(429, text, "rate_limit_exceeded", type="tokens", retry_after=over.retry_after)
+    if over.why == "unknown":
+        text = "What you have used of your monthly budget is not known right now, so nothing is served. Try again."
+        return ApiError(429, text, "insufficient_quota", type="insufficient_quota", retry_after=over.retry_after)
+    if over.why == "currency":
+        text = "Your monthly budget is in another currency than the prices, so nothing is served."
+    elif over.why == "never":
+        text = "The request is larger than your monthly budget. Send less, or lower `max_tokens`."
+    else:
+        money = budget is not None and budget.unit == "money"
+        unit = f"{budget.currency}" if money and budget is not None else "tokens"
+        most, used = (_money(over.most), _money(over.used)) if money else (str(over.most), str(over.used))
+        text = (
+            f"You have used up your monthly budget: {used} of {most} {unit}. It begins anew with the next month (UTC)."
+        )
+    return ApiError(
+        429,
+        text,
+        "insufficient_quota",
+        type="insufficient_quota",
+        retry_after=over.retry_after,
+        headers=_FINAL_SAY,
+    )
+
+
+def _money(pico: int) -> str:
+    """With two decimals, rounded down."""
+    whole, cents = divmod(max(0, pico) // (PICO // 100), 100)
+    return f"{whole}.{cents:02d}"
+
+
+def _headers(standing: Standing) -> Headers:
+    name = standing.limit.encode()
+    return (
+        (b"x-ratelimit-limit-" + name, b"%d" % standing.most),
+        (b"x-ratelimit-remaining-" + name, b"%d" % standing.left),
+        (b"x-ratelimit-reset-" + name, duration(standing.reset_seconds)),
+    )
+
+
+def duration(seconds: float) -> bytes:
+    """As Go writes durations, which OpenAI's headers do: 0s, 120ms, 12.5s, 1m0s. Rounded up to milliseconds."""
+    millis = -int(-seconds * 1000 // 1)
+    if millis < 1000:
+        return b"%dms" % millis if millis else b"0s"
+    minutes, millis = divmod(millis, 60_000)
+    text = f"{millis / 1000:g}s"
+    return (f"{minutes}m{text}" if minutes else text).encode()

@@ -1,0 +1,122 @@
+"""What the ledger says (`GET /v1/totals`): each tenant's month, and the price list in force.
+
+Silent for 12 s: unknown. What it said last is kept all the same, for those who go on counting from there.
+"""
+
+from collections.abc import Callable, Iterable
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from shoal.api import ledger as api
+from shoal.api.meta import JsonObject
+from shoal.api.names import LEDGER_PORT, TOTALS_PATH
+from shoal.core.quota.month import Total
+from shoal.core.rating.price import Book
+from shoal.signals.stream import Follower, Me, Peer, Streams
+
+Changed = Callable[[str | None], None]
+"""Hears the name of a Tenant of which the ledger said something new; None: of all of them."""
+
+_PEER = "ledger"
+
+
+class TotalsStream(Follower):
+    """Listens to the ledger."""
+
+    path = TOTALS_PATH
+    field = "tenants"
+    what = "ledger"
+
+    def __init__(self, peer: Peer, session: aiohttp.ClientSession, me: Me, kept: "Totals") -> None:
+        super().__init__(peer, session, me)
+        self._kept = kept
+
+    def _keep(self, content: JsonObject, *, full: bool) -> None:
+        said = {name: api.TenantTotal.model_validate(row or {}) for name, row in content.items()}
+        self._kept.keep(said, full=full)
+
+    def _keep_more(self, message: JsonObject, *, full: bool) -> None:
+        month: str | None = message.get("month")
+        if full or month is not None:
+            self._kept.month = month or ""
+        if full or "prices" in message:
+            prices = message.get("prices")
+            self._kept.priced(None if prices is None else api.Prices.model_validate(prices))
+
+    def _tell(self, content: JsonObject | None) -> None:
+        if self.boot is not None:
+            self._kept.tell(content)
+
+    def _forget(self) -> None:
+        pass
+
+
+class Totals:
+    """The ledger at `url`, such as http://shoal-ledger:8500. `keys` are what this gateway says to it, the newest
+    install key's first.
+
+    Raises:
+        ValueError: no http URL with a host.
+    """
+
+    def __init__(self, url: str, keys: Callable[[], Iterable[str]], me: Me = Me()) -> None:  # noqa: B008 - immutable
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise ValueError(f"{url!r} is no URL of a ledger: write http://host:port")
+        self.changed: Changed = lambda _tenant: None
+        self.month = ""
+        self.book: Book | None = None
+        self._host, self._port = parts.hostname, parts.port or LEDGER_PORT
+        self._keys = keys
+        self._totals: dict[str, api.TenantTotal] = {}
+        self._made: dict[str, Total] = {}
+        self._streams = Streams(lambda peer, session: TotalsStream(peer, session, me, self))
+
+    def start(self) -> None:
+        """Opens the session; `follow` needs it."""
+        self._streams.start()
+
+    def follow(self) -> None:
+        """Listens to the ledger; again after the install key changed."""
+        own = tuple(self._keys())
+        if own:
+            self._streams.put(Peer(_PEER, self._host, self._host, own[0], self._port, own[1:]))
+
+    async def close(self) -> None:
+        await self._streams.close()
+
+    @property
+    def live(self) -> bool:
+        """Whether the totals are known now: the ledger is heard, and has read its books."""
+        return bool(self.month) and self._streams.get(_PEER) is not None
+
+    def total(self, tenant: str) -> Total | None:
+        """As it was heard last; None: the ledger never said anything. A tenant that it does not name has used
+        nothing."""
+        if not self.month:
+            return None
+        found = self._made.get(tenant)
+        if found is None:
+            said = self._totals.get(tenant)
+            if said is None:
+                return Total(self.month)
+            gateways = {boot: (counted.tokens, counted.spent) for boot, counted in said.gateways.items()}
+            found = self._made[tenant] = Total(self.month, said.tokens, said.spent, gateways)
+        return found
+
+    def keep(self, said: dict[str, api.TenantTotal], *, full: bool) -> None:
+        if full:
+            self._totals = said
+            self._made.clear()
+            return
+        self._totals.update(said)
+        for tenant in said:
+            self._made.pop(tenant, None)
+
+    def priced(self, prices: api.Prices | None) -> None:
+        self.book = None if prices is None else Book.of(prices)
+
+    def tell(self, content: JsonObject | None) -> None:
+        for tenant in (None,) if content is None else content:
+            self.changed(tenant)
