@@ -104,6 +104,11 @@ class Meter:
         self.count_source: CountSource = "none"
 
     @property
+    def said(self) -> Mapping[str, Any]:
+        """Who asks what, in the record's words."""
+        return self._base
+
+    @property
     def seconds(self) -> float:
         return time.monotonic() - self._started
 

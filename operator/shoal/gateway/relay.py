@@ -106,6 +106,8 @@ class Relay:
         meter.status = answer.status
         rewrite = prepared.name.rewrite_whatever if prepared.path == EMBEDDINGS else prepared.name.rewrite
         out = rewrite(body)
+        if self._reply.log is not None and prepared.path != EMBEDDINGS:
+            self._reply.log.answered(out)
         await self._reply.json(answer.status, self._own_id(out) if self.rid else out, headers)
         meter.outcome = "answered"
 
@@ -154,6 +156,9 @@ class Relay:
                     event = name.rewrite(event)
                 out.append(self._own_id(event) if self.rid else event)
             if out:
+                if reply.log is not None:
+                    for event in out:
+                        reply.log.event(event)
                 if not self._answering:
                     self._answering = True
                     began()

@@ -94,9 +94,12 @@ class LogsApi:
 
     async def _page(self, query: Query) -> bytes:
         others, missing = self._reachable()
-        asked = [self._ask(pod, query) for pod in others]
-        own, *answers = await asyncio.gather(self._read(query, everywhere=True), *asked)
-        parts = [own]
+        asked = asyncio.gather(*(self._ask(pod, query) for pod in others))
+        try:
+            parts = [await self._read(query, everywhere=True)]
+            answers = await asked
+        finally:
+            asked.cancel()
         for pod, answer in zip(others, answers, strict=True):
             if isinstance(answer, Found):
                 parts.append(answer)

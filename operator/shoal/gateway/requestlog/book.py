@@ -11,13 +11,13 @@ import structlog
 
 from shoal.core.access import Identity
 from shoal.gateway.meter import Meter
-from shoal.gateway.requestlog import erase
 from shoal.gateway.requestlog.bucket import Bucket
 from shoal.gateway.requestlog.capture import OVERHEAD, Capture, Room
 from shoal.gateway.requestlog.entry import Job
+from shoal.gateway.requestlog.erase import Erased, erase_tenant, erase_user, sweep
 from shoal.gateway.requestlog.logkeys import LogKeys
 from shoal.gateway.requestlog.query import Found, Query, newest, written
-from shoal.gateway.requestlog.store import Folder
+from shoal.gateway.requestlog.store import Folder, Store
 from shoal.gateway.requestlog.writer import Writer
 from shoal.gateway.settings import GatewaySettings
 
@@ -111,7 +111,7 @@ class RequestLog:
         """The latest entries of this gateway's own folder; `everywhere`: of the bucket too. Raises OSError."""
         loop = asyncio.get_running_loop()
         until = time.monotonic() + READ_SECONDS
-        stores = [self.folder, self.bucket] if everywhere and self.bucket is not None else [self.folder]
+        stores = self._stores(everywhere)
         settings = self._settings
         longest = settings.hold_seconds + settings.request_seconds + settings.body_seconds
         self.keys.refresh()
@@ -120,11 +120,10 @@ class RequestLog:
                 self._readers, lambda s=store: newest(s, query, self.keys, longest=longest, until=until)
             )
             for store in stores
-            if store is not None
         ]
         return merged(parts, query.limit)
 
-    async def erase(self, tenant: str, user: str | None, *, everywhere: bool) -> erase.Erased:
+    async def erase(self, tenant: str, user: str | None, *, everywhere: bool) -> Erased:
         """Deletes what this gateway has of a tenant, or of one of its users; `everywhere`: in the bucket too. Entries
         of requests that still run come later, and stay. Raises OSError."""
         await asyncio.wrap_future(self.writer.close_files(tenant))
@@ -135,16 +134,17 @@ class RequestLog:
         log.info("request log: deleted", tenant=tenant, one_user=user is not None, files=erased.files)
         return erased
 
-    def _erase(self, tenant: str, user: str | None, everywhere: bool) -> erase.Erased:
-        stores = [self.folder, self.bucket] if everywhere and self.bucket is not None else [self.folder]
-        total = erase.Erased(entries=None if user is None else 0)
+    def _stores(self, everywhere: bool) -> list[Store]:
+        return [self.folder, self.bucket] if everywhere and self.bucket is not None else [self.folder]
+
+    def _erase(self, tenant: str, user: str | None, everywhere: bool) -> Erased:
+        stores = self._stores(everywhere)
+        total = Erased(entries=None if user is None else 0)
         for store in stores:
-            if store is None:
-                continue
             if user is None:
-                part = erase.erase_tenant(store, tenant, self.writer.is_open)
+                part = erase_tenant(store, tenant, self.writer.is_open)
             else:
-                part = erase.erase_user(store, self.keys, tenant, user, self.writer.is_open)
+                part = erase_user(store, self.keys, tenant, user, self.writer.is_open)
                 total.entries = (total.entries or 0) + (part.entries or 0)
             total.files += part.files
             total.unreadable += part.unreadable
@@ -219,11 +219,9 @@ class RequestLog:
 
     def _sweep(self, days: Mapping[str, int]) -> None:
         today = datetime.now(UTC).date()
-        for store in (self.folder, self.bucket):
-            if store is None:
-                continue
+        for store in self._stores(True):
             try:
-                if count := erase.sweep(store, days, today):
+                if count := sweep(store, days, today):
                     log.info("request log: old files deleted", files=count)
                     self.writer.recount()
             except OSError as error:

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
@@ -69,7 +69,7 @@ class Bucket:
         return sorted(self._do(ask), key=lambda file: (file.began, file.name), reverse=True)
 
     @contextlib.contextmanager
-    def read(self, file: LogFile) -> Iterator[IO[bytes]]:
+    def read(self, file: LogFile) -> Generator[IO[bytes]]:
         yield io.BytesIO(self._get(file.key))
 
     def put(self, file: LogFile, path: Path) -> None:

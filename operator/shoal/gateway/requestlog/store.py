@@ -7,7 +7,7 @@ stands `retention`: the tenant's retentionDays, for when its Tenant is gone.
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, Protocol
@@ -100,7 +100,7 @@ class Folder:
         return self.root / file.key
 
     @contextlib.contextmanager
-    def read(self, file: LogFile) -> Iterator[IO[bytes]]:
+    def read(self, file: LogFile) -> Generator[IO[bytes]]:
         with self.path(file).open("rb") as opened:
             yield opened
 
