@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, Literal, Self, cast
 
 import aiohttp
@@ -138,24 +139,43 @@ class Client:
         raw = await self._once(path, {"container": container, "tailLines": str(lines)})
         return raw.decode(errors="replace")
 
-    async def proxy(self, pod: str, namespace: str, *, port: int, path: str) -> bytes:
-        """GET of `path` (with a leading slash, and its query) at a pod's HTTP port, through the API server, once.
+    async def proxy(
+        self,
+        pod: str,
+        namespace: str,
+        *,
+        port: int,
+        path: str,
+        method: Literal["GET", "DELETE"] = "GET",
+        headers: Mapping[str, str] = MappingProxyType({}),
+        timeout: float = ATTEMPT_TIMEOUT,
+    ) -> bytes:
+        """A call of `path` (with a leading slash, and its query) at a pod's HTTP port, through the API server, once.
 
         Raises what either of them answered: NotFound, Forbidden, Unavailable (also where the API server does not reach
         the pod). The `reason` of the pod's own errors is what stands in their JSON.
         """
-        return await self._once(PODS.path(namespace=namespace, name=f"{pod}:{port}", subresource=f"proxy{path}"), None)
+        where = PODS.path(namespace=namespace, name=f"{pod}:{port}", subresource=f"proxy{path}")
+        return await self._once(where, None, method, headers, timeout)
 
-    async def _once(self, path: str, params: Mapping[str, str] | None) -> bytes:
+    async def _once(
+        self,
+        path: str,
+        params: Mapping[str, str] | None,
+        method: str = "GET",
+        headers: Mapping[str, str] = MappingProxyType({}),
+        seconds: float = ATTEMPT_TIMEOUT,
+    ) -> bytes:
         try:
-            timeout = aiohttp.ClientTimeout(total=ATTEMPT_TIMEOUT, sock_connect=5)
-            response = await self._open("GET", path, params=params, timeout=timeout, headers={"Accept": "*/*"})
+            timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=5)
+            sent = {"Accept": "*/*", **headers}
+            response = await self._open(method, path, params=params, timeout=timeout, headers=sent)
             async with response:
                 if response.status >= 400:
                     raise await _error(response)
                 return await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unavailable(f"get {path}: {_why(error)}") from error
+            raise Unavailable(f"{method.lower()} {path}: {_why(error)}") from error
 
     async def list_pages(
         self,
