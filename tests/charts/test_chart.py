@@ -163,7 +163,7 @@ def test_without_persistence_there_is_no_claim() -> None:
 
     assert "volumeClaimTemplates" not in spec
     assert {"name": "spool", "emptyDir": {}} in spec["template"]["spec"]["volumes"]
-    assert {"name": "logs", "emptyDir": {"sizeLimit": "20Gi"}} in spec["template"]["spec"]["volumes"]
+    assert {"name": "logs", "emptyDir": {"sizeLimit": "5Gi"}} in spec["template"]["spec"]["volumes"]
 
 
 def test_roles_are_the_codes_own_tables() -> None:

@@ -124,7 +124,7 @@ class LogPersistence(Section):
     enabled: bool = False
     """Keep request logs on a volume of their own. Without it they are on an emptyDir and go with the pod. Choose at
     installation: Kubernetes adds no volume to a StatefulSet that is there (docs/chart.md says how to go about it)."""
-    size: str = Field(default="20Gi", pattern=_SIZE)
+    size: str = Field(default="5Gi", pattern=_SIZE)
     """Size of each gateway's volume; without `enabled`, bound of the emptyDir."""
     storage_class_name: str = ""
     """StorageClass; empty: the cluster's default."""
