@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -154,7 +154,7 @@ class Ledger:
         return Answer(sent[0]["status"], dict(sent[0]["headers"]), content)
 
     @contextlib.asynccontextmanager
-    async def served(self) -> AsyncIterator[str]:
+    async def served(self) -> AsyncGenerator[str]:
         """Its URL, on loopback."""
         server = make_server(self.service, host="127.0.0.1", port=0, keep_alive=5, stop_seconds=1)
         task = asyncio.create_task(server.serve())
@@ -178,7 +178,7 @@ def price_folder(path: Path, **lists: str) -> PriceFolder:
 
 
 @contextlib.asynccontextmanager
-async def ledger(url: str, path: Path, **lists: str) -> AsyncIterator[Ledger]:
+async def ledger(url: str, path: Path, **lists: str) -> AsyncGenerator[Ledger]:
     """`url` of a database that is empty; `lists` are price lists by file name without .yaml."""
     (path / "key").mkdir()
     (path / "key" / "current").write_bytes(INSTALL_KEY)

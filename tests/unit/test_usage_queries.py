@@ -1,6 +1,6 @@
 """`GET /v1/usage`: what was counted, by anything, for anybody who may ask."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ ROWS = (
 
 
 @pytest.fixture(params=DATABASES)
-async def books(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Ledger]:
+async def books(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Ledger]:
     with database(request.param, tmp_path) as url:
         async with ledger(url, tmp_path) as found:
             await found.fill(*ROWS)

@@ -39,6 +39,12 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "adapters": ("shoal.cli.adapters:command", "Show where the adapters of LoRA pools are and how they are used."),
     "wake": ("shoal.cli.scaling.wake:command", "Wake a Model that has no replica."),
     "keys": ("shoal.cli.keys:command", "Make, rotate, disable and list the API keys of Tenants."),
+    "usage": ("shoal.cli.usage.usage:usage", "Show counted tokens by tenant, model, adapter, day and more."),
+    "bill": ("shoal.cli.usage.bill:bill", "Show what a tenant pays for a month, also at other prices."),
+    "credits": ("shoal.cli.usage.credits:credits", "Make and list credits."),
+    "margin": ("shoal.cli.usage.margin:margin", "Show what GPU classes brought in beside what they cost."),
+    "export": ("shoal.cli.usage.export:export", "Write usage and cost for other systems (FOCUS)."),
+    "prices": ("shoal.cli.usage.prices:prices", "Check price lists."),
     "generate": ("shoal.cli.generate:command", "Write crds/, chart schemas and reference docs."),
 }
 

@@ -1,0 +1,121 @@
+"""`shoal bill`: a tenant's month, also as other prices would have made it."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import click
+
+from shoal.api import names
+from shoal.api.billing import BillLine, BillStatement, PriceText, RateAgain, RatedAgain
+from shoal.cli.usage.prices import gathered
+from shoal.cli.usage.reach import Where, asked, ledger_options
+from shoal.cli.usage.show import NONE, console, count, table
+
+_WORDS: Final = ("MODEL", "ADAPTER", "PLAN")
+_NUMBERS: Final = ("REQUESTS", "INPUT", "OF IT CACHED", "OUTPUT", "PRICES (IN / CACHED / OUT)", "AMOUNT")
+
+
+@click.command()
+@click.option("--tenant", required=True, help="Whose bill.")
+@click.option("--month", help="Such as 2026-11 (UTC). Default: this month, so far.")
+@click.option(
+    "--prices",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="Rate the month with this price list (file or folder) too, and show the difference. Nothing is kept. One file "
+    "counts for the whole month, several each from its own date on.",
+)
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@ledger_options
+def bill(tenant: str, month: str | None, prices: tuple[Path, ...], output: str, where: Where) -> None:
+    """Show what a tenant pays for a month: a line per model, adapter, plan and price, credits, total.
+
+    Amounts are exact up to one rounding: each line, half up, to the smallest unit of the currency. Usage without a
+    price is shown as such and stands in no total.
+
+    \b
+    kubectl shoal bill --tenant acme --month 2026-10
+    kubectl shoal bill --tenant acme --month 2026-10 --prices prices/next-year.yaml
+    """
+    month = month or datetime.now(UTC).strftime("%Y-%m")
+    if not prices:
+        query = {"tenant": tenant, "month": month}
+        found = asked(where, lambda ledger: ledger.get(names.BILL_PATH, query, BillStatement))
+        _known(found)
+        if output == "json":
+            click.echo(found.model_dump_json(by_alias=True, indent=2))
+        else:
+            _print(found)
+        return
+    sent = tuple(PriceText(file=str(path)[-253:], text=text) for path, text in gathered(prices))
+    again = RateAgain(tenant=tenant, month=month, prices=sent)
+    both = asked(where, lambda ledger: ledger.post(names.BILL_PATH, again, RatedAgain))
+    _known(both.bill)
+    if output == "json":
+        click.echo(both.model_dump_json(by_alias=True, indent=2))
+        return
+    out = console()
+    out.print("[bold]With the price lists in force[/bold]")
+    _print(both.bill)
+    out.print(f"\n[bold]With {', '.join(one.file for one in sent)}[/bold]")
+    _print(both.other)
+    if both.difference is None:
+        out.print("\nNo difference can be told: the currencies differ, or one of them has no price list.")
+    else:
+        out.print(f"\nDifference: {both.difference} {both.bill.currency}")
+
+
+def _known(found: BillStatement) -> None:
+    if not found.known:
+        raise click.ClickException(
+            f"the ledger has never seen usage of {found.tenant}: is it spelt right? `kubectl get tenants` lists them"
+        )
+
+
+def _print(found: BillStatement) -> None:
+    out = console()
+    whose = f" ({', '.join(found.external_ids)})" if found.external_ids else ""
+    out.print(f"{found.tenant}{whose}, {found.month}" + ("" if found.month_ended else ", so far"))
+    currency = found.currency
+    if currency is None:
+        out.print("No price list is in force: nothing has a price.")
+    elif found.lines:
+        total = ["lines", "", "", *[""] * 5, f"{found.usage} {currency}"]
+        out.print(table(_WORDS, _NUMBERS, (_line(line, currency) for line in found.lines), total))
+        lists = sorted({name for line in found.lines for name in line.lists})
+        out.print(f"Prices per million tokens in {currency}, by {', '.join(lists)}.")
+    else:
+        out.print("Nothing that has a price was used.")
+    for one in found.credits:
+        out.print(f"Credit {one.id}: {one.amount} {one.currency} {one.note}")
+    for one in found.foreign_credits:
+        out.print(f"Credit {one.id}: {one.amount} {one.currency} {one.note} (another currency: not taken off)")
+    if currency is not None:
+        out.print(f"[bold]Total: {found.total} {currency}[/bold]")
+    for one in found.unpriced:
+        what = (
+            f"{one.model}{f', adapter {one.adapter}' if one.adapter else ''}{f', plan {one.plan}' if one.plan else ''}"
+        )
+        tokens = count(one.input_tokens + one.output_tokens)
+        out.print(f"Not priced: {tokens} tokens of {what}: no price list has a price for it; it is in no total.")
+    if unknown := sum(one.unknown_cached_input_tokens for one in found.lines):
+        out.print(f"Of {count(unknown)} input tokens it is not known how many were cached: rated as the list says.")
+    if unknown := sum(one.unknown_requests for one in (*found.lines, *found.unpriced)):
+        out.print(f"Of {count(unknown)} requests the tokens are not known: they are not billed.")
+    if found.open_requests:
+        out.print(f"{count(found.open_requests)} requests of this month have not ended: they are not on it yet.")
+
+
+def _line(line: BillLine, currency: str) -> list[str]:
+    return [
+        line.model,
+        line.adapter or NONE,
+        line.plan or NONE,
+        count(line.requests),
+        count(line.input_tokens),
+        count(line.cached_tokens),
+        count(line.output_tokens),
+        f"{line.rate.input} / {line.rate.cached} / {line.rate.output}",
+        f"{line.amount} {currency}",
+    ]

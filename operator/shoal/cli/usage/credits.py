@@ -1,0 +1,67 @@
+"""`shoal credits`: entries of their own beside what was used."""
+
+import getpass
+import uuid
+from datetime import UTC, datetime
+
+import click
+
+from shoal.api import names
+from shoal.api.billing import CreditEntry, Credits, NewCredit
+from shoal.cli.usage.reach import Where, asked, ledger_options
+from shoal.cli.usage.show import console, table
+
+
+@click.group(name="credits")
+def credits() -> None:
+    """Make and list credits: what is taken off a tenant's bill. No record and no price is ever changed."""
+
+
+@credits.command()
+@click.option("--tenant", required=True, help="Who gets it.")
+@click.option("--amount", required=True, help="Such as 12.50. Below zero it takes an earlier credit back.")
+@click.option("--month", help="The bill that it is taken from, such as 2026-11. Default: this month.")
+@click.option("--note", default="", help="Stands on the bill.")
+@click.option("--currency", help="ISO 4217. Default: that of the price lists.")
+@click.option("--id", "name", help="Makes repeating the call safe: the same id makes one credit. Default: a new one.")
+@ledger_options
+def add(
+    tenant: str, amount: str, month: str | None, note: str, currency: str | None, name: str | None, where: Where
+) -> None:
+    """Make a credit. There is no way to change or delete one: make another one below zero."""
+    try:
+        who = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        who = ""
+    new = NewCredit(
+        id=name or str(uuid.uuid4()),
+        tenant=tenant,
+        month=month or datetime.now(UTC).strftime("%Y-%m"),
+        amount=amount,
+        currency=currency,
+        note=note,
+        made_by=who,
+    )
+    kept = asked(where, lambda ledger: ledger.post(names.CREDITS_PATH, new, CreditEntry))
+    click.echo(f"Credit {kept.id}: {kept.amount} {kept.currency} for {kept.tenant} in {kept.month}")
+
+
+@credits.command(name="list")
+@click.option("--tenant", multiple=True, help="Of this tenant.")
+@click.option("--month", multiple=True, help="Such as 2026-11.")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@ledger_options
+def list_(tenant: tuple[str, ...], month: tuple[str, ...], output: str, where: Where) -> None:
+    """List credits, the latest first."""
+    query = {"tenant": tenant, "month": month}
+    found = asked(where, lambda ledger: ledger.get(names.CREDITS_PATH, query, Credits))
+    if output == "json":
+        click.echo(found.model_dump_json(by_alias=True, indent=2))
+    elif not found.credits:
+        click.echo("No credits.", err=True)
+    else:
+        rows = [
+            [one.id, one.tenant, one.month, one.made_at, one.made_by, one.note, f"{one.amount} {one.currency}"]
+            for one in found.credits
+        ]
+        console().print(table(("ID", "TENANT", "MONTH", "MADE", "BY", "NOTE"), ("AMOUNT",), rows))

@@ -1,0 +1,69 @@
+"""`shoal export`: usage and cost for other systems."""
+
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import click
+
+from shoal.api import names
+from shoal.cli.usage.reach import Ledger, Where, asked, ledger_options
+
+_STEPS: Final = {"hour": timedelta(days=1), "day": timedelta(days=10)}
+"""How much is asked for at a time: an answer that comes through the API server should not be large."""
+_FORM: Final = "%Y-%m-%dT%H:%M:%SZ"
+
+
+@click.group()
+def export() -> None:
+    """Write usage and cost in forms that other systems read."""
+
+
+@export.command()
+@click.option("--from", "start", help="2026-11, 2026-11-01 or 2026-11-01T06:00:00Z (UTC). Default: this month.")
+@click.option("--to", "end", help="The same; exclusive. Default: the end of the month that --from is in.")
+@click.option("--tenant", help="Only of this tenant.")
+@click.option("--grain", type=click.Choice(["hour", "day"]), default="day", show_default=True, help="What a row is of.")
+@click.option("--issuer", help="Who bills: stands in the columns on provider and issuer. Default: the installation.")
+@ledger_options
+def focus(start: str | None, end: str | None, tenant: str | None, grain: str, issuer: str | None, where: Where) -> None:
+    """Write CSV as FOCUS 1.2 has it: a row per tenant, SKU and hour or day, and one per credit.
+
+    Costs are exact; bills round each of their lines. Usage without a price has its tokens in x_ConsumedTokens, and no
+    SkuPriceId and no prices.
+
+    \b
+    kubectl shoal export focus --from 2026-10 --to 2026-11 > focus-2026-10.csv
+    """
+    now = datetime.now(UTC)
+    first = _moment(start) if start else now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    last = _moment(end) if end else (first.replace(day=1, hour=0) + timedelta(days=32)).replace(day=1)
+    if last <= first:
+        raise click.UsageError("--to is not after --from")
+    more = {"tenant": tenant, "grain": grain, "issuer": issuer}
+
+    async def work(ledger: Ledger) -> None:
+        at = first
+        while at < last:
+            until = min(last, at.replace(hour=0) + _STEPS[grain])
+            query = more | {
+                "from": at.strftime(_FORM),
+                "to": until.strftime(_FORM),
+                "header": "true" if at == first else "false",
+            }
+            sys.stdout.buffer.write(await ledger.raw("GET", names.FOCUS_PATH, query))
+            at = until
+        sys.stdout.buffer.flush()
+
+    asked(where, work)
+
+
+def _moment(text: str) -> datetime:
+    try:
+        found = datetime.fromisoformat(f"{text}-01" if len(text) == len("2026-11") else text)
+    except ValueError:
+        raise click.UsageError(f"{text}: write 2026-11, 2026-11-01 or 2026-11-01T06:00:00Z (UTC)") from None
+    found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    if (found.minute, found.second, found.microsecond) != (0, 0, 0):
+        raise click.UsageError(f"{text} is not on the hour: usage is summed by the hour (UTC)")
+    return found

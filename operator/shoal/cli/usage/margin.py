@@ -1,0 +1,74 @@
+"""`shoal margin`: what GPU classes brought in beside what they cost."""
+
+from decimal import Decimal
+from typing import Final
+
+import click
+
+from shoal.api import names
+from shoal.api.billing import Margin, MarginRow
+from shoal.cli.usage.reach import Where, asked, ledger_options
+from shoal.cli.usage.show import NONE, console, count, table, write_csv
+
+_UNKNOWN: Final = "?"
+_FIELDS: Final = (
+    "tokens", "unpricedTokens", "revenue", "gpuHours", "unpricedGpuHours", "cost", "costCurrency", "margin",
+    "marginPercent",
+)  # fmt: skip
+
+
+@click.command()
+@click.option("--by", default="class", show_default=True, help="What a row is: some of class, model, day, month.")
+@click.option("--from", "start", help="2026-11, 2026-11-01 or 2026-11-01T06:00:00Z (UTC). Default: this month.")
+@click.option("--to", "end", help="The same; exclusive. Default: the end of this month.")
+@click.option("-o", "--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
+@ledger_options
+def margin(by: str, start: str | None, end: str | None, output: str, where: Where) -> None:
+    """Show what GPU classes brought in, what they cost, and what is left.
+
+    Revenue is billed usage at the tenants' prices, before credits. Cost is the time for which engines held GPUs, at the
+    hourlyCost of their GPUClass at that time. What is not known is `?`.
+    """
+    query = {"by": by, "from": start, "to": end}
+    found = asked(where, lambda ledger: ledger.get(names.MARGIN_PATH, query, Margin))
+    rows = [row.model_dump(mode="json", by_alias=True) for row in found.rows]
+    if output == "json":
+        click.echo(found.model_dump_json(by_alias=True, indent=2))
+    elif output == "csv":
+        columns = [*found.by, *_FIELDS]
+        write_csv(columns, ([row[name] for name in columns] for row in rows))
+    elif not rows:
+        click.echo(f"Nothing was used and no GPU was held from {found.start} to {found.end}.", err=True)
+    else:
+        _print(found, [[row[name] or NONE for name in found.by] for row in rows])
+
+
+def _print(found: Margin, words: list[list[str]]) -> None:
+    money = found.currency or ""
+    out = console()
+    out.print(f"from {found.start} to {found.end} (UTC)")
+    numbers = ("TOKENS", f"REVENUE {money}", "GPU HOURS", "COST", f"MARGIN {money}", "%")
+    lines = [[*first, *_numbers(row, money)] for first, row in zip(words, found.rows, strict=True)]
+    out.print(table([name.upper() for name in found.by], numbers, lines))
+    if unpriced := sum(row.unpriced_tokens for row in found.rows):
+        out.print(f"{count(unpriced)} tokens have no price: they are not in the revenue.")
+    if unpriced := sum(row.unpriced_gpu_hours for row in found.rows):
+        out.print(f"{unpriced:,.1f} GPU hours are of classes without an hourlyCost: they are not in the cost.")
+
+
+def _numbers(row: MarginRow, currency: str) -> list[str]:
+    cost = _UNKNOWN if row.cost is None else _amount(row.cost)
+    if row.cost_currency and row.cost_currency != currency:
+        cost += f" {row.cost_currency}"
+    return [
+        count(row.tokens),
+        _UNKNOWN if row.revenue is None else _amount(row.revenue),
+        _UNKNOWN if row.gpu_hours is None else f"{row.gpu_hours:,.1f}",
+        cost,
+        _UNKNOWN if row.margin is None else _amount(row.margin),
+        row.margin_percent or _UNKNOWN,
+    ]
+
+
+def _amount(exact: str) -> str:
+    return f"{Decimal(exact):,.2f}"

@@ -1,0 +1,70 @@
+"""`shoal prices check`: price lists are right before they are committed."""
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import click
+
+from shoal.core.rating.files import PriceList, parse
+from shoal.core.rating.problems import Problem, Refused
+from shoal.core.rating.schedule import dropped, schedule
+
+_SUFFIXES: Final = (".yaml", ".yml")
+
+
+@click.group()
+def prices() -> None:
+    """Check price lists. They are files in Git, mounted into the ledger (docs/billing.md)."""
+
+
+@prices.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+def check(paths: tuple[Path, ...]) -> None:
+    """Say whether these price lists (files, or folders of them) can be used together, as the ledger would.
+
+    Each mistake is told with its file and line, and the exit code is 1: for CI. Prices that a later list no longer has
+    are warned of.
+    """
+    problems: list[Problem] = []
+    found: list[PriceList] = []
+    for path, text in gathered(paths):
+        try:
+            found.append(parse(str(path), text))
+        except Refused as refused:
+            problems += refused.problems
+    try:
+        if problems:
+            raise Refused(problems)
+        schedule(found)
+    except Refused as refused:
+        for problem in refused.problems:
+            click.echo(str(problem), err=True)
+        number = len(refused.problems)
+        raise click.ClickException(f"{number} mistake{'s' if number > 1 else ''}") from None
+    for warning in dropped(found):
+        click.echo(f"{warning.file}:{warning.line}: warning: {warning.message}", err=True)
+    for one in sorted(found, key=lambda one: one.starts):
+        rates = one.prices.rates
+        click.echo(
+            f"{one.file}: {len(rates)} price{'s' if len(rates) > 1 else ''} in {one.prices.currency}, "
+            f"from {_text(one.starts)}{f' until {_text(one.ends)}' if one.ends is not None else ''}"
+        )
+
+
+def gathered(paths: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+    """The files that are named, and those of folders. Raises ClickException."""
+    for path in paths:
+        files = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES) if path.is_dir() else [path]
+        if not files:
+            raise click.ClickException(f"{path} has no .yaml file")
+        for file in files:
+            try:
+                yield file, file.read_text()
+            except (OSError, UnicodeDecodeError) as error:
+                raise click.ClickException(f"{file} cannot be read: {error}") from None
+
+
+def _text(moment: int) -> str:
+    return datetime.fromtimestamp(moment / 1000, UTC).strftime("%Y-%m-%dT%H:%MZ")

@@ -1,0 +1,50 @@
+"""Tables for people, CSV for programs."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+WIDTH: Final = 160
+"""Columns where the output is no terminal."""
+NONE: Final = "-"
+
+
+def console() -> Console:
+    """Where tables go."""
+    return Console(highlight=False, width=None if Console().is_terminal else WIDTH)
+
+
+def table(
+    words: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]], total: Sequence[str] = ()
+) -> Table:
+    """A table whose columns are `words`, then `numbers`; the last line may be a total."""
+    found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_footer=False)
+    for word in words:
+        found.add_column(word, overflow="fold")
+    for number in numbers:
+        found.add_column(number, justify="right", no_wrap=True)
+    listed = list(rows)
+    for row in listed:
+        found.add_row(*row)
+    if total and len(listed) > 1:
+        found.add_section()
+        found.add_row(*total, style="bold")
+    return found
+
+
+def count(number: int) -> str:
+    return f"{number:,}"
+
+
+def write_csv(names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """To the standard output."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows(rows)
+    click.echo(text.getvalue(), nl=False)

@@ -1,0 +1,121 @@
+"""`shoal usage`: counted tokens, by anything."""
+
+import json
+from typing import Any, Final
+
+import click
+
+from shoal.api import names
+from shoal.api.billing import UsagePage
+from shoal.cli.usage.reach import Ledger, Where, asked, ledger_options
+from shoal.cli.usage.show import NONE, console, count, table, write_csv
+
+BY: Final = ("tenant", "key", "externalID", "model", "adapter", "class", "plan", "hour", "day", "month")
+_COUNTS: Final = {
+    "requests": "REQUESTS",
+    "inputTokens": "INPUT",
+    "cachedTokens": "OF IT CACHED",
+    "outputTokens": "OUTPUT",
+    "reasoningTokens": "OF IT REASONING",
+}
+_MORE: Final = ("unknownCachedInputTokens", "unknownRequests")
+_PAGE: Final = "5000"
+
+
+@click.command()
+@click.option("--tenant", multiple=True, help="Of this tenant. May be given several times, as all filters.")
+@click.option("--by", help=f"What a row is: some of {', '.join(BY)}. Default: tenant, model and adapter.")
+@click.option("--from", "start", help="2026-11, 2026-11-01 or 2026-11-01T06:00:00Z (UTC). Default: this month.")
+@click.option("--to", "end", help="The same; exclusive. Default: the end of this month.")
+@click.option("--model", multiple=True, help="namespace/name.")
+@click.option("--adapter", multiple=True, help='namespace/name; "" is the models without one.')
+@click.option("--key", multiple=True, help="Name of an API key.")
+@click.option("--external-id", multiple=True, help="externalID of the Tenant.")
+@click.option("--class", "gpu_class", multiple=True, help="GPU class.")
+@click.option("--plan", multiple=True, help='Plan of the Tenant; "" is none.')
+@click.option("--not-billed", is_flag=True, help="What nobody pays instead: retried attempts and estimated counts.")
+@click.option("-o", "--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
+@ledger_options
+def usage(
+    tenant: tuple[str, ...],
+    by: str | None,
+    start: str | None,
+    end: str | None,
+    model: tuple[str, ...],
+    adapter: tuple[str, ...],
+    key: tuple[str, ...],
+    external_id: tuple[str, ...],
+    gpu_class: tuple[str, ...],
+    plan: tuple[str, ...],
+    not_billed: bool,
+    output: str,
+    where: Where,
+) -> None:
+    """Show how many tokens were used: by tenant, key, model, adapter, GPU class, plan, hour, day or month.
+
+    Counts are the engines' own. A request is counted in the hour (UTC) in which it was accepted.
+
+    \b
+    kubectl shoal usage --tenant acme --by model,adapter,day
+    kubectl shoal usage --by tenant --from 2026-10 --to 2026-11 -o csv
+    """
+    query: dict[str, Any] = {
+        "tenant": tenant,
+        "by": by if by is not None else "tenant,model,adapter",
+        "from": start,
+        "to": end,
+        "model": model,
+        "adapter": adapter,
+        "key": key,
+        "externalID": external_id,
+        "class": gpu_class,
+        "plan": plan,
+        "billed": "false" if not_billed else None,
+        "limit": _PAGE,
+    }
+    head, rows = asked(where, lambda ledger: _pages(ledger, query))
+    if tenant and set(head.unseen) == set(tenant):
+        raise click.ClickException(_unseen(tenant))
+    if output == "json":
+        shown = {"from": head.start, "to": head.end, "by": head.by, "rows": rows}
+        click.echo(json.dumps(shown, indent=2))
+    elif output == "csv":
+        columns = [*head.by, *(name for name in _COUNTS), *_MORE]
+        write_csv(columns, ([row[name] for name in columns] for row in rows))
+    elif not rows:
+        whose = f" of {', '.join(tenant)}" if tenant else ""
+        click.echo(f"No usage{whose} from {head.start} to {head.end} that fits.", err=True)
+    else:
+        _print(head, rows)
+
+
+async def _pages(ledger: Ledger, query: dict[str, Any]) -> tuple[UsagePage, list[dict[str, Any]]]:
+    rows: list[dict[str, Any]] = []
+    first: UsagePage | None = None
+    after: str | None = None
+    while True:
+        page = await ledger.get(names.USAGE_PATH, query | {"after": after}, UsagePage)
+        first = first or page
+        rows += [row.model_dump(mode="json", by_alias=True) for row in page.rows]
+        if (after := page.next) is None:
+            return first, rows
+
+
+def _print(head: UsagePage, rows: list[dict[str, Any]]) -> None:
+    words = [name.upper() for name in head.by]
+    lines = [[*(row[name] or NONE for name in head.by), *(count(row[name]) for name in _COUNTS)] for row in rows]
+    totals = [count(sum(row[name] for row in rows)) for name in _COUNTS]
+    total = ["total", *[""] * (len(words) - 1), *totals] if words else []
+    out = console()
+    out.print(f"from {head.start} to {head.end} (UTC)")
+    out.print(table(words, list(_COUNTS.values()), lines, total))
+    if unknown := sum(row["unknownCachedInputTokens"] for row in rows):
+        out.print(f"Of {count(unknown)} input tokens it is not known how many were cached (cut streams).")
+    if unknown := sum(row["unknownRequests"] for row in rows):
+        out.print(f"Of {count(unknown)} requests the tokens are not known: no engine said.")
+
+
+def _unseen(tenants: tuple[str, ...]) -> str:
+    return (
+        f"the ledger has never seen usage of {', '.join(tenants)}: is it spelt right? `kubectl get tenants` lists them"
+    )
