@@ -167,14 +167,13 @@ async def running(tmp_path: Path, server: FakeApiServer, **settings: Any) -> Asy
     await server.down()
     client = await Client.from_environment(kubeconfig=kubeconfig(tmp_path, server))
     (tmp_path / "key").mkdir()
-    fields: dict[str, Any] = {"settle_seconds": 0.0, **settings}
+    fields: dict[str, Any] = {"settle_seconds": 0.0, "spool_dir": tmp_path / "spool", **settings}
     process = Process(
         GatewaySettings(
             host="127.0.0.1",
             port=0,
             ops_host="127.0.0.1",
             ops_port=0,
-            spool_dir=tmp_path / "spool",
             install_key_dir=tmp_path / "key",
             **fields,
         ),
