@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import json
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -88,7 +89,7 @@ class Rig:
 
     async def take(self, *records: Any) -> tuple[int, int, int]:
         """New, known, aside."""
-        taken: Taken = await self.store.take([parse(each, NOW_MS) for each in records])
+        taken: Taken = await self.store.take([parse(orjson.loads(json.dumps(each)), NOW_MS) for each in records])
         return taken.new, taken.known, taken.aside
 
     async def rows(self, table: Any) -> list[dict[str, Any]]:

@@ -28,8 +28,8 @@ class PriceSource(Protocol):
         """The list in force."""
         ...
 
-    def at(self, ms: int) -> Prices | None:
-        """The list that was in force then."""
+    def at(self, moment: int) -> Prices | None:
+        """The list in force then, in ms since 1970; the same object as long as it is the same list."""
         ...
 
 
@@ -39,8 +39,8 @@ class NoPrices:
     def current(self) -> Prices | None:
         return None
 
-    def at(self, ms: int) -> Prices | None:
-        del ms
+    def at(self, moment: int) -> Prices | None:
+        del moment
         return None
 
 
@@ -96,18 +96,19 @@ def read(connection: Connection, prices: PriceSource, now: float) -> Known:
         by = (hours.c.tenant, hours.c.plan, hours.c.model, hours.c.adapter)
         sums = (func.sum(hours.c[name]) for name in _NUMBERS)
         for row in connection.execute(select(*by, *sums).where(*where).group_by(*by)):
-            tenant, plan, model, adapter = row[:4]
-            total = known.months[month_of(stretch.begins / 1000)][tenant]
-            _add(total, rated, stretch.begins, plan, model, adapter, row[4:])
-    for stretch in _stretches(connection, gateways, prices, None):
+            found: tuple[Any, ...] = tuple(row)
+            total = known.months[month_of(stretch.begins / 1000)][found[0]]
+            _add(total, rated, stretch.begins, found[1:4], found[4:])
+    for stretch in _stretches(connection, gateways, prices, 0):
         where = (gateways.c.hour >= stretch.begins, gateways.c.hour < stretch.ends)
         by = (gateways.c.tenant, gateways.c.gateway, gateways.c.plan, gateways.c.model, gateways.c.adapter)
         sums = (func.sum(gateways.c[name]) for name in _NUMBERS)
         heard = func.max(gateways.c.heard_at)
         for row in connection.execute(select(*by, *sums, heard).where(*where).group_by(*by)):
-            tenant, boot, plan, model, adapter = row[:5]
-            known.heard[boot] = max(known.heard.get(boot, 0), row[-1])
-            _add(known.gateways[tenant][boot], rated, stretch.begins, plan, model, adapter, row[5:-1])
+            found = tuple(row)
+            tenant, boot = found[:2]
+            known.heard[boot] = max(known.heard.get(boot, 0), found[-1])
+            _add(known.gateways[tenant][boot], rated, stretch.begins, found[2:5], found[5:-1])
     credits = schema.credits.c
     taken = select(credits.tenant, credits.month, credits.currency, func.sum(credits.amount))
     current = prices.current()
@@ -137,11 +138,9 @@ class _Stretch(NamedTuple):
     ends: int
 
 
-def _stretches(connection: Connection, table: Table, prices: PriceSource, since: int | None) -> Iterator[_Stretch]:
+def _stretches(connection: Connection, table: Table, prices: PriceSource, since: int) -> Iterator[_Stretch]:
     hour = table.c.hour
-    first, last = connection.execute(
-        select(func.min(hour), func.max(hour)).where(hour >= since if since is not None else True)
-    ).one()
+    first, last = connection.execute(select(func.min(hour), func.max(hour)).where(hour >= since)).one()
     if first is None:
         return
     begins, before = first, None
@@ -155,7 +154,8 @@ def _stretches(connection: Connection, table: Table, prices: PriceSource, since:
     yield _Stretch(begins, _EVER)
 
 
-def _add(total: Total, rated: Rated, hour: int, plan: str, model: str, adapter: str, numbers: Sequence[Any]) -> None:
+def _add(total: Total, rated: Rated, hour: int, key: Sequence[str], numbers: Sequence[Any]) -> None:
+    plan, model, adapter = key
     # PostgreSQL sums whole numbers into a decimal.
     requests, given, cached, unknown, output = map(int, numbers)
     total.requests += requests
