@@ -36,6 +36,7 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "status": ("shoal.cli.status:command", "Show the Models of a cluster and how far they are."),
     "top": ("shoal.cli.scaling.top:command", "Show load, replicas and cost of Models, live."),
     "why": ("shoal.cli.scaling.why:command", "Say why a Model has as many replicas as it has."),
+    "logs": ("shoal.cli.logs:command", "Show a tenant's request log, or delete from it."),
     "adapters": ("shoal.cli.adapters:command", "Show where the adapters of LoRA pools are and how they are used."),
     "wake": ("shoal.cli.scaling.wake:command", "Wake a Model that has no replica."),
     "keys": ("shoal.cli.keys:command", "Make, rotate, disable and list the API keys of Tenants."),

@@ -68,7 +68,9 @@ class LogsApi:
         try:
             body = await self._ops(scope)
         except ApiError as error:
-            await _send(send, error.status, error.body(), *error.headers)
+            # Flat too: through the API server's proxy `kubectl shoal` takes it for one of the API server's own.
+            told = {**orjson.loads(error.body()), "message": error.message, "reason": error.code}
+            await _send(send, error.status, orjson.dumps(told), *error.headers)
         else:
             await _send(send, 200, body)
 

@@ -1,0 +1,133 @@
+"""Asks a gateway for request logs, through the API server's proxy to its pod. Any gateway asks all the others."""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any, Final, Literal, cast
+from urllib.parse import urlencode
+
+import aiohttp
+import orjson
+
+from shoal.api import keys, names
+from shoal.api.meta import JsonObject
+from shoal.cli.scaling.reach import Unreachable
+from shoal.kube import projections
+from shoal.kube.client import Client
+from shoal.kube.errors import Forbidden, KubeError, NotFound, Unavailable, from_status
+from shoal.kube.resources import PODS, SECRETS
+
+SELECTOR: Final = f"{names.LABEL_COMPONENT}={names.COMPONENT_GATEWAY},{names.LABEL_PART_OF}={names.MANAGED_BY}"
+SECONDS: Final = 30.0
+"""A gateway waits for the others, and for the bucket."""
+
+Method = Literal["GET", "DELETE"]
+
+
+class Gateways:
+    """The gateways of an installation in `namespace`. With `url` one is called there, on its port for operations."""
+
+    def __init__(self, client: Client, namespace: str, url: str | None = None) -> None:
+        self._client, self._namespace, self._url = client, namespace, url
+        self._key: str | None = None
+
+    async def ask(self, method: Method, parameters: Mapping[str, str | None]) -> JsonObject:
+        """Raises Unreachable."""
+        if self._key is None:
+            self._key = await self._admin_key()
+        given = {name: value for name, value in parameters.items() if value is not None}
+        path = f"{names.LOGS_PATH}?{urlencode(given)}"
+        headers = {names.HEADER_KEY: self._key}
+        try:
+            if self._url is not None:
+                return _object(await self._direct(method, path, headers))
+            return _object(await self._any(method, path, headers))
+        except Forbidden as error:
+            raise Unreachable(f"{error.message}\n{self._rights()}") from None
+        except KubeError as error:
+            raise Unreachable(error.message) from None
+
+    async def _any(self, method: Method, path: str, headers: Mapping[str, str]) -> bytes:
+        """Of the first gateway that is reached. Raises KubeError."""
+        last: KubeError | None = None
+        for pod in await self._pods():
+            try:
+                return await self._client.proxy(
+                    pod,
+                    self._namespace,
+                    port=names.OPS_PORT,
+                    path=path,
+                    method=method,
+                    headers=headers,
+                    timeout=SECONDS,
+                )
+            except (Unavailable, NotFound) as error:
+                last = error
+        if last is None:
+            raise Unreachable(
+                f"there is no gateway in namespace {self._namespace}: if Shoal is installed elsewhere, name its "
+                "namespace with --operator-namespace"
+            )
+        raise last
+
+    async def _pods(self) -> list[str]:
+        """Those that are ready first."""
+        try:
+            pages = self._client.list_pages(PODS, namespace=self._namespace, label_selector=SELECTOR)
+            found = [projections.pod(raw) async for page in pages for raw in page.items]
+        except Forbidden as error:
+            raise Unreachable(f"{error.message}\n{self._rights()}") from None
+        pods = [pod for pod in found if pod is not None and pod.gateway and not pod.finished]
+        return [pod.name for pod in sorted(pods, key=lambda pod: (pod.deleting, not pod.ready, pod.name))]
+
+    async def _admin_key(self) -> str:
+        name = names.INSTALL_KEY_SECRET
+        try:
+            secret = await self._client.get(SECRETS, name, self._namespace)
+        except NotFound:
+            raise Unreachable(
+                f"there is no Secret {name} in namespace {self._namespace}: if Shoal is installed elsewhere, name its "
+                "namespace with --operator-namespace"
+            ) from None
+        except Forbidden as error:
+            raise Unreachable(f"{error.message}\n{self._rights()}") from None
+        data: JsonObject = secret.get("data") or {}
+        try:
+            install_key = base64.b64decode(str(data.get("current") or ""), validate=True)
+        except binascii.Error:
+            install_key = b""
+        if not install_key:
+            raise Unreachable(f"the Secret {name} in namespace {self._namespace} has no key `current`")
+        return keys.derive(install_key, "admin", keys.DEMAND)
+
+    async def _direct(self, method: Method, path: str, headers: Mapping[str, str]) -> bytes:
+        url = f"{(self._url or '').rstrip('/')}{path}"
+        timeout = aiohttp.ClientTimeout(total=SECONDS, sock_connect=5)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.request(method, url, headers=headers) as response,
+            ):
+                raw = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unavailable(f"{self._url} does not answer: {error or type(error).__name__}") from error
+        if response.status >= 400:
+            raise from_status(response.status, _object(raw))
+        return raw
+
+    def _rights(self) -> str:
+        return (
+            f"This needs the right to get the Secret {names.INSTALL_KEY_SECRET}, to list pods, and to get (and, for "
+            f"`logs delete`, delete) pods/proxy in namespace {self._namespace}. A tenant reads its own log with its "
+            f"own key: GET {names.LOGS_PATH} of the gateway."
+        )
+
+
+def _object(raw: bytes) -> JsonObject:
+    try:
+        body: Any = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        body = None
+    if isinstance(body, dict):
+        return cast("JsonObject", body)
+    return {"message": raw[:512].decode(errors="replace").strip()}
