@@ -136,3 +136,33 @@ def test_who_may_do_what(apiserver: ApiServer, namespace: str, who: str, verb: s
     done = apiserver.run("auth", "can-i", verb, *what.split(), account)
 
     assert done.stdout.strip() == ("yes" if allowed else "no"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("role", "verb", "what", "allowed"),
+    [
+        ("shoal-billing", "get", "secrets/shoal-install-key", True),
+        ("shoal-billing", "get", "secrets/other", False),
+        ("shoal-billing", "list", "pods", True),
+        ("shoal-billing", "create", "pods/x --subresource=proxy", True),
+        ("shoal-billing", "delete", "pods/x --subresource=proxy", False),
+        ("shoal-logs", "delete", "pods/x --subresource=proxy", True),
+        ("shoal-logs", "delete", "pods/x", False),
+    ],
+)
+def test_what_people_may_who_are_bound_to_a_role(
+    apiserver: ApiServer, namespace: str, role: str, verb: str, what: str, allowed: bool
+) -> None:
+    (found,) = [o for o in rendered({}) if (o["kind"], o["metadata"]["name"]) == ("Role", role)]
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": role, "namespace": namespace},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role},
+        "subjects": [{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": role}],
+    }
+    assert apiserver.apply(found, binding).returncode == 0
+
+    done = apiserver.run("auth", "can-i", verb, *what.split(), f"--as={role}", "-n", namespace)
+
+    assert done.stdout.strip() == ("yes" if allowed else "no"), done.stderr

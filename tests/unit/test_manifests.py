@@ -372,6 +372,10 @@ def test_who_may_reach_the_pods() -> None:
     rules = manifests.network_policy(shape().model, config, "shoal-system")["spec"]["ingress"]
     scraper = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     assert all(scraper in rule["from"] for rule in rules)
+    # Scrapers do not shut out who calls agents: the ledger reads what engines counted.
+    (agent,) = [rule["from"] for rule in rules if rule["ports"][0]["port"] == names.AGENT_PORT]
+    ours = {p["podSelector"]["matchLabels"][names.LABEL_COMPONENT] for p in agent if "podSelector" in p}
+    assert ours == {"gateway", "operator", "ledger"}
 
 
 def test_one_replica_at_a_time_may_be_disrupted() -> None:

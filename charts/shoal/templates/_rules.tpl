@@ -274,3 +274,55 @@
   verbs:
   - get
 {{- end }}
+{{- define "shoal.rules.billing" -}}
+# the key of a person is derived from the install key; who may read that may call every process of Shoal
+- apiGroups:
+  - ''
+  resources:
+  - secrets
+  resourceNames:
+  - shoal-install-key
+  verbs:
+  - get
+# where the ledger is
+- apiGroups:
+  - ''
+  resources:
+  - pods
+  verbs:
+  - list
+# `kubectl shoal usage` and `bill` ask it through the API server
+- apiGroups:
+  - ''
+  resources:
+  - pods/proxy
+  verbs:
+  - get
+  - create
+{{- end }}
+{{- define "shoal.rules.logs" -}}
+# the key of a person is derived from the install key; who may read that may call every process of Shoal
+- apiGroups:
+  - ''
+  resources:
+  - secrets
+  resourceNames:
+  - shoal-install-key
+  verbs:
+  - get
+# where the gateways are
+- apiGroups:
+  - ''
+  resources:
+  - pods
+  verbs:
+  - list
+# `kubectl shoal logs` asks them through the API server
+- apiGroups:
+  - ''
+  resources:
+  - pods/proxy
+  verbs:
+  - get
+  - delete
+{{- end }}

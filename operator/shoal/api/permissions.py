@@ -108,6 +108,27 @@ DECISIONS: Final = (
     Permission("`kubectl shoal why` and `top` ask it through the API server", "", ("pods/proxy",), ("get",)),
 )
 """For those who may see load and decisions of all Models, in Shoal's namespace: bound by hand."""
+_PERSON_KEY: Final = Permission(
+    "the key of a person is derived from the install key; who may read that may call every process of Shoal",
+    "",
+    ("secrets",),
+    ("get",),
+    (names.INSTALL_KEY_SECRET,),
+)
+BILLING: Final = (
+    _PERSON_KEY,
+    Permission("where the ledger is", "", ("pods",), ("list",)),
+    Permission(
+        "`kubectl shoal usage` and `bill` ask it through the API server", "", ("pods/proxy",), ("get", "create")
+    ),
+)
+"""For those who see what tenants used and paid, in Shoal's namespace: bound by hand."""
+LOGS: Final = (
+    _PERSON_KEY,
+    Permission("where the gateways are", "", ("pods",), ("list",)),
+    Permission("`kubectl shoal logs` asks them through the API server", "", ("pods/proxy",), ("get", "delete")),
+)
+"""For those who may read and delete tenants' request logs, in Shoal's namespace: bound by hand."""
 
 
 def rules(permissions: tuple[Permission, ...]) -> list[dict[str, list[str]]]:
