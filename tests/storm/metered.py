@@ -14,9 +14,13 @@ their last checkpoint, of its other requests everything, and attempts that nobod
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from tests.storm.books import NOTHING, Books, LedgerRow, Tokens
 from tests.storm.journals import Attempt, Kill, Sequence, UsageRow
+
+_WARM_UP: Final = Tokens(64, 16)
+"""More than an engine counts of its own before it serves."""
 
 
 @dataclass(slots=True)
@@ -35,6 +39,8 @@ class Account:
     billed: Tokens = NOTHING
     attempts: Tokens = NOTHING
     """Of attempt rows: nobody pays for them."""
+    idle: Tokens = NOTHING
+    """What engines counted before anybody asked them: they warm up."""
     kills: Counter[str] = field(default_factory=Counter[str])
     """By what was killed."""
 
@@ -65,6 +71,7 @@ class Account:
             ("billed", self.billed),
             ("unattributed", self.unattributed),
             ("  of it attempts", self.attempts),
+            ("  of it warm-ups", self.idle),
         )
         share = {
             name: f"{tokens.total / self.engines.total:.3%}" if self.engines.total else "" for name, tokens in rows
@@ -88,15 +95,15 @@ def account(
     spools: Iterable[UsageRow] = (),
     kills: Iterable[Kill] = (),
     counted: Tokens | None = None,
-    spared: frozenset[str] = frozenset(),
+    idle: Tokens = NOTHING,
 ) -> Account:
     """Judges the books.
 
-    `counted`: the engines' own counters as somebody else read them at the end; None: as the ledger heard them.
-    `spared`: pods all of whose engines lived to the end, so that the ledger must have heard the last of them.
+    `counted`: the engines' own counters as somebody else read them at the end, when all of them still ran; None: only
+    the ledger has them, and of killed engines their last readings. `idle`: the same before the load.
     """
     kills = list(kills)
-    found = Account(kills=Counter(kill.what for kill in kills))
+    found = Account(kills=Counter(kill.what for kill in kills), idle=idle)
     at_engines: dict[str, list[Sequence]] = {}
     for sequence in sequences:
         at_engines.setdefault(sequence.rid, []).append(sequence)
@@ -123,9 +130,13 @@ def account(
     found.attempts = Tokens.sum(row.tokens for row in books.rows if row.attempt and row.counted)
     heard = Tokens.sum(reading.tokens for reading in books.readings)
     found.engines = counted or heard
-    found.wrong += _heard(books, at_engines, spared)
+    computed = Tokens.sum(Tokens(*s.tokens) for own in at_engines.values() for s in own if s.tokens)
     if counted is not None and heard != counted:
-        found.wrong.append(f"the ledger heard of {heard.prompt} + {heard.answer} tokens, engines say {found.engines}")
+        found.wrong.append(f"the ledger heard of {tuple(heard)} tokens, the engines say {tuple(counted)}")
+    if counted is not None and at_engines and counted.minus(idle) != computed:
+        found.wrong.append(f"engines counted {tuple(counted.minus(idle))} tokens, their journals {tuple(computed)}")
+    if counted is None:
+        found.wrong += _heard(books, at_engines)
     return found
 
 
@@ -226,19 +237,19 @@ def _as_clients_read(finals: Mapping[str, list[LedgerRow]], attempts: Mapping[st
     return found
 
 
-def _heard(books: Books, at_engines: Mapping[str, list[Sequence]], spared: frozenset[str]) -> list[str]:
-    """What the ledger heard of each pod's engines beside their journals."""
+def _heard(books: Books, at_engines: Mapping[str, list[Sequence]]) -> list[str]:
+    """No engine was heard to have counted more than its journal says, but for its warm-up."""
     own: dict[str, Tokens] = {}
     for sequence in (sequence for several in at_engines.values() for sequence in several):
         if sequence.tokens is not None:
-            own[sequence.engine] = own.get(sequence.engine, Tokens()).plus(Tokens(*sequence.tokens))
+            own[sequence.engine] = own.get(sequence.engine, NOTHING).plus(Tokens(*sequence.tokens))
     heard: dict[str, Tokens] = {}
     for reading in books.readings:
         pod = reading.replica.rpartition("/")[2]
-        heard[pod] = heard.get(pod, Tokens()).plus(reading.tokens)
+        heard[pod] = heard.get(pod, NOTHING).plus(reading.tokens.minus(_WARM_UP))
     found: list[str] = []
-    for pod, tokens in own.items():
-        said = heard.get(pod, Tokens())
-        if said.prompt > tokens.prompt or said.answer > tokens.answer or (pod in spared and said != tokens):
+    for pod, said in heard.items() if own else ():
+        tokens = own.get(pod, NOTHING)
+        if said.prompt > tokens.prompt or said.answer > tokens.answer:
             found.append(f"{pod}: the ledger heard of {tuple(said)} tokens, its journal says {tuple(tokens)}")
     return found

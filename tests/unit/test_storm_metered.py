@@ -35,7 +35,7 @@ def judged(
     kept: Books, *work: Sequence, seen: Attempt | None = SEEN, kills: tuple[Kill, ...] = (), **more: object
 ) -> Account:
     attempts = {seen.id: seen} if seen else {}
-    return account(kept, attempts, work, kills=kills, spared=frozenset({POD}), **more)  # pyright: ignore[reportArgumentType]
+    return account(kept, attempts, work, kills=kills, **more)  # pyright: ignore[reportArgumentType]
 
 
 def test_one_row_with_the_engines_counts_is_good() -> None:
@@ -113,18 +113,21 @@ def test_no_request_has_more_than_was_computed_for_it() -> None:
     assert any("(14, 10) in all its rows, (7, 5) computed" in text for text in found.wrong)
 
 
-def test_an_engine_that_lived_was_heard_to_the_end() -> None:
+def test_of_a_killed_engine_the_last_reading_counts() -> None:
     found = judged(books(ROW, heard=Tokens(7, 4)), WORK)
-    assert any("the ledger heard of (7, 4) tokens" in text for text in found.wrong)
-    killed = account(books(ROW, heard=Tokens(7, 4)), {"a": SEEN}, [WORK])
-    assert killed.violations() == []
-    assert killed.unattributed == (0, -1)
+    assert found.violations() == []
+    assert found.unattributed == (0, -1)
+    more = judged(books(ROW, heard=Tokens(700, 5)), WORK)
+    assert any(text.startswith(f"{POD}: the ledger heard of (636") for text in more.wrong)
 
 
-def test_the_engines_own_counters_are_taken_from_who_read_them() -> None:
-    found = judged(books(ROW), WORK, counted=Tokens(9, 9))
+def test_the_ledger_has_heard_the_last_of_engines_that_live() -> None:
+    found = judged(books(ROW), WORK, counted=Tokens(9, 9), idle=Tokens(2, 4))
     assert found.unattributed == (2, 4)
-    assert any("the ledger heard of 7 + 5 tokens" in text for text in found.wrong)
+    assert found.wrong == ["the ledger heard of (7, 5) tokens, the engines say (9, 9)"]
+    kept = books(ROW, heard=Tokens(9, 9))
+    assert judged(kept, WORK, counted=Tokens(9, 9), idle=Tokens(2, 4)).violations() == []
+    assert judged(kept, WORK, counted=Tokens(9, 9)).wrong == ["engines counted (9, 9) tokens, their journals (7, 5)"]
 
 
 def test_what_was_kept_aside_is_wrong() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from tests.storm.mutants import MUTATIONS
-from tests.storm.tenants.run import Weather, run
+from tests.storm.tenants.run import DATABASES, Database, Weather, run
 
 _SHOWN = 20
 
@@ -21,7 +21,9 @@ _SHOWN = 20
 @click.option("--rate", type=float, default=12.0, show_default=True, help="Requests per second, open loop.")
 @click.option("--pause", type=float, default=1.0, show_default=True, help="Seconds between two kills.")
 @click.option("--seed", type=int, default=1, show_default=True)
-@click.option("--database", help="postgresql://... of an empty database; default: SQLite.")
+@click.option(
+    "--database", type=click.Choice(DATABASES), default=DATABASES[0], show_default=True, help="Of the ledger."
+)
 @click.option("--mutation", type=click.Choice(sorted(MUTATIONS)), help="A protection that is switched off.")
 @click.option("--folder", type=click.Path(path_type=Path), help="For the journals; default: a new one.")
 def main(
@@ -29,14 +31,14 @@ def main(
     rate: float,
     pause: float,
     seed: int,
-    database: str | None,
+    database: Database,
     mutation: str | None,
     folder: Path | None,
 ) -> None:
     """Kill gateways and the ledger under load, and judge the books."""
     folder = folder or Path(tempfile.mkdtemp(prefix="storm-tenants-"))
     print(f"journals are in {folder}", flush=True)
-    weather = Weather(kills, rate, seed, pause, database_url=database, mutation=mutation)
+    weather = Weather(kills, rate, seed, pause, database=database, mutation=mutation)
     outcome = asyncio.run(run(weather, folder))
     violations = [*outcome.findings.violations, *outcome.account.violations()]
     for text in violations[:_SHOWN]:

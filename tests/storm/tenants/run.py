@@ -15,6 +15,7 @@ import orjson
 
 from shoal.ledger.spool import FILE_NAME as SPOOL
 from tests.storm import books, journals
+from tests.storm.books import Tokens
 from tests.storm.journals import Journals, Kill
 from tests.storm.load import LoadConfig
 from tests.storm.metered import Account, account
@@ -24,6 +25,7 @@ from tests.storm.tenants.children import Child
 from tests.storm.tenants.town import KEY, NAMESPACE, ONE_MODEL, Town
 from tests.storm.verdict import Findings, judge
 from tests.support.engines import MODEL, ROOT
+from tests.support.postgres import postgres
 
 _ANSWER_SECONDS: Final = 2.0
 """How long a kill waits for the moment between a commit and its answer."""
@@ -39,6 +41,8 @@ _KEPT: Final = 3600.0
 Move = Literal["gateway", "ledger", "gateway at answer", "ledger at answer", "both"]
 """At some moment; `at answer`: when a batch is committed and its answer on the way; both: the ledger, and then a
 gateway while it is away, so that what is not shipped is in that spool alone. The last are two kills."""
+Database = Literal["sqlite", "postgresql"]
+DATABASES: Final[tuple[Database, ...]] = get_args(Database)
 MOVES: Final[tuple[Move, ...]] = get_args(Move)
 
 
@@ -54,8 +58,8 @@ class Weather:
     """Share of long answers, of some seconds: what a killed gateway has checkpoints of."""
     moves: tuple[Move, ...] = MOVES
     """In turn."""
-    database_url: str | None = None
-    """None: SQLite."""
+    database: Database = "sqlite"
+    """Of the ledger. postgresql: a real server of its own."""
     mutation: str | None = None
 
 
@@ -74,7 +78,13 @@ class Outcome:
 
 async def run(weather: Weather, folder: Path, say: Callable[[str], None] = print) -> Outcome:
     """Plays it and judges it. All journals stay in `folder`."""
-    async with towns.up(folder, weather.database_url, weather.mutation) as town:
+    with postgres() if weather.database == "postgresql" else contextlib.nullcontext() as server:
+        return await _run(weather, folder, say, None if server is None else server.database())
+
+
+async def _run(weather: Weather, folder: Path, say: Callable[[str], None], database_url: str | None) -> Outcome:
+    async with towns.up(folder, database_url, weather.mutation) as town:
+        idle = await town.counted()
         async with _load(town, weather) as load:
             await _until(lambda: _asked(folder), _BEGIN_SECONDS, "no answer at all", load)
             await _kills(town, weather, load, say)
@@ -87,11 +97,11 @@ async def run(weather: Weather, folder: Path, say: Callable[[str], None] = print
             code = await child.stop()
             assert code == 0 or weather.mutation, f"{child.name} ended with {code}: {child.tail()}"
         _copy_spools(town)
-    return judge_folder(folder, town.database_url, counted)
+    return judge_folder(folder, town.database_url, counted, idle)
 
 
-def judge_folder(folder: Path, database_url: str, counted: books.Tokens) -> Outcome:
-    """Judges the journals of a storm."""
+def judge_folder(folder: Path, database_url: str, counted: Tokens, idle: Tokens) -> Outcome:
+    """Judges the journals of a storm. `counted`: by the engines themselves at the end, `idle`: before the load."""
     sequences: list[journals.Sequence] = []
     lives: list[journals.EngineLife] = []
     pods = sorted((folder / "engines").iterdir())
@@ -106,8 +116,7 @@ def judge_folder(folder: Path, database_url: str, counted: books.Tokens) -> Outc
     spools = journals.read_spools(folder / "spools")
     read = Journals(attempts, spools, sequences, lives, kills, faults=notes)
     kept = books.read(database_url)
-    spared = frozenset(pod.name for pod in pods)
-    told = account(kept, attempts, sequences, spools=spools, kills=kills, counted=counted, spared=spared)
+    told = account(kept, attempts, sequences, spools=spools, kills=kills, counted=counted, idle=idle)
     outcome = Outcome(judge(read), told)
     violations = [*outcome.findings.violations, *told.violations()]
     (folder / "violations.txt").write_text("\n".join(violations))
@@ -211,27 +220,19 @@ def _note(folder: Path, victim: Child, since: float, moment: str) -> None:
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-async def _quiet(town: Town, weather: Weather) -> books.Tokens:
+async def _quiet(town: Town, weather: Weather) -> Tokens:
     """Waits until all that is known has come to the ledger; returns the engines' own counters."""
-    with _tolerated(weather):
+    # Without one of its protections a fleet may never come to rest.
+    with contextlib.suppress(AssertionError) if weather.mutation else contextlib.nullcontext():
         await _until(
             lambda: not any(_unshipped(town, gateway) for gateway in town.gateways), _SHIP_SECONDS, "not shipped"
         )
-    counted = await town.counted()
-    with _tolerated(weather):
-        deadline = time.monotonic() + _HEAR_SECONDS
-        while time.monotonic() < deadline:
-            await asyncio.sleep(0.5)
-            counted = await town.counted()
-            heard = await asyncio.to_thread(books.heard, town.database_url)
-            if heard == counted:
-                break
+    deadline = time.monotonic() + (0 if weather.mutation else _HEAR_SECONDS)
+    while (counted := await town.counted()) != await asyncio.to_thread(books.heard, town.database_url):
+        if time.monotonic() > deadline:
+            break  # the judge says so
+        await asyncio.sleep(0.5)
     return counted
-
-
-def _tolerated(weather: Weather) -> contextlib.AbstractContextManager[None]:
-    """A fleet without one of its protections may never come to rest."""
-    return contextlib.suppress(AssertionError) if weather.mutation else contextlib.nullcontext()
 
 
 def _unshipped(town: Town, gateway: Child) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.storm.tenants.run import Weather, run
+from tests.storm.tenants.run import DATABASES, Database, Weather, run
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -13,8 +13,9 @@ KILLS = 6
 """Each kind once: a gateway and the ledger at some moment, each between a commit and its answer, and both."""
 
 
-async def test_no_record_is_lost_or_counted_twice(tmp_path: Path) -> None:
-    outcome = await run(Weather(KILLS, pause=0.5), tmp_path / "storm")
+@pytest.mark.parametrize("database", DATABASES)
+async def test_no_record_is_lost_or_counted_twice(tmp_path: Path, database: Database) -> None:
+    outcome = await run(Weather(KILLS, pause=0.5, database=database), tmp_path / "storm")
     assert outcome.account.violations() == []
     assert outcome.findings.violations == []
     assert outcome.findings.lost() == []
