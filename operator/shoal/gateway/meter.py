@@ -25,6 +25,7 @@ class Meter:
     """One accepted request."""
 
     __slots__ = (
+        "_admitted",
         "_base",
         "_checkpoints",
         "_choices",
@@ -78,20 +79,25 @@ class Meter:
         self._spoke_at = self._started
         self.slot = 0
         """Its place among the checkpoints."""
+        self._admitted = admitted = datetime.now(UTC)
         self._base: dict[str, Any] = {
             "requestId": id,
-            "clientRequestId": client_request_id,
             "tenant": identity.tenant,
-            "externalId": identity.external_id,
             "keyName": identity.key_name,
-            "plan": identity.plan,
             "gateway": gateway,
-            "admittedAt": datetime.now(UTC),
+            "admittedAt": admitted,
             "endpoint": endpoint,
             "model": model.key,
             "modelRequested": word,
             "stream": stream,
         }
+        # What is unknown is left out: the row is smaller, and absent reads as None.
+        if client_request_id is not None:
+            self._base["clientRequestId"] = client_request_id
+        if identity.external_id is not None:
+            self._base["externalId"] = identity.external_id
+        if identity.plan is not None:
+            self._base["plan"] = identity.plan
         if model.adapter is not None:
             self.use(model.adapter)
         self.outcome: Outcome | None = None
@@ -194,7 +200,6 @@ class Meter:
         return self._row("final", f"{self.id}:final", self.tokens())
 
     def _row(self, kind: RecordKind, id: str, counts: dict[str, int | None]) -> Row:
-        # What is unknown is left out: the row is smaller, and absent reads as None.
         data: dict[str, Any] = {**self._base, "kind": kind, "countSource": self.count_source}
         if kind == "attempt":
             data["attempt"] = self.attempts
@@ -221,7 +226,7 @@ class Meter:
             "source": self._source,
             "type": EVENT_TYPE,
             "subject": self._base["tenant"],
-            "time": datetime.now(UTC),
+            "time": self._admitted if kind == "open" else datetime.now(UTC),
             "data": data,
         }
         return (id, self.id, kind, orjson.dumps(record))
@@ -246,16 +251,17 @@ def parse_usage(usage: bytes) -> dict[str, int | None]:
         return _NO_COUNTS
     block = cast(dict[str, object], decoded)
     whole = _number(block, "prompt_tokens")
-    cached = _number(block.get("prompt_tokens_details"), "cached_tokens")
+    cached = _inner(block, "prompt_tokens_details", "cached_tokens")
     reasoning = _number(block, "reasoning_tokens")
+    if cached is not None and whole is not None and cached > whole:
+        cached = whole  # they are part of the input: whatever an engine says, they are never more
     return {
         "inputTokens": whole,
-        # Cached ones are part of the input: whatever an engine says, they are never more.
-        "cachedTokens": cached if cached is None or whole is None else min(cached, whole),
+        "cachedTokens": cached,
         "outputTokens": _number(block, "completion_tokens"),
-        "reasoningTokens": _number(block.get("completion_tokens_details"), "reasoning_tokens")
-        if reasoning is None
-        else reasoning,
+        "reasoningTokens": reasoning
+        if reasoning is not None
+        else _inner(block, "completion_tokens_details", "reasoning_tokens"),
     }
 
 
@@ -275,6 +281,11 @@ def sum_choices(choices: Mapping[int, bytes], per_prompt: int) -> dict[str, int 
     return total
 
 
-def _number(block: object, name: str) -> int | None:
-    value = cast(dict[str, object], block).get(name) if isinstance(block, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+def _number(block: dict[str, object], name: str) -> int | None:
+    value = block.get(name)
+    return value if type(value) is int and value >= 0 else None  # the exact type: True is no number
+
+
+def _inner(block: dict[str, object], name: str, field: str) -> int | None:
+    inner = block.get(name)
+    return _number(cast(dict[str, object], inner), field) if isinstance(inner, dict) else None
