@@ -10,7 +10,7 @@ from shoal.api.demand import TenantUse
 from shoal.core.quota.heard import Heard
 from shoal.core.quota.limits import RETRY_AFTER_MAX_SECONDS, Cost, Limit, Limits, Over, Standing, Why
 from shoal.core.quota.month import Booked, Budget, Total
-from shoal.core.quota.share import ROUND_SECONDS, TELL_SECONDS, Share
+from shoal.core.quota.share import ROUND_SECONDS, TELL_SECONDS, WIRE_SECONDS, Share
 from shoal.core.quota.window import Window
 
 RUNNING_RETRY_SECONDS: Final = 1
@@ -249,7 +249,7 @@ class Account:
         return share
 
     def _may_renew(self, share: Share, limit: Limit, crowd: Crowd, *, ledger: bool) -> bool:
-        after = share.heard_after + TELL_SECONDS
+        after = share.heard_after + TELL_SECONDS + WIRE_SECONDS
         for peer in crowd:
             if peer.heard_at is not None:
                 if peer.heard_at < after:

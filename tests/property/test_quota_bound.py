@@ -1,0 +1,223 @@
+"""However messages are late, lost or doubled, and gateways start, stop and join: all together never pass a limit by
+more than what the one that lets a request pass could not have heard. And with a protection off, they do.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from shoal.core.quota import account as accounts
+from shoal.core.quota.account import Account
+from shoal.core.quota.heard import Heard
+from shoal.core.quota.limits import Limit
+from shoal.core.quota.share import Share, overshoot
+from tests.support.quota_world import Gate, World
+
+LIMITS = st.sampled_from(["requests", "tokens", "concurrent"])
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["ask"] * 12 + ["tell"] * 6 + ["end"] * 4 + ["wait"] * 2 + ["restart", "join", "leave", "cut", "mend"]
+        ),
+        st.integers(0, 5),
+        st.integers(0, 5),
+        st.integers(1, 40),
+        st.sampled_from([0.001, 0.3, 1.1, 2.7, 13.0, 61.0]),
+    ),
+    max_size=90,
+)
+FATES = (0.0, 0.05, 0.4, 3.0, None)
+
+
+def play(limit: Limit, most: int, gates: int, steps: list[tuple[str, int, int, int, float]]) -> World:
+    world = World(limit, most, gates)
+    for what, one, other, amount, seconds in steps:
+        world.pass_time(seconds if what == "wait" else 0.001)
+        gate = world.gates[one % len(world.gates)]
+        peer = world.gates[other % len(world.gates)]
+        if what == "ask":
+            for _ in range(amount if limit != "tokens" else 3):
+                world.pass_time(0.001)
+                world.ask(gate, amount)
+        elif what == "end":
+            world.end(gate, amount)
+        elif what == "tell":
+            world.tell(gate, [FATES[(other + n * amount) % len(FATES)] for n in range(len(world.gates))])
+        elif what == "restart":
+            world.boot(gate)
+        elif what == "join" and len(world.gates) < 6:
+            world.join()
+        elif what == "leave" and len(world.gates) > 1:
+            world.leave(gate)
+        elif what == "cut":
+            world.deaf.add((gate.pod, peer.pod))
+        elif what == "mend":
+            world.deaf.discard((gate.pod, peer.pod))
+    return world
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(LIMITS, st.integers(1, 120), st.integers(1, 5), STEPS)
+def test_all_together_pass_a_limit_by_no_more_than_what_was_not_heard(
+    limit: Limit, most: int, gates: int, steps: list[tuple[str, int, int, int, float]]
+) -> None:
+    play(limit, most, gates, steps)
+
+
+def everywhere_at_once(most: int, gates: int, costs: list[int], phases: list[int], delays: list[int]) -> World:
+    """A burst at all gateways within 50 ms, and whoever was refused comes again four times a second. Gateways tell
+    every second, each in its own phase, and messages take at most half a second."""
+    world = World("tokens", most, gates)
+    world.pass_time(2.0)
+    for _ in range(3):
+        _tell_all(world, [0] * gates, 0)
+        world.pass_time(1.6)
+    began = world.now
+    turns = 0
+    for tick in range(160):
+        for number, gate in enumerate(world.gates):
+            if (tick + phases[number % len(phases)]) % 20 == 0:
+                world.tell(gate, [delays[(tick + n) % len(delays)] / 100 for n in range(gates)])
+            if tick % 5 == 0:
+                # Until its share is used up, as a burst does.
+                while world.ask(gate, costs[turns % len(costs)]):
+                    turns += 1
+                turns += 1
+        world.pass_time(0.05)
+    assert world.now - began < 60
+    return world
+
+
+def _tell_all(world: World, phases: list[int], delay: float) -> None:
+    for gate in world.gates:
+        world.tell(gate, [delay] * len(phases))
+
+
+BURSTS = (
+    st.integers(20, 2000),
+    st.integers(2, 6),
+    st.lists(st.integers(1, 60), min_size=1, max_size=7),
+    st.lists(st.integers(0, 19), min_size=1, max_size=6),
+    st.lists(st.integers(0, 45), min_size=1, max_size=5),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(*BURSTS)
+def test_a_burst_everywhere_at_once_goes_over_by_one_request_of_each_other_gateway(
+    most: int, gates: int, costs: list[int], phases: list[int], delays: list[int]
+) -> None:
+    world = everywhere_at_once(most, gates, costs, phases, delays)
+    assert world.used() - most <= overshoot(most, gates, max(costs))
+    assert world.used() > most - max(costs)  # and the limit can be used, to the last request that fits
+
+
+# --- with a protection off --------------------------------------------------------------------------------------------
+
+
+def _whole(self: Share, now: float, own: int, others: int, remaining: int, gateways: int) -> None:
+    _renew(self, now, own, others, remaining, 1)
+
+
+def _alone(self: Account, limit: Limit, now: float, crowd: Any) -> tuple[int, int]:
+    return 0, _others(self, limit, now, crowd)[1]
+
+
+def _forgotten(self: Heard, now: float) -> None:
+    self.__init__()
+    self.gone_at = now
+
+
+def _unreserved(self: Account, limit: Limit, now: float) -> int:
+    return _own(self, limit, now) - (self.told().reserved_tokens if limit == "tokens" else 0)
+
+
+def _running_anyway(self: Heard, limit: Limit, now: float) -> int:
+    return self.tokens.sum(now) if limit == "tokens" else _used(self, limit, now)
+
+
+def _at_once(*_: Any, **__: Any) -> bool:
+    return True
+
+
+_renew, _others, _own, _used = Share.renew, Account._others, Account._own, Heard.used  # pyright: ignore[reportPrivateUsage]
+
+OFF: dict[str, tuple[type, str, Callable[..., Any]]] = {
+    "each takes all that is left": (Share, "renew", _whole),
+    "what others use does not count": (Account, "_others", _alone),
+    "what is reserved here does not count": (Account, "_own", _unreserved),
+    "what is reserved elsewhere does not count": (Heard, "used", _running_anyway),
+}
+
+
+@pytest.mark.parametrize("protection", OFF)
+def test_with_a_protection_off_the_bound_is_passed(protection: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*OFF[protection])
+
+    @settings(
+        max_examples=2000,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    @given(LIMITS, st.integers(1, 120), st.integers(1, 5), STEPS)
+    def search(limit: Limit, most: int, gates: int, steps: list[tuple[str, int, int, int, float]]) -> None:
+        play(limit, most, gates, steps)
+
+    with pytest.raises(AssertionError):
+        search()
+
+
+def _a_restart() -> None:
+    world = World("requests", 20, 2)
+    first, second = world.gates
+    world.pass_time(2.0)
+    _tell_all(world, [0, 0], 0.0)
+    world.pass_time(2.0)
+    for _ in range(10):
+        world.ask(first, 1)
+    for _ in range(2):
+        for gate in (first, second):
+            world.tell(gate, [0.0])
+        world.pass_time(2.0)
+        if first in world.gates:
+            world.boot(first)
+            first = world.gates[0]
+    for _ in range(20):
+        world.pass_time(0.001)
+        world.ask(second, 1)
+
+
+def test_what_a_gateway_used_before_its_restart_still_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    _a_restart()
+    monkeypatch.setattr(Heard, "gone", _forgotten)
+    with pytest.raises(AssertionError):
+        _a_restart()
+
+
+def test_without_waiting_for_the_others_a_burst_goes_further_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Account, "_may_renew", _at_once)
+    world = everywhere_at_once(1000, 4, [10], [0], [0])
+    assert world.used() - 1000 > overshoot(1000, 4, 10)
+
+
+def test_the_bound() -> None:
+    assert overshoot(1000, 1, 50) == 0
+    assert overshoot(1000, 4, 1) == 3
+    assert overshoot(1000, 4, 50) == 150
+    assert overshoot(20, 4, 50) == 60
+    # Two shares of a quarter before anybody hears of the first: 437 each, and a request more each time.
+    assert overshoot(1000, 4, 0, shares=2) == 4 * 438 - 1000
+    assert overshoot(1000, 4, 10, shares=100) == 3000
+    assert accounts.TELL_SECONDS + accounts.WIRE_SECONDS < accounts.ROUND_SECONDS
+
+
+def test_a_gate_alone_uses_its_limit_to_the_last() -> None:
+    world = World("requests", 7, 1)
+    gate: Gate = world.gates[0]
+    assert sum(world.ask(gate, 1) for _ in range(20)) == 7

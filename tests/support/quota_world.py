@@ -1,0 +1,221 @@
+"""Gateways that share a tenant's limit, in a network that brings messages late, twice or not at all. It knows what was
+really used, whatever the gateways think."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shoal.api.demand import TenantUse
+from shoal.core.quota.account import Crowd, Peer
+from shoal.core.quota.limits import Cost, Limit, Limits
+from shoal.core.quota.window import WINDOW_SECONDS
+from shoal.gateway.tenantdemand import TenantBook
+
+SILENCE = 12.0
+SEEN_AFTER = 1.0
+"""Seconds after which the others see a new pod."""
+TENANT = "acme"
+
+
+@dataclass
+class Process:
+    """One boot of a gateway, and what it really used."""
+
+    boot: str
+    admitted: list[float] = field(default_factory=list)
+    ended: list[tuple[float, int]] = field(default_factory=list)
+    """When, and with how many tokens."""
+    running: dict[int, Cost] = field(default_factory=dict)
+    died: float | None = None
+
+    def used(self, limit: Limit, now: float, word: "Word | None" = None) -> int:
+        """Now; or as far as a message said."""
+        running = [cost.tokens for cost in self.running.values()]
+        if word is None:
+            word = Word(len(self.admitted), len(self.ended), len(running), sum(running))
+        if limit == "concurrent":
+            return word.running if self.died is None else 0
+        if limit == "requests":
+            return sum(_inside(at, now) for at in self.admitted[word.since[0] : word.admitted])
+        if self.died is not None and not _inside(self.died, now):
+            return 0
+        used = sum(tokens for at, tokens in self.ended[word.since[1] : word.ended] if _inside(at, now))
+        return used + word.reserved
+
+
+@dataclass(frozen=True)
+class Word:
+    """What a message said: so many of a process's requests."""
+
+    admitted: int
+    ended: int
+    running: int
+    reserved: int
+    since: tuple[int, int] = (0, 0)
+    """What had been before the listener heard anything of it."""
+
+
+@dataclass
+class Gate:
+    """A gateway's pod."""
+
+    pod: str
+    process: Process
+    book: TenantBook
+    born: float
+    words: dict[str, Word] = field(default_factory=dict)
+    """By boot: what was heard of it last."""
+    heard_at: dict[str, float] = field(default_factory=dict)
+    """By pod."""
+    renewed: float = float("-inf")
+    known: int = 0
+    own: int = 0
+    heard: dict[str, int] = field(default_factory=dict)
+    """What it knew of each process when its share was renewed last."""
+    sharers: int = 1
+
+
+class World:
+    def __init__(self, limit: Limit, most: int, gates: int) -> None:
+        self.limit: Limit = limit
+        self.most = most
+        self.limits = Limits(**{limit: most})
+        self.now = 1000.0
+        self.processes: list[Process] = []
+        self.gates: list[Gate] = []
+        self.wire: list[tuple[float, str, str, str, TenantUse, Word]] = []
+        """When it arrives, from and to which pod, and what it says."""
+        self.deaf: set[tuple[str, str]] = set()
+        """Pods whose stream is down: from, to."""
+        self.passed = 0
+        self._pods = self._requests = 0
+        for _ in range(gates):
+            self.join()
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    def join(self) -> Gate:
+        self._pods += 1
+        gate = Gate(f"pod-{self._pods}", Process(""), TenantBook(), self.now)
+        self.gates.append(gate)
+        self.boot(gate)
+        return gate
+
+    def boot(self, gate: Gate) -> None:
+        """Its process starts, anew if it ran."""
+        self._die(gate)
+        process = Process(f"boot-{len(self.processes)}")
+        self.processes.append(process)
+        fresh = Gate(
+            gate.pod,
+            process,
+            TenantBook(me=process.boot, clock=lambda: self.now),
+            self.now if gate.words else gate.born,
+        )
+        self.gates[self.gates.index(gate)] = fresh
+        fresh.book.of(TENANT).change(self.limits)
+
+    def leave(self, gate: Gate) -> None:
+        self._die(gate)
+        self.gates.remove(gate)
+        for other in self.gates:
+            other.book.retain({each.pod for each in self.gates})
+
+    def ask(self, gate: Gate, tokens: int) -> bool:
+        """A request; whether it passed. Checks the bound if it did."""
+        account, now = gate.book.of(TENANT), self.now
+        knows = self._knows(gate)
+        own = gate.process.used(self.limit, now)
+        cost = Cost(tokens)
+        crowd = self.crowd(gate)
+        over = account.reserve(now, cost, lambda: crowd)
+        share = account._shares[self.limit]  # pyright: ignore[reportPrivateUsage]
+        if share.since == now:
+            gate.renewed, gate.heard, gate.own = now, knows, own
+            gate.sharers = 1 + sum(peer.heard_at is not None for peer in crowd)
+        if over is not None:
+            assert 1 <= over.retry_after <= 60
+            return False
+        self._requests += 1
+        self.passed += 1
+        gate.process.running[self._requests] = cost
+        gate.process.admitted.append(now)
+        whole = account._own(self.limit, now) > share.cap  # pyright: ignore[reportPrivateUsage]
+        self.check(gate, whole=whole)
+        return True
+
+    def end(self, gate: Gate, tokens: int) -> None:
+        """Its oldest request ends, having used so much at most."""
+        if gate.process.running:
+            cost = gate.process.running.pop(next(iter(gate.process.running)))
+            used = min(tokens, cost.tokens)
+            gate.process.ended.append((self.now, used))
+            gate.book.of(TENANT).settle(self.now, cost, used)
+
+    def tell(self, gate: Gate, delays: Sequence[float | None]) -> None:
+        """To each other gateway, after a delay; None: it is lost."""
+        process = gate.process
+        running = [cost.tokens for cost in process.running.values()]
+        word = Word(len(process.admitted), len(process.ended), len(running), sum(running))
+        use = gate.book.of(TENANT).told()
+        for other, delay in zip((each for each in self.gates if each is not gate), delays, strict=False):
+            if delay is not None:
+                self.wire.append((self.now + delay, gate.pod, other.pod, process.boot, use, word))
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        due = sorted((m for m in self.wire if m[0] <= self.now), key=lambda m: m[0])
+        self.wire = [m for m in self.wire if m[0] > self.now]
+        for _, sender, receiver, boot, use, word in due:
+            gate = next((g for g in self.gates if g.pod == receiver), None)
+            current = next((g for g in self.gates if g.pod == sender), None)
+            if gate is None or current is None or current.process.boot != boot or (sender, receiver) in self.deaf:
+                continue
+            before = gate.words.get(boot)
+            if before is not None and (word.admitted, word.ended) < (before.admitted, before.ended):
+                continue  # a stream keeps the order
+            since = before.since if before is not None else (word.admitted, word.ended)
+            gate.words[boot] = Word(word.admitted, word.ended, word.running, word.reserved, since)
+            gate.heard_at[sender] = self.now
+            gate.book.hear(sender, boot, {TENANT: use})
+
+    # --- what is known, and what is true ------------------------------------------------------------------------------
+
+    def crowd(self, gate: Gate) -> Crowd:
+        crowd: list[Peer] = []
+        for other in self.gates:
+            if other is gate or self.now - other.born < SEEN_AFTER:
+                continue
+            at = gate.heard_at.get(other.pod)
+            live = at is not None and self.now - at <= SILENCE and (other.pod, gate.pod) not in self.deaf
+            boot = gate.book.boot_of(other.pod)
+            crowd.append(Peer(boot, at if live else None))
+        return crowd
+
+    def used(self) -> int:
+        return sum(process.used(self.limit, self.now) for process in self.processes)
+
+    def check(self, gate: Gate, *, whole: bool) -> None:
+        """The bound of `core/quota/share.py`, by what the gateway really knew."""
+        others = [p for p in self.processes if p is not gate.process]
+        unheard = sum(max(0, p.used(self.limit, self.now) - gate.heard.get(p.boot, 0)) for p in others)
+        left = max(0, self.most - gate.own - sum(gate.heard.values()))
+        spared = 0 if whole else left - left // gate.sharers
+        assert self.used() <= self.most + unheard - spared
+
+    def _knows(self, gate: Gate) -> dict[str, int]:
+        return {
+            p.boot: p.used(self.limit, self.now, gate.words[p.boot]) for p in self.processes if p.boot in gate.words
+        }
+
+    def _die(self, gate: Gate) -> None:
+        """What runs there is taken for used."""
+        process = gate.process
+        process.died = self.now
+        for cost in process.running.values():
+            process.ended.append((self.now, cost.tokens))
+        process.running = {}
+
+
+def _inside(at: float, now: float) -> bool:
+    """Whether it counts: for 60 s, to the end of that second."""
+    return int(now) - int(at) <= WINDOW_SECONDS
