@@ -180,6 +180,7 @@ async def gateway(tmp_path: Path, *engines: ScriptedEngine, live: bool = True, *
             it.server.should_exit = True
             await serving
             await it.app.leases.close()
+            await it.app.usage.close()
             it.agents.close()
             it.pool.close()
             await it.spool.stop()

@@ -20,8 +20,8 @@ from shoal.ledger.queries.routes import Questions
 from shoal.ledger.schema import engine_hours, hours, usage
 from shoal.ledger.service import Service
 from shoal.ledger.store import Store
+from tests.support.gateway import INSTALL_KEY
 
-INSTALL_KEY = b"the install key of this test"
 ADMIN = keys.derive(INSTALL_KEY, "admin", keys.LEDGER)
 GATEWAY = keys.derive(INSTALL_KEY, "gateway", keys.LEDGER)
 NOW = "2026-11-22T12:00"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from shoal.api.keys import LEDGER
 from shoal.api.names import ENGINE_PORT
 from shoal.core.resolve import ServedModel
 from shoal.core.routing import Replica
@@ -22,6 +23,7 @@ from shoal.gateway.requestlog.api import LogsApi
 from shoal.gateway.requestlog.book import RequestLog
 from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.upstream import Upstream
+from shoal.gateway.usageapi import UsageApi
 from shoal.ledger.spool import Spool
 from shoal.signals.stream import Me
 
@@ -67,6 +69,7 @@ class Gateway:
         self.deadlines = Deadlines(settings.request_seconds)
         self._deadlines: dict[float, Deadlines] = {}
         self.quotas = quotas or Quotas(self.demand.tenants)
+        self.usage = UsageApi(settings.ledger_url, lambda: key_ring.said_by("gateway", LEDGER))
         self.logs = logs or LogsApi(RequestLog(settings, gateway=me.name), key_ring)
         self.in_flight = 0
         self.stopping = False

@@ -268,6 +268,7 @@ class Process:
                 await self.totals.close()
             self.pool.close()
             await self.logs.close()
+            await self.gateway.usage.close()
             await self.logs.book.stop()
             await self.spool.stop()
             log.info("stopped")

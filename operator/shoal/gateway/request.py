@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import orjson
 import structlog
 
-from shoal.api.names import LOGS_PATH
+from shoal.api.names import LOGS_PATH, USAGE_PATH
 from shoal.core.access import Denied, Identity, authenticate
 from shoal.core.resolve import ServedModel
 from shoal.gateway import errors, ids, sse
@@ -106,6 +106,10 @@ class Request:
             if method != "GET":
                 raise errors.wrong_method(method, "GET")
             await self._logs()
+        elif path == USAGE_PATH:
+            if method != "GET":
+                raise errors.wrong_method(method, "GET")
+            await self._usage()
         else:
             raise ApiError(404, f"Unknown path: {path[:200]}", "unknown_path")
 
@@ -126,6 +130,10 @@ class Request:
     async def _logs(self) -> None:
         identity = self._identity()
         await self._reply.json(200, await self._app.logs.page(identity.tenant, self._scope.get("query_string", b"")))
+
+    async def _usage(self) -> None:
+        identity = self._identity()
+        await self._reply.json(200, await self._app.usage.page(identity.tenant, self._scope.get("query_string", b"")))
 
     def _unknown(self, identity: Identity, word: str) -> ApiError:
         """For a word that nothing answers to."""

@@ -42,6 +42,8 @@ def only_these(request: Request, known: Iterable[str]) -> None:
     for name in request.query:
         if name not in names:
             raise Problem(400, f"unknown parameter {name[:40]}: there are {', '.join(names)}")
+        if any("\0" in value for value in request.query[name]):
+            raise Problem(400, f"{name} has a NUL in it, which no name has")
 
 
 def limit(request: Request, default: int, most: int) -> int:
