@@ -138,10 +138,9 @@ def _binaries() -> Path:
 
 
 def _newest() -> Path | None:
-    if (program := shutil.which("postgres")) is not None:
-        return Path(program).parent
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]))
-    return found[-1].parent if found else None
+    program = found[-1] if found else shutil.which("postgres")
+    return Path(program).resolve().parent if program else None
 
 
 def _libpq(url: str) -> str:

@@ -7,16 +7,14 @@ second ledger stands by until the first one's session ends.
 
 import contextlib
 import fcntl
+import logging
 import os
 import sqlite3
 import time
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import alembic.command
 import structlog
-from alembic.config import Config
-from alembic.util.exc import CommandError
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
@@ -153,6 +151,11 @@ def _begin_reader(connection: Connection) -> None:
 
 def migrate(connection: Connection) -> None:
     """Brings the tables to this version's, in one transaction. Raises Unavailable where they are of a newer one."""
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of its plugins while it is imported
+    import alembic.command
+    from alembic.config import Config
+    from alembic.util.exc import CommandError
+
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     config.attributes["connection"] = connection
@@ -172,6 +175,6 @@ def migrate(connection: Connection) -> None:
 
 def reason(error: BaseException) -> str:
     """What went wrong, in one line, without statements and values."""
-    if isinstance(error, DBAPIError) and error.orig is not None:
-        return f"the database: {str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else error.orig!r}"
-    return f"the database: {error}"
+    origin = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    lines = str(origin).strip().splitlines() or [type(origin).__name__]
+    return f"the database: {lines[0]}"

@@ -48,7 +48,7 @@ def _usage(database: Database, request: str | None, tenant: str | None, limit: i
         yield _HEADER
     for row in reversed(rows):
         if output == "json":
-            yield orjson.dumps(dict(zip(usage.columns.keys(), row, strict=True))).decode()
+            yield orjson.dumps(dict(zip(map(str, usage.columns.keys()), row, strict=True))).decode()
             continue
         name = row.request if row.attempt == 0 else f"{row.request}:attempt:{row.attempt}"
         ended = "yes" if row.ended else "no"
