@@ -121,7 +121,7 @@ class Content:
             return "[cut]"
         match value:
             case str():
-                return self.text(value, whole=whole, key=key)
+                return self.text(value, whole=whole, key=key, depth=depth)
             case None | bool():
                 self._left -= 4
                 return value
@@ -157,7 +157,7 @@ class Content:
                 break
         return out
 
-    def text(self, text: str, *, whole: bool = True, key: str = "") -> str:
+    def text(self, text: str, *, whole: bool = True, key: str = "", depth: int = 0) -> str:
         """A text, redacted. JSON inside of it (a tool call's arguments) is redacted decoded too, since an escaped
         character hides a match. Without `whole` the text breaks off, and its end goes too."""
         if key in _BINARY_KEYS and len(text) >= _BINARY_FROM and _BASE64.fullmatch(text, 0, 4096):
@@ -168,7 +168,7 @@ class Content:
         if len(text) > self._left + TAIL:
             text, whole_here = text[: self._left + TAIL], False
             self.cut = True
-        inner = self._inside(text) if whole_here else None
+        inner = self._inside(text, depth) if whole_here else None
         redacted = inner if inner is not None else self._redacted(text, whole_here)
         self._left -= len(redacted)
         return redacted
@@ -180,20 +180,17 @@ class Content:
             return "[cut]"
         return self._rules.text(text, self.counts, leave=TAIL) + "[cut]"
 
-    def _inside(self, text: str) -> str | None:
+    def _inside(self, text: str, depth: int) -> str | None:
         """The text anew, where it is JSON in which something was found."""
-        if "\\" not in text or not text.lstrip().startswith(("{", "[", '"')):
+        if "\\" not in text or depth >= MOST_DEPTH or not text.lstrip().startswith(("{", "[", '"')):
             return None
         try:
             decoded: object = orjson.loads(text)
         except orjson.JSONDecodeError:
             return None
-        if isinstance(decoded, str):
-            redacted: Any = self._rules.text(decoded, self.counts)
-        else:
-            before = self._left
-            redacted = self.value(decoded, depth=MOST_DEPTH // 2)
-            self._left = before
+        before = self._left
+        redacted = self.value(decoded, depth=depth + 8)
+        self._left = before
         if redacted == decoded:
             return None
         return self._rules.text(orjson.dumps(redacted).decode(), self.counts)

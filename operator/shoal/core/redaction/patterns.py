@@ -116,6 +116,7 @@ _CARD_DIGITS: Final = range(12, 20)
 _MOST_GROUPS: Final = 8
 _IPV4: Final = compiled(rb"(?:25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])(?:\.(?:25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])){3}")
 _IPV6: Final = compiled(rb"(?:[0-9A-Fa-f]{0,4}:){2,8}(?:[0-9]{1,3}(?:\.[0-9]{1,3}){3}|[0-9A-Fa-f]{0,4})")
+_GROUP_OF_HEX: Final = re.compile(rb"[0-9A-Fa-f]+")
 _GAP: Final = rb"[ \t()./\-\x{a0}\x{2010}-\x{2013}]"
 _PHONES: Final = (
     compiled(rb"(?:\+|\b00)[0-9](?:" + _GAP + rb"{0,3}[0-9]){6,14}"),
@@ -163,9 +164,16 @@ def address(text: bytes) -> Iterator[Span]:
         found = match.group()
         # A colon that only stands before or behind it ("at:2001:db8::1", "::1:") is not part of it.
         for first, last in itertools.product((0, 1), (0, 1)):
-            if (part := found[first : len(found) - last]) and _is_ipv6(part):
+            part = found[first : len(found) - last]
+            if part and _is_ipv6(part) and not _in_a_word(text, start + first, end - last, part):
                 yield start + first, end - last
                 break
+
+
+def _in_a_word(text: bytes, start: int, end: int, part: bytes) -> bool:
+    """std::vector holds `d::`, which is an address."""
+    around = text[start - 1 : start] + text[end : end + 1]
+    return any(chr(byte).isalnum() for byte in around) and len(_GROUP_OF_HEX.findall(part)) < 3
 
 
 def _is_ipv6(part: bytes) -> bool:

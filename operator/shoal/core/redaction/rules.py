@@ -19,6 +19,7 @@ MOST_MATCHES: Final = 2_000
 the text for each match."""
 _SAMPLES: Final = (b"", b"a", b"a b.\n-1_\t[x]\n")
 """A pattern that matches nothing at all somewhere does so in one of these."""
+_ESCAPED: Final = re.compile(rb"\\+(?:[abfnrtv\"'/]|[ux][0-9A-Fa-f]{2,4})|%[0-9A-Fa-f]{2}")
 _LITERAL_RUN: Final = re.compile(r"[A-Za-z0-9+/_]{16,}")
 
 
@@ -49,10 +50,15 @@ class Rules:
         """
         raw = text.encode(errors="replace")
         end_of_all = len(raw) - len(text[-leave:].encode(errors="replace")) if leave else len(raw)
+        views = [raw]
+        if b"\\" in raw or b"%" in raw:
+            # "\\nsk-..." is no word "nsk": what was escaped and is not decoded here counts as blanks as well.
+            views.append(_ESCAPED.sub(lambda match: b" " * len(match[0]), raw))
         spans = sorted(
             (start, -end, place)
             for place, rule in enumerate(self.rules)
-            for start, end in _bounded(rule.find(raw), len(raw))
+            for view in views
+            for start, end in _bounded(rule.find(view), len(raw))
             if start < end and start < end_of_all
         )
         if not spans and not leave:
