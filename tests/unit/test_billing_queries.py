@@ -1,0 +1,397 @@
+"""Bills, credits, margin and FOCUS out of the tables."""
+
+import csv
+import io
+from collections.abc import AsyncGenerator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.databases import DATABASES, database
+from tests.support.questions import MID_NOVEMBER, OCTOBER, Ledger, gpu_hour, hour, ledger
+
+MILLION = 1_000_000
+
+ROWS = (
+    hour("2026-11-01T00:00", input_tokens=MILLION, cached_tokens=400_000, output_tokens=100_000, requests=3),
+    hour("2026-11-14T23:00", input_tokens=MILLION, key_name="batch", gpu_class="l4"),
+    hour("2026-11-15T00:00", input_tokens=MILLION),
+    hour("2026-11-02T00:00", plan="gold", input_tokens=MILLION, external_id="cus_new"),
+    hour("2026-11-02T00:00", adapter="chat/sql", input_tokens=MILLION),
+    hour("2026-11-03T00:00", model="chat/new", input_tokens=42, output_tokens=8),
+    hour("2026-11-04T00:00", model="chat/new", requests=5),
+    hour("2026-11-04T00:00", input_tokens=777, billed=False),
+    hour("2026-10-31T23:00", input_tokens=MILLION),
+    hour("2026-12-01T00:00", input_tokens=MILLION),
+    hour("2026-11-01T00:00", "globex", input_tokens=2 * MILLION),
+)
+GPUS = (
+    gpu_hour("2026-11-01T00:00"),
+    gpu_hour("2026-11-02T00:00", gpu_seconds=1800.0, cost=1_250_000_000_000),
+    gpu_hour("2026-11-01T00:00", "l4", currency="USD"),
+    gpu_hour("2026-11-01T00:00", "a100", gpu_seconds=7200.0, cost=0, currency=""),
+    gpu_hour("2026-11-01T00:00", "idle"),
+    gpu_hour("2026-11-01T00:00", "counted", gpu_seconds=0.0, cost=0, prompt_tokens=5),
+)
+
+
+@pytest.fixture(params=DATABASES)
+async def books(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Ledger]:
+    with database(request.param, tmp_path) as url:
+        async with ledger(url, tmp_path, october=OCTOBER, november=MID_NOVEMBER) as found:
+            await found.fill(*ROWS, engines=GPUS)
+            yield found
+
+
+@pytest.fixture
+async def empty(tmp_path: Path) -> AsyncGenerator[Ledger]:
+    async with ledger(f"sqlite:///{tmp_path}/ledger.sqlite", tmp_path, october=OCTOBER) as found:
+        yield found
+
+
+async def bill(books: Ledger, **query: Any) -> dict[str, Any]:
+    answer = await books.get("/v1/bill", **{"tenant": "acme", "month": "2026-11"} | query)
+    assert answer.status == 200, answer.body
+    return answer.json
+
+
+def credit(**changes: Any) -> dict[str, Any]:
+    return {"id": "c1", "tenant": "acme", "month": "2026-11", "amount": "1.50", "note": "outage"} | changes
+
+
+# --- bills ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_bill_has_a_line_per_model_adapter_plan_and_price(books: Ledger) -> None:
+    found = await bill(books)
+    assert [
+        (line["model"], line["adapter"], line["plan"], line["rate"]["input"], line["amount"], line["lists"])
+        for line in found["lines"]
+    ] == [
+        # 1.6 M fresh at 3, 0.4 M cached at 0.30, 0.1 M output at 15; after the 15th input costs 6
+        ("chat/llama", None, None, "3.00", "6.42", ["october"]),
+        ("chat/llama", None, None, "6.00", "6.00", ["november"]),
+        ("chat/llama", None, "gold", "2.00", "2.00", ["october"]),
+        ("chat/llama", "chat/sql", None, "4.00", "4.00", ["october"]),
+    ]
+    assert (found["usage"], found["credit"], found["total"], found["currency"]) == ("18.42", "0.00", "18.42", "EUR")
+    assert found["externalIDs"] == ["cus_acme", "cus_new"]
+    assert (found["monthEnded"], found["openRequests"], found["known"]) == (False, 0, True)
+    first = found["lines"][0]
+    assert (first["requests"], first["inputTokens"], first["cachedTokens"], first["outputTokens"]) == (
+        4,
+        2 * MILLION,
+        400_000,
+        100_000,
+    )
+    assert first["exact"] == "6.42"
+
+
+async def test_what_has_no_price_is_shown_as_such(books: Ledger) -> None:
+    (unpriced,) = (await bill(books))["unpriced"]
+    assert (unpriced["model"], unpriced["inputTokens"], unpriced["outputTokens"]) == ("chat/new", 42, 8)
+
+
+async def test_a_month_before_all_price_lists_is_unpriced(books: Ledger) -> None:
+    await books.fill(hour("2026-09-01T00:00", input_tokens=5))
+    found = await bill(books, month="2026-09")
+    assert (found["lines"], found["total"], found["unpriced"][0]["inputTokens"]) == ([], "0.00", 5)
+    assert found["monthEnded"]
+
+
+async def test_requests_that_have_not_ended_are_told(books: Ledger) -> None:
+    await books.open_request("2026-11-21T10:00")
+    await books.open_request("2026-10-31T23:59", request="r2")
+    await books.open_request("2026-11-21T10:00", tenant="globex", request="r3")
+    assert (await bill(books))["openRequests"] == 1
+
+
+async def test_the_same_month_makes_the_same_bill_again(books: Ledger) -> None:
+    assert await bill(books) == await bill(books)
+
+
+async def test_a_tenant_that_was_never_seen_is_not_known(books: Ledger) -> None:
+    assert not (await bill(books, tenant="acmee"))["known"]
+    assert (await bill(books, month="2026-01"))["known"], "it has usage, only not in that month"
+    await books.post("/v1/credits", credit(tenant="newcomer"))
+    assert (await bill(books, tenant="newcomer", month="2026-01"))["known"]
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ({"tenant": ""}, "tenant is missing: whose bill?"),
+        ({"month": "November"}, "month=November: write one such as 2026-11"),
+        ({"month": "2026-1"}, "month=2026-1: write one such as 2026-11"),
+        ({"from": "2026-11"}, "unknown parameter from: there are month, tenant"),
+        ({"tenant": "a\0"}, "tenant has a NUL in it"),
+    ],
+)
+async def test_a_wrong_question_for_a_bill(empty: Ledger, query: dict[str, str], message: str) -> None:
+    answer = await empty.get("/v1/bill", **{"tenant": "acme", "month": "2026-11"} | query)
+    assert (answer.status, message in answer.message) == (400, True), answer.message
+
+
+# --- the same month at other prices ---------------------------------------------------------------------------------
+
+
+async def test_another_price_list_makes_another_bill_and_changes_nothing(books: Ledger) -> None:
+    before = await bill(books)
+    dearer = OCTOBER.replace("2026-10-01", "2027-01-01").replace('output: "15"', 'output: "25"')
+    answer = await books.post(
+        "/v1/bill", {"tenant": "acme", "month": "2026-11", "prices": [{"file": "next.yaml", "text": dearer}]}
+    )
+    assert answer.status == 200
+    # One file counts for the whole month, so the 6.00 of the 15th is 3.00 again; 0.1 M output costs 1.00 more.
+    assert answer.json["bill"] == before
+    assert (answer.json["other"]["total"], answer.json["difference"]) == ("16.42", "-2.00")
+    assert answer.json["other"]["lines"][0]["lists"] == ["next"]
+    assert await bill(books) == before
+
+
+async def test_several_lists_count_from_their_own_moments_on(books: Ledger) -> None:
+    lists = [{"file": "a.yaml", "text": OCTOBER}, {"file": "b.yaml", "text": MID_NOVEMBER}]
+    answer = await books.post("/v1/bill", {"tenant": "acme", "month": "2026-11", "prices": lists})
+    assert (answer.json["other"]["total"], answer.json["difference"]) == ("18.42", "0.00")
+
+
+async def test_of_different_currencies_there_is_no_difference(books: Ledger) -> None:
+    lists = [{"file": "a.yaml", "text": OCTOBER.replace("EUR", "USD")}]
+    answer = await books.post("/v1/bill", {"tenant": "acme", "month": "2026-11", "prices": lists})
+    assert (answer.json["other"]["currency"], answer.json["difference"]) == ("USD", None)
+
+
+async def test_a_price_list_that_is_wrong_is_refused_with_its_line(empty: Ledger) -> None:
+    lists = [{"file": "bad.yaml", "text": OCTOBER.replace('"15"', '"fifteen"')}]
+    answer = await empty.post("/v1/bill", {"tenant": "acme", "month": "2026-11", "prices": lists})
+    assert (answer.status, answer.message.splitlines()[1]) == (
+        422,
+        "bad.yaml:4: `prices.output`: 'fifteen' is not a price: write a decimal number such as \"0.25\", without sign "
+        "or exponent",
+    )
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"tenant": "acme", "month": "2026-11", "prices": []}'])
+async def test_a_body_that_is_no_question_is_refused(empty: Ledger, body: bytes) -> None:
+    from tests.support.questions import ADMIN
+
+    answer = await empty.call("POST", "/v1/bill", key=ADMIN, body=body)
+    assert (answer.status, answer.message.startswith("the body: ")) == (400, True)
+
+
+# --- credits --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_credit_is_taken_off_the_bill_of_its_month(books: Ledger) -> None:
+    made = await books.post("/v1/credits", credit(madeBy="ann"))
+    assert (made.status, made.json["amount"], made.json["currency"]) == (201, "1.50", "EUR")
+    assert made.json["madeAt"] == "2026-11-22T12:00:00Z"
+    await books.post("/v1/credits", credit(id="c2", amount="-0.50", note="too much"))
+    found = await bill(books)
+    assert (found["usage"], found["credit"], found["total"]) == ("18.42", "1.00", "17.42")
+    assert [(one["id"], one["note"]) for one in found["credits"]] == [("c1", "outage"), ("c2", "too much")]
+    assert (await bill(books, month="2026-10"))["credits"] == []
+    assert (await bill(books, tenant="globex"))["credits"] == []
+    assert books.credited == 2, "budgets hear of it"
+
+
+async def test_the_same_credit_twice_is_one(books: Ledger) -> None:
+    assert (await books.post("/v1/credits", credit())).status == 201
+    again = await books.post("/v1/credits", credit())
+    assert (again.status, books.credited) == (200, 1)
+    other = await books.post("/v1/credits", credit(amount="2"))
+    assert (other.status, other.message) == (
+        409,
+        "there is another credit with the id c1: give this one an id of its own",
+    )
+    assert (await bill(books))["credit"] == "1.50"
+
+
+async def test_credits_are_listed(books: Ledger) -> None:
+    for number, tenant, month in ((1, "acme", "2026-11"), (2, "acme", "2026-10"), (3, "globex", "2026-11")):
+        await books.post("/v1/credits", credit(id=f"c{number}", tenant=tenant, month=month))
+    for query, ids in (
+        ({}, {"c1", "c2", "c3"}),
+        ({"tenant": "acme"}, {"c1", "c2"}),
+        ({"month": "2026-11"}, {"c1", "c3"}),
+        ({"tenant": "globex", "month": "2026-10"}, set()),
+    ):
+        answer = await books.get("/v1/credits", **query)
+        assert {one["id"] for one in answer.json["credits"]} == ids
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"amount": "lots"}, "amount: 'lots' is not an amount"),
+        ({"amount": "0.001"}, "amount: 0.001 has more decimals than EUR has (2)"),
+        ({"amount": "0"}, "amount: a credit of nothing is none"),
+        ({"currency": "USD"}, "the price lists are in EUR: a credit in USD could be taken off no bill"),
+        ({"month": "2026"}, "month=2026: write one such as 2026-11"),
+        ({"tenant": ""}, "the body: tenant: String should have at least 1 character"),
+        ({"note": "x" * 1001}, "the body: note: String should have at most 1000 characters"),
+    ],
+)
+async def test_a_credit_that_is_wrong_is_refused(empty: Ledger, changes: dict[str, str], message: str) -> None:
+    answer = await empty.post("/v1/credits", credit(**changes))
+    assert (answer.status, message in answer.message) == (400, True), answer.message
+    assert (await empty.get("/v1/credits")).json["credits"] == []
+
+
+async def test_without_price_lists_a_credit_says_its_currency(tmp_path: Path) -> None:
+    async with ledger(f"sqlite:///{tmp_path}/ledger.sqlite", tmp_path) as books:
+        answer = await books.post("/v1/credits", credit())
+        assert (answer.status, answer.message) == (400, "there is no price list: say in which currency the credit is")
+        assert (await books.post("/v1/credits", credit(currency="eur"))).status == 400
+        assert (await books.post("/v1/credits", credit(currency="EUR"))).status == 201
+        found = await bill(books)
+        assert (found["currency"], found["total"]) == (None, None)
+        assert [one["id"] for one in found["foreignCredits"]] == ["c1"]
+
+
+# --- margin ---------------------------------------------------------------------------------------------------------
+
+
+async def test_margin_by_gpu_class(books: Ledger) -> None:
+    answer = await books.get("/v1/margin")
+    rows = {row["class"]: row for row in answer.json["rows"]}
+    assert answer.json["currency"] == "EUR"
+    # acme 3.42 + 6 + 2 + 4, globex 6; 50 tokens of chat/new have no price
+    h100 = rows["h100"]
+    assert (h100["revenue"], h100["cost"], h100["gpuHours"], h100["unpricedTokens"]) == ("21.42", "3.75", 1.5, 50)
+    assert (h100["margin"], h100["marginPercent"]) == (None, None), "of some tokens nobody knows what they brought in"
+    assert (rows["l4"]["revenue"], rows["l4"]["cost"], rows["l4"]["costCurrency"]) == ("3", "2.5", "USD")
+    assert rows["l4"]["margin"] is None, "another currency"
+    assert (rows["a100"]["cost"], rows["a100"]["unpricedGpuHours"], rows["a100"]["margin"]) == (None, 2.0, None)
+    assert (rows["idle"]["revenue"], rows["idle"]["margin"]) == ("0", "-2.5"), (
+        "GPUs that earned nothing cost all the same"
+    )
+    assert "counted" not in rows
+
+
+async def test_margin_by_model_and_day(books: Ledger) -> None:
+    rows = (await books.get("/v1/margin", by="model,day", to="2026-11-03")).json["rows"]
+    second = next(row for row in rows if row["day"] == "2026-11-02")
+    assert (second["model"], second["revenue"], second["cost"], second["margin"]) == ("chat/llama", "6", "1.25", "4.75")
+    assert second["marginPercent"] == "79.2"
+
+
+async def test_usage_without_known_cost_has_no_margin(books: Ledger) -> None:
+    (row,) = (await books.get("/v1/margin", from_="2026-10", to="2026-11")).json["rows"]
+    assert (row["revenue"], row["cost"], row["gpuHours"], row["margin"]) == ("3", None, None, None)
+
+
+async def test_margin_over_everything_and_by_month(books: Ledger) -> None:
+    (row,) = (await books.get("/v1/margin", by="", from_="2026-10", to="2027-01")).json["rows"]
+    assert row["tokens"] == 9_100_050
+    months = (await books.get("/v1/margin", by="month", from_="2026-10", to="2027-01")).json["rows"]
+    assert [(one["month"], one["tokens"]) for one in months] == [
+        ("2026-10", MILLION),
+        ("2026-11", 7_100_050),
+        ("2026-12", MILLION),
+    ]
+    assert (await books.get("/v1/margin", by="tenant")).status == 400
+
+
+# --- FOCUS ----------------------------------------------------------------------------------------------------------
+
+
+async def focus(books: Ledger, **query: Any) -> list[dict[str, str]]:
+    answer = await books.get("/v1/focus", **query)
+    assert answer.status == 200, answer.body
+    return list(csv.DictReader(io.StringIO(answer.body.decode())))
+
+
+async def test_focus_rows_per_tenant_sku_and_day(books: Ledger) -> None:
+    rows = await focus(books, tenant="acme", from_="2026-11-01", to="2026-11-02")
+    assert [(r["SkuMeter"], r["PricingQuantity"], r["ContractedUnitPrice"], r["BilledCost"]) for r in rows] == [
+        ("Input Tokens", "600000", "0.000003", "1.8"),
+        ("Cached Input Tokens", "400000", "0.0000003", "0.12"),
+        ("Output Tokens", "100000", "0.000015", "1.5"),
+    ]
+    first = rows[0]
+    assert first["SubAccountId"] == "acme"
+    assert (first["ChargePeriodStart"], first["ChargePeriodEnd"]) == ("2026-11-01T00:00:00Z", "2026-11-02T00:00:00Z")
+    assert (first["BillingPeriodStart"], first["BillingPeriodEnd"]) == ("2026-11-01T00:00:00Z", "2026-12-01T00:00:00Z")
+    assert (first["SkuId"], first["SkuPriceId"]) == ("chat/llama/-/h100/Input",) * 2
+    assert (first["ServiceCategory"], first["BillingCurrency"], first["Tags"]) == (
+        "AI and Machine Learning",
+        "EUR",
+        '{"externalID": "cus_acme"}',
+    )
+
+
+async def test_focus_adds_up_to_the_bill(books: Ledger) -> None:
+    await books.post("/v1/credits", credit())
+    rows = await focus(books, tenant="acme")
+    total = sum(Decimal(row["BilledCost"]) for row in rows)
+    assert f"{total:.2f}" == (await bill(books))["total"] == "16.92"
+    for row in rows:
+        if row["SkuPriceId"]:
+            assert Decimal(row["PricingQuantity"]) * Decimal(row["ContractedUnitPrice"]) == Decimal(
+                row["ContractedCost"]
+            )
+            assert Decimal(row["PricingQuantity"]) * Decimal(row["ListUnitPrice"]) == Decimal(row["ListCost"])
+
+
+async def test_in_focus_a_plan_is_a_contract_beside_the_list_price(books: Ledger) -> None:
+    (row,) = [r for r in await focus(books) if r["x_Plan"] == "gold"]
+    assert (row["ListCost"], row["ContractedCost"], row["BilledCost"], row["x_ExternalId"]) == (
+        "3",
+        "2",
+        "2",
+        "cus_new",
+    )
+
+
+async def test_in_focus_usage_without_a_price_has_no_prices(books: Ledger) -> None:
+    rows = [row for row in await focus(books) if row["x_Model"] == "chat/new"]
+    assert [(r["SkuMeter"], r["x_ConsumedTokens"], r["BilledCost"]) for r in rows] == [
+        ("Input Tokens", "42", "0"),
+        ("Output Tokens", "8", "0"),
+    ]
+    for name in (
+        "SkuPriceId",
+        "PricingQuantity",
+        "PricingUnit",
+        "PricingCategory",
+        "ListUnitPrice",
+        "ConsumedQuantity",
+    ):
+        assert {row[name] for row in rows} == {""}
+
+
+async def test_in_focus_a_credit_is_a_row_of_its_own(books: Ledger) -> None:
+    await books.post("/v1/credits", credit())
+    (row,) = [r for r in await focus(books) if r["ChargeCategory"] == "Credit"]
+    assert (row["BilledCost"], row["ChargeDescription"], row["SubAccountId"]) == ("-1.5", "outage", "acme")
+    assert (row["ChargePeriodStart"], row["ChargePeriodEnd"]) == ("2026-11-01T00:00:00Z", "2026-12-01T00:00:00Z")
+    later = await focus(books, from_="2026-11-02")
+    assert not [r for r in later if r["ChargeCategory"] == "Credit"], "parts of a month have it once"
+
+
+async def test_focus_by_the_hour_and_of_everybody(books: Ledger) -> None:
+    rows = await focus(books, grain="hour", from_="2026-11-14T23:00:00Z", to="2026-11-15T01:00:00Z")
+    assert [(r["ChargePeriodStart"], r["ListUnitPrice"], r["x_PriceList"]) for r in rows] == [
+        ("2026-11-14T23:00:00Z", "0.000003", "october"),
+        ("2026-11-15T00:00:00Z", "0.000006", "november"),
+    ]
+    assert {row["SubAccountId"] for row in await focus(books)} == {"acme", "globex"}
+    (row,) = await focus(books, tenant="globex", issuer="Acme Cloud")
+    assert (row["InvoiceIssuerName"], row["BillingAccountId"]) == ("Acme Cloud", "shoal-test")
+
+
+async def test_focus_of_a_time_without_usage_is_its_header(books: Ledger) -> None:
+    answer = await books.get("/v1/focus", from_="2020-01", to="2020-02")
+    assert answer.body.decode().startswith("BilledCost,BillingAccountId,")
+    assert len(answer.body.decode().splitlines()) == 1
+    assert (await books.get("/v1/focus", from_="2020-01", to="2020-02", header="false")).body == b""
+
+
+async def test_a_wrong_question_for_focus(empty: Ledger) -> None:
+    answer = await empty.get("/v1/focus", grain="week")
+    assert (answer.status, answer.message) == (400, "grain is hour or day")
+    answer = await empty.get("/v1/focus", from_="2020-01")
+    assert (answer.status, "more than 400 days" in answer.message) == (400, True)
