@@ -4,6 +4,8 @@
 
 The proxy has core 0; the load generator and the fake engine (load.c, compiled here) share core 1. The gateway does all
 that it does in a pod: key check, resolution, forced usage, an open row on disk before each request, a final one after.
+With everything on, its tenant has limits of each kind, a budget and a log of metadata, and a ledger (SQLite, beside the
+load generator on core 1, which has less for itself then) takes every record meanwhile.
 Envoy and smg are plain proxies. Numbers on a busy machine are lower bounds: other processes' CPU is printed.
 """
 
@@ -14,6 +16,7 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import sysconfig
@@ -23,7 +26,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from tests.bench.gateway_process import API_KEY
+from tests.bench.gateway_process import API_KEY, INSTALL_KEY
 
 PROXY_CORE, LOAD_CORE = "0", "1"
 HERE = Path(__file__).parent
@@ -222,6 +225,13 @@ def main() -> None:
         with started(command, port, folder / "gateway.log", PROXY_CORE) as pid:
             rows.append(bench.row("shoal gateway", port, pid))
 
+        ledger = stack.enter_context(_ledger(folder))
+        port = free_port()
+        command = [*command[:3], str(upstream), str(port), str(folder / "full"), f"http://127.0.0.1:{ledger}"]
+        with started(command, port, folder / "full.log", PROXY_CORE) as pid:
+            rows.append(bench.row("shoal gateway, everything on", port, pid))
+            kept = _until_shipped(folder)
+
         if (envoy := scripts / "envoy").exists():
             port = free_port()
             config = folder / "envoy.json"
@@ -251,6 +261,49 @@ def main() -> None:
         else:
             _missing("smg")
     show(rows, foreign)
+    print(kept)
+
+
+@contextlib.contextmanager
+def _ledger(folder: Path) -> Generator[int]:
+    """A ledger of its own; yields its port."""
+    home, port = folder / "ledger", free_port()
+    (home / "key").mkdir(parents=True)
+    (home / "key" / "current").write_bytes(INSTALL_KEY)
+    environment = {
+        "DATABASE_URL": f"sqlite:///{home}/ledger.sqlite",
+        "INSTALL_KEY_DIR": str(home / "key"),
+        "PRICES_DIR": str(home),
+        "PORT": str(port),
+        "OPS_PORT": str(free_port()),
+        "RECONCILE": "false",
+        "LOG_LEVEL": "warning",
+    }
+    os.environ.update({f"SHOAL_LEDGER_{name}": value for name, value in environment.items()})
+    command = [sys.executable, "-m", "shoal", "ledger", "run"]
+    with started(command, port, folder / "ledger.log", LOAD_CORE):
+        yield port
+
+
+def _until_shipped(folder: Path) -> str:
+    """Waits until the ledger has what the spool had; what a record takes on disk."""
+    spool, ledger = (sqlite3.connect(folder / path) for path in ("full/spool/spool.sqlite", "ledger/ledger.sqlite"))
+    with contextlib.closing(spool), contextlib.closing(ledger):
+        began = time.monotonic()
+        waiting = "SELECT count(*) FROM records WHERE seq > (SELECT shipped FROM position)"
+        while spool.execute(waiting).fetchone()[0]:
+            time.sleep(0.2)
+            if time.monotonic() - began > 120:
+                left = spool.execute(waiting).fetchone()[0]
+                told = (folder / "full.log").read_text()[-1500:]
+                raise SystemExit(f"the ledger did not take {left:,} rows of the spool within two minutes:\n{told}")
+        waited = time.monotonic() - began
+        rows, size = spool.execute("SELECT count(*), avg(length(body)) FROM records").fetchone()
+        usage = ledger.execute("SELECT count(*) FROM usage").fetchone()[0]
+    return (
+        f"everything on: {usage:,} requests in the ledger, which had all {waited:.1f} s after the last one; "
+        f"of the {rows:,} rows that the spool still keeps, one has {size:.0f} bytes."
+    )
 
 
 def _missing(name: str) -> None:

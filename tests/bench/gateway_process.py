@@ -1,15 +1,17 @@
 """The gateway as it runs in a pod, with a fixed directory in place of an API server: the child process of the bench.
 
-python -m tests.bench.gateway_process UPSTREAM-PORT PORT SPOOL-DIR [asleep]
+python -m tests.bench.gateway_process UPSTREAM-PORT PORT SPOOL-DIR [asleep | LEDGER-URL]
 
 With `asleep` its Model has no replica until `wake` is read from standard input; `sleep` takes the replicas away again;
-`held` does nothing. Each is answered by how many requests wait.
+`held` does nothing. Each is answered by how many requests wait. With the URL of a ledger everything is on: the tenant
+has limits of each kind and a budget, none of which is met, and a log of each request's metadata; records are shipped.
 """
 
 import asyncio
 import hashlib
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -22,17 +24,25 @@ from shoal.core.resolve import ServedModel
 from shoal.core.routing import Replica
 from shoal.gateway import collector
 from shoal.gateway.app import Gateway
+from shoal.gateway.demand import DemandBook, Teller
 from shoal.gateway.directory import Directory
 from shoal.gateway.fleet import Fleet
 from shoal.gateway.installkey import KeyRing
 from shoal.gateway.metrics import Metrics
+from shoal.gateway.quota import Quotas
+from shoal.gateway.requestlog.api import LogsApi
+from shoal.gateway.requestlog.book import RequestLog
 from shoal.gateway.server import make_server
 from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.upstream import Pool
+from shoal.ledger.shipper import Shipper
 from shoal.ledger.spool import Spool
-from shoal.runtime import logs
+from shoal.runtime import logs as structured
+from shoal.signals.stream import Me
+from shoal.signals.totals import Totals
 
 API_KEY = "sk-bench"
+INSTALL_KEY = b"bench"
 HEARD = ReplicaKeys(
     phase="ready",
     engine_boot="boot",
@@ -43,19 +53,27 @@ HEARD = ReplicaKeys(
     kv_tokens_total=10**9,
 )
 
-logs.configure("warning")
+structured.configure("warning")
 
 
-async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool) -> None:
+EVERYTHING: dict[str, object] = {
+    "limits": {"requestsPerMinute": 10_000_000, "tokensPerMinute": 10**12, "concurrentRequests": 1_000_000},
+    "budget": {"tokens": 10**15},
+    "logging": {"mode": "Metadata"},
+}
+
+
+async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool, ledger_url: str = "") -> None:
     (folder / "key").mkdir(parents=True, exist_ok=True)
-    (folder / "key" / "current").write_bytes(b"bench")
-    settings = GatewaySettings(install_key_dir=folder / "key", spool_dir=folder / "spool")
+    (folder / "key" / "current").write_bytes(INSTALL_KEY)
+    settings = GatewaySettings(
+        install_key_dir=folder / "key", spool_dir=folder / "spool", log_dir=folder / "logs", ledger_url=ledger_url
+    )
     limits = Limits(max_requests=100_000, max_bytes=2**30, max_tenant_percent=100)
     model = ServedModel("bench/model", "uid", "bench/model", ("bench",), None, limits=limits)
     key = {"name": "key", "sha256": hashlib.sha256(API_KEY.encode()).hexdigest()}
-    tenant = Tenant.model_validate(
-        {"metadata": {"name": "t"}, "spec": {"keys": [key], "models": [{"namespace": "bench", "name": "model"}]}}
-    )
+    spec: dict[str, object] = {"keys": [key], "models": [{"namespace": "bench", "name": "model"}]}
+    tenant = Tenant.model_validate({"metadata": {"name": "t"}, "spec": spec | (EVERYTHING if ledger_url else {})})
     pods = {
         f"bench/pod-{n}": Replica(
             f"pod-{n}",
@@ -66,7 +84,7 @@ async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool) -> 
             "127.0.0.1",
             True,
             False,
-            keys.fingerprint(b"bench"),
+            keys.fingerprint(INSTALL_KEY),
             "c",
             "n",
         )
@@ -74,7 +92,10 @@ async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool) -> 
     }
     ring = KeyRing(settings.install_key_dir)
     ring.refresh()
-    fleet = Fleet(ring)
+    book = DemandBook()
+    teller = Teller(book)
+    me = Me("gateway-0", teller.hub.boot)
+    fleet = Fleet(ring, me, book)
     for pod in pods.values():
         fleet.heard_of(pod.uid, HEARD)
     seen = {} if asleep else dict(pods)
@@ -84,7 +105,30 @@ async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool) -> 
     spool = Spool(settings.spool_dir)
     spool.start()
     pool = Pool()
-    gateway = Gateway(settings, directory, fleet, ring, spool, pool, Metrics(), engine_port=lambda _: upstream_port)
+    logs = LogsApi(RequestLog(settings, gateway=me.name), ring)
+    background = [asyncio.create_task(logs.book.run())]
+    quotas = Quotas(book.tenants)
+    if ledger_url:
+        said = partial(ring.said_by, "gateway", keys.LEDGER)
+        totals = Totals(ledger_url, said, me)
+        quotas = Quotas(book.tenants, ledger=totals)
+        totals.changed = quotas.heard
+        totals.start()
+        totals.follow()
+        background.append(asyncio.create_task(Shipper(spool, ledger_url, said).run()))
+    gateway = Gateway(
+        settings,
+        directory,
+        fleet,
+        ring,
+        spool,
+        pool,
+        Metrics(),
+        quotas=quotas,
+        me=me,
+        engine_port=lambda _: upstream_port,
+        logs=logs,
+    )
     server = make_server(gateway, host="127.0.0.1", port=port, keep_alive=75, stop_seconds=1)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: setattr(server, "should_exit", True))
 
@@ -93,6 +137,7 @@ async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool) -> 
             await asyncio.sleep(1)
             pool.sweep()
             server.sweep()
+            spool.check()
 
     def command() -> None:
         match sys.stdin.readline().strip():
@@ -112,11 +157,15 @@ async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool) -> 
     if asleep:
         asyncio.get_running_loop().add_reader(sys.stdin, command)
     collector.calm()
-    sweeping = asyncio.create_task(sweep())
+    background.append(asyncio.create_task(sweep()))
     await server.serve()
-    sweeping.cancel()
+    for task in background:
+        task.cancel()
+    await asyncio.gather(*background, return_exceptions=True)
+    await logs.book.stop()
     await spool.stop()
 
 
 if __name__ == "__main__":
-    uvloop.run(main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), asleep=sys.argv[4:] == ["asleep"]))
+    asleep, urls = sys.argv[4:] == ["asleep"], [each for each in sys.argv[4:] if "://" in each]
+    uvloop.run(main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), asleep=asleep, ledger_url="".join(urls)))
