@@ -56,6 +56,8 @@ class Weather:
     """Seconds between two kills, on average; both processes serve again before the next one."""
     long: float = 0.04
     """Share of long answers, of some seconds: what a killed gateway has checkpoints of."""
+    speed: float = 3.0
+    """Times that of an L4."""
     moves: tuple[Move, ...] = MOVES
     """In turn."""
     database: Database = "sqlite"
@@ -83,7 +85,7 @@ async def run(weather: Weather, folder: Path, say: Callable[[str], None] = print
 
 
 async def _run(weather: Weather, folder: Path, say: Callable[[str], None], database_url: str | None) -> Outcome:
-    async with towns.up(folder, database_url, weather.mutation) as town:
+    async with towns.up(folder, database_url, weather.mutation, weather.speed) as town:
         idle = await town.counted()
         async with _load(town, weather) as load:
             await _until(lambda: _asked(folder), _BEGIN_SECONDS, "no answer at all", load)

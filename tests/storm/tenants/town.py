@@ -81,7 +81,9 @@ class Town:
 
 
 @contextlib.asynccontextmanager
-async def up(folder: Path, database_url: str | None = None, mutation: str | None = None) -> AsyncGenerator[Town]:
+async def up(
+    folder: Path, database_url: str | None = None, mutation: str | None = None, speed: float = 1.0
+) -> AsyncGenerator[Town]:
     """A town whose every process serves; all are gone afterwards, `folder` stays.
 
     `database_url`: of the ledger; None: SQLite in the folder. `mutation`: see `tests.storm.mutants`.
@@ -99,7 +101,7 @@ async def up(folder: Path, database_url: str | None = None, mutation: str | None
     await line.up()
     async with aiohttp.ClientSession() as session:
         url = database_url or f"sqlite:///{folder / 'ledger.sqlite'}"
-        town = _town(folder, key_dir, kubeconfig(folder, api), line, session, url, mutation)
+        town = _town(folder, key_dir, kubeconfig(folder, api), line, session, url, mutation, speed)
         try:
             await _tell(api)
             for child in (*town.engines, *town.agents, town.ledger, *town.gateways):
@@ -123,6 +125,7 @@ def _town(
     session: aiohttp.ClientSession,
     database_url: str,
     mutation: str | None,
+    speed: float,
 ) -> Town:
     entry = [sys.executable, "-m", "shoal" if mutation is None else "tests.storm.mutants"]
     env = {"PYTHONPATH": f"{ROOT / 'operator'}:{ROOT}"}
@@ -148,7 +151,16 @@ def _town(
         port = ("--host", ip, "--port", str(names.ENGINE_PORT))
         model = ("--model-path", str(MODEL), "--served-model-name", f"{NAMESPACE}/{ONE_MODEL}")
         switches = ("--enable-metrics", "--enable-cache-report", "--config", str(folder / "engine.yaml"))
-        simulated = ("--sim-gpu", "l4", "--sim-kv", "llama-3.1-8b", "--sim-load-seconds", "0", "--sim-speed", "3")
+        simulated = (
+            "--sim-gpu",
+            "l4",
+            "--sim-kv",
+            "llama-3.1-8b",
+            "--sim-load-seconds",
+            "0",
+            "--sim-speed",
+            str(speed),
+        )
         # A folder of its own each: all have the name of this host.
         (folder / "engines" / engine_pod(number)).mkdir()
         journal = ("--sim-journal", str(folder / "engines" / engine_pod(number)))
