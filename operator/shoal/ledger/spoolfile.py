@@ -26,7 +26,7 @@ MOST_BYTES: Final = 1536 * 1024 * 1024
 """What the spool may take where nothing else is set."""
 _SHARE_OF_VOLUME: Final = 0.8
 """The rest is for the write-ahead log, and for what else is there."""
-_SLICE: Final = 256
+_SLICE: Final = 512
 """Rows taken away at a time: it keeps the writer from new ones for a few milliseconds."""
 
 _SCHEMA: Final = """

@@ -110,16 +110,23 @@ class Batches:
         Raises:
             sqlite3.Error: the file cannot be read.
         """
-        last, count, body, oldest = self._connection.execute(_BATCH, (seq, rows, size)).fetchone()
-        if not count:
+        connection = self._connection
+        last, whole = connection.execute(_EXTENT, (seq, rows)).fetchone()
+        if last is None:
             return None
+        if whole > size:
+            last = connection.execute(_LAST, (seq, rows, size)).fetchone()[0]
+        count, body, oldest = connection.execute(_BATCH, (seq, last)).fetchone()
         return Batch(last, count, b"[%b]" % body, datetime.fromisoformat(oldest.decode()))
 
 
+_EXTENT = "SELECT max(seq), sum(length(body)) FROM (SELECT seq, body FROM records WHERE seq > ?1 ORDER BY seq LIMIT ?2)"
+_LAST = (
+    "SELECT max(seq) FROM (SELECT seq, length(body) AS own, sum(length(body)) OVER (ORDER BY seq) AS whole"
+    " FROM (SELECT seq, body FROM records WHERE seq > ?1 ORDER BY seq LIMIT ?2)) WHERE whole <= ?3 OR whole = own"
+)
 _BATCH = (
-    "SELECT max(seq), count(*), group_concat(CAST(body AS TEXT), ','),"
+    "SELECT count(*), group_concat(CAST(body AS TEXT), ','),"
     " (SELECT json_extract(CAST(body AS TEXT), '$.time') FROM records WHERE seq > ?1 ORDER BY seq LIMIT 1)"
-    " FROM (SELECT seq, body, length(body) AS own, sum(length(body)) OVER (ORDER BY seq) AS whole"
-    " FROM (SELECT seq, body FROM records WHERE seq > ?1 ORDER BY seq LIMIT ?2) ORDER BY seq)"
-    " WHERE whole <= ?3 OR whole = own"
+    " FROM (SELECT body FROM records WHERE seq > ?1 AND seq <= ?2 ORDER BY seq)"
 )
