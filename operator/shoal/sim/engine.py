@@ -30,6 +30,9 @@ from shoal.sim.tokenizer import ModelFolder
 _log = structlog.get_logger()
 
 QUEUE_FULL: Final = "The request queue is full."
+WARM_UP: Final = "The capital city of France is"
+"""What SGLang asks itself before it serves."""
+WARM_UP_TOKENS: Final = 8
 
 
 @dataclass(slots=True)
@@ -158,6 +161,10 @@ class SimEngine:
                 self._strike_first(batch)
                 for sequence in batch.sequences:
                     self.scheduler.submit(sequence, self.clock.now())
+                if n > 1:
+                    # SGLang first brings each prompt into its cache, by a request of its own that nobody sees.
+                    for prompt in prompts:
+                        self.metrics.count(len(prompt), 0, stream=stream)
                 self.loop.wake()
                 yield batch
             except QueueFullError:
@@ -168,6 +175,11 @@ class SimEngine:
                 for sequence, adapter in zip(batch.sequences, batch.adapters, strict=True):
                     self.scheduler.abort(sequence, self.clock.now())
                     self._record(batch, sequence, adapter, path=path, model=model, stream=stream)
+
+    def warmed_up(self) -> None:
+        """Serves from now on. What SGLang asks itself before is in its counters."""
+        self.metrics.count(len(self.model.tokenizer.encode(WARM_UP)), WARM_UP_TOKENS)
+        self.status = "Up"
 
     async def health(self, *, generate: bool, timeout: float = 20.0) -> bool:
         """Whether a token can be generated. Takes at least a second, as SGLang's does."""

@@ -155,9 +155,7 @@ class Metrics:
         if sequence.admitted is None or sequence.finished is None:
             return
         prompt, cached, generated = len(sequence.prompt), sequence.cached or 0, len(sequence.output)
-        self._requests.labels(**kind).inc()
-        self._prompt.labels(**kind).inc(prompt)
-        self._generation.labels(**kind).inc(generated)
+        self.count(prompt, generated, stream=stream)
         if cached:
             self._cached.labels(**labels, cache_source="device").inc(cached)
         self._e2e.labels(**kind).observe(sequence.finished - sequence.arrived)
@@ -171,6 +169,13 @@ class Metrics:
                 each = (sequence.finished - sequence.first_token) / (generated - 1)
                 self._tpot.labels(**kind).observe(each)
                 self._itl.labels(**labels).observe(each)
+
+    def count(self, prompt: int, generated: int, *, stream: bool = False) -> None:
+        """Counts a request's tokens."""
+        kind = {**self._labels, "is_streaming": str(stream).lower()}
+        self._requests.labels(**kind).inc()
+        self._prompt.labels(**kind).inc(prompt)
+        self._generation.labels(**kind).inc(generated)
 
     def render(self) -> bytes:
         return generate_latest(self._registry)

@@ -69,7 +69,7 @@ async def _serve(args: EngineArgs, engine: SimEngine) -> int:
             turning = group.create_task(engine.loop.run())
             _log.info("port open", host=args.host, port=args.port, kv_tokens=engine.scheduler.kv.capacity)
             await asyncio.sleep(args.warmup_seconds)
-            engine.status = "Up"
+            engine.warmed_up()
             _log.info("ready")
             engine.journal.told("ready")
             await _until_drained(engine, interrupted, args.drain_poll_seconds)

@@ -1,0 +1,312 @@
+"""What an engine counts itself beside what was recorded of requests, however they end: through both kinds of engine,
+a gateway, an agent and a ledger.
+
+Printed at the end (`pytest -s`): the engine's tokens, billed ones, and the difference of each kind of end.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from shoal.api import keys, names
+from shoal.core.resolve import ServedModel
+from shoal.engine.client import EngineClient
+from shoal.gateway.installkey import KeyRing
+from shoal.kube.client import Client as KubeClient
+from shoal.ledger.parse import parse
+from shoal.ledger.reconcile import watch
+from shoal.ledger.reconcile.routes import Routes
+from shoal.ledger.reconcile.watch import Reconciler
+from shoal.ledger.service import Request
+from shoal.ledger.spoolreader import SpoolReader
+from shoal.ledger.store import Store
+from shoal.signals.hub import Caller
+from tests.contract.conftest import Client
+from tests.support.agentpod import Pod, make_quick
+from tests.support.engines import ADMIN_KEY, MAX_RUNNING, SERVED, EngineProcess, Kind, running_engine
+from tests.support.engines import API_KEY as ENGINE_KEY
+from tests.support.gateway import INSTALL_KEY, GatewayUnderTest, gateway, replica, tenant
+from tests.support.gateway_process import FakeApiServer, kubeconfig
+from tests.support.waiting import until_async
+
+MODEL = ServedModel(SERVED, "uid-tiny", SERVED, ("tiny",), None)
+CHAT: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "Count."}],
+    "max_tokens": 8,
+    "ignore_eos": True,
+}
+PROMPT: dict[str, Any] = {"model": "tiny", "prompt": "Count to ten.", "max_tokens": 6, "ignore_eos": True}
+
+
+class OneKey(KeyRing):
+    """The engine of these tests has a key of its own, which no install key leads to."""
+
+    def key_for(self, fingerprint: str | None, model_uid: str) -> str | None:
+        return ENGINE_KEY
+
+
+@dataclass(slots=True)
+class Fleet:
+    """One engine with its agent, a gateway before it, and a ledger that hears of both."""
+
+    engine: EngineProcess
+    front: GatewayUnderTest
+    store: Store
+    asking: EngineClient
+    reconciler: Reconciler
+    shipped: int = 0
+    report: list[str] = field(default_factory=list[str])
+
+    async def ship(self) -> None:
+        """What is in the gateway's spool, to the ledger."""
+        await self.front.spool.flush()
+        reader = SpoolReader(self.front.settings.spool_dir)
+        try:
+            rows = list(reader.after(self.shipped))
+        finally:
+            reader.close()
+        if rows:
+            self.shipped = rows[-1].seq
+            bodies = [orjson.loads(row.record.model_dump_json(by_alias=True)) for row in rows]
+            taken = await self.store.take([parse(body, 0) for body in bodies])
+            assert taken.aside == 0
+
+    async def row(self) -> dict[str, Any]:
+        """Of this engine, as the ledger says it once it has heard what the engine says of itself now."""
+        async with asyncio.timeout(60):
+            while True:
+                now = await self.asking.counters()
+                answer = await self._ask()
+                if answer and (answer["engineInput"], answer["engineOutput"]) == (
+                    now.prompt_tokens,
+                    now.generation_tokens,
+                ):
+                    return answer
+                await asyncio.sleep(0.1)
+
+    async def _ask(self) -> dict[str, Any] | None:
+        routes = Routes(self.store, lambda: self.reconciler.standing, lambda: time.time_ns() // 1_000_000)
+        answer = await routes.unattributed(
+            Request("GET", names.UNATTRIBUTED_PATH, {"by": ["engine"]}, {}, b"", Caller("admin"))
+        )
+        assert isinstance(answer.body, bytes)
+        rows = orjson.loads(answer.body)["rows"]
+        return rows[0] if rows else None
+
+    async def idle(self) -> None:
+        async with asyncio.timeout(60):
+            while (loads := await self.asking.loads()).running or loads.waiting:
+                await asyncio.sleep(0.05)
+
+    async def difference(self, what: str, act: Callable[[], Awaitable[None]]) -> dict[str, int]:
+        """By how much each figure of the engine's row grew while `act` went on."""
+        before = await self.row()
+        await act()
+        await self.idle()
+        await asyncio.sleep(0.3)  # the engine counts a moment after its last token
+        await self.ship()
+        after = await self.row()
+        fields = [name for name in after if name.endswith(("Input", "Output"))]
+        grown = {name: after[name] - before[name] for name in fields}
+        for of in ("Input", "Output"):
+            assert after[f"billed{of}"] + after[f"unattributed{of}"] == after[f"engine{of}"]
+        self.report.append(
+            f"{self.engine.kind:7} {what:34} engine {grown['engineInput']:5} +{grown['engineOutput']:5}"
+            f"  billed {grown['billedInput']:5} +{grown['billedOutput']:5}"
+            f"  unattributed {grown['unattributedInput']:5} +{grown['unattributedOutput']:5}"
+            f"  (of that not billed {grown['notBilledInput']:4} +{grown['notBilledOutput']:4})"
+        )
+        return grown
+
+
+@pytest.fixture
+async def fleet(
+    client: Client, engine: EngineProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Fleet]:
+    make_quick(monkeypatch)
+    monkeypatch.setattr("shoal.agent.observe.COUNTERS_SECONDS", 0.1)
+    monkeypatch.setattr(watch, "ROUND_SECONDS", 0.1)
+    server = FakeApiServer()
+    server.crds = True
+    server.objects["gpuclasses"] = []
+    (tmp_path / "run").mkdir()
+    pod = Pod(tmp_path / "run", engine_url=engine.url)
+    callers = {"ledger": keys.derive(INSTALL_KEY, "ledger", MODEL.uid)}
+    pod.keys.write_text(json.dumps({"callers": callers, "engine": ENGINE_KEY, "admin": ADMIN_KEY}))
+    pod.boot("boot-1")
+    async with AsyncExitStack() as stack:
+        await server.up()
+        stack.push_async_callback(server.down)
+        await stack.enter_async_context(pod.running())
+        front = await stack.enter_async_context(gateway(tmp_path))
+        front.models[SERVED] = MODEL
+        front.tenants["acme"] = tenant(models=[SERVED])
+        front.pods[f"{SERVED}-1"] = replica(1, MODEL)
+        front.ports["pod-1"] = engine.port
+        front.app.key_ring = OneKey(tmp_path)
+        front.changed()
+        front.hear(1)
+        await server.change("pods", _pod())
+        kube = await KubeClient.from_environment(kubeconfig=kubeconfig(tmp_path, server))
+        await stack.enter_async_context(kube)
+        store = Store(f"sqlite:///{tmp_path}/ledger.sqlite")
+        store.start()
+        stack.push_async_callback(store.stop)
+        await until_async(lambda: store.error is None)
+        reconciler = Reconciler(kube, front.ring, store, agent_port=int(pod.url.rpartition(":")[2]))
+        task = asyncio.create_task(reconciler.run())
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        asking = EngineClient(session, engine.url, api_key=ENGINE_KEY, admin_key=ADMIN_KEY)
+        it = Fleet(engine, front, store, asking, reconciler)
+        try:
+            yield it
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            if it.report:
+                print("\n" + "\n".join(it.report))
+
+
+def _pod() -> dict[str, Any]:
+    labels = {
+        names.LABEL_MODEL: "tiny",
+        names.LABEL_MODEL_UID: MODEL.uid,
+        names.LABEL_GPU_CLASS: "l4-24gb",
+        names.LABEL_COMPONENT: names.COMPONENT_ENGINE,
+        names.LABEL_MANAGED_BY: names.MANAGED_BY,
+    }
+    return {
+        "metadata": {"name": "tiny-1", "namespace": SERVED.partition("/")[0], "uid": "pod-1", "labels": labels},
+        "spec": {"nodeName": "node-1"},
+        "status": {"phase": "Running", "podIP": "127.0.0.1"},
+    }
+
+
+async def test_what_was_answered_is_what_the_engine_counted(fleet: Fleet):
+    async def ask(body: dict[str, Any], path: str = "/v1/chat/completions") -> None:
+        response = await fleet.front.post(body, path)
+        assert response.status == 200, await response.text()
+        await response.read()
+
+    whole = {
+        "answers": lambda: ask(CHAT),
+        "answers again, from its cache": lambda: ask(CHAT),
+        "a stream": lambda: ask({**CHAT, "stream": True}),
+        "a stream of completions": lambda: ask({**PROMPT, "stream": True}, "/v1/completions"),
+        "two prompts": lambda: ask({**PROMPT, "prompt": ["a b c", "d e"]}, "/v1/completions"),
+    }
+    for what, act in whole.items():
+        grown = await fleet.difference(what, act)
+        assert grown["engineOutput"] > 0
+        assert (grown["unattributedInput"], grown["unattributedOutput"]) == (0, 0), what
+
+    async def refused() -> None:
+        response = await fleet.front.post({"model": "tiny", "stream": True})
+        assert response.status == 400
+        await response.read()
+
+    async def probed() -> None:
+        async with fleet.front.session.get(f"{fleet.engine.url}/health_generate") as response:
+            assert response.status == 200
+
+    for what, act in {"a request that it refuses": refused, "a health check": probed}.items():
+        assert not any((await fleet.difference(what, act)).values()), what
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_several_answers_to_one_prompt_count_it_once_more_each(fleet: Fleet, stream: bool):
+    async def ask() -> None:
+        response = await fleet.front.post({**PROMPT, "n": 2, "stream": stream}, "/v1/completions")
+        assert response.status == 200, await response.text()
+        await response.read()
+
+    grown = await fleet.difference(f"two answers{', stream' if stream else ''}", ask)
+    # The engine counts the prompt for each answer, and for the request that brings it into its cache.
+    assert grown["engineInput"] == 3 * grown["billedInput"]
+    assert grown["engineOutput"] == grown["billedOutput"] == 12
+    assert grown["unattributedOutput"] == 0
+
+
+async def test_clients_that_leave(fleet: Fleet):
+    front = fleet.front
+
+    async def mid_stream() -> None:
+        response = await front.post({**CHAT, "stream": True, "max_tokens": 3000})
+        for _ in range(12):
+            await response.content.readline()
+        response.close()
+        await front.records(count=1)
+
+    grown = await fleet.difference("left in mid-stream", mid_stream)
+    assert grown["billedInput"] == grown["engineInput"] > 0
+    assert 0 < grown["billedOutput"] <= grown["engineOutput"]
+
+    async def while_it_is_answered() -> None:
+        task = asyncio.create_task(front.post({**CHAT, "max_tokens": 400}))
+        async with asyncio.timeout(30):
+            while not (await fleet.asking.loads()).running:
+                await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await front.records(count=2)
+
+    grown = await fleet.difference("left while a whole answer was made", while_it_is_answered)
+    assert grown["billedInput"] == grown["billedOutput"] == 0, "nobody knows what it would have been billed"
+    assert grown["engineInput"] == grown["unattributedInput"] > 0
+    assert grown["estimatedInput"] == grown["notBilledInput"] > 0
+
+
+async def test_requests_that_are_aborted(fleet: Fleet, client: Client):
+    front = fleet.front
+
+    async def running() -> None:
+        task = asyncio.create_task(front.post({**CHAT, "max_tokens": 3000}))
+        async with asyncio.timeout(30):
+            while not (await fleet.asking.loads()).running:
+                await asyncio.sleep(0.01)
+        await client.admin("/abort_request", {"abort_all": True})
+        response = await task
+        assert response.status == 200
+        assert (await response.json())["choices"][0]["finish_reason"] == "abort"
+
+    grown = await fleet.difference("aborted while it ran", running)
+    assert grown["billedInput"] == grown["engineInput"] > 0
+    assert grown["billedOutput"] == grown["engineOutput"]
+
+    async def in_the_queue() -> None:
+        tasks = [asyncio.create_task(front.post({**CHAT, "max_tokens": 3000})) for _ in range(MAX_RUNNING + 1)]
+        async with asyncio.timeout(30):
+            while (await fleet.asking.loads()).waiting != 1:
+                await asyncio.sleep(0.01)
+        await client.admin("/abort_request", {"abort_all": True})
+        for task in tasks:
+            await (await task).read()
+
+    grown = await fleet.difference("one aborted in the queue", in_the_queue)
+    # Of the one that waited the engine says a prompt in its answer, and counts none.
+    assert grown["billedOutput"] == grown["engineOutput"]
+    assert grown["billedInput"] >= grown["engineInput"] > 0
+
+
+async def test_a_fresh_engine_has_counted_its_warm_up(kind: Kind, tmp_path: Path):
+    with running_engine(kind, tmp_path) as engine:
+        async with aiohttp.ClientSession() as session:
+            asking = EngineClient(session, engine.url, api_key=ENGINE_KEY, admin_key=ADMIN_KEY)
+            async with asyncio.timeout(30):
+                while (counters := await asking.counters()).prompt_tokens is None:
+                    await asyncio.sleep(0.05)
+    print(
+        f"\n{kind:7} a fresh engine has counted {counters.prompt_tokens} prompt + {counters.generation_tokens} tokens"
+    )
+    assert counters.generation_tokens == 8
+    assert 0 < counters.prompt_tokens <= 64
