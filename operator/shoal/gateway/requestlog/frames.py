@@ -99,10 +99,10 @@ def _plain(file: IO[bytes]) -> Iterator[bytes]:
 
 def _sealed(file: IO[bytes], tenant: str, keys: LogKeys) -> Iterator[bytes]:
     head = file.read(len(_MAGIC) + 1)
-    if not head:
-        return
-    if not head.startswith(_MAGIC) or len(head) <= len(_MAGIC):
+    if head[: len(_MAGIC)] != _MAGIC[: len(head)]:
         raise Unreadable("this is no encrypted request log")
+    if len(head) <= len(_MAGIC):
+        return
     named = file.read(head[-1] + _SALT)
     if len(named) < head[-1] + _SALT:
         return
