@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.databases import DATABASES, database
+from tests.support.ledger import server, url
 from tests.support.questions import MID_NOVEMBER, OCTOBER, Ledger, gpu_hour, hour, ledger
+
+__all__ = ["server", "url"]
 
 MILLION = 1_000_000
 
@@ -37,12 +39,11 @@ GPUS = (
 )
 
 
-@pytest.fixture(params=DATABASES)
-async def books(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Ledger]:
-    with database(request.param, tmp_path) as url:
-        async with ledger(url, tmp_path, october=OCTOBER, november=MID_NOVEMBER) as found:
-            await found.fill(*ROWS, engines=GPUS)
-            yield found
+@pytest.fixture
+async def books(url: str, tmp_path: Path) -> AsyncGenerator[Ledger]:
+    async with ledger(url, tmp_path, october=OCTOBER, november=MID_NOVEMBER) as found:
+        await found.fill(*ROWS, engines=GPUS)
+        yield found
 
 
 @pytest.fixture

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.databases import DATABASES, database
+from tests.support.ledger import server, url
 from tests.support.questions import ADMIN, GATEWAY, Ledger, hour, ledger
+
+__all__ = ["server", "url"]
 
 USAGE = "/v1/usage"
 
@@ -22,12 +24,11 @@ ROWS = (
 )
 
 
-@pytest.fixture(params=DATABASES)
-async def books(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Ledger]:
-    with database(request.param, tmp_path) as url:
-        async with ledger(url, tmp_path) as found:
-            await found.fill(*ROWS)
-            yield found
+@pytest.fixture
+async def books(url: str, tmp_path: Path) -> AsyncGenerator[Ledger]:
+    async with ledger(url, tmp_path) as found:
+        await found.fill(*ROWS)
+        yield found
 
 
 async def rows(books: Ledger, **query: Any) -> list[dict[str, Any]]:

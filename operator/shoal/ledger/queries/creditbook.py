@@ -47,7 +47,8 @@ def add(connection: Connection, new: NewCredit, currency: str | None, now: int) 
         "made_by": new.made_by,
     }
     insert = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(credits)
-    made = connection.execute(insert.values(values).on_conflict_do_nothing(index_elements=[credits.c.id])).rowcount > 0
+    once = insert.values(values).on_conflict_do_nothing(index_elements=[credits.c.id]).returning(credits.c.id)
+    made = connection.execute(once).first() is not None
     kept = connection.execute(select(credits).where(credits.c.id == new.id)).one()
     same = all(getattr(kept, name) == values[name] for name in ("tenant", "month", "amount", "currency", "note"))
     if not same:
