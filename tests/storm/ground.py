@@ -4,8 +4,10 @@ import contextlib
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +25,7 @@ from shoal.lab.node.config import Bind, Image
 from shoal.lab.volumes import FOLDER
 from shoal.ledger.spool import FILE_NAME as SPOOL
 from tests.storm import journals, swaps
+from tests.storm.voices import VoicesConfig
 from tests.support.waiting import until
 
 STORM: Final = "storm"
@@ -198,6 +201,30 @@ class Ground(LabCluster):
     def _spools(self) -> list[Path]:
         pattern = f"*/disk{FOLDER}/{NAMESPACE}_spool-shoal-gateway-*/{SPOOL}"
         return sorted(self.lab.paths.node_data.glob(pattern))
+
+    @contextlib.contextmanager
+    def heard_agents(self, journal: Path) -> Generator[None]:
+        """Writes down which adapters each replica says it has, and for how many it has given leases."""
+        secret = json.loads(self.kubectl("get", "secret", names.INSTALL_KEY_SECRET, "-n", NAMESPACE, "-o", "json"))
+        install_key = b64decode(secret["data"]["current"])
+        config = VoicesConfig(namespace=STORM, install_key=install_key, journal=journal)
+        file = self.folder / "voices.json"
+        file.touch(0o600)
+        file.write_text(config.model_dump_json())
+        env = os.environ | {"KUBECONFIG": str(self.lab.paths.admin_kubeconfig)}
+        command = [*self.lab.enter_command(), sys.executable, "-m", "tests.storm.voices", str(file)]
+        with (self.folder / "voices.log").open("wb") as out:
+            listener = subprocess.Popen(command, cwd=steps.ROOT, stdout=out, stderr=out, env=env)
+        try:
+            yield
+        finally:
+            listener.terminate()
+            try:
+                listener.wait(30)
+            except subprocess.TimeoutExpired:
+                listener.kill()
+                listener.wait()
+            file.unlink()
 
     @contextlib.contextmanager
     def watched_scales(self, path: Path) -> Generator[None]:

@@ -112,6 +112,19 @@ class Scale:
     replicas: int
 
 
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """Adapters of a replica, as its agent told of them."""
+
+    at: float
+    pod: str
+    adapters: tuple[str, ...]
+    """In the engine, also on the way there or away."""
+    slots: int | None
+    """Distinct adapters that leases may cover: one less than the engine's own."""
+    leased: int | None
+
+
 @dataclass(slots=True)
 class Journals:
     """All of them."""
@@ -123,6 +136,7 @@ class Journals:
     kills: list[Kill] = field(default_factory=list[Kill])
     silences: list[Silence] = field(default_factory=list[Silence])
     scales: list[Scale] = field(default_factory=list[Scale])
+    residencies: list[Residency] = field(default_factory=list[Residency])
     faults: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])
     """When, and what was done."""
 
@@ -242,6 +256,13 @@ def read_faults(path: Path) -> tuple[list[Kill], list[Silence], list[tuple[float
 
 def read_scales(path: Path) -> list[Scale]:
     return [Scale(line["at"], line["deployment"], line["model"], line["replicas"]) for line in lines(path)]
+
+
+def read_residencies(path: Path) -> list[Residency]:
+    return [
+        Residency(line["at"], line["pod"], tuple(line["adapters"]), line["slots"], line["leased"])
+        for line in lines(path)
+    ]
 
 
 def by_client(rows: Iterable[UsageRow]) -> dict[str, list[UsageRow]]:

@@ -71,6 +71,7 @@ def run(weather: Weather, folder: Path) -> Findings:
             with contextlib.ExitStack() as beside:
                 if weather.adapters:
                     beside.enter_context(swaps.swapping(ground.kubectl, STORM, storm.say))
+                    beside.enter_context(ground.heard_agents(folder / "voices.jsonl"))
                 if weather.kills:
                     beside.enter_context(killing(ground, weather.kills, _seconds(weather), storm.say))
                 _faults(storm, weather, load)
@@ -90,7 +91,7 @@ def judge_folder(folder: Path) -> Findings:
     """Judges the journals of a storm, also of one that is long over, and prints what it finds."""
     found = collect(folder)
     ledger = folder / "ledger" / LEDGER
-    findings = judge(found, books.read(f"sqlite:///{ledger}") if ledger.exists() else None)
+    findings = judge(found, books.read(f"sqlite:///{ledger}") if ledger.exists() else None, swaps.CACHED)
     show(found, findings, folder)
     return findings
 
@@ -107,6 +108,7 @@ def collect(folder: Path) -> journals.Journals:
         silences=silences,
         scales=journals.read_scales(folder / "scales.jsonl"),
         faults=notes,
+        residencies=journals.read_residencies(folder / "voices.jsonl"),
     )
 
 

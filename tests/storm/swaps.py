@@ -26,6 +26,8 @@ ADAPTERS: Final[dict[str, tuple[str, ...]]] = {
 """Name of the adapter -> names of the folders of its revisions, in the image."""
 SECONDS: Final = 6.0
 """From one change of the source to the next: time enough to load a revision, not to let things come to rest."""
+CACHED: Final = 3
+"""Adapters that a replica may hold."""
 _FOLDER: Final = "/opt/shoal/adapters"
 
 
@@ -35,7 +37,7 @@ def objects(namespace: str, model: str, tenant: str) -> list[dict[str, Any]]:
         "apiVersion": f"{GROUP}/v1alpha1",
         "kind": "LoRAPool",
         "metadata": {"name": model, "namespace": namespace},
-        "spec": {"modelRef": {"name": model}, "maxRank": 16, "slotsPerReplica": 3, "cachedPerReplica": 3},
+        "spec": {"modelRef": {"name": model}, "maxRank": 16, "slotsPerReplica": 3, "cachedPerReplica": CACHED},
     }
     adapters = [
         {

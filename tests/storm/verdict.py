@@ -95,8 +95,9 @@ def trails(journals: Journals) -> dict[str, Trail]:
     return found
 
 
-def judge(journals: Journals, books: Books | None = None) -> Findings:
-    """Everything that the journals of one storm say, and the ledger's books where there are any."""
+def judge(journals: Journals, books: Books | None = None, cached: int | None = None) -> Findings:
+    """Everything that the journals of one storm say, and the ledger's books where there are any. `cached`: adapters
+    that a replica may hold."""
     known = trails(journals)
     kills: dict[str, list[Kill]] = {}
     for kill in journals.kills:
@@ -108,6 +109,7 @@ def judge(journals: Journals, books: Books | None = None) -> Findings:
     findings.violations += stopped_in_flight(journals, kills)
     findings.violations += lowered_in_silence(journals)
     findings.violations += records(journals.attempts, known)
+    findings.violations += crowded(journals, cached)
     if books is not None:
         findings.account = account(
             books, journals.attempts, journals.sequences, spools=journals.rows, kills=journals.kills
@@ -218,6 +220,18 @@ def lowered_in_silence(journals: Journals) -> list[str]:
                 found.append(
                     f"invariant 6: {scale.model} went from {before} to {after} replicas during `{silence.fault}`"
                 )
+    return found
+
+
+def crowded(journals: Journals, cached: int | None) -> list[str]:
+    """Invariant 10: no more adapters in an engine than its replica may hold, and leases for no more than its slots but
+    one."""
+    found: list[str] = []
+    for said in journals.residencies:
+        if cached is not None and len(said.adapters) > cached:
+            found.append(f"invariant 10: {said.pod} has {len(said.adapters)} adapters in its engine, of {cached}")
+        if said.slots is not None and (said.leased or 0) > said.slots:
+            found.append(f"invariant 10: {said.pod} has leases for {said.leased} adapters, of {said.slots}")
     return found
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.storm.journals import Attempt, EngineLife, Journals, Kill, Scale, Sequence, Silence, UsageRow
+from tests.storm.journals import Attempt, EngineLife, Journals, Kill, Residency, Scale, Sequence, Silence, UsageRow
 from tests.storm.story import stories
 from tests.storm.verdict import Findings, judge
 
@@ -127,3 +127,13 @@ def test_every_accepted_request_has_one_final_record() -> None:
     assert "0 final records" in judged(one, rows=(row("open"),)).violations[0]
     assert "2 final records" in judged(one, rows=(*ACCEPTED, row("final", "cut"))).violations[0]
     assert "no gateway has a record" in judged(one, rows=()).violations[0]
+
+
+def test_an_engine_with_more_adapters_or_leases_than_places_breaks_invariant_10() -> None:
+    full = Residency(11.0, ENGINE, ("a", "b", "c"), 2, 2)
+    assert judge(Journals({}, residencies=[full]), cached=3).violations == []
+    crowd = Residency(11.0, ENGINE, ("a", "b", "c", "d"), 2, 3)
+    assert judge(Journals({}, residencies=[crowd]), cached=3).violations == [
+        f"invariant 10: {ENGINE} has 4 adapters in its engine, of 3",
+        f"invariant 10: {ENGINE} has leases for 3 adapters, of 2",
+    ]
