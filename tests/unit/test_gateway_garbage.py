@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.adapter_agents import AdapterAgent, TunedGateway, name_of, tuned
-from tests.support.gateway import GatewayUnderTest, gateway, lines
+from tests.support.gateway import GatewayUnderTest, gateway, lines, tenant
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 
 TIMES = 5
@@ -67,9 +67,13 @@ async def held(it: GatewayUnderTest) -> None:
     await asked
 
 
+KINDS = [whole, stream, refused_by_the_engine, another_try, held]
+
+
 @pytest.mark.usefixtures("no_collector")
-@pytest.mark.parametrize("kind", [whole, stream, refused_by_the_engine, another_try, held], ids=lambda k: k.__name__)
-async def test_a_request_leaves_nothing_to_collect(tmp_path: Path, kind):
+@pytest.mark.parametrize("limits", [{}, {"requestsPerMinute": 1000, "concurrentRequests": 1000}], ids=["", "limits"])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.__name__)
+async def test_a_request_leaves_nothing_to_collect(tmp_path: Path, kind, limits):
     refused: set[str] = set()
 
     async def answer(request: EngineRequest) -> None:
@@ -83,6 +87,8 @@ async def test_a_request_leaves_nothing_to_collect(tmp_path: Path, kind):
             await serve_normally(request)
 
     async with gateway(tmp_path, ScriptedEngine(answer), ScriptedEngine(answer)) as it:
+        it.tenants["acme"] = tenant(limits=limits)
+        it.changed()
         for _ in range(TIMES):
             await kind(it)
         before = of_requests()

@@ -88,6 +88,16 @@ class WaitingRoom:
                 self._holds.budget(self.model.uid).unused()
             self._left(ticket)
 
+    def recheck(self) -> None:
+        """Keys were taken back, or tenants suspended: refuses at once those who may not ask any more."""
+        for ticket in [*self._queue.items(), *self._again.items()]:
+            try:
+                if ticket.check is not None:
+                    ticket.check()
+            except ApiError as error:
+                self.leave(ticket)
+                ticket.refuse(error)
+
     def poke(self) -> None:
         """Something changed: a round in this turn of the loop."""
         if not self._poked:
@@ -190,6 +200,7 @@ class Holds:
         self.rooms: dict[str, WaitingRoom] = {}
         """By uid of the Model; only of those for which somebody waits."""
         self._budgets: dict[str, RetryBudget] = {}
+        self._keys = directory.snapshot.keys
         self.stays = Stays(self)
         directory.changed.append(self.look)
         fleet.changed.append(self._heard)
@@ -268,6 +279,10 @@ class Holds:
     def look(self) -> None:
         """The cluster, or the keys to it, changed."""
         models = self.directory.snapshot.models
+        keys, self._keys = self._keys, self.directory.snapshot.keys
+        if keys is not self._keys:
+            for room in list(self.rooms.values()):
+                room.recheck()
         if len(self._budgets) > len(models):
             known = {model.uid for model in models.values()}
             self._budgets = {uid: budget for uid, budget in self._budgets.items() if uid in known}

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from shoal.core.routing import Replica
@@ -37,6 +37,7 @@ class Ticket:
         "_room",
         "_taken",
         "again",
+        "check",
         "handle",
         "paid",
         "priority",
@@ -73,6 +74,8 @@ class Ticket:
         self.replica: Replica | None = None
         """Where it may go; it counts as in flight there from that moment."""
         self.handle: AbortHandle | None = None
+        self.check: Callable[[], None] | None = None
+        """Raises ApiError when the client may not ask any more."""
         self._room = room
         self._future: asyncio.Future[None] | None = None
         self._refusal: ApiError | None = None
@@ -132,6 +135,7 @@ class Ticket:
         if self.handle is not None:
             self.handle.drop()
             self.handle = None
+        self.check = None
         self._room.leave(self)
 
     @property

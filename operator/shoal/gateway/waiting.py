@@ -105,6 +105,7 @@ class Waiting:
         except ApiError as error:
             meter.outcome = "refused" if error.status >= 500 else "rejected"
             raise
+        ticket.check = self._recheck
         try:
             await self._stand(ticket)
             return Place(ticket.take(), tokens, ticket.paid)

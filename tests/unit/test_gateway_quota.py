@@ -1,0 +1,446 @@
+"""What clients of a tenant with limits see: answers with headers, refusals with reasons, real counts in the end."""
+
+import asyncio
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.api.ledger import Prices, Rate
+from shoal.core.quota.account import Peer
+from shoal.core.quota.month import PICO, Total
+from shoal.core.rating.price import Book
+from shoal.gateway import quota
+from shoal.gateway.quota import Months, duration
+from tests.support.gateway import MODEL, GatewayUnderTest, gateway, lines, tenant
+from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
+
+CHAT: dict[str, Any] = {"model": "llama", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 50}
+SIZE = 85
+"""Bytes of CHAT as a client sends it."""
+PROMPT = SIZE // 4
+USED = 10
+"""Tokens that the engine counts."""
+RATELIMIT = re.compile(r"x-ratelimit-(limit|remaining|reset)-(requests|tokens)")
+
+
+class FakeLedger:
+    def __init__(self, *rates: Rate, currency: str = "USD") -> None:
+        self.live = True
+        self.book: Book | None = Book.of(Prices(list="p", currency=currency, rates=rates))
+        self.totals: dict[str, Total] = {}
+
+    def total(self, tenant: str) -> Total | None:
+        return self.totals.get(tenant)
+
+
+def limit(it: GatewayUnderTest, **spec: Any) -> None:
+    it.tenants["acme"] = tenant(**spec)
+    it.changed()
+
+
+def standing(response: Any) -> dict[str, str]:
+    return {name: value for name, value in response.headers.items() if RATELIMIT.fullmatch(name)}
+
+
+async def refused(it: GatewayUnderTest, body: Any = CHAT) -> tuple[dict[str, Any], Any]:
+    response = await it.post(body)
+    assert response.status == 429
+    return (await response.json())["error"], response.headers
+
+
+async def served(it: GatewayUnderTest, body: Any = CHAT) -> Any:
+    response = await it.post(body)
+    assert response.status == 200, await response.text()
+    await response.read()
+    return response
+
+
+async def used(it: GatewayUnderTest, tokens: int) -> None:
+    """Waits until everything is settled."""
+    account = it.app.demand.tenants.of("acme")
+    async with asyncio.timeout(10):
+        while account.told().in_flight:
+            await asyncio.sleep(0.005)
+    assert account.told().reserved_tokens == 0
+    assert account.told().tokens == tokens
+
+
+async def test_over_the_limit_on_requests_the_answer_says_so(tmp_path: Path):
+    engine = ScriptedEngine()
+    async with gateway(tmp_path, engine) as it:
+        limit(it, limits={"requestsPerMinute": 2})
+        for left in (1, 0):
+            assert standing(await served(it))["x-ratelimit-remaining-requests"] == str(left)
+        error, headers = await refused(it)
+        after = int(headers["retry-after"])
+        assert 55 <= after <= 60
+        assert error == {
+            "message": f"You have reached your limit on requests per minute: limit 2, used 2. Try again in {after} s.",
+            "type": "requests",
+            "param": None,
+            "code": "rate_limit_exceeded",
+        }
+        assert headers["x-ratelimit-remaining-requests"] == "0"
+        assert re.fullmatch(r"5\d(\.\d+)?s|1m[01](\.\d+)?s", headers["x-ratelimit-reset-requests"])
+        assert len(engine.requests) == 2
+        assert len(await it.records(count=2)) == 2  # what is refused before admission has no record
+        assert it.metric("shoal_gateway_rejected_total", reason="rate_limit_exceeded") == 1
+
+
+async def test_over_the_limit_on_tokens_the_answer_says_what_was_asked_for(tmp_path: Path):
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        limit(it, limits={"tokensPerMinute": 100})
+        headers = standing(await served(it))
+        assert headers["x-ratelimit-limit-tokens"] == "100"
+        # What the engine counted is not known yet when the head goes out.
+        assert headers["x-ratelimit-remaining-tokens"] == str(100 - PROMPT - 50)
+        await used(it, USED)
+        error, headers = await refused(it, {**CHAT, "max_tokens": 70})
+        after = int(headers["retry-after"])
+        assert 55 <= after <= 60
+        assert error["type"] == "tokens"
+        assert error["message"] == (
+            f"You have reached your limit on tokens per minute: limit 100, used 10, asked for {PROMPT + 70}. "
+            f"Try again in {after} s."
+        )
+        assert "x-should-retry" not in headers
+        error, headers = await refused(it, {**CHAT, "max_tokens": 80})
+        assert error["message"] == (
+            f"The request is larger than your limit on tokens per minute: limit 100, asked for {PROMPT + 80} "
+            "(its prompt, estimated, and the longest answer that it allows). Send less, or lower `max_tokens`."
+        )
+        assert headers["x-should-retry"] == "false"
+
+
+async def test_one_more_at_a_time_than_allowed_is_refused_also_while_they_wait(tmp_path: Path):
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        limit(it, limits={"concurrentRequests": 1})
+        it.hear(1, phase="stalled")
+        waits = asyncio.create_task(it.post(CHAT))
+        while not it.app.holds.waiting:
+            await asyncio.sleep(0.005)
+        error, headers = await refused(it)
+        assert (
+            error["message"] == "You have reached your limit on requests at a time: limit 1, used 1. Try again in 1 s."
+        )
+        assert headers["retry-after"] == "1"
+        it.hear(1)
+        assert standing(await waits) == {}  # OpenAI has no headers for these
+        await served(it)
+
+
+async def test_headers_are_on_every_answer(tmp_path: Path):
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        limit(it, limits={"requestsPerMinute": 50, "tokensPerMinute": 100000})
+        answers = [
+            await it.post(CHAT),
+            await it.post({**CHAT, "stream": True}),
+            await it.post({"model": "llama", "input": "x"}, "/v1/embeddings"),
+            await it.post(b"{"),
+            await it.post({"model": "another", "messages": []}),
+            await it.session.get(f"{it.url}/v1/models", headers={"authorization": "Bearer sk-test-acme"}),
+        ]
+        assert [answer.status for answer in answers] == [200, 200, 200, 400, 404, 200]
+        for answer in answers:
+            await answer.read()
+            assert len(standing(answer)) == 6
+            assert answer.headers["x-ratelimit-limit-requests"] == "50"
+        assert standing(await it.post(CHAT, key="sk-wrong")) == {}
+        assert answers[-1].headers["x-ratelimit-remaining-requests"] == "47"  # three had a model
+        limit(it)
+        assert standing(await served(it)) == {}
+
+
+async def test_a_stream_settles_with_what_the_engine_counted_also_when_the_client_leaves(tmp_path: Path):
+    async def three_and_wait(request: EngineRequest) -> None:
+        await request.begin_stream()
+        for n in (1, 2, 3):
+            await request.chunk(request.delta("x", n))
+        await request.gone.wait()
+
+    async with gateway(tmp_path, ScriptedEngine(three_and_wait)) as it:
+        limit(it, limits={"tokensPerMinute": 1000})
+        response = await it.post({**CHAT, "stream": True})
+        seen = 0
+        async for _ in lines(response):
+            seen += 1
+            if seen == 3:
+                break
+        response.close()
+        await used(it, 7 + 3)
+        assert it.app.demand.tenants.of("acme").told().booked == 10
+
+
+async def test_a_request_that_no_engine_had_costs_no_tokens(tmp_path: Path):
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        limit(it, limits={"tokensPerMinute": 1000})
+        it.model(limits=dataclasses.replace(MODEL.limits, max_requests=0))
+        it.hear(1, phase="stalled")
+        assert (await it.post(CHAT)).status == 503
+        await used(it, 0)
+
+
+async def test_of_an_engine_that_said_nothing_the_prompt_counts_but_is_not_booked(tmp_path: Path):
+    async def say_nothing(request: EngineRequest) -> None:
+        await request.begin_stream()
+        request.writer.close()
+
+    async with gateway(tmp_path, ScriptedEngine(say_nothing), attempts=1) as it:
+        limit(it, limits={"tokensPerMinute": 1000})
+        response = await it.post({**CHAT, "stream": True})
+        await response.read()
+        async with asyncio.timeout(10):
+            while it.app.demand.tenants.of("acme").told().in_flight:
+                await asyncio.sleep(0.005)
+        told = it.app.demand.tenants.of("acme").told()
+        (record,) = await it.records()
+        assert record.data.count_source in ("estimated", "none")
+        assert told.tokens == (record.data.input_tokens or 0)
+        assert told.booked == 0
+
+
+async def test_without_a_bound_of_the_client_an_answer_is_assumed(tmp_path: Path):
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        limit(it, limits={"tokensPerMinute": 3000})
+        body = {"model": "llama", "messages": []}
+        left = int(standing(await served(it, body))["x-ratelimit-remaining-tokens"])
+        assert 3000 - quota.ASSUMED_ANSWER_TOKENS - 20 < left < 3000 - quota.ASSUMED_ANSWER_TOKENS
+        left = int(standing(await served(it, {**body, "n": 2, "max_tokens": 1000}))["x-ratelimit-remaining-tokens"])
+        assert 3000 - 2000 - USED - 30 < left < 3000 - 2000 - USED
+
+
+async def test_the_share_of_another_gateway_is_not_this_ones(tmp_path: Path):
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        others = [Peer(None, None)]
+        it.app.quotas._ask_crowd = lambda: others  # pyright: ignore[reportPrivateUsage]
+        limit(it, limits={"requestsPerMinute": 4})
+        for _ in range(2):
+            await served(it)
+        error, headers = await refused(it)
+        assert error["message"].startswith("You have reached your limit on requests per minute: limit 4, used 4.")
+        others[:] = [Peer("g1", it.app.quotas.clock())]
+        it.app.quotas._crowd_at = 0.0  # pyright: ignore[reportPrivateUsage]
+        limit(it, limits={"requestsPerMinute": 6})
+        for _ in range(2):
+            await served(it)
+        error, headers = await refused(it)
+        said = "Your limit on requests per minute is shared out: limit 6, used 4. Try again in 3 s."
+        assert error["message"] == said
+        assert headers["retry-after"] == "3"
+
+
+# --- budgets ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_budget_in_money_is_reserved_at_the_price_and_settled_with_the_counts(tmp_path: Path):
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        # 7 of input, 4 of them cached, and 3 of output: 3 x 2 + 4 x 1 + 3 x 10 = 40 cents.
+        cent = PICO // 100
+        ledger = FakeLedger(Rate(model=MODEL.key, input=2 * cent, cached=cent, output=10 * cent))
+        it.app.quotas.ledger = ledger
+        limit(it, budget={"amount": "6", "currency": "USD"})
+        await served(it)
+        await used(it, USED)
+        assert it.app.demand.tenants.of("acme").told().spent == 40 * cent
+        error, _ = await refused(it, {**CHAT, "max_tokens": 60})
+        assert error["message"].startswith("The request is larger than your monthly budget.")
+        ledger.totals["acme"] = Total("2999-01", spent=599 * cent)
+        it.app.quotas.heard("acme")
+        error, headers = await refused(it)
+        assert error == {
+            "message": (
+                "You have used up your monthly budget: 5.99 of 6.00 USD. It begins anew with the next month (UTC)."
+            ),
+            "type": "insufficient_quota",
+            "param": None,
+            "code": "insufficient_quota",
+        }
+        assert headers["retry-after"] == "60"
+        assert headers["x-should-retry"] == "false"
+
+
+async def test_a_budget_in_tokens(tmp_path: Path):
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        limit(it, budget={"tokens": 100})
+        await served(it)
+        await used(it, USED)
+        await served(it)
+        await used(it, 2 * USED)
+        error, _ = await refused(it, {**CHAT, "max_tokens": 60})
+        assert error["code"] == "insufficient_quota"
+        assert error["message"].startswith("You have used up your monthly budget: 20 of 100 tokens.")
+
+
+async def test_while_the_ledger_is_away_it_refuses_if_told_to(tmp_path: Path):
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        it.app.quotas.ledger = ledger = FakeLedger()
+        limit(it, budget={"tokens": 1000, "whenUnknown": "Refuse"})
+        await served(it)
+        ledger.live = False
+        error, headers = await refused(it)
+        assert error["code"] == "insufficient_quota"
+        assert error["message"].startswith("What you have used of your monthly budget is not known right now")
+        assert headers["retry-after"] == "60"
+        limit(it, budget={"tokens": 1000})
+        await served(it)
+
+
+async def test_a_budget_in_another_currency_than_the_prices(tmp_path: Path):
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        it.app.quotas.ledger = FakeLedger(Rate(model="*", input=PICO, cached=PICO, output=PICO), currency="EUR")
+        limit(it, budget={"amount": "1", "currency": "USD"})
+        await served(it)
+        limit(it, budget={"amount": "1", "currency": "USD", "whenUnknown": "Refuse"})
+        error, _ = await refused(it)
+        assert error["message"] == "Your monthly budget is in another currency than the prices, so nothing is served."
+
+
+async def test_a_request_that_waited_is_refused_if_the_budget_is_used_up_by_then(tmp_path: Path):
+    engine = ScriptedEngine()
+    async with gateway(tmp_path, engine) as it:
+        it.app.quotas.ledger = ledger = FakeLedger()
+        limit(it, budget={"tokens": 1000})
+        it.hear(1, phase="stalled")
+        asked = asyncio.create_task(it.post(CHAT))
+        while not it.app.holds.waiting:
+            await asyncio.sleep(0.005)
+        ledger.totals["acme"] = Total("2999-01", tokens=1000)
+        it.app.quotas.heard(None)
+        it.hear(1)
+        answer = await asked
+        assert answer.status == 429
+        assert (await answer.json())["error"]["code"] == "insufficient_quota"
+        (record,) = await it.records()
+        assert (record.data.outcome, record.data.status) == ("rejected", 429)
+        assert engine.requests == []
+        await used(it, 0)
+
+
+# --- caps of the Model ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "path", "sent"),
+    [
+        ({}, "/v1/chat/completions", {"max_tokens": 100}),
+        ({"max_tokens": 5000}, "/v1/chat/completions", {"max_tokens": 100}),
+        ({"max_completion_tokens": 5000}, "/v1/chat/completions", {"max_completion_tokens": 100}),
+        (
+            {"max_completion_tokens": 5000, "max_tokens": 7},
+            "/v1/chat/completions",
+            {"max_completion_tokens": 100, "max_tokens": 7},
+        ),
+        ({"max_tokens": 20}, "/v1/chat/completions", {"max_tokens": 20}),
+        ({}, "/v1/completions", {"max_tokens": 16}),
+        ({"max_tokens": 5000}, "/v1/completions", {"max_tokens": 100}),
+        ({"max_tokens": 0}, "/v1/completions", {"max_tokens": 0}),
+    ],
+)
+async def test_an_answer_is_no_longer_than_the_model_allows(
+    tmp_path: Path, asked: dict[str, int], path: str, sent: dict[str, int]
+):
+    engine = ScriptedEngine()
+    async with gateway(tmp_path, engine) as it:
+        it.model(max_output_tokens=100)
+        response = await it.post({"model": "llama", "messages": [], "prompt": "x", **asked}, path)
+        assert response.status == 200
+        body = engine.requests[0].body
+        assert {name: body[name] for name in ("max_tokens", "max_completion_tokens") if name in body} == sent
+
+
+@pytest.mark.parametrize("bound", ["5000", 99.5, True, 0, -1])
+async def test_a_bound_that_an_engine_may_read_as_none_is_refused_where_there_is_a_cap(tmp_path: Path, bound: Any):
+    engine = ScriptedEngine()
+    async with gateway(tmp_path, engine) as it:
+        it.model(max_output_tokens=100)
+        response = await it.post({**CHAT, "max_tokens": bound})
+        assert response.status == 400
+        error = (await response.json())["error"]
+        assert error["message"] == "`max_tokens` must be a whole number of at least 1."
+        assert error["param"] == "max_tokens"
+        assert engine.requests == []
+
+
+async def test_without_a_cap_the_bound_is_the_engines_to_judge(tmp_path: Path):
+    engine = ScriptedEngine()
+    async with gateway(tmp_path, engine) as it:
+        await served(it, {"model": "llama", "messages": [], "max_tokens": "5000"})
+        assert engine.requests[0].body["max_tokens"] == "5000"
+        await served(it, {"model": "llama", "messages": []})
+        assert "max_tokens" not in engine.requests[1].body
+
+
+async def test_a_request_takes_no_longer_than_its_model_allows(tmp_path: Path):
+    async def slow(request: EngineRequest) -> None:
+        if request.model == MODEL.engine_name and len(request.body["messages"]) == 0:
+            await request.gone.wait()
+        else:
+            await serve_normally(request)
+
+    async with gateway(tmp_path, ScriptedEngine(slow), request_seconds=60) as it:
+        it.model(request_seconds=0.2)
+        response = await it.post({"model": "llama", "messages": []})
+        assert response.status == 504
+        assert (await response.json())["error"]["message"] == "The request took longer than 0.2 s."
+        await served(it)
+        it.model(request_seconds=300.0)
+        assert it.app.deadlines_of(it.models[MODEL.key]) is it.app.deadlines
+
+
+# --- what was taken back ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code"),
+    [
+        ({"suspended": True}, 403, "tenant_suspended"),
+        ({"disabled": True}, 401, "disabled_api_key"),
+        ({"expires": "2026-01-01T00:00:00Z"}, 401, "expired_api_key"),
+        ({"models": ["chat/another"]}, 404, "model_not_found"),
+    ],
+)
+async def test_who_waits_is_refused_when_the_right_to_ask_is_taken_back(
+    tmp_path: Path, change: dict[str, Any], status: int, code: str
+):
+    """At once, and not when a replica comes: none does here."""
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        it.hear(1, phase="stalled")
+        asked = asyncio.create_task(it.post(CHAT))
+        while not it.app.holds.waiting:
+            await asyncio.sleep(0.005)
+        it.tenants["another"] = tenant("another", "sk-another")
+        it.changed()
+        await asyncio.sleep(0.05)
+        assert it.app.holds.waiting == 1  # somebody else's change is nothing to it
+        it.tenants["acme"] = tenant(**change)
+        it.changed()
+        async with asyncio.timeout(5):
+            answer = await asked
+        assert answer.status == status
+        assert (await answer.json())["error"]["code"] == code
+        assert it.app.holds.waiting == 0
+        (record,) = await it.records()
+        assert record.data.outcome == "rejected"
+
+
+# --- small things -----------------------------------------------------------------------------------------------------
+
+
+def test_durations_are_written_as_go_does():
+    said = {0.0: b"0s", 0.0004: b"1ms", 0.12: b"120ms", 1.0: b"1s", 8.64: b"8.64s", 60.0: b"1m0s", 90.5: b"1m30.5s"}
+    assert {seconds: duration(seconds) for seconds in said} == said
+
+
+def test_a_month_is_asked_for_once_and_turns_at_midnight_utc():
+    now = 1796083199.0  # 2026-11-30T23:59:59Z
+    months = Months(lambda: now)
+    assert months.now() == "2026-11"
+    now += 1
+    assert months.now() == "2026-12"
+    now += 31 * 86400
+    assert months.now() == "2027-01"
+    now -= 40 * 86400
+    assert months.now() == "2026-11"
