@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,26 @@ def entries(root: Path, name: str = "acme", log_keys: LogKeys | None = None) -> 
 def raw_bytes(root: Path) -> bytes:
     """Everything below a folder, also decompressed, names included."""
     out = [str(path).encode() + path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()]
-    for name in Folder(root).tenants():
-        out.append(orjson.dumps(entries(root, name)))
+    out += [orjson.dumps(entries(log, name)) for log in (root, root / "logs") for name in Folder(log).tenants()]
     return b"\n".join(out)
+
+
+async def echo(request: EngineRequest) -> None:
+    """Answers with the last message, as a stream in small pieces where one is asked for."""
+    text = request.body["messages"][-1]["content"]
+    if not isinstance(text, str):
+        text = "a picture"
+    if not request.body.get("stream"):
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        body = {"id": request.body["rid"], "model": request.model, "choices": [choice], "usage": {"prompt_tokens": 1}}
+        await request.answer(200, json.dumps(body).encode())
+        return
+    await request.begin_stream()
+    for at in range(0, len(text), 3):
+        await request.chunk(request.delta(text[at : at + 3], 1 + at // 3))
+    await request.chunk(request.closing())
+    await request.chunk(b"data: [DONE]\n\n")
+    await request.end_stream()
 
 
 class LoggedGateway:

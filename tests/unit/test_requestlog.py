@@ -1,15 +1,296 @@
 """The request log as a tenant meets it: what is in it, and what must not be."""
 
+import asyncio
+import json
+import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from tests.support.requestlog import logged
+import pytest
+
+from shoal.gateway.requestlog.logkeys import LogKeys
+from tests.support.gateway import API_KEY
+from tests.support.requestlog import CANARY, echo, entries, logged, raw_bytes
+from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
+
+IMAGE = "data:image/png;base64," + "A" * 900_000
 
 
-async def test_a_request_of_a_tenant_with_full_is_logged_with_prompt_and_answer(tmp_path: Path):
-    async with logged(tmp_path) as it:
-        await it.ask("hello", user="u-1", temperature=0.5)
+async def test_full_logs_prompt_parameters_answer_and_what_came_of_it(tmp_path: Path):
+    async with logged(tmp_path, ScriptedEngine(echo)) as it:
+        await it.ask("what is up?", user="u-1", temperature=0.5, logit_bias={"1": 2}, priority=9)
         (entry,) = await it.written()
-        print(entry)
+    assert entry["request"] == {"temperature": 0.5, "messages": [{"role": "user", "content": "what is up?"}]}
+    assert entry["answer"] == [{"index": 0, "content": "what is up?", "finish_reason": "stop"}]
+    said = {name: entry[name] for name in ("tenant", "keyName", "user", "model", "outcome", "status", "inputTokens")}
+    assert said == {
+        "tenant": "acme",
+        "keyName": "prod",
+        "user": "u-1",
+        "model": "chat/llama",
+        "outcome": "answered",
+        "status": 200,
+        "inputTokens": 1,
+    }
+    assert API_KEY not in json.dumps(entry)
+
+
+async def test_a_stream_is_logged_as_one_text_with_its_tool_calls(tmp_path: Path):
+    async def calls(request: EngineRequest) -> None:
+        await request.begin_stream()
+        for delta in (
+            {"reasoning_content": "let me "},
+            {"reasoning_content": "see", "content": "I "},
+            {"content": "call"},
+            {"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "pay", "arguments": '{"to":"al'}}]},
+            {"tool_calls": [{"index": 0, "function": {"arguments": 'ice@example.org"}'}}]},
+        ):
+            await request.chunk(request._event(choices=[{"index": 0, "delta": delta, "finish_reason": None}]))
+        await request.chunk(request._event(choices=[{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]))
+        await request.chunk(request.closing())
+        await request.chunk(b"data: [DONE]\n\n")
+        await request.end_stream()
+
+    async with logged(tmp_path, ScriptedEngine(calls)) as it:
+        it.tenant(mode="Full", redact=[{"name": "mail", "builtin": "Email"}])
+        await it.ask("hi", stream=True)
+        (entry,) = await it.written()
+    call = {"id": "c1", "type": "function", "function": {"name": "pay", "arguments": '{"to":"[mail]"}'}}
+    assert entry["answer"] == [
+        {
+            "index": 0,
+            "reasoning_content": "let me see",
+            "content": "I call",
+            "tool_calls": [call],
+            "finish_reason": "tool_calls",
+        }
+    ]
+    assert entry["redacted"] == {"mail": 1}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_to_be_redacted_is_on_no_disk_in_prompt_nor_answer(tmp_path: Path, stream: bool):
+    async with logged(tmp_path, ScriptedEngine(echo)) as it:
+        it.tenant(mode="Full", redact=[{"name": "mail", "builtin": "Email"}, {"name": "ticket", "pattern": "T-[0-9]+"}])
+        answer = await it.ask(f"I am alice@example.org, {CANARY}, T-4711", stream=stream, user="alice@example.org")
+        assert stream or CANARY.encode() in answer  # the client's own answer is untouched
+        (entry,) = await it.written()
+        raw = raw_bytes(tmp_path)
+    assert entry["request"]["messages"][0]["content"] == "I am [mail], [Secret], [ticket]"
+    assert entry["answer"][0]["content"] == "I am [mail], [Secret], [ticket]"
+    assert entry["user"] == "[mail]"
+    for secret in (b"alice@example.org", CANARY.encode(), b"T-4711"):
+        assert secret not in raw
+
+
+@pytest.mark.parametrize("mode", ["Off", "Metadata"])
+async def test_without_full_no_word_of_prompt_or_answer_is_kept_or_written(tmp_path: Path, mode: str):
+    async with logged(tmp_path, ScriptedEngine(echo)) as it:
+        it.tenant("globex", mode=mode)
+        it.tenant("acme", mode="Full")
+        for stream in (False, True):
+            await it.ask("the canary sings", name="globex", stream=stream)
+        await it.ask("something else", name="acme")
+        found = await it.written("globex")
+        assert len(await it.written("acme")) == 1
+        raw = raw_bytes(tmp_path)
+    assert b"canary sings" not in raw
+    assert len(found) == (0 if mode == "Off" else 2)
+    for entry in found:
+        assert entry["outcome"] == "answered"
+        assert not {"request", "answer"} & set(entry)
+    assert (b"tenant=globex" in raw) == (mode == "Metadata")
+
+
+async def test_a_tenant_that_switches_it_off_means_requests_under_way_too(tmp_path: Path):
+    reached, go = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: EngineRequest) -> None:
+        reached.set()
+        await go.wait()
+        await serve_normally(request)
+
+    async with logged(tmp_path, ScriptedEngine(slow)) as it:
+        asked = asyncio.create_task(it.ask("the canary sings"))
+        await reached.wait()
+        it.tenant(mode="Off")
+        go.set()
+        await asked
+        assert await it.written() == []
+        assert it.book.room.held == 0
+
+
+async def test_rules_that_are_refused_cost_the_content_and_not_the_entry(tmp_path: Path):
+    async with logged(tmp_path, ScriptedEngine(echo)) as it:
+        it.tenant(mode="Full", redact=[{"name": "hunter2", "pattern": "hunter2"}])
+        await it.ask("my word is hunter2")
+        (entry,) = await it.written()
+        assert entry["leftOut"] == ["request", "answer"]
+        assert not {"request", "answer"} & set(entry)
+        assert it.book.writer.stats.without_content == 1
+        assert b"hunter2" not in raw_bytes(it.root)
+        it.tenant(mode="Full", redact=[{"name": "word", "pattern": "hunter2"}])
+        await it.ask("my word is hunter2")
+        assert (await it.written())[1]["request"]["messages"][0]["content"] == "my word is [word]"
+
+
+async def test_how_a_request_ended_stands_in_its_entry(tmp_path: Path):
+    async def breaks(request: EngineRequest) -> None:
+        if request.body.get("seed") == 400:
+            await request.answer(400, b'{"object":"error","message":"no: the canary sings","code":400}')
+            return
+        await request.begin_stream()
+        await request.chunk(request.delta("half", 1))
+        request.writer.close()
+
+    async with logged(tmp_path, ScriptedEngine(breaks)) as it:
+        body = {"model": "llama", "messages": [], "stream": True}
+        response = await it.it.post(body)
+        assert b"replica_lost" in await response.read()
+        response = await it.it.post({**body, "seed": 400}, headers={"x-request-id": "mine"})
+        assert response.status == 400
+        lost, refused = await it.written()
+    assert (lost["outcome"], lost["error"], lost["answer"][0]["content"]) == ("failed", "replica_lost", "half")
+    assert (refused["outcome"], refused["status"], refused["clientRequestId"]) == ("rejected", 400, "mine")
+    assert "canary" not in json.dumps(refused)
+
+
+async def test_a_large_request_is_cut_and_its_pictures_are_notes(tmp_path: Path):
+    async with logged(tmp_path, ScriptedEngine(echo), log_entry_bytes=8192) as it:
+        await it.ask([{"type": "image_url", "image_url": {"url": IMAGE}}, {"type": "text", "text": "see"}])
+        await it.ask("x " * 100_000)
+        picture, long = await it.written()
+        assert it.book.room.held == 0
+    parts = picture["request"]["messages"][0]["content"]
+    assert parts[0]["image_url"]["url"].startswith("[image/png, 675")
+    assert parts[1] == {"type": "text", "text": "see"}
+    assert len(json.dumps(long)) < 4 * 8192
+    assert long["cut"] == ["request", "answer"] or long["leftOut"] == ["answer"]
+    assert long["request"]["messages"][0]["content"].endswith("[cut]")
+
+
+async def test_when_memory_is_full_entries_are_dropped_and_counted_and_requests_served(tmp_path: Path):
+    async with logged(tmp_path, ScriptedEngine(echo), log_queue_bytes=4096) as it:
+        release = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        stuck = it.book.writer._call(lambda: asyncio.run_coroutine_threadsafe(release.wait(), loop).result(30) and None)
+        for number in range(20):
+            await it.ask(f"request {number}")  # asserts that it is served
+        dropped = it.book.writer.stats.dropped["memory"]
+        assert dropped > 0
+        assert it.book.room.held <= 4096
+        release.set()
+        await asyncio.wrap_future(stuck)
+        assert len(await it.written()) == 20 - dropped
+        assert it.book.room.held == 0
+        await it.ask("again")
+        assert len(await it.written()) == 21 - dropped
+
+
+async def test_a_disk_that_refuses_drops_entries_and_serving_goes_on(tmp_path: Path):
+    blocked = tmp_path / "blocked"
+    blocked.write_text("no folder")
+    async with logged(tmp_path, ScriptedEngine(echo), log_dir=blocked) as it:
+        for _ in range(3):
+            await it.ask("hello", stream=True)
+        await asyncio.wrap_future(it.book.writer.close_files())
+        assert it.book.writer.stats.dropped["disk"] == 3
+        assert it.book.writer.stats.error
+
+
+async def test_encrypted_logs_show_nothing_on_disk_and_all_to_their_tenant(tmp_path: Path):
+    key_dir = tmp_path / "log-keys"
+    key_dir.mkdir()
+    (key_dir / "current").write_bytes(os.urandom(32))
+    async with logged(tmp_path, ScriptedEngine(echo), log_key_dir=key_dir) as it:
+        await it.ask("the canary sings")
         page = await it.page()
-        print(page)
-        assert page["data"] == [entry]
+    assert page["data"][0]["request"]["messages"][0]["content"] == "the canary sings"
+    on_disk = b"".join(path.read_bytes() for path in (tmp_path / "logs").rglob("*") if path.is_file())
+    assert b"canary" not in on_disk
+    assert len(entries(tmp_path / "logs", "acme", LogKeys(key_dir))) == 1
+
+
+# --- GET /v1/logs ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_tenant_reads_its_own_entries_and_nobody_elses(tmp_path: Path):
+    async with logged(tmp_path, ScriptedEngine(echo)) as it:
+        it.tenant("globex", mode="Full")
+        await it.ask("from acme")
+        await it.ask("from globex", name="globex")
+        page = await it.page("globex")
+        assert [entry["tenant"] for entry in page["data"]] == ["globex"]
+        assert page["missing"] == []
+        # No parameter leads to another's.
+        refused = await it.page("globex", 400, tenant="acme")
+        assert refused["error"]["message"] == ("`tenant` is not known; there are from, to, user, model, limit, cursor.")
+        response = await it.it.session.get(f"{it.it.url}/v1/logs", headers={"authorization": "Bearer sk-none"})
+        assert response.status == 401
+        response = await it.it.session.post(f"{it.it.url}/v1/logs", headers={"authorization": "Bearer sk-test-acme"})
+        assert response.status == 405
+
+
+async def test_pages_filters_and_times(tmp_path: Path):
+    async with logged(tmp_path, ScriptedEngine(echo)) as it:
+        for number in range(5):
+            await it.ask(f"text {number}", user=f"u-{number % 2}")
+        first = await it.page(limit=2)
+        second = await it.page(limit=2, cursor=first["next_cursor"])
+        third = await it.page(limit=2, cursor=second["next_cursor"])
+        texts = [e["request"]["messages"][0]["content"] for page in (first, second, third) for e in page["data"]]
+        assert texts == [f"text {number}" for number in (4, 3, 2, 1, 0)]
+        assert not third["has_more"]
+        assert "next_cursor" not in third
+        assert len((await it.page(user="u-0"))["data"]) == 3
+        assert len((await it.page(model="llama"))["data"]) == 5
+        assert len((await it.page(model="chat/other"))["data"]) == 0
+        later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+        assert (await it.page(**{"from": later}))["data"] == []
+        assert len((await it.page(**{"to": later}))["data"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ({"limit": "0"}, "`limit` must be a number from 1 to 1000."),
+        ({"limit": "many"}, "`limit` must be a number from 1 to 1000."),
+        ({"from": "yesterday"}, "`from` must be a time such as 2026-11-22T06:00:00Z (UTC where no zone is given)."),
+        ({"from": "2026-11-22", "to": "2026-11-21"}, "`from` must be before `to`."),
+        ({"cursor": "!!"}, "`cursor` must be the `next_cursor` of the page before."),
+        ({"users": "u"}, "`users` is not known; there are from, to, user, model, limit, cursor."),
+    ],
+)
+async def test_what_is_asked_wrongly_is_said(tmp_path: Path, query: dict[str, str], message: str):
+    async with logged(tmp_path) as it:
+        answer = await it.page(status=400, **query)
+        assert answer["error"]["message"] == message
+        assert answer["error"]["code"] == "invalid_parameter"
+
+
+# --- the process ----------------------------------------------------------------------------------------------------
+
+
+async def test_metrics_name_no_tenant(tmp_path: Path):
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    from shoal.gateway.requestlog.figures import LogFigures
+
+    async with logged(tmp_path) as it:
+        await it.ask("hello")
+        await it.written()
+        registry = CollectorRegistry()
+        registry.register(LogFigures(it.book))
+        text = generate_latest(registry).decode()
+    assert "shoal_gateway_request_log_entries_total 1.0" in text
+    assert 'shoal_gateway_request_log_dropped_total{reason="memory"} 0.0' in text
+    assert "acme" not in text
+
+
+async def test_a_tenant_without_a_log_costs_no_thread_and_no_folder(tmp_path: Path):
+    async with logged(tmp_path, ScriptedEngine(echo)) as it:
+        it.tenant(mode="Off")
+        await it.ask("hello")
+        assert it.book.writer._thread is None
+        assert it.book.room.held == 0
+    assert not (tmp_path / "logs").exists()
