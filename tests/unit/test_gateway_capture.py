@@ -151,6 +151,26 @@ async def test_a_try_that_was_lost_is_a_row_of_its_own(tmp_path: Path, body: dic
         assert final.data.attempts == 2
 
 
+async def test_an_engine_that_dies_in_a_prefill_on_a_connection_that_was_used_before(tmp_path: Path):
+    """It looks like an idle connection that the engine closed, only later."""
+    seen: list[str] = []
+
+    async def die_once(request: EngineRequest) -> None:
+        seen.append(request.headers["host"])
+        if len(seen) == 2:
+            await asyncio.sleep(0.7)
+            request.writer.transport.abort()
+        else:
+            await serve_normally(request)
+
+    async with gateway(tmp_path, ScriptedEngine(die_once)) as it:
+        for _ in range(2):
+            assert (await it.post(CHAT)).status == 200
+        (lost,) = await it.records("attempt")
+        assert about_400_characters(lost.data.input_tokens)
+        assert (lost.data.attempt, lost.data.count_source) == (1, "estimated")
+
+
 @pytest.mark.parametrize("status", [503, 401])
 async def test_a_try_that_was_refused_is_none(tmp_path: Path, status: int):
     refused: list[str] = []

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from shoal.gateway.app import Gateway
 
 log = structlog.get_logger()
+
+_STALE_SECONDS: Final = 0.5
+"""An idle connection that the engine has closed meanwhile shows at once; after so long the engine had the request."""
 
 
 class Attempts(Waiting):
@@ -149,11 +152,14 @@ class Attempts(Waiting):
         there.add(abort)
         abort.given_up = abort.sent = False
         meter.sent(len(self._raw))
+        began = time.monotonic()
         try:
             try:
                 head, body = self._to_send(target, key)
                 answer = await app.upstream.start(target, head, body, abort)
             except StaleConnection:
+                if time.monotonic() - began > _STALE_SECONDS:
+                    raise
                 head, body = self._to_send(target, key)
                 answer = await app.upstream.start(target, head, body, abort)
             try:
