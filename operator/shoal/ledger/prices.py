@@ -87,13 +87,15 @@ class PriceFolder:
             seen = _signature(self._folder)
             if seen == self._seen:
                 return False
+            self._seen = seen
             found = schedule(read(self._folder))
         except Refused as refused:
             return self._bad(str(refused))
         except OSError as error:
             # Also a file that is replaced while it is read: the next look finds the new one.
+            self._seen = None
             return self._bad(f"{error.filename or self._folder}: {error.strerror}")
-        self._seen, self.error = seen, None
+        self.error = None
         if found == self.schedule:
             return False
         self.schedule = found

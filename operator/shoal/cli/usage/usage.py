@@ -96,7 +96,7 @@ async def _pages(ledger: Ledger, query: dict[str, Any]) -> tuple[UsagePage, list
     while True:
         page = await ledger.get(names.USAGE_PATH, query | {"after": after}, UsagePage)
         first = first or page
-        rows += [row.model_dump(mode="json", by_alias=True) for row in page.rows]
+        rows += [row.model_dump(mode="json", by_alias=True, exclude_unset=True) for row in page.rows]
         if (after := page.next) is None:
             return first, rows
 

@@ -1,0 +1,89 @@
+"""An API server that knows one ledger's pod and passes calls on to it, for tests of the command line."""
+
+import base64
+import contextlib
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+from aiohttp import web
+
+from tests.support.gateway import INSTALL_KEY
+
+ROOT = "/api/v1/namespaces/shoal-system"
+PROXY = f"{ROOT}/pods/shoal-ledger-0:8500/proxy"
+
+
+class LedgerPod:
+    """`refuse` has statuses and messages by the beginning of a path; the pod may be missing or not ready."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.ready = True
+        self.there = True
+        self.refuse: dict[str, tuple[int, str]] = {}
+        self.asked: list[tuple[str, str]] = []
+        self.kubeconfig = Path()
+
+    async def handle(self, request: web.Request) -> web.Response:
+        path = request.path
+        self.asked.append((request.method, path))
+        for begins, (status, message) in self.refuse.items():
+            if path.startswith(begins):
+                reason = {403: "Forbidden", 404: "NotFound"}.get(status, "")
+                return web.json_response(
+                    {"kind": "Status", "code": status, "message": message, "reason": reason}, status=status
+                )
+        if path == f"{ROOT}/secrets/shoal-install-key":
+            return web.json_response({"data": {"current": base64.b64encode(INSTALL_KEY).decode()}})
+        if path == f"{ROOT}/pods":
+            assert request.query["labelSelector"] == "app.kubernetes.io/component=ledger"
+            return web.json_response({"metadata": {}, "items": [self._pod()] if self.there else []})
+        if path.startswith(PROXY):
+            # As the API server does it, Authorization stays behind.
+            headers = {n: v for n, v in request.headers.items() if n.lower() in ("x-shoal-key", "content-type")}
+            target = self.url + request.raw_path[len(PROXY) :]
+            async with (
+                aiohttp.ClientSession() as session,
+                session.request(request.method, target, headers=headers, data=await request.read()) as answer,
+            ):
+                return web.Response(status=answer.status, body=await answer.read(), content_type=answer.content_type)
+        return web.json_response({"kind": "Status", "code": 404, "reason": "NotFound", "message": path}, status=404)
+
+    def _pod(self) -> dict[str, Any]:
+        status = "True" if self.ready else "False"
+        return {
+            "metadata": {"name": "shoal-ledger-0"},
+            "status": {"conditions": [{"type": "Ready", "status": status}]},
+        }
+
+
+@contextlib.asynccontextmanager
+async def ledger_pod(url: str, folder: Path) -> AsyncGenerator[LedgerPod]:
+    """Serves, and writes a kubeconfig into `folder`."""
+    pod = LedgerPod(url)
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", pod.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    pod.kubeconfig = folder / "kubeconfig"
+    server = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    pod.kubeconfig.write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "here",
+                "clusters": [{"name": "c", "cluster": {"server": server}}],
+                "users": [{"name": "me", "user": {"token": "t"}}],
+                "contexts": [{"name": "here", "context": {"cluster": "c", "user": "me", "namespace": "chat"}}],
+            }
+        )
+    )
+    try:
+        yield pod
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,326 @@
+"""`shoal usage`, `bill`, `credits`, `margin`, `export`, `prices`: what a person sees, and is told when it cannot be."""
+
+import asyncio
+import csv
+import io
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from shoal.cli.main import main
+from tests.support.ledgerpod import PROXY, ROOT, LedgerPod, ledger_pod
+from tests.support.questions import ADMIN, GATEWAY, MID_NOVEMBER, OCTOBER, Ledger, gpu_hour, hour, ledger
+
+MILLION = 1_000_000
+
+
+@dataclass
+class World:
+    books: Ledger
+    url: str
+    pod: LedgerPod
+
+    async def shoal(self, *args: str, direct: bool = True) -> Result:
+        where = (
+            ["--ledger-url", self.url, "--ledger-key", ADMIN] if direct else ["--kubeconfig", str(self.pod.kubeconfig)]
+        )
+        return await run(*args, *where)
+
+
+async def run(*args: str) -> Result:
+    # A command runs an event loop of its own.
+    return await asyncio.to_thread(CliRunner().invoke, main, list(args), env={"COLUMNS": "200"})
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncGenerator[World]:
+    async with (
+        ledger(f"sqlite:///{tmp_path}/ledger.sqlite", tmp_path, october=OCTOBER) as books,
+        books.served() as url,
+        ledger_pod(url, tmp_path) as pod,
+    ):
+        await books.fill(
+            hour("2026-11-01T00:00", requests=1200, input_tokens=2 * MILLION, cached_tokens=MILLION, output_tokens=5),
+            hour("2026-11-02T05:00", adapter="chat/sql", input_tokens=7, unknown_cached_input=7, unknown_requests=1),
+            hour("2026-11-02T05:00", model="chat/new", input_tokens=42),
+            hour("2026-11-03T00:00", "globex", requests=2, input_tokens=30),
+            engines=(gpu_hour("2026-11-01T00:00"),),
+        )
+        yield World(books, url, pod)
+
+
+def text(result: Result) -> list[str]:
+    assert result.exit_code == 0, result.output
+    return [" ".join(line.split()) for line in result.stdout.splitlines()]
+
+
+# --- usage ----------------------------------------------------------------------------------------------------------
+
+
+async def test_usage_as_a_table(world: World) -> None:
+    told = await world.shoal(
+        "usage", "--tenant", "acme", "--by", "model,adapter,day", "--from", "2026-11", "--to", "2026-12"
+    )
+    assert text(told) == [
+        "from 2026-11-01T00:00:00Z to 2026-12-01T00:00:00Z (UTC)",
+        "MODEL ADAPTER DAY REQUESTS INPUT OF IT CACHED OUTPUT OF IT REASONING",
+        "chat/llama - 2026-11-01 1,200 2,000,000 1,000,000 5 0",
+        "chat/llama chat/sql 2026-11-02 1 7 0 0 0",
+        "chat/new - 2026-11-02 1 42 0 0 0",
+        "total 1,202 2,000,049 1,000,000 5 0",
+        "Of 7 input tokens it is not known how many were cached (cut streams).",
+        "Of 1 requests the tokens are not known: no engine said.",
+    ]
+
+
+async def test_usage_without_words_is_this_month_by_tenant_model_and_adapter(world: World) -> None:
+    told = text(await world.shoal("usage"))
+    assert told[1].startswith("TENANT MODEL ADAPTER REQUESTS")
+    assert "globex chat/llama - 2 30 0 0 0" in told
+
+
+async def test_usage_for_programs(world: World) -> None:
+    found = json.loads((await world.shoal("usage", "--by", "tenant", "-o", "json")).stdout)
+    assert found["by"] == ["tenant"]
+    assert [(row["tenant"], row["inputTokens"]) for row in found["rows"]] == [("acme", 2_000_049), ("globex", 30)]
+    assert "model" not in found["rows"][0]
+    told = await world.shoal("usage", "--by", "tenant,adapter", "-o", "csv")
+    rows = list(csv.DictReader(io.StringIO(told.stdout)))
+    assert [(row["tenant"], row["adapter"], row["requests"]) for row in rows] == [
+        ("acme", "", "1201"),
+        ("acme", "chat/sql", "1"),
+        ("globex", "", "2"),
+    ]
+
+
+async def test_usage_of_many_pages_is_one_table(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.cli.usage.usage._PAGE", "1")
+    found = json.loads((await world.shoal("usage", "--by", "tenant,model,adapter", "-o", "json")).stdout)
+    assert len(found["rows"]) == 4
+
+
+async def test_no_usage_in_a_time_is_said(world: World) -> None:
+    told = await world.shoal("usage", "--tenant", "acme", "--from", "2026-01", "--to", "2026-02")
+    assert (told.exit_code, told.stdout) == (0, "")
+    assert "No usage of acme from 2026-01-01T00:00:00Z to 2026-02-01T00:00:00Z that fits." in told.stderr
+
+
+@pytest.mark.parametrize("command", [("usage",), ("bill", "--month", "2026-11")])
+async def test_a_tenant_that_was_never_seen_is_told(world: World, command: tuple[str, ...]) -> None:
+    told = await world.shoal(*command, "--tenant", "acmee")
+    assert told.exit_code == 1
+    assert (
+        "the ledger has never seen usage of acmee: is it spelt right? `kubectl get tenants` lists them" in told.stderr
+    )
+
+
+async def test_a_wrong_word_is_the_ledger_s_own_sentence(world: World) -> None:
+    told = await world.shoal("usage", "--by", "colour")
+    assert told.exit_code == 1
+    assert "by=colour: it is one of tenant, key, externalID, model" in told.stderr
+
+
+# --- bills ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_bill_as_a_table(world: World) -> None:
+    await world.shoal(
+        "credits", "add", "--tenant", "acme", "--month", "2026-11", "--amount", "1.25", "--note", "outage", "--id", "c1"
+    )
+    await world.books.open_request("2026-11-21T00:00")
+    assert text(await world.shoal("bill", "--tenant", "acme", "--month", "2026-11")) == [
+        "acme (cus_acme), 2026-11, so far",
+        "MODEL ADAPTER PLAN REQUESTS INPUT OF IT CACHED OUTPUT PRICES (IN / CACHED / OUT) AMOUNT",
+        "chat/llama - - 1,200 2,000,000 1,000,000 5 3.00 / 0.30 / 15.00 3.30 EUR",
+        "chat/llama chat/sql - 1 7 0 0 4.00 / 0.40 / 20.00 0.00 EUR",
+        "lines 3.30 EUR",
+        "Prices per million tokens in EUR, by october.",
+        "Credit c1: 1.25 EUR outage",
+        "Total: 2.05 EUR",
+        "Not priced: 42 tokens of chat/new: no price list has a price for it; it is in no total.",
+        "Of 7 input tokens it is not known how many were cached: rated as the list says.",
+        "Of 1 requests the tokens are not known: they are not billed.",
+        "1 requests of this month have not ended: they are not on it yet.",
+    ]
+
+
+async def test_a_month_at_other_prices(world: World, tmp_path: Path) -> None:
+    (tmp_path / "next.yaml").write_text(OCTOBER.replace("2026-10-01", "2027-01-01").replace('"3"', '"5"'))
+    told = text(
+        await world.shoal("bill", "--tenant", "acme", "--month", "2026-11", "--prices", str(tmp_path / "next.yaml"))
+    )
+    assert "Total: 3.30 EUR" in told
+    assert "Total: 5.30 EUR" in told
+    assert told[-1] == "Difference: 2.00 EUR"
+    assert "Prices per million tokens in EUR, by next." in told
+    (tmp_path / "next.yaml").write_text("currency: EUR\n")
+    refused = await world.shoal(
+        "bill", "--tenant", "acme", "--month", "2026-11", "--prices", str(tmp_path / "next.yaml")
+    )
+    assert refused.exit_code == 1
+    assert "next.yaml:1: `effectiveFrom` is missing" in refused.stderr
+
+
+async def test_a_bill_for_programs(world: World) -> None:
+    found = json.loads((await world.shoal("bill", "--tenant", "acme", "--month", "2026-11", "-o", "json")).stdout)
+    assert (found["total"], found["lines"][0]["exact"]) == ("3.30", "3.300075")
+
+
+async def test_credits_are_made_and_listed(world: World) -> None:
+    add = ("credits", "add", "--tenant", "acme", "--month", "2026-11", "--amount", "2", "--id", "c1")
+    assert text(await world.shoal(*add)) == ["Credit c1: 2.00 EUR for acme in 2026-11"]
+    assert text(await world.shoal(*add)) == ["Credit c1: 2.00 EUR for acme in 2026-11"], "repeating it makes no second"
+    listed = text(await world.shoal("credits", "list"))
+    assert len(listed) == 2
+    assert listed[1].startswith("c1 acme 2026-11 2026-11-22T12:00:00Z")
+    assert "No credits." in (await world.shoal("credits", "list", "--tenant", "globex")).stderr
+    refused = await world.shoal("credits", "add", "--tenant", "acme", "--month", "2026-11", "--amount", "0.001")
+    assert (refused.exit_code, "0.001 has more decimals than EUR has (2)" in refused.stderr) == (1, True)
+
+
+# --- margin and FOCUS -----------------------------------------------------------------------------------------------
+
+
+async def test_margin_as_a_table(world: World) -> None:
+    told = text(await world.shoal("margin", "--from", "2026-11", "--to", "2026-12", "--by", "class,day"))
+    assert told[1:] == [
+        "CLASS DAY TOKENS REVENUE EUR GPU HOURS COST MARGIN EUR %",
+        "h100 2026-11-01 2,000,005 3.30 1.0 2.50 0.80 24.2",
+        "h100 2026-11-02 49 0.00 ? ? ? ?",
+        "h100 2026-11-03 30 0.00 ? ? ? ?",
+        "42 tokens have no price: they are not in the revenue.",
+    ]
+    told = await world.shoal("margin", "-o", "csv")
+    assert told.stdout.splitlines()[0].startswith("class,tokens,unpricedTokens,revenue,gpuHours")
+    assert "no GPU was held" in (await world.shoal("margin", "--from", "2026-01", "--to", "2026-02")).stderr
+
+
+@pytest.mark.parametrize("grain", ["day", "hour"])
+async def test_focus_is_one_table_however_it_is_asked_for(world: World, grain: str) -> None:
+    await world.shoal("credits", "add", "--tenant", "acme", "--month", "2026-11", "--amount", "2")
+    told = await world.shoal("export", "focus", "--from", "2026-11", "--grain", grain)
+    assert told.exit_code == 0, told.output
+    rows = list(csv.DictReader(io.StringIO(told.stdout)))
+    assert [row["ChargeCategory"] for row in rows].count("Credit") == 1
+    assert sum(int(row["x_ConsumedTokens"] or 0) for row in rows) == 2_000_084
+    whole = await world.books.get("/v1/focus", from_="2026-11", to="2026-12", grain=grain)
+    assert rows == list(csv.DictReader(io.StringIO(whole.body.decode())))
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--from", "soon"), "soon: write 2026-11, 2026-11-01 or"),
+        (("--from", "2026-11-01T06:30:00Z"), "is not on the hour"),
+        (("--from", "2026-11", "--to", "2026-10"), "--to is not after --from"),
+    ],
+)
+async def test_a_wrong_time_of_an_export(world: World, args: tuple[str, ...], message: str) -> None:
+    told = await world.shoal("export", "focus", *args)
+    assert told.exit_code == 2
+    assert message in told.stderr
+
+
+# --- through the API server -----------------------------------------------------------------------------------------
+
+
+async def test_the_ledger_is_reached_through_the_api_server(world: World) -> None:
+    told = await world.shoal("usage", "--by", "tenant", "-o", "csv", direct=False)
+    assert told.exit_code == 0, told.output
+    assert told.stdout.splitlines()[1].startswith("acme,1202,2000049")
+    assert world.pod.asked == [
+        ("GET", f"{ROOT}/secrets/shoal-install-key"),
+        ("GET", f"{ROOT}/pods"),
+        ("GET", f"{PROXY}/v1/usage"),
+    ]
+    made = await world.shoal("credits", "add", "--tenant", "acme", "--month", "2026-11", "--amount", "2", direct=False)
+    assert made.exit_code == 0, made.output
+    refused = await world.shoal("usage", "--by", "colour", direct=False)
+    assert "by=colour: it is one of" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "message", "told"),
+    [
+        (f"{ROOT}/secrets", 403, 'secrets "shoal-install-key" is forbidden', "needs the right to get the Secret"),
+        (f"{ROOT}/secrets", 404, "not found", "there is no Secret shoal-install-key in namespace shoal-system"),
+        (f"{ROOT}/pods", 403, "pods is forbidden", "needs the right to list pods and to use pods/proxy"),
+        (PROXY, 403, "pods/proxy is forbidden", "needs the right to list pods and to use pods/proxy"),
+        (PROXY, 503, "error trying to reach service: dial tcp", "port-forward service/shoal-ledger 8500"),
+    ],
+)
+async def test_what_is_in_the_way_is_told(world: World, path: str, status: int, message: str, told: str) -> None:
+    world.pod.refuse[path] = (status, message)
+    result = await world.shoal("usage", direct=False)
+    assert result.exit_code == 1
+    assert told in result.stderr
+
+
+async def test_a_ledger_that_is_not_there_or_not_ready_is_told(world: World) -> None:
+    world.pod.ready = False
+    result = await world.shoal("bill", "--tenant", "acme", direct=False)
+    assert "the ledger, pod shoal-ledger-0, is not ready" in result.stderr
+    world.pod.there = False
+    result = await world.shoal("bill", "--tenant", "acme", direct=False)
+    assert "no ledger runs in namespace shoal-system" in result.stderr
+
+
+async def test_a_key_that_is_not_the_ledger_s_is_told(world: World) -> None:
+    result = await run("usage", "--ledger-url", world.url, "--ledger-key", "nonsense")
+    assert (result.exit_code, "the ledger does not take this key" in result.stderr) == (1, True)
+    result = await run("margin", "--ledger-url", world.url, "--ledger-key", GATEWAY)
+    assert "the key of role gateway may not do this" in result.stderr
+    result = await run("usage", "--ledger-url", "http://127.0.0.1:9", "--ledger-key", ADMIN)
+    assert "the ledger at http://127.0.0.1:9 does not answer" in result.stderr
+
+
+# --- price lists ----------------------------------------------------------------------------------------------------
+
+
+def check(*paths: Path) -> Result:
+    return CliRunner().invoke(main, ["prices", "check", *map(str, paths)])
+
+
+def test_good_price_lists_are_told_with_their_time(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(OCTOBER)
+    (tmp_path / "b.yaml").write_text(MID_NOVEMBER)
+    told = check(tmp_path)
+    assert told.exit_code == 0
+    assert told.stdout.splitlines() == [
+        f"{tmp_path}/a.yaml: 3 prices in EUR, from 2026-10-01T00:00Z",
+        f"{tmp_path}/b.yaml: 3 prices in EUR, from 2026-11-15T00:00Z",
+    ]
+
+
+def test_mistakes_in_price_lists_are_told_with_file_and_line(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(OCTOBER.replace('"15"', '"1.2345678"'))
+    (tmp_path / "b.yaml").write_text(OCTOBER.replace("effectiveFrom", "effectivefrom"))
+    told = check(tmp_path / "a.yaml", tmp_path / "b.yaml")
+    assert told.exit_code == 1
+    assert told.stderr.splitlines() == [
+        f"{tmp_path}/a.yaml:4: `prices.output`: '1.2345678' has more than 6 decimals",
+        f"{tmp_path}/b.yaml:1: `effectiveFrom` is missing",
+        f"{tmp_path}/b.yaml:2: unknown field `effectivefrom`: did you mean `effectiveFrom`?",
+        "Error: 3 mistakes",
+    ]
+
+
+def test_lists_that_overlap_are_refused_and_a_dropped_price_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("effectiveUntil: 2026-12-01\n" + OCTOBER)
+    (tmp_path / "b.yaml").write_text(MID_NOVEMBER)
+    told = check(tmp_path)
+    assert (told.exit_code, f"{tmp_path}/a.yaml:1: overlaps {tmp_path}/b.yaml" in told.stderr) == (1, True)
+    (tmp_path / "a.yaml").write_text(OCTOBER)
+    (tmp_path / "b.yaml").write_text("\n".join(MID_NOVEMBER.splitlines()[:-1]))
+    told = check(tmp_path)
+    assert told.exit_code == 0
+    assert f"{tmp_path}/b.yaml:3: warning: no price for plan -, model chat/llama, adapter * any more" in told.stderr
+
+
+def test_a_folder_without_price_lists_is_told(tmp_path: Path) -> None:
+    told = check(tmp_path)
+    assert (told.exit_code, "has no .yaml file" in told.stderr) == (1, True)
