@@ -22,7 +22,7 @@ class Sdk:
     async def close(self) -> None:
         await self._client.close()
 
-    async def one(self, ask: Ask, journal: "Journal", answers: Answers) -> None:
+    async def one(self, ask: Ask, journal: "Journal", answers: Answers | None) -> None:
         """Asks once. A plan to leave is not followed here: the SDK reads to the end."""
         journal.sent(ask, ask.id, reused=None, port=None, sdk=True)
         end = End("lost", "nothing came")

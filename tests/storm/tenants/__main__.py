@@ -12,6 +12,7 @@ import click
 
 from tests.storm.mutants import MUTATIONS
 from tests.storm.tenants.run import DATABASES, Database, Weather, run
+from tests.support.engines import Kind
 
 _SHOWN = 20
 
@@ -24,6 +25,7 @@ _SHOWN = 20
 @click.option(
     "--database", type=click.Choice(DATABASES), default=DATABASES[0], show_default=True, help="Of the ledger."
 )
+@click.option("--engine", type=click.Choice(["sim", "sglang"]), default="sim", show_default=True)
 @click.option("--mutation", type=click.Choice(sorted(MUTATIONS)), help="A protection that is switched off.")
 @click.option("--folder", type=click.Path(path_type=Path), help="For the journals; default: a new one.")
 def main(
@@ -32,13 +34,14 @@ def main(
     pause: float,
     seed: int,
     database: Database,
+    engine: Kind,
     mutation: str | None,
     folder: Path | None,
 ) -> None:
     """Kill gateways and the ledger under load, and judge the books."""
     folder = folder or Path(tempfile.mkdtemp(prefix="storm-tenants-"))
     print(f"journals are in {folder}", flush=True)
-    weather = Weather(kills, rate, seed, pause, database=database, mutation=mutation)
+    weather = Weather(kills, rate, seed, pause, database=database, engine=engine, mutation=mutation)
     outcome = asyncio.run(run(weather, folder))
     violations = [*outcome.findings.violations, *outcome.account.violations()]
     for text in violations[:_SHOWN]:

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -25,23 +25,19 @@ class Child:
     env: dict[str, str]
     log: Path
     ready: str | None
-    starts: int = 0
-    killed: list[float] = field(default_factory=list[float])
-    """When; Unix seconds."""
     _process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         """Returns at once; `serves` waits."""
-        self.starts += 1
         with self.log.open("ab") as out:
             self._process = await asyncio.create_subprocess_exec(
-                *self.command, stdout=out, stderr=out, env=os.environ | self.env
+                *self.command, stdout=out, stderr=out, env=os.environ | self.env, start_new_session=True
             )
 
-    async def serves(self, session: aiohttp.ClientSession) -> None:
+    async def serves(self, session: aiohttp.ClientSession, within: float = READY_SECONDS) -> None:
         """Raises AssertionError with the end of its log."""
         assert self._process is not None
-        deadline = time.monotonic() + READY_SECONDS
+        deadline = time.monotonic() + within
         while self.ready is not None:
             with contextlib.suppress(OSError, aiohttp.ClientError, TimeoutError):
                 async with session.get(self.ready, timeout=aiohttp.ClientTimeout(total=2)) as answer:
@@ -53,10 +49,10 @@ class Child:
 
     def strike(self) -> None:
         """SIGKILL, at this very moment."""
-        if self._process is not None:
+        if self._process is not None and self._process.returncode is None:
+            # The whole session: SGLang has child processes.
             with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGKILL)
-                self.killed.append(time.time())
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     async def gone(self) -> None:
         """Waits for the end of a process that was struck."""

@@ -24,7 +24,7 @@ from tests.storm.tenants import town as towns
 from tests.storm.tenants.children import Child
 from tests.storm.tenants.town import KEY, NAMESPACE, ONE_MODEL, Town
 from tests.storm.verdict import Findings, judge
-from tests.support.engines import MODEL, ROOT
+from tests.support.engines import MODEL, ROOT, Kind
 from tests.support.postgres import postgres
 
 _ANSWER_SECONDS: Final = 2.0
@@ -56,8 +56,9 @@ class Weather:
     """Seconds between two kills, on average; both processes serve again before the next one."""
     long: float = 0.04
     """Share of long answers, of some seconds: what a killed gateway has checkpoints of."""
+    engine: Kind = "sim"
     speed: float = 3.0
-    """Times that of an L4."""
+    """Times that of an L4; of the simulator."""
     moves: tuple[Move, ...] = MOVES
     """In turn."""
     database: Database = "sqlite"
@@ -85,7 +86,7 @@ async def run(weather: Weather, folder: Path, say: Callable[[str], None] = print
 
 
 async def _run(weather: Weather, folder: Path, say: Callable[[str], None], database_url: str | None) -> Outcome:
-    async with towns.up(folder, database_url, weather.mutation, weather.speed) as town:
+    async with towns.up(folder, database_url, weather.mutation, kind=weather.engine, speed=weather.speed) as town:
         idle = await town.counted()
         async with _load(town, weather) as load:
             await _until(lambda: _asked(folder), _BEGIN_SECONDS, "no answer at all", load)
@@ -143,6 +144,7 @@ async def _load(town: Town, weather: Weather) -> AsyncGenerator[asyncio.subproce
         rate=weather.rate,
         sdk_rate=0.0,
         long=weather.long,
+        words=weather.engine == "sim",
         targets=(Target(f"{NAMESPACE}/{ONE_MODEL}", 1.0),),
     )
     file = town.folder / "load.json"

@@ -1,5 +1,5 @@
-"""A fleet of real processes on loopback, without a cluster: two engines (the simulator) with their agents, two gateways
-with their spools, one ledger, and an API server that is a fake in this process.
+"""A fleet of real processes on loopback, without a cluster: two engines (the simulator), or one real one, with their
+agents, two gateways with their spools, one ledger, and an API server that is a fake in this process.
 
 Each pod has an address of its own in 127.0.0.0/8, so all ports are the real ones.
 """
@@ -23,7 +23,7 @@ from tests.storm.mutants import ENVIRONMENT as MUTATION
 from tests.storm.tenants.children import Child
 from tests.storm.tenants.line import Line
 from tests.support.addresses import pod_ip
-from tests.support.engines import MODEL, ROOT, make_models
+from tests.support.engines import MODEL, ROOT, START_SECONDS, Kind, make_models, sglang_launcher
 from tests.support.gateway_process import FakeApiServer, kubeconfig
 
 KEY: Final = "sk-storm-2b9d40f1c7"
@@ -33,10 +33,8 @@ ONE_MODEL: Final = "steady"
 _UID: Final = "uid-steady"
 _INSTALL_KEY: Final = b"an install key for one storm...."
 _CREATED: Final = "2026-01-01T00:00:00Z"
-ENGINES: Final = 2
-GATEWAYS: Final = 2
-_ENGINE_HOSTS: Final = range(1, 1 + ENGINES)
-_GATEWAY_HOSTS: Final = range(5, 5 + GATEWAYS)
+_ENGINE_HOSTS: Final[dict[Kind, range]] = {"sim": range(1, 3), "sglang": range(1, 2)}
+_GATEWAY_HOSTS: Final = range(5, 7)
 _LEDGER_HOST: Final = 9
 _LINE_HOST: Final = 10
 
@@ -53,6 +51,7 @@ class Town:
     line: Line
     session: aiohttp.ClientSession
     database_url: str
+    kind: Kind
 
     @property
     def addresses(self) -> tuple[tuple[str, int], ...]:
@@ -65,7 +64,7 @@ class Town:
     async def counted(self) -> Tokens:
         """The engines' own counters."""
         found: list[Tokens] = []
-        for host in _ENGINE_HOSTS:
+        for host in _ENGINE_HOSTS[self.kind]:
             async with self.session.get(f"http://{pod_ip(host)}:{names.ENGINE_PORT}/metrics") as answer:
                 counters = parse_counters(await answer.read())
                 found.append(Tokens(counters.prompt_tokens or 0, counters.generation_tokens or 0))
@@ -82,7 +81,12 @@ class Town:
 
 @contextlib.asynccontextmanager
 async def up(
-    folder: Path, database_url: str | None = None, mutation: str | None = None, speed: float = 1.0
+    folder: Path,
+    database_url: str | None = None,
+    mutation: str | None = None,
+    *,
+    kind: Kind = "sim",
+    speed: float = 1.0,
 ) -> AsyncGenerator[Town]:
     """A town whose every process serves; all are gone afterwards, `folder` stays.
 
@@ -101,12 +105,14 @@ async def up(
     await line.up()
     async with aiohttp.ClientSession() as session:
         url = database_url or f"sqlite:///{folder / 'ledger.sqlite'}"
-        town = _town(folder, key_dir, kubeconfig(folder, api), line, session, url, mutation, speed)
+        town = _town(folder, key_dir, kubeconfig(folder, api), line, session, url, mutation, kind, speed)
         try:
-            await _tell(api)
+            await _tell(api, kind)
             for child in (*town.engines, *town.agents, town.ledger, *town.gateways):
                 await child.start()
-            for child in (*town.engines, *town.agents, town.ledger, *town.gateways):
+            for child in town.engines:
+                await child.serves(session, START_SECONDS[kind])
+            for child in (*town.agents, town.ledger, *town.gateways):
                 await child.serves(session)
             yield town
         finally:
@@ -125,6 +131,7 @@ def _town(
     session: aiohttp.ClientSession,
     database_url: str,
     mutation: str | None,
+    kind: Kind,
     speed: float,
 ) -> Town:
     entry = [sys.executable, "-m", "shoal" if mutation is None else "tests.storm.mutants"]
@@ -144,42 +151,24 @@ def _town(
     (folder / "engine.yaml").write_text(f"api-key: {agent_keys.engine}\nadmin-api-key: {agent_keys.admin}\n")
     engines: list[Child] = []
     agents: list[Child] = []
-    for number, host in enumerate(_ENGINE_HOSTS):
+    for number, host in enumerate(_ENGINE_HOSTS[kind]):
         ip, run = pod_ip(host), folder / f"run-{number}"
         run.mkdir()
         (run / Path(names.BOOT_FILE).name).write_text(secrets.token_hex(8))
-        port = ("--host", ip, "--port", str(names.ENGINE_PORT))
-        model = ("--model-path", str(MODEL), "--served-model-name", f"{NAMESPACE}/{ONE_MODEL}")
-        switches = ("--enable-metrics", "--enable-cache-report", "--config", str(folder / "engine.yaml"))
-        simulated = (
-            "--sim-gpu",
-            "l4",
-            "--sim-kv",
-            "llama-3.1-8b",
-            "--sim-load-seconds",
-            "0",
-            "--sim-speed",
-            str(speed),
-        )
         # A folder of its own each: all have the name of this host.
         (folder / "engines" / engine_pod(number)).mkdir()
-        journal = ("--sim-journal", str(folder / "engines" / engine_pod(number)))
-        command = ("sim", "engine", *port, *model, *switches, *simulated, *journal)
-        engines.append(child(f"engine-{number}", f"http://{ip}:{names.ENGINE_PORT}/ready", *command))
+        engine = child(f"engine-{number}", f"http://{ip}:{names.ENGINE_PORT}/ready", *("sim", "engine"))
+        program = engine.command if kind == "sim" else [str(sglang_launcher())]
+        engine.command = [*program, *_engine_arguments(folder, ip)]
+        if kind == "sim":
+            journal = ("--sim-journal", str(folder / "engines" / engine_pod(number)))
+            pace = ("--sim-gpu", "l4", "--sim-kv", "llama-3.1-8b", "--sim-load-seconds", "0", "--sim-speed", str(speed))
+            engine.command = [*engine.command, *pace, *journal]
+        engines.append(engine)
         files = ("--keys", str(folder / "agent.json"), "--run-dir", str(run))
         url = ("--engine-url", f"http://{ip}:{names.ENGINE_PORT}")
-        agents.append(
-            child(
-                f"agent-{number}",
-                f"http://{ip}:{names.AGENT_PORT}/healthz",
-                "agent",
-                "serve",
-                "--host",
-                ip,
-                *files,
-                *url,
-            )
-        )
+        command = ("agent", "serve", "--host", ip, *files, *url)
+        agents.append(child(f"agent-{number}", f"http://{ip}:{names.AGENT_PORT}/healthz", *command))
     gateways = [
         child(
             f"shoal-gateway-{number}",
@@ -208,14 +197,24 @@ def _town(
         SHOAL_LEDGER_INSTALL_KEY_DIR=str(key_dir),
         SHOAL_LEDGER_PRICES_DIR=str(folder / "prices"),
     )
-    return Town(folder, engines, agents, gateways, ledger, line, session, database_url)
+    return Town(folder, engines, agents, gateways, ledger, line, session, database_url, kind)
+
+
+def _engine_arguments(folder: Path, ip: str) -> list[str]:
+    """Those that both kinds understand."""
+    return [
+        *("--host", ip, "--port", str(names.ENGINE_PORT)),
+        *("--model-path", str(MODEL), "--served-model-name", f"{NAMESPACE}/{ONE_MODEL}"),
+        *("--enable-metrics", "--enable-cache-report", "--config", str(folder / "engine.yaml")),
+        *("--max-total-tokens", "20000", "--max-running-requests", "16"),
+    ]
 
 
 def engine_pod(number: int) -> str:
     return f"{ONE_MODEL}-{number}"
 
 
-async def _tell(api: FakeApiServer) -> None:
+async def _tell(api: FakeApiServer, kind: Kind) -> None:
     """The objects of a cluster: a Model, its pods, a Tenant, the gateways' pods."""
     source = {"source": {"uri": "file:///models/tiny-chat"}}
     metadata = {"name": ONE_MODEL, "namespace": NAMESPACE, "uid": _UID, "creationTimestamp": _CREATED}
@@ -224,7 +223,7 @@ async def _tell(api: FakeApiServer) -> None:
     grant = {"namespace": NAMESPACE, "name": ONE_MODEL}
     spec = {"keys": [key], "models": [grant]}
     await api.change("tenants", {"metadata": {"name": TENANT, "uid": "uid-storm"}, "spec": spec})
-    for number, host in enumerate(_ENGINE_HOSTS):
+    for number, host in enumerate(_ENGINE_HOSTS[kind]):
         labels = {
             names.LABEL_MODEL: ONE_MODEL,
             names.LABEL_MODEL_UID: _UID,
