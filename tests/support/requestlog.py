@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -79,17 +79,21 @@ class LoggedGateway:
         await asyncio.wrap_future(self.book.writer.close_files())
         return entries(self.root, name, self.book.keys)
 
-    async def page(self, name: str = "acme", status: int = 200, **query: Any) -> dict[str, Any]:
+    async def page(self, name: str = "acme", status: int = 200, query: Any = None, **more: Any) -> dict[str, Any]:
         await asyncio.wrap_future(self.book.writer.close_files())
         headers = {"authorization": f"Bearer sk-test-{name}"}
-        async with self.it.session.get(f"{self.it.url}/v1/logs", params=query, headers=headers) as response:
+        async with self.it.session.get(
+            f"{self.it.url}/v1/logs", params={**more, **(query or {})}, headers=headers
+        ) as response:
             answer = await response.json()
             assert response.status == status, answer
             return answer
 
 
 @contextlib.asynccontextmanager
-async def logged(tmp_path: Path, engine: ScriptedEngine | None = None, **settings: Any) -> AsyncIterator[LoggedGateway]:
+async def logged(
+    tmp_path: Path, engine: ScriptedEngine | None = None, **settings: Any
+) -> AsyncGenerator[LoggedGateway]:
     """A gateway with one engine; tenant acme logs in full."""
 
     async def answer(request: EngineRequest) -> None:

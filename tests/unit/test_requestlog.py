@@ -1,6 +1,7 @@
 """The request log as a tenant meets it: what is in it, and what must not be."""
 
 import asyncio
+import gc
 import json
 import os
 from datetime import UTC, datetime, timedelta
@@ -246,8 +247,8 @@ async def test_pages_filters_and_times(tmp_path: Path):
         assert len((await it.page(model="llama"))["data"]) == 5
         assert len((await it.page(model="chat/other"))["data"]) == 0
         later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
-        assert (await it.page(**{"from": later}))["data"] == []
-        assert len((await it.page(**{"to": later}))["data"]) == 5
+        assert (await it.page(query={"from": later}))["data"] == []
+        assert len((await it.page(query={"to": later}))["data"]) == 5
 
 
 @pytest.mark.parametrize(
@@ -263,7 +264,7 @@ async def test_pages_filters_and_times(tmp_path: Path):
 )
 async def test_what_is_asked_wrongly_is_said(tmp_path: Path, query: dict[str, str], message: str):
     async with logged(tmp_path) as it:
-        answer = await it.page(status=400, **query)
+        answer = await it.page(status=400, query=query)
         assert answer["error"]["message"] == message
         assert answer["error"]["code"] == "invalid_parameter"
 
@@ -294,3 +295,24 @@ async def test_a_tenant_without_a_log_costs_no_thread_and_no_folder(tmp_path: Pa
         assert it.book.writer._thread is None
         assert it.book.room.held == 0
     assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize("mode", ["Full", "Metadata"])
+async def test_a_logged_request_leaves_nothing_for_the_garbage_collector(tmp_path: Path, mode: str):
+    def of_the_log() -> int:
+        return sum(str(type(thing).__module__).startswith("shoal.gateway.requestlog") for thing in gc.get_objects())
+
+    async with logged(tmp_path, ScriptedEngine(echo)) as it:
+        it.tenant(mode=mode)
+        gc.collect()
+        gc.disable()
+        try:
+            await it.ask("hello", stream=True)
+            await it.written()
+            before = of_the_log()
+            for _ in range(5):
+                await it.ask("hello", stream=True)
+            await it.written()
+            assert of_the_log() - before < 5
+        finally:
+            gc.enable()

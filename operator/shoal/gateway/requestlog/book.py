@@ -5,13 +5,14 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 import structlog
 
 from shoal.core.access import Identity
 from shoal.gateway.meter import Meter
-from shoal.gateway.requestlog.bucket import Bucket
+from shoal.gateway.requestlog.bucket import Bucket, BucketDown
 from shoal.gateway.requestlog.capture import OVERHEAD, Capture, Room
 from shoal.gateway.requestlog.entry import Job
 from shoal.gateway.requestlog.erase import Erased, erase_tenant, erase_user, sweep
@@ -115,12 +116,13 @@ class RequestLog:
         settings = self._settings
         longest = settings.hold_seconds + settings.request_seconds + settings.body_seconds
         self.keys.refresh()
-        parts = [
-            await loop.run_in_executor(
-                self._readers, lambda s=store: newest(s, query, self.keys, longest=longest, until=until)
-            )
-            for store in stores
-        ]
+        parts: list[Found] = []
+        for store in stores:
+            read = partial(newest, store, query, self.keys, longest=longest, until=until)
+            try:
+                parts.append(await loop.run_in_executor(self._readers, read))
+            except BucketDown as error:  # what the gateways have is shown all the same
+                parts.append(Found(unreadable=[str(error.strerror)]))
         return merged(parts, query.limit)
 
     async def erase(self, tenant: str, user: str | None, *, everywhere: bool) -> Erased:

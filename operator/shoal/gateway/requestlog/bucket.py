@@ -1,8 +1,10 @@
 """The same files in a bucket: s3://, gs:// and az://, through obstore. A finished file goes there whole."""
 
 import contextlib
+import errno
 import io
 import os
+import re
 from collections.abc import Callable, Generator
 from datetime import timedelta
 from pathlib import Path
@@ -135,7 +137,7 @@ class Bucket:
         except FileNotFoundError:
             raise
         except Exception as error:
-            raise BucketDown(5, f"the bucket of the request log: {type(error).__name__}") from None
+            raise BucketDown(errno.EIO, f"the bucket of the request log {_why(error)}") from None
 
     def _store(self) -> "Opened":
         from obstore.store import AzureStore, GCSStore, S3Store
@@ -159,3 +161,14 @@ class Bucket:
         )
         self._opened = (credentials, opened)
         return opened
+
+
+def _why(error: Exception) -> str:
+    text = str(error)
+    found = re.search(r"status code: (\d{3})|status: (\d{3})|\b(40[13]) Forbidden", text)
+    status = next(filter(None, found.groups()), "") if found else ""
+    if status in ("401", "403") or type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
+        return "refuses the credentials: check the Secret, and that it may list, read, write and delete"
+    if status:
+        return f"answered {status}"
+    return "cannot be reached" if type(error).__name__ == "GenericError" else f"failed ({type(error).__name__})"
