@@ -111,7 +111,13 @@ class Shipper:
             async with aiohttp.ClientSession(timeout=timeout) as session:
                 batches = await self._open()
                 while True:
-                    await self._next(session, batches)
+                    try:
+                        await self._next(session, batches)
+                    except Exception:
+                        # Serving goes on whatever is wrong here; rows are safe in the spool meanwhile.
+                        log.exception("shipping failed")
+                        self._failed("shipping failed; the log says how")
+                        await self._pause(BACKOFF_MOST)
         finally:
             self._thread.shutdown(wait=True)
             if batches is not None:
