@@ -1,6 +1,7 @@
 """The ledger's API: keys, bounds, errors, and what it says of itself."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,7 @@ async def test_what_a_handler_may_do() -> None:
         return answer_csv(("a", "b"), [(1, 'x"y'), (None, request.one("word"))])
 
     async def parts(_: Request) -> Response:
-        async def made() -> Any:
+        async def made() -> AsyncIterator[bytes]:
             yield b"one "
             yield b"two"
 

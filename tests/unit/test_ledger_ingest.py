@@ -79,7 +79,8 @@ async def test_rows_in_any_order_end_the_same(url: str) -> None:
             dice.shuffle(order)
             for kind in order:
                 tokens = int(kind.partition(":")[2] or 0) if kind != "final" else 10
-                await rig.take(record(f"r{n}", kind, **({} if kind == "open" else {"outputTokens": tokens})))
+                said: dict[str, Any] = {} if kind == "open" else {"outputTokens": tokens}
+                await rig.take(record(f"r{n}", kind, **said))
             row = await rig.usage(f"r{n}")
             assert (row["ended"], row["output_tokens"], row["count_source"]) == (True, 10, "final"), order
         await rig.balanced()

@@ -128,8 +128,15 @@ class Service:
             return
         if isinstance(answer, Events):
             await self._events(answer.hub, scope, send)
-        else:
+            return
+        try:
             await send_answer(answer, send)
+        except TimeoutError:
+            log.warning("a client took nothing of its answer and was dropped", path=scope["path"])
+        except Exception:
+            # Its head is sent: the client hears of it by a body that ends too soon.
+            log.exception("an answer broke off", path=scope["path"])
+            raise
 
     async def _call(self, scope: Scope, receive: Receive) -> Response | Events | None:
         path, method = scope["path"], scope["method"]
