@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 MOST_ROWS: Final = 1000
 MOST_BYTES: Final = 1024 * 1024
 """Of one batch, before it is compressed."""
-LINGER_SECONDS: Final = 0.02
+LINGER_SECONDS: Final = 0.05
 """After the first row on disk: how long others may join it."""
 ANSWER_SECONDS: Final = 30.0
 """Longest that the ledger may take to commit a batch."""
