@@ -17,6 +17,8 @@ from shoal.gateway.installkey import KeyRing
 from shoal.gateway.server import make_server
 from shoal.ledger.prices import PriceFolder
 from shoal.ledger.queries.routes import Questions
+from shoal.ledger.reconcile.routes import Routes
+from shoal.ledger.reconcile.watch import Standing
 from shoal.ledger.schema import engine_hours, hours, usage
 from shoal.ledger.service import Service
 from shoal.ledger.store import Store
@@ -101,6 +103,7 @@ class Ledger:
     def __init__(self, store: Store, prices: PriceFolder, service: Service) -> None:
         self.store, self.prices, self.service = store, prices, service
         self.credited = 0
+        self.standing = Standing(False, 0, ())
 
     async def fill(self, *rows: dict[str, Any], engines: tuple[dict[str, Any], ...] = ()) -> None:
         """Writes rows of `hours` and `engine_hours`."""
@@ -193,6 +196,7 @@ async def ledger(url: str, path: Path, **lists: str) -> AsyncGenerator[Ledger]:
     def credited() -> None:
         found.credited += 1
 
+    Routes(store, lambda: found.standing, lambda: ms(NOW)).add(service)
     Questions(store, prices, "shoal-test", credited=credited, clock=lambda: ms(NOW) / 1000).add(service)
     try:
         async with asyncio.timeout(30):

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from shoal.cli.main import main
+from shoal.ledger.reconcile.watch import Standing
 from tests.support.ledgerpod import PROXY, ROOT, LedgerPod, ledger_pod
 from tests.support.questions import ADMIN, GATEWAY, MID_NOVEMBER, OCTOBER, Ledger, gpu_hour, hour, ledger
 
@@ -324,3 +325,35 @@ def test_lists_that_overlap_are_refused_and_a_dropped_price_is_a_warning(tmp_pat
 def test_a_folder_without_price_lists_is_told(tmp_path: Path) -> None:
     told = check(tmp_path)
     assert (told.exit_code, "has no .yaml file" in told.stderr) == (1, True)
+
+
+# --- what engines counted -------------------------------------------------------------------------------------------
+
+
+async def test_what_engines_counted_is_shown_beside_what_was_billed(world: World) -> None:
+    await world.books.fill(
+        engines=(gpu_hour("2026-11-03T00:00", prompt_tokens=2_000_137, generation_tokens=105),),
+    )
+    told = text(await world.shoal("unattributed", "--from", "2026-11", "--model", "chat/llama"))
+    assert told == [
+        "from 2026-11-01T00:00:00Z to 2026-12-01T00:00:00Z (UTC)",
+        "MODEL ENGINES IN OUT BILLED IN OUT NOT BILLED IN OUT UNATTRIBUTED IN OUT SHARE",
+        "chat/llama 2,000,137 105 2,000,037 5 0 0 100 100 0.01 %",
+        "The ledger does not know which engines there are: the API server does not answer it, or is not asked.",
+    ]
+    world.books.standing = Standing(watching=True, heard=2, not_heard=("chat/llama-7",))
+    told = text(await world.shoal("unattributed", "--by", "model,day"))
+    assert "chat/new 2026-11-02 ? ? 42 0 0 0 ? ? ?" in told, "no engine of it was heard"
+    assert told[-2].startswith("total 2,000,137 105 2,000,079 5")
+    assert told[-1] == (
+        "2 engines are heard; not heard: chat/llama-7: their counters are as old as their last reading."
+    )
+
+
+async def test_what_engines_counted_for_programs(world: World) -> None:
+    found = json.loads((await world.shoal("unattributed", "-o", "json")).stdout)
+    assert (found["by"], found["rows"][0]["billedInput"]) == (["model"], 2_000_037)
+    told = await world.shoal("unattributed", "--by", "class", "-o", "csv")
+    assert told.stdout.splitlines()[0].startswith("class,engineInput,engineOutput,billedInput")
+    refused = await world.shoal("unattributed", "--by", "engine,day")
+    assert "by=engine is over the whole life of an engine" in refused.stderr

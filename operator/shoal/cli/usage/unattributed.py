@@ -1,0 +1,87 @@
+"""`shoal unattributed`: the engines' own counters beside what was billed."""
+
+from typing import Final
+
+import click
+
+from shoal.api import names
+from shoal.api.reconciliation import UNATTRIBUTED_BY, UnattributedPage, UnattributedRow
+from shoal.cli.usage.reach import Where, asked, ledger_options
+from shoal.cli.usage.show import NONE, console, count, table, write_csv
+
+_UNKNOWN: Final = "?"
+_NUMBERS: Final = ("ENGINES IN", "OUT", "BILLED IN", "OUT", "UNATTRIBUTED IN", "OUT", "SHARE", "KNOWN OF IT")
+
+
+@click.command()
+@click.option("--by", default="model", show_default=True, help=f"What a row is: some of {', '.join(UNATTRIBUTED_BY)}.")
+@click.option("--from", "start", help="2026-11, 2026-11-01 or 2026-11-01T06:00:00Z (UTC). Default: this month.")
+@click.option("--to", "end", help="The same; exclusive. Default: the end of this month.")
+@click.option("--model", multiple=True, help="namespace/name. May be given several times.")
+@click.option("-o", "--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
+@ledger_options
+def unattributed(
+    by: str, start: str | None, end: str | None, model: tuple[str, ...], output: str, where: Where
+) -> None:
+    """Show the tokens that engines counted and that were not billed.
+
+    Billed and unattributed tokens are the engines' own counters, always; so a difference below zero is shown too. Of
+    what is unattributed, KNOWN OF IT stands in the ledger's own records: tries whose answer nobody got, and estimates.
+    With --by engine a row is a process of an engine, over its whole life. What is not known is `?`.
+
+    \b
+    kubectl shoal unattributed --by model,day
+    kubectl shoal unattributed --by engine --model chat/llama
+    """
+    query = {"by": by, "from": start, "to": end, "model": model}
+    found = asked(where, lambda ledger: ledger.get(names.UNATTRIBUTED_PATH, query, UnattributedPage))
+    if output == "json":
+        click.echo(found.model_dump_json(by_alias=True, indent=2))
+        return
+    words = [*found.by, *(["replica", "lastHeard"] if "engine" in found.by else [])]
+    rows = [row.model_dump(mode="json", by_alias=True) for row in found.rows]
+    if output == "csv":
+        columns = [*words, *(name for name in rows[0] if name.endswith(("Input", "Output", "share")))] if rows else []
+        write_csv(columns, ([row[name] for name in columns] for row in rows))
+    elif not rows:
+        click.echo(f"Nothing was billed and no engine was heard from {found.start} to {found.end}.", err=True)
+    else:
+        out = console()
+        out.print(f"from {found.start} to {found.end} (UTC)")
+        lines = [
+            [*(row[name] or NONE for name in words), *_numbers(line)]
+            for row, line in zip(rows, found.rows, strict=True)
+        ]
+        total = ["total", *[""] * (len(words) - 1), *_numbers(found.total)]
+        out.print(table([_title(name) for name in words], _NUMBERS, lines, total))
+    _say_what_is_not_heard(found)
+
+
+def _say_what_is_not_heard(found: UnattributedPage) -> None:
+    if not found.watching:
+        click.echo("The ledger does not know which engines there are: it does not reach the API server.", err=True)
+    elif found.not_heard:
+        some = ", ".join(found.not_heard[:3])
+        more = f" and {len(found.not_heard) - 3} more" if len(found.not_heard) > 3 else ""
+        click.echo(f"Not heard now, so as of their last reading: {some}{more}.", err=True)
+
+
+def _numbers(row: UnattributedRow) -> list[str]:
+    return [
+        _count(row.engine_input),
+        _count(row.engine_output),
+        count(row.billed_input),
+        count(row.billed_output),
+        _count(row.unattributed_input),
+        _count(row.unattributed_output),
+        _UNKNOWN if row.share is None else f"{row.share:.2%}",
+        count(row.not_billed_input + row.not_billed_output),
+    ]
+
+
+def _count(number: int | None) -> str:
+    return _UNKNOWN if number is None else count(number)
+
+
+def _title(name: str) -> str:
+    return "LAST HEARD" if name == "lastHeard" else name.upper()
