@@ -88,6 +88,17 @@ class Reading:
     tokens: Tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """What the ledger itself answers when it is asked for it."""
+
+    engines: Tokens
+    billed: Tokens
+    unattributed: Tokens
+    requests: int
+    """Of all tenants this month, as it tells gateways."""
+
+
 @dataclass(slots=True)
 class Books:
     """All of it."""
@@ -97,6 +108,8 @@ class Books:
     readings: list[Reading] = field(default_factory=list[Reading])
     aside: list[str] = field(default_factory=list[str])
     """Why records were kept aside."""
+    booked: Booked | None = None
+    """None: nobody asked."""
 
 
 def read(url: str) -> Books:

@@ -187,6 +187,25 @@ def gateway_killed(storm: Storm) -> None:
         storm.say(f"gateway_killed: {pod}", [Kill("gateway", pod, since, time.time() + 3, "gateway_killed")])
 
 
+def ledger_killed(storm: Storm) -> None:
+    """SIGKILL to the ledger: what it has not answered comes again."""
+    for pod in storm.ground.pods(names.COMPONENT_LEDGER):
+        since = time.time()
+        storm.ground.lab.signal_container(f"{NAMESPACE}/{pod}", signal.SIGKILL)
+        storm.say(f"ledger_killed: {pod}", [Kill("ledger", pod, since, time.time() + 3, "ledger_killed")])
+
+
+def ledger_away(storm: Storm) -> None:
+    """The ledger is away for a minute: records wait in the spools, and everybody is served."""
+    storm.say("ledger_away")
+    storm.ground.kubectl("scale", "statefulset/shoal-ledger", "-n", NAMESPACE, "--replicas=0")
+    try:
+        storm.wait(_AWAY_SECONDS)
+    finally:
+        storm.ground.kubectl("scale", "statefulset/shoal-ledger", "-n", NAMESPACE, "--replicas=1")
+    storm.say("ledger_away: it comes back")
+
+
 def gateway_paused(storm: Storm) -> None:
     """A gateway stands still for some seconds, with requests in its hands, while a replica is deleted: it acts on what
     it knew before, unless the drain waits for its word."""
@@ -316,6 +335,8 @@ ALL: Final[dict[str, Fault]] = {
         gateways_restarted,
         gateway_killed,
         gateway_paused,
+        ledger_killed,
+        ledger_away,
         operator_killed,
         operator_frozen,
         api_server_away,

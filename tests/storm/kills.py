@@ -51,7 +51,7 @@ def _kill(ground: Ground, count: int, seconds: float, say: Say, stop: threading.
         # The API server may be away, and gateways may be restarting: that is part of the storm.
         with contextlib.suppress(LabError, click.ClickException):
             pods = sorted(ground.pods(component))
-            if len(pods) < ground.wanted(component):
+            if not pods or len(pods) < ground.wanted(component):
                 continue
             pod = pods[turn % len(pods)]
             since = time.time()

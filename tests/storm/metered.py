@@ -137,6 +137,7 @@ def account(
         found.wrong.append(f"engines counted {tuple(counted.minus(idle))} tokens, their journals {tuple(computed)}")
     if counted is None:
         found.wrong += _heard(books, at_engines)
+    found.wrong += _booked(books, found, len(finals))
     return found
 
 
@@ -253,3 +254,19 @@ def _heard(books: Books, at_engines: Mapping[str, list[Sequence]]) -> list[str]:
         if said.prompt > tokens.prompt or said.answer > tokens.answer:
             found.append(f"{pod}: the ledger heard of {tuple(said)} tokens, its journal says {tuple(tokens)}")
     return found
+
+
+def _booked(books: Books, found: Account, requests: int) -> list[str]:
+    """What the ledger answers is what its rows and the engines' counters come to."""
+    said = books.booked
+    if said is None:
+        return []
+    pairs = (
+        ("engines' counters", said.engines, found.engines),
+        ("billed", said.billed, found.billed),
+        ("unattributed", said.unattributed, found.unattributed),
+    )
+    wrong = [f"{name}: the ledger says {tuple(s)}, it is {tuple(own)}" for name, s, own in pairs if s != own]
+    if said.requests != requests:
+        wrong.append(f"the ledger tells gateways of {said.requests} requests, it has {requests}")
+    return wrong

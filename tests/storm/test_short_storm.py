@@ -11,7 +11,15 @@ from tests.support.lab import why_no_lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
-FAULTS = ("operator_killed", "gateway_killed", "pod_deleted", "engine_killed", "rolled_out", "engine_errors")
+FAULTS = (
+    "operator_killed",
+    "gateway_killed",
+    "pod_deleted",
+    "engine_killed",
+    "rolled_out",
+    "engine_errors",
+    "ledger_killed",
+)
 """What begins idle windows anew comes first, so that the ebb after it is long enough to go to zero."""
 
 
@@ -26,6 +34,12 @@ def test_no_request_is_lost_in_a_short_storm(tmp_path: Path) -> None:
     findings = run(weather, tmp_path)
     assert findings.lost() == []
     assert findings.violations == []
+    # Nobody's usage was lost with the gateway or the ledger.
+    account = findings.account
+    assert account is not None
+    assert min(account.kills[what] for what in ("engine", "gateway", "ledger")) > 0
+    assert account.billed.plus(account.unattributed) == account.engines
+    assert account.outcomes["answered"] > 0.7 * findings.sent
     # The storm was one: most were answered, something was cut or failed by the kills, clients left.
     totals = findings.totals
     assert totals["answered"] > 0.7 * findings.sent

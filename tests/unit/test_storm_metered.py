@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.storm.books import Books, HourSum, LedgerRow, Reading, Tokens
+from tests.storm.books import Booked, Books, HourSum, LedgerRow, Reading, Tokens
 from tests.storm.journals import Attempt, Kill, Sequence, UsageRow
 from tests.storm.metered import Account, account
 
@@ -134,3 +134,15 @@ def test_what_was_kept_aside_is_wrong() -> None:
     kept = books(ROW)
     kept.aside.append("data.tenant: Field required")
     assert judged(kept, WORK).wrong == ["kept aside: data.tenant: Field required"]
+
+
+def test_what_the_ledger_answers_is_what_it_has() -> None:
+    kept = books(ROW, heard=Tokens(9, 9))
+    kept.booked = Booked(Tokens(9, 9), COUNTS, Tokens(2, 4), 1)
+    assert judged(kept, WORK, counted=Tokens(9, 9), idle=Tokens(2, 4)).violations() == []
+    kept.booked = Booked(Tokens(9, 9), Tokens(14, 10), Tokens(-5, -1), 2)
+    assert judged(kept, WORK, counted=Tokens(9, 9), idle=Tokens(2, 4)).wrong == [
+        "billed: the ledger says (14, 10), it is (7, 5)",
+        "unattributed: the ledger says (-5, -1), it is (2, 4)",
+        "the ledger tells gateways of 2 requests, it has 1",
+    ]

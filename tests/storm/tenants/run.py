@@ -96,14 +96,15 @@ async def _run(weather: Weather, folder: Path, say: Callable[[str], None], datab
                 await load.wait()
         await town.all_serve()
         counted = await _quiet(town, weather)
+        booked = await town.booked()
         for child in (*town.gateways, town.ledger):
             code = await child.stop()
             assert code == 0 or weather.mutation, f"{child.name} ended with {code}: {child.tail()}"
         _copy_spools(town)
-    return judge_folder(folder, town.database_url, counted, idle)
+    return judge_folder(folder, town.database_url, counted, idle, booked)
 
 
-def judge_folder(folder: Path, database_url: str, counted: Tokens, idle: Tokens) -> Outcome:
+def judge_folder(folder: Path, database_url: str, counted: Tokens, idle: Tokens, booked: books.Booked) -> Outcome:
     """Judges the journals of a storm. `counted`: by the engines themselves at the end, `idle`: before the load."""
     sequences: list[journals.Sequence] = []
     lives: list[journals.EngineLife] = []
@@ -119,6 +120,7 @@ def judge_folder(folder: Path, database_url: str, counted: Tokens, idle: Tokens)
     spools = journals.read_spools(folder / "spools")
     read = Journals(attempts, spools, sequences, lives, kills, faults=notes)
     kept = books.read(database_url)
+    kept.booked = booked
     told = account(kept, attempts, sequences, spools=spools, kills=kills, counted=counted, idle=idle)
     outcome = Outcome(judge(read), told)
     violations = [*outcome.findings.violations, *told.violations()]

@@ -17,8 +17,10 @@ import aiohttp
 
 from shoal.api import keys, names
 from shoal.api.keys import AgentKeys, hash_api_key
+from shoal.api.ledger import TotalsMessage
+from shoal.api.reconciliation import UnattributedPage
 from shoal.engine.client import parse_counters
-from tests.storm.books import Tokens
+from tests.storm.books import Booked, Tokens
 from tests.storm.mutants import ENVIRONMENT as MUTATION
 from tests.storm.tenants.children import Child
 from tests.storm.tenants.line import Line
@@ -69,6 +71,23 @@ class Town:
                 counters = parse_counters(await answer.read())
                 found.append(Tokens(counters.prompt_tokens or 0, counters.generation_tokens or 0))
         return Tokens.sum(found)
+
+    async def booked(self) -> Booked:
+        """What the ledger answers a person, and tells gateways."""
+        url = f"http://{pod_ip(_LEDGER_HOST)}:{names.LEDGER_PORT}"
+        headers = {"authorization": f"Bearer {keys.derive(_INSTALL_KEY, 'admin', keys.LEDGER)}"}
+        async with self.session.get(f"{url}{names.UNATTRIBUTED_PATH}", headers=headers) as answer:
+            answer.raise_for_status()
+            total = UnattributedPage.model_validate_json(await answer.read()).total
+        async with self.session.get(f"{url}{names.TOTALS_PATH}", headers=headers) as answer:
+            answer.raise_for_status()
+            said = TotalsMessage.model_validate_json((await answer.content.readline()).removeprefix(b"data: "))
+        return Booked(
+            Tokens(total.engine_input or 0, total.engine_output or 0),
+            Tokens(total.billed_input, total.billed_output),
+            Tokens(total.unattributed_input or 0, total.unattributed_output or 0),
+            sum(tenant.requests for tenant in (said.tenants or {}).values() if tenant is not None),
+        )
 
     async def restart(self, child: Child) -> None:
         await child.gone()
