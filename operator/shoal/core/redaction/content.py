@@ -75,6 +75,12 @@ _WORDS: Final = frozenset(
     )
 )
 """Keys that OpenAI's API gives: they are kept, so that an entry can be read. All others are texts like any."""
+_FIXED: Final[dict[str, frozenset[str]]] = {
+    "role": frozenset(("system", "developer", "user", "assistant", "tool", "function")),
+    "type": frozenset(("text", "function", "image_url", "input_audio", "file", "object", "string", "json_schema")),
+    "finish_reason": frozenset(("stop", "length", "tool_calls", "content_filter")),
+}
+"""Values that the API gives: nothing to take out, and one in every message."""
 _DATA_URL: Final = re.compile(r"data:([A-Za-z0-9.+-]{1,64}/[A-Za-z0-9.+-]{1,64})?((?:;[A-Za-z0-9=._-]{1,64}){0,4}),")
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/_=\s-]*")
 _PERCENT: Final = re.compile(r"[^\s\"'<>)\]]*")
@@ -121,6 +127,9 @@ class Content:
             return "[cut]"
         match value:
             case str():
+                if key in _FIXED and value in _FIXED[key]:
+                    self._left -= len(value)
+                    return value
                 return self.text(value, whole=whole, key=key, depth=depth)
             case None | bool():
                 self._left -= 4

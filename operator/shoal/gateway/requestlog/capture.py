@@ -3,7 +3,6 @@
 Nothing is redacted here: this is the event loop's time. Nothing of it leaves the process but through `entry.py`.
 """
 
-from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, cast
 
 import orjson
@@ -104,7 +103,6 @@ class Capture:
         "_request",
         "_room",
         "answer_cut",
-        "began",
         "error",
         "full",
         "key_hash",
@@ -121,7 +119,6 @@ class Capture:
         self.full = logging.mode == "Full"
         self.key_hash = key_hash
         self.size = OVERHEAD
-        self.began = datetime.now(UTC)
         self.user: str | None = None
         self.error: str | None = None
         """Code of the error that the client was told."""

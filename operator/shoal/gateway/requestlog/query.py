@@ -30,7 +30,7 @@ Place = tuple[str, str]
 
 def written(moment: datetime) -> str:
     """A time as it stands in entries: UTC, to the millisecond, of one width, so that texts sort as times."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds")[: -len("+00:00")] + "Z"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,9 @@ never holds up serving, and takes no more memory than its room.
 
 import contextlib
 import os
-import queue
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -27,7 +26,9 @@ from shoal.gateway.requestlog.store import Folder, LogFile
 
 log = structlog.get_logger()
 
-FLUSH_SECONDS: Final = 1.0
+GATHER_SECONDS: Final = 0.25
+"""How long entries gather before the thread looks at them. Nobody waits for one."""
+FLUSH_SECONDS: Final = 0.75
 SYNC_SECONDS: Final = 5.0
 FRAME_BYTES: Final = 256 << 10
 """Lines from which on a frame is written at once."""
@@ -103,7 +104,11 @@ class Writer:
         self._rotate_seconds = rotate_seconds
         self._max_bytes = max_bytes
         self._lines = Lines(entry_bytes)
-        self._queue: queue.SimpleQueue[Job | Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: deque[Job] = deque()
+        self._calls: deque[Callable[[], None] | None] = deque()
+        self._wake = threading.Event()
+        self._asleep = False
+        """Nobody looks at the jobs until it is woken."""
         self._waiting: dict[str, _Waiting] = {}
         self._open: dict[str, _Open] = {}
         self._sync_at = 0.0
@@ -120,13 +125,18 @@ class Writer:
 
     def put(self, job: Job) -> None:
         """Never blocks and never raises. The job's room is given back when it is written or dropped."""
-        self.start()
-        self._queue.put(job)
+        self._jobs.append(job)
+        # No wake for each entry: a thread that comes and goes costs every request the interpreter's lock.
+        if self._thread is None:
+            self.start()
+        elif self._asleep:
+            self._wake.set()
 
     def stop(self, timeout: float) -> None:
         """Writes what came before, syncs and ends. Blocks."""
         if self._thread is not None:
-            self._queue.put(None)
+            self._calls.append(None)
+            self._wake.set()
             self._thread.join(timeout)
 
     def close_files(self, tenant: str | None = None) -> "Future[None]":
@@ -155,31 +165,39 @@ class Writer:
             else:
                 future.set_result(None)
 
+        self._calls.append(call)
+        self._wake.set()
         self.start()
-        self._queue.put(call)
         return future
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):
             self._count()
         while True:
-            try:
-                item = self._queue.get(timeout=self._idle_seconds())
-            except queue.Empty:
-                item = ()
-            if item is None:
-                self._close_of(None)
-                return
-            if isinstance(item, Job):
-                self._take(item)
-            elif callable(item):
-                item()
+            self._rest()
+            calls = len(self._calls)  # what is called for comes after the jobs that were there before it
+            for _ in range(len(self._jobs)):
+                self._take(self._jobs.popleft())
+            for _ in range(calls):
+                call = self._calls.popleft()
+                if call is None:
+                    self._close_of(None)
+                    return
+                call()
             self._due()
 
-    def _idle_seconds(self) -> float | None:
-        if self._waiting:
-            return 0.2
-        return 1.0 if self._open else None
+    def _rest(self) -> None:
+        """Until something is to be done: what comes is gathered, so that many entries cost one turn."""
+        if self._waiting or self._open or self._jobs:
+            self._wake.wait(GATHER_SECONDS)
+        else:
+            self._asleep = True
+            if not self._jobs:
+                self._wake.wait()
+            self._asleep = False
+            if not self._calls:
+                time.sleep(GATHER_SECONDS)
+        self._wake.clear()
 
     def _take(self, job: Job) -> None:
         try:
@@ -251,6 +269,11 @@ class Writer:
         except OSError as error:
             self._fail(error.strerror or type(error).__name__)
             self._drop("disk", count, waiting.room)
+            self._abandon(tenant)
+            return
+        except Exception as error:  # the thread goes on, whatever a library says
+            self._fail(type(error).__name__)
+            self._drop("error", count, waiting.room)
             self._abandon(tenant)
             return
         opened.size += len(frame)
