@@ -78,7 +78,8 @@ class World:
     def __init__(self, limit: Limit, most: int, gates: int) -> None:
         self.limit: Limit = limit
         self.most = most
-        self.limits = Limits(**{limit: most})
+        each: dict[Limit, int] = {limit: most}
+        self.limits = Limits(each.get("requests"), each.get("tokens"), each.get("concurrent"))
         self.now = 1000.0
         self.processes: list[Process] = []
         self.gates: list[Gate] = []

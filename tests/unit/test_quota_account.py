@@ -47,6 +47,7 @@ def test_the_moment_to_come_back_is_exact():
     for now in (100.2, 105.0, 130.0):
         assert ask(it, now) is None
     over = ask(it, 140.5)
+    assert over is not None
     assert over == Over("requests", "over", 3, 3, 1, 21)
     assert ask(it, 160.9) is not None
     assert ask(it, 140.5 + over.retry_after) is None

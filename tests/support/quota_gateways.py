@@ -1,0 +1,129 @@
+"""Several gateways in one process that hear each other over real streams, and one engine behind them."""
+
+import asyncio
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from prometheus_client import CollectorRegistry
+
+from shoal.api import keys
+from shoal.core.quota.account import Crowd
+from shoal.core.quota.account import Peer as Other
+from shoal.gateway.demand import Teller
+from shoal.gateway.ops import Ops
+from shoal.gateway.server import make_server
+from shoal.signals.demand import DemandStreams
+from shoal.signals.stream import Me, Peer
+from tests.support.gateway import API_KEY, INSTALL_KEY, GatewayUnderTest, gateway, tenant
+from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
+from tests.support.streams import Ring, until
+
+
+class Member:
+    """One gateway among the others."""
+
+    def __init__(self, it: GatewayUnderTest, number: int) -> None:
+        self.it = it
+        self.uid = f"gateway-{number}"
+        book = it.app.demand
+        self.teller = Teller(book)
+        self.streams = DemandStreams(lambda _uid, _models: None, Me(self.uid, self.teller.hub.boot), book.tenants.hear)
+        ops = Ops(CollectorRegistry(), dict, lambda: None, self.teller.hub, Ring(INSTALL_KEY))
+        self.ops = make_server(ops, host="127.0.0.1", port=0, keep_alive=5, stop_seconds=1)
+        it.app.quotas._ask_crowd = self.crowd  # pyright: ignore[reportPrivateUsage]
+        self.others: list[str] = []
+
+    def crowd(self) -> Crowd:
+        found = ((uid, self.streams.get(uid)) for uid in self.others)
+        boot_of = self.it.app.demand.tenants.boot_of
+        return [Other(s.boot, s.heard_at) if s is not None else Other(boot_of(uid), None) for uid, s in found]
+
+
+@dataclass
+class Crew:
+    members: list[Member]
+    most_running: int = 0
+    running: int = 0
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+    """Until then the engine keeps what it has."""
+
+    def limit(self, **spec: Any) -> None:
+        for member in self.members:
+            member.it.tenants["acme"] = tenant(**spec)
+            member.it.changed()
+
+    async def burst(self, count: int, body: dict[str, Any]) -> Counter[int]:
+        """So many requests at a time, evenly over the gateways; how many had which status."""
+        connector = aiohttp.TCPConnector(limit=0)
+        headers = {"authorization": f"Bearer {API_KEY}"}
+        async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
+
+            async def ask(member: Member) -> int:
+                async with session.post(f"{member.it.url}/v1/chat/completions", json=body) as response:
+                    await response.read()
+                    return response.status
+
+            turn = itertools.cycle(self.members)
+            return Counter(await asyncio.gather(*(ask(next(turn)) for _ in range(count))))
+
+    @property
+    def refused(self) -> int:
+        """Requests that were refused with a 429."""
+        codes = ("rate_limit_exceeded", "insufficient_quota")
+        return int(sum(m.it.metric("shoal_gateway_rejected_total", reason=c) for m in self.members for c in codes))
+
+    @property
+    def used(self) -> int:
+        """Requests that were let pass, ever."""
+        return sum(m.it.app.demand.tenants.of("acme").told().requests for m in self.members)
+
+
+@contextlib.asynccontextmanager
+async def crew(tmp_path: Path, count: int = 4) -> AsyncGenerator[Crew]:
+    """`count` gateways that have heard each other."""
+    it = Crew([])
+
+    async def behave(request: EngineRequest) -> None:
+        it.running += 1
+        it.most_running = max(it.most_running, it.running)
+        try:
+            await it.release.wait()
+            await serve_normally(request)
+        finally:
+            it.running -= 1
+
+    async with contextlib.AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(ScriptedEngine(behave).running())
+        # The gateways close their connections first; an engine that is cut off in the middle says so at length.
+        stack.push_async_callback(until, lambda: not engine._handlers)  # pyright: ignore[reportPrivateUsage]
+        serving: list[asyncio.Task[None]] = []
+        for number in range(count):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            under_test = await stack.enter_async_context(gateway(folder, engine))
+            member = Member(under_test, number)
+            it.members.append(member)
+            serving.append(asyncio.create_task(member.ops.serve()))
+            await until(lambda member=member: member.ops.started)
+        said = keys.derive(INSTALL_KEY, "gateway", keys.DEMAND)
+        for member in it.members:
+            others = [other for other in it.members if other is not member]
+            member.others = [other.uid for other in others]
+            member.streams.start()
+            member.streams.set_peers(Peer(o.uid, o.uid, "127.0.0.1", said, o.ops.port) for o in others)
+        try:
+            await until(lambda: all(len(m.streams.live()) == count - 1 for m in it.members))
+            yield it
+        finally:
+            it.release.set()
+            for member in it.members:
+                await member.streams.close()
+                member.teller.close()
+                member.ops.should_exit = True
+            await asyncio.gather(*serving)
