@@ -1,20 +1,20 @@
-"""The ledger's tables in a file of SQLite, without its store: for tests of what is written and asked."""
+"""The ledger's tables in a database, without its store: for tests of what is written and asked."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Table, create_engine, select
+from sqlalchemy.pool import NullPool
 
 from shoal.ledger.schema import metadata
 
 
 class Books:
-    """Each `begin` is a connection of its own, as after a restart."""
+    """Tables in the empty database at `url`. Each `begin` is a connection of its own, as after a restart."""
 
-    def __init__(self, folder: Path) -> None:
-        self._engine = create_engine(f"sqlite:///{folder}/books.sqlite")
+    def __init__(self, url: str) -> None:
+        self._engine = create_engine(url, poolclass=NullPool)
         metadata.create_all(self._engine)
 
     @contextmanager
@@ -34,6 +34,3 @@ class Books:
         row = {c.name: empty[c.type.python_type] for c in table.columns if not c.nullable} | values
         with self._engine.begin() as connection:
             connection.execute(table.insert(), row)
-
-    def close(self) -> None:
-        self._engine.dispose()

@@ -1,8 +1,7 @@
 """What `GET /v1/unattributed` answers: the engines' counters, what was billed, and the difference."""
 
 import csv
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import orjson
@@ -18,6 +17,9 @@ from shoal.ledger.schema import engine_hours, engines, hours, usage
 from shoal.ledger.service import Problem, Request, Response
 from shoal.signals.hub import Caller
 from tests.support.books import Books
+from tests.support.ledger import server, url
+
+__all__ = ["server", "url"]
 
 T = TypeVar("T")
 
@@ -56,10 +58,8 @@ class Desk:
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
-    books = Books(tmp_path)
-    yield Desk(books)
-    books.close()
+def desk(url: str) -> Desk:
+    return Desk(Books(url))
 
 
 def numbers(row: dict[str, Any], what: str) -> tuple[int | None, int | None]:

@@ -1,8 +1,6 @@
 """Engines' counters and GPU time, booked exactly once whatever restarts."""
 
-from collections.abc import Iterator
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +9,9 @@ from shoal.core.reconcile import HOUR_MS, Held, Price, Reading, by_hour, gpu_cos
 from shoal.ledger.reconcile.keep import FORGET_MS, Kept, forget, keep_gpu_time, keep_readings, knows_gpu_time
 from shoal.ledger.schema import engine_hours, engines, gpu_pods
 from tests.support.books import Books
+from tests.support.ledger import server, url
+
+__all__ = ["server", "url"]
 
 TEN = 1_000 * 24 * HOUR_MS + 10 * HOUR_MS  # ten o'clock of some day
 MINUTE = 60_000
@@ -19,10 +20,8 @@ PRICES: dict[str, Price | None] = {"h100": H100, "l4": None}
 
 
 @pytest.fixture
-def books(tmp_path: Path) -> Iterator[Books]:
-    it = Books(tmp_path)
-    yield it
-    it.close()
+def books(url: str) -> Books:
+    return Books(url)
 
 
 def reading(prompt: int | None, generation: int | None, **changes: Any) -> Reading:
