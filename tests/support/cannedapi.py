@@ -19,6 +19,8 @@ class CannedApi:
         self.answers: dict[str, Any] = answers or {}
         self.asked: list[str] = []
         """Paths with their queries."""
+        self.calls: list[tuple[str, str, dict[str, str]]] = []
+        """Method, path with its query, and headers (names in lower case), of everything but PATCH."""
         self.patches: list[tuple[str, dict[str, Any]]] = []
         """Path with its query, and body, of each PATCH. They are answered like a GET, or with `on_patch`."""
         self.on_patch: tuple[int, str] | None = None
@@ -30,7 +32,11 @@ class CannedApi:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                api.calls.append((self.command, unquote(self.path), headers))
                 self._answer()
+
+            do_DELETE = do_GET  # noqa: N815 - the base class's way to name methods
 
             def do_PATCH(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))

@@ -1,0 +1,176 @@
+"""`shoal logs`: what an operator sees of a tenant's request log, and what is said when it cannot be had."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from shoal.api import keys
+from shoal.cli.main import main
+from tests.support.cannedapi import CannedApi
+
+INSTALL_KEY = b"an install key of 32 bytes......"
+SYSTEM = "/api/v1/namespaces/shoal-system"
+SECRET = f"{SYSTEM}/secrets/shoal-install-key"
+PODS = f"{SYSTEM}/pods"
+
+
+def proxy(pod: str) -> str:
+    return f"{SYSTEM}/pods/{pod}:9090/proxy/v1/logs"
+
+
+def pod(name: str, ready: bool = True) -> dict[str, Any]:
+    labels = {"app.kubernetes.io/component": "gateway", "app.kubernetes.io/part-of": "shoal"}
+    status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True" if ready else "False"}]}
+    return {"metadata": {"namespace": "shoal-system", "name": name, "uid": name, "labels": labels}, "status": status}
+
+
+def entry(number: int, **said: Any) -> dict[str, Any]:
+    return {
+        "time": f"2026-11-22T06:00:{number:02d}.000Z",
+        "id": f"id-{number}",
+        "user": "u-1",
+        "keyName": "prod",
+        "model": "chat/llama",
+        "outcome": "answered",
+        "status": 200,
+        "inputTokens": 7,
+        "durationMs": 12.3,
+        "request": {"messages": [{"role": "user", "content": [{"type": "text", "text": f"text\n{number}\x1b[31m"}]}]},
+        **said,
+    }
+
+
+def page(*entries: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"object": "list", "has_more": False, "missing": [], **more, "data": list(entries)}
+
+
+@pytest.fixture
+def api() -> CannedApi:
+    data = {"current": base64.b64encode(INSTALL_KEY).decode()}
+    pods = [pod("shoal-gateway-1", ready=False), pod("shoal-gateway-0")]
+    return CannedApi(
+        {
+            SECRET: {"metadata": {"name": "shoal-install-key"}, "data": data},
+            PODS: {"metadata": {"resourceVersion": "1"}, "items": pods},
+            proxy("shoal-gateway-0"): page(entry(2), entry(1)),
+        }
+    )
+
+
+def run(api: CannedApi, tmp_path: Path, *arguments: str, input: str | None = None) -> Result:
+    with api.kubeconfig(tmp_path) as kubeconfig:
+        return CliRunner().invoke(main, ["logs", *arguments, "--kubeconfig", str(kubeconfig)], input=input)
+
+
+def asked(api: CannedApi) -> tuple[str, str, dict[str, str]]:
+    return [call for call in api.calls if "/proxy/" in call[1]][-1]
+
+
+def test_entries_are_shown_in_their_order_and_obey_no_terminal(api: CannedApi, tmp_path: Path):
+    result = run(api, tmp_path, "--tenant", "acme", "--user", "u-1", "--model", "llama", "--limit", "5")
+    assert result.exit_code == 0, result.output
+    header, first, second = result.output.splitlines()
+    assert header.startswith("TIME")
+    assert first.startswith("2026-11-22T06:00:01Z u-1")
+    assert first.endswith("text 1[31m")
+    assert second.endswith("text 2[31m")
+    assert " - " in first  # output tokens are not known
+    method, path, headers = asked(api)
+    assert (method, path) == ("GET", f"{proxy('shoal-gateway-0')}?tenant=acme&user=u-1&model=llama&limit=5")
+    assert headers["x-shoal-key"] == keys.derive(INSTALL_KEY, "admin", keys.DEMAND)
+
+
+def test_json_is_one_whole_entry_per_line(api: CannedApi, tmp_path: Path):
+    result = run(api, tmp_path, "--tenant", "acme", "-o", "json")
+    assert [json.loads(line) for line in result.output.splitlines()] == [entry(1), entry(2)]
+
+
+def test_a_span_of_time_is_asked_for_in_utc(api: CannedApi, tmp_path: Path):
+    assert run(api, tmp_path, "--tenant", "acme", "--since", "2026-11-22T07:00:00+01:00").exit_code == 0
+    assert "from=2026-11-22T06:00:00+00:00" in asked(api)[1]
+    assert run(api, tmp_path, "--tenant", "acme", "--since", "1h", "--until", "2026-11-22").exit_code == 0
+    assert "to=2026-11-22T00:00:00+00:00" in asked(api)[1]
+    wrong = run(api, tmp_path, "--tenant", "acme", "--since", "yesterday")
+    assert wrong.exit_code == 2
+    assert "--since 'yesterday' is no time: give how long ago (90s, 30m, 12h, 7d)" in wrong.output
+
+
+def test_what_is_missing_is_said_beside_what_is_there(api: CannedApi, tmp_path: Path):
+    missing = [{"gateway": "shoal-gateway-3", "reason": "it cannot be reached"}]
+    api.answers[proxy("shoal-gateway-0")] = page(entry(1), missing=missing, unreadable=["a.enc: its key is gone"])
+    result = run(api, tmp_path, "--tenant", "acme")
+    assert result.exit_code == 0
+    assert "missing: gateway shoal-gateway-3: it cannot be reached" in result.output
+    assert "missing: file a.enc: its key is gone" in result.output
+
+
+def test_another_gateway_is_asked_when_one_is_not_reached(api: CannedApi, tmp_path: Path):
+    api.answers[proxy("shoal-gateway-1")] = api.answers[proxy("shoal-gateway-0")]
+    api.answers[proxy("shoal-gateway-0")] = (503, "no endpoints")
+    result = run(api, tmp_path, "--tenant", "acme", "-o", "json")
+    assert len(result.output.splitlines()) == 2, result.output
+
+
+def test_who_may_not_is_told_what_it_takes(api: CannedApi, tmp_path: Path):
+    api.answers[SECRET] = (403, 'secrets "shoal-install-key" is forbidden')
+    result = run(api, tmp_path, "--tenant", "acme")
+    assert result.exit_code == 1
+    assert "This needs the right to get the Secret shoal-install-key, to list pods, and to get" in result.output
+    assert "A tenant reads its own log with its own key: GET /v1/logs of the gateway." in result.output
+
+
+@pytest.mark.parametrize(
+    ("missing", "says"),
+    [(SECRET, "there is no Secret shoal-install-key in namespace"), (PODS, "there is no gateway in namespace")],
+)
+def test_another_namespace_is_suggested(api: CannedApi, tmp_path: Path, missing: str, says: str):
+    if missing == PODS:
+        api.answers[PODS] = {"metadata": {"resourceVersion": "1"}, "items": []}
+    else:
+        del api.answers[missing]
+    result = run(api, tmp_path, "--tenant", "acme")
+    assert result.exit_code == 1
+    assert says in result.output
+    assert "--operator-namespace" in result.output
+
+
+def test_a_gateway_that_refuses_is_quoted(api: CannedApi, tmp_path: Path):
+    refusal = {"error": {"message": "`model` is wrong."}, "message": "`model` is wrong.", "reason": "invalid_parameter"}
+    api.answers[proxy("shoal-gateway-0")] = (400, refusal)
+    result = run(api, tmp_path, "--tenant", "acme")
+    assert result.exit_code == 1
+    assert "`model` is wrong." in result.output
+
+
+def test_deleting_asks_first_and_says_what_went(api: CannedApi, tmp_path: Path):
+    deleted = {"object": "logs.deleted", "files": 3, "entries": 12, "missing": [], "unreadable": []}
+    api.answers[proxy("shoal-gateway-0")] = deleted
+    refused = run(api, tmp_path, "delete", "--tenant", "acme", "--user", "u-1", input="n\n")
+    assert refused.exit_code == 1
+    assert "Delete what user u-1 of tenant acme asked? It cannot be brought back" in refused.output
+    assert not [call for call in api.calls if call[0] == "DELETE"]
+    result = run(api, tmp_path, "delete", "--tenant", "acme", "--user", "u-1", input="y\n")
+    assert result.exit_code == 0
+    assert "Deleted: 12 entries in 3 files." in result.output
+    method, path, _ = asked(api)
+    assert (method, path) == ("DELETE", f"{proxy('shoal-gateway-0')}?tenant=acme&user=u-1")
+
+
+def test_a_deletion_that_did_not_reach_everything_fails_and_says_so(api: CannedApi, tmp_path: Path):
+    missing = [{"gateway": "shoal-gateway-1", "reason": "it cannot be reached"}]
+    api.answers[proxy("shoal-gateway-0")] = {"files": 1, "entries": None, "missing": missing, "unreadable": []}
+    result = run(api, tmp_path, "delete", "--tenant", "acme", "--yes")
+    assert result.exit_code == 1
+    assert "Deleted: 1 files." in result.output
+    assert "gateway shoal-gateway-1: it cannot be reached" in result.output
+    assert "Repeat it then." in result.output
+
+
+def test_options_that_do_not_go_together(api: CannedApi, tmp_path: Path):
+    assert "--tenant is needed" in run(api, tmp_path).output
+    wrong = CliRunner().invoke(main, ["logs", "--tenant", "acme", "delete", "--tenant", "acme"])
+    assert "the options of `logs delete` stand behind it" in wrong.output
