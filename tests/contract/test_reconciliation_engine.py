@@ -298,6 +298,48 @@ async def test_requests_that_are_aborted(fleet: Fleet, client: Client):
     assert grown["billedInput"] >= grown["engineInput"] > 0
 
 
+async def test_a_client_that_leaves_while_it_waits_in_the_engine(fleet: Fleet, client: Client):
+    front = fleet.front
+
+    async def waiting() -> None:
+        streams = [await front.post({**CHAT, "stream": True, "max_tokens": 3000}) for _ in range(MAX_RUNNING)]
+        for stream in streams:
+            await stream.content.readline()
+        async with asyncio.timeout(30):
+            while (await fleet.asking.loads()).running != MAX_RUNNING:
+                await asyncio.sleep(0.01)
+        last = asyncio.create_task(front.post({**CHAT, "max_tokens": 3000}))
+        async with asyncio.timeout(30):
+            while (await fleet.asking.loads()).waiting != 1:
+                await asyncio.sleep(0.01)
+        last.cancel()
+        await asyncio.gather(last, return_exceptions=True)
+        async with asyncio.timeout(30):
+            while (await fleet.asking.loads()).waiting:
+                await asyncio.sleep(0.05)
+        await client.admin("/abort_request", {"abort_all": True})
+        for stream in streams:
+            await stream.read()
+        await front.records(count=MAX_RUNNING + 1)
+
+    grown = await fleet.difference("left while it waited", waiting)
+    # The engine took its prompt and never counted it: of our record nothing is billed.
+    assert grown["engineInput"] == grown["billedInput"] > 0
+    assert grown["engineOutput"] == grown["billedOutput"]
+    assert grown["notBilledInput"] == grown["estimatedInput"] > 0
+
+
+async def test_calls_around_the_gateways_are_unattributed(fleet: Fleet, client: Client):
+    async def ask() -> None:
+        answer = await client.post("/v1/completions", {"prompt": "around", "max_tokens": 5, "ignore_eos": True})
+        assert answer.status == 200
+
+    grown = await fleet.difference("a call around the gateways", ask)
+    assert (grown["billedInput"], grown["billedOutput"]) == (0, 0)
+    assert grown["unattributedInput"] == grown["engineInput"] > 0
+    assert grown["unattributedOutput"] == 5
+
+
 async def test_a_fresh_engine_has_counted_its_warm_up(kind: Kind, tmp_path: Path):
     with running_engine(kind, tmp_path) as engine:
         async with aiohttp.ClientSession() as session:
