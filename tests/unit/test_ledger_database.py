@@ -42,7 +42,7 @@ def test_migrations_make_what_the_schema_says(url: str) -> None:
 def test_rows_are_in_the_order_of_their_columns() -> None:
     assert list(UsageRow._fields) == schema.usage.columns.keys()
     assert [*HourKey._fields, *Sums._fields] == schema.hours.columns.keys()
-    assert [*GatewayKey._fields, *GatewaySums._fields, "heard_at"] == schema.gateway_hours.columns.keys()
+    assert [*GatewayKey._fields, *GatewaySums._fields, "heard_at"] == schema.gateways.columns.keys()
 
 
 def test_migrating_again_changes_nothing(url: str) -> None:

@@ -129,7 +129,7 @@ async def test_attempts_and_estimates_are_counted_apart_and_not_billed(url: str)
         (tries,) = [hour for hour in await rig.rows(schema.hours) if hour["gpu_class"] == ""]
         assert (tries["billed"], tries["requests"], tries["input_tokens"], tries["output_tokens"]) == (False, 0, 14, 6)
         assert sum(hour["requests"] for hour in await rig.rows(schema.hours)) == 2
-        assert [g["input_tokens"] for g in await rig.rows(schema.gateway_hours)] == [100]
+        assert [g["tokens"] for g in await rig.rows(schema.gateways)] == [110]
         await rig.balanced()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from shoal.api.ledger import Prices, Rate
 from shoal.ledger import schema
 from shoal.ledger.maintenance import Heard, close_once
+from shoal.ledger.monthly import Rated
 from shoal.ledger.totals import Totals
 from tests.support.ledger import Rig, record, served, server, store, until, url
 
@@ -42,6 +43,7 @@ class _Clock:
 async def _totals(rig: Rig, clock: _Clock, prices: Any = None) -> Totals:
     totals = Totals(rig.store, prices, clock)
     rig.store.committed = totals.add
+    rig.store.cost = Rated(totals.prices).cost
     await totals.read()
     return totals
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from shoal.api.ledger import Taken
 from shoal.ledger import bulk, schema
 from shoal.ledger.parse import Bad, Good, Incoming, UsageRow, bad
-from shoal.ledger.sums import Changes, settle
+from shoal.ledger.sums import Changes, Cost, free, settle
 
 _ONCE: Final = "ON CONFLICT DO NOTHING RETURNING source, id"
 _USAGE_COLUMNS: Final = UsageRow._fields
@@ -24,7 +24,11 @@ Key = tuple[str, str, int]
 
 
 def write(
-    connection: Connection, batches: Sequence[Sequence[Incoming]], now_ms: int, keep_ms: int | None = None
+    connection: Connection,
+    batches: Sequence[Sequence[Incoming]],
+    now_ms: int,
+    keep_ms: int | None = None,
+    cost: Cost = free,
 ) -> tuple[list[Taken], Changes]:
     """Keeps what is new of each batch; returns what became of each, and how the sums changed.
 
@@ -80,7 +84,7 @@ def write(
         taken.append(Taken(new=new, known=known, aside=aside))
     again = [key for key in best if key in standing and standing[key][1]]
     full = _full(connection, again)
-    changes = Changes(heard=heard)
+    changes = Changes(cost, heard=heard)
     rows: list[UsageRow] = []
     for key, row in best.items():
         if (found := standing.get(key)) is not None:
@@ -103,7 +107,7 @@ def store(connection: Connection, rows: Sequence[UsageRow], changes: Changes, no
     hours = [(*key, *sums) for key, sums in changes.hours.items() if any(sums)]
     bulk.insert(connection, schema.hours, hours, bulk.adding(schema.hours))
     gateways = [(*key, *sums, now_ms) for key, sums in changes.gateways.items() if any(sums)]
-    bulk.insert(connection, schema.gateway_hours, gateways, bulk.adding(schema.gateway_hours, "heard_at"))
+    bulk.insert(connection, schema.gateways, gateways, bulk.adding(schema.gateways, "heard_at"))
 
 
 def one_by_one(

@@ -11,7 +11,7 @@ from sqlalchemy import Column, Connection, Table, delete, func, select, tuple_
 from shoal.ledger import ingest, schema
 from shoal.ledger.parse import CLOSED
 from shoal.ledger.store import Store, Unavailable
-from shoal.ledger.sums import Changes
+from shoal.ledger.sums import Changes, Cost
 
 log = structlog.get_logger()
 
@@ -21,7 +21,8 @@ RETAIN_SECONDS: Final = 3_600.0
 _MOST_ROWS: Final = 5_000
 """In one transaction, so that batches do not wait long behind it."""
 _DAY_MS: Final = 86_400_000
-_GATEWAY_HOURS_DAYS: Final = 62
+_GATEWAYS_DAYS: Final = 62
+"""After its last record a gateway is no more."""
 
 
 class Heard:
@@ -63,7 +64,9 @@ async def close_once(store: Store, heard: Heard, committed: Callable[[Changes], 
     for boot in heard.dead(still):
         count = _MOST_ROWS
         while count == _MOST_ROWS:
-            count, _ = await store.write(lambda c, boot=boot: _close(c, boot), lambda found: committed(found[1]))
+            count, _ = await store.write(
+                lambda c, boot=boot: _close(c, boot, store.cost), lambda found: committed(found[1])
+            )
             closed += count
     if closed:
         log.warning("closed the requests that dead gateways left open", requests=closed)
@@ -77,11 +80,11 @@ def _open_rows(connection: Connection) -> dict[str, int]:
     return {boot or "": count for boot, count in found}
 
 
-def _close(connection: Connection, boot: str) -> tuple[int, Changes]:
+def _close(connection: Connection, boot: str, cost: Cost) -> tuple[int, Changes]:
     usage = schema.usage.c
     whose = usage.gateway == boot if boot else usage.gateway.is_(None)
     found = connection.execute(select(schema.usage).where(~usage.ended, whose).limit(_MOST_ROWS)).all()
-    changes = Changes()
+    changes = Changes(cost)
     rows = [ingest.as_usage(row)._replace(step=CLOSED, ended=True, outcome="cut") for row in found]
     for row in rows:
         changes.add(row)
@@ -109,7 +112,7 @@ async def retain_once(store: Store, days: int, hours_days: int, now_ms: int) -> 
         (schema.usage, schema.usage.c.admitted_at, old),
         (schema.aside, schema.aside.c.received_at, old),
         (schema.hours, schema.hours.c.hour, old_hours),
-        (schema.gateway_hours, schema.gateway_hours.c.hour, now_ms - _GATEWAY_HOURS_DAYS * _DAY_MS),
+        (schema.gateways, schema.gateways.c.heard_at, now_ms - _GATEWAYS_DAYS * _DAY_MS),
         (schema.engine_hours, schema.engine_hours.c.hour, old_hours),
     ]
     deleted = 0

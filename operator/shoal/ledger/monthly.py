@@ -5,20 +5,17 @@ the hour.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from sqlalchemy import Connection, Table, func, select
+from sqlalchemy import Connection, func, select
 
 from shoal.api.ledger import Prices
 from shoal.core.rating.price import Book, cost
 from shoal.ledger import schema
-from shoal.ledger.sums import HOUR_MS
-
-_EVER: Final = 1 << 62
-_NUMBERS: Final = ("requests", "input_tokens", "cached_tokens", "unknown_cached_input", "output_tokens")
+from shoal.ledger.sums import HOUR_MS, HourKey, Sums
 
 
 class PriceSource(Protocol):
@@ -71,44 +68,48 @@ class Rated:
         self._prices = prices
         self._books: dict[int, tuple[Prices, Book]] = {}
 
-    def cost(self, hour: int, plan: str, model: str, adapter: str, sums: tuple[int, int, int, int]) -> int:
-        """`sums`: input, cached, input of unknown cached, output. 0 where there is no price."""
-        prices = self._prices.at(hour)
+    def cost(self, key: HourKey, sums: Sums) -> int:
+        """0 where there is no price."""
+        prices = self._prices.at(key.hour)
         if prices is None:
             return 0
         known = self._books.get(id(prices))
         if known is None or known[0] is not prices:
             known = self._books[id(prices)] = (prices, Book.of(prices))
         book = known[1]
-        rate = book.find(plan or None, model, adapter or None)
+        rate = book.find(key.plan or None, key.model, key.adapter or None)
         if rate is None:
             return 0
-        given, cached, unknown, output = sums
-        return cost(rate, given, cached, output, unknown, unknown_cached=book.unknown_cached)
+        return cost(
+            rate,
+            sums.input_tokens,
+            sums.cached_tokens,
+            sums.output_tokens,
+            sums.unknown_cached_input,
+            unknown_cached=book.unknown_cached,
+        )
 
 
 def read(connection: Connection, prices: PriceSource, now: float) -> Known:
-    """What the tables say now, of this month and of those gateways that they still know. `now` in s since 1970."""
+    """What the tables say now, of this month on and of those gateways that they still know. `now` in s since 1970."""
     known, rated = Known(), Rated(prices)
-    hours, gateways = schema.hours, schema.gateway_hours
-    for stretch in _stretches(connection, hours, prices, month_start(now)):
-        where = (hours.c.billed, hours.c.hour >= stretch.begins, hours.c.hour < stretch.ends)
-        by = (hours.c.tenant, hours.c.plan, hours.c.model, hours.c.adapter)
-        sums = (func.sum(hours.c[name]) for name in _NUMBERS)
-        for row in connection.execute(select(*by, *sums).where(*where).group_by(*by)):
+    hours = schema.hours.c
+    by = (hours.tenant, hours.plan, hours.model, hours.adapter)
+    numbers = [func.sum(schema.hours.c[name]) for name in Sums._fields]
+    for begins, ends in _stretches(connection, prices, month_start(now)):
+        where = (hours.billed, hours.hour >= begins, hours.hour < ends)
+        month = known.months[month_of(begins / 1000)]
+        for row in connection.execute(select(*by, *numbers).where(*where).group_by(*by)):
             found: tuple[Any, ...] = tuple(row)
-            total = known.months[month_of(stretch.begins / 1000)][found[0]]
-            _add(total, rated, stretch.begins, found[1:4], found[4:])
-    for stretch in _stretches(connection, gateways, prices, 0):
-        where = (gateways.c.hour >= stretch.begins, gateways.c.hour < stretch.ends)
-        by = (gateways.c.tenant, gateways.c.gateway, gateways.c.plan, gateways.c.model, gateways.c.adapter)
-        sums = (func.sum(gateways.c[name]) for name in _NUMBERS)
-        heard = func.max(gateways.c.heard_at)
-        for row in connection.execute(select(*by, *sums, heard).where(*where).group_by(*by)):
-            found = tuple(row)
-            tenant, boot = found[:2]
-            known.heard[boot] = max(known.heard.get(boot, 0), found[-1])
-            _add(known.gateways[tenant][boot], rated, stretch.begins, found[2:5], found[5:-1])
+            tenant, plan, model, adapter = found[:4]
+            sums = Sums(*map(int, found[4:]))  # PostgreSQL sums whole numbers into a decimal
+            total = month[tenant]
+            total.requests += sums.requests
+            total.tokens += sums.input_tokens + sums.output_tokens
+            total.spent += rated.cost(HourKey(begins, tenant, "", "", plan, model, adapter, "", True), sums)
+    for row in connection.execute(select(schema.gateways)):
+        known.gateways[row.tenant][row.gateway] = Total(row.requests, row.tokens, row.spent)
+        known.heard[row.gateway] = max(known.heard.get(row.gateway, 0), row.heard_at)
     credits = schema.credits.c
     taken = select(credits.tenant, credits.month, credits.currency, func.sum(credits.amount))
     current = prices.current()
@@ -131,15 +132,9 @@ def month_start(seconds: float) -> int:
     return int(begins.timestamp()) * 1000
 
 
-class _Stretch(NamedTuple):
-    """Hours of one month in which one price list was in force; in ms since 1970."""
-
-    begins: int
-    ends: int
-
-
-def _stretches(connection: Connection, table: Table, prices: PriceSource, since: int) -> Iterator[_Stretch]:
-    hour = table.c.hour
+def _stretches(connection: Connection, prices: PriceSource, since: int) -> Iterator[tuple[int, int]]:
+    """Times of one month in which one price list was in force: its first hour, and the first after it."""
+    hour = schema.hours.c.hour
     first, last = connection.execute(select(func.min(hour), func.max(hour)).where(hour >= since)).one()
     if first is None:
         return
@@ -148,16 +143,7 @@ def _stretches(connection: Connection, table: Table, prices: PriceSource, since:
         # Lists are compared by identity: one that is read again is a new one, and cuts a stretch where none had to be.
         now = (month_of(at / 1000), id(prices.at(at)))
         if before is not None and now != before:
-            yield _Stretch(begins, at)
+            yield begins, at
             begins = at
         before = now
-    yield _Stretch(begins, _EVER)
-
-
-def _add(total: Total, rated: Rated, hour: int, key: Sequence[str], numbers: Sequence[Any]) -> None:
-    plan, model, adapter = key
-    # PostgreSQL sums whole numbers into a decimal.
-    requests, given, cached, unknown, output = map(int, numbers)
-    total.requests += requests
-    total.tokens += given + output
-    total.spent += rated.cost(hour, plan, model, adapter, (given, cached, unknown, output))
+    yield begins, last + HOUR_MS

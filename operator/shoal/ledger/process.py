@@ -17,6 +17,7 @@ from shoal.gateway.server import Server, make_server
 from shoal.kube.client import Client
 from shoal.ledger import maintenance, records
 from shoal.ledger.metrics import EngineFigures, Metrics
+from shoal.ledger.monthly import Rated
 from shoal.ledger.prices import PriceFigures, PriceFolder
 from shoal.ledger.queries.routes import Questions
 from shoal.ledger.reconcile.routes import Routes
@@ -68,6 +69,7 @@ class Process:
         self.service.route("GET", names.TOTALS_PATH, self._totals, ("gateway", "admin"))
         self.store.opened = self.totals.reload
         self.store.committed = self._committed
+        self.store.cost = Rated(self.prices).cost
         self.server = make_server(
             self.service, host=settings.host, port=settings.port, keep_alive=75, stop_seconds=_STOP_SECONDS
         )

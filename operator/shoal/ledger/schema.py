@@ -121,24 +121,19 @@ hours: Final = Table(
 )
 """Sums of what ended, kept in the transaction that ends it. '' stands for none: a primary key knows no NULL."""
 
-gateway_hours: Final = Table(
-    "gateway_hours",
+gateways: Final = Table(
+    "gateways",
     metadata,
-    Column("hour", BigInteger, nullable=False),
     Column("gateway", String, nullable=False, comment="its boot id"),
     Column("tenant", String, nullable=False),
-    Column("plan", String, nullable=False),
-    Column("model", String, nullable=False),
-    Column("adapter", String, nullable=False),
     Column("requests", BigInteger, nullable=False),
-    Column("input_tokens", BigInteger, nullable=False),
-    Column("cached_tokens", BigInteger, nullable=False),
-    Column("unknown_cached_input", BigInteger, nullable=False),
-    Column("output_tokens", BigInteger, nullable=False),
+    Column("tokens", BigInteger, nullable=False, comment="input and output"),
+    Column("spent", BigInteger, nullable=False, comment="10^-12 of the currency, at the prices of then"),
     Column("heard_at", BigInteger, nullable=False),
-    PrimaryKeyConstraint("hour", "gateway", "tenant", "plan", "model", "adapter"),
+    PrimaryKeyConstraint("gateway", "tenant"),
 )
-"""The billed part of `hours` by gateway, for `GET /v1/totals`; kept for two months."""
+"""What of each gateway's own counters since its start is in `hours`, billed rows only, for `GET /v1/totals`. The one
+place with money: a gateway's counters are not rated again either."""
 
 credits: Final = Table(
     "credits",

@@ -23,7 +23,7 @@ from shoal.api.ledger import Taken
 from shoal.ledger import ingest
 from shoal.ledger.database import Busy, Database, Kind, Unavailable, reason
 from shoal.ledger.parse import Incoming
-from shoal.ledger.sums import Changes
+from shoal.ledger.sums import Changes, Cost, free
 
 __all__ = ["Busy", "Store", "Unavailable"]
 
@@ -89,6 +89,8 @@ class Store:
         self.database: Final = Database(url, readers=readers)
         self.stats = Stats()
         self.opened: Callable[[], None] = lambda: None
+        self.cost: Cost = free
+        """Asked in the writer's thread, for what gateways count in money."""
         self.committed: Callable[[Changes], None] = lambda _: None
         self._error: str | None = "the database is being opened"
         self._jobs = _Jobs()
@@ -263,7 +265,7 @@ class Store:
         now = _now_ms()
         try:
             with connection.begin():
-                taken, changes = ingest.write(connection, batches, now, self._keep_ms)
+                taken, changes = ingest.write(connection, batches, now, self._keep_ms, self.cost)
         except Exception as error:
             if _is_away(error):
                 raise
@@ -271,7 +273,7 @@ class Store:
             log.error("records that the database does not take are kept aside", error=reason(error))
             batches = ingest.one_by_one(connection, batches, now, _is_away)
             with connection.begin():
-                taken, changes = ingest.write(connection, batches, now, self._keep_ms)
+                taken, changes = ingest.write(connection, batches, now, self._keep_ms, self.cost)
         for each in taken:
             self.stats.new += each.new
             self.stats.known += each.known

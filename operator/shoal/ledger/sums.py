@@ -1,6 +1,6 @@
 """What a request adds to the sums of its hour. Pure: rows in, differences out."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -36,30 +36,35 @@ class Sums(NamedTuple):
 
 
 class GatewayKey(NamedTuple):
-    """Primary key of `schema.gateway_hours`, in order."""
+    """Primary key of `schema.gateways`, in order."""
 
-    hour: int
     gateway: str
     tenant: str
-    plan: str
-    model: str
-    adapter: str
 
 
 class GatewaySums(NamedTuple):
-    """The numbers of `schema.gateway_hours`, in order."""
+    """The numbers of `schema.gateways`, in order."""
 
     requests: int = 0
-    input_tokens: int = 0
-    cached_tokens: int = 0
-    unknown_cached_input: int = 0
-    output_tokens: int = 0
+    tokens: int = 0
+    spent: int = 0
+
+
+Cost = Callable[[HourKey, Sums], int]
+"""What sums of one hour cost, in 10^-12 of the currency."""
+
+
+def free(key: HourKey, sums: Sums) -> int:
+    """Where there are no prices."""
+    del key, sums
+    return 0
 
 
 @dataclass(slots=True)
 class Changes:
     """What a transaction changes in the sums."""
 
+    cost: Cost = free
     hours: dict[HourKey, Sums] = field(default_factory=dict[HourKey, Sums])
     gateways: dict[GatewayKey, GatewaySums] = field(default_factory=dict[GatewayKey, GatewaySums])
     heard: set[str] = field(default_factory=set[str])
@@ -86,8 +91,9 @@ class Changes:
         )
         self.hours[key] = Sums(*_plus(self.hours.get(key, Sums()), sums, sign))
         if billed and row.gateway:
-            at = GatewayKey(hour, row.gateway, row.tenant, row.plan or "", row.model, row.adapter or "")
-            self.gateways[at] = GatewaySums(*_plus(self.gateways.get(at, GatewaySums()), sums, sign))
+            at = GatewayKey(row.gateway, row.tenant)
+            own = (sums.requests, sums.input_tokens + sums.output_tokens, self.cost(key, sums))
+            self.gateways[at] = GatewaySums(*_plus(self.gateways.get(at, GatewaySums()), own, sign))
 
 
 def sums_of(row: UsageRow) -> Sums:
@@ -116,5 +122,4 @@ def settle(old: UsageRow | None, new: UsageRow) -> UsageRow | None:
 
 
 def _plus(old: Iterable[int], new: Iterable[int], sign: int) -> Iterable[int]:
-    # `new` may be longer: a gateway's sums are the first of an hour's.
-    return (a + sign * b for a, b in zip(old, new, strict=False))
+    return (a + sign * b for a, b in zip(old, new, strict=True))

@@ -1,6 +1,6 @@
 """`GET /v1/totals`: what every tenant used this month, kept in memory beside the tables and told as it changes.
 
-The totals are the sums of `hours` and `gateway_hours`, read once after the database was opened and then moved by the
+The totals are the sums of `hours` and `gateways`, read once after the database was opened and then moved by the
 differences of each commit, in the order of the commits. They correct the gateways' own counters, and are told within a
 second; a gateway's open stream or its records keep its boot id among them.
 """
@@ -23,8 +23,6 @@ log = structlog.get_logger()
 
 TELL_SECONDS: Final = 0.2
 """Between two messages."""
-RELOAD_SECONDS: Final = 600.0
-"""Between two readings of the tables, in case a price list of the past was put right."""
 REMEMBER_SECONDS: Final = 86_400.0
 """How long a gateway that was heard last is told, where it does not listen: the other gateways may still hear it."""
 
@@ -68,20 +66,19 @@ class Totals:
                 total = known.months[month_of(key.hour / 1000)][key.tenant]
                 total.requests += sums.requests
                 total.tokens += sums.input_tokens + sums.output_tokens
-                total.spent += self._rated.cost(key.hour, key.plan, key.model, key.adapter, sums[1:5])
+                total.spent += self._rated.cost(key, sums)
                 self._dirty.add(key.tenant)
-        for key, sums in changes.gateways.items():
-            total = known.gateways[key.tenant][key.gateway]
-            total.requests += sums.requests
-            total.tokens += sums.input_tokens + sums.output_tokens
-            total.spent += self._rated.cost(key.hour, key.plan, key.model, key.adapter, sums[1:5])
-            self._dirty.add(key.tenant)
+        for at, own in changes.gateways.items():
+            total = known.gateways[at.tenant][at.gateway]
+            total.requests += own.requests
+            total.tokens += own.tokens
+            total.spent += own.spent
+            self._dirty.add(at.tenant)
         if self._dirty:
             self._wake.set()
 
     async def run(self) -> None:
         """For ever: reads the tables when needed, and tells what has changed."""
-        last = time.monotonic()
         while True:
             try:
                 async with asyncio.timeout(1.0):
@@ -89,11 +86,10 @@ class Totals:
             except TimeoutError:
                 pass
             self._wake.clear()
-            if self.prices.current() is not self._told_prices or time.monotonic() - last > RELOAD_SECONDS:
+            if self.prices.current() is not self._told_prices:
                 self._reload = True
             if self._reload and self._store.error is None:
                 self._reload = False
-                last = time.monotonic()
                 try:
                     await self.read()
                 except Unavailable as error:

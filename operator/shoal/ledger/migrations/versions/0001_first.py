@@ -63,20 +63,14 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("boot"),
     )
     op.create_table(
-        "gateway_hours",
-        sa.Column("hour", sa.BigInteger(), nullable=False),
+        "gateways",
         sa.Column("gateway", sa.String(), nullable=False, comment="its boot id"),
         sa.Column("tenant", sa.String(), nullable=False),
-        sa.Column("plan", sa.String(), nullable=False),
-        sa.Column("model", sa.String(), nullable=False),
-        sa.Column("adapter", sa.String(), nullable=False),
         sa.Column("requests", sa.BigInteger(), nullable=False),
-        sa.Column("input_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("cached_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("unknown_cached_input", sa.BigInteger(), nullable=False),
-        sa.Column("output_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("tokens", sa.BigInteger(), nullable=False, comment="input and output"),
+        sa.Column("spent", sa.BigInteger(), nullable=False, comment="10^-12 of the currency, at the prices of then"),
         sa.Column("heard_at", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("hour", "gateway", "tenant", "plan", "model", "adapter"),
+        sa.PrimaryKeyConstraint("gateway", "tenant"),
     )
     op.create_table(
         "gpu_pods",
