@@ -68,6 +68,7 @@ class Gateway:
         self.checkpoints = Checkpoints(spool)
         self.deadlines = Deadlines(settings.request_seconds)
         self._deadlines: dict[float, Deadlines] = {}
+        self.demand.tenants.me = me.boot
         self.quotas = quotas or Quotas(self.demand.tenants)
         self.usage = UsageApi(settings.ledger_url, lambda: key_ring.said_by("gateway", LEDGER))
         self.logs = logs or LogsApi(RequestLog(settings, gateway=me.name), key_ring)

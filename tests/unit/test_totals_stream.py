@@ -1,0 +1,151 @@
+"""What a gateway hears of the month from the ledger: with a real one, and message by message."""
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from shoal.api import keys
+from shoal.core.quota.month import Total
+from shoal.ledger.shipper import Shipper
+from shoal.signals.stream import Me, Peer, StreamBroken
+from shoal.signals.totals import Totals, TotalsStream
+from tests.support.gateway import gateway, tenant
+from tests.support.ledger import INSTALL_KEY, record, served
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.streams import until
+
+NOW = datetime.now(UTC)
+KEY = keys.derive(INSTALL_KEY, "gateway", keys.LEDGER)
+
+
+def listening(kept: Totals) -> TotalsStream:
+    """A listener that a test feeds."""
+    peer = Peer("ledger", "ledger", "127.0.0.1", "key")
+    return TotalsStream(peer, None, Me(), kept)  # pyright: ignore[reportArgumentType]
+
+
+def say(stream: TotalsStream, seq: int, **message: Any) -> None:
+    stream.take(orjson.dumps({"boot": "b", "seq": seq, **message}))
+
+
+async def test_a_ledger_is_heard_and_what_it_said_is_kept_when_it_goes(tmp_path: Path):
+    async with served(f"sqlite:///{tmp_path}/ledger.sqlite", tmp_path) as ledger:
+        await ledger.send(record("r1", at=NOW))
+        heard: list[str | None] = []
+        totals = Totals(ledger.url, lambda: [KEY], Me("gateway-1", "gw-1"))
+        totals.changed = heard.append
+        assert totals.total("acme") is None
+        totals.start()
+        totals.follow()
+        try:
+            await until(lambda: totals.live)
+            month = f"{NOW:%Y-%m}"
+            await until(lambda: totals.total("acme") == Total(month, 110, 0, {"gw-1": (110, 0)}))
+            assert totals.total("nobody") == Total(month)
+            assert totals.book is None  # there is no price list
+            await ledger.send(record("r2", at=NOW))
+            await until(lambda: (totals.total("acme") or Total("")).tokens == 220)
+            assert None in heard
+            assert "acme" in heard
+            ledger.process.totals.close()
+            await until(lambda: not totals.live)
+            assert (totals.total("acme") or Total("")).tokens == 220
+        finally:
+            await totals.close()
+
+
+async def test_requests_are_counted_once_whether_the_ledger_has_them_or_not(tmp_path: Path):
+    (folder := tmp_path / "ledger").mkdir()
+    async with (
+        served(f"sqlite:///{folder}/ledger.sqlite", folder) as ledger,
+        gateway(tmp_path, ScriptedEngine()) as it,
+    ):
+        totals = Totals(ledger.url, lambda: [KEY], it.me)
+        it.app.quotas.ledger = totals
+        totals.changed = it.app.quotas.heard
+        totals.start()
+        totals.follow()
+        it.tenants["acme"] = tenant(budget={"tokens": 100_000, "whenUnknown": "Refuse"})
+        it.changed()
+        account = it.app.demand.tenants.of("acme")
+        try:
+            await until(lambda: totals.live)
+            for n in range(1, 6):
+                answer = await it.post({"model": "llama", "messages": []})
+                assert answer.status == 200
+                await answer.read()
+                await until(lambda: account.told().in_flight == 0)
+                assert known(it) == 10 * n  # the ledger has nothing yet
+            shipper = Shipper(it.spool, ledger.url, lambda: [KEY])
+            shipping = asyncio.create_task(shipper.run())
+            while (totals.total("acme") or Total("")).tokens < 50:
+                assert known(it) == 50
+                await asyncio.sleep(0.002)
+            assert known(it) == 50
+            shipping.cancel()
+            await asyncio.gather(shipping, return_exceptions=True)
+            ledger.process.totals.close()
+            await until(lambda: not totals.live)
+            answer = await it.post({"model": "llama", "messages": []})
+            assert answer.status == 429
+            assert (await answer.json())["error"]["code"] == "insufficient_quota"
+        finally:
+            await totals.close()
+
+
+def known(it: Any) -> int:
+    account = it.app.demand.tenants.of("acme")
+    return account._known(account.limits.budget)
+
+
+def test_a_month_turns_with_a_full_message():
+    kept = Totals("http://ledger", lambda: ())
+    stream = listening(kept)
+    say(stream, 0, full=True, month="2026-11", tenants={"acme": {"tokens": 5, "gateways": {"g": {"tokens": 5}}}})
+    assert kept.total("acme") == Total("2026-11", 5, 0, {"g": (5, 0)})
+    say(stream, 1, tenants={"acme": {"tokens": 7, "spent": 1}})
+    assert kept.total("acme") == Total("2026-11", 7, 1, {})
+    say(stream, 1)  # a heartbeat
+    say(stream, 2, full=True, month="2026-12", tenants={})
+    assert kept.total("acme") == Total("2026-12")
+
+
+def test_the_price_list_is_that_of_the_last_message_that_speaks_of_it():
+    kept = Totals("http://ledger", lambda: ())
+    stream = listening(kept)
+    prices = {"list": "p", "currency": "EUR", "rates": [{"model": "*", "input": 1, "cached": 1, "output": 2}]}
+    say(stream, 0, full=True, month="2026-11", tenants={}, prices=prices)
+    assert kept.book is not None
+    assert kept.book.currency == "EUR"
+    say(stream, 1, tenants={})
+    assert kept.book is not None
+    say(stream, 2, tenants={}, prices=None)
+    assert kept.book is None
+    say(stream, 3, full=True, month="2026-11", tenants={}, prices=prices)
+    say(stream, 4, full=True, month="2026-11", tenants={})
+    assert kept.book is None
+
+
+def test_a_message_that_is_missing_ends_the_stream():
+    stream = listening(Totals("http://ledger", lambda: ()))
+    say(stream, 0, full=True, month="2026-11", tenants={})
+    with pytest.raises(StreamBroken):
+        say(stream, 2, tenants={})
+
+
+@pytest.mark.parametrize("url", ["https://ledger:8500", "ledger:8500", "http://"])
+def test_a_url_that_is_none_of_a_ledger_is_refused(url: str):
+    with pytest.raises(ValueError, match="write http://host:port"):
+        Totals(url, lambda: ())
+
+
+async def test_without_a_key_nobody_is_called():
+    totals = Totals("http://127.0.0.1:1", lambda: ())
+    totals.start()
+    totals.follow()
+    assert not totals.live
+    await totals.close()
