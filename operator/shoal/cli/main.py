@@ -45,10 +45,6 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "credits": ("shoal.cli.usage.credits:credits", "Make and list credits."),
     "margin": ("shoal.cli.usage.margin:margin", "Show what GPU classes brought in beside what they cost."),
     "unattributed": ("shoal.cli.usage.unattributed:unattributed", "Show what engines counted beside what was billed."),
-    "unattributed": (
-        "shoal.cli.usage.unattributed:unattributed",
-        "Show what engines counted themselves beside what was billed.",
-    ),
     "export": ("shoal.cli.usage.export:export", "Write usage and cost for other systems (FOCUS)."),
     "prices": ("shoal.cli.usage.prices:prices", "Check price lists."),
     "generate": ("shoal.cli.generate:command", "Write crds/, chart schemas and reference docs."),

@@ -10,7 +10,13 @@ from shoal.cli.usage.reach import Where, asked, ledger_options
 from shoal.cli.usage.show import NONE, console, count, table, write_csv
 
 _UNKNOWN: Final = "?"
-_NUMBERS: Final = ("ENGINES IN", "OUT", "BILLED IN", "OUT", "UNATTRIBUTED IN", "OUT", "SHARE", "KNOWN OF IT")
+_FIELDS: Final = (
+    "engineInput", "engineOutput", "billedInput", "billedOutput", "notBilledInput", "notBilledOutput",
+    "estimatedInput", "unattributedInput", "unattributedOutput", "share",
+)  # fmt: skip
+_NUMBERS: Final = (
+    "ENGINES IN", "OUT", "BILLED IN", "OUT", "NOT BILLED IN", "OUT", "UNATTRIBUTED IN", "OUT", "SHARE",
+)  # fmt: skip
 
 
 @click.command()
@@ -26,7 +32,7 @@ def unattributed(
     """Show the tokens that engines counted and that were not billed.
 
     Billed and unattributed tokens are the engines' own counters, always; so a difference below zero is shown too. Of
-    what is unattributed, KNOWN OF IT stands in the ledger's own records: tries whose answer nobody got, and estimates.
+    what is unattributed, NOT BILLED stands in the ledger's own records: tries whose answer nobody got, and estimates.
     With --by engine a row is a process of an engine, over its whole life. What is not known is `?`.
 
     \b
@@ -41,7 +47,7 @@ def unattributed(
     words = [*found.by, *(["replica", "lastHeard"] if "engine" in found.by else [])]
     rows = [row.model_dump(mode="json", by_alias=True) for row in found.rows]
     if output == "csv":
-        columns = [*words, *(name for name in rows[0] if name.endswith(("Input", "Output", "share")))] if rows else []
+        columns = [*words, *_FIELDS]
         write_csv(columns, ([row[name] for name in columns] for row in rows))
     elif not rows:
         click.echo(f"Nothing was billed and no engine was heard from {found.start} to {found.end}.", err=True)
@@ -54,16 +60,18 @@ def unattributed(
         ]
         total = ["total", *[""] * (len(words) - 1), *_numbers(found.total)]
         out.print(table([_title(name) for name in words], _NUMBERS, lines, total))
-    _say_what_is_not_heard(found)
+        if not_heard := _not_heard(found):
+            out.print(not_heard)
 
 
-def _say_what_is_not_heard(found: UnattributedPage) -> None:
+def _not_heard(found: UnattributedPage) -> str | None:
     if not found.watching:
-        click.echo("The ledger does not know which engines there are: it does not reach the API server.", err=True)
-    elif found.not_heard:
-        some = ", ".join(found.not_heard[:3])
-        more = f" and {len(found.not_heard) - 3} more" if len(found.not_heard) > 3 else ""
-        click.echo(f"Not heard now, so as of their last reading: {some}{more}.", err=True)
+        return "The ledger does not know which engines there are: the API server does not answer it, or is not asked."
+    if not found.not_heard:
+        return None
+    some = ", ".join(found.not_heard[:5])
+    more = f" and {len(found.not_heard) - 5} more" if len(found.not_heard) > 5 else ""
+    return f"{found.heard} engines are heard; not heard: {some}{more}: their counters are as old as their last reading."
 
 
 def _numbers(row: UnattributedRow) -> list[str]:
@@ -72,10 +80,11 @@ def _numbers(row: UnattributedRow) -> list[str]:
         _count(row.engine_output),
         count(row.billed_input),
         count(row.billed_output),
+        count(row.not_billed_input),
+        count(row.not_billed_output),
         _count(row.unattributed_input),
         _count(row.unattributed_output),
-        _UNKNOWN if row.share is None else f"{row.share:.2%}",
-        count(row.not_billed_input + row.not_billed_output),
+        _UNKNOWN if row.share is None else f"{row.share * 100:.2f} %",
     ]
 
 
