@@ -89,9 +89,8 @@ class RequestLog:
             logging, full = now.logging, full and now.logging.mode == "Full"
         first, held = meter.seconds_to_first_byte, meter.held_seconds
         meta: dict[str, Any] = {
-            "time": written(
-                meter.said["admittedAt"]
-            ),  # it and the id come first, in this order: `query.py` reads them there
+            # These two come first, in this order: `query.py` reads them by position.
+            "time": written(meter.said["admittedAt"]),
             "id": meter.id,
             "user": capture.user,
             **{name: value for name, value in meter.said.items() if name not in _NOT_LOGGED},
