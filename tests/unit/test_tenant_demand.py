@@ -1,0 +1,126 @@
+"""What gateways tell each other of tenants, from one's book over the stream into another's."""
+
+import asyncio
+from pathlib import Path
+
+import orjson
+
+from shoal.api.demand import TenantUse
+from shoal.core.quota.account import UNKNOWN_CROWD, Peer
+from shoal.core.quota.limits import Cost, Limits
+from shoal.gateway.demand import DemandBook
+from shoal.gateway.tenantdemand import TenantBook
+from shoal.signals.demand import DemandStream
+from shoal.signals.stream import Me
+from shoal.signals.stream import Peer as At
+from tests.support.gateway import INSTALL_KEY
+from tests.support.streams import told_gateway, until
+from tests.unit.test_gateway_peers import FIRST, OWN, THIRD, following, gateway_pod
+
+COST = Cost(40, 5)
+
+
+def asked(book: TenantBook, tenant: str, times: int = 1) -> None:
+    for _ in range(times):
+        assert book.of(tenant).reserve(1.0, COST, lambda: ()) is None
+        book.note(tenant)
+
+
+def requests_left(book: TenantBook, most: int) -> int:
+    """Of a limit on `acme`, alone with what was heard."""
+    account = book.of("acme")
+    account.change(Limits(requests=most))
+    return sum(account.reserve(book._clock(), Cost(1), lambda: ()) is None for _ in range(most + 1))
+
+
+def test_what_is_told_reads_back_as_what_there_is():
+    due: list[None] = []
+    book = TenantBook(lambda: due.append(None))
+    assert book.take() is None
+    assert orjson.loads(book.full()) == {}
+    asked(book, "acme", 2)
+    book.of("globex")
+    assert len(due) == 1  # one message for both
+    told = orjson.loads(book.take() or b"")
+    assert told == {"acme": {"requests": 2, "reservedTokens": 80, "inFlight": 2, "reservedSpend": 10}}
+    assert book.take() is None
+    book.of("acme").settle(2.0, COST, 30, 25, 3)
+    book.note("acme")
+    expected = TenantUse(requests=2, tokens=30, booked=25, reserved_tokens=40, in_flight=1, spent=3, reserved_spend=5)
+    for message in (book.take(), book.full()):
+        assert {n: TenantUse.model_validate(row) for n, row in orjson.loads(message or b"").items()} == {
+            "acme": expected
+        }
+
+
+def test_a_message_of_tenants_alone_is_one_of_the_stream():
+    book = DemandBook()
+    asked(book.tenants, "acme")
+    assert orjson.loads(b'{"models":' + (book.take() or b"") + b"}") == {
+        "models": {},
+        "tenants": {"acme": {"requests": 1, "reservedTokens": 40, "inFlight": 1, "reservedSpend": 5}},
+    }
+    assert set(orjson.loads(b'{"models":' + book.full() + b"}")) == {"models", "adapters", "tenants"}
+
+
+def test_a_restart_is_no_negative_use_and_what_ran_before_counts():
+    now = 1000.0
+    book = TenantBook(clock=lambda: now)
+    book.hear("pod", "a", {})
+    book.hear("pod", "a", {"acme": TenantUse(requests=7)})
+    book.hear("pod", "a", {"acme": TenantUse(requests=7)})  # twice
+    book.hear("pod", "b", {"acme": TenantUse(requests=0)})
+    assert book.boot_of("pod") == "b"
+    book.hear("pod", "b", {"acme": TenantUse(requests=2)})
+    assert requests_left(book, 20) == 20 - 7 - 2
+    now += 61
+    assert requests_left(book, 20) == 20
+
+
+def test_a_gateway_that_is_no_more_counts_with_what_it_used():
+    now = 1000.0
+    book = TenantBook(clock=lambda: now)
+    book.hear("pod", "a", {})
+    book.hear("pod", "a", {"acme": TenantUse(requests=5, in_flight=5)})
+    book.retain([])
+    assert book.boot_of("pod") is None
+    assert requests_left(book, 20) == 15
+
+
+def test_an_older_gateway_does_not_say_what_its_tenants_use():
+    heard: list[str] = []
+    stream = DemandStream(At("g", "g", "h", "k"), None, lambda *_: None, Me(), lambda *said: heard.append(said[1]))  # pyright: ignore[reportArgumentType]
+    stream.take(b'{"boot":"b","seq":0,"full":true,"models":{}}')
+    assert not stream.tells_tenants
+    stream.take(b'{"boot":"b","seq":0,"full":true,"models":{},"tenants":{}}')
+    assert stream.tells_tenants
+    assert heard == ["b"]
+    stream.lose()
+    assert not stream.tells_tenants
+
+
+async def test_gateways_know_who_else_there_is_and_whom_they_hear(tmp_path: Path):
+    async with told_gateway(FIRST) as first:
+        first.ring.known = (INSTALL_KEY,)
+        pods = [
+            gateway_pod("gateway-0", OWN),
+            gateway_pod("gateway-1", FIRST),
+            gateway_pod("gateway-2", THIRD),  # it was ready, and is not heard
+            gateway_pod("gateway-3", None, ready=False),
+        ]
+        async with following(tmp_path, first.port, *pods) as (peers, server):
+            assert peers.crowd() == UNKNOWN_CROWD
+            await until(lambda: peers.live == 2)
+            asked(first.book.tenants, "acme")
+            heard, silent = sorted(peers.crowd(), key=lambda peer: peer.heard_at is None)
+            assert heard.boot == first.hub.boot
+            assert silent == Peer(None, None)
+            # A quiet gateway is heard every second all the same.
+            before = heard.heard_at or 0.0
+            async with asyncio.timeout(3.5):
+                for _ in range(2):
+                    while (now := max(p.heard_at or 0.0 for p in peers.crowd())) <= before:
+                        await asyncio.sleep(0.02)
+                    before = now
+            await server.change("pods", gateway_pod("gateway-2", THIRD, deletionTimestamp="2026-01-01T00:00:00Z"))
+            await until(lambda: len(peers.crowd()) == 1)
