@@ -22,13 +22,14 @@ COLUMNS: Final = (
     "BilledCost", "BillingAccountId", "BillingAccountName", "BillingAccountType", "BillingCurrency",
     "BillingPeriodEnd", "BillingPeriodStart", "ChargeCategory", "ChargeClass", "ChargeDescription",
     "ChargeFrequency", "ChargePeriodEnd", "ChargePeriodStart", "ConsumedQuantity", "ConsumedUnit", "ContractedCost",
-    "ContractedUnitPrice", "EffectiveCost", "InvoiceIssuerName", "ListCost", "ListUnitPrice", "PricingCategory",
-    "PricingQuantity", "PricingUnit", "ProviderName", "PublisherName", "ResourceId", "ResourceName", "ResourceType",
-    "ServiceCategory", "ServiceName", "ServiceSubcategory", "SkuId", "SkuMeter", "SkuPriceId", "SubAccountId",
-    "SubAccountName", "SubAccountType", "Tags", "x_Adapter", "x_ConsumedTokens", "x_ExternalId", "x_GpuClass",
-    "x_Model", "x_Plan", "x_PriceList",
+    "ContractedUnitPrice", "EffectiveCost", "InvoiceId", "InvoiceIssuerName", "ListCost", "ListUnitPrice",
+    "PricingCategory", "PricingQuantity", "PricingUnit", "ProviderName", "PublisherName", "ResourceId",
+    "ResourceName", "ResourceType", "ServiceCategory", "ServiceName", "ServiceSubcategory", "SkuId", "SkuMeter",
+    "SkuPriceDetails", "SkuPriceId", "SubAccountId", "SubAccountName", "SubAccountType", "Tags", "x_Adapter",
+    "x_ConsumedTokens", "x_ExternalId", "x_GpuClass", "x_Model", "x_Plan", "x_PriceList",
 )  # fmt: skip
 UNIT: Final = "Tokens"
+_ZERO: Final = "0.0"
 _NO_CURRENCY: Final = "XXX"
 """ISO 4217's code of no currency, where there is no price list."""
 
@@ -67,7 +68,7 @@ def usage_rows(account: Account, tenant: str, usage: Usage, schedule: Schedule, 
 
 def credit_row(account: Account, tenant: str, credit: Credit, period: Period) -> Row:
     """A credit is a charge below zero of its own, in the month that it is taken from."""
-    amount = money.exact(-credit.amount)
+    amount = _decimal(-credit.amount)
     return _row(account, tenant, period, credit.currency) | {
         "BilledCost": amount,
         "ChargeCategory": "Credit",
@@ -93,13 +94,13 @@ def _usage_row(
     served = usage.adapter or usage.model
     tags = {"externalID": usage.external_id, "plan": usage.plan}
     row = _row(account, tenant, period, schedule.currency or _NO_CURRENCY) | {
-        "BilledCost": "0",
+        "BilledCost": _ZERO,
         "ChargeCategory": "Usage",
         "ChargeDescription": f"{meter} tokens of {served}",
         "ChargeFrequency": "Usage-Based",
-        "ContractedCost": "0",
-        "EffectiveCost": "0",
-        "ListCost": "0",
+        "ContractedCost": _ZERO,
+        "EffectiveCost": _ZERO,
+        "ListCost": _ZERO,
         "ResourceId": served,
         "ResourceName": served.rpartition("/")[2],
         "ResourceType": "Adapter" if usage.adapter else "Model",
@@ -120,22 +121,28 @@ def _usage_row(
     # The list price is what somebody without a plan pays; where nobody can be without one, it is this plan's.
     published = in_force.book.find(None, usage.model, usage.adapter) or rate
     listed = _of(published, meter)
-    cost = money.exact(price * quantity)
+    cost = _decimal(price * quantity)
     return row | {
         "BilledCost": cost,
-        "ConsumedQuantity": str(quantity),
+        "ConsumedQuantity": _decimal(quantity * money.UNIT),
         "ConsumedUnit": UNIT,
         "ContractedCost": cost,
-        "ContractedUnitPrice": money.exact(price),
+        "ContractedUnitPrice": _decimal(price),
         "EffectiveCost": cost,
-        "ListCost": money.exact(listed * quantity),
-        "ListUnitPrice": money.exact(listed),
+        "ListCost": _decimal(listed * quantity),
+        "ListUnitPrice": _decimal(listed),
         "PricingCategory": "Standard",
-        "PricingQuantity": str(quantity),
+        "PricingQuantity": _decimal(quantity * money.UNIT),
         "PricingUnit": UNIT,
+        "SkuPriceDetails": _details(usage, meter),
         "SkuPriceId": sku,
         "x_PriceList": in_force.prices.list,
     }
+
+
+def _details(usage: Usage, meter: str) -> str:
+    found = {"x_Adapter": usage.adapter, "x_GpuClass": usage.gpu_class, "x_Meter": meter, "x_Model": usage.model}
+    return json.dumps({name: value for name, value in found.items() if value})
 
 
 def _of(rate: Rate, meter: str) -> int:
@@ -152,6 +159,8 @@ def _row(account: Account, tenant: str, period: Period, currency: str) -> Row:
         "BillingPeriodStart": _time(period.month_start),
         "ChargePeriodEnd": _time(period.end),
         "ChargePeriodStart": _time(period.start),
+        # The bill of this tenant and month, which can be had at any time: `shoal bill`.
+        "InvoiceId": f"{tenant}/{_time(period.month_start)[:7]}",
         "InvoiceIssuerName": account.issuer,
         "ProviderName": account.issuer,
         "PublisherName": account.issuer,
@@ -162,6 +171,12 @@ def _row(account: Account, tenant: str, period: Period, currency: str) -> Row:
         "SubAccountName": tenant,
         "SubAccountType": "Tenant",
     }
+
+
+def _decimal(amount: int) -> str:
+    # Always with a point: a column of whole numbers would be read as one of integers, which is another type.
+    text = money.exact(amount)
+    return text if "." in text else f"{text}.0"
 
 
 def _time(moment: int) -> str:
