@@ -308,9 +308,9 @@ async def focus(books: Ledger, **query: Any) -> list[dict[str, str]]:
 async def test_focus_rows_per_tenant_sku_and_day(books: Ledger) -> None:
     rows = await focus(books, tenant="acme", from_="2026-11-01", to="2026-11-02")
     assert [(r["SkuMeter"], r["PricingQuantity"], r["ContractedUnitPrice"], r["BilledCost"]) for r in rows] == [
-        ("Input Tokens", "600000", "0.000003", "1.8"),
-        ("Cached Input Tokens", "400000", "0.0000003", "0.12"),
-        ("Output Tokens", "100000", "0.000015", "1.5"),
+        ("Input Tokens", "600000.0", "0.000003", "1.8"),
+        ("Cached Input Tokens", "400000.0", "0.0000003", "0.12"),
+        ("Output Tokens", "100000.0", "0.000015", "1.5"),
     ]
     first = rows[0]
     assert first["SubAccountId"] == "acme"
@@ -340,9 +340,9 @@ async def test_focus_adds_up_to_the_bill(books: Ledger) -> None:
 async def test_in_focus_a_plan_is_a_contract_beside_the_list_price(books: Ledger) -> None:
     (row,) = [r for r in await focus(books) if r["x_Plan"] == "gold"]
     assert (row["ListCost"], row["ContractedCost"], row["BilledCost"], row["x_ExternalId"]) == (
-        "3",
-        "2",
-        "2",
+        "3.0",
+        "2.0",
+        "2.0",
         "cus_new",
     )
 
@@ -350,8 +350,8 @@ async def test_in_focus_a_plan_is_a_contract_beside_the_list_price(books: Ledger
 async def test_in_focus_usage_without_a_price_has_no_prices(books: Ledger) -> None:
     rows = [row for row in await focus(books) if row["x_Model"] == "chat/new"]
     assert [(r["SkuMeter"], r["x_ConsumedTokens"], r["BilledCost"]) for r in rows] == [
-        ("Input Tokens", "42", "0"),
-        ("Output Tokens", "8", "0"),
+        ("Input Tokens", "42", "0.0"),
+        ("Output Tokens", "8", "0.0"),
     ]
     for name in (
         "SkuPriceId",
