@@ -97,6 +97,13 @@ def test_a_lower_counter_of_the_same_boot_is_told_and_not_counted(books: Books):
     assert hours_of(books) == {10: (105, 30)}
 
 
+def test_an_older_reading_of_a_ledger_that_stood_by_changes_nothing(books: Books):
+    keep(books, reading(100, 20, heard_at=TEN + MINUTE))
+    assert keep(books, reading(90, 20)) == Kept(0, ())
+    (engine,) = books.rows(engines)
+    assert (engine["prompt_tokens"], engine["last_heard"]) == (100, TEN + MINUTE)
+
+
 def test_many_engines_in_one_go(books: Books):
     keep(books, *[reading(3, 1, boot=f"e{n}") for n in range(1_200)])
     keep(books, *[reading(4, 1, boot=f"e{n}") for n in range(1_200)])

@@ -43,18 +43,21 @@ class Kept:
 def keep_readings(connection: Connection, readings: Sequence[Reading], prices: Mapping[str, Price | None]) -> Kept:
     """Keeps the last readings of engine boots, one of each, and books the growth since the ones before in the hour in
     which they were heard. `prices` are those of GPU classes now."""
-    counted: dict[str, tuple[int, int]] = {}
+    counted: dict[str, tuple[int, int, int]] = {}
     for part in _parts([reading.boot for reading in readings]):
-        query = select(engines.c.boot, engines.c.prompt_tokens, engines.c.generation_tokens)
-        for boot, prompt, generation in connection.execute(query.where(engines.c.boot.in_(part))):
-            counted[boot] = (prompt, generation)
+        query = select(engines.c.boot, engines.c.prompt_tokens, engines.c.generation_tokens, engines.c.last_heard)
+        for boot, prompt, generation, last_heard in connection.execute(query.where(engines.c.boot.in_(part))):
+            counted[boot] = (prompt, generation, last_heard)
     sums: defaultdict[Hour, _Sum] = defaultdict(_Sum)
     rows: list[dict[str, Any]] = []
     lower: list[str] = []
     for reading in readings:
-        prompt, generation = counted.get(reading.boot, (0, 0))
+        prompt, generation, last_heard = counted.get(reading.boot, (0, 0, 0))
         more = (grown(prompt, reading.prompt), grown(generation, reading.generation))
-        if _lower(reading.prompt, prompt) or _lower(reading.generation, generation):
+        # One that is older, of a ledger that stood by, may be lower.
+        if reading.heard_at >= last_heard and (
+            _lower(reading.prompt, prompt) or _lower(reading.generation, generation)
+        ):
             lower.append(reading.boot)
         rows.append(
             {
@@ -64,7 +67,7 @@ def keep_readings(connection: Connection, readings: Sequence[Reading], prices: M
                 "replica": reading.replica,
                 "node": reading.node,
                 "first_heard": reading.heard_at,
-                "last_heard": reading.heard_at,
+                "last_heard": max(last_heard, reading.heard_at),
                 "prompt_tokens": prompt + more[0],
                 "generation_tokens": generation + more[1],
             }
