@@ -14,6 +14,7 @@ from shoal.core.quota.month import PICO, Total
 from shoal.core.rating.price import Book
 from shoal.gateway import quota
 from shoal.gateway.quota import Months, duration
+from shoal.ledger.spool import SpoolUnavailable
 from tests.support.gateway import MODEL, GatewayUnderTest, gateway, lines, tenant
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 
@@ -316,6 +317,34 @@ async def test_a_request_that_waited_is_refused_if_the_budget_is_used_up_by_then
         (record,) = await it.records()
         assert (record.data.outcome, record.data.status) == ("rejected", 429)
         assert engine.requests == []
+        await used(it, 0)
+
+
+async def test_one_that_waited_is_served_if_its_budget_was_raised_meanwhile(tmp_path: Path):
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        it.app.quotas.ledger = ledger = FakeLedger()
+        limit(it, budget={"tokens": 1000})
+        it.hear(1, phase="stalled")
+        asked = [asyncio.create_task(it.post(CHAT)) for _ in range(2)]
+        while it.app.holds.waiting < 2:
+            await asyncio.sleep(0.005)
+        ledger.totals["acme"] = Total("2999-01", tokens=1000)
+        it.app.quotas.heard(None)
+        limit(it, budget={"tokens": 2000})
+        it.hear(1)
+        assert [(await answer).status for answer in asked] == [200, 200]
+
+
+async def test_a_request_that_cannot_be_recorded_gives_back_what_was_reserved(tmp_path: Path, monkeypatch):
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        limit(it, limits={"concurrentRequests": 1})
+
+        def no_room(_: Any) -> Any:
+            raise SpoolUnavailable("no space left on device")
+
+        monkeypatch.setattr(it.spool, "commit", no_room)
+        for _ in range(2):
+            assert (await it.post(CHAT)).status == 503
         await used(it, 0)
 
 

@@ -291,7 +291,7 @@ class Request:
         found = authenticate(self._app.directory.snapshot.keys, self._key_hash, datetime.now(UTC))
         if isinstance(found, Denied):
             raise errors.unauthorized(*_DENIED[found.reason])
-        if self._reserved is not None:
+        if self._reserved is not None and self._app.quotas.of(found) is not None:
             self._reserved.recheck()
         return found
 
