@@ -17,7 +17,7 @@ from sqlalchemy import Connection, func, inspect, select
 from shoal.ledger import schema
 from shoal.ledger.backup import BackupError, backup, restore
 from shoal.ledger.database import Busy, Database, Unavailable
-from shoal.ledger.maintenance import retain_once
+from shoal.ledger.maintenance import retain_once, retake_once
 from shoal.ledger.parse import UsageRow
 from shoal.ledger.sums import GatewayKey, GatewaySums, HourKey, Sums
 from shoal.runtime.ledger import command
@@ -195,6 +195,24 @@ def _age(connection: Connection) -> None:
         "UPDATE records SET received_at = (SELECT admitted_at FROM usage u"
         " WHERE u.source = records.source AND u.request = records.request AND u.attempt = 0)"
     )
+
+
+async def test_a_newer_version_counts_what_an_older_one_kept_aside(url: str) -> None:
+    async with store(url, keep_days=3650) as rig:
+        assert await rig.take(record("r1", outcome="paused"), {"no": "record"}, record("r2")) == (1, 0, 2)
+        assert await retake_once(rig.store, 3650, rig.changes.append) == 0
+
+        def as_if_known(connection: Connection) -> None:
+            (row,) = [r for r in connection.execute(select(schema.aside)) if b"paused" in r.body]
+            body = row.body.replace(b"paused", b"failed")  # stands for a version that knows the word
+            connection.execute(schema.aside.update().where(schema.aside.c.digest == row.digest).values(body=body))
+
+        await rig.store.write(as_if_known)
+        assert await retake_once(rig.store, 3650, rig.changes.append) == 1
+        assert await rig.count(schema.aside) == 1, "what is no record stays"
+        assert (await rig.usage("r1"))["outcome"] == "failed"
+        assert await rig.take(record("r1")) == (0, 1, 0)
+        await rig.balanced()
 
 
 # --- commands -------------------------------------------------------------------------------------------------------

@@ -228,6 +228,17 @@ async def test_a_commit_that_takes_too_long_is_not_acknowledged_and_not_double(u
         await rig.balanced()
 
 
+async def test_a_question_that_never_ends_is_ended(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_database, "STATEMENT_SECONDS", 1)
+    endless = (
+        "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 1000000000) SELECT count(*) FROM n"
+    )
+    async with store(url, readers=1) as rig:
+        with pytest.raises(Unavailable, match=r"the database: (interrupted|canceling statement)"):
+            await rig.read(lambda c: c.exec_driver_sql(endless).scalar())
+        assert await rig.count(schema.usage) == 0, "its reader serves others again"
+
+
 async def test_what_waits_is_committed_at_the_stop(url: str) -> None:
     async with store(url) as rig:
         taking = [asyncio.create_task(rig.take(record(f"r{n}"))) for n in range(50)]

@@ -11,6 +11,7 @@ import logging
 import os
 import sqlite3
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -27,6 +28,8 @@ Kind = Literal["sqlite", "postgresql"]
 CONNECT_SECONDS: Final = 5
 STATEMENT_SECONDS: Final = 60
 """Longest statement of the writer and of queries; migrations have no such bound."""
+_STEPS: Final = 200_000
+"""Of SQLite's machine between two looks at the clock: a few milliseconds."""
 _LOCK: Final = 0x73686F616C  # "shoal"
 _MIGRATIONS: Final = Path(__file__).parent / "migrations"
 
@@ -147,6 +150,22 @@ def _begin_writer(connection: Connection) -> None:
 
 def _begin_reader(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN")
+
+
+@contextlib.contextmanager
+def bounded(connection: Connection) -> Generator[None]:
+    """Ends statements within at STATEMENT_SECONDS, so that a hard question does not keep a reader for ever.
+    (PostgreSQL does so itself.)"""
+    driver = connection.connection.driver_connection
+    if not isinstance(driver, sqlite3.Connection):
+        yield
+        return
+    ends = time.monotonic() + STATEMENT_SECONDS
+    driver.set_progress_handler(lambda: time.monotonic() > ends, _STEPS)
+    try:
+        yield
+    finally:
+        driver.set_progress_handler(None, 0)
 
 
 def migrate(connection: Connection) -> None:

@@ -15,6 +15,7 @@ from shoal.ledger import bulk, schema
 from shoal.ledger.parse import Bad, Good, Incoming, UsageRow, bad
 from shoal.ledger.sums import Changes, Cost, free, settle
 
+REFUSED_BY_DATABASE: Final = "the database does not take it"
 _ONCE: Final = "ON CONFLICT DO NOTHING RETURNING source, id"
 _USAGE_COLUMNS: Final = UsageRow._fields
 _STANDING: Final = ("source", "request", "attempt", "step", "ended", "admitted_at")
@@ -129,7 +130,7 @@ def one_by_one(
             except Exception as error:
                 if away(error):
                     raise
-                result.append(bad(f"the database does not take it: {getattr(error, 'orig', None) or error}", each.body))
+                result.append(bad(f"{REFUSED_BY_DATABASE}: {getattr(error, 'orig', None) or error}", each.body))
             else:
                 result.append(each)
         checked.append(result)

@@ -1,15 +1,18 @@
-"""What the ledger does by itself: closing the requests of dead gateways, and forgetting what is old enough."""
+"""What the ledger does by itself: closing the requests of dead gateways, looking again at records that it could not
+count, and forgetting what is old enough."""
 
 import asyncio
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+import orjson
 import structlog
 from sqlalchemy import Column, Connection, Table, delete, func, select, tuple_
 
 from shoal.ledger import ingest, schema
-from shoal.ledger.parse import CLOSED
+from shoal.ledger.ingest import REFUSED_BY_DATABASE
+from shoal.ledger.parse import CLOSED, Good, parse
 from shoal.ledger.store import Store, Unavailable
 from shoal.ledger.sums import Changes, Cost
 
@@ -90,6 +93,44 @@ def _close(connection: Connection, boot: str, cost: Cost) -> tuple[int, Changes]
         changes.add(row)
     ingest.store(connection, rows, changes, time.time_ns() // 1_000_000)
     return len(rows), changes
+
+
+async def retake_once(store: Store, days: int, committed: Callable[[Changes], None]) -> int:
+    """Looks again at what was kept aside: a newer version may know what an older one did not. Returns how many count
+    now.
+
+    Raises:
+        Unavailable: the database is away.
+    """
+    retaken, after = 0, ""
+    while True:
+        oldest = time.time_ns() // 1_000_000 - days * _DAY_MS
+        found = await store.write(
+            lambda c, after=after, oldest=oldest: _retake(c, after, oldest, store.cost), lambda done: committed(done[2])
+        )
+        after, count, _ = found
+        retaken += count
+        if not after:
+            break
+    if retaken:
+        log.info("records that were kept aside count now", records=retaken)
+    return retaken
+
+
+def _retake(connection: Connection, after: str, oldest: int, cost: Cost) -> tuple[str, int, Changes]:
+    """Of one page: its last digest ('' at the end), how many count now, and how the sums changed."""
+    now, aside = time.time_ns() // 1_000_000, schema.aside.c
+    query = select(aside.digest, aside.reason, aside.body).where(aside.digest > after)
+    page = connection.execute(query.order_by(aside.digest).limit(_MOST_ROWS)).all()
+    good: dict[str, Good] = {}
+    for digest, reason, body in page:
+        record = parse(orjson.loads(body), now)
+        if isinstance(record, Good) and record.row.admitted_at >= oldest and not reason.startswith(REFUSED_BY_DATABASE):
+            good[digest] = record
+    _, changes = ingest.write(connection, [list(good.values())], now, cost=cost)
+    if good:
+        connection.execute(delete(schema.aside).where(aside.digest.in_(list(good))))
+    return (page[-1].digest if len(page) == _MOST_ROWS else ""), len(good), changes
 
 
 async def retain(store: Store, days: int, hours_days: int) -> None:

@@ -157,6 +157,10 @@ class Process:
             await asyncio.sleep(1.0)
 
     async def _closing(self) -> None:
+        with contextlib.suppress(Unavailable):
+            while self.store.error is not None:  # noqa: ASYNC110 - a thread opens it
+                await asyncio.sleep(1.0)
+            await maintenance.retake_once(self.store, self.settings.retention_days, self._committed)
         while True:
             await asyncio.sleep(maintenance.CLOSE_SECONDS)
             # What is away is told by the store itself.

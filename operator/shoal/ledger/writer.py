@@ -1,0 +1,277 @@
+"""The ledger's writer: the one thread that writes to the database.
+
+Batches that arrive while a commit is under way go into the next one together (group commit), so the number of syncs
+does not grow with the number of gateways. Nothing waits in memory for a database that is away: callers are told at
+once, and gateways keep their records in their spools.
+"""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import structlog
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
+
+from shoal.api.ledger import Taken
+from shoal.ledger import ingest
+from shoal.ledger.database import Database, Unavailable, reason
+from shoal.ledger.parse import Incoming
+from shoal.ledger.sums import Changes, Cost, free
+
+log = structlog.get_logger()
+
+MOST_RECORDS: Final = 10_000
+"""Records in one transaction, where single batches are not larger."""
+RETRY_SECONDS: Final = 1.0
+"""Between two tries to reach a database that is away."""
+
+
+@dataclass(slots=True)
+class Stats:
+    """Monotonic counters, read by the metrics."""
+
+    new: int = 0
+    known: int = 0
+    aside: int = 0
+    commits: int = 0
+    commit_seconds: float = 0.0
+    failures: int = 0
+
+
+@dataclass(slots=True)
+class Take:
+    """A batch."""
+
+    records: Sequence[Incoming]
+    future: asyncio.Future[Taken]
+
+
+@dataclass(slots=True)
+class Write:
+    """Anything else that is written."""
+
+    work: Callable[[Connection], Any]
+    then: Callable[[Any], None] | None
+    future: asyncio.Future[Any]
+
+
+@dataclass(slots=True)
+class _Jobs:
+    """What waits for the writer."""
+
+    queue: deque[Take | Write] = field(default_factory=deque[Take | Write])
+    records: int = 0
+
+
+class Writer:
+    """Made in the event loop that is told. The thread opens the database, again and again, and works off what is
+    submitted.
+
+    `opened` is called in the event loop after each (re)connection, `committed` after each commit that changed sums, in
+    the order of the commits.
+    """
+
+    def __init__(self, database: Database, *, keep_days: int | None = None) -> None:
+        self.database: Final = database
+        self.stats = Stats()
+        self.opened: Callable[[], None] = lambda: None
+        self.committed: Callable[[Changes], None] = lambda _: None
+        self.cost: Cost = free
+        """Asked in the writer's thread, for what gateways count in money."""
+        self._error: str | None = "the database is being opened"
+        self._jobs = _Jobs()
+        self._keep_ms = None if keep_days is None else keep_days * 86_400_000
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
+
+    @property
+    def error(self) -> str | None:
+        """Why nothing can be kept; None while all is well."""
+        return self._error
+
+    @property
+    def waiting(self) -> int:
+        """Records that wait for their commit."""
+        return self._jobs.records
+
+    def start(self) -> None:
+        """Starts the thread; returns at once."""
+        self._thread.start()
+
+    def submit(self, job: Take | Write) -> None:
+        """Has it done. Its future gets the result, or Unavailable.
+
+        Raises:
+            Unavailable: nothing can be written now.
+        """
+        if self._error is not None:
+            raise Unavailable(self._error)
+        with self._changed:
+            if self._stopping:
+                raise Unavailable("the ledger stops")
+            self._jobs.queue.append(job)
+            self._jobs.records += len(job.records) if isinstance(job, Take) else 0
+            self._changed.notify()
+
+    async def finish(self) -> None:
+        """Does what waits, and ends the thread."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+
+    # --- the thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with contextlib.ExitStack() as stack:
+                try:
+                    connection = self.database.open(stack)
+                except Exception as error:
+                    self._fail(error)
+                    if self._rest():
+                        return
+                    continue
+                self._well()
+                self._notify(self.opened)
+                if self._serve(connection):
+                    return
+            if self._rest():
+                return
+
+    def _serve(self, connection: Connection) -> bool:
+        """Works until the store stops (True) or the database fails (False)."""
+        while True:
+            jobs = self._next()
+            if not jobs:
+                return True
+            began = time.monotonic()
+            try:
+                if isinstance(jobs[0], Write):
+                    self._write(connection, jobs[0])
+                else:
+                    self._take(connection, [job for job in jobs if isinstance(job, Take)])
+            except Exception as error:
+                if not _is_away(error):
+                    log.exception("the ledger's writer failed")
+                self._fail(error)
+                self._refuse(jobs)
+                return False
+            self.stats.commits += 1
+            self.stats.commit_seconds += time.monotonic() - began
+
+    def _next(self) -> list[Take | Write]:
+        """Waits for work. Takes are handed out together, a write alone; nothing when the store has stopped."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._jobs.queue or self._stopping)
+            jobs: list[Take | Write] = []
+            records = 0
+            queue = self._jobs.queue
+            while queue:
+                job = queue[0]
+                if isinstance(job, Write):
+                    if not jobs:
+                        jobs.append(queue.popleft())
+                    break
+                if jobs and records + len(job.records) > MOST_RECORDS:
+                    break
+                records += len(job.records)
+                jobs.append(queue.popleft())
+            self._jobs.records -= records
+            return jobs
+
+    def _write(self, connection: Connection, job: Write) -> None:
+        try:
+            with connection.begin():
+                result = job.work(connection)
+        except Exception as error:
+            if _is_away(error):
+                raise
+            self._notify(_reject, [job.future], error)
+            return
+        if job.then is not None:
+            self._notify(job.then, result)
+        self._notify(_resolve, job.future, result)
+
+    def _take(self, connection: Connection, jobs: list[Take]) -> None:
+        batches: Sequence[Sequence[Incoming]] = [job.records for job in jobs]
+        now = _now_ms()
+        try:
+            with connection.begin():
+                taken, changes = ingest.write(connection, batches, now, self._keep_ms, self.cost)
+        except Exception as error:
+            if _is_away(error):
+                raise
+            # One record that no check foresaw must not keep all others out for ever.
+            log.error("records that the database does not take are kept aside", error=reason(error))
+            batches = ingest.one_by_one(connection, batches, now, _is_away)
+            with connection.begin():
+                taken, changes = ingest.write(connection, batches, now, self._keep_ms, self.cost)
+        for each in taken:
+            self.stats.new += each.new
+            self.stats.known += each.known
+            self.stats.aside += each.aside
+        if changes:
+            self._notify(self.committed, changes)
+        for job, each in zip(jobs, taken, strict=True):
+            self._notify(_resolve, job.future, each)
+
+    def _well(self) -> None:
+        if self._error is not None:
+            log.info("the ledger takes records", database=self.database.name)
+        self._error = None
+
+    def _fail(self, error: BaseException) -> None:
+        self.stats.failures += 1
+        text = str(error) if isinstance(error, Unavailable) else reason(error)
+        if self._error != text:
+            log.error("the ledger cannot keep records", database=self.database.name, error=text)
+        self._error = text
+
+    def _rest(self) -> bool:
+        """Refuses what waits, then waits before the next try; True when the store stops."""
+        with self._changed:
+            jobs = [*self._jobs.queue]
+            self._jobs = _Jobs()
+            self._refuse(jobs)
+            self._changed.wait_for(lambda: self._stopping, RETRY_SECONDS)
+            return self._stopping
+
+    def _refuse(self, jobs: Sequence[Take | Write]) -> None:
+        if jobs:
+            self._notify(_reject, [job.future for job in jobs], Unavailable(self._error or "the ledger stops"))
+
+    def _notify(self, function: Callable[..., object], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(function, *args)
+
+
+def _is_away(error: BaseException) -> bool:
+    """Whether the connection or the disk failed, not the statement."""
+    if isinstance(error, DBAPIError):
+        return error.connection_invalidated or isinstance(error, (OperationalError, InterfaceError, InternalError))
+    return isinstance(error, OSError)
+
+
+def _resolve(future: asyncio.Future[Any], result: object) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _reject(futures: Sequence[asyncio.Future[Any]], error: Exception) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_exception(error)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
