@@ -235,7 +235,7 @@ async def test_a_question_that_never_ends_is_ended(url: str, monkeypatch: pytest
     )
     async with store(url, readers=1) as rig:
         with pytest.raises(Unavailable, match=r"the database: (interrupted|canceling statement)"):
-            await rig.read(lambda c: c.exec_driver_sql(endless).scalar())
+            await rig.store.read(lambda c: c.exec_driver_sql(endless).scalar())
         assert await rig.count(schema.usage) == 0, "its reader serves others again"
 
 
