@@ -4,11 +4,14 @@ import asyncio
 import gc
 import json
 import os
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 
 import pytest
 
+from shoal.core.redaction.rules import Rules
+from shoal.gateway.requestlog.api import LogsApi
+from shoal.gateway.requestlog.entry import user_hash
 from shoal.gateway.requestlog.logkeys import LogKeys
 from tests.support.gateway import API_KEY
 from tests.support.requestlog import CANARY, echo, entries, logged, raw_bytes
@@ -124,8 +127,10 @@ async def test_a_tenant_that_switches_it_off_means_requests_under_way_too(tmp_pa
 async def test_rules_that_are_refused_cost_the_content_and_not_the_entry(tmp_path: Path):
     async with logged(tmp_path, ScriptedEngine(echo)) as it:
         it.tenant(mode="Full", redact=[{"name": "hunter2", "pattern": "hunter2"}])
-        await it.ask("my word is hunter2")
+        await it.ask("my word is hunter2", user="hunter2")
         (entry,) = await it.written()
+        assert "user" not in entry
+        assert entry["userHash"] == user_hash("acme", "hunter2")
         assert entry["leftOut"] == ["request", "answer"]
         assert not {"request", "answer"} & set(entry)
         assert it.book.writer.stats.without_content == 1
@@ -316,3 +321,45 @@ async def test_a_logged_request_leaves_nothing_for_the_garbage_collector(tmp_pat
             assert of_the_log() - before < 5
         finally:
             gc.enable()
+
+
+async def test_a_clock_that_is_set_deletes_nothing_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async with logged(tmp_path, ScriptedEngine(echo)) as it:
+        await it.ask("hello")
+        await it.written()
+        days = {"acme": 7}
+        real = datetime
+
+        class Later(datetime):
+            @classmethod
+            def now(cls, tz: tzinfo | None = None) -> datetime:
+                return real.now(tz) + timedelta(days=400)
+
+        monkeypatch.setattr("shoal.gateway.requestlog.book.datetime", Later)
+        it.book._clock -= 400 * 86400
+        it.book._sweep(days)
+        assert len(await it.written()) == 1
+        it.book._sweep(days)  # an hour later it still says so
+        assert await it.written() == []
+
+
+# --- the tests above can fail ---------------------------------------------------------------------------------------
+
+
+async def test_without_redaction_the_canary_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Rules, "text", lambda _self, text, *_args, **_more: text)
+    async with logged(tmp_path, ScriptedEngine(echo)) as it:
+        await it.ask(f"I am {CANARY}")
+        await it.written()
+        assert CANARY.encode() in raw_bytes(tmp_path)
+
+
+async def test_without_the_look_at_whose_the_key_is_anothers_entries_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    page = LogsApi.page
+    monkeypatch.setattr(LogsApi, "page", lambda self, _tenant, query: page(self, "acme", query))
+    async with logged(tmp_path, ScriptedEngine(echo)) as it:
+        it.tenant("globex", mode="Full")
+        await it.ask("from acme")
+        assert [entry["tenant"] for entry in (await it.page("globex"))["data"]] == ["acme"]

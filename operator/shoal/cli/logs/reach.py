@@ -18,7 +18,7 @@ from shoal.kube.errors import Forbidden, KubeError, NotFound, Unavailable, from_
 from shoal.kube.resources import PODS, SECRETS
 
 SELECTOR: Final = f"{names.LABEL_COMPONENT}={names.COMPONENT_GATEWAY},{names.LABEL_PART_OF}={names.MANAGED_BY}"
-SECONDS: Final = 30.0
+SECONDS: Final = {"GET": 30.0, "DELETE": 180.0}
 """A gateway waits for the others, and for the bucket."""
 
 Method = Literal["GET", "DELETE"]
@@ -59,7 +59,7 @@ class Gateways:
                     path=path,
                     method=method,
                     headers=headers,
-                    timeout=SECONDS,
+                    timeout=SECONDS[method],
                 )
             except (Unavailable, NotFound) as error:
                 last = error
@@ -102,7 +102,7 @@ class Gateways:
 
     async def _direct(self, method: Method, path: str, headers: Mapping[str, str]) -> bytes:
         url = f"{(self._url or '').rstrip('/')}{path}"
-        timeout = aiohttp.ClientTimeout(total=SECONDS, sock_connect=5)
+        timeout = aiohttp.ClientTimeout(total=SECONDS[method], sock_connect=5)
         try:
             async with (
                 aiohttp.ClientSession(timeout=timeout) as session,

@@ -24,7 +24,8 @@ _LITERAL_RUN: Final = re.compile(r"[A-Za-z0-9+/_]{16,}")
 
 
 class Refused(Exception):
-    """A rule that is not used. `message` names the rule, says why and what to do; it never repeats the pattern."""
+    """A rule that is not used. `message` names the rule, says why and what to do; it repeats neither the pattern nor a
+    name that is a secret itself."""
 
     def __init__(self, rule: str, message: str) -> None:
         super().__init__(message)
@@ -100,6 +101,8 @@ def _merged(spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, i
 def compile_rules(redact: Sequence[Redaction]) -> Rules:
     """The rules of a tenant, and the one for secrets. Raises Refused for the first that may not be used."""
     rules = [Rule(SECRET, BUILTIN[SECRET]), *map(_rule, redact)]
+    for number, rule in enumerate(rules):
+        _check_name(rule, number)
     for rule in rules[::-1]:
         _check_words(rule, rules)
     return Rules(tuple(rules))
@@ -166,15 +169,20 @@ def _is_literal_secret(pattern: str) -> bool:
     return False
 
 
-def _check_words(rule: Rule, rules: Sequence[Rule]) -> None:
+def _check_name(rule: Rule, number: int) -> None:
     """What stands for a match may not be one again: then it would keep what it is to take out."""
     placeholder = f"[{rule.name}]".encode()
     if _finds(rule, placeholder) or any(any(find(placeholder)) for find in BUILTIN.values()):
         raise Refused(
             rule.name,
-            f"redaction rule {rule.name!r}: what it takes out is replaced by the rule's name, and that name is itself "
-            "something to take out, so it would be written all the same: choose another name",
+            f"redaction rule number {number}: what it takes out is replaced by the rule's name, and that name is "
+            "itself something to take out, so it would be written all the same: choose another name",
         )
+
+
+def _check_words(rule: Rule, rules: Sequence[Rule]) -> None:
+    """The same of the other rules."""
+    placeholder = f"[{rule.name}]".encode()
     for other in rules:
         if other is not rule and _finds(other, placeholder):
             raise Refused(

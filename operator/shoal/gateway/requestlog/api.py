@@ -23,6 +23,8 @@ from shoal.gateway.requestlog.book import RequestLog, merged
 from shoal.gateway.requestlog.query import Found, Place, Query, written
 
 PEER_SECONDS: Final = 12.0
+ERASE_SECONDS: Final = 120.0
+"""For another gateway's files of a user to be written anew. It goes on after that, and may be asked again."""
 MOST_LIMIT: Final = 1000
 _MOST_READS: Final = 4
 _MOST_WAITING: Final = 32
@@ -179,7 +181,9 @@ class LogsApi:
         self, method: Literal["GET", "DELETE"], pod: facts.Pod, parameters: Mapping[str, str | None]
     ) -> dict[str, Any] | str:
         if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PEER_SECONDS, sock_connect=2))
+            self._session = aiohttp.ClientSession()
+        seconds = PEER_SECONDS if method == "GET" else ERASE_SECONDS
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=2)
         host = f"[{pod.ip}]" if pod.ip and ":" in pod.ip else pod.ip
         query = urlencode({name: value for name, value in parameters.items() if value is not None})
         url = f"http://{host}:{self._port}{names.LOGS_PATH}?{query}"
@@ -187,7 +191,9 @@ class LogsApi:
         for key in self._keys.demand_keys("gateway"):
             headers = {"authorization": f"Bearer {key}"}
             try:
-                async with self._session.request(method, url, headers=headers, allow_redirects=False) as response:
+                async with self._session.request(
+                    method, url, headers=headers, timeout=timeout, allow_redirects=False
+                ) as response:
                     raw = await response.read()
             except TimeoutError:
                 return "it did not answer in time"

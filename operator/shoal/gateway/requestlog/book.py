@@ -26,6 +26,7 @@ log = structlog.get_logger()
 
 UPLOAD_SECONDS: Final = 5.0
 SWEEP_SECONDS: Final = 3600.0
+CLOCK_STEP_SECONDS: Final = 6 * 3600.0
 STOP_SECONDS: Final = 15.0
 """For the writer, and again for the bucket."""
 READ_SECONDS: Final = 8.0
@@ -61,6 +62,7 @@ class RequestLog:
         self.upload_failures = 0
         self._readers = ThreadPoolExecutor(2, "request-log-read")
         self._keeper = ThreadPoolExecutor(1, "request-log-keep")
+        self._clock = time.time() - time.monotonic()
         self._said_days: dict[str, int] = {}
         self._bucket_error: str | None = None
 
@@ -221,6 +223,12 @@ class RequestLog:
             self.writer.recount()
 
     def _sweep(self, days: Mapping[str, int]) -> None:
+        clock = time.time() - time.monotonic()
+        if abs(clock - self._clock) > CLOCK_STEP_SECONDS:
+            # If it was set wrongly, everything would look old: what is gone is gone, what waits an hour is not.
+            log.warning("request log: the clock was set; old files are deleted at the next turn")
+            self._clock = clock
+            return
         today = datetime.now(UTC).date()
         for store in self._stores(True):
             try:

@@ -51,10 +51,12 @@ class Lines:
             rules = compiled
         entry = {name: value for name, value in job.meta.items() if value is not None}
         for name in ("user", "clientRequestId"):
-            if (value := entry.get(name)) is not None:
-                entry[name] = rules.text(value)
-                if name == "user" and entry[name] != value:
+            if (value := entry.pop(name, None)) is not None:
+                redacted = rules.text(value)
+                if name == "user" and (redacted != value or refusal is not None):
                     entry["userHash"] = user_hash(job.tenant, value)
+                if refusal is None:
+                    entry[name] = redacted
         if job.taken is not None and refusal is None:
             entry |= self._content(rules, job.taken)
         elif job.taken is not None:
