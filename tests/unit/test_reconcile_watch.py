@@ -260,6 +260,25 @@ async def test_gpus_cost_from_the_first_look_to_the_end_of_the_pod(world: World)
     assert await gpu_seconds(world) == {"EUR": (7200.0, 7_200_000_000_000)}
 
 
+async def test_gpu_time_goes_on_after_a_restart_and_a_missed_end(world: World):
+    await world.server.change("pods", engine_pod())
+    async with world.ledger():
+        await _looked(world, TEN + 10 * MINUTE, 0)
+    world.now = TEN + 20 * MINUTE  # no ledger for ten minutes
+    async with world.ledger():
+        await _looked(world, world.now, 1200)
+        world.now = TEN + 30 * MINUTE
+        # Another pod has its name: nobody told of the end of the first.
+        successor = engine_pod(uid="pod-2")
+        successor["status"]["conditions"][0]["lastTransitionTime"] = "2026-11-22T10:25:00Z"
+        await world.server.change("pods", successor)
+        await _looked(world, world.now, 2400 + 600)
+    assert {row["pod"]: row["counted_until"] for row in await world.rows(gpu_pods)} == {
+        "pod-1": TEN + 30 * MINUTE,
+        "pod-2": TEN + 30 * MINUTE,
+    }
+
+
 async def _looked(world: World, until: int, seconds: float) -> None:
     """Waits until GPU time was counted so far."""
     async with asyncio.timeout(20):
