@@ -128,7 +128,7 @@ async def test_restore_puts_a_backup_in_place(tmp_path: Path) -> None:
         restore(file, copy)
     restore(file, copy, force=True)
     async with store(url) as rig:
-        # Gateways still have what they sent since, or the store of a standby has: again it counts once.
+        # What is sent again, because its answer was lost, counts once.
         assert await rig.take(record("kept"), record("later")) == (1, 1, 0)
         await rig.balanced()
     assert (tmp_path / "ledger.sqlite.before").exists()
