@@ -1,0 +1,367 @@
+"""Tenants on a live fleet: keys, grants, limits, own usage; each request once in the ledger, whoever is killed.
+
+The tests share two Tenants and go in order: the last looks for keys, prompts and answers of all of them, where none
+should be.
+"""
+
+import concurrent.futures
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from click.testing import CliRunner
+
+from shoal.api import names
+from shoal.api.keys import hash_api_key
+from shoal.api.meta import API_VERSION
+from shoal.cli.demo.clusters import NAMESPACE
+from shoal.cli.main import main
+from shoal.lab.errors import LabError
+from tests.e2e.conftest import Fleet
+from tests.support.knocking import knocking
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
+
+MODEL = "demo/tiny-chat"
+# Of this run: an earlier one on the same lab left usage.
+TENANT, OTHER = f"tenants-e2e-{os.getpid()}", f"tenants-e2e-{os.getpid()}-other"
+PROMPT = "xylophone canary prompt"
+LOGGED = "kept prompt"
+LEDGER = f"{NAMESPACE}/shoal-ledger-0"
+
+
+@dataclass
+class House:
+    """The two tenants of these tests, and what was asked in their name."""
+
+    fleet: Fleet
+    keys: dict[str, str] = field(default_factory=dict[str, str], repr=False)
+    """Tenant -> key that works."""
+    every_key: list[str] = field(default_factory=list[str], repr=False)
+    answers: list[str] = field(default_factory=list[str])
+
+    def client(self, tenant: str = TENANT) -> openai.OpenAI:
+        port = self.fleet.lab.forward_port()
+        url = f"http://127.0.0.1:{port}/v1"
+        return openai.OpenAI(base_url=url, api_key=self.keys[tenant], max_retries=0, timeout=30)
+
+    def get(self, path: str, tenant: str = TENANT) -> httpx.Response:
+        port = self.fleet.lab.forward_port()
+        headers = {"authorization": f"Bearer {self.keys[tenant]}"}
+        return httpx.get(f"http://127.0.0.1:{port}{path}", headers=headers, timeout=30)
+
+    def ask(self, tenant: str = TENANT, tokens: int = 4, prompt: str = PROMPT) -> tuple[str, int]:
+        """Id of the request, and its tokens by the answer's own usage. The answer repeats the prompt."""
+        with self.client(tenant) as client:
+            raw = client.completions.with_raw_response.create(model=MODEL, prompt=prompt, max_tokens=tokens, echo=True)
+        answer = raw.parse()
+        self.answers.append(answer.choices[0].text)
+        assert answer.usage is not None
+        return raw.headers["x-request-id"], answer.usage.total_tokens
+
+    def make_key(self, name: str, *more: str, tenant: str = TENANT) -> str:
+        said = self.manage("create", "--name", name, *more, tenant=tenant)
+        self.every_key.append(said["key"])
+        return said["key"]
+
+    def manage(self, *args: str, tenant: str = TENANT) -> dict[str, Any]:
+        """`kubectl shoal keys ... --apply`."""
+        where = ("--tenant", tenant, "--apply", "-o", "json", "--kubeconfig", str(self.fleet.lab.kubeconfig))
+        done = CliRunner().invoke(main, ["keys", *args, *where])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    def patch(self, spec: dict[str, Any], tenant: str = TENANT) -> None:
+        body = json.dumps({"spec": spec})
+        self.fleet.kubectl("patch", "tenants.shoal.dev", tenant, "--type=merge", "-p", body)
+
+    def gateways(self) -> list[str]:
+        """Addresses of the single pods, as they are inside the lab."""
+        selector = f"{names.LABEL_COMPONENT}={names.COMPONENT_GATEWAY}"
+        pods = self.fleet.get("pods", "-n", NAMESPACE, "-l", selector)
+        return [f"{pod['status']['podIP']}:{names.GATEWAY_PORT}" for pod in pods]
+
+    def rows(self, *args: str) -> list[dict[str, Any]]:
+        """Requests of the tenant that the ledger has, by its own listing; empty while it starts."""
+        command = ("shoal", "ledger", "records", "--limit", "10000", "-o", "json")
+        try:
+            output = self.fleet.exec(LEDGER.partition("/")[2], *command, *args)
+        except Exception as error:
+            if "failed" not in str(error):
+                raise
+            return []
+        return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+
+
+@pytest.fixture(scope="module")
+def house(fleet: Fleet) -> Generator[House]:
+    made = House(fleet)
+    grant = [{"namespace": "demo", "name": "tiny-chat"}]
+    for tenant in (TENANT, OTHER):
+        spec = {"models": grant, "externalID": f"cus_{tenant}"}
+        fleet.apply({"apiVersion": API_VERSION, "kind": "Tenant", "metadata": {"name": tenant}, "spec": spec})
+    fleet.kubectl("rollout", "status", "statefulset/shoal-ledger", "-n", NAMESPACE, "--timeout=60s", timeout=70)
+    try:
+        for tenant in (TENANT, OTHER):
+            made.keys[tenant] = made.make_key("first", tenant=tenant)
+            admitted(made, made.keys[tenant])
+        yield made
+    finally:
+        fleet.kubectl("delete", "models,lorapools,loraadapters", "tenants-e2e", "-n", "demo", "--ignore-not-found")
+        fleet.kubectl("delete", "tenants.shoal.dev", TENANT, OTHER, "--ignore-not-found")
+
+
+def own(kind: str, **spec: Any) -> dict[str, Any]:
+    metadata = {"name": "tenants-e2e", "namespace": "demo"}
+    return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def admitted(house: House, key: str) -> None:
+    """Waits until every gateway knows the key."""
+    turn(house, key, 200, lambda: None)
+
+
+def turn(house: House, key: str, status: int, act: Callable[[], object]) -> float:
+    """Does something, waits until every gateway answers the key so; seconds from the end of the act to the last one."""
+    gateways = house.gateways()
+    assert len(gateways) == 2
+    with knocking(house.fleet.lab.enter_command(), gateways, key) as knocks:
+        until(lambda: len(knocks.last) == 2, 20, lambda: knocks.last)
+        act()
+        done = time.time()
+        until(lambda: knocks.all_say(status, 2), 20, lambda: knocks.last)
+        return max(knocks.since.values()) - done
+
+
+def test_a_key_that_the_command_made_opens_what_was_granted_and_nothing_else(house: House) -> None:
+    fleet = house.fleet
+    # Of a Model that is never placed: it cannot answer, which is told to whom it was granted.
+    fleet.make_model("tenants-e2e", variants=[{"class": "no-such-class"}])
+    source = {"uri": "file:///opt/shoal/adapters/legal"}
+    fleet.apply(
+        own("LoRAPool", modelRef={"name": "tenants-e2e"}),
+        own("LoRAAdapter", poolRef={"name": "tenants-e2e"}, source=source, tenants=[OTHER], servedNames=["solo"]),
+    )
+
+    def asked(tenant: str, model: str) -> int:
+        try:
+            with house.client(tenant) as client:
+                client.completions.create(model=model, prompt=PROMPT, max_tokens=1)
+        except openai.APIStatusError as error:
+            return error.status_code
+        return 200
+
+    assert asked(TENANT, MODEL) == 200
+    assert asked(TENANT, "demo/tiny-code") == 404
+    until(lambda: asked(OTHER, "solo") == 503, 20, lambda: asked(OTHER, "solo"))
+    assert asked(TENANT, "solo") == 404
+
+
+def test_what_is_taken_away_is_refused_by_every_gateway_at_once(house: House) -> None:
+    def measured(what: str, key: str, status: int, act: Callable[[], object]) -> None:
+        seconds = turn(house, key, status, act)
+        print(f"{what}: {status} at both gateways {max(0.0, seconds) * 1000:.0f} ms after the command returned")
+
+    first = house.keys[TENANT]
+    measured("suspended", first, 403, lambda: house.patch({"suspended": True}))
+    measured("no longer suspended", first, 200, lambda: house.patch({"suspended": None}))
+    second = house.make_key("second")
+    admitted(house, second)
+    house.keys[TENANT] = second
+    measured("disabled", first, 401, lambda: house.manage("disable", "first"))
+    third = house.make_key("third")
+    admitted(house, third)
+    measured("expired", third, 401, lambda: house.manage("expire", "third", "now"))
+    listed = CliRunner().invoke(
+        main, ["keys", "list", "--tenant", TENANT, "--kubeconfig", str(house.fleet.lab.kubeconfig)]
+    )
+    states = dict(re.findall(rf"{TENANT} +(\w+) +(\w+)", listed.output))
+    assert states == {"first": "disabled", "second": "active", "third": "expired"}
+
+
+def test_over_a_limit_it_is_429_with_the_headers_that_sdks_read(house: House) -> None:
+    house.patch({"limits": {"requestsPerMinute": 2}}, OTHER)
+    refused: list[tuple[Mapping[str, str], Any]] = []
+
+    def limited() -> bool:
+        try:
+            house.ask(OTHER, 1)
+        except openai.RateLimitError as error:
+            refused.append((error.response.headers, error.response.json()))
+            return True
+        return False
+
+    until(limited, 20)
+    headers, body = refused[0]
+    assert 0 < int(headers["retry-after"]) <= 60
+    assert headers["x-ratelimit-limit-requests"] == "2"
+    # What is left is shared out between the gateways: one may refuse before all of it is used.
+    assert int(headers["x-ratelimit-remaining-requests"]) <= 1
+    assert headers["x-ratelimit-reset-requests"]
+    assert body["error"]["code"] == "rate_limit_exceeded"
+    house.patch({"limits": None}, OTHER)
+    until(lambda: not limited(), 20)
+
+
+def test_a_tenant_reads_its_own_usage_and_nobody_elses(house: House) -> None:
+    asked = [house.ask() for _ in range(3)]
+
+    def usage(tenant: str) -> list[dict[str, Any]]:
+        answer = house.get("/v1/usage?by=key", tenant)
+        return answer.json()["rows"] if answer.is_success else []
+
+    def counted(tenant: str) -> int:
+        return sum(row["inputTokens"] + row["outputTokens"] for row in usage(tenant) if row.get("key") == "second")
+
+    until(lambda: counted(TENANT) >= sum(tokens for _, tokens in asked), 30, lambda: house.get("/v1/usage").text)
+    assert {row["key"] for row in usage(TENANT)} <= {"first", "second", "third"}
+    assert {row.get("tenant", OTHER) for row in usage(OTHER)} == {OTHER}
+    # Asking for another's is not an error that tells of it: it is one's own.
+    said = house.get(f"/v1/usage?tenant={TENANT}", OTHER)
+    assert said.status_code >= 400 or all(row.get("tenant", OTHER) == OTHER for row in said.json()["rows"])
+
+
+def test_a_request_log_is_kept_for_who_asked_for_it_and_read_by_nobody_else(house: House) -> None:
+    house.patch({"logging": {"mode": "Full", "redact": [{"name": "digits", "pattern": "[0-9]{4}"}]}}, OTHER)
+
+    def logged(tenant: str) -> str:
+        answer = house.get("/v1/logs", tenant)
+        return answer.text if answer.is_success else ""
+
+    def kept() -> bool:
+        # Also a key that somebody puts into a prompt.
+        house.ask(OTHER, prompt=f"{LOGGED} 4711 {house.keys[TENANT]}")
+        return LOGGED in logged(OTHER)
+
+    until(kept, 30, lambda: house.get("/v1/logs", OTHER).text)
+    text = logged(OTHER)
+    assert "[digits]" in text
+    assert not [key for key in house.every_key if key in text]
+    assert LOGGED not in logged(TENANT)
+    house.patch({"logging": None}, OTHER)
+
+
+def test_a_gateway_killed_in_the_middle_of_an_answer_leaves_one_final_row(house: House) -> None:
+    pod = f"{NAMESPACE}/shoal-gateway-0"
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 4000, "stream": True, "ignore_eos": True}
+    address = house.fleet.get("pods", "-n", NAMESPACE, "-l", "statefulset.kubernetes.io/pod-name=shoal-gateway-0")
+    url = f"http://{address[0]['status']['podIP']}:{names.GATEWAY_PORT}/v1/completions"
+    settings = [f'url = "{url}"', f'header = "Authorization: Bearer {house.keys[TENANT]}"']
+    settings += ['header = "Content-Type: application/json"', f"data = {json.dumps(json.dumps(body))}"]
+    curl = [*house.fleet.lab.enter_command(), "curl", "-sS", "-i", "-N", "-K", "-"]
+    with subprocess.Popen(
+        curl, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as asks:
+        assert asks.stdin is not None
+        assert asks.stdout is not None
+        asks.stdin.write("\n".join(settings))
+        asks.stdin.close()
+        head, begun = "", time.monotonic()
+        for line in asks.stdout:
+            head += line
+            # Longer than a checkpoint takes: the tokens until then are known.
+            if line.startswith("data:") and time.monotonic() - begun > 2.5:
+                break
+        found = re.search(r"x-request-id: (\S+)", head, re.IGNORECASE)
+        assert found, head[:500]
+        house.fleet.lab.signal_container(pod, signal.SIGKILL)
+        asks.kill()
+    request = found[1]
+
+    def ended() -> bool:
+        return any(row["ended"] for row in house.rows("--request", request))
+
+    until(ended, 60, lambda: house.rows("--request", request))
+    (row,) = house.rows("--request", request)
+    assert (row["outcome"], row["tenant"], row["key_name"]) == ("cut", TENANT, "second")
+    assert row["output_tokens"] > 0
+    assert row["external_id"] == f"cus_{TENANT}"
+    wait_ready(house, pod)
+
+
+def test_a_ledger_killed_under_load_loses_nothing_and_counts_nothing_twice(house: House) -> None:
+    house.keys[TENANT] = house.make_key("load")
+    admitted(house, house.keys[TENANT])
+
+    def several(count: int) -> list[tuple[str, int]]:
+        return [house.ask() for _ in range(count)]
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(several, 15) for _ in range(4)]
+        for _ in range(2):
+            time.sleep(1.0)
+            house.fleet.lab.signal_container(LEDGER, signal.SIGKILL)
+            wait_ready(house, LEDGER)
+        asked = [one for job in running for one in job.result(120)]
+
+    def mine() -> list[dict[str, Any]]:
+        return [row for row in house.rows("--tenant", TENANT) if row["key_name"] == "load" and row["ended"]]
+
+    until(lambda: len(mine()) >= len(asked), 60, lambda: f"{len(mine())} of {len(asked)}")
+    rows = mine()
+    assert sorted(row["request"] for row in rows) == sorted(request for request, _ in asked)
+    assert {row["request"]: row["input_tokens"] + row["output_tokens"] for row in rows} == dict(asked)
+
+
+def test_keys_prompts_and_answers_are_nowhere(house: House) -> None:
+    """In no object, event, log, spool or database of the whole lab, and in no metric."""
+    fleet, lab = house.fleet, house.fleet.lab
+    assert any(PROMPT in answer for answer in house.answers), (
+        "the answers do not hold the canary: nothing is looked for"
+    )
+    secrets = [PROMPT, *house.every_key]
+
+    def holding(words: Sequence[str]) -> list[str]:
+        command = ["grep", "-rlaF", "-D", "skip", "-f", "-", str(lab.paths.state)]
+        text = "\n".join(words)
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, check=False)
+        return done.stdout.splitlines()
+
+    # What does stand there is found: objects in etcd, records in spools and in the ledger, lines in logs.
+    known = holding([hash_api_key(house.every_key[0])]), holding([f"cus_{TENANT}"])
+    assert any("/etcd/" in path for path in known[0]), known
+    assert any("spool.sqlite" in path for path in known[1]), known
+    assert any("ledger.sqlite" in path for path in known[1]), known
+    assert holding(secrets) == []
+
+    metrics = 0
+    for pod in fleet.get("pods", "-A"):
+        name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+        for port in (names.OPS_PORT, names.AGENT_PORT):
+            listed = [p["containerPort"] for c in containers(pod) for p in c.get("ports", [])]
+            if port in listed:
+                path = f"/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy/metrics"
+                text = fleet.kubectl("get", "--raw", path)
+                metrics += 1
+                assert "# HELP" in text
+                assert not [word for word in secrets if word in text], f"{name}:{port}"
+    assert metrics >= 5
+
+
+def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]
+
+
+def wait_ready(house: House, pod: str) -> None:
+    namespace, _, name = pod.partition("/")
+    # First that its death was noticed, else it is still ready.
+    until(lambda: alive(house, pod), 60)
+    house.fleet.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "-n", namespace, "--timeout=60s", timeout=70)
+
+
+def alive(house: House, pod: str) -> bool:
+    try:
+        house.fleet.lab.first_process(pod)
+    except LabError:
+        return False
+    return True
