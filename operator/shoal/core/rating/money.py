@@ -30,7 +30,7 @@ _NO_DECIMALS: Final = frozenset(
 )
 _THREE_DECIMALS: Final = frozenset(("BHD", "IQD", "JOD", "KWD", "LYD", "OMR", "TND"))
 """ISO 4217; all others have two (CLF and UYW, which have four, are units of account)."""
-_AMOUNT: Final = re.compile(r"^(-?)([0-9]{1,7})(?:\.([0-9]{1,12}))?$", re.ASCII)
+_AMOUNT: Final = re.compile(r"^(-?)([0-9]{1,6})(?:\.([0-9]{1,12}))?$", re.ASCII)
 
 
 def decimals(currency: str) -> int:
@@ -71,14 +71,14 @@ def price(rate: int) -> str:
 
 
 def parse(text: str, currency: str) -> int:
-    """An amount from a decimal number of at most a few million with no more decimals than the currency has.
+    """An amount from a decimal number below a million with no more decimals than the currency has.
 
     Raises ValueError, whose text says what to write.
     """
     places = decimals(currency)
     match = _AMOUNT.match(text.strip())
     if match is None:
-        raise ValueError(f"{text[:40]!r} is not an amount: write a decimal number below 10 million, such as 12.50")
+        raise ValueError(f"{text[:40]!r} is not an amount: write a decimal number below a million, such as 12.50")
     sign, whole, fraction = match[1], match[2], match[3] or ""
     if len(fraction.rstrip("0")) > places:
         raise ValueError(f"{text} has more decimals than {currency} has ({places})")
