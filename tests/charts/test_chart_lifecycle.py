@@ -75,3 +75,22 @@ def test_install_upgrade_uninstall(bare: ApiServer) -> None:
     assert "shoal" not in bare.kubectl("get", "clusterroles,clusterrolebindings", "-o=name")
     # People's Models outlive the chart.
     assert len(bare.json("get", "models", "-n=demo")["items"]) == 2
+
+
+def test_what_tenants_used_outlives_every_change_of_the_release(bare: ApiServer) -> None:
+    """To PostgreSQL and back, taken away, and installed again: no step needs a StatefulSet to be deleted by hand."""
+
+    def claim() -> str:
+        return bare.json("get", "pvc", "shoal-ledger", "-n=shoal-system")["metadata"]["uid"]
+
+    release(bare, "install", "shoal", CHART)
+    first = claim()
+    release(bare, "upgrade", "shoal", CHART, {"ledger": {"database": {"secretName": "db"}}})
+    release(bare, "upgrade", "shoal", CHART, {"ledger": {"persistence": {"size": "20Gi"}, "retentionDays": 400}})
+    release(bare, "upgrade", "shoal", CHART, {"ledger": {"enabled": False}})
+    assert bare.kubectl("get", "statefulset,svc", "-n=shoal-system", "-o=name").count("shoal-ledger") == 0
+    helm(bare, "uninstall", "shoal", "--namespace=shoal-system")
+    assert claim() == first
+    release(bare, "install", "shoal", CHART)
+    assert claim() == first
+    helm(bare, "uninstall", "shoal", "--namespace=shoal-system")
