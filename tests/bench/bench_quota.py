@@ -23,7 +23,7 @@ import structlog
 from shoal.api.demand import TenantUse
 from shoal.api.tenant import Tenant
 from shoal.core.access import Identity, index_keys
-from shoal.core.quota.account import Peer
+from shoal.core.quota.others import Peer
 from shoal.core.quota.share import ROUND_SECONDS, overshoot
 from shoal.gateway.meter import Meter
 from shoal.gateway.quota import Quotas

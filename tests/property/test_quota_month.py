@@ -38,7 +38,7 @@ class World:
         account = Account(boot)
         account.change(Limits(budget=BUDGET))
         for book in self.books:
-            account.hear(book.boot, book.account.told(), self.now, anew=True)
+            account.others.hear(book.boot, book.account.told(), self.now, anew=True)
         self.books.append(Book(boot, account))
         account.hear_total(self.total())
 
@@ -57,7 +57,7 @@ class World:
         for book in self.books:
             for other in self.books:
                 if other is not book:
-                    book.account.hear(other.boot, other.account.told(), self.now)
+                    book.account.others.hear(other.boot, other.account.told(), self.now)
 
     def total(self) -> Total:
         """The ledger's: of this month, and of each gateway's boot whatever the month."""
@@ -145,7 +145,7 @@ def a_month_without_the_ledger() -> None:
     for month in MONTHS:
         account.reserve(1.0, Cost(50), lambda: (), month=month)
         account.settle(1.0, Cost(50), 40, 40)
-        account.hear("other", TenantUse(booked=30 * (MONTHS.index(month) + 1)), 1.0)
+        account.others.hear("other", TenantUse(booked=30 * (MONTHS.index(month) + 1)), 1.0)
         assert account._known(BUDGET) == 70  # pyright: ignore[reportPrivateUsage]
 
 

@@ -13,8 +13,8 @@ import aiohttp
 from prometheus_client import CollectorRegistry
 
 from shoal.api import keys
-from shoal.core.quota.account import Crowd
-from shoal.core.quota.account import Peer as Other
+from shoal.core.quota.others import Crowd
+from shoal.core.quota.others import Peer as Other
 from shoal.gateway.demand import Teller
 from shoal.gateway.ops import Ops
 from shoal.gateway.server import make_server

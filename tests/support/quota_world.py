@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shoal.api.demand import TenantUse
-from shoal.core.quota.account import Crowd, Peer
 from shoal.core.quota.limits import Cost, Limit, Limits
+from shoal.core.quota.others import Crowd, Peer
 from shoal.core.quota.window import WINDOW_SECONDS
 from shoal.gateway.tenantdemand import TenantBook
 

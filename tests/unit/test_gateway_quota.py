@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from shoal.api.ledger import Prices, Rate
-from shoal.core.quota.account import Peer
+from shoal.core.quota.others import Peer
 from shoal.core.quota.month import PICO, Total
 from shoal.core.rating.price import Book
 from shoal.gateway import quota
-from shoal.gateway.quota import Months, duration
+from shoal.gateway.quota import Months
+from shoal.gateway.quotawords import duration
 from shoal.ledger.spool import SpoolUnavailable
 from tests.support.gateway import MODEL, GatewayUnderTest, gateway, lines, tenant
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally

@@ -4,9 +4,10 @@ import pytest
 
 from shoal.api.demand import TenantUse
 from shoal.api.tenant import TenantBudget, TenantLimits
-from shoal.core.quota.account import FORGET_SECONDS, UNKNOWN_CROWD, Account, Crowd, Peer
+from shoal.core.quota.account import Account
 from shoal.core.quota.limits import Cost, Limits, Over, limits_of
 from shoal.core.quota.month import PICO, Budget, Total
+from shoal.core.quota.others import FORGET_SECONDS, UNKNOWN_CROWD, Crowd, Peer
 from shoal.core.quota.window import Window
 
 NOVEMBER, DECEMBER = "2026-11", "2026-12"
@@ -101,7 +102,7 @@ def test_a_share_is_an_equal_part_until_the_others_were_heard():
     assert sum(ask(it, 100.0, crowd=others) is None for _ in range(20)) == 10
     assert ask(it, 100.5, crowd=others) == Over("requests", "share", 40, 10, 1, 3)
     assert ask(it, 101.0, crowd=[Peer(p.boot, 101.0) for p in others]) is not None  # too soon to know what they used
-    it.hear("g0", TenantUse(requests=6), 101.6)
+    it.others.hear("g0", TenantUse(requests=6), 101.6)
     late = [Peer(p.boot, 101.6) for p in others]
     assert sum(ask(it, 101.7, crowd=late) is None for _ in range(20)) == 6  # (40 - 10 - 6) / 4
     assert ask(it, 101.9, crowd=[*late[:2], Peer("g2", 101.7)]) is not None
@@ -132,10 +133,10 @@ def test_while_the_others_are_unknown_there_is_one_more():
 
 def test_one_that_ran_before_it_was_heard_counts_as_its_equal_share_for_a_minute():
     it = account(requests=40)
-    it.hear("g1", TenantUse(requests=1000, tokens=5000), 99.0, anew=True)
+    it.others.hear("g1", TenantUse(requests=1000, tokens=5000), 99.0, anew=True)
     assert sum(ask(it, 100.0, crowd=[Peer("g1", 99.0)]) is None for _ in range(50)) == 10
     it = account(requests=40)
-    it.hear("g1", TenantUse(requests=1000), 30.0, anew=True)
+    it.others.hear("g1", TenantUse(requests=1000), 30.0, anew=True)
     assert sum(ask(it, 100.0, crowd=[Peer("g1", 99.0)]) is None for _ in range(50)) == 20
 
 
@@ -167,7 +168,7 @@ def left(it: Account, now: float = 500.0, month: str = NOVEMBER, ledger: bool = 
 def test_the_month_is_the_ledgers_total_and_what_it_does_not_have_of_each_gateway():
     it = account(budget=Budget("tokens", 1000))
     booked(it, 1.0, 30)
-    it.hear("g1", TenantUse(booked=200, tokens=200, requests=3, reserved_tokens=7), 2.0)
+    it.others.hear("g1", TenantUse(booked=200, tokens=200, requests=3, reserved_tokens=7), 2.0)
     assert left(it) == 1000 - 30 - 207
     it.hear_total(Total(NOVEMBER, tokens=500, gateways={"me": (30, 0), "g1": (150, 0), "gone": (320, 0)}))
     assert left(it) == 1000 - 500 - 50 - 7
@@ -195,7 +196,7 @@ def test_a_gateway_that_the_ledger_does_not_name_any_more_is_not_counted_again()
     it.hear_total(Total(NOVEMBER, tokens=30, gateways={"me": (30, 0)}))
     it.hear_total(Total(NOVEMBER, tokens=30, gateways={}))
     assert left(it) == 970
-    it.hear("old", TenantUse(booked=400), 2.0, anew=True)  # it ran before this one, and the ledger has it
+    it.others.hear("old", TenantUse(booked=400), 2.0, anew=True)  # it ran before this one, and the ledger has it
     assert left(it) == 970
 
 
@@ -215,11 +216,11 @@ def test_the_month_turns_with_the_clock_while_the_ledger_is_away():
     it = account(budget=Budget("tokens", 1000))
     it.hear_total(Total(NOVEMBER, tokens=700, gateways={}))
     booked(it, 1.0, 200)
-    it.hear("g1", TenantUse(booked=60), 1.0)
+    it.others.hear("g1", TenantUse(booked=60), 1.0)
     assert left(it, ledger=False) == 40
     assert left(it, month=DECEMBER, ledger=False) == 1000
     booked(it, 2.0, 5, month=DECEMBER, ledger=False)
-    it.hear("g1", TenantUse(booked=70), 3.0)
+    it.others.hear("g1", TenantUse(booked=70), 3.0)
     assert left(it, month=DECEMBER, ledger=False) == 985
     assert left(it, month=NOVEMBER, ledger=False) == 985  # a clock that steps back begins no month anew
     it.hear_total(Total(DECEMBER, tokens=3, gateways={"me": (203, 0), "g1": (70, 0)}))
@@ -254,19 +255,20 @@ def test_one_that_waited_is_refused_if_others_used_up_the_budget():
 
 def test_a_gateway_that_is_gone_counts_until_the_ledger_has_what_it_used():
     it = account(budget=Budget("tokens", 1000), tokens=1000)
-    it.hear("g1", TenantUse(booked=100, tokens=100, reserved_tokens=20), 1.0)
-    it.gone("g1", 2.0)
+    it.others.hear("g1", TenantUse(booked=100, tokens=100, reserved_tokens=20), 1.0)
+    it.others.gone("g1", 2.0)
     assert left(it, now=3.0) == 900
-    it.tidy(70.0)
+    it.others.tidy(70.0)
     assert left(it, now=70.0) == 900
     it.hear_total(Total(NOVEMBER, tokens=100, gateways={"g1": (100, 0)}))
     assert left(it, now=70.0) == 900
-    it.tidy(2.0 + FORGET_SECONDS)
+    it.others.tidy(2.0 + FORGET_SECONDS)
     assert left(it) == 900
 
 
 @pytest.mark.parametrize(
-    ("said", "most"), [("500", 500 * PICO), ("0.5", PICO // 2), ("0.000000000001", 1), ("2k", 2000 * PICO), ("500m", PICO // 2)]
+    ("said", "most"),
+    [("500", 500 * PICO), ("0.5", PICO // 2), ("0.000000000001", 1), ("2k", 2000 * PICO), ("500m", PICO // 2)],
 )
 def test_amounts_are_exact(said: str, most: int):
     budget = TenantBudget(amount=said, currency="USD", when_unknown="Refuse")

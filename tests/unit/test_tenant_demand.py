@@ -6,8 +6,8 @@ from pathlib import Path
 import orjson
 
 from shoal.api.demand import TenantUse
-from shoal.core.quota.account import UNKNOWN_CROWD, Peer
 from shoal.core.quota.limits import Cost, Limits
+from shoal.core.quota.others import UNKNOWN_CROWD, Peer
 from shoal.gateway.demand import DemandBook
 from shoal.gateway.tenantdemand import TenantBook
 from shoal.signals.demand import DemandStream

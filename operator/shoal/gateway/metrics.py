@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from shoal.api.usage import Outcome
 from shoal.core.hold.limits import Held
+from shoal.gateway.meter import Meter
 from shoal.gateway.spoolmetrics import SpoolMetrics
 
 _DURATIONS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84, 327.68)
@@ -194,6 +195,20 @@ class Metrics:
     def watch_holds(self, figures: Callable[[], Mapping[str, Held]]) -> None:
         """Shows what waits, by Model."""
         self.registry.register(_HoldCollector(figures, self._max_models))
+
+    def observe(self, meter: Meter, endpoint: str) -> None:
+        """A request has ended."""
+        series = self.of(meter.model, endpoint)
+        series.duration[meter.outcome or "failed"].observe(meter.seconds)
+        if (first := meter.seconds_to_first_byte) is not None:
+            series.first_token.observe(first)
+        if meter.held_seconds is not None:
+            series.held.observe(meter.held_seconds)
+        counts = meter.tokens()
+        if (tokens := counts["inputTokens"]) is not None:
+            series.input_tokens.observe(tokens)
+        if (tokens := counts["outputTokens"]) is not None:
+            series.output_tokens.observe(tokens)
 
     def of(self, model: str, endpoint: str) -> ModelMetrics:
         """The series of a Model (`namespace/name`) on one endpoint."""

@@ -7,8 +7,8 @@ from typing import Final
 from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.core import facts
-from shoal.core.quota.account import UNKNOWN_CROWD, Crowd
-from shoal.core.quota.account import Peer as Other
+from shoal.core.quota.others import UNKNOWN_CROWD, Crowd
+from shoal.core.quota.others import Peer as Other
 from shoal.gateway.installkey import KeyRing
 from shoal.gateway.tenantdemand import TenantBook
 from shoal.kube import projections

@@ -1,7 +1,7 @@
 """A tenant's limits and budget at this gateway: what is reserved for a request, and what clients are told of it.
 
-Tenants without limits and budget never come here. `core/quota` decides; this has the clocks, the prices, the words and
-the headers.
+Tenants without limits and budget never come here. `core/quota` decides; this has the clocks and the prices, and
+`quotawords.py` the words.
 """
 
 import time
@@ -13,14 +13,15 @@ import structlog
 
 from shoal.core.access import Identity
 from shoal.core.hold.room import BYTES_PER_TOKEN
-from shoal.core.quota.account import Account, Crowd
-from shoal.core.quota.limits import Cost, Limit, Limits, Over, Standing, limits_of
-from shoal.core.quota.month import PICO, Total
+from shoal.core.quota.account import Account
+from shoal.core.quota.limits import Cost, Limits, Over, limits_of
+from shoal.core.quota.month import Total
+from shoal.core.quota.others import Crowd
 from shoal.core.rating.price import Book, Rate, cost
 from shoal.core.resolve import ServedModel
 from shoal.gateway.asgi import Headers
-from shoal.gateway.errors import ApiError
 from shoal.gateway.meter import Meter
+from shoal.gateway.quotawords import headers_of, refusal
 from shoal.gateway.tenantdemand import TenantBook
 
 log = structlog.get_logger()
@@ -29,15 +30,6 @@ ASSUMED_ANSWER_TOKENS: Final = 1024
 """Reserved for an answer whose length the client does not bound. What it is longer counts when it is there."""
 _CROWD_SECONDS: Final = 0.05
 """For so long an answer to who else there is and when they were heard will do: older only makes it more careful."""
-_NAMES: Final[dict[Limit, str]] = {
-    "requests": "requests per minute",
-    "tokens": "tokens per minute",
-    "concurrent": "requests at a time",
-    "budget": "monthly budget",
-}
-_TYPES: Final[dict[Limit, str]] = {"requests": "requests", "tokens": "tokens", "concurrent": "requests"}
-_FINAL_SAY: Final = ((b"x-should-retry", b"false"),)
-"""OpenAI's SDKs try a 429 again by themselves; with this they leave it."""
 
 
 class Ledger(Protocol):
@@ -219,7 +211,7 @@ class Quota:
         every = self._all
         found: list[tuple[bytes, bytes]] = []
         for standing in self.account.standing(every.clock(), every.crowd, ledger=every.ledger.live):
-            found += _headers(standing)
+            found += headers_of(standing)
         return tuple(found)
 
 
@@ -238,80 +230,3 @@ class Reserved:
 
     def settle(self, meter: Meter) -> None:
         self._quota.settle(self._asked, self._rate, meter)
-
-
-def refusal(over: Over, limits: Limits) -> ApiError:
-    """What a client is told that is over a limit."""
-    name, when = _NAMES[over.limit], f"Try again in {over.retry_after} s."
-    if over.limit == "budget":
-        return _budget_refusal(over, limits)
-    if over.why == "never":
-        text = (
-            f"The request is larger than your limit on {name}: limit {over.most}, asked for {over.asked} "
-            "(its prompt, estimated, and the longest answer that it allows). Send less, or lower `max_tokens`."
-        )
-        return _limited(over, text, _FINAL_SAY)
-    asked = f", asked for {over.asked}" if over.limit == "tokens" else ""
-    if over.why == "share":
-        return _limited(over, f"Your limit on {name} is shared out: limit {over.most}, used {over.used}{asked}. {when}")
-    return _limited(over, f"You have reached your limit on {name}: limit {over.most}, used {over.used}{asked}. {when}")
-
-
-def _limited(over: Over, text: str, headers: Headers = ()) -> ApiError:
-    return ApiError(
-        429, text, "rate_limit_exceeded", type=_TYPES[over.limit], retry_after=over.retry_after, headers=tuple(headers)
-    )
-
-
-def _budget_refusal(over: Over, limits: Limits) -> ApiError:
-    budget = limits.budget
-    if over.why == "share":
-        text = f"What is left of your monthly budget is shared out. Try again in {over.retry_after} s."
-        return ApiError(429, text, "rate_limit_exceeded", type="tokens", retry_after=over.retry_after)
-    if over.why == "unknown":
-        text = "What you have used of your monthly budget is not known right now, so nothing is served. Try again."
-        return ApiError(429, text, "insufficient_quota", type="insufficient_quota", retry_after=over.retry_after)
-    if over.why == "currency":
-        text = "Your monthly budget is in another currency than the prices, so nothing is served."
-    elif over.why == "never":
-        text = "The request is larger than your monthly budget. Send less, or lower `max_tokens`."
-    else:
-        money = budget is not None and budget.unit == "money"
-        unit = f"{budget.currency}" if money and budget is not None else "tokens"
-        most, used = (_money(over.most), _money(over.used)) if money else (str(over.most), str(over.used))
-        text = (
-            f"You have used up your monthly budget: {used} of {most} {unit}. It begins anew with the next month (UTC)."
-        )
-    return ApiError(
-        429,
-        text,
-        "insufficient_quota",
-        type="insufficient_quota",
-        retry_after=over.retry_after,
-        headers=_FINAL_SAY,
-    )
-
-
-def _money(pico: int) -> str:
-    """With two decimals, rounded down."""
-    whole, cents = divmod(max(0, pico) // (PICO // 100), 100)
-    return f"{whole}.{cents:02d}"
-
-
-def _headers(standing: Standing) -> Headers:
-    name = standing.limit.encode()
-    return (
-        (b"x-ratelimit-limit-" + name, b"%d" % standing.most),
-        (b"x-ratelimit-remaining-" + name, b"%d" % standing.left),
-        (b"x-ratelimit-reset-" + name, duration(standing.reset_seconds)),
-    )
-
-
-def duration(seconds: float) -> bytes:
-    """As Go writes durations, which OpenAI's headers do: 0s, 120ms, 12.5s, 1m0s. Rounded up to milliseconds."""
-    millis = -int(-seconds * 1000 // 1)
-    if millis < 1000:
-        return b"%dms" % millis if millis else b"0s"
-    minutes, millis = divmod(millis, 60_000)
-    text = f"{millis / 1000:g}s"
-    return (f"{minutes}m{text}" if minutes else text).encode()

@@ -4,15 +4,13 @@ import asyncio
 import contextlib
 import hashlib
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
-import orjson
 import structlog
 
 from shoal.api.names import LOGS_PATH, USAGE_PATH
 from shoal.core.access import Denied, Identity, authenticate
-from shoal.core.resolve import ServedModel
-from shoal.gateway import errors, ids, sse
+from shoal.gateway import errors, ids, modellist, sse
 from shoal.gateway.asgi import DISCONNECT, GONE, Receive, Scope, Send
 from shoal.gateway.attempts import Attempts
 from shoal.gateway.attempts_adapter import AdapterAttempts
@@ -41,6 +39,7 @@ _DENIED: Final = {
     "expired": (401, "This API key has expired.", "expired_api_key"),
     "suspended": (403, "This account is suspended.", "tenant_suspended"),
 }
+_MODELS: Final = "/v1/models"
 _NO_HEADERS: Final[dict[bytes, bytes]] = {}
 
 
@@ -98,42 +97,28 @@ class Request:
             if method != "POST":
                 raise errors.wrong_method(method, "POST")
             await self._complete()
-        elif path == "/v1/models" or path.startswith("/v1/models/"):
+        elif path in (LOGS_PATH, USAGE_PATH, _MODELS) or path.startswith(f"{_MODELS}/"):
             if method != "GET":
                 raise errors.wrong_method(method, "GET")
-            await self._models(path[len("/v1/models/") :])
-        elif path == LOGS_PATH:
-            if method != "GET":
-                raise errors.wrong_method(method, "GET")
-            await self._logs()
-        elif path == USAGE_PATH:
-            if method != "GET":
-                raise errors.wrong_method(method, "GET")
-            await self._usage()
+            await self._reply.json(200, await self._page(self._identity(), path))
         else:
             raise ApiError(404, f"Unknown path: {path[:200]}", "unknown_path")
 
-    # --- models -----------------------------------------------------------------------------------------------------
+    # --- what a tenant may read -------------------------------------------------------------------------------------
 
-    async def _models(self, wanted: str) -> None:
-        identity = self._identity()
-        words = self._app.directory.snapshot.words
-        if wanted:
-            model = words.find(wanted, identity)
-            if model is None:
-                raise self._unknown(identity, wanted)
-            await self._reply.json(200, orjson.dumps(_card(wanted, model)))
-            return
-        cards = [_card(word, model) for word, model in words.listed(identity)]
-        await self._reply.json(200, orjson.dumps({"object": "list", "data": cards}))
-
-    async def _logs(self) -> None:
-        identity = self._identity()
-        await self._reply.json(200, await self._app.logs.page(identity.tenant, self._scope.get("query_string", b"")))
-
-    async def _usage(self) -> None:
-        identity = self._identity()
-        await self._reply.json(200, await self._app.usage.page(identity.tenant, self._scope.get("query_string", b"")))
+    async def _page(self, identity: Identity, path: str) -> bytes:
+        query: bytes = self._scope.get("query_string", b"")
+        if path == LOGS_PATH:
+            return await self._app.logs.page(identity.tenant, query)
+        if path == USAGE_PATH:
+            return await self._app.usage.page(identity.tenant, query)
+        words, wanted = self._app.directory.snapshot.words, path[len(_MODELS) + 1 :]
+        if not wanted:
+            return modellist.listed(words, identity)
+        model = words.find(wanted, identity)
+        if model is None:
+            raise self._unknown(identity, wanted)
+        return modellist.one(wanted, model)
 
     def _unknown(self, identity: Identity, word: str) -> ApiError:
         """For a word that nothing answers to."""
@@ -261,7 +246,7 @@ class Request:
             if (logged := self._reply.log) is not None:
                 self._reply.log = None
                 app.logs.book.end(logged, meter, app.directory.snapshot.keys.get(self._key_hash))
-            self._observe()
+            app.metrics.observe(meter, self._path)
             if watcher is not None:
                 watcher.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -302,28 +287,3 @@ class Request:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_TELL_SECONDS):
                 await self._reply.error(error)
-
-    def _observe(self) -> None:
-        meter = self._meter
-        series = self._app.metrics.of(meter.model, self._path)
-        series.duration[meter.outcome or "failed"].observe(meter.seconds)
-        if (first := meter.seconds_to_first_byte) is not None:
-            series.first_token.observe(first)
-        if meter.held_seconds is not None:
-            series.held.observe(meter.held_seconds)
-        counts = meter.tokens()
-        if (tokens := counts["inputTokens"]) is not None:
-            series.input_tokens.observe(tokens)
-        if (tokens := counts["outputTokens"]) is not None:
-            series.output_tokens.observe(tokens)
-
-
-def _card(word: str, model: ServedModel) -> dict[str, Any]:
-    return {
-        "id": word,
-        "object": "model",
-        "created": int(model.created.timestamp()) if model.created else 0,
-        "owned_by": "shoal",
-        "root": model.address,
-        "parent": model.key if model.adapter else None,
-    }

@@ -54,7 +54,7 @@ class TenantBook:
                 self._gone(before, now)
             self._boots[pod] = boot
         for tenant, use in uses.items():
-            self.of(tenant).hear(boot, use, now, anew=anew)
+            self.of(tenant).others.hear(boot, use, now, anew=anew)
 
     def retain(self, pods: Collection[str]) -> None:
         """Pods (by uid) of gateways that there are."""
@@ -67,8 +67,8 @@ class TenantBook:
 
     def _gone(self, boot: str, now: float) -> None:
         for account in self.accounts.values():
-            account.tidy(now)
-            account.gone(boot, now)
+            account.others.tidy(now)
+            account.others.gone(boot, now)
 
     # --- telling ------------------------------------------------------------------------------------------------------
 

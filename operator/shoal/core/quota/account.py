@@ -1,15 +1,14 @@
 """One tenant at one gateway: its own use, what is known of the other gateways', and whether one more request fits."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from heapq import merge
 from math import ceil
 from typing import Final
 
 from shoal.api.demand import TenantUse
-from shoal.core.quota.heard import Heard
 from shoal.core.quota.limits import RETRY_AFTER_MAX_SECONDS, Cost, Limit, Limits, Over, Standing, Why
 from shoal.core.quota.month import Booked, Budget, Total
+from shoal.core.quota.others import Crowd, Others
 from shoal.core.quota.share import ROUND_SECONDS, TELL_SECONDS, WIRE_SECONDS, Share
 from shoal.core.quota.window import Window
 
@@ -18,23 +17,6 @@ RUNNING_RETRY_SECONDS: Final = 1
 RESERVED_RETRY_SECONDS: Final = 5
 """The same where what is reserved for running requests fills the tokens per minute."""
 PER_MINUTE: Final[tuple[Limit, ...]] = ("requests", "tokens")
-FORGET_SECONDS: Final = 7200.0
-"""For so long a gateway that is gone counts towards the budget with what the ledger does not have of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Another gateway, as far as this one knows."""
-
-    boot: str | None
-    """None: it was never heard."""
-    heard_at: float | None
-    """When its last message came; None: it is silent, and what it uses is unknown."""
-
-
-Crowd = Sequence[Peer]
-UNKNOWN_CROWD: Final[Crowd] = (Peer(None, None),)
-"""While it is not known who else there is: as if there were one more, of whom nothing is heard."""
 
 
 class Account:
@@ -42,10 +24,7 @@ class Account:
 
     __slots__ = (
         "_booked",
-        "_heard",
         "_in_flight",
-        "_me",
-        "_month",
         "_n_requests",
         "_n_tokens",
         "_requests",
@@ -53,21 +32,17 @@ class Account:
         "_reserved_tokens",
         "_shares",
         "_tokens",
-        "_total",
         "limits",
+        "others",
     )
 
     def __init__(self, me: str = "") -> None:
         self.limits = Limits()
-        self._me = me
         self._n_requests = self._n_tokens = self._in_flight = self._reserved_tokens = self._reserved_spend = 0
         self._requests, self._tokens = Window(), Window()
         self._booked = Booked()
-        self._heard: dict[str, Heard] = {}
-        """By boot id of the other gateways."""
         self._shares: dict[Limit, Share] = {}
-        self._month = ""
-        self._total: Total | None = None
+        self.others = Others(me, self._booked)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -136,35 +111,10 @@ class Account:
             found.append(Standing(limit, most, left, max(0.0, max(ends) - now)))
         return found
 
-    # --- what others say ----------------------------------------------------------------------------------------------
-
-    def hear(self, boot: str, use: TenantUse | None, now: float, *, anew: bool = False) -> None:
-        """What another gateway has; None: nothing any more. `anew`: nothing was heard of that process before, and it
-        may have run for long."""
-        found = self._heard.get(boot)
-        if found is None:
-            if use is None:
-                return
-            found = self._heard[boot] = Heard()
-            found.begin(use, now) if anew else found.hear(use, now)
-            self._listed(boot, found.booked)
-        else:
-            found.hear(use or TenantUse(), now)
-
-    def gone(self, boot: str, now: float) -> None:
-        """Another gateway's process is no more."""
-        if (found := self._heard.get(boot)) is not None:
-            found.gone(now)
-
     def hear_total(self, total: Total) -> None:
         """The ledger's."""
-        if total.month > self._month:
-            self._next_month()
-        self._month = total.month
-        self._total = total
-        self._listed(self._me, self._booked)
-        for boot, heard in self._heard.items():
-            self._listed(boot, heard.booked)
+        if self.others.hear_total(total):
+            self._shares.pop("budget", None)
 
     def told(self) -> TenantUse:
         """What the other gateways hear."""
@@ -187,14 +137,6 @@ class Account:
         if limits != self.limits:
             self.limits = limits
             self._shares.clear()
-
-    def tidy(self, now: float) -> None:
-        """Forgets gateways that are gone and count no more."""
-        for boot in [b for b, heard in self._heard.items() if heard.gone_at is not None]:
-            heard = self._heard[boot]
-            counts = heard.requests.sum(now) or heard.tokens.sum(now)
-            if not counts and (not heard.booked.open("tokens") or now - (heard.gone_at or now) > FORGET_SECONDS):
-                del self._heard[boot]
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -262,15 +204,8 @@ class Account:
     def _others(self, limit: Limit, now: float, crowd: Crowd) -> tuple[int, int]:
         """What the others use as far as is known, and among how many gateways the rest is shared."""
         if (budget := self.limits.budget) is not None and limit == "budget":
-            return self._known(budget) - self._open(budget), 1 + len(crowd)
-        equal = self._most(limit) // (1 + len(crowd))
-        used, live = sum(heard.used(limit, now) for heard in self._heard.values()), 0
-        for peer in crowd:
-            heard = self._heard.get(peer.boot) if peer.boot is not None else None
-            live += peer.heard_at is not None
-            if peer.heard_at is None or (heard is not None and heard.unsure(now)):
-                used += max(0, equal - (heard.used(limit, now) if heard is not None else 0))
-        return used, 1 + live
+            return self.others.booked(budget.unit), 1 + len(crowd)
+        return self.others.used(limit, self._most(limit), now, crowd)
 
     def _left(self, limit: Limit, now: float, others: int) -> int:
         budget = self.limits.budget
@@ -284,32 +219,16 @@ class Account:
 
     def _known(self, budget: Budget) -> int:
         """All that is known to be used of the month's budget."""
-        total = self._total if self._total is not None and self._total.month == self._month else None
-        booked = 0 if total is None else total.tokens if budget.unit == "tokens" else total.spent
-        return booked + self._open(budget) + sum(heard.open(budget.unit) for heard in self._heard.values())
+        return self._open(budget) + self.others.booked(budget.unit)
 
     def _turn(self, month: str, *, ledger: bool) -> None:
-        """Says which month it is by the clock. It counts while the ledger does not say."""
-        if month > self._month and not (ledger and self._month):
-            if self._month:
-                self._next_month()
-            self._month = month
-
-    def _next_month(self) -> None:
-        self._booked.turn()
-        for heard in self._heard.values():
-            heard.booked.turn()
-        self._shares.pop("budget", None)
-
-    def _listed(self, boot: str, booked: Booked) -> None:
-        listed = None if self._total is None or self._total.gateways is None else self._total.gateways.get(boot)
-        if listed is not None:
-            booked.listed(*listed)
+        if self.others.at(month, ledger=ledger):
+            self._shares.pop("budget", None)
 
     def _windows(self, limit: Limit) -> Iterable[Window]:
         if limit == "requests":
-            return (self._requests, *(heard.requests for heard in self._heard.values()))
-        return (self._tokens, *(heard.tokens for heard in self._heard.values()))
+            return (self._requests, *self.others.windows(limit))
+        return (self._tokens, *self.others.windows(limit))
 
     # --- refusing -----------------------------------------------------------------------------------------------------
 
