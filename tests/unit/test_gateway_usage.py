@@ -4,13 +4,15 @@ import contextlib
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 from aiohttp import web
 
+from shoal.gateway import usageapi
 from shoal.gateway.usageapi import PER_MINUTE
 from tests.support.gateway import API_KEY, GatewayUnderTest, gateway, tenant
-from tests.support.questions import Ledger, hour, ledger
+from tests.support.questions import ADMIN, Ledger, hour, ledger
 
 OTHER_KEY = "sk-test-globex"
 
@@ -62,6 +64,17 @@ async def test_a_tenant_cannot_name_another(tmp_path: Path, query: str) -> None:
     async with both(tmp_path) as (shop, _):
         status, body, _ = await ask(shop, query)
     assert (status, body["error"]["message"]) == (400, "`tenant` is that of your key: leave it out.")
+
+
+async def test_each_of_the_two_walls_holds_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway fixes the tenant, and the ledger answers a gateway about one. Without both, rows of others leak."""
+    async with both(tmp_path) as (shop, _):
+        monkeypatch.setattr(usageapi, "_query", lambda given: parse_qsl(given.decode()))
+        status, _, _ = await ask(shop, "?tenant=globex&by=tenant")
+        assert status == 400, "the ledger's wall"
+        monkeypatch.setattr(shop.app.usage, "_said", lambda: [ADMIN])
+        _, leaked, _ = await ask(shop, "?tenant=globex&by=tenant")
+        assert [row["tenant"] for row in leaked["rows"]] == ["acme", "globex"]
 
 
 @pytest.mark.parametrize(
