@@ -118,10 +118,9 @@ class RequestLog:
         stores = self._stores(everywhere)
         settings = self._settings
         longest = settings.hold_seconds + settings.request_seconds + settings.body_seconds
-        self.keys.refresh()
         parts: list[Found] = []
         for store in stores:
-            read = partial(newest, store, query, self.keys, longest=longest, until=until)
+            read = partial(self._newest, store, query, longest, until)
             try:
                 parts.append(await loop.run_in_executor(self._readers, read))
             except BucketDown as error:  # what the gateways have is shown all the same
@@ -133,7 +132,6 @@ class RequestLog:
         of requests that still run come later, and stay. Raises OSError."""
         await asyncio.wrap_future(self.writer.close_files(tenant))
         loop = asyncio.get_running_loop()
-        self.keys.refresh()
         erased = await loop.run_in_executor(self._keeper, self._erase, tenant, user, everywhere)
         await asyncio.wrap_future(self.writer.recount())
         log.info("request log: deleted", tenant=tenant, one_user=user is not None, files=erased.files)
@@ -142,7 +140,12 @@ class RequestLog:
     def _stores(self, everywhere: bool) -> list[Store]:
         return [self.folder, self.bucket] if everywhere and self.bucket is not None else [self.folder]
 
+    def _newest(self, store: Store, query: Query, longest: float, until: float) -> Found:
+        self.keys.refresh()
+        return newest(store, query, self.keys, longest=longest, until=until)
+
     def _erase(self, tenant: str, user: str | None, everywhere: bool) -> Erased:
+        self.keys.refresh()
         stores = self._stores(everywhere)
         total = Erased(entries=None if user is None else 0)
         for store in stores:

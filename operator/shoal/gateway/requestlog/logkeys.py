@@ -26,8 +26,9 @@ class LogKeys:
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
+        # One assignment each: the writer and readers look from their own threads.
         self._keys: dict[str, bytes] = {}
-        self._current: str | None = None
+        self._current: tuple[str, bytes] | None = None
         self._seen: list[tuple[str, int, int]] | None = None
         self.error: str | None = None
         """Why nothing may be written: better no log than one that everybody can read."""
@@ -40,7 +41,7 @@ class LogKeys:
     @property
     def current(self) -> tuple[str, bytes] | None:
         """Fingerprint and key."""
-        return None if self._current is None else (self._current, self._keys[self._current])
+        return self._current
 
     def get(self, fingerprint: str) -> bytes | None:
         return self._keys.get(fingerprint)
@@ -62,7 +63,7 @@ class LogKeys:
         self._keys = {keys.fingerprint(key): key for key in read.values() if key is not None}
         wrong = [name for name, key in read.items() if key is None]
         current = read.get(CURRENT)
-        self._current = None if current is None else keys.fingerprint(current)
+        self._current = None if current is None else (keys.fingerprint(current), current)
         if current is None:
             self._say(
                 f"the Secret of the request log's keys has no usable entry {CURRENT!r}: put {KEY_BYTES} random bytes "
@@ -70,7 +71,7 @@ class LogKeys:
             )
         else:
             self.error = None
-            log.info("request log keys", current=self._current, known=sorted(self._keys), unusable=wrong)
+            log.info("request log keys", current=keys.fingerprint(current), known=sorted(self._keys), unusable=wrong)
 
     def _say(self, error: str) -> None:
         if error != self.error:
