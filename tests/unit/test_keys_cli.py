@@ -276,3 +276,31 @@ def test_a_key_that_an_older_tenant_lists_is_not_this_ones(tmp_path: Path) -> No
 
     assert [(r["tenant"], r["state"]) for r in rows] == [("newer", "claimed"), ("older", "active")]
     assert rows[0]["note"] == "the older Tenant older lists the same key"
+
+
+def test_the_list_says_which_keys_nobody_uses_any_more(tmp_path: Path) -> None:
+    """Before a key is removed: of the last month, by the ledger."""
+    item = stored()
+    item["spec"]["keys"].append({"name": "old", "sha256": OTHER})
+    listed = {"kind": "TenantList", "metadata": {"resourceVersion": "1"}, "items": [item]}
+    rows = [{"tenant": "acme", "key": "prod", "day": day, "requests": 1} for day in ("2026-11-20", "2026-11-21")]
+    page = {"from": "2026-10-22", "to": "2026-12-01", "by": ["tenant", "key", "day"], "rows": rows}
+    api = CannedApi({"/apis/shoal.dev/v1alpha1/tenants": listed, "/v1/usage": page})
+    with api.kubeconfig(tmp_path) as kubeconfig:
+        ledger = ("--ledger-url", yaml.safe_load(kubeconfig.read_text())["clusters"][0]["cluster"]["server"])
+        table = keys("list", "--used", "--kubeconfig", kubeconfig, *ledger, "--ledger-key", "k").stdout
+
+    assert re.search(r"acme +prod +active +never +2026-11-21", table), table
+    assert re.search(r"acme +old +active +never +not in 31 days", table), table
+    (asked,) = [path for path in api.asked if path.startswith("/v1/usage")]
+    assert "by=tenant,key,day" in asked
+
+
+def test_without_a_ledger_the_list_says_what_is_missing(tmp_path: Path) -> None:
+    with CannedApi({"/apis/shoal.dev/v1alpha1/tenants": {"items": []}}).kubeconfig(tmp_path) as kubeconfig:
+        done = keys(
+            "list", "--used", "--kubeconfig", kubeconfig, "--ledger-url", "http://127.0.0.1:1", "--ledger-key", "k"
+        )
+
+    assert done.exit_code == 1
+    assert "the ledger at http://127.0.0.1:1 does not answer" in done.output

@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -14,16 +14,21 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from shoal.api import names
+from shoal.api.billing import UsagePage
 from shoal.api.meta import JsonObject
 from shoal.api.tenant import Tenant
 from shoal.cli.keys import edit, source, when
 from shoal.cli.scaling.reach import told
+from shoal.cli.usage.reach import Refused, Unreachable, Where, ledger_options, opened
 from shoal.core.tenants import age
 from shoal.kube.client import Client
 from shoal.kube.resources import TENANTS
 
 NARROW = 120
 """Columns where the output is no terminal."""
+USED_DAYS = 31
+"""For so long it is looked whether a key was used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,45 +38,60 @@ class Row:
     state: Literal["active", "expired", "disabled", "suspended", "claimed"]
     expires: str | None
     note: str = ""
+    used: str | None = None
+    """The last day, of those that were asked for; None: on none of them, or it was not asked."""
 
 
 @click.command("list")
 @click.option("--tenant", help="Only this Tenant.")
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="A file with the Tenant, instead of the cluster.")
+@click.option("--used", is_flag=True, help=f"Ask the ledger when each was used last, in the last {USED_DAYS} days.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--kubeconfig", help="Default: KUBECONFIG, else ~/.kube/config.")
-@click.option("--context", help="The context of the kubeconfig to use.")
-def listing(
-    tenant: str | None,
-    file: Path | None,
-    output: Literal["table", "json"],
-    kubeconfig: str | None,
-    context: str | None,
-) -> None:
-    """Show the keys of a Tenant, or of all: which work, and until when."""
+@ledger_options
+def listing(tenant: str | None, file: Path | None, used: bool, output: Literal["table", "json"], where: Where) -> None:
+    """Show the keys of a Tenant, or of all: which work, until when, and whether anybody still uses them."""
 
     async def work() -> None:
         now = datetime.now(UTC)
+        last: Mapping[tuple[str, str], str] = await _last_used(where, tenant, now) if used else {}
         if file is not None:
             found = [source.in_file(file, tenant)]
         else:
-            async with await Client.from_environment(kubeconfig=kubeconfig, context=context) as client:
+            async with await Client.from_environment(kubeconfig=where.kubeconfig, context=where.context) as client:
                 if tenant is not None:
                     await source.in_cluster(client, tenant)  # to say that it is not there
                 found = [o async for o in client.list(TENANTS)]
-        rows = [r for r in states(found, now) if tenant in (None, r.tenant)]
+        rows = [replace(r, used=last.get((r.tenant, r.name))) for r in states(found, now) if tenant in (None, r.tenant)]
         if output == "json":
             click.echo(json.dumps([asdict(r) for r in rows], indent=2))
         else:
             width = None if Console().is_terminal else NARROW
-            Console(highlight=False, width=width).print(picture(rows) if rows else "there is no key")
+            Console(highlight=False, width=width).print(picture(rows, used=used) if rows else "there is no key")
 
     try:
         asyncio.run(told(work()))
-    except edit.KeysError as error:
+    except (edit.KeysError, Unreachable, Refused) as error:
         raise click.ClickException(str(error)) from None
     except KeyboardInterrupt:
         return
+
+
+async def _last_used(where: Where, tenant: str | None, now: datetime) -> dict[tuple[str, str], str]:
+    """By (tenant, key): the last day with a request. Raises Unreachable, Refused."""
+    since = now - timedelta(days=USED_DAYS)
+    query: dict[str, str | None] = {"by": "tenant,key,day", "from": f"{since:%Y-%m-%d}", "tenant": tenant}
+    found: dict[tuple[str, str], str] = {}
+    async with opened(where) as ledger:
+        after: str | None = None
+        while True:
+            page = await ledger.get(names.USAGE_PATH, query | {"after": after}, UsagePage)
+            for row in page.rows:
+                if row.tenant is not None and row.key is not None and row.day is not None:
+                    at = (row.tenant, row.key)
+                    found[at] = max(row.day, found.get(at, ""))
+            after = page.next
+            if after is None:
+                return found
 
 
 def states(tenants: Iterable[JsonObject], now: datetime) -> list[Row]:
@@ -110,13 +130,14 @@ def _age(raw: JsonObject) -> tuple[datetime, str]:
         return (datetime.max.replace(tzinfo=UTC), str(raw["metadata"].get("uid", "")))
 
 
-def picture(rows: Iterable[Row]) -> Table:
+def picture(rows: Iterable[Row], *, used: bool) -> Table:
     table = Table(show_edge=False, box=None, pad_edge=False)
-    for heading in ("TENANT", "KEY", "STATE", "EXPIRES", ""):
+    for heading in ("TENANT", "KEY", "STATE", "EXPIRES", *(("LAST USED",) if used else ()), ""):
         table.add_column(heading, no_wrap=bool(heading))
     for row in rows:
         color = "green" if row.state == "active" else "yellow"
-        table.add_row(
-            escape(row.tenant), escape(row.name), f"[{color}]{row.state}[/]", row.expires or "never", escape(row.note)
-        )
+        cells = [escape(row.tenant), escape(row.name), f"[{color}]{row.state}[/]", row.expires or "never"]
+        if used:
+            cells.append(row.used or f"not in {USED_DAYS} days")
+        table.add_row(*cells, escape(row.note))
     return table
