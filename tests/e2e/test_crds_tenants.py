@@ -21,11 +21,16 @@ def rule(**said: object) -> dict[str, Any]:
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("budget of nothing", budget(amount="0", currency="USD"), "`amount` must be money above zero"),
     ("budget in bytes", budget(amount="5Gi", currency="USD"), "`amount` must be money above zero"),
+    ("budget beyond counting", budget(amount="4600001", currency="KRW"), "`amount` may be at most 4600000"),
     ("budget of no currency", budget(amount="500"), "`amount` and `currency` belong together"),
     ("budget of two kinds", budget(amount="5", currency="USD", tokens=5), "give either `amount` and `currency`, or"),
     ("budget of none", budget(whenUnknown="Serve"), "give either `amount` and `currency`, or `tokens`"),
     ("limit of nothing", changed(TENANT, "spec.limits", {"requestsPerMinute": 0}), "greater than or equal to 1"),
-    ("log of everything", changed(TENANT, "spec.logging", {"mode": "All"}), 'supported values: "Off", "Metadata", "Full"'),
+    (
+        "log of everything",
+        changed(TENANT, "spec.logging", {"mode": "All"}),
+        'supported values: "Off", "Metadata", "Full"',
+    ),
     ("rule of two kinds", rule(builtin="Email", pattern="x"), "give either `builtin` or `pattern`"),
     ("rule of none", rule(), "give either `builtin` or `pattern`"),
     (

@@ -75,6 +75,11 @@ class TenantBudget(Object):
             "quantity(string(self.amount)).compareTo(quantity('0')) > 0",
             "`amount` must be money above zero, such as '500' or '99.50'; `suspended` refuses a tenant as a whole",
         ),
+        Rule(
+            "!has(self.amount) || string(self.amount).endsWith('i') || "
+            "quantity(string(self.amount)).compareTo(quantity('4600000')) <= 0",
+            "`amount` may be at most 4600000: more cannot be counted in 64 bits; give `tokens` instead",
+        ),
     )
 
 
