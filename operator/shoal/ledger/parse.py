@@ -19,7 +19,7 @@ FINAL: Final = 2_000_000_000
 
 _MOST_TOKENS: Final = 10**12
 """Of one request. What is larger is a mistake that would spoil the sums of its hour."""
-_MOST_TEXT: Final = 1_024
+_MOST_TEXT: Final = 4_096
 _FIRST_MS: Final = 0
 _LAST_MS: Final = 32_503_680_000_000
 """The year 3000."""
@@ -87,11 +87,11 @@ def parse(element: object, now_ms: int) -> Incoming:
     """One element of a batch, as orjson read it."""
     body = orjson.dumps(element)
     try:
-        record = UsageRecord.model_validate(element)
+        record = UsageRecord.model_validate_json(body)  # half the time of the element itself
     except ValidationError as error:
         faults = (f"{'.'.join(map(str, fault['loc'])) or 'record'}: {fault['msg']}" for fault in error.errors())
         return bad("; ".join(faults), body)
-    if (fault := _fault(record)) is not None:
+    if (fault := _fault(record, body)) is not None:
         return bad(fault, body)
     step, attempt = _step(record)
     return Good(record.id, record.data.kind, _row(record, step, attempt, now_ms), body)
@@ -107,7 +107,7 @@ def milliseconds(time: datetime) -> int:
     return round(time.timestamp() * 1000)
 
 
-def _fault(record: UsageRecord) -> str | None:
+def _fault(record: UsageRecord, body: bytes) -> str | None:
     """What is wrong beyond the types: values that a table cannot hold or that would spoil a sum."""
     data = record.data
     if record.type != EVENT_TYPE:
@@ -129,8 +129,11 @@ def _fault(record: UsageRecord) -> str | None:
     for time in (record.time, data.admitted_at):
         if time is not None and (time.tzinfo is None or not _FIRST_MS <= milliseconds(time) < _LAST_MS):
             return f"time, data.admittedAt: {time.isoformat()} has no time zone or is out of range"
-    texts = (record.id, record.source, *(value for _, value in data if isinstance(value, str)))
-    if any(len(text) > _MOST_TEXT or "\0" in text for text in texts):
+    # A text cannot be longer than all of it. (PostgreSQL takes no character 0.)
+    if (len(body) > _MOST_TEXT or b"\\u0000" in body) and any(
+        len(text) > _MOST_TEXT or "\0" in text
+        for text in (record.id, record.source, *(value for _, value in data if isinstance(value, str)))
+    ):
         return f"a text is longer than {_MOST_TEXT} characters or contains the character 0"
     if not (record.id and record.source and data.request_id and data.tenant):
         return "id, source, data.requestId, data.tenant: must not be empty"

@@ -11,6 +11,7 @@ import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from shoal.api import names
+from shoal.gateway import collector
 from shoal.gateway.asgi import Receive, Scope, Send
 from shoal.gateway.installkey import KeyRing
 from shoal.gateway.server import Server, make_server
@@ -123,6 +124,7 @@ class Process:
                 main = group.create_task(_serve(self.server))
                 await _listening(self.server)
                 log.info("serving", port=self.server.port, ops_port=self.ops.port, database=self.store.database.name)
+                collector.calm()
                 started()
                 await self._stop.wait()
                 log.info("stopping")
