@@ -78,6 +78,8 @@ def test_a_list_may_begin_within_a_day(start: str, moment: str) -> None:
             "list.yaml:2: `effectiveFrom`: '2026-11-01T06:30:00Z' is not on the hour",
         ),
         ("2026-11-01", "2026-11-01T06:00:00+05:30", "is not on the hour (UTC)"),
+        ("2026-11-01", "0001-01-01T00:00:00+14:00", "is out of all time"),
+        ("2026-11-01", "9999-12-31T23:00:00-14:00", "is out of all time"),
         ('input: "3"', 'input: "-3"', "list.yaml:5: `prices.input`: '-3' is not a price"),
         ('input: "3"', "input: 3e2", "list.yaml:5: `prices.input`: '3e2' is not a price"),
         ('input: "3"', "input: .5", "list.yaml:5: `prices.input`: '.5' is not a price"),

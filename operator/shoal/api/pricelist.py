@@ -32,7 +32,10 @@ def _moment(text: Any) -> datetime:
         found = datetime.fromisoformat(str(text))
     except ValueError:
         raise ValueError(f"{text!r} is no date: write 2026-11-01, or 2026-11-01T06:00:00Z") from None
-    found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    try:
+        found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"{text!r} is out of all time") from None
     if found.minute or found.second or found.microsecond:
         raise ValueError(f"{text!r} is not on the hour (UTC): usage is summed by the hour")
     return found

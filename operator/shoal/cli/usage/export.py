@@ -11,6 +11,8 @@ from shoal.cli.usage.reach import Ledger, Where, asked, ledger_options
 
 _STEPS: Final = {"hour": timedelta(days=1), "day": timedelta(days=10)}
 """How much is asked for at a time: an answer that comes through the API server should not be large."""
+_FIRST_YEAR: Final = 1970
+_LAST_YEAR: Final = 9999
 _FORM: Final = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -63,6 +65,8 @@ def _moment(text: str) -> datetime:
         found = datetime.fromisoformat(f"{text}-01" if len(text) == len("2026-11") else text)
     except ValueError:
         raise click.UsageError(f"{text}: write 2026-11, 2026-11-01 or 2026-11-01T06:00:00Z (UTC)") from None
+    if not _FIRST_YEAR <= found.year < _LAST_YEAR:
+        raise click.UsageError(f"{text}: a year from {_FIRST_YEAR} on")
     found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
     if (found.minute, found.second, found.microsecond) != (0, 0, 0):
         raise click.UsageError(f"{text} is not on the hour: usage is summed by the hour (UTC)")

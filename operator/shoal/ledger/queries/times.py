@@ -53,6 +53,8 @@ def span(request: Request, now: int, *, longest_days: int = LONGEST_DAYS) -> Spa
 
 def moment(name: str, value: str) -> int:
     """2026-11, 2026-11-01 or a moment on the hour, as milliseconds since 1970. Raises Problem."""
+    if value < "1970":
+        raise Problem(400, f"{name}={value[:40]} is before 1970")
     if _MONTH.match(value):
         return month_span(value).start
     try:
