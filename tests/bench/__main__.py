@@ -5,6 +5,7 @@ import sys
 
 BENCHES = {
     "bench_gateway": "the gateway beside no proxy, Envoy and smg",
+    "bench_quota": "limits that four gateways share: a burst, the bound, and what a request costs",
     "bench_hold": "8,000 requests that wait for a replica: memory, release, wake",
     "bench_fetch": "fetching weights beside a plain copy",
     "bench_cache": "staging with and without the node cache",

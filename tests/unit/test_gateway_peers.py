@@ -1,69 +1,17 @@
 """The gateway among gateways: what waits elsewhere, and when that is not known."""
 
-import asyncio
-import contextlib
-from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 
-from shoal.api import keys, names
-from shoal.gateway.installkey import KeyRing
-from shoal.gateway.peers import Peers
-from shoal.kube.client import Client
+from shoal.api import keys
 from shoal.signals.demand import DemandStreams
 from shoal.signals.stream import Me, Peer
-from tests.support.addresses import pod_ip
 from tests.support.gateway import INSTALL_KEY
-from tests.support.gateway_process import FakeApiServer, ask, kubeconfig, serving
+from tests.support.gateway_process import ask, serving
+from tests.support.gatewaypods import FIRST, OWN, SECOND, THIRD, following, gateway_pod
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.streams import told_gateway, until
-
-OWN, FIRST, SECOND, THIRD = (pod_ip(n) for n in (4, 5, 6, 7))
-
-
-def gateway_pod(name: str, ip: str | None, *, ready: bool = True, **metadata: Any) -> dict[str, Any]:
-    condition = {"type": "Ready", "status": str(ready), "lastTransitionTime": "2026-01-01T00:00:01Z"}
-    return {
-        "metadata": {
-            "name": name,
-            "namespace": "shoal-system",
-            "uid": f"uid-{name}",
-            "labels": {names.LABEL_COMPONENT: names.COMPONENT_GATEWAY, names.LABEL_PART_OF: "shoal"},
-            **metadata,
-        },
-        "spec": {"nodeName": "node-1"},
-        "status": {
-            "phase": "Running",
-            "podIP": ip,
-            "startTime": "2026-01-01T00:00:00Z",
-            "conditions": [condition],
-        },
-    }
-
-
-@contextlib.asynccontextmanager
-async def following(tmp_path: Path, port: int, *pods: dict[str, Any]) -> AsyncGenerator[tuple[Peers, FakeApiServer]]:
-    server = FakeApiServer()
-    await server.up()
-    for pod in pods:
-        await server.change("pods", pod)
-    (tmp_path / "current").write_bytes(INSTALL_KEY)
-    ring = KeyRing(tmp_path)
-    ring.refresh()
-    client = await Client.from_environment(kubeconfig=kubeconfig(tmp_path, server))
-    peers = Peers(client, "shoal-system", Me("gateway-0", "boot-0"), ring, port=port)
-    peers.streams.start()
-    task = asyncio.create_task(peers.reflector.run())
-    try:
-        async with client:
-            yield peers, server
-    finally:
-        task.cancel()
-        await peers.streams.close()
-        await asyncio.gather(task, return_exceptions=True)
-        await server.down()
 
 
 async def test_what_waits_elsewhere_is_the_sum_over_the_others(tmp_path: Path):

@@ -14,8 +14,8 @@ from shoal.signals.demand import DemandStream
 from shoal.signals.stream import Me
 from shoal.signals.stream import Peer as At
 from tests.support.gateway import INSTALL_KEY
+from tests.support.gatewaypods import FIRST, OWN, THIRD, following, gateway_pod
 from tests.support.streams import told_gateway, until
-from tests.unit.test_gateway_peers import FIRST, OWN, THIRD, following, gateway_pod
 
 COST = Cost(40, 5)
 

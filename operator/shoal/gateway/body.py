@@ -185,7 +185,6 @@ def prompts(fields: Mapping[str, Any]) -> int:
     return len(listed) if listed and isinstance(listed[0], str | list) else 1
 
 
-_ANSWER_BOUNDS: Final = ("max_completion_tokens", "max_tokens")
 _SHORT_BY_DEFAULT: Final = 16
 """Tokens of an answer of /v1/completions where the client names no bound: OpenAI's, and the engine's."""
 
@@ -198,19 +197,26 @@ def bound_answer(fields: dict[str, Any], endpoint: str, cap: int | None) -> int 
         ApiError: 400, the Model has a cap and the bound is no positive whole number: what an engine would make of it
             may be no bound.
     """
-    if endpoint == "/v1/embeddings":
-        return None
-    bounds = {name: fields[name] for name in _ANSWER_BOUNDS if fields.get(name) is not None}
-    if cap is not None:
-        for name, bound in bounds.items():
-            if type(bound) is not int or bound < (1 if endpoint == "/v1/chat/completions" else 0):
-                raise _invalid(name, "a whole number of at least 1")
-            if bound > cap:
-                fields[name] = bounds[name] = cap
-        if not bounds:
-            fields["max_tokens"] = cap if endpoint == "/v1/chat/completions" else min(cap, _SHORT_BY_DEFAULT)
+    if cap is not None and endpoint != "/v1/embeddings":
+        _lower(fields, endpoint, cap)
+    newer, older = fields.get("max_completion_tokens"), fields.get("max_tokens")
     # Which of two an engine goes by is its own affair.
-    return max((bound for bound in bounds.values() if type(bound) is int), default=None)
+    if type(newer) is not int:
+        return older if type(older) is int else None
+    return max(newer, older) if type(older) is int else newer
+
+
+def _lower(fields: dict[str, Any], endpoint: str, cap: int) -> None:
+    chat, named = endpoint == "/v1/chat/completions", False
+    for name in ("max_completion_tokens", "max_tokens"):
+        bound = fields.get(name)
+        if bound is None:
+            continue
+        if type(bound) is not int or bound < (1 if chat else 0):
+            raise _invalid(name, "a whole number of at least 1")
+        fields[name], named = min(bound, cap), True
+    if not named:
+        fields["max_tokens"] = cap if chat else min(cap, _SHORT_BY_DEFAULT)
 
 
 def engine_body(parsed: Parsed, endpoint: str, engine_name: str, rid: str) -> bytes:
