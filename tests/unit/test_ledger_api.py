@@ -147,6 +147,20 @@ async def test_a_folder_that_cannot_be_made_is_told_and_not_acknowledged(tmp_pat
         assert (await ledger.send(record("r1")))[0] == 200
 
 
+async def test_a_part_that_fails_keeps_no_record_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[int] = []
+
+    async def fails(*_: Any) -> None:
+        failed.append(1)
+        raise ZeroDivisionError("a mistake")
+
+    monkeypatch.setattr("shoal.ledger.process.maintenance.retain", fails)
+    monkeypatch.setattr("shoal.ledger.process._AGAIN_SECONDS", 0.01)
+    async with served(f"sqlite:///{tmp_path}/ledger.sqlite", tmp_path) as ledger:
+        await until(lambda: len(failed) > 2)
+        assert (await ledger.send(record("r1")))[0] == 200
+
+
 # --- the frame ------------------------------------------------------------------------------------------------------
 
 

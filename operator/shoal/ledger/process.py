@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Final
 
 import structlog
@@ -34,6 +34,7 @@ log = structlog.get_logger()
 
 NOBODY: Final = Standing(watching=False, heard=0, not_heard=())
 _STOP_SECONDS: Final = 5
+_AGAIN_SECONDS: Final = 5.0
 
 
 class Process:
@@ -60,7 +61,13 @@ class Process:
         self.metrics = Metrics(self.store, self.totals)
         self.metrics.registry.register(PriceFigures(self.prices))
         records.add_routes(self.service, self.store, max_body_bytes=settings.max_body_bytes)
-        Questions(self.store, self.prices, settings.installation, credited=self.totals.reload).add(self.service)
+        Questions(
+            self.store,
+            self.prices,
+            settings.installation,
+            keep_days=settings.hours_retention_days,
+            credited=self.totals.reload,
+        ).add(self.service)
         self.reconciler: Reconciler | None = None
         if client is not None:
             me = Me(settings.pod_name, self.totals.hub.boot)
@@ -106,19 +113,7 @@ class Process:
         self.store.start()
         try:
             async with asyncio.TaskGroup() as group:
-                background = [
-                    group.create_task(each)
-                    for each in (
-                        self._housekeeping(),
-                        self.prices.follow(self.totals.reload),
-                        self.totals.run(),
-                        self._closing(),
-                        *(() if self.reconciler is None else (self.reconciler.run(),)),
-                        maintenance.retain(
-                            self.store, self.settings.retention_days, self.settings.hours_retention_days
-                        ),
-                    )
-                ]
+                background = [group.create_task(_lasting(name, each)) for name, each in self._rooms().items()]
                 ops = group.create_task(_serve(self.ops))
                 await _listening(self.ops)
                 main = group.create_task(_serve(self.server))
@@ -138,6 +133,20 @@ class Process:
         finally:
             await self.store.stop()
             log.info("stopped")
+
+    def _rooms(self) -> dict[str, Callable[[], Coroutine[None, None, None]]]:
+        """What runs beside the API, each for ever."""
+        settings = self.settings
+        rooms: dict[str, Callable[[], Coroutine[None, None, None]]] = {
+            "housekeeping": self._housekeeping,
+            "prices": lambda: self.prices.follow(self.totals.reload),
+            "totals": self.totals.run,
+            "closing": self._closing,
+            "retention": lambda: maintenance.retain(self.store, settings.retention_days, settings.hours_retention_days),
+        }
+        if self.reconciler is not None:
+            rooms["reconciliation"] = self.reconciler.run
+        return rooms
 
     def _committed(self, changes: Changes) -> None:
         self.heard.at(changes.heard)
@@ -190,6 +199,16 @@ class Process:
             case _:
                 answer = answer_json({"status": "unknown path"}, 404)
         await send_answer(answer, send)
+
+
+async def _lasting(name: str, work: Callable[[], Coroutine[None, None, None]]) -> None:
+    """A room that fails begins again: records are taken whatever becomes of the others."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            log.exception("a part of the ledger failed and begins again", part=name)
+        await asyncio.sleep(_AGAIN_SECONDS)
 
 
 async def _serve(server: Server) -> None:
