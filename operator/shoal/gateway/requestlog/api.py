@@ -2,14 +2,11 @@
 port, for the other gateways and for `kubectl shoal logs`, where DELETE takes entries away."""
 
 import asyncio
-import base64
-import binascii
 import hmac
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Any, Final, Literal, Protocol, cast
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import urlencode
 
 import aiohttp
 import orjson
@@ -20,16 +17,15 @@ from shoal.core import facts
 from shoal.gateway.asgi import Scope, Send
 from shoal.gateway.errors import ApiError, unavailable
 from shoal.gateway.requestlog.book import RequestLog, merged
-from shoal.gateway.requestlog.query import Found, Place, Query, written
+from shoal.gateway.requestlog.parameters import FILTERS, cursor_of, parameters, query_of
+from shoal.gateway.requestlog.query import Found, Query
 
 PEER_SECONDS: Final = 12.0
 ERASE_SECONDS: Final = 120.0
 """For another gateway's files of a user to be written anew. It goes on after that, and may be asked again."""
-MOST_LIMIT: Final = 1000
 _MOST_READS: Final = 4
 _MOST_WAITING: Final = 32
 _TENANT: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_FILTERS: Final = ("from", "to", "user", "model", "limit", "cursor")
 _ROLES: Final[tuple[Role, ...]] = ("gateway", "admin")
 
 Missing = list[dict[str, str]]
@@ -63,7 +59,7 @@ class LogsApi:
 
     async def page(self, tenant: str, query_string: bytes) -> bytes:
         """A page of a tenant's entries as JSON. Raises ApiError."""
-        return await self._page(_query(tenant, _parameters(query_string, _FILTERS)))
+        return await self._page(query_of(tenant, parameters(query_string, FILTERS)))
 
     async def ops(self, scope: Scope, send: Send) -> None:
         """On the operations' port."""
@@ -83,16 +79,16 @@ class LogsApi:
         method = scope["method"]
         if method not in ("GET", "DELETE"):
             raise ApiError(405, "Use GET or DELETE.", "method_not_allowed", headers=((b"allow", b"GET, DELETE"),))
-        known = ("tenant", *_FILTERS) if method == "GET" else ("tenant", "user")
-        given = _parameters(scope.get("query_string", b""), known)
+        known = ("tenant", *FILTERS) if method == "GET" else ("tenant", "user")
+        given = parameters(scope.get("query_string", b""), known)
         tenant = given.pop("tenant", "")
         if not _TENANT.fullmatch(tenant):
             raise ApiError(400, "`tenant` must be the name of a Tenant.", "invalid_parameter", param="tenant")
         if method == "DELETE":
             return await self._erase(tenant, given.get("user"), everywhere=role == "admin")
         if role == "admin":
-            return await self._page(_query(tenant, given))
-        return _body(await self._read(_query(tenant, given), everywhere=False), [])
+            return await self._page(query_of(tenant, given))
+        return _body(await self._read(query_of(tenant, given), everywhere=False), [])
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -127,16 +123,16 @@ class LogsApi:
 
     async def _ask(self, pod: facts.Pod, query: Query) -> Found | str:
         """What another gateway has in its own folder, or why it says nothing."""
-        parameters = {
+        asked = {
             "tenant": query.tenant,
             "limit": str(query.limit),
             "user": query.user,
             "model": query.model,
             "from": query.since,
             "to": query.until,
-            "cursor": query.before and _cursor(query.before),
+            "cursor": query.before and cursor_of(query.before),
         }
-        answer = await self._call("GET", pod, parameters)
+        answer = await self._call("GET", pod, asked)
         if isinstance(answer, str):
             return answer
         entries = cast(list[dict[str, Any]], answer.get("data") or [])
@@ -151,8 +147,8 @@ class LogsApi:
         missing: Missing = []
         if everywhere:
             others, missing = self._reachable()
-            parameters = {"tenant": tenant, "user": user}
-            answers = await asyncio.gather(*(self._call("DELETE", pod, parameters) for pod in others))
+            asked = {"tenant": tenant, "user": user}
+            answers = await asyncio.gather(*(self._call("DELETE", pod, asked) for pod in others))
             for pod, answer in zip(others, answers, strict=True):
                 if isinstance(answer, str):
                     missing.append({"gateway": pod.name, "reason": answer})
@@ -178,14 +174,14 @@ class LogsApi:
         ]
 
     async def _call(
-        self, method: Literal["GET", "DELETE"], pod: facts.Pod, parameters: Mapping[str, str | None]
+        self, method: Literal["GET", "DELETE"], pod: facts.Pod, asked: Mapping[str, str | None]
     ) -> dict[str, Any] | str:
         if self._session is None:
             self._session = aiohttp.ClientSession()
         seconds = PEER_SECONDS if method == "GET" else ERASE_SECONDS
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=2)
         host = f"[{pod.ip}]" if pod.ip and ":" in pod.ip else pod.ip
-        query = urlencode({name: value for name, value in parameters.items() if value is not None})
+        query = urlencode({name: value for name, value in asked.items() if value is not None})
         url = f"http://{host}:{self._port}{names.LOGS_PATH}?{query}"
         why = "no install key is known here"
         for key in self._keys.demand_keys("gateway"):
@@ -229,73 +225,16 @@ def _add(total: dict[str, Any], part: Mapping[str, Any]) -> None:
     total["unreadable"] += list(part.get("unreadable") or ())
 
 
-def _parameters(query_string: bytes, known: Collection[str]) -> dict[str, str]:
-    given: dict[str, str] = {}
-    for name, value in parse_qsl(query_string.decode("latin-1"), keep_blank_values=True):
-        if name not in known:
-            raise _wrong(name[:64], f"is not known; there are {', '.join(known)}")
-        if name in given:
-            raise _wrong(name, "is there twice")
-        given[name] = value
-    return given
-
-
-def _query(tenant: str, given: Mapping[str, str]) -> Query:
-    """Raises ApiError."""
-    raw = given.get("limit", "100")
-    if not raw.isdigit() or not 1 <= int(raw) <= MOST_LIMIT:
-        raise _wrong("limit", f"must be a number from 1 to {MOST_LIMIT}")
-    since, until = (_moment(name, given[name]) if given.get(name) else None for name in ("from", "to"))
-    if since is not None and until is not None and since >= until:
-        raise _wrong("from", "must be before `to`")
-    return Query(
-        tenant,
-        int(raw),
-        given.get("user") or None,
-        given.get("model") or None,
-        since,
-        until,
-        _place(given["cursor"]) if given.get("cursor") else None,
-    )
-
-
-def _moment(name: str, text: str) -> str:
-    try:
-        moment = datetime.fromisoformat(text)
-        return written(moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC))
-    except (ValueError, OverflowError):
-        raise _wrong(name, "must be a time such as 2026-11-22T06:00:00Z (UTC where no zone is given)") from None
-
-
-def _cursor(place: Place) -> str:
-    return base64.urlsafe_b64encode("|".join(place).encode()).decode().rstrip("=")
-
-
-def _place(cursor: str) -> Place:
-    try:
-        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
-    except (binascii.Error, ValueError):
-        text = ""
-    moment, bar, id = text.partition("|")
-    if not bar:
-        raise _wrong("cursor", "must be the `next_cursor` of the page before")
-    return _moment("cursor", moment), id
-
-
 def _body(found: Found, missing: Missing) -> bytes:
     page: dict[str, Any] = {"object": "list", "has_more": found.more, "missing": missing}
     if found.more and found.lines:
-        page["next_cursor"] = _cursor(found.lines[-1][0])
+        page["next_cursor"] = cursor_of(found.lines[-1][0])
     if found.unreadable:
         page["unreadable"] = found.unreadable
     if found.incomplete:
         page["incomplete"] = "not all files could be read in time: ask for a shorter span, with `from` and `to`"
     # The entries are JSON already.
     return orjson.dumps(page)[:-1] + b',"data":[' + b",".join(line for _, line in found.lines) + b"]}"
-
-
-def _wrong(name: str, must: str) -> ApiError:
-    return ApiError(400, f"`{name}` {must}.", "invalid_parameter", param=name)
 
 
 async def _send(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:

@@ -6,21 +6,19 @@ never holds up serving, and takes no more memory than its room.
 """
 
 import contextlib
-import os
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import IO, Any, Final, Literal
+from typing import Final, Literal
 
 import structlog
 
 from shoal.gateway.requestlog.capture import Room
 from shoal.gateway.requestlog.entry import Job, Lines
-from shoal.gateway.requestlog.frames import Sealer
+from shoal.gateway.requestlog.growing import Growing
 from shoal.gateway.requestlog.logkeys import LogKeys
 from shoal.gateway.requestlog.store import Folder, LogFile
 
@@ -32,8 +30,6 @@ FLUSH_SECONDS: Final = 0.75
 SYNC_SECONDS: Final = 5.0
 FRAME_BYTES: Final = 256 << 10
 """Lines from which on a frame is written at once."""
-MOST_OPEN: Final = 256
-"""Files, one for each tenant that was busy; the one that was idle longest is closed first."""
 Reason = Literal["memory", "disk", "full", "key", "error"]
 """Why an entry was dropped. memory: its room was taken. disk: it refused. full: LOG_MAX_BYTES. key: there is none to
 encrypt with. error: ours."""
@@ -55,19 +51,6 @@ class Stats:
 
 
 _REASONS: Final[tuple[Reason, ...]] = ("memory", "disk", "full", "key", "error")
-
-
-@dataclass(slots=True)
-class _Open:
-    """A tenant's file that grows."""
-
-    where: LogFile
-    file: IO[bytes]
-    sealer: Sealer
-    key: str | None
-    began: float
-    size: int = 0
-    synced: int = 0
 
 
 @dataclass(slots=True)
@@ -99,9 +82,7 @@ class Writer:
         self._folder = folder
         self._keys = keys
         self._room = room
-        self._gateway = gateway
-        self._rotate_bytes = rotate_bytes
-        self._rotate_seconds = rotate_seconds
+        self._files = Growing(folder, gateway, rotate_bytes, rotate_seconds)
         self._max_bytes = max_bytes
         self._lines = Lines(entry_bytes)
         self._jobs: deque[Job] = deque()
@@ -110,9 +91,7 @@ class Writer:
         self._asleep = False
         """Nobody looks at the jobs until it is woken."""
         self._waiting: dict[str, _Waiting] = {}
-        self._open: dict[str, _Open] = {}
         self._sync_at = 0.0
-        self._last_number = 0
         self._refused: dict[str, str] = {}
         self._days: dict[str, int] = {}
         self._thread: threading.Thread | None = None
@@ -149,8 +128,7 @@ class Writer:
 
     def is_open(self, file: LogFile) -> bool:
         """Whether it still grows. Asked from other threads."""
-        found = self._open.get(file.tenant)
-        return found is not None and found.where.name == file.name
+        return self._files.is_open(file)
 
     # --- the thread -------------------------------------------------------------------------------------------------
 
@@ -188,7 +166,7 @@ class Writer:
 
     def _rest(self) -> None:
         """Until something is to be done: what comes is gathered, so that many entries cost one turn."""
-        if self._waiting or self._open or self._jobs:
+        if self._waiting or self._files or self._jobs:
             self._wake.wait(GATHER_SECONDS)
         else:
             self._asleep = True
@@ -238,14 +216,13 @@ class Writer:
         now = time.monotonic()
         for tenant in [t for t, waiting in self._waiting.items() if now - waiting.since >= FLUSH_SECONDS]:
             self._flush(tenant)
-        today = datetime.now(UTC).strftime("%Y-%m-%d")
-        for tenant, opened in list(self._open.items()):
-            if now - opened.began >= self._rotate_seconds or opened.where.date != today:
-                self._close(tenant)
-        if now >= self._sync_at:
-            self._sync_at = now + SYNC_SECONDS
-            for tenant, opened in list(self._open.items()):
-                self._sync(tenant, opened)
+        try:
+            self._files.rotate()
+            if now >= self._sync_at:
+                self._sync_at = now + SYNC_SECONDS
+                self._files.sync()
+        except OSError as error:
+            self._fail(error.strerror or type(error).__name__)
 
     def _flush(self, tenant: str) -> None:
         waiting = self._waiting.pop(tenant, None)
@@ -263,84 +240,33 @@ class Writer:
             self._drop("full", count, waiting.room)
             return
         try:
-            opened = self._file(tenant, key)
-            frame = opened.sealer.frame(b"".join(waiting.lines))
-            _write(opened.file, frame)
+            size = self._files.append(tenant, key, b"".join(waiting.lines))
         except OSError as error:
             self._fail(error.strerror or type(error).__name__)
             self._drop("disk", count, waiting.room)
-            self._abandon(tenant)
             return
         except Exception as error:  # the thread goes on, whatever a library says
             self._fail(type(error).__name__)
             self._drop("error", count, waiting.room)
-            self._abandon(tenant)
             return
-        opened.size += len(frame)
-        self.stats.held += len(frame)
-        self.stats.bytes += len(frame)
+        self.stats.held += size
+        self.stats.bytes += size
         self.stats.entries += count
         if self.stats.error is not None:
             log.info("request log: written again")
             self.stats.error = None
         self._room.give(waiting.room)
-        if opened.size >= self._rotate_bytes:
-            self._close(tenant)
-
-    def _file(self, tenant: str, key: tuple[str, bytes] | None) -> _Open:
-        now = datetime.now(UTC)
-        date, name = now.strftime("%Y-%m-%d"), key[0] if key else None
-        opened = self._open.get(tenant)
-        if opened is not None:
-            if opened.where.date == date and opened.key == name:
-                return opened
-            self._close(tenant)
-        while len(self._open) >= MOST_OPEN:
-            self._close(next(iter(self._open)))
-        sealer = Sealer(tenant, key)
-        self._last_number = max(self._last_number + 1, time.time_ns() // 1_000_000)
-        where = LogFile(tenant, date, f"{self._gateway}-{self._last_number}{sealer.suffix}", 0)
-        file = self._folder.create(where)
-        opened = self._open[tenant] = _Open(where, file, sealer, name, time.monotonic())
-        _write(file, sealer.head)
-        opened.size = len(sealer.head)
-        return opened
-
-    def _sync(self, tenant: str, opened: _Open) -> None:
-        if opened.synced < opened.size:
-            try:
-                os.fsync(opened.file.fileno())
-            except OSError as error:
-                self._fail(error.strerror or type(error).__name__)
-                self._abandon(tenant)
-            else:
-                opened.synced = opened.size
 
     def _close_of(self, tenant: str | None) -> None:
         for name in list(self._waiting) if tenant is None else [tenant]:
             self._flush(name)
-        for name in list(self._open) if tenant is None else [tenant]:
-            self._close(name)
-
-    def _close(self, tenant: str) -> None:
-        opened = self._open.get(tenant)
-        if opened is not None:
-            self._sync(tenant, opened)
-        if (opened := self._open.pop(tenant, None)) is not None:
-            with contextlib.suppress(OSError):
-                opened.file.close()
-
-    def _abandon(self, tenant: str) -> None:
-        """A write broke off: what stands behind the last whole frame would hide what came after it, so nothing does."""
-        opened = self._open.pop(tenant, None)
-        if opened is None:
-            return
-        with contextlib.suppress(OSError):
-            os.ftruncate(opened.file.fileno(), opened.size)
-        with contextlib.suppress(OSError):
-            opened.file.close()
+        try:
+            self._files.close(tenant)
+        except OSError as error:
+            self._fail(error.strerror or type(error).__name__)
 
     def _count(self) -> None:
+        self._days.clear()  # it may be gone with the files
         self.stats.held = self._folder.size()
 
     def _fail(self, why: str) -> None:
@@ -351,10 +277,3 @@ class Writer:
     def _drop(self, reason: Reason, count: int, room: int) -> None:
         self.stats.dropped[reason] += count
         self._room.give(room)
-
-
-def _write(file: IO[Any], data: bytes) -> None:
-    """All of it: a full disk may take a part first."""
-    view = memoryview(data)
-    while view:
-        view = view[file.write(view) :]
