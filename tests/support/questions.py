@@ -75,7 +75,7 @@ def gpu_hour(start: str, gpu_class: str = "h100", **other: Any) -> dict[str, Any
         "prompt_tokens": 0,
         "generation_tokens": 0,
         "gpu_seconds": 3600.0,
-        "cost": 2_500_000_000_000,
+        "cost": 2_500_000_000,
         "currency": "EUR",
     } | other
 
@@ -197,7 +197,9 @@ async def ledger(url: str, path: Path, **lists: str) -> AsyncGenerator[Ledger]:
         found.credited += 1
 
     Routes(store, lambda: found.standing, lambda: ms(NOW)).add(service)
-    Questions(store, prices, "shoal-test", credited=credited, clock=lambda: ms(NOW) / 1000).add(service)
+    Questions(store, prices, "shoal-test", keep_days=1_100, credited=credited, clock=lambda: ms(NOW) / 1000).add(
+        service
+    )
     try:
         async with asyncio.timeout(30):
             while store.error is not None:

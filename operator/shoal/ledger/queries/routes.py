@@ -24,8 +24,8 @@ _CSV: Final[Headers] = ((b"content-type", b"text/csv; charset=utf-8"),)
 
 
 class Questions:
-    """`installation` is the billing account of exports; `credited` is called after a new credit; `clock` gives seconds
-    since 1970."""
+    """`installation` is the billing account of exports; `keep_days` is how long hourly sums are kept (None: for ever);
+    `credited` is called after a new credit; `clock` gives seconds since 1970."""
 
     def __init__(
         self,
@@ -33,12 +33,14 @@ class Questions:
         prices: PriceFolder,
         installation: str,
         *,
+        keep_days: int | None = None,
         credited: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._prices = prices
         self._installation = installation
+        self._keep_days = keep_days
         self._credited = credited
         self._clock = clock
 
@@ -67,14 +69,14 @@ class Questions:
     async def bill(self, request: Request) -> Response:
         """A tenant's month."""
         words.only_these(request, ("tenant", "month"))
-        tenant, month = _tenant(request.one("tenant")), times.month(request.one("month"))
+        tenant, month = _tenant(request.one("tenant")), self._kept(request.one("month"))
         prices, now = self._prices.schedule, self._now()
         return _json(await self._store.read(lambda c: bills.statement(c, tenant, month, prices, now)))
 
     async def bill_again(self, request: Request) -> Response:
         """A tenant's month, and the same at other prices; nothing is kept."""
         asked = _body(request, RateAgain)
-        times.month(asked.month)
+        self._kept(asked.month)
         other = bills.sent(asked.prices)
         prices, now = self._prices.schedule, self._now()
 
@@ -139,6 +141,16 @@ class Questions:
 
         name = f'attachment; filename="focus-{VERSION}.csv"'
         return Response(200, (*_CSV, (b"content-disposition", name.encode())), parts())
+
+    def _kept(self, given: str | None) -> str:
+        """Checks a month of which a bill is to be made: one of a part of it would be wrong. Raises Problem."""
+        month = times.month(given)
+        if self._keep_days is not None:
+            oldest = self._now() - self._keep_days * times.DAY_MS
+            if times.month_span(month).start < oldest:
+                gone = f"hourly sums of before {times.text(oldest)} are deleted"
+                raise Problem(410, f"{gone}: of {month} there is no whole bill any more")
+        return month
 
     def _now(self) -> int:
         return round(self._clock() * 1000)
