@@ -6,6 +6,9 @@ import sys
 BENCHES = {
     "bench_gateway": "the gateway beside no proxy, Envoy and smg",
     "bench_quota": "limits that four gateways share: a burst, the bound, and what a request costs",
+    "bench_ledger": "records taken and questions answered, SQLite beside PostgreSQL",
+    "bench_reconcile": "what keeping and comparing engines' counters costs",
+    "bench_requestlog": "what an entry of the request log costs",
     "bench_hold": "8,000 requests that wait for a replica: memory, release, wake",
     "bench_fetch": "fetching weights beside a plain copy",
     "bench_cache": "staging with and without the node cache",
@@ -17,6 +20,8 @@ BENCHES = {
     "bench_adapters": "2,000 adapters on 20 replicas: hit rate, movement, and how long a plan takes",
     "bench_swap": "swapping adapters: the engine's own times, simulated and real",
     "bench_adapter_files": "first use of an adapter: from the object store to the first token, by stage",
+    "bench_ensure": "the agent's own time on top of an adapter's load",
+    "bench_lora_operator": "20,000 adapters in one operator: time to available, memory, quiet writes",
     "bench_protocol": "the protocol of drains, in every order of events",
     "bench_streams": "what listening to 2,000 agents and 8 gateways costs",
     "bench_scaling": "scaling rules beside those of HPA, KEDA, KPA, AIBrix and llm-d, replayed",
