@@ -31,7 +31,7 @@ ROWS = (
 )
 GPUS = (
     gpu_hour("2026-11-01T00:00"),
-    gpu_hour("2026-11-02T00:00", gpu_seconds=1800.0, cost=1_250_000_000_000),
+    gpu_hour("2026-11-02T00:00", gpu_seconds=1800.0, cost=1_250_000_000),
     gpu_hour("2026-11-01T00:00", "l4", currency="USD"),
     gpu_hour("2026-11-01T00:00", "a100", gpu_seconds=7200.0, cost=0, currency=""),
     gpu_hour("2026-11-01T00:00", "idle"),
@@ -118,6 +118,17 @@ async def test_a_tenant_that_was_never_seen_is_not_known(books: Ledger) -> None:
     assert (await bill(books, month="2026-01"))["known"], "it has usage, only not in that month"
     await books.post("/v1/credits", credit(tenant="newcomer"))
     assert (await bill(books, tenant="newcomer", month="2026-01"))["known"]
+
+
+async def test_of_a_month_that_is_deleted_in_part_there_is_no_bill(empty: Ledger) -> None:
+    answer = await empty.get("/v1/bill", tenant="acme", month="2023-11")  # 1,100 days before are the 18th of it
+    assert (answer.status, answer.message) == (
+        410,
+        "hourly sums of before 2023-11-18T12:00:00Z are deleted: of 2023-11 there is no whole bill any more",
+    )
+    lists = [{"file": "a.yaml", "text": OCTOBER}]
+    assert (await empty.post("/v1/bill", {"tenant": "acme", "month": "2023-11", "prices": lists})).status == 410
+    assert (await empty.get("/v1/bill", tenant="acme", month="2023-12")).status == 200
 
 
 @pytest.mark.parametrize(
@@ -396,3 +407,13 @@ async def test_a_wrong_question_for_focus(empty: Ledger) -> None:
     assert (answer.status, answer.message) == (400, "grain is hour or day")
     answer = await empty.get("/v1/focus", from_="2020-01")
     assert (answer.status, "more than 400 days" in answer.message) == (400, True)
+
+
+async def test_the_cost_of_a_fleet_may_be_more_than_64_bits_hold(books: Ledger) -> None:
+    most = 2**62 - 1
+    await books.fill(
+        engines=tuple(gpu_hour(f"2026-11-0{day}T00:00", "h900", cost=most, currency="IDR") for day in range(1, 5))
+    )
+    rows = (await books.get("/v1/margin", by="class")).json["rows"]
+    (row,) = [row for row in rows if row["class"] == "h900"]
+    assert (row["costCurrency"], Decimal(row["cost"])) == ("IDR", Decimal(4 * most) / 10**9)

@@ -257,7 +257,7 @@ async def test_gpus_cost_from_the_first_look_to_the_end_of_the_pod(world: World)
         # Its successor was put on its node at ten by its own clock, after the first look at least.
         await world.server.change("pods", engine_pod("llama-2", "pod-2"))
         await _looked(world, world.now, 1800 + 2 * 45 * 60)
-    assert await gpu_seconds(world) == {"EUR": (7200.0, 7_200_000_000_000)}
+    assert await gpu_seconds(world) == {"EUR": (7200.0, 7_200_000_000)}
 
 
 async def test_gpu_time_goes_on_after_a_restart_and_a_missed_end(world: World):

@@ -19,8 +19,12 @@ from typing import Final
 
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
-MONEY: Final = 10**12
-"""Amounts are whole 10^-12 of a currency."""
+MONEY: Final = 10**9
+"""What GPUs cost is whole 10^-9 of a currency: in 10^-12 an hour of a large fleet may leave 64 bits."""
+MOST: Final = 2**62 - 1
+"""Of any sum that is kept: two of them fit into 64 bits. Beyond is a price that was mistyped."""
+MOST_COUNTED: Final = 10**15
+"""Tokens that one process of an engine may have counted. Beyond, it was misread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,12 @@ class Reading:
 def grown(counted: int, now: int | None) -> int:
     """By how much a counter has grown since `counted` was kept. One that is lower than before under the same boot id
     was misread: it has not grown, and the higher one stays."""
-    return max(0, now - counted) if now is not None else 0
+    return 0 if now is None or misread(counted, now) else now - counted
+
+
+def misread(counted: int, now: int) -> bool:
+    """Whether a counter cannot be `now` after it was `counted`, under the same boot id."""
+    return not counted <= now <= MOST_COUNTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +118,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a GPU of a class costs per hour, in 10^-12 of the currency."""
+    """What a GPU of a class costs per hour, in 10^-9 of the currency."""
 
     hourly: int
     currency: str
@@ -131,7 +140,7 @@ class Held:
 
 
 def price(amount: Decimal, currency: str) -> Price:
-    """Of GPUClass `spec.hourlyCost`. An amount below 10^-12 is rounded."""
+    """Of GPUClass `spec.hourlyCost`. An amount below 10^-9 is rounded."""
     return Price(int((amount * MONEY).to_integral_value(ROUND_HALF_EVEN)), currency)
 
 
@@ -152,5 +161,5 @@ def by_hour(begin: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def gpu_cost(gpu_ms: int, hourly: int) -> int:
-    """What so many GPU milliseconds cost, to the nearest 10^-12."""
-    return (gpu_ms * hourly + HOUR_MS // 2) // HOUR_MS
+    """What so many GPU milliseconds cost, to the nearest 10^-9; `MOST` at most."""
+    return min(MOST, (gpu_ms * hourly + HOUR_MS // 2) // HOUR_MS)

@@ -173,7 +173,7 @@ engine_hours: Final = Table(
     Column("prompt_tokens", BigInteger, nullable=False),
     Column("generation_tokens", BigInteger, nullable=False),
     Column("gpu_seconds", Float, nullable=False),
-    Column("cost", BigInteger, nullable=False, comment="10^-12 of the class's currency, at its price then"),
+    Column("cost", BigInteger, nullable=False, comment="10^-9 of the class's currency, at its price then"),
     Column("currency", String, nullable=False),
     PrimaryKeyConstraint("hour", "model", "gpu_class", "currency"),
 )

@@ -2,7 +2,7 @@
 
 from typing import Any, Final, cast
 
-from sqlalchemy import ColumnElement, Connection, Table, func, select
+from sqlalchemy import ColumnElement, Connection, Integer, Table, func, literal_column, select
 
 from shoal.api.billing import Margin, MarginRow
 from shoal.core.rating import money
@@ -28,14 +28,17 @@ def answer(connection: Connection, span: Span, by: tuple[str, ...], prices: Sche
         .subquery()
     )
     keys = [*(within.c[f"by_{name}"] for name in by), within.c.currency]
+    # In two halves, for SQLite's sums of integers end at 64 bits.
+    half = literal_column("1000000000", Integer)
+    high, low = within.c.cost // half, within.c.cost % half
     rows = connection.execute(
-        select(*keys, func.sum(within.c.gpu_seconds), func.sum(within.c.cost)).group_by(*keys).order_by(*keys)
+        select(*keys, func.sum(within.c.gpu_seconds), func.sum(high), func.sum(low)).group_by(*keys).order_by(*keys)
     )
     spent = [
-        (_key(by, tuple(row[: len(by)])), Spent(float(row[-2]), int(row[-1]), row[-3]))
+        (_key(by, tuple(row[: len(by)])), Spent(float(row[-3]), (int(row[-2]) * 10**9 + int(row[-1])) * 1_000, row[-4]))
         for row in rows
         # Tokens that were counted without any GPU time are no cost that is known.
-        if row[-2] or row[-1]
+        if any(row[-3:])
     ]
     currency = prices.currency
     return Margin(

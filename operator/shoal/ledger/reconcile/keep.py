@@ -6,10 +6,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, Table, delete, select
+from sqlalchemy import Connection, Table, case, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from shoal.core.reconcile import DAY_MS, HOUR_MS, Held, Price, Reading, by_hour, gpu_cost, grown, held_since
+from shoal.core.reconcile import (
+    DAY_MS,
+    HOUR_MS,
+    MOST,
+    Held,
+    Price,
+    Reading,
+    by_hour,
+    gpu_cost,
+    grown,
+    held_since,
+    misread,
+)
 from shoal.ledger.schema import engine_hours, engines, gpu_pods
 
 FORGET_MS: Final = 92 * DAY_MS
@@ -55,9 +67,8 @@ def keep_readings(connection: Connection, readings: Sequence[Reading], prices: M
         prompt, generation, last_heard = counted.get(reading.boot, (0, 0, 0))
         more = (grown(prompt, reading.prompt), grown(generation, reading.generation))
         # One that is older, of a ledger that stood by, may be lower.
-        if reading.heard_at >= last_heard and (
-            _lower(reading.prompt, prompt) or _lower(reading.generation, generation)
-        ):
+        told = ((prompt, reading.prompt), (generation, reading.generation))
+        if reading.heard_at >= last_heard and any(now is not None and misread(before, now) for before, now in told):
             lower.append(reading.boot)
         rows.append(
             {
@@ -145,6 +156,7 @@ def _book(connection: Connection, sums: Mapping[Hour, _Sum]) -> None:
         name: engine_hours.c[name] + insert.excluded[name]
         for name in ("prompt_tokens", "generation_tokens", "gpu_seconds", "cost")
     }
+    added["cost"] = case((added["cost"] > MOST, MOST), else_=added["cost"])
     connection.execute(
         insert.on_conflict_do_update(index_elements=list(engine_hours.primary_key.columns), set_=added),
         [
@@ -165,10 +177,6 @@ def _book(connection: Connection, sums: Mapping[Hour, _Sum]) -> None:
 
 def _insert(connection: Connection, table: Table) -> "postgresql.Insert | sqlite.Insert":
     return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
-
-
-def _lower(now: int | None, counted: int) -> bool:
-    return now is not None and now < counted
 
 
 def _currency(known: Price | None) -> str:

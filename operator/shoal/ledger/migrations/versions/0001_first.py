@@ -43,7 +43,7 @@ def upgrade() -> None:
         sa.Column("prompt_tokens", sa.BigInteger(), nullable=False),
         sa.Column("generation_tokens", sa.BigInteger(), nullable=False),
         sa.Column("gpu_seconds", sa.Float(), nullable=False),
-        sa.Column("cost", sa.BigInteger(), nullable=False, comment="10^-12 of the class's currency, at its price then"),
+        sa.Column("cost", sa.BigInteger(), nullable=False, comment="10^-9 of the class's currency, at its price then"),
         sa.Column("currency", sa.String(), nullable=False),
         sa.PrimaryKeyConstraint("hour", "model", "gpu_class", "currency"),
     )
