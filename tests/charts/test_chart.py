@@ -87,6 +87,11 @@ def test_scrapers_do_not_shut_operators_and_gateways_out_of_the_demand() -> None
     (ops,) = [rule for rule in policy["spec"]["ingress"] if rule["ports"][0]["port"] == names.OPS_PORT]
     allowed = [peer["podSelector"]["matchLabels"] for peer in ops["from"] if "podSelector" in peer]
     assert [labels[names.LABEL_COMPONENT] for labels in allowed] == ["operator", "gateway"]
+    # Nor `kubectl shoal`, which comes through the API servers.
+    for component in ("operator", "gateway", "ledger"):
+        rules = one(rendered(EVERYTHING), "NetworkPolicy", f"shoal-{component}")["spec"]["ingress"]
+        (ops,) = [rule for rule in rules if rule["ports"][0]["port"] == names.OPS_PORT]
+        assert {"ipBlock": {"cidr": "10.0.0.0/28"}} in ops["from"]
 
 
 def test_a_changed_configuration_rolls_the_operator() -> None:

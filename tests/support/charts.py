@@ -59,7 +59,6 @@ EVERYTHING: dict[str, Any] = {
         "prices": {"2026.yaml": "currency: EUR\n"},
         "retentionDays": 800,
         "hoursRetentionDays": 3650,
-        "proxyNetworks": ["10.0.0.0/28"],
         "resources": {"limits": {"memory": "4Gi"}},
         "nodeSelector": {"pool": "cpu"},
         "priorityClassName": "system-cluster-critical",
@@ -96,6 +95,7 @@ EVERYTHING: dict[str, Any] = {
     "proxy": {"https": "http://proxy.example.com:3128", "noProxy": ".svc"},
     "caBundle": {"configMap": "ca"},
     "hubEndpoint": "https://hub.example.com",
+    "networkPolicy": {"apiServers": ["10.0.0.0/28"]},
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     "podMonitor": {"enabled": True},
     "extraObjects": [

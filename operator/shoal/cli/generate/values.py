@@ -225,9 +225,6 @@ class Ledger(Placement):
     """Days that single usage records are kept."""
     hours_retention_days: int = Field(default=1100, ge=32, le=36500)
     """Days that hourly sums are kept, from which bills are made."""
-    proxy_networks: tuple[str, ...] = ()
-    """Networks (CIDR) of the API servers, through whose proxy `kubectl shoal usage` reaches the ledger. Given: the
-    NetworkPolicy lets only these and gateways to its port; empty: everyone, and the key alone decides."""
     resources: Free = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
     """Requests and limits of the container."""
 
@@ -297,6 +294,10 @@ class NodeCache(Section):
 class NetworkPolicy(Section):
     enabled: bool = True
     """NetworkPolicies for operator, gateway and ledger. For engine pods see `pods.networkPolicy`."""
+    api_servers: tuple[str, ...] = ()
+    """Networks (CIDR) of the API servers, through whose proxy `kubectl shoal` reaches operator, gateways and ledger.
+    Given: besides gateways nobody else reaches the ledger's port; empty: everyone, and the key alone decides. With
+    `pods.scraperNamespaces` they are needed for `kubectl shoal top`, `why`, `adapters` and `logs`."""
 
 
 class DisruptionBudget(Section):
