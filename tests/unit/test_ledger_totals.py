@@ -104,6 +104,32 @@ async def test_money_is_exact_and_what_is_not_billed_is_not_in_it(url: str) -> N
         assert again.total("acme") == total, "read from the tables it is the same"
 
 
+async def test_money_beyond_64_bits_stops_at_the_bound_and_keeps_no_record_out(url: str) -> None:
+    class Dear:
+        """A million of the currency per token."""
+
+        def current(self) -> Prices | None:
+            return self.at(0)
+
+        def at(self, moment: int) -> Prices | None:
+            del moment
+            return Prices(list="", currency="IDR", rates=(Rate(model="*", input=10**18, cached=10**18, output=10**18),))
+
+    clock = _Clock(_now())
+    async with store(url) as rig:
+        totals = await _totals(rig, clock, Dear())
+        for n in range(4):
+            assert await rig.take(record(f"r{n}", at=clock.at, inputTokens=4, outputTokens=1)) == (1, 0, 0)
+        await until(lambda: (t := totals.total("acme")) is not None and t.requests == 4)
+        again = await _totals(rig, clock, Dear())
+        for each in (totals, again):
+            total = each.total("acme")
+            assert total is not None
+            assert total.spent == total.gateways["gw-1"].spent == 2**63 - 1
+            assert b"9223372036854775807" in each._full()
+        await rig.balanced()
+
+
 async def test_each_hour_has_the_price_of_its_hour(url: str) -> None:
     clock = _Clock(datetime(2026, 11, 20, 12, 30, tzinfo=UTC))
     since = datetime(2026, 11, 20, 12, tzinfo=UTC)

@@ -17,6 +17,9 @@ _MOST_VALUES: Final = 3_000
 COPY_FROM: Final = 100
 """Rows from which on COPY is the faster way."""
 
+MOST: Final = (1 << 63) - 1
+"""The largest number that a column, or JSON, holds: 9.2 million of a currency in 10^-12 of it."""
+
 Values = Sequence[Any]
 
 
@@ -62,13 +65,19 @@ def replacing(table: Table) -> str:
 
 
 @cache
-def adding(table: Table, *latest: str) -> str:
-    """ON CONFLICT: the numbers are added up; of the columns in `latest` the larger stays."""
-    sets = [f"{n} = {table.name}.{n} + excluded.{n}" for n in _others(table) if n not in latest]
-    # Both databases know CASE; greatest() is called max() in SQLite.
-    sets += [
-        f"{n} = CASE WHEN excluded.{n} > {table.name}.{n} THEN excluded.{n} ELSE {table.name}.{n} END" for n in latest
-    ]
+def adding(table: Table, *, latest: tuple[str, ...] = (), bounded: tuple[str, ...] = ()) -> str:
+    """ON CONFLICT: the numbers are added up. Of the columns in `latest` the larger stays; those in `bounded` stop at
+    MOST, where SQLite would go on with fractions and PostgreSQL refuse the row."""
+    sets: list[str] = []
+    for name in _others(table):
+        old, new = f"{table.name}.{name}", f"excluded.{name}"
+        if name in latest:
+            sets.append(f"{name} = CASE WHEN {new} > {old} THEN {new} ELSE {old} END")
+        elif name in bounded:
+            over = f"{new} > 0 AND {old} > {MOST} - {new}"
+            sets.append(f"{name} = CASE WHEN {over} THEN {MOST} ELSE {old} + {new} END")
+        else:
+            sets.append(f"{name} = {old} + {new}")
     return _on_conflict(table, ", ".join(sets))
 
 

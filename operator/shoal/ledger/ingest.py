@@ -107,8 +107,14 @@ def store(connection: Connection, rows: Sequence[UsageRow], changes: Changes, no
     bulk.insert(connection, schema.usage, rows, bulk.replacing(schema.usage))
     hours = [(*key, *sums) for key, sums in changes.hours.items() if any(sums)]
     bulk.insert(connection, schema.hours, hours, bulk.adding(schema.hours))
-    gateways = [(*key, *sums, now_ms) for key, sums in changes.gateways.items() if any(sums)]
-    bulk.insert(connection, schema.gateways, gateways, bulk.adding(schema.gateways, "heard_at"))
+    gateways = [
+        (*key, own.requests, own.tokens, max(-bulk.MOST, min(own.spent, bulk.MOST)), now_ms)
+        for key, own in changes.gateways.items()
+        if any(own)
+    ]
+    bulk.insert(
+        connection, schema.gateways, gateways, bulk.adding(schema.gateways, latest=("heard_at",), bounded=("spent",))
+    )
 
 
 def one_by_one(

@@ -111,13 +111,11 @@ def read(connection: Connection, prices: PriceSource, now: float) -> Known:
         known.gateways[row.tenant][row.gateway] = Total(row.requests, row.tokens, row.spent)
         known.heard[row.gateway] = max(known.heard.get(row.gateway, 0), row.heard_at)
     credits = schema.credits.c
-    taken = select(credits.tenant, credits.month, credits.currency, func.sum(credits.amount))
     current = prices.current()
-    for tenant, month, currency, amount in connection.execute(
-        taken.where(credits.month >= month_of(now)).group_by(credits.tenant, credits.month, credits.currency)
-    ):
-        if current is not None and currency == current.currency:
-            known.months[month][tenant].spent -= int(amount)
+    # Summed here: SQLite's own sum of whole numbers ends with an error where it leaves 64 bits.
+    for row in connection.execute(select(schema.credits).where(credits.month >= month_of(now))):
+        if current is not None and row.currency == current.currency:
+            known.months[row.month][row.tenant].spent -= row.amount
     return known
 
 

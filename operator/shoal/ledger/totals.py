@@ -14,6 +14,7 @@ import orjson
 import structlog
 
 from shoal.api.ledger import Counted, Prices, TenantTotal
+from shoal.ledger.bulk import MOST
 from shoal.ledger.monthly import Known, NoPrices, PriceSource, Rated, Total, month_of, read
 from shoal.ledger.store import Store, Unavailable
 from shoal.ledger.sums import Changes
@@ -165,10 +166,15 @@ class Totals:
         return {
             "requests": total.requests,
             "tokens": total.tokens,
-            "spent": total.spent,
+            "spent": _bounded(total.spent),
             "gateways": {
-                boot: Counted(tokens=each.tokens, spent=each.spent).model_dump()
+                boot: Counted(tokens=each.tokens, spent=_bounded(each.spent)).model_dump()
                 for boot, each in boots.items()
                 if boot in listening or known.heard.get(boot, 0) >= oldest
             },
         }
+
+
+def _bounded(spent: int) -> int:
+    """More than this no budget can be, and JSON of 64 bits cannot say it."""
+    return max(-MOST, min(spent, MOST))
