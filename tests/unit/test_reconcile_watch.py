@@ -232,6 +232,17 @@ async def test_what_was_heard_is_kept_when_the_ledger_is_stopped(world: World, m
     await world.kept(("boot-1", 100, 20))
 
 
+async def test_its_key_reads_and_does_nothing_else(world: World):
+    key = keys.derive(INSTALL_KEY, "ledger", MODEL_UID)
+    async with world.pod.stream(key) as stream:
+        await stream.until(engineBoot="boot-1")
+        status, why = await world.pod.ack(stream, 0, key=key)
+        assert (status, "a gateway's key" in why) == (401, True)
+    status, why = await world.pod.floor(key=key)
+    assert (status, "a gateway's or an operator's key" in why) == (401, True)
+    assert world.pod.drain.gateways == ()
+
+
 def _said(ledger: Reconciler, boot: str, prompt: int) -> bool:
     """Whether the ledger has heard it."""
     said = ledger.streams.keys().get("pod-1")
