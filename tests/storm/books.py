@@ -96,7 +96,7 @@ class Booked:
     billed: Tokens
     unattributed: Tokens
     requests: int
-    """Of all tenants this month, as it tells gateways."""
+    """Of all tenants this month, as it tells gateways; without those whose counts are estimates."""
 
 
 @dataclass(slots=True)

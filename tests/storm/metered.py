@@ -153,7 +153,8 @@ def _accepted(
     seen |= dict.fromkeys(at_engines, "an engine had it")
     known = {row.client_id for row in books.rows}
     for id, attempt in attempts.items():
-        if attempt.outcome == "answered" or attempt.first is not None:
+        begun = attempt.first is not None and attempt.outcome != "refused"  # refusals come before a request is accepted
+        if attempt.outcome == "answered" or begun:
             if attempt.gateway_id is not None:
                 seen[attempt.gateway_id] = f"client {id}: {attempt.outcome}"
             elif id not in known:

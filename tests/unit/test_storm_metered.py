@@ -61,6 +61,11 @@ def replace_tokens(work: Sequence, tokens: tuple[int, int] | None) -> Sequence:
     return Sequence(work.rid, work.engine, work.boot, work.asked, work.finished, work.outcome, tokens)
 
 
+def test_who_was_refused_before_anything_was_kept_needs_no_row() -> None:
+    refused = Attempt("a", "a", "m", "short", 10.0, 11.0, 11.0, 11.0, "refused", "", 503, "r")
+    assert judged(books(heard=Tokens()), seen=refused).violations() == []
+
+
 def test_two_final_rows_are_double_wherever_they_show() -> None:
     both = judged(books(ROW, ROW, heard=Tokens(7, 5)), WORK)
     assert any("2 final rows" in text for text in both.double)

@@ -9,9 +9,10 @@ import tempfile
 from pathlib import Path
 
 import click
+from pydantic import TypeAdapter
 
 from tests.storm.mutants import MUTATIONS
-from tests.storm.tenants.run import DATABASES, Database, Weather, run
+from tests.storm.tenants.run import DATABASES, ENDED, Database, Ended, Weather, judge_folder, run
 from tests.support.engines import Kind
 
 _SHOWN = 20
@@ -28,6 +29,7 @@ _SHOWN = 20
 @click.option("--engine", type=click.Choice(["sim", "sglang"]), default="sim", show_default=True)
 @click.option("--mutation", type=click.Choice(sorted(MUTATIONS)), help="A protection that is switched off.")
 @click.option("--folder", type=click.Path(path_type=Path), help="For the journals; default: a new one.")
+@click.option("--judge", "judged", type=click.Path(path_type=Path, exists=True), help="Only judge this folder again.")
 def main(
     kills: int,
     rate: float,
@@ -37,12 +39,16 @@ def main(
     engine: Kind,
     mutation: str | None,
     folder: Path | None,
+    judged: Path | None,
 ) -> None:
     """Kill gateways and the ledger under load, and judge the books."""
-    folder = folder or Path(tempfile.mkdtemp(prefix="storm-tenants-"))
+    folder = judged or folder or Path(tempfile.mkdtemp(prefix="storm-tenants-"))
     print(f"journals are in {folder}", flush=True)
     weather = Weather(kills, rate, seed, pause, database=database, engine=engine, mutation=mutation)
-    outcome = asyncio.run(run(weather, folder))
+    if judged is not None:
+        outcome = judge_folder(folder, TypeAdapter(Ended).validate_json((folder / ENDED).read_bytes()))
+    else:
+        outcome = asyncio.run(run(weather, folder))
     violations = [*outcome.findings.violations, *outcome.account.violations()]
     for text in violations[:_SHOWN]:
         print(f"VIOLATION {text}")

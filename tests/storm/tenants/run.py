@@ -27,6 +27,7 @@ from tests.storm.verdict import Findings, judge
 from tests.support.engines import MODEL, ROOT, Kind
 from tests.support.postgres import postgres
 
+ENDED: Final = "ended.json"
 _ANSWER_SECONDS: Final = 2.0
 """How long a kill waits for the moment between a commit and its answer."""
 _AWAY_SECONDS: Final = 0.7
@@ -67,6 +68,18 @@ class Weather:
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """What was asked for while the fleet still ran."""
+
+    database_url: str
+    counted: Tokens
+    """The engines' own counters at the end."""
+    idle: Tokens
+    """The same before the load."""
+    booked: books.Booked
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     findings: Findings
     account: Account
@@ -97,15 +110,17 @@ async def _run(weather: Weather, folder: Path, say: Callable[[str], None], datab
         await town.all_serve()
         counted = await _quiet(town, weather)
         booked = await town.booked()
+        ended = Ended(town.database_url, counted, idle, booked)
+        await asyncio.to_thread((folder / ENDED).write_bytes, orjson.dumps(asdict(ended)))
         for child in (*town.gateways, town.ledger):
             code = await child.stop()
             assert code == 0 or weather.mutation, f"{child.name} ended with {code}: {child.tail()}"
         _copy_spools(town)
-    return judge_folder(folder, town.database_url, counted, idle, booked)
+    return judge_folder(folder, ended)
 
 
-def judge_folder(folder: Path, database_url: str, counted: Tokens, idle: Tokens, booked: books.Booked) -> Outcome:
-    """Judges the journals of a storm. `counted`: by the engines themselves at the end, `idle`: before the load."""
+def judge_folder(folder: Path, ended: Ended) -> Outcome:
+    """Judges the journals of a storm."""
     sequences: list[journals.Sequence] = []
     lives: list[journals.EngineLife] = []
     pods = sorted((folder / "engines").iterdir())
@@ -119,9 +134,9 @@ def judge_folder(folder: Path, database_url: str, counted: Tokens, idle: Tokens,
     attempts = journals.read_attempts(folder / "client.jsonl")
     spools = journals.read_spools(folder / "spools")
     read = Journals(attempts, spools, sequences, lives, kills, faults=notes)
-    kept = books.read(database_url)
-    kept.booked = booked
-    told = account(kept, attempts, sequences, spools=spools, kills=kills, counted=counted, idle=idle)
+    kept = books.read(ended.database_url)
+    kept.booked = ended.booked
+    told = account(kept, attempts, sequences, spools=spools, kills=kills, counted=ended.counted, idle=ended.idle)
     outcome = Outcome(judge(read), told)
     violations = [*outcome.findings.violations, *told.violations()]
     (folder / "violations.txt").write_text("\n".join(violations))
