@@ -17,7 +17,7 @@ from shoal.gateway.requestlog.capture import OVERHEAD, Capture, Room
 from shoal.gateway.requestlog.entry import Job
 from shoal.gateway.requestlog.erase import Erased, erase_tenant, erase_user, sweep
 from shoal.gateway.requestlog.logkeys import LogKeys
-from shoal.gateway.requestlog.query import Found, Query, newest, written
+from shoal.gateway.requestlog.query import Found, Newest, Query, newest, written
 from shoal.gateway.requestlog.store import Folder, Store
 from shoal.gateway.requestlog.writer import Writer
 from shoal.gateway.settings import GatewaySettings
@@ -244,13 +244,16 @@ class RequestLog:
 
 def merged(parts: list[Found], limit: int) -> Found:
     """What several places have, as one page."""
-    whole = Found()
-    by_id = {place[1]: (place, line) for part in parts for place, line in part.lines}
     # Where a place has more than it said, nothing is known below its last entry.
     floor = max((part.lines[-1][0] for part in parts if part.more and part.lines), default=("", ""))
-    lines = sorted((item for item in by_id.values() if item[0] >= floor), reverse=True)
-    whole.lines = lines[:limit]
-    whole.more = len(whole.lines) < len(by_id) or any(part.more for part in parts)
-    whole.unreadable = [file for part in parts for file in part.unreadable]
-    whole.incomplete = any(part.incomplete for part in parts)
-    return whole
+    page = Newest(limit)
+    for part in parts:
+        for place, line in part.lines:
+            if place >= floor:
+                page.add(place, line)
+    return Found(
+        page.lines(),
+        page.more or any(part.more for part in parts),
+        [file for part in parts for file in part.unreadable],
+        any(part.incomplete for part in parts),
+    )

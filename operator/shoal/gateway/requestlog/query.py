@@ -67,7 +67,12 @@ class Newest:
         self._heap: list[tuple[Place, bytes]] = []
         self._ids: set[str] = set()
         self._bytes = 0
-        self.more = False
+        self._dropped: Place | None = None
+        """The latest that found no place. What is older would leave it out."""
+
+    @property
+    def more(self) -> bool:
+        return self._dropped is not None
 
     @property
     def oldest(self) -> Place | None:
@@ -76,16 +81,16 @@ class Newest:
 
     def add(self, place: Place, line: bytes) -> None:
         # Twice in the moment between a file's arrival in the bucket and its end here.
-        if place[1] in self._ids:
+        if place[1] in self._ids or (self._dropped is not None and place < self._dropped):
             return
         self._ids.add(place[1])
         heapq.heappush(self._heap, (place, line))
         self._bytes += len(line)
         while len(self._heap) > self._limit or (self._bytes > MOST_BYTES and len(self._heap) > 1):
-            (_, gone), dropped = heapq.heappop(self._heap)
+            gone, dropped = heapq.heappop(self._heap)
             self._bytes -= len(dropped)
-            self._ids.discard(gone)
-            self.more = True
+            self._ids.discard(gone[1])
+            self._dropped = gone if self._dropped is None else max(gone, self._dropped)
 
     def lines(self) -> list[tuple[Place, bytes]]:
         return sorted(self._heap, reverse=True)
@@ -94,12 +99,12 @@ class Newest:
 def newest(store: Store, query: Query, keys: LogKeys, *, longest: float, until: float) -> Found:
     """The latest entries of a store. Blocks, until `until` (time.monotonic()). `longest` is how many seconds a request
     may take. Raises OSError."""
-    found, page = Found(), Newest(query.limit)
+    found, page, older = Found(), Newest(query.limit), False
     wanted = _filter(query)
     for file in _candidates(store, query, longest):
         last = _end(file)
         if (oldest := page.oldest) is not None and oldest[0] >= last:
-            page.more = True
+            older = True  # perhaps: the next page says
             break
         if time.monotonic() > until:
             found.incomplete = True
@@ -115,7 +120,7 @@ def newest(store: Store, query: Query, keys: LogKeys, *, longest: float, until: 
             continue  # it was deleted, or went to the bucket
         except Unreadable as why:
             found.unreadable.append(f"{file.key}: {why}")
-    found.lines, found.more = page.lines(), page.more
+    found.lines, found.more = page.lines(), page.more or older
     return found
 
 
