@@ -115,11 +115,47 @@ def test_a_burst_everywhere_at_once_goes_over_by_one_request_of_each_other_gatew
     assert world.used() > most - max(costs)  # and the limit can be used, to the last request that fits
 
 
+def steadily(most: int, gates: int, at: int, a_second: int, seconds: int) -> tuple[World, int]:
+    """So many requests a second, at `at` of the gateways in turn; and how many passed in the last minute."""
+    world = World("requests", most, gates)
+    world.pass_time(2.0)
+    _tell_all(world, [0] * gates, 0.0)
+    world.pass_time(2.0)
+    before = 0
+    for tick in range(seconds * 20):
+        world.pass_time(0.05)
+        for number, gate in enumerate(world.gates):
+            if (tick + 5 * number) % 20 == 0:
+                world.tell(gate, [0.02] * gates)
+        for turn in range(a_second * tick // 20, a_second * (tick + 1) // 20):
+            world.pass_time(0.0001)
+            world.ask(world.gates[turn % at], 1)
+        if tick == (seconds - 60) * 20:
+            before = world.passed
+    return world, world.passed - before
+
+
+@pytest.mark.parametrize(("gates", "at"), [(4, 4), (4, 1), (3, 2), (1, 1)])
+def test_who_asks_for_more_gets_the_limit_and_no_more(gates: int, at: int) -> None:
+    _, passed = steadily(120, gates, at, 6, 130)
+    assert 108 <= passed <= 120
+
+
+@pytest.mark.parametrize(("gates", "at"), [(4, 4), (4, 1)])
+def test_who_asks_for_less_than_the_limit_gets_all(gates: int, at: int) -> None:
+    world, _ = steadily(120, gates, at, 1, 130)
+    assert world.passed == 130
+
+
 # --- with a protection off --------------------------------------------------------------------------------------------
 
 
 def _whole(self: Share, now: float, own: int, others: int, remaining: int, gateways: int) -> None:
     _renew(self, now, own, others, remaining, 1)
+
+
+def _used_again(self: Share, now: float, own: int, others: int, remaining: int, gateways: int) -> None:
+    _renew(self, now, own, others, max(0, remaining), gateways)
 
 
 def _alone(self: Account, limit: Limit, now: float, crowd: Any) -> tuple[int, int]:
@@ -204,6 +240,40 @@ def test_without_waiting_for_the_others_a_burst_goes_further_over(monkeypatch: p
     monkeypatch.setattr(Account, "_may_renew", _at_once)
     world = everywhere_at_once(1000, 4, [10], [0], [0])
     assert world.used() - 1000 > overshoot(1000, 4, 10)
+
+
+def _over_by_one() -> None:
+    """Both gateways let pass the last request; a minute after the first one, its place is free again for nobody."""
+    world = World("requests", 3, 2)
+    first, second = world.gates
+
+    def hear(seconds: float) -> None:
+        world.pass_time(seconds)
+        _tell_all(world, [0, 0], 0.0)
+        world.pass_time(2.0)
+
+    hear(2.0)
+    assert world.ask(first, 1)
+    hear(20.0)
+    assert world.ask(first, 1)
+    hear(0.1)
+    assert world.ask(first, 1)
+    assert world.ask(second, 1)
+    assert world.used() == 4
+    hear(34.4)
+    assert not world.ask(first, 1)
+    world.pass_time(1.0)
+    assert world.used() == 3
+    world.ask(first, 1)
+
+
+def test_if_what_leaves_the_window_were_used_again_at_once_an_overshoot_would_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _over_by_one()
+    monkeypatch.setattr(Share, "renew", _used_again)
+    with pytest.raises(AssertionError):
+        _over_by_one()
 
 
 def test_the_bound() -> None:

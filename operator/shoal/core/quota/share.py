@@ -2,10 +2,11 @@
 
 At a renewal a gateway g knows its own use W_g and of each other gateway j what it has heard, H_gj. It takes
 
-    remaining R_g = max(0, limit - W_g - sum of H_gj)        cap C_g = W_g + R_g // n        n: gateways, g included
+    remaining R_g = limit - W_g - sum of H_gj        cap C_g = W_g + R_g // n        n: gateways, g included
 
-and uses no more than its cap until the next renewal. One request that is larger than the share, and the first since the
-renewal, may take as much as all that remains: else it would never fit.
+and uses no more than its cap until the next renewal. Where more was used than is allowed already (R_g < 0), the cap is
+W_g + R_g: what leaves the window is not used again before all is within the limit. One request that is larger than the
+share, and the first since the renewal, may take as much as all that remains: else it would never fit.
 
 **When it may renew.** Others tell what changed within T = 1 s, and say every second that they live; half a second more
 is granted for the way. A gateway renews when it has heard every live one so long after its last renewal that it knows
@@ -68,8 +69,8 @@ class Share:
 
     def renew(self, now: float, own: int, others: int, remaining: int, gateways: int) -> None:
         """`remaining` of the limit is left for `gateways` of them; `others` is what is known of their use."""
-        self.remaining = remaining = max(0, remaining)
-        self.cap = own + remaining // gateways
+        self.remaining = max(0, remaining)
+        self.cap = own + (remaining // gateways if remaining > 0 else remaining)
         self.others = others
         self.since = now
         self.full_at = None
