@@ -1,65 +1,14 @@
-"""Bills, credits, margin and FOCUS out of the tables."""
+"""Bills, credits and margin out of the tables."""
 
-import csv
-import io
-from collections.abc import AsyncGenerator
-from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.support.billing import MILLION, bill, books, credit, empty
 from tests.support.ledger import server, url
-from tests.support.questions import MID_NOVEMBER, OCTOBER, Ledger, gpu_hour, hour, ledger
+from tests.support.questions import ADMIN, MID_NOVEMBER, OCTOBER, Ledger, gpu_hour, hour, ledger
 
-__all__ = ["server", "url"]
-
-MILLION = 1_000_000
-
-ROWS = (
-    hour("2026-11-01T00:00", input_tokens=MILLION, cached_tokens=400_000, output_tokens=100_000, requests=3),
-    hour("2026-11-14T23:00", input_tokens=MILLION, key_name="batch", gpu_class="l4"),
-    hour("2026-11-15T00:00", input_tokens=MILLION),
-    hour("2026-11-02T00:00", plan="gold", input_tokens=MILLION, external_id="cus_new"),
-    hour("2026-11-02T00:00", adapter="chat/sql", input_tokens=MILLION),
-    hour("2026-11-03T00:00", model="chat/new", input_tokens=42, output_tokens=8),
-    hour("2026-11-04T00:00", model="chat/new", requests=5),
-    hour("2026-11-04T00:00", input_tokens=777, billed=False),
-    hour("2026-10-31T23:00", input_tokens=MILLION),
-    hour("2026-12-01T00:00", input_tokens=MILLION),
-    hour("2026-11-01T00:00", "globex", input_tokens=2 * MILLION),
-)
-GPUS = (
-    gpu_hour("2026-11-01T00:00"),
-    gpu_hour("2026-11-02T00:00", gpu_seconds=1800.0, cost=1_250_000_000),
-    gpu_hour("2026-11-01T00:00", "l4", currency="USD"),
-    gpu_hour("2026-11-01T00:00", "a100", gpu_seconds=7200.0, cost=0, currency=""),
-    gpu_hour("2026-11-01T00:00", "idle"),
-    gpu_hour("2026-11-01T00:00", "counted", gpu_seconds=0.0, cost=0, prompt_tokens=5),
-)
-
-
-@pytest.fixture
-async def books(url: str, tmp_path: Path) -> AsyncGenerator[Ledger]:
-    async with ledger(url, tmp_path, october=OCTOBER, november=MID_NOVEMBER) as found:
-        await found.fill(*ROWS, engines=GPUS)
-        yield found
-
-
-@pytest.fixture
-async def empty(tmp_path: Path) -> AsyncGenerator[Ledger]:
-    async with ledger(f"sqlite:///{tmp_path}/ledger.sqlite", tmp_path, october=OCTOBER) as found:
-        yield found
-
-
-async def bill(books: Ledger, **query: Any) -> dict[str, Any]:
-    answer = await books.get("/v1/bill", **{"tenant": "acme", "month": "2026-11"} | query)
-    assert answer.status == 200, answer.body
-    return answer.json
-
-
-def credit(**changes: Any) -> dict[str, Any]:
-    return {"id": "c1", "tenant": "acme", "month": "2026-11", "amount": "1.50", "note": "outage"} | changes
+__all__ = ["books", "empty", "server", "url"]
 
 
 # --- bills ----------------------------------------------------------------------------------------------------------
@@ -187,8 +136,6 @@ async def test_a_price_list_that_is_wrong_is_refused_with_its_line(empty: Ledger
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"tenant": "acme", "month": "2026-11", "prices": []}'])
 async def test_a_body_that_is_no_question_is_refused(empty: Ledger, body: bytes) -> None:
-    from tests.support.questions import ADMIN
-
     answer = await empty.call("POST", "/v1/bill", key=ADMIN, body=body)
     assert (answer.status, answer.message.startswith("the body: ")) == (400, True)
 
@@ -305,108 +252,6 @@ async def test_margin_over_everything_and_by_month(books: Ledger) -> None:
         ("2026-12", MILLION),
     ]
     assert (await books.get("/v1/margin", by="tenant")).status == 400
-
-
-# --- FOCUS ----------------------------------------------------------------------------------------------------------
-
-
-async def focus(books: Ledger, **query: Any) -> list[dict[str, str]]:
-    answer = await books.get("/v1/focus", **query)
-    assert answer.status == 200, answer.body
-    return list(csv.DictReader(io.StringIO(answer.body.decode())))
-
-
-async def test_focus_rows_per_tenant_sku_and_day(books: Ledger) -> None:
-    rows = await focus(books, tenant="acme", from_="2026-11-01", to="2026-11-02")
-    assert [(r["SkuMeter"], r["PricingQuantity"], r["ContractedUnitPrice"], r["BilledCost"]) for r in rows] == [
-        ("Input Tokens", "600000.0", "0.000003", "1.8"),
-        ("Cached Input Tokens", "400000.0", "0.0000003", "0.12"),
-        ("Output Tokens", "100000.0", "0.000015", "1.5"),
-    ]
-    first = rows[0]
-    assert first["SubAccountId"] == "acme"
-    assert (first["ChargePeriodStart"], first["ChargePeriodEnd"]) == ("2026-11-01T00:00:00Z", "2026-11-02T00:00:00Z")
-    assert (first["BillingPeriodStart"], first["BillingPeriodEnd"]) == ("2026-11-01T00:00:00Z", "2026-12-01T00:00:00Z")
-    assert (first["SkuId"], first["SkuPriceId"]) == ("chat/llama/-/h100/Input",) * 2
-    assert (first["ServiceCategory"], first["BillingCurrency"], first["Tags"]) == (
-        "AI and Machine Learning",
-        "EUR",
-        '{"externalID": "cus_acme"}',
-    )
-
-
-async def test_focus_adds_up_to_the_bill(books: Ledger) -> None:
-    await books.post("/v1/credits", credit())
-    rows = await focus(books, tenant="acme")
-    total = sum(Decimal(row["BilledCost"]) for row in rows)
-    assert f"{total:.2f}" == (await bill(books))["total"] == "16.92"
-    for row in rows:
-        if row["SkuPriceId"]:
-            assert Decimal(row["PricingQuantity"]) * Decimal(row["ContractedUnitPrice"]) == Decimal(
-                row["ContractedCost"]
-            )
-            assert Decimal(row["PricingQuantity"]) * Decimal(row["ListUnitPrice"]) == Decimal(row["ListCost"])
-
-
-async def test_in_focus_a_plan_is_a_contract_beside_the_list_price(books: Ledger) -> None:
-    (row,) = [r for r in await focus(books) if r["x_Plan"] == "gold"]
-    assert (row["ListCost"], row["ContractedCost"], row["BilledCost"], row["x_ExternalId"]) == (
-        "3.0",
-        "2.0",
-        "2.0",
-        "cus_new",
-    )
-
-
-async def test_in_focus_usage_without_a_price_has_no_prices(books: Ledger) -> None:
-    rows = [row for row in await focus(books) if row["x_Model"] == "chat/new"]
-    assert [(r["SkuMeter"], r["x_ConsumedTokens"], r["BilledCost"]) for r in rows] == [
-        ("Input Tokens", "42", "0.0"),
-        ("Output Tokens", "8", "0.0"),
-    ]
-    for name in (
-        "SkuPriceId",
-        "PricingQuantity",
-        "PricingUnit",
-        "PricingCategory",
-        "ListUnitPrice",
-        "ConsumedQuantity",
-    ):
-        assert {row[name] for row in rows} == {""}
-
-
-async def test_in_focus_a_credit_is_a_row_of_its_own(books: Ledger) -> None:
-    await books.post("/v1/credits", credit())
-    (row,) = [r for r in await focus(books) if r["ChargeCategory"] == "Credit"]
-    assert (row["BilledCost"], row["ChargeDescription"], row["SubAccountId"]) == ("-1.5", "outage", "acme")
-    assert (row["ChargePeriodStart"], row["ChargePeriodEnd"]) == ("2026-11-01T00:00:00Z", "2026-12-01T00:00:00Z")
-    later = await focus(books, from_="2026-11-02")
-    assert not [r for r in later if r["ChargeCategory"] == "Credit"], "parts of a month have it once"
-
-
-async def test_focus_by_the_hour_and_of_everybody(books: Ledger) -> None:
-    rows = await focus(books, grain="hour", from_="2026-11-14T23:00:00Z", to="2026-11-15T01:00:00Z")
-    assert [(r["ChargePeriodStart"], r["ListUnitPrice"], r["x_PriceList"]) for r in rows] == [
-        ("2026-11-14T23:00:00Z", "0.000003", "october"),
-        ("2026-11-15T00:00:00Z", "0.000006", "november"),
-    ]
-    assert {row["SubAccountId"] for row in await focus(books)} == {"acme", "globex"}
-    (row,) = await focus(books, tenant="globex", issuer="Acme Cloud")
-    assert (row["InvoiceIssuerName"], row["BillingAccountId"]) == ("Acme Cloud", "shoal-test")
-
-
-async def test_focus_of_a_time_without_usage_is_its_header(books: Ledger) -> None:
-    answer = await books.get("/v1/focus", from_="2020-01", to="2020-02")
-    assert answer.body.decode().startswith("BilledCost,BillingAccountId,")
-    assert len(answer.body.decode().splitlines()) == 1
-    assert (await books.get("/v1/focus", from_="2020-01", to="2020-02", header="false")).body == b""
-
-
-async def test_a_wrong_question_for_focus(empty: Ledger) -> None:
-    answer = await empty.get("/v1/focus", grain="week")
-    assert (answer.status, answer.message) == (400, "grain is hour or day")
-    answer = await empty.get("/v1/focus", from_="2020-01")
-    assert (answer.status, "more than 400 days" in answer.message) == (400, True)
 
 
 async def test_the_cost_of_a_fleet_may_be_more_than_64_bits_hold(books: Ledger) -> None:

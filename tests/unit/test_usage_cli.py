@@ -1,57 +1,18 @@
-"""`shoal usage`, `bill`, `credits`, `margin`, `export`, `prices`: what a person sees, and is told when it cannot be."""
+"""`shoal usage`, `bill`, `credits`, `margin`, `export`, `unattributed`: what a person sees."""
 
-import asyncio
 import csv
 import io
 import json
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from shoal.cli.main import main
 from shoal.ledger.reconcile.watch import Standing
-from tests.support.ledgerpod import PROXY, ROOT, LedgerPod, ledger_pod
-from tests.support.questions import ADMIN, GATEWAY, MID_NOVEMBER, OCTOBER, Ledger, gpu_hour, hour, ledger
+from tests.support.ledgerworld import World, world
+from tests.support.questions import OCTOBER, gpu_hour
 
-MILLION = 1_000_000
-
-
-@dataclass
-class World:
-    books: Ledger
-    url: str
-    pod: LedgerPod
-
-    async def shoal(self, *args: str, direct: bool = True) -> Result:
-        where = (
-            ["--ledger-url", self.url, "--ledger-key", ADMIN] if direct else ["--kubeconfig", str(self.pod.kubeconfig)]
-        )
-        return await run(*args, *where)
-
-
-async def run(*args: str) -> Result:
-    # A command runs an event loop of its own.
-    return await asyncio.to_thread(CliRunner().invoke, main, list(args), env={"COLUMNS": "200"})
-
-
-@pytest.fixture
-async def world(tmp_path: Path) -> AsyncGenerator[World]:
-    async with (
-        ledger(f"sqlite:///{tmp_path}/ledger.sqlite", tmp_path, october=OCTOBER) as books,
-        books.served() as url,
-        ledger_pod(url, tmp_path) as pod,
-    ):
-        await books.fill(
-            hour("2026-11-01T00:00", requests=1200, input_tokens=2 * MILLION, cached_tokens=MILLION, output_tokens=5),
-            hour("2026-11-02T05:00", adapter="chat/sql", input_tokens=7, unknown_cached_input=7, unknown_requests=1),
-            hour("2026-11-02T05:00", model="chat/new", input_tokens=42),
-            hour("2026-11-03T00:00", "globex", requests=2, input_tokens=30),
-            engines=(gpu_hour("2026-11-01T00:00"),),
-        )
-        yield World(books, url, pod)
+__all__ = ["world"]
 
 
 def text(result: Result) -> list[str]:
@@ -224,107 +185,6 @@ async def test_a_wrong_time_of_an_export(world: World, args: tuple[str, ...], me
     told = await world.shoal("export", "focus", *args)
     assert told.exit_code == 2
     assert message in told.stderr
-
-
-# --- through the API server -----------------------------------------------------------------------------------------
-
-
-async def test_the_ledger_is_reached_through_the_api_server(world: World) -> None:
-    told = await world.shoal("usage", "--by", "tenant", "-o", "csv", direct=False)
-    assert told.exit_code == 0, told.output
-    assert told.stdout.splitlines()[1].startswith("acme,1202,2000049")
-    assert world.pod.asked == [
-        ("GET", f"{ROOT}/secrets/shoal-install-key"),
-        ("GET", f"{ROOT}/pods"),
-        ("GET", f"{PROXY}/v1/usage"),
-    ]
-    made = await world.shoal("credits", "add", "--tenant", "acme", "--month", "2026-11", "--amount", "2", direct=False)
-    assert made.exit_code == 0, made.output
-    refused = await world.shoal("usage", "--by", "colour", direct=False)
-    assert "by=colour: it is one of" in refused.stderr
-
-
-@pytest.mark.parametrize(
-    ("path", "status", "message", "told"),
-    [
-        (f"{ROOT}/secrets", 403, 'secrets "shoal-install-key" is forbidden', "needs the right to get the Secret"),
-        (f"{ROOT}/secrets", 404, "not found", "there is no Secret shoal-install-key in namespace shoal-system"),
-        (f"{ROOT}/pods", 403, "pods is forbidden", "needs the right to list pods and to use pods/proxy"),
-        (PROXY, 403, "pods/proxy is forbidden", "needs the right to list pods and to use pods/proxy"),
-        (PROXY, 503, "error trying to reach service: dial tcp", "port-forward service/shoal-ledger 8500"),
-    ],
-)
-async def test_what_is_in_the_way_is_told(world: World, path: str, status: int, message: str, told: str) -> None:
-    world.pod.refuse[path] = (status, message)
-    result = await world.shoal("usage", direct=False)
-    assert result.exit_code == 1
-    assert told in result.stderr
-
-
-async def test_a_ledger_that_is_not_there_or_not_ready_is_told(world: World) -> None:
-    world.pod.ready = False
-    result = await world.shoal("bill", "--tenant", "acme", direct=False)
-    assert "the ledger, pod shoal-ledger-0, is not ready" in result.stderr
-    world.pod.there = False
-    result = await world.shoal("bill", "--tenant", "acme", direct=False)
-    assert "no ledger runs in namespace shoal-system" in result.stderr
-
-
-async def test_a_key_that_is_not_the_ledger_s_is_told(world: World) -> None:
-    result = await run("usage", "--ledger-url", world.url, "--ledger-key", "nonsense")
-    assert (result.exit_code, "the ledger does not take this key" in result.stderr) == (1, True)
-    result = await run("margin", "--ledger-url", world.url, "--ledger-key", GATEWAY)
-    assert "the key of role gateway may not do this" in result.stderr
-    result = await run("usage", "--ledger-url", "http://127.0.0.1:9", "--ledger-key", ADMIN)
-    assert "the ledger at http://127.0.0.1:9 does not answer" in result.stderr
-
-
-# --- price lists ----------------------------------------------------------------------------------------------------
-
-
-def check(*paths: Path) -> Result:
-    return CliRunner().invoke(main, ["prices", "check", *map(str, paths)])
-
-
-def test_good_price_lists_are_told_with_their_time(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text(OCTOBER)
-    (tmp_path / "b.yaml").write_text(MID_NOVEMBER)
-    told = check(tmp_path)
-    assert told.exit_code == 0
-    assert told.stdout.splitlines() == [
-        f"{tmp_path}/a.yaml: 3 prices in EUR, from 2026-10-01T00:00Z",
-        f"{tmp_path}/b.yaml: 3 prices in EUR, from 2026-11-15T00:00Z",
-    ]
-
-
-def test_mistakes_in_price_lists_are_told_with_file_and_line(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text(OCTOBER.replace('"15"', '"1.2345678"'))
-    (tmp_path / "b.yaml").write_text(OCTOBER.replace("effectiveFrom", "effectivefrom"))
-    told = check(tmp_path / "a.yaml", tmp_path / "b.yaml")
-    assert told.exit_code == 1
-    assert told.stderr.splitlines() == [
-        f"{tmp_path}/a.yaml:4: `prices.output`: '1.2345678' has more than 6 decimals",
-        f"{tmp_path}/b.yaml:1: `effectiveFrom` is missing",
-        f"{tmp_path}/b.yaml:2: unknown field `effectivefrom`: did you mean `effectiveFrom`?",
-        "Error: 3 mistakes",
-    ]
-
-
-def test_lists_that_overlap_are_refused_and_a_dropped_price_is_a_warning(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("effectiveUntil: 2026-12-01\n" + OCTOBER)
-    (tmp_path / "b.yaml").write_text(MID_NOVEMBER)
-    told = check(tmp_path)
-    assert (told.exit_code, f"{tmp_path}/a.yaml:1: overlaps {tmp_path}/b.yaml" in told.stderr) == (1, True)
-    (tmp_path / "a.yaml").write_text(OCTOBER)
-    (tmp_path / "b.yaml").write_text("\n".join(MID_NOVEMBER.splitlines()[:-1]))
-    told = check(tmp_path)
-    assert told.exit_code == 0
-    assert f"{tmp_path}/b.yaml:3: warning: no price for plan -, model chat/llama, adapter * any more" in told.stderr
-
-
-def test_a_folder_without_price_lists_is_told(tmp_path: Path) -> None:
-    told = check(tmp_path)
-    assert (told.exit_code, "has no .yaml file" in told.stderr) == (1, True)
 
 
 # --- what engines counted -------------------------------------------------------------------------------------------
