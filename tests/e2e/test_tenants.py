@@ -333,6 +333,9 @@ def test_keys_prompts_and_answers_are_nowhere(house: House) -> None:
     assert any("spool.sqlite" in path for path in known[1]), known
     assert any("ledger.sqlite" in path for path in known[1]), known
     assert holding(secrets) == []
+    # And one that somebody wrote down would be: what is looked for is not spelt in a way that no disk has.
+    fleet.kubectl("annotate", "tenants.shoal.dev", OTHER, f"written-down={house.every_key[-1]}", f"too={PROMPT}")
+    until(lambda: any("/etcd/" in path for path in holding(secrets)), 10)
 
     metrics = 0
     for pod in fleet.get("pods", "-A"):
