@@ -1,5 +1,6 @@
 """Bills, credits and margin out of the tables."""
 
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
