@@ -1,60 +1,23 @@
-"""The commands: what goes to Git on the standard output, everything else, the key too, on the error output.
+"""The commands: what each of them wants changed. A key is never an argument: those end in shells' histories."""
 
-So `> patch.yaml` never takes a key along. A key is never an argument: those end in shells' histories.
-"""
-
-import asyncio
-import json
-import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, Literal, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 import click
-import yaml
 
 from shoal.api.keys import hash_api_key
 from shoal.api.meta import JsonObject
-from shoal.cli.keys import edit, source, when
+from shoal.cli.keys import edit, when
+from shoal.cli.keys.carry import Change, Where, run
 from shoal.cli.keys.listing import listing
 from shoal.cli.keys.mint import SHORTEST, mint
-from shoal.cli.scaling.reach import told
-from shoal.kube.client import Client
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Decide = Callable[[JsonObject, datetime], "Change"]
 OVERLAP: Final = "7d"
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What a command wants done to a Tenant."""
-
-    operations: Sequence[JsonObject]
-    said: tuple[str, ...]
-    """For the person, after it was printed or written."""
-    name: str = ""
-    """Of the new key."""
-    key: str | None = None
-    """The new key itself; None where none was made."""
-    expires: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """Which Tenant, and what is to happen to it."""
-
-    tenant: str | None
-    file: Path | None
-    write: bool
-    apply: bool
-    output: Literal["patch", "json"]
-    kubeconfig: str | None
-    context: str | None
 
 
 @click.group(name="keys")
@@ -126,7 +89,7 @@ def create(name: str | None, from_stdin: bool, expires: str | None, key_file: Pa
         lasts = f"until {edit.stamp(until)}" if until else "until it is disabled or removed"
         return Change(operations, (f"key '{chosen}' works {lasts}",), chosen, None if given else key, until)
 
-    _run(Where(**where), decide, key_file)
+    run(Where(**where), decide, key_file)
 
 
 @command.command("rotate")
@@ -159,7 +122,7 @@ def rotate(old: str, name: str | None, overlap: str, expires: str | None, key_fi
         )
         return Change(operations, said, chosen, key, until)
 
-    _run(Where(**where), decide, key_file)
+    run(Where(**where), decide, key_file)
 
 
 @command.command("disable")
@@ -175,7 +138,7 @@ def disable(name: str, **where: Any) -> None:
         said = (f"key '{name}' is refused as soon as gateways hear of it", *_last(tenant, entry, now))
         return Change(edit.change(entry, "disabled", True), said)
 
-    _run(Where(**where), decide)
+    run(Where(**where), decide)
 
 
 @command.command("expire")
@@ -191,7 +154,7 @@ def expire(name: str, at: str, **where: Any) -> None:
         said = (f"key '{name}' works until {edit.stamp(ends)}", *_last(tenant, entry, now))
         return Change(edit.change(entry, "expires", edit.stamp(ends)), said)
 
-    _run(Where(**where), decide)
+    run(Where(**where), decide)
 
 
 @command.command("remove")
@@ -205,82 +168,10 @@ def remove(name: str, **where: Any) -> None:
         said = (f"key '{name}' is gone; usage records go on naming it", *_last(tenant, entry, now))
         return Change(edit.remove(entry), said)
 
-    _run(Where(**where), decide)
+    run(Where(**where), decide)
 
 
 command.add_command(listing)
-
-
-def _run(where: Where, decide: Decide, key_file: Path | None = None) -> None:
-    if where.file is None and where.tenant is None:
-        raise click.UsageError("name the Tenant with --tenant, or a file with -f")
-    if where.write and (where.file is None or str(where.file) == "-"):
-        raise click.UsageError("--write changes the file of -f: name one")
-    if where.apply and where.file is not None:
-        raise click.UsageError("--apply changes the cluster, -f is for a file: use one of them, or --write and kubectl")
-    if key_file is not None and key_file.exists():
-        raise click.UsageError(f"{key_file} is there already: a key is only written into a new file")
-    try:
-        asyncio.run(told(_change(where, decide, key_file)))
-    except edit.KeysError as error:
-        raise click.ClickException(str(error)) from None
-    except KeyboardInterrupt:
-        return
-
-
-async def _change(where: Where, decide: Decide, key_file: Path | None) -> None:
-    now = datetime.now(UTC)
-    if where.file is not None:
-        tenant = source.in_file(where.file, where.tenant)
-        change = _decided(decide, tenant, now)
-        if where.write:
-            source.write_file(where.file, tenant, change.operations)
-        _tell(where, tenant, change, key_file, f"{where.file} is changed: commit it" if where.write else None)
-        return
-    async with await Client.from_environment(kubeconfig=where.kubeconfig, context=where.context) as client:
-        tenant = await source.in_cluster(client, where.tenant or "")
-        change = _decided(decide, tenant, now)
-        done = None
-        if where.apply:
-            tool = await source.write_cluster(client, tenant, change.operations)
-            done = f"Tenant {where.tenant} is changed in the cluster"
-            if tool is not None:
-                done += f"; {tool} writes it too and may undo that: commit the patch as well"
-    _tell(where, tenant, change, key_file, done)
-
-
-def _decided(decide: Decide, tenant: JsonObject, now: datetime) -> Change:
-    try:
-        change = decide(tenant, now)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    source.checked(tenant, change.operations)
-    return change
-
-
-def _tell(where: Where, tenant: JsonObject, change: Change, key_file: Path | None, done: str | None) -> None:
-    name = tenant["metadata"]["name"]
-    if change.key is not None and key_file is not None:
-        descriptor = os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w") as file:
-            file.write(change.key + "\n")
-        click.echo(f"the key is in {key_file}, and stored nowhere else", err=True)
-    elif change.key is not None and where.output == "patch":
-        click.echo(f"The key, shown this once and stored nowhere:\n\n  {change.key}\n", err=True)
-    for line in (*change.said, *((done,) if done else ())):
-        click.echo(line, err=True)
-    if where.output == "json":
-        told: JsonObject = {"tenant": name, "patch": list(change.operations)}
-        if change.name:
-            told |= {"name": change.name, "expires": edit.stamp(change.expires) if change.expires else None}
-        if change.key is not None and key_file is None:
-            told["key"] = change.key
-        click.echo(json.dumps(told, indent=2))
-    elif done is None or where.apply:
-        if not done:
-            click.echo("", err=True)
-        click.echo(f"# kubectl patch tenant {name} --type=json --patch-file FILE; or a patch of a kustomization")
-        click.echo(yaml.safe_dump(list(change.operations), sort_keys=False).rstrip())
 
 
 def _given() -> str:
