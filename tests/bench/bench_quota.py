@@ -34,6 +34,8 @@ from tests.support.quota_gateways import Crew, crew
 BODY: Final[dict[str, Any]] = {"model": "llama", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 50}
 COST: Final = len(b'{"model": "llama", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 50}') // 4 + 50
 """Tokens that are reserved for one."""
+LARGE: Final = COST - 50 + 5000
+"""The same, of one with a long answer: larger than a gateway's share of five of them."""
 USAGE: Final = b'{"prompt_tokens":300,"completion_tokens":100,"prompt_tokens_details":{"cached_tokens":200}}'
 
 
@@ -43,12 +45,14 @@ async def refused(it: Crew, running: asyncio.Task[Counter[int]], at_least: int) 
         await asyncio.sleep(0.02)
 
 
-async def burst(spec: dict[str, Any], most: int, cost: int, requests: int, gateways: int) -> tuple[int, int, int]:
+async def burst(
+    spec: dict[str, Any], body: dict[str, Any], most: int, cost: int, requests: int, gateways: int
+) -> tuple[int, int, int]:
     """Requests that passed on a fresh limit; and those that passed when a tenth was left, and how much that was."""
     with tempfile.TemporaryDirectory() as folder:
         async with crew(Path(folder), gateways) as it:
             it.limit(**spec)
-            running = asyncio.create_task(it.burst(requests, BODY))
+            running = asyncio.create_task(it.burst(requests, body))
             await refused(it, running, requests - most // cost - gateways)
             await asyncio.sleep(0.5)
             fresh = it.used
@@ -63,10 +67,10 @@ async def burst(spec: dict[str, Any], most: int, cost: int, requests: int, gatew
             while it.used < before:
                 left = before - it.used
                 part = max(1, min(left, (most // cost - it.used) // gateways * gateways * 9 // 10))
-                waiting.append(asyncio.create_task(it.burst(part, BODY)))
+                waiting.append(asyncio.create_task(it.burst(part, body)))
                 await asyncio.sleep(ROUND_SECONDS)
             used, sent = it.used, it.refused
-            running = asyncio.create_task(it.burst(requests, BODY))
+            running = asyncio.create_task(it.burst(requests, body))
             await refused(it, running, sent + requests - (most // cost - used) - gateways)
             await asyncio.sleep(0.5)
             passed = it.used - used
@@ -81,11 +85,13 @@ async def overshoots(requests: int, gateways: int) -> None:
         "tokens per minute": ({"limits": {"tokensPerMinute": 402 * COST}}, 402 * COST, COST),
         "requests at a time": ({"limits": {"concurrentRequests": 402}}, 402, 1),
         "budget in tokens": ({"budget": {"tokens": 402 * COST}}, 402 * COST, COST),
+        "tokens, large requests": ({"limits": {"tokensPerMinute": 5 * LARGE}}, 5 * LARGE, LARGE),
     }
     print(f"{requests} requests at a time over {gateways} gateways (1 request reserves {COST} tokens)")
     print(f"{'limit':22}{'most':>8}{'fresh: used':>14}{'over':>7}{'near: left':>13}{'used':>8}{'over':>7}{'bound':>8}")
     for name, (spec, most, cost) in kinds.items():
-        fresh, passed, left = await burst(spec, most, cost, requests, gateways)
+        body = {**BODY, "max_tokens": 5000} if cost == LARGE else BODY
+        fresh, passed, left = await burst(spec, body, most, cost, requests, gateways)
         bound = overshoot(most, gateways, cost)
         over, late = max(0, fresh * cost - most), max(0, (passed - left) * cost)
         line = f"{name:22}{most:8}{fresh * cost:14}{over:7}{left * cost:13}{passed * cost:8}{late:7}{bound:8}"
