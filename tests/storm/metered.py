@@ -40,7 +40,7 @@ class Account:
     attempts: Tokens = NOTHING
     """Of attempt rows: nobody pays for them."""
     idle: Tokens = NOTHING
-    """What engines counted before anybody asked them: they warm up."""
+    """What engines counted before anybody asked them: they warm up. Nothing where nobody looked."""
     kills: Counter[str] = field(default_factory=Counter[str])
     """By what was killed."""
 
@@ -66,13 +66,14 @@ class Account:
         killed = ", ".join(f"{what} {count}" for what, count in sorted(self.kills.items()))
         outcomes = ", ".join(f"{name} {count}" for name, count in sorted(self.outcomes.items()))
         sources = ", ".join(f"{name} {count}" for name, count in sorted(self.sources.items()))
-        rows = (
+        rows = [
             ("the engines' own counters", self.engines),
             ("billed", self.billed),
             ("unattributed", self.unattributed),
             ("  of it attempts", self.attempts),
-            ("  of it warm-ups", self.idle),
-        )
+        ]
+        if self.idle != NOTHING:
+            rows.append(("  of it warm-ups", self.idle))
         share = {
             name: f"{tokens.total / self.engines.total:.3%}" if self.engines.total else "" for name, tokens in rows
         }
