@@ -7,8 +7,9 @@ import pytest
 import structlog
 
 from tests.support.apiserver import apiserver
+from tests.support.postgres import postgres_server
 
-__all__ = ["apiserver"]
+__all__ = ["apiserver", "postgres_server"]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,17 @@ from shoal.ledger.process import Process
 from shoal.ledger.settings import LedgerSettings
 from shoal.ledger.store import Store
 from shoal.ledger.sums import Changes
-from tests.support.postgres import Postgres, postgres
+from tests.support.postgres import Postgres
 
 INSTALL_KEY = b"an install key of a test"
 NOON = datetime(2026, 11, 20, 12, 30, tzinfo=UTC)
 NOW_MS = int(NOON.timestamp() * 1000)
 
 
-@pytest.fixture(scope="session")
-def server() -> Generator[Postgres]:
-    """One PostgreSQL for all tests of a process; nothing here survives a power cut."""
-    with postgres("fsync=off", "full_page_writes=off") as it:
-        yield it
+@pytest.fixture
+def server(postgres_server: Postgres) -> Postgres:
+    """The PostgreSQL that all tests of a process share."""
+    return postgres_server
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -41,7 +40,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A new database of each kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/ledger.sqlite"
-    return request.getfixturevalue("server").database()
+    return request.getfixturevalue("postgres_server").database()
 
 
 def record(request: str, kind: str = "final", *, at: datetime = NOON, **data: Any) -> dict[str, Any]:

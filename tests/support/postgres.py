@@ -44,6 +44,8 @@ class Postgres:
         """Returns when it takes connections."""
         options = ("listen_addresses=", f"unix_socket_directories={self.folder}", *self._options)
         command = [str(self._binaries / "postgres"), "-D", str(self._data)]
+        if (setpriv := shutil.which("setpriv")) is not None:
+            command = [setpriv, "--pdeathsig", "INT", *command]  # it ends with the tests, also when they are killed
         with (self.folder / "log").open("ab") as log:
             process = self._process = subprocess.Popen(
                 [*command, *itertools.chain.from_iterable(("-c", option) for option in options)],
@@ -118,6 +120,13 @@ def postgres(*options: str) -> Generator[Postgres]:
             server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Generator[Postgres]:
+    """One server for all tests of a process; nothing here survives a power cut."""
+    with postgres("fsync=off", "full_page_writes=off") as it:
+        yield it
 
 
 def _binaries() -> Path:
