@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 import orjson
+from pydantic import TypeAdapter
 
 from shoal.ledger.spool import FILE_NAME as SPOOL
 from tests.storm import books, journals
@@ -111,7 +112,7 @@ async def _run(weather: Weather, folder: Path, say: Callable[[str], None], datab
         counted = await _quiet(town, weather)
         booked = await town.booked()
         ended = Ended(town.database_url, counted, idle, booked)
-        await asyncio.to_thread((folder / ENDED).write_bytes, orjson.dumps(asdict(ended)))
+        await asyncio.to_thread((folder / ENDED).write_bytes, TypeAdapter(Ended).dump_json(ended))
         for child in (*town.gateways, town.ledger):
             code = await child.stop()
             assert code == 0 or weather.mutation, f"{child.name} ended with {code}: {child.tail()}"
