@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from shoal.api.ledger import Prices, Rate
-from shoal.core.quota.others import Peer
 from shoal.core.quota.month import PICO, Total
+from shoal.core.quota.others import Peer
 from shoal.core.rating.price import Book
 from shoal.gateway import quota
 from shoal.gateway.quota import Months

@@ -53,6 +53,16 @@ def test_what_is_told_reads_back_as_what_there_is():
         }
 
 
+def test_money_beyond_64_bits_ends_no_stream():
+    book = TenantBook()
+    price = Cost(40, 10**20)
+    assert book.of("acme").reserve(1.0, price, lambda: ()) is None
+    book.of("acme").settle(2.0, price, 30, 25, 10**20)
+    book.note("acme")
+    told = orjson.loads(book.take() or b"")
+    assert told["acme"]["spent"] == 2**63 - 1
+
+
 def test_a_message_of_tenants_alone_is_one_of_the_stream():
     book = DemandBook()
     asked(book.tenants, "acme")

@@ -3,11 +3,14 @@ messages (`api/demand.py`, TenantUse)."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final
 
 import orjson
 
 from shoal.api.demand import TenantUse
 from shoal.core.quota.account import Account
+
+MOST: Final = (1 << 63) - 1
 
 
 class TenantBook:
@@ -89,5 +92,7 @@ class TenantBook:
 
 
 def _row(use: TenantUse) -> Mapping[str, object]:
-    """`TenantUse` as JSON has it, zeros left out."""
-    return use.model_dump(by_alias=True, exclude_defaults=True)
+    """`TenantUse` as JSON has it, zeros left out. Money stops at what 64 bits hold, as in the ledger: a mistyped price
+    must not end the stream of everybody."""
+    row = use.model_dump(by_alias=True, exclude_defaults=True)
+    return {name: min(value, MOST) if isinstance(value, int) else value for name, value in row.items()}

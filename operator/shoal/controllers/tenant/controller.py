@@ -1,4 +1,5 @@
-"""Tenant: keys and grants -> Ready, rules of its log -> LoggingReady. Gateways do not wait for it: they read the specification."""
+"""Tenant: keys and grants -> Ready, rules of its log -> LoggingReady. Gateways do not wait for it: they read the
+specification."""
 
 from shoal.api import names, reasons
 from shoal.api.model import Model
