@@ -45,8 +45,8 @@ class TenantTotal(Message):
     spent: int = 0
     """Credits taken off; in 10^-12 of the price list's currency."""
     gateways: dict[str, Counted] = {}
-    """By boot id of the gateway, those of the last two hours: how much of its counters since its start is in the
-    total. A gateway's request is in either of the two, never in both."""
+    """By boot id of the gateway, those that are connected or were heard in the last 24 hours: how much of its counters
+    since its start is in the total. A gateway's request is in either of the two, never in both."""
 
 
 class Rate(Message):
