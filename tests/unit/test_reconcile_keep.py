@@ -146,7 +146,9 @@ def held(**changes: Any) -> Held:
     return Held(**fields)
 
 
-def count(books: Books, now: int, *pods: Held, first_look: int = TEN, prices: dict[str, Price | None] = PRICES) -> int:
+def count(
+    books: Books, now: int, *pods: Held, first_look: int = TEN, prices: Mapping[str, Price | None] = PRICES
+) -> int:
     with books.begin() as connection:
         return keep_gpu_time(connection, pods, prices, now, first_look)
 

@@ -1,4 +1,4 @@
-"""The act on tenants: two of them, one meets its limit, one hangs up; then what each used, and a bill."""
+"""The act on tenants: one meets its limit, one hangs up; then what each used, a bill, and what engines counted."""
 
 import asyncio
 import sys
@@ -66,7 +66,9 @@ def run(cluster: Cluster, stages: Stages, timeout: float) -> None:
             rows = _until_counted(url, heard, timeout)
     console.print(_picture(rows))
     month = time.strftime("%Y-%m", time.gmtime())
-    console.print(_shoal(cluster, "bill", "--tenant", BILLED, "--month", month), markup=False, soft_wrap=True)
+    for args in (("bill", "--tenant", BILLED, "--month", month), ("unattributed",)):
+        console.print(f"kubectl shoal {' '.join(args)}")
+        console.print(_shoal(cluster, *args), markup=False, soft_wrap=True)
 
 
 async def _ask(url: str, timeout: float) -> dict[str, Heard]:
