@@ -27,17 +27,17 @@ from shoal.gateway.app import Gateway
 from shoal.gateway.demand import DemandBook, Teller
 from shoal.gateway.directory import Directory
 from shoal.gateway.fleet import Fleet
-from shoal.gateway.installkey import KeyRing
 from shoal.gateway.metrics import Metrics
 from shoal.gateway.quota import Quotas
 from shoal.gateway.requestlog.api import LogsApi
 from shoal.gateway.requestlog.book import RequestLog
-from shoal.gateway.server import make_server
 from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.upstream import Pool
 from shoal.ledger.shipper import Shipper
 from shoal.ledger.spool import Spool
 from shoal.runtime import logs as structured
+from shoal.serving.installkey import KeyRing
+from shoal.serving.server import make_server
 from shoal.signals.stream import Me
 from shoal.signals.totals import Totals
 

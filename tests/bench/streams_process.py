@@ -20,7 +20,7 @@ from shoal.agent.stream import Hub as AgentHub
 from shoal.api.replica import HEARTBEAT_SECONDS
 from shoal.gateway.demand import DemandBook, Teller
 from shoal.gateway.ops import Ops
-from shoal.gateway.server import make_server
+from shoal.serving.server import make_server
 from shoal.signals.hub import Hub
 from tests.support.streams import CURRENT, Ring
 

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from shoal.core.resolve import ServedModel
-from shoal.gateway.installkey import KeyRing
+from shoal.serving.installkey import KeyRing
 from tests.support.engines import API_KEY as ENGINE_KEY
 from tests.support.engines import SERVED, EngineProcess
 from tests.support.gateway import API_KEY, GatewayUnderTest, gateway, replica, tenant

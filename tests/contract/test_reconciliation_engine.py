@@ -20,7 +20,6 @@ import pytest
 from shoal.api import keys, names
 from shoal.core.resolve import ServedModel
 from shoal.engine.client import EngineClient
-from shoal.gateway.installkey import KeyRing
 from shoal.kube.client import Client as KubeClient
 from shoal.ledger.parse import parse
 from shoal.ledger.reconcile import watch
@@ -29,6 +28,7 @@ from shoal.ledger.reconcile.watch import Reconciler
 from shoal.ledger.service import Request
 from shoal.ledger.spoolreader import SpoolReader
 from shoal.ledger.store import Store
+from shoal.serving.installkey import KeyRing
 from shoal.signals.hub import Caller
 from tests.contract.conftest import Client
 from tests.support.agentpod import Pod, make_quick

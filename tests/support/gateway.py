@@ -21,13 +21,13 @@ from shoal.core.routing import Replica
 from shoal.gateway.app import Gateway
 from shoal.gateway.directory import Directory
 from shoal.gateway.fleet import Fleet
-from shoal.gateway.installkey import KeyRing
 from shoal.gateway.metrics import Metrics
-from shoal.gateway.server import Server, make_server
 from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.upstream import Pool
 from shoal.ledger.spool import Spool
 from shoal.ledger.spoolreader import SpoolReader
+from shoal.serving.installkey import KeyRing
+from shoal.serving.server import Server, make_server
 from shoal.signals.stream import Me
 from tests.support.scripted_engine import ScriptedEngine
 

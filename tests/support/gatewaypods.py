@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.api import names
-from shoal.gateway.installkey import KeyRing
 from shoal.gateway.peers import Peers
 from shoal.kube.client import Client
+from shoal.serving.installkey import KeyRing
 from shoal.signals.stream import Me
 from tests.support.addresses import pod_ip
 from tests.support.gateway import INSTALL_KEY

@@ -13,8 +13,6 @@ import orjson
 from sqlalchemy import Connection, insert
 
 from shoal.api import keys, names
-from shoal.gateway.installkey import KeyRing
-from shoal.gateway.server import make_server
 from shoal.ledger.prices import PriceFolder
 from shoal.ledger.queries.routes import Questions
 from shoal.ledger.reconcile.routes import Routes
@@ -22,6 +20,8 @@ from shoal.ledger.reconcile.watch import Standing
 from shoal.ledger.schema import engine_hours, hours, usage
 from shoal.ledger.service import Service
 from shoal.ledger.store import Store
+from shoal.serving.installkey import KeyRing
+from shoal.serving.server import make_server
 from tests.support.gateway import INSTALL_KEY
 
 ADMIN = keys.derive(INSTALL_KEY, "admin", keys.LEDGER)

@@ -17,7 +17,7 @@ from shoal.core.quota.others import Crowd
 from shoal.core.quota.others import Peer as Other
 from shoal.gateway.demand import Teller
 from shoal.gateway.ops import Ops
-from shoal.gateway.server import make_server
+from shoal.serving.server import make_server
 from shoal.signals.demand import DemandStreams
 from shoal.signals.stream import Me, Peer
 from tests.support.gateway import API_KEY, INSTALL_KEY, GatewayUnderTest, gateway, tenant

@@ -13,7 +13,7 @@ from shoal.api.replica import HEARTBEAT_SECONDS
 from shoal.gateway.demand import DemandBook, Teller
 from shoal.gateway.figures import Figures
 from shoal.gateway.ops import Ops
-from shoal.gateway.server import make_server
+from shoal.serving.server import make_server
 from shoal.signals.hub import Caller, Hub
 from shoal.signals.stream import Peer
 

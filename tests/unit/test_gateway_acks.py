@@ -15,8 +15,8 @@ from shoal.api.replica import Ack
 from shoal.core.routing import Heard, NoReplica, usable
 from shoal.gateway import acks
 from shoal.gateway.fleet import Fleet
-from shoal.gateway.installkey import KeyRing
 from shoal.gateway.upstream import Pool
+from shoal.serving.installkey import KeyRing
 from shoal.signals.replica import Peer
 from shoal.signals.stream import Me
 from tests.support.gateway import INSTALL_KEY, replica

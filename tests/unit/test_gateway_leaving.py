@@ -11,8 +11,8 @@ from shoal.api.keys import fingerprint
 from shoal.gateway import acks
 from shoal.gateway.directory import Directory
 from shoal.gateway.fleet import Fleet
-from shoal.gateway.installkey import KeyRing
 from shoal.gateway.upstream import Pool
+from shoal.serving.installkey import KeyRing
 from tests.support.addresses import pod_ip
 from tests.support.gateway import INSTALL_KEY, MODEL, replica
 from tests.support.streams import until

@@ -1,5 +1,6 @@
 """Engines' counters and GPU time, booked exactly once whatever restarts."""
 
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 

@@ -11,12 +11,12 @@ import pytest
 from sqlalchemy import Connection, select
 
 from shoal.api import keys, names
-from shoal.gateway.installkey import KeyRing
 from shoal.kube.client import Client
 from shoal.ledger.reconcile import watch
 from shoal.ledger.reconcile.watch import Reconciler
 from shoal.ledger.schema import engine_hours, engines, gpu_pods
 from shoal.ledger.store import Store, Unavailable
+from shoal.serving.installkey import KeyRing
 from tests.support.agentpod import KEYS, Pod, make_quick
 from tests.support.gateway import INSTALL_KEY
 from tests.support.gateway_process import FakeApiServer, kubeconfig

@@ -12,7 +12,7 @@ from shoal.gateway.demand import DemandBook, Teller
 from shoal.gateway.ops import Ops
 from shoal.gateway.requestlog.api import LogsApi
 from shoal.gateway.requestlog.book import RequestLog
-from shoal.gateway.server import make_server
+from shoal.serving.server import make_server
 from tests.support.requestlog import ADMIN, PEER, LoggedGateway, echo, logged
 from tests.support.scripted_engine import ScriptedEngine
 

@@ -6,7 +6,6 @@ from shoal.api.keys import LEDGER
 from shoal.api.names import ENGINE_PORT
 from shoal.core.resolve import ServedModel
 from shoal.core.routing import Replica
-from shoal.gateway.asgi import Receive, Scope, Send
 from shoal.gateway.body import Budget
 from shoal.gateway.checkpoints import Checkpoints
 from shoal.gateway.deadlines import Deadlines
@@ -14,7 +13,6 @@ from shoal.gateway.demand import DemandBook
 from shoal.gateway.directory import Directory
 from shoal.gateway.fleet import Fleet
 from shoal.gateway.hold import Holds
-from shoal.gateway.installkey import KeyRing
 from shoal.gateway.leases import Leases
 from shoal.gateway.metrics import Metrics
 from shoal.gateway.quota import Quotas
@@ -25,6 +23,8 @@ from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.upstream import Upstream
 from shoal.gateway.usageapi import UsageApi
 from shoal.ledger.spool import Spool
+from shoal.serving.asgi import Receive, Scope, Send
+from shoal.serving.installkey import KeyRing
 from shoal.signals.stream import Me
 
 

@@ -9,7 +9,6 @@ import structlog
 from shoal.core.access import Identity
 from shoal.core.hold.retries import RetryBudget
 from shoal.core.routing import Choice, NoReplica, Replica
-from shoal.gateway.asgi import Headers
 from shoal.gateway.deadlines import Deadline
 from shoal.gateway.errors import ApiError
 from shoal.gateway.meter import Meter
@@ -26,6 +25,7 @@ from shoal.gateway.upstream import (
     UpstreamError,
 )
 from shoal.gateway.waiting import Place, Waiting
+from shoal.serving.asgi import Headers
 
 if TYPE_CHECKING:
     from shoal.gateway.app import Gateway

@@ -9,9 +9,9 @@ from shoal.core.resolve import ServedModel
 from shoal.core.routing import Choice, Heard, NoReplica, Replica, Usable, least_busy, pick, usable
 from shoal.gateway.demand import DemandBook
 from shoal.gateway.directory import Snapshot
-from shoal.gateway.installkey import KeyRing
 from shoal.gateway.residency import Residency
 from shoal.gateway.upstream import AbortHandle
+from shoal.serving.installkey import KeyRing
 from shoal.signals.replica import Me, Peer, ReplicaStreams
 
 

@@ -12,8 +12,8 @@ from shoal.api import names
 from shoal.api.keys import Role
 from shoal.api.replica import HEARTBEAT_SECONDS
 from shoal.core.quota.share import TELL_SECONDS
-from shoal.gateway.asgi import DISCONNECT, GONE, Receive, Scope, Send
 from shoal.gateway.requestlog.api import LogsApi
+from shoal.serving.asgi import DISCONNECT, GONE, Receive, Scope, Send
 from shoal.signals.hub import Caller, Hub, Reader, TooManyReaders
 
 Readiness = Callable[[], Mapping[str, str]]

@@ -9,12 +9,12 @@ from shoal.api.meta import JsonObject
 from shoal.core import facts
 from shoal.core.quota.others import UNKNOWN_CROWD, Crowd
 from shoal.core.quota.others import Peer as Other
-from shoal.gateway.installkey import KeyRing
 from shoal.gateway.tenantdemand import TenantBook
 from shoal.kube import projections
 from shoal.kube.client import Client
 from shoal.kube.reflector import Reflector
 from shoal.kube.resources import PODS
+from shoal.serving.installkey import KeyRing
 from shoal.signals.demand import DemandStreams
 from shoal.signals.stream import Me, Peer
 

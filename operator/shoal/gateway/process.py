@@ -26,7 +26,6 @@ from shoal.gateway.directory import (
 )
 from shoal.gateway.figures import Figures
 from shoal.gateway.fleet import Fleet
-from shoal.gateway.installkey import KeyRing
 from shoal.gateway.metrics import Metrics
 from shoal.gateway.ops import Ops
 from shoal.gateway.peers import Peers
@@ -34,7 +33,6 @@ from shoal.gateway.quota import Quotas
 from shoal.gateway.requestlog.api import LogsApi
 from shoal.gateway.requestlog.book import RequestLog
 from shoal.gateway.requestlog.figures import LogFigures
-from shoal.gateway.server import Server, make_server
 from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.upstream import Pool
 from shoal.kube.client import Client
@@ -42,6 +40,8 @@ from shoal.kube.reflector import Reflector
 from shoal.kube.resources import LORA_ADAPTERS, LORA_POOLS, MODELS, PODS, TENANTS
 from shoal.ledger.shipper import Shipper
 from shoal.ledger.spool import Spool
+from shoal.serving.installkey import KeyRing
+from shoal.serving.server import Server, make_server
 from shoal.signals.stream import Me
 from shoal.signals.totals import Totals
 

@@ -19,10 +19,10 @@ from shoal.core.quota.month import Total
 from shoal.core.quota.others import Crowd
 from shoal.core.rating.price import Book, Rate, cost
 from shoal.core.resolve import ServedModel
-from shoal.gateway.asgi import Headers
 from shoal.gateway.meter import Meter
 from shoal.gateway.quotawords import headers_of, refusal
 from shoal.gateway.tenantdemand import TenantBook
+from shoal.serving.asgi import Headers
 
 log = structlog.get_logger()
 

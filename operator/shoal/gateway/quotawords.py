@@ -4,8 +4,8 @@ from typing import Final
 
 from shoal.core.quota.limits import Limit, Limits, Over, Standing
 from shoal.core.quota.month import PICO
-from shoal.gateway.asgi import Headers
 from shoal.gateway.errors import ApiError
+from shoal.serving.asgi import Headers
 
 _NAMES: Final[dict[Limit, str]] = {
     "requests": "requests per minute",

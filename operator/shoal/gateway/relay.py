@@ -7,11 +7,11 @@ import orjson
 
 from shoal.core.resolve import ServedModel
 from shoal.gateway import errors, sse
-from shoal.gateway.asgi import Headers
 from shoal.gateway.errors import ApiError
 from shoal.gateway.meter import Meter
 from shoal.gateway.reply import Reply
 from shoal.gateway.upstream import Aborted, Answer, AnswerTooLarge, GivenUp, UpstreamError
+from shoal.serving.asgi import Headers
 
 EMBEDDINGS: Final = "/v1/embeddings"
 LACKS_ADAPTER: Final = "adapter"

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
-from shoal.gateway.asgi import ANSWER, Headers, Scope, Send
 from shoal.gateway.errors import ApiError
+from shoal.serving.asgi import ANSWER, Headers, Scope, Send
 
 if TYPE_CHECKING:
     from shoal.gateway.requestlog.capture import Capture

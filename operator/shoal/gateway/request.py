@@ -11,7 +11,6 @@ import structlog
 from shoal.api.names import LOGS_PATH, USAGE_PATH
 from shoal.core.access import Denied, Identity, authenticate
 from shoal.gateway import errors, ids, modellist, sse
-from shoal.gateway.asgi import DISCONNECT, GONE, Receive, Scope, Send
 from shoal.gateway.attempts import Attempts
 from shoal.gateway.attempts_adapter import AdapterAttempts
 from shoal.gateway.body import ALLOWED, Disconnected, bound_answer, engine_body, parse, prompts, read_body
@@ -25,6 +24,7 @@ from shoal.gateway.upstream import (
     AbortHandle,
 )
 from shoal.ledger.spool import SpoolUnavailable
+from shoal.serving.asgi import DISCONNECT, GONE, Receive, Scope, Send
 
 if TYPE_CHECKING:
     from shoal.gateway.app import Gateway

@@ -12,9 +12,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from shoal.api import names
 from shoal.gateway import collector
-from shoal.gateway.asgi import Receive, Scope, Send
-from shoal.gateway.installkey import KeyRing
-from shoal.gateway.server import Server, make_server
 from shoal.kube.client import Client
 from shoal.ledger import maintenance, records
 from shoal.ledger.metrics import EngineFigures, Metrics
@@ -28,6 +25,9 @@ from shoal.ledger.settings import LedgerSettings
 from shoal.ledger.store import Store, Unavailable
 from shoal.ledger.sums import Changes
 from shoal.ledger.totals import Totals
+from shoal.serving.asgi import Receive, Scope, Send
+from shoal.serving.installkey import KeyRing
+from shoal.serving.server import Server, make_server
 from shoal.signals.stream import Me
 
 log = structlog.get_logger()

@@ -18,9 +18,9 @@ import structlog
 from shoal.api import names
 from shoal.api.keys import ROLES, Role
 from shoal.api.replica import HEARTBEAT_SECONDS
-from shoal.gateway.asgi import DISCONNECT, GONE, Receive, Scope, Send
 from shoal.ledger.auth import Keys, role_of
 from shoal.ledger.database import Unavailable
+from shoal.serving.asgi import DISCONNECT, GONE, Receive, Scope, Send
 from shoal.signals.hub import Caller, Hub, TooManyReaders
 
 log = structlog.get_logger()

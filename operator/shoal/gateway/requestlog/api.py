@@ -14,11 +14,11 @@ import orjson
 from shoal.api import names
 from shoal.api.keys import Role
 from shoal.core import facts
-from shoal.gateway.asgi import Scope, Send
 from shoal.gateway.errors import ApiError, unavailable
 from shoal.gateway.requestlog.book import RequestLog, merged
 from shoal.gateway.requestlog.parameters import FILTERS, cursor_of, parameters, query_of
 from shoal.gateway.requestlog.query import Found, Query
+from shoal.serving.asgi import Scope, Send
 
 PEER_SECONDS: Final = 12.0
 ERASE_SECONDS: Final = 120.0

@@ -8,11 +8,11 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, cast
 
+import orjson
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from shoal.gateway.asgi import ANSWER, DISCONNECT, GONE
-from shoal.gateway.errors import ApiError
+from shoal.serving.asgi import ANSWER, DISCONNECT, GONE
 
 _STUCK_SECONDS: Final = 30.0
 _ON_ITS_WAY_SECONDS: Final = 1.0
@@ -144,7 +144,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse(self, status: int, message: str, code: str) -> None:
         if self.transport.is_closing():
             return
-        body = ApiError(status, message, code).body()
+        error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+        body = orjson.dumps({"error": error})
         self.transport.write(
             b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
             % (status, HTTPStatus(status).phrase.encode(), len(body), body)

@@ -1,0 +1,1 @@
+"""What every process that serves HTTP shares: the server, its words, and the keys by which callers are known."""
