@@ -23,6 +23,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Generator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -230,7 +231,9 @@ def main() -> None:
         command = [*command[:3], str(upstream), str(port), str(folder / "full"), f"http://127.0.0.1:{ledger}"]
         with started(command, port, folder / "full.log", PROXY_CORE) as pid:
             rows.append(bench.row("shoal gateway, everything on", port, pid))
-            kept = _until_shipped(folder)
+            began = time.time()
+            bench.measure("open", port, 200, pid)
+            kept = _until_shipped(folder, began)
 
         if (envoy := scripts / "envoy").exists():
             port = free_port()
@@ -285,8 +288,9 @@ def _ledger(folder: Path) -> Generator[int]:
         yield port
 
 
-def _until_shipped(folder: Path) -> str:
-    """Waits until the ledger has what the spool had; what a record takes on disk."""
+def _until_shipped(folder: Path, paced_since: float) -> str:
+    """Waits until the ledger has what the spool had. Tells what a record takes on disk, and how long final rows that
+    were made since then, at 200 requests/s, took to the ledger."""
     spool, ledger = (sqlite3.connect(folder / path) for path in ("full/spool/spool.sqlite", "ledger/ledger.sqlite"))
     with contextlib.closing(spool), contextlib.closing(ledger):
         began = time.monotonic()
@@ -300,7 +304,13 @@ def _until_shipped(folder: Path) -> str:
         waited = time.monotonic() - began
         rows, size = spool.execute("SELECT count(*), avg(length(body)) FROM records").fetchone()
         usage = ledger.execute("SELECT count(*) FROM usage").fetchone()[0]
+        heard = "SELECT received_at, body FROM records WHERE kind = 'final' AND received_at > ?"
+        paced = ledger.execute(heard, (int(paced_since * 1000),)).fetchall()
+    made = (datetime.fromisoformat(json.loads(body)["time"]).timestamp() * 1000 for _, body in paced)
+    late = sorted(at - began for (at, _), began in zip(paced, made, strict=True) if began >= paced_since * 1000)
     return (
+        f"at 200 requests/s a final row is in the ledger's hands p50 {late[len(late) // 2]:.0f} ms, "
+        f"p99 {late[len(late) * 99 // 100]:.0f} ms after it was made ({len(late)} rows).\n"
         f"everything on: {usage:,} requests in the ledger, which had all {waited:.1f} s after the last one; "
         f"of the {rows:,} rows that the spool still keeps, one has {size:.0f} bytes."
     )

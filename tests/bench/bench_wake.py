@@ -207,14 +207,19 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def scales(plane: ControlPlane, from_line: int) -> list[tuple[str, float]]:
-    """(Deployment, time of the answer) of each write of `/scale`, by the API server's own record."""
-    found: list[tuple[str, float]] = []
+def scales(plane: ControlPlane, from_line: int) -> list[tuple[str, float, float]]:
+    """(Deployment, time of the answer, time of the request) of each write of `/scale`, by the API server's own
+    record."""
+    found: list[tuple[str, float, float]] = []
     for line in plane.audit.read_text().splitlines()[from_line:]:
         event = json.loads(line)
         reference = event["objectRef"]
         if reference.get("subresource") == "scale" and event["responseStatus"]["code"] == 200:
-            found.append((reference["name"], datetime.fromisoformat(event["stageTimestamp"]).timestamp()))
+            began, ended = (
+                datetime.fromisoformat(event[name]).timestamp()
+                for name in ("requestReceivedTimestamp", "stageTimestamp")
+            )
+            found.append((reference["name"], ended, began))
     return found
 
 
@@ -229,11 +234,11 @@ def decisions(log: Path) -> list[tuple[str, float]]:
     return found
 
 
-def _delays(begun: Iterable[tuple[str, float]], written: list[tuple[str, float]]) -> list[float]:
+def _delays(begun: Iterable[tuple[str, float]], written: list[tuple[str, float, float]]) -> list[float]:
     """Of each beginning, milliseconds until the first write of its Deployment after it."""
     found: list[float] = []
     for name, at in begun:
-        later = [t for deployment, t in written if deployment == f"{name}-l4" and t >= at]
+        later = [t for deployment, t, _ in written if deployment == f"{name}-l4" and t >= at]
         if later:
             found.append(1000 * (min(later) - at))
     return found
@@ -254,6 +259,8 @@ class Cycle:
     """From held to `/scale` written."""
     asleep: list[float] = field(default_factory=list[float])
     """From the decision to go to zero to `/scale` written."""
+    served: list[float] = field(default_factory=list[float])
+    """What the API server itself took for each write of `/scale`."""
 
 
 async def wake_and_sleep(fleet: Fleet, chosen: list[str]) -> Cycle:
@@ -281,6 +288,7 @@ async def wake_and_sleep(fleet: Fleet, chosen: list[str]) -> Cycle:
         decided=[1000 * (at - begun[name]) for name, at in decided if at < answered],
         woken=_delays(begun.items(), written),
         asleep=_delays([d for d in decided if d[1] >= answered], written),
+        served=[1000 * (ended - began) for _, ended, began in written if ended < answered],
     )
 
 
@@ -302,6 +310,7 @@ async def wakes(plane: ControlPlane, directory: Path, models: int, count: int, e
                 turns.append(await wake_and_sleep(fleet, chosen))
             _say("held -> decided", [ms for turn in turns for ms in turn.decided])
             _say("held -> /scale 1 written", [ms for turn in turns for ms in turn.woken], "  (goal: p99 < 50 ms)")
+            _say("  of that, the API server's own time for it", [ms for turn in turns for ms in turn.served])
             _say("decided to go to zero -> /scale 0 written", [ms for turn in turns for ms in turn.asleep])
 
 

@@ -11,10 +11,11 @@ _TRACEPARENT: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-
 
 
 def uuid7() -> str:
-    """A UUID of version 7 (RFC 9562, section 5.7): sorts by time, so index pages are filled in order."""
-    value = (time.time_ns() // 1_000_000) << 80 | _random.getrandbits(80)
-    value = value & ~(0xF << 76) | 0x7 << 76
-    value = value & ~(0x3 << 62) | 0x2 << 62
+    """A UUID of version 7 (RFC 9562, section 5.7): sorts by time, so index pages are filled in order, and lists of
+    requests are in the order of their admission: the 12 bits behind the milliseconds go on with the time (section 6.2,
+    method 3), a quarter of a microsecond each."""
+    milliseconds, rest = divmod(time.time_ns(), 1_000_000)
+    value = milliseconds << 80 | 0x7 << 76 | (rest << 12) // 1_000_000 << 64 | 0x2 << 62 | _random.getrandbits(62)
     text = f"{value:032x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
