@@ -64,6 +64,10 @@ def fleet() -> Generator[Fleet]:
         fleet = Fleet(lab)
         steps.install(fleet, "simulator", steps.LAB_IMAGE, VALUES)
         steps.apply_examples(fleet)
+        for model in ("tiny-chat", "tiny-code"):
+            # The tests of one worker take longer than a Model idles before it goes to zero.
+            stays = json.dumps({"spec": {"scaling": {"minReplicas": 1}}})
+            fleet.kubectl("patch", "models.shoal.dev", model, "-n", steps.DEMO_NAMESPACE, "--type=merge", "-p", stays)
         wait_until_ready(fleet, steps.DEMO_NAMESPACE, Console(quiet=True), 120)
         yield fleet
     finally:

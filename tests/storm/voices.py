@@ -23,7 +23,8 @@ from shoal.kube.resources import PODS
 from shoal.signals.replica import Me, Peer, ReplicaStreams
 
 _FOLLOW_SECONDS: Final = 1.0
-IN_ENGINE: Final = frozenset({"loading", "loaded", "retiring"})
+IN_ENGINE: Final = frozenset({"loaded", "retiring"})
+"""`loading` is also said of one whose files are there and that waits until another has left the engine."""
 
 
 class VoicesConfig(BaseModel):

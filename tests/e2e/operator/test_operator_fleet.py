@@ -154,6 +154,7 @@ async def test_the_higher_priority_gets_the_gpus_and_the_other_says_whom_it_wait
             await asyncio.sleep(1.1)  # objects are as old as the second in which they were made
         await fleet.apply(model("high", ns, variants=[{"class": "l4"}], priority=100))
         await model_with(client, ns, "high", "Ready", "True", seconds=60)
+        await model_with(client, ns, "high", "Placed", "True", seconds=60)  # as the next plan sees it
         models = {m["metadata"]["name"]: m for m in await fleet.all(MODELS, namespace=ns)}
         losers = [m for m in models.values() if condition(m, "Placed")["status"] == "False"]
         assert [m["metadata"]["name"] for m in losers] == ["low-b"]  # the youngest of the lowest
