@@ -35,6 +35,17 @@ async def leave(it: GatewayUnderTest, body: dict[str, Any], after: Callable[[], 
     return record.data
 
 
+async def test_a_body_that_cannot_be_passed_on_is_refused_before_anything_is_opened(tmp_path: Path):
+    nested: Any = 1
+    for _ in range(400):
+        nested = [nested]
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        answer = await it.post({**CHAT, "tools": nested})
+        assert answer.status == 400
+        assert b"nested too deeply" in await answer.read()
+        assert await it.records("open", 0) == []
+
+
 # --- the client closes ----------------------------------------------------------------------------------------------
 
 

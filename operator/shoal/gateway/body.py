@@ -220,7 +220,11 @@ def _lower(fields: dict[str, Any], endpoint: str, cap: int) -> None:
 
 
 def engine_body(parsed: Parsed, endpoint: str, engine_name: str, rid: str) -> bytes:
-    """The body for the engine: allow-listed fields, its own name of the model, our id, usage always on."""
+    """The body for the engine: allow-listed fields, its own name of the model, our id, usage always on.
+
+    Raises:
+        ApiError: 400, it is nested more deeply than JSON can be written again.
+    """
     allowed = ALLOWED[endpoint]
     body = {name: value for name, value in parsed.fields.items() if name in allowed}
     body["model"] = engine_name
@@ -231,7 +235,11 @@ def engine_body(parsed: Parsed, endpoint: str, engine_name: str, rid: str) -> by
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     else:
         body.pop("stream_options", None)
-    return orjson.dumps(body)
+    try:
+        return orjson.dumps(body)
+    except orjson.JSONEncodeError:
+        # It was read, so its values are JSON's own: what is left is depth, of which orjson reads more than it writes.
+        raise ApiError(400, "The body is nested too deeply.", "invalid_json") from None
 
 
 def too_large(limit: int) -> ApiError:

@@ -174,6 +174,8 @@ class Request:
         if self._quota is not None:
             answers = 0 if self._path == EMBEDDINGS else max(1, choices) * several
             self._reserved = self._quota.reserve(model, identity.plan, len(raw), answers, bound)
+        # Before the open row: whatever is wrong with the body is said while nothing has begun that must be ended.
+        self._raw = engine_body(parsed, self._path, model.engine_name, self._id)
         try:
             kept = app.spool.commit(meter.open_row())
         except SpoolUnavailable:
@@ -188,7 +190,6 @@ class Request:
         app.demand.arrived(model.uid)
         if identity.logging is not None:
             self._reply.log = app.logs.book.begin(identity, self._key_hash, raw, parsed.fields)
-        self._raw = engine_body(parsed, self._path, model.engine_name, self._id)
         return Prepared(
             self._path,
             parsed.word,

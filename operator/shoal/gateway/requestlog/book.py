@@ -78,7 +78,14 @@ class RequestLog:
             self.writer.stats.dropped["memory"] += 1
             return None
         capture = Capture(self.room, logging, key_hash, self._settings.log_entry_bytes)
-        capture.asked(raw, fields)
+        try:
+            capture.asked(raw, fields)
+        except Exception as error:
+            # The log never holds anybody up. The error's text may hold what the body holds.
+            log.error("request log: an entry failed", tenant=identity.tenant, error=type(error).__name__)
+            self.writer.stats.dropped["error"] += 1
+            self.room.leave(capture.size)
+            return None
         return capture
 
     def end(self, capture: Capture, meter: Meter, now: Identity | None) -> None:
