@@ -82,6 +82,8 @@ cache:
     {{- toYaml .Values.cache.nodeSelector | nindent 4 }}
 signals:
   {{- toYaml .Values.operator.signals | nindent 2 }}
+scaling:
+  {{- toYaml .Values.operator.scaling | nindent 2 }}
 resyncSeconds: {{ int64 .Values.operator.resyncSeconds }}
 logLevel: {{ .Values.operator.logLevel }}
 {{- end }}

@@ -128,6 +128,37 @@
   - create
   - patch
   - delete
+# one ScaledObject per variant of a Model whose driver is KEDA, and how KEDA knows the operator
+- apiGroups:
+  - keda.sh
+  resources:
+  - scaledobjects
+  - triggerauthentications
+  verbs:
+  - get
+  - list
+  - watch
+  - create
+  - patch
+  - delete
+# the CA of the external scaler, for KEDA
+- apiGroups:
+  - ''
+  resources:
+  - configmaps
+  verbs:
+  - get
+  - create
+  - patch
+  - delete
+# who else scales a Model's Deployments
+- apiGroups:
+  - autoscaling
+  resources:
+  - horizontalpodautoscalers
+  verbs:
+  - list
+  - watch
 # what happened, for people
 - apiGroups:
   - events.k8s.io
@@ -156,6 +187,23 @@
   verbs:
   - get
   - update
+# where KEDA finds the one that leads
+- apiGroups:
+  - discovery.k8s.io
+  resources:
+  - endpointslices
+  verbs:
+  - create
+# where KEDA finds the one that leads
+- apiGroups:
+  - discovery.k8s.io
+  resources:
+  - endpointslices
+  resourceNames:
+  - shoal-scaler
+  verbs:
+  - get
+  - patch
 {{- end }}
 {{- define "shoal.rules.gateway" -}}
 # whose keys, and which models

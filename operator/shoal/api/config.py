@@ -8,6 +8,8 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
+from shoal.api.model import Driver
+
 
 class _Section(BaseModel):
     # forbid: a misspelt chart value must not be ignored
@@ -146,6 +148,26 @@ class Signals(_Section):
         return self
 
 
+class KEDA(_Section):
+    """How KEDA asks the operator for decisions, and what ScaledObjects say."""
+
+    address: str = ""
+    """Host and port of the operator's external scaler, as KEDA reaches it. Empty: its Service in Shoal's namespace."""
+    tls: bool = True
+    """Answer with a certificate, whose CA KEDA is given. Off: plain HTTP/2."""
+    polling_seconds: int = Field(default=5, ge=1, le=300)
+    """How often KEDA looks at whether a Model has demand, besides what is pushed to it."""
+
+
+class Scaling(_Section):
+    """Who writes replicas."""
+
+    driver: Driver = "BuiltIn"
+    """Of Models that name none. KEDA: through ScaledObjects, which KEDA and its HPA act on."""
+    keda: KEDA = KEDA()
+    """Of Models whose driver is KEDA."""
+
+
 class OperatorConfig(_Section):
     """The whole file."""
 
@@ -158,5 +180,6 @@ class OperatorConfig(_Section):
     pods: Pods = Pods()
     cache: Cache = Cache()
     signals: Signals = Signals()
+    scaling: Scaling = Scaling()
     resync_seconds: float = 600.0
     log_level: str = "info"

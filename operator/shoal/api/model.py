@@ -140,9 +140,16 @@ class Variant(Object):
     """GPUs of one replica on this class. Default: what `engine.parallelism` says."""
 
 
+Driver = Literal["BuiltIn", "KEDA"]
+"""Who writes a Model's replicas."""
+
+
 class Scaling(Object):
     """How many replicas, and by what they are counted."""
 
+    driver: Driver | None = None
+    """Who writes the replicas, by the same decision: BuiltIn, or KEDA with its HPA, through a ScaledObject per variant.
+    It may change while the Model serves. Default: what the chart says (`operator.scaling.driver`), which is BuiltIn."""
     min_replicas: Annotated[int, Field(ge=0, le=1000), K8s(default_in_code=True)] = 0
     """Replicas that are kept without any request. Default: 0, so an idle Model goes to zero and the next request wakes
     it. A new Model starts with one replica in any case, so that a fault shows at once."""

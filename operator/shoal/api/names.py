@@ -61,6 +61,11 @@ INSTALL_KEY_SECRET: Final = "shoal-install-key"  # noqa: S105 - a name, not a se
 """Secret in Shoal's namespace, made by the operator, mounted by gateways. Data: `current`, and `previous` while two
 are valid."""
 LEASE_NAME: Final = "shoal-operator"
+SCALER_SERVICE: Final = "shoal-scaler"
+"""Service without a selector in Shoal's namespace: the operator that leads writes its own address into the one
+EndpointSlice of the same name."""
+SCALER_TLS_SECRET: Final = "shoal-scaler-tls"  # noqa: S105 - a name, not a secret
+"""Secret in Shoal's namespace: tls.crt, tls.key, ca.crt of the external scaler."""
 CACHE_CLAIM: Final = "shoal-cache"
 """How the name of a PersistentVolumeClaim begins in each namespace that has Models: that namespace's folder of the node
 cache."""
@@ -79,6 +84,8 @@ GATEWAY_PORT: Final = 8080
 """The OpenAI API."""
 OPS_PORT: Final = 9090
 """Of gateway and operator: /healthz, /readyz, /metrics."""
+SCALER_PORT: Final = 9666
+"""Of the operator that leads: KEDA's external scaler, gRPC."""
 
 REPLICA_PATH: Final = "/v1/replica"
 ACK_PATH: Final = "/v1/replica/ack"
@@ -146,6 +153,8 @@ AGENT_KEYS_FILE: Final = f"{KEYS_DIR}/agent.json"
 """`keys.AgentKeys` as JSON."""
 HOME_DIR: Final = "/shoal/home"
 """emptyDir: HOME and the engine's compile caches."""
+SCALER_TLS_DIR: Final = "/shoal/scaler-tls"
+"""Where the operator mounts SCALER_TLS_SECRET."""
 INSTALL_KEY_DIR: Final = "/shoal/install-key"
 """Where gateways mount the install key's Secret."""
 PRICES_DIR: Final = "/shoal/prices"

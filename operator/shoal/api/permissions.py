@@ -70,6 +70,14 @@ OPERATOR: Final = (
         ("secrets",),
         ("get", "create", "patch", "delete"),
     ),
+    Permission(
+        "one ScaledObject per variant of a Model whose driver is KEDA, and how KEDA knows the operator",
+        "keda.sh",
+        ("scaledobjects", "triggerauthentications"),
+        KEEP,
+    ),
+    Permission("the CA of the external scaler, for KEDA", "", ("configmaps",), ("get", "create", "patch", "delete")),
+    Permission("who else scales a Model's Deployments", "autoscaling", ("horizontalpodautoscalers",), FOLLOW),
     Permission("what happened, for people", "events.k8s.io", ("events",), ("get", "create", "patch")),
 )
 """The operator, in all namespaces."""
@@ -77,6 +85,14 @@ OPERATOR: Final = (
 OPERATOR_OWN_NAMESPACE: Final = (
     Permission("who leads", "coordination.k8s.io", ("leases",), ("create",)),
     Permission("who leads", "coordination.k8s.io", ("leases",), ("get", "update"), (names.LEASE_NAME,)),
+    Permission("where KEDA finds the one that leads", "discovery.k8s.io", ("endpointslices",), ("create",)),
+    Permission(
+        "where KEDA finds the one that leads",
+        "discovery.k8s.io",
+        ("endpointslices",),
+        ("get", "patch"),
+        (names.SCALER_SERVICE,),
+    ),
 )
 """The operator, in its own namespace."""
 

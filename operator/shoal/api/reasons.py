@@ -12,6 +12,9 @@ STALLED: Final = "Stalled"
 LOGGING_READY: Final = "LoggingReady"
 """Of a Tenant that asks for a request log."""
 
+SCALING_ACTIVE: Final = "ScalingActive"
+"""Of a Model whose driver is KEDA: KEDA and its HPA carry out what was decided."""
+
 # --- any kind -------------------------------------------------------------------------------------------------------
 INVALID: Final = "Invalid"
 """The stored object does not pass this version's validation."""
@@ -91,6 +94,23 @@ SIGNALS_UNKNOWN: Final = "SignalsUnknown"
 """A gateway or a replica is not heard: nothing goes down until it is. Also a condition type, present while true."""
 NOT_HEARD: Final = "NotHeard"
 """Reason of the condition SignalsUnknown."""
+
+# --- Model: ScalingActive (driver KEDA) -----------------------------------------------------------------------------
+DRIVEN_BY_KEDA: Final = "DrivenByKEDA"
+SWITCHING_DRIVER: Final = "SwitchingDriver"
+"""From one driver to the other: whoever writes now stays until the other one is ready."""
+KEDA_NOT_INSTALLED: Final = "KEDANotInstalled"
+"""The API server does not know ScaledObjects."""
+KEDA_NOT_HEARD: Final = "KEDANotHeard"
+"""KEDA's operator has not asked for longer than it should."""
+METRICS_UNAVAILABLE: Final = "MetricsUnavailable"
+"""The HPA gets no metric: KEDA's metrics adapter, or its APIService, is away."""
+SCALED_OBJECT_PAUSED: Final = "ScaledObjectPaused"
+"""Somebody paused it by an annotation."""
+SCALED_OBJECT_REFUSED: Final = "ScaledObjectRefused"
+"""KEDA says that the ScaledObject is not Ready, with its own words."""
+OTHER_AUTOSCALER: Final = "OtherAutoscaler"
+"""Another HPA or ScaledObject scales the same Deployment."""
 
 # --- staging (also in the stage container's termination message) ----------------------------------------------------
 SOURCE_UNREACHABLE: Final = "SourceUnreachable"

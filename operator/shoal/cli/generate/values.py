@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from shoal.api.config import CABundle, EngineVersion, NamedValue, Pods, PriorityBand, Proxy, Signals
+from shoal.api.config import CABundle, EngineVersion, NamedValue, Pods, PriorityBand, Proxy, Scaling, Signals
 
 Free = dict[str, Any]
 """Something that goes into an object as it is; Kubernetes' own API checks it."""
@@ -69,6 +69,8 @@ class Operator(Placement):
     """How often everything is listed anew, against missed watch events."""
     signals: Signals = Signals()
     """Where the operator hears of load and demand."""
+    scaling: Scaling = Scaling()
+    """Who writes replicas."""
     resources: Free = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
     """Requests and limits of the container."""
 

@@ -1,0 +1,25 @@
+"""Where the external scaler gets its answers."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from shoal.core.keda import Answer
+
+Changed = Callable[[str, str], None]
+"""Heard with namespace and name of a ScaledObject whose answer is another one now."""
+
+
+class Answers(Protocol):
+    """What is decided, by ScaledObject. Reads memory only."""
+
+    changed: list[Changed]
+    """Who wants to hear of changes at once."""
+
+    def answer(self, namespace: str, name: str) -> Answer | None:
+        """None: no variant of a Model whose driver is KEDA has this ScaledObject, or nothing is decided of it yet; KEDA
+        is told that it is unavailable, and keeps what there is."""
+        ...
+
+    def asked(self, namespace: str, name: str) -> None:
+        """KEDA has just asked about it."""
+        ...
