@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,7 @@ from shoal.controllers.installkey import InstallKeySource
 from shoal.controllers.lora import LoRA
 from shoal.controllers.lora import serve as serve_adapters
 from shoal.controllers.lora.hearing import Deaf
+from shoal.controllers.metrics import Events, Objects
 from shoal.controllers.model import ModelController
 from shoal.controllers.planner import Planner
 from shoal.controllers.scaling import serve as serve_decisions
@@ -127,6 +129,11 @@ class Operator:
         self.lora = LoRA(world, self.install, hears, me)
         self.tenants = TenantController(world, WorkQueue("tenant", workers=2))
         self.cache_volumes = CacheVolumesController(world, WorkQueue("cache-volumes", workers=1))
+        self.registry = prometheus_client.CollectorRegistry()
+        """What is said of this operator's fleet; the process's own metrics are in the default registry."""
+        leads: Callable[[], bool] = lambda: self.elector.leading  # noqa: E731
+        self.scaler.decided.append(Events(world, self.registry, leads, time.monotonic).decided)
+        self.registry.register(Objects(world, self.capacity, ears, self.scaler.known, leads))
         self.watcher = Watcher(
             client,
             [
@@ -252,7 +259,8 @@ def ops_app(operator: Operator) -> web.Application:
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(
-            body=prometheus_client.generate_latest(), headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST}
+            body=prometheus_client.generate_latest() + prometheus_client.generate_latest(operator.registry),
+            headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST},
         )
 
     app = web.Application()

@@ -81,6 +81,8 @@ class Scaler:
         self._some = asyncio.Event()
         self._term_began = clock()
         self._leads = False
+        self.decided: list[Callable[[Model, Decision, int], None]] = []
+        """Heard with a decision that changes the number, and the number before."""
         planner.wanted = self.wanted
         world.models.listeners.append(self._model)
         world.pods.listeners.append(self._pod)
@@ -96,6 +98,11 @@ class Scaler:
                 return models.first_wanted(model)
             state = self._decide(model)
         return state.wanted
+
+    def known(self, model_uid: str) -> int | None:
+        """Replicas that were decided for in this term; None: nothing was yet."""
+        state = self._states.get(model_uid)
+        return state.wanted if state is not None else None
 
     def words(self, model_uid: str) -> Decision | None:
         """The decision that changed the number last, while that number does not serve yet; at zero, why it is zero."""
@@ -243,6 +250,8 @@ class Scaler:
             message=decision.message,
         )  # fmt: skip
         state.decision = decision
+        for listener in self.decided:
+            listener(model, decision, before)
         # The first decision of a term is asked for by the plan that is made just now.
         woken = not before and bool(decision.wanted) and self._waker.begin(model, decision.wanted)
         self._planner.changed(hurry=not woken and not before)

@@ -1,0 +1,165 @@
+"""Gauges of Shoal's own objects, read from the store when they are scraped. What is not known has no sample.
+
+Labels are bounded by the number of objects; no message and nothing that a client made up is among them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from shoal.api.gpuclass import GPUClass
+from shoal.api.lorapool import LoRAPool
+from shoal.api.model import Model
+from shoal.controllers.capacity import Capacity
+from shoal.controllers.scaling.ears import Ears
+from shoal.controllers.world import World
+from shoal.core import models, quantity
+
+_MODEL: Final = ["namespace", "model"]
+_VARIANT: Final = [*_MODEL, "gpu_class"]
+_FAMILIES: Final[dict[str, tuple[str, list[str]]]] = {
+    "shoal_model_replicas_wanted": ("Replicas that were decided for, whether or not there are GPUs for them.", _MODEL),
+    "shoal_model_replicas_min": ("Fewest replicas that the Model allows.", _MODEL),
+    "shoal_model_replicas_max": ("Most replicas that the Model allows; absent: no bound.", _MODEL),
+    "shoal_model_replicas": (
+        "Replicas by state: desired and waiting as the status says, starting, ready and draining as the pods are.",
+        [*_VARIANT, "state"],
+    ),
+    "shoal_model_condition": (
+        "1 for the status and the reason that each condition of a Model has now.",
+        [*_MODEL, "type", "status", "reason"],
+    ),
+    "shoal_model_gpus": ("GPUs that the Model's pods hold; terminating ones hold theirs.", _VARIANT),
+    "shoal_model_hourly_cost": (
+        "What these GPUs cost per hour. No sample: the class has no price.",
+        [*_VARIANT, "currency"],
+    ),
+    "shoal_model_cold_start_expected_seconds": (
+        "From a pod's creation to Ready, of the last replica that started on the class.",
+        _VARIANT,
+    ),
+    "shoal_model_voices": (
+        "Replicas and gateways that the decision on the Model's replicas depends on, by whether they are heard.",
+        [*_MODEL, "kind", "heard"],
+    ),
+    "shoal_gpu_class_gpus": ("GPUs: capacity, allocatable, allocated, free.", ["gpu_class", "state"]),
+    "shoal_gpu_class_hourly_cost": ("What one GPU costs per hour.", ["gpu_class", "currency"]),
+    "shoal_lora_pool_adapters": (
+        "Adapters of the pool: total, available (may be asked for), failed.",
+        ["namespace", "pool", "state"],
+    ),
+    "shoal_lora_pool_condition": (
+        "1 for the status and the reason that each condition of a LoRAPool has now.",
+        ["namespace", "pool", "type", "status", "reason"],
+    ),
+}
+
+
+class Objects(Collector):
+    """`leads`: whether this operator does; `wanted`: replicas that were decided for, by uid of the Model."""
+
+    def __init__(
+        self,
+        world: World,
+        capacity: Capacity,
+        ears: Ears,
+        wanted: Callable[[str], int | None],
+        leads: Callable[[], bool],
+    ) -> None:
+        self._world, self._capacity, self._ears = world, capacity, ears
+        self._wanted, self._leads = wanted, leads
+
+    def describe(self) -> Iterable[Metric]:
+        """For whoever wants the names, also where nothing is exported now."""
+        return list(_families().values())
+
+    def collect(self) -> Iterable[Metric]:
+        if not self._leads():
+            return ()
+        families = _families()
+        gateways = Counter(self._ears.boot(pod.uid) is not None for pod in self._world.gateways())
+        for custom in self._world.models.values():
+            if custom.object is not None:
+                for name, labels, value in self._model(custom.object, gateways):
+                    families[name].add_metric(labels, value)
+        for gpu_class in self._world.accepted_classes().values():
+            for name, labels, value in self._class(gpu_class):
+                families[name].add_metric(labels, value)
+        for pool in self._world.pools.values():
+            if pool.object is not None:
+                for name, labels, value in _pool(pool.object):
+                    families[name].add_metric(labels, value)
+        return families.values()
+
+    def _model(self, model: Model, gateways: Counter[bool]) -> Iterator[tuple[str, list[str], float]]:
+        of = [model.metadata.namespace or "", model.metadata.name]
+        scaling, status = model.spec.scaling, model.status
+        wanted = self._wanted(model.metadata.uid)
+        if wanted is not None:
+            yield "shoal_model_replicas_wanted", of, wanted
+        yield "shoal_model_replicas_min", of, models.minimum(model)
+        if scaling.max_replicas is not None:
+            yield "shoal_model_replicas_max", of, scaling.max_replicas
+        for variant in status.variants if status is not None else ():
+            here = [*of, variant.gpu_class]
+            yield "shoal_model_replicas", [*here, "desired"], variant.desired
+            yield "shoal_model_replicas", [*here, "waiting"], variant.waiting or 0
+            if variant.cold_start_seconds is not None:
+                yield "shoal_model_cold_start_expected_seconds", here, variant.cold_start_seconds
+        for condition in status.conditions if status is not None else ():
+            yield "shoal_model_condition", [*of, condition.type, condition.status, condition.reason], 1
+        yield from self._pods(model, of, {v.gpu_class for v in status.variants} if status is not None else set())
+        for heard in (True, False):
+            yield "shoal_model_voices", [*of, "gateway", "yes" if heard else "no"], gateways[heard]
+
+    def _pods(self, model: Model, of: list[str], known: set[str]) -> Iterator[tuple[str, list[str], float]]:
+        states: Counter[tuple[str, str]] = Counter()
+        gpus: Counter[str] = Counter()
+        voices: Counter[bool] = Counter()
+        classes = self._world.accepted_classes()
+        for pod in self._world.pods.by("model", model.metadata.uid):
+            name = pod.gpu_class
+            if pod.finished or name is None:
+                continue
+            states[name, "draining" if pod.deleting else "ready" if pod.ready else "starting"] += 1
+            if pod.node is not None and name in classes:
+                gpus[name] += pod.requests.get(classes[name].spec.resource_name, 0)
+            if pod.was_ready and not pod.deleting:
+                voices[self._ears.load(pod.uid) is not None] += 1
+        for name in known | {name for name, _ in states}:
+            for state in ("starting", "ready", "draining"):
+                yield "shoal_model_replicas", [*of, name, state], states[name, state]
+            if name in classes:
+                yield "shoal_model_gpus", [*of, name], gpus[name]
+                if (price := classes[name].spec.hourly_cost) is not None:
+                    cost = float(quantity.parse(price.amount)) * gpus[name]
+                    yield "shoal_model_hourly_cost", [*of, name, price.currency], cost
+        for heard in (True, False):
+            yield "shoal_model_voices", [*of, "replica", "yes" if heard else "no"], voices[heard]
+
+    def _class(self, gpu_class: GPUClass) -> Iterator[tuple[str, list[str], float]]:
+        name, counts = gpu_class.metadata.name, self._capacity.usage(gpu_class).counts()
+        states = {"capacity": counts.capacity, "allocatable": counts.allocatable}
+        for state, count in (states | {"allocated": counts.allocated, "free": counts.free}).items():
+            yield "shoal_gpu_class_gpus", [name, state], count
+        if (price := gpu_class.spec.hourly_cost) is not None:
+            yield "shoal_gpu_class_hourly_cost", [name, price.currency], float(quantity.parse(price.amount))
+
+
+def _pool(pool: LoRAPool) -> Iterator[tuple[str, list[str], float]]:
+    of, status = [pool.metadata.namespace or "", pool.metadata.name], pool.status
+    if status is None:
+        return
+    if (counts := status.adapters) is not None:
+        states = {"total": counts.total, "available": counts.available, "failed": counts.failed}
+        for state, count in states.items():
+            yield "shoal_lora_pool_adapters", [*of, state], count
+    for condition in status.conditions:
+        yield "shoal_lora_pool_condition", [*of, condition.type, condition.status, condition.reason], 1
+
+
+def _families() -> dict[str, GaugeMetricFamily]:
+    return {name: GaugeMetricFamily(name, text, labels=labels) for name, (text, labels) in _FAMILIES.items()}
