@@ -41,7 +41,9 @@ class AdapterAttempts(Attempts):
         """What it is assumed to hold, if it waited in the room."""
         self._refusals: list[Refused] = []
         missed = not self._app.fleet.residency.pods(adapter.engine_name)
-        self._app.demand.adapters.arrived(adapter.uid, self._prepared.model.uid, missed=missed)
+        prepared = self._prepared
+        self._app.demand.adapters.arrived(adapter.uid, prepared.model.uid, missed=missed)
+        self._app.metrics.adapter_asked(prepared.model.key, prepared.path, missed=missed)
 
     # --- choosing: no await from here to the start of the write ------------------------------------------------------
 

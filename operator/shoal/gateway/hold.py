@@ -49,7 +49,7 @@ class Holds:
         self.stays = Stays(self)
         directory.changed.append(self.look)
         fleet.changed.append(self._heard)
-        metrics.watch_holds(self.figures)
+        metrics.watch_holds(self.figures, lambda: {room.model.key: room.model.limits for room in self.rooms.values()})
 
     @property
     def waiting(self) -> int:

@@ -1,7 +1,7 @@
 """The gateway's metrics. Names of GenAI measures follow OpenTelemetry's semantic conventions.
 
-Labels are bounded: a Model (up to a number, then "other"), an operation, an outcome. Never a tenant, a key or a word
-that a client made up.
+Labels are bounded: a Model (up to a number, then "other"), an operation, an outcome; tenants have series of their own
+(`tenantmetrics.py`). Never a key or a word that a client made up.
 """
 
 from bisect import bisect_left
@@ -13,12 +13,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from shoal.api.usage import Outcome
-from shoal.core.hold.limits import Held
+from shoal.core.hold.limits import Held, Limits
 from shoal.gateway.meter import Meter
 from shoal.gateway.spoolmetrics import SpoolMetrics
+from shoal.gateway.tenantmetrics import TenantMetrics
 
 _DURATIONS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84, 327.68)
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0)
+_PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 1.0, 2.5)
 _TOKENS = tuple(4.0**n for n in range(14))
 
 _OUTCOMES: Final[tuple[Outcome, ...]] = ("answered", "rejected", "cancelled", "failed", "refused", "expired")
@@ -57,14 +59,25 @@ class Tally:
 class ModelMetrics:
     """The series of one Model and operation."""
 
-    __slots__ = ("duration", "first_token", "held", "input_tokens", "output_tokens")
+    __slots__ = (
+        "adapter_loaded",
+        "adapter_missed",
+        "duration",
+        "first_token",
+        "held",
+        "input_tokens",
+        "output_tokens",
+        "per_token",
+    )
 
     def __init__(self) -> None:
         self.duration: dict[Outcome, Tally] = {outcome: Tally(_DURATIONS) for outcome in _OUTCOMES}
         self.first_token = Tally(_FIRST_TOKEN)
+        self.per_token = Tally(_PER_TOKEN)
         self.held = Tally(_DURATIONS)
         self.input_tokens = Tally(_TOKENS)
         self.output_tokens = Tally(_TOKENS)
+        self.adapter_loaded = self.adapter_missed = 0
 
 
 class _ModelCollector(Collector):
@@ -85,6 +98,11 @@ class _ModelCollector(Collector):
             "Time from acceptance to the first byte of the answer.",
             labels=labels,
         )
+        per_token = HistogramMetricFamily(
+            "gen_ai_server_time_per_output_token_seconds",
+            "Time per token after the first, on average over each answer that was streamed to its end.",
+            labels=labels,
+        )
         tokens = HistogramMetricFamily(
             "gen_ai_client_token_usage",
             "Tokens per request, as the engine counted them; input includes cached ones.",
@@ -98,22 +116,38 @@ class _ModelCollector(Collector):
         requests = CounterMetricFamily(
             "shoal_gateway_requests", "Accepted requests by how they ended.", labels=[*labels, "outcome"]
         )
+        adapters = CounterMetricFamily(
+            "shoal_gateway_adapter_requests",
+            "Requests that named an adapter, by whether a replica had it loaded when they came.",
+            labels=["gen_ai_request_model", "loaded"],
+        )
+        asked: dict[str, list[int]] = {}
         for key, model in self._models.items():
             for outcome, tally in model.duration.items():
                 duration.add_metric([*key, outcome], tally.buckets(), tally.sum)
                 requests.add_metric([*key, outcome], sum(tally.counts))
             first_token.add_metric([*key], model.first_token.buckets(), model.first_token.sum)
+            per_token.add_metric([*key], model.per_token.buckets(), model.per_token.sum)
             held.add_metric([*key], model.held.buckets(), model.held.sum)
+            if model.adapter_loaded or model.adapter_missed:
+                of_model = asked.setdefault(key[0], [0, 0])
+                of_model[0] += model.adapter_loaded
+                of_model[1] += model.adapter_missed
             for kind, tally in (("input", model.input_tokens), ("output", model.output_tokens)):
                 tokens.add_metric([*key, kind], tally.buckets(), tally.sum)
-        return (duration, first_token, held, tokens, requests)
+        for name, (loaded, missed) in asked.items():
+            adapters.add_metric([name, "yes"], loaded)
+            adapters.add_metric([name, "no"], missed)
+        return (duration, first_token, per_token, held, tokens, requests, adapters)
 
 
 class _HoldCollector(Collector):
     """What waits, asked for when it is scraped."""
 
-    def __init__(self, figures: Callable[[], Mapping[str, Held]], most: int) -> None:
-        self._figures = figures
+    def __init__(
+        self, figures: Callable[[], Mapping[str, Held]], limits: Callable[[], Mapping[str, Limits]], most: int
+    ) -> None:
+        self._figures, self._limits = figures, limits
         self._most = most
 
     def collect(self) -> Iterable[Metric]:
@@ -122,6 +156,13 @@ class _HoldCollector(Collector):
             "shoal_gateway_held_requests", "Requests that wait here for a replica.", labels=labels
         )
         size = GaugeMetricFamily("shoal_gateway_held_bytes", "Bytes of their bodies.", labels=labels)
+        most = GaugeMetricFamily(
+            "shoal_gateway_hold_limit_requests", "As many may wait here, of a Model of which some do.", labels=labels
+        )
+        most_size = GaugeMetricFamily(
+            "shoal_gateway_hold_limit_bytes", "As large may their bodies be together.", labels=labels
+        )
+        limits = self._limits()
         figures = sorted(self._figures().items(), key=lambda pair: -pair[1].requests)
         shown = dict(figures[: self._most])
         for _, held in figures[self._most :]:
@@ -130,11 +171,14 @@ class _HoldCollector(Collector):
         for model, held in shown.items():
             requests.add_metric([model], held.requests)
             size.add_metric([model], held.bytes)
-        return (requests, size)
+            if model in limits:
+                most.add_metric([model], limits[model].max_requests)
+                most_size.add_metric([model], limits[model].max_bytes)
+        return (requests, size, most, most_size)
 
 
 class Metrics:
-    def __init__(self, max_models: int = 1000) -> None:
+    def __init__(self, max_models: int = 1000, max_tenants: int = 1000) -> None:
         self.registry = registry = CollectorRegistry()
         self.rejected = Counter(
             "shoal_gateway_rejected",
@@ -191,16 +235,22 @@ class Metrics:
         self._models: dict[tuple[str, str], ModelMetrics] = {}
         self._labelled: set[str] = set()
         registry.register(_ModelCollector(self._models))
+        self.tenants = TenantMetrics(max_tenants)
+        registry.register(self.tenants)
 
-    def watch_holds(self, figures: Callable[[], Mapping[str, Held]]) -> None:
-        """Shows what waits, by Model."""
-        self.registry.register(_HoldCollector(figures, self._max_models))
+    def watch_holds(
+        self, figures: Callable[[], Mapping[str, Held]], limits: Callable[[], Mapping[str, Limits]]
+    ) -> None:
+        """Shows what waits, by Model, and as how much may."""
+        self.registry.register(_HoldCollector(figures, limits, self._max_models))
 
     def observe(self, meter: Meter, endpoint: str) -> None:
         """A request has ended."""
         series = self.of(meter.model, endpoint)
-        series.duration[meter.outcome or "failed"].observe(meter.seconds)
-        if (first := meter.seconds_to_first_byte) is not None:
+        seconds, outcome = meter.seconds, meter.outcome or "failed"
+        series.duration[outcome].observe(seconds)
+        first = meter.seconds_to_first_byte
+        if first is not None:
             series.first_token.observe(first)
         if meter.held_seconds is not None:
             series.held.observe(meter.held_seconds)
@@ -209,6 +259,17 @@ class Metrics:
             series.input_tokens.observe(tokens)
         if (tokens := counts["outputTokens"]) is not None:
             series.output_tokens.observe(tokens)
+            if tokens > 1 and first is not None and outcome == "answered" and meter.said["stream"]:
+                series.per_token.observe((seconds - first) / (tokens - 1))
+        self.tenants.observe(meter, counts)
+
+    def adapter_asked(self, model: str, endpoint: str, *, missed: bool) -> None:
+        """A request names an adapter. `missed`: no replica has it."""
+        series = self.of(model, endpoint)
+        if missed:
+            series.adapter_missed += 1
+        else:
+            series.adapter_loaded += 1
 
     def of(self, model: str, endpoint: str) -> ModelMetrics:
         """The series of a Model (`namespace/name`) on one endpoint."""

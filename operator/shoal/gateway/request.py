@@ -83,6 +83,8 @@ class Request:
             await self._route()
         except ApiError as error:
             self._app.metrics.rejected.labels(error.code or str(error.status)).inc()
+            if error.status == 429 and self._quota is not None:
+                self._app.metrics.tenants.refused(self._quota.tenant, error.code or "429")
             await self._reply.error(error)
         except (Disconnected, ClientGone):
             self._app.metrics.rejected.labels("disconnected").inc()

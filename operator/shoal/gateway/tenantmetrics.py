@@ -1,0 +1,81 @@
+"""What each tenant asked for, for boards and alerts; bills come from the ledger, never from here.
+
+A label is the name of a Tenant object, which an administrator made, and never something that a client sends. There are
+as many as there are Tenants, up to a bound; those beyond it are "other".
+"""
+
+from collections.abc import Iterable
+from typing import Final, get_args
+
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from shoal.api.usage import Outcome
+from shoal.gateway.meter import Meter
+
+_OUTCOMES: Final[tuple[Outcome, ...]] = tuple(o for o in get_args(Outcome) if o != "cut")
+"""A gateway that was cut off does not count any more; its successor's record says it."""
+_KINDS: Final = ("input", "cached", "output")
+
+
+class _Tenant:
+    """One tenant's counts since the gateway's start."""
+
+    __slots__ = ("cached", "input", "outcomes", "output", "refused")
+
+    def __init__(self) -> None:
+        self.outcomes: dict[Outcome, int] = dict.fromkeys(_OUTCOMES, 0)
+        self.refused: dict[str, int] = {}
+        self.input = self.cached = self.output = 0
+
+
+class TenantMetrics(Collector):
+    """Only the event loop writes; a scrape reads."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._tenants: dict[str, _Tenant] = {}
+
+    def observe(self, meter: Meter, counts: dict[str, int | None]) -> None:
+        """An accepted request has ended."""
+        tenant = self._of(meter.tenant)
+        tenant.outcomes[meter.outcome or "failed"] += 1
+        tenant.input += counts["inputTokens"] or 0
+        tenant.cached += counts["cachedTokens"] or 0
+        tenant.output += counts["outputTokens"] or 0
+
+    def refused(self, tenant: str, reason: str) -> None:
+        """A limit or the budget did not let a request in. `reason` is the error's code."""
+        refused = self._of(tenant).refused
+        refused[reason] = refused.get(reason, 0) + 1
+
+    def collect(self) -> Iterable[Metric]:
+        requests = CounterMetricFamily(
+            "shoal_tenant_requests", "Accepted requests of a tenant by how they ended.", labels=["tenant", "outcome"]
+        )
+        tokens = CounterMetricFamily(
+            "shoal_tenant_tokens",
+            "Tokens of a tenant, as engines counted them or else estimated; cached ones are part of the input.",
+            labels=["tenant", "gen_ai_token_type"],
+        )
+        refused = CounterMetricFamily(
+            "shoal_tenant_refused",
+            "Requests of a tenant that its limits or its budget kept out, by the error's code.",
+            labels=["tenant", "reason"],
+        )
+        for name, tenant in self._tenants.items():
+            for outcome, count in tenant.outcomes.items():
+                requests.add_metric([name, outcome], count)
+            for kind, count in zip(_KINDS, (tenant.input, tenant.cached, tenant.output), strict=True):
+                tokens.add_metric([name, kind], count)
+            for reason, count in tenant.refused.items():
+                refused.add_metric([name, reason], count)
+        return (requests, tokens, refused)
+
+    def _of(self, name: str) -> _Tenant:
+        found = self._tenants.get(name)
+        if found is None:
+            if len(self._tenants) >= self._most:
+                name = "other"
+            found = self._tenants.setdefault(name, _Tenant())
+        return found
