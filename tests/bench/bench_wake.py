@@ -259,6 +259,8 @@ class Cycle:
     """From held to `/scale` written."""
     asleep: list[float] = field(default_factory=list[float])
     """From the decision to go to zero to `/scale` written."""
+    asked: list[float] = field(default_factory=list[float])
+    """From the decision until the API server had the request."""
     served: list[float] = field(default_factory=list[float])
     """What the API server itself took for each write of `/scale`."""
 
@@ -284,8 +286,10 @@ async def wake_and_sleep(fleet: Fleet, chosen: list[str]) -> Cycle:
     await fleet.until(lambda: not fleet.seen.ready & set(chosen))
     written = scales(fleet.plane, lines)
     decided = [d for d in decisions(fleet.directory / "operator.log") if d[1] >= since]
+    up = [d for d in decided if d[1] < answered]
     return Cycle(
-        decided=[1000 * (at - begun[name]) for name, at in decided if at < answered],
+        asked=_delays(up, [(name, began, began) for name, _, began in written]),
+        decided=[1000 * (at - begun[name]) for name, at in up],
         woken=_delays(begun.items(), written),
         asleep=_delays([d for d in decided if d[1] >= answered], written),
         served=[1000 * (ended - began) for _, ended, began in written if ended < answered],
@@ -310,6 +314,7 @@ async def wakes(plane: ControlPlane, directory: Path, models: int, count: int, e
                 turns.append(await wake_and_sleep(fleet, chosen))
             _say("held -> decided", [ms for turn in turns for ms in turn.decided])
             _say("held -> /scale 1 written", [ms for turn in turns for ms in turn.woken], "  (goal: p99 < 50 ms)")
+            _say("  of that, decided -> the API server has the request", [ms for turn in turns for ms in turn.asked])
             _say("  of that, the API server's own time for it", [ms for turn in turns for ms in turn.served])
             _say("decided to go to zero -> /scale 0 written", [ms for turn in turns for ms in turn.asleep])
 

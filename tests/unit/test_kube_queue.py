@@ -4,7 +4,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 
-from shoal.kube.queue import IN_A_ROUND, Bucket, Handler, WorkQueue
+import pytest
+
+from shoal.kube import queue as module
+from shoal.kube.queue import ROUND_SECONDS, Bucket, Handler, WorkQueue
 
 
 @contextlib.asynccontextmanager
@@ -124,10 +127,13 @@ async def test_what_goes_first_passes_what_waits_also_if_it_waited_itself_and_ru
 
 
 async def test_between_a_few_reconciles_everybody_else_has_a_turn() -> None:
-    queue = WorkQueue("test", workers=8)
+    now = 0.0
+    queue = WorkQueue("test", workers=8, clock=lambda: now)
     order: list[str] = []
 
     async def handle(key: str) -> None:
+        nonlocal now
+        now += ROUND_SECONDS / 2  # it computes, and waits for nothing
         order.append(key)
 
     async def somebody() -> None:
@@ -144,4 +150,46 @@ async def test_between_a_few_reconciles_everybody_else_has_a_turn() -> None:
     other.cancel()
     assert sorted(found for found in order if found != "-") == sorted(map(str, range(40)))
     rows = "".join("-" if found == "-" else "x" for found in order).strip("-").split("-")
-    assert max(map(len, rows)) <= IN_A_ROUND
+    assert max(map(len, rows)) == 3
+
+
+async def test_nothing_begins_while_a_queue_that_goes_first_has_work() -> None:
+    first = WorkQueue("wake")
+    queue = WorkQueue("model", behind=first)
+    order, gate = list[str](), asyncio.Event()
+
+    async def write(key: str) -> None:
+        await gate.wait()
+        order.append(f"wake {key}")
+
+    async def handle(key: str) -> None:
+        order.append(key)
+
+    first.add("a")
+    queue.add("b")
+    async with working(first, write), working(queue, handle):
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert order == []
+        gate.set()
+        await until(lambda: order == ["wake a", "b"])
+        queue.add("c")
+        await until(lambda: order == ["wake a", "b", "c"])
+
+
+async def test_a_wake_that_hangs_does_not_hold_up_others_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.01)
+    first = WorkQueue("wake")
+    queue = WorkQueue("model", behind=first)
+    done: list[str] = []
+
+    async def hangs(_key: str) -> None:
+        await asyncio.Event().wait()
+
+    async def handle(key: str) -> None:
+        done.append(key)
+
+    first.add("a")
+    queue.add("b")
+    async with working(first, hangs), working(queue, handle):
+        await until(lambda: done == ["b"])

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -24,7 +24,7 @@ from shoal.controllers.world import World
 from shoal.core import candidates, facts, models, quantity
 from shoal.core.adapters.pool import same_engines
 from shoal.core.candidates import Considered
-from shoal.core.placement import ClassSupply, Moves, Placement, Rejected, plan
+from shoal.core.placement import ClassSupply, Demand, Moves, Placement, Rejected, parts, plan
 from shoal.core.proven import keep_what_runs
 from shoal.core.sizing import GPU, Sized, Tuning
 from shoal.engine.launch import pool_args
@@ -40,6 +40,8 @@ PACE_SECONDS: Final = 0.3
 """From one plan to the next at least."""
 SHARE: Final = 5
 """A plan that takes long makes the next one wait, so that planning takes at most this fraction of the time."""
+SLICE_SECONDS: Final = 0.002
+"""Of a plan at a stretch, as far as it can be cut: who wakes does not wait for a whole plan."""
 PATIENCE_SECONDS: Final = 3.0
 """A Model for which only the words have changed, such as how many GPUs are free elsewhere, is told so much later."""
 SECONDS = prometheus_client.Histogram(
@@ -79,6 +81,19 @@ class Decision:
     considered: Considered
     wanted: int = 1
     """Replicas, as the scaler said."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """What one plan is made of."""
+
+    wishes: Mapping[str, Wish]
+    looked: Mapping[str, Considered]
+    wanted: Mapping[str, int]
+    demands: Sequence[Demand]
+    supplies: Sequence[ClassSupply]
+    seen: Mapping[str, object]
+    """What was asked for ahead of it and is in it: `Standings.seen_by_plan`."""
 
 
 def _none(_uid: str) -> Mapping[str, str]:
@@ -214,13 +229,7 @@ class Planner:
             await self._pause(SETTLE_SECONDS)
             self._dirty.clear()
             self._hurry.clear()
-            begin = time.monotonic()
-            try:
-                self.plan()
-            except Exception:
-                # What was decided before goes on; one that cannot be planned must not end the operator.
-                log.exception("the fleet could not be planned; the last plan stays")
-            took = time.monotonic() - begin
+            took = await self._in_slices()
             SECONDS.observe(took)
             await asyncio.sleep(took * (SHARE - 1))
             await self._pause(PACE_SECONDS - SETTLE_SECONDS - took * SHARE)
@@ -232,9 +241,51 @@ class Planner:
                 async with asyncio.timeout(seconds):
                     await self._hurry.wait()
 
+    async def _in_slices(self) -> float:
+        """Makes a plan, and gives others their turn meanwhile. Returns the seconds that it took by itself."""
+        took, slices = 0.0, self._steps()
+        try:
+            while True:
+                begin = time.monotonic()
+                more = next(slices, False)
+                while more and time.monotonic() - begin < SLICE_SECONDS:
+                    more = next(slices, False)
+                took += time.monotonic() - begin
+                if not more:
+                    return took
+                await asyncio.sleep(0)
+        except Exception:
+            # What was decided before goes on; one that cannot be planned must not end the operator.
+            log.exception("the fleet could not be planned; the last plan stays")
+            return took
+
     def plan(self) -> None:
         """Makes the plan from what is known now, and wakes the Models whose part of it is another one."""
+        for _ in self._steps():
+            pass
+
+    def _steps(self) -> Iterator[Literal[True]]:
+        """A plan, with a stop wherever others may have their turn. It is of one moment: what is sized before and what
+        is put into words after it cannot change it; what happens meanwhile makes the next plan."""
         classes = self._world.accepted_classes()
+        self._look_at(classes)
+        for uid, wish in tuple(self._wishes.items()):
+            self._consider(uid, wish, classes)
+            yield True
+        found: dict[str, Placement] = {}
+        moment = self._moment(self._world.accepted_classes())
+        for uid, placement in parts(moment.demands, moment.supplies, moves=self._moves):
+            found[uid] = placement
+            yield True
+        for demand in moment.demands:
+            if demand.frozen and moment.wishes[demand.uid].facts is not None and not demand.standing:
+                # Nothing of it runs, and nothing is kept for it: only what would be decided now is shown.
+                found |= plan([replace(demand, frozen=False)], moment.supplies, moves=self._moves)
+                yield True
+        self._take(moment, found)
+
+    def _moment(self, classes: Mapping[str, GPUClass]) -> _Moment:
+        """What one plan is made of, all as of now."""
         self._look_at(classes)
         seen = self.standings.seen_by_plan()
         supplies = self._capacity.supplies()
@@ -243,7 +294,6 @@ class Planner:
             uid: self._proven(uid, wish, self._consider(uid, wish, classes), classes)
             for uid, wish in self._wishes.items()
         }
-        self._looked = looked
         wanted = {uid: self.wanted(wish.model) for uid, wish in self._wishes.items()}
         demands = [
             candidates.demand(
@@ -257,17 +307,16 @@ class Planner:
             )
             for uid, wish in self._wishes.items()
         ]
-        found = dict(plan(demands, supplies, moves=self._moves))
-        for demand in demands:
-            wish = self._wishes[demand.uid]
-            if demand.frozen and wish.facts is not None and not demand.standing:
-                # Nothing of it runs, and nothing is kept for it: only what would be decided now is shown.
-                found |= plan([replace(demand, frozen=False)], supplies, moves=self._moves)
-        for uid, wish in self._wishes.items():
+        return _Moment(dict(self._wishes), looked, wanted, demands, supplies, seen)
+
+    def _take(self, moment: _Moment, found: Mapping[str, Placement]) -> None:
+        """The plan counts from now on."""
+        self._looked = {uid: looked for uid, looked in moment.looked.items() if uid in self._wishes}
+        for uid, wish in moment.wishes.items():
             placement = found.get(uid)
-            if placement is None:
+            if placement is None or uid not in self._wishes:  # it may have gone meanwhile
                 continue
-            part = Decision(placement, looked[uid], wanted[uid])
+            part = Decision(placement, moment.looked[uid], moment.wanted[uid])
             known = self._decided.get(uid)
             self._decided[uid] = (wish, part)
             if known is not None and known[0].same(wish) and known[1] == part:
@@ -275,9 +324,9 @@ class Planner:
             urgent = known is None or not known[0].same(wish) or known[1].placement.variants != placement.variants
             for listener in self.wake:
                 listener(wish.model.key, 0.0 if urgent else PATIENCE_SECONDS)
-        for uid in seen:
-            self.standings.drop(uid)
-        self.promises.planned({uid: decision.placement for uid, (_, decision) in self._decided.items()}, demands)
+        self.standings.planned(moment.seen)
+        decided = {uid: decision.placement for uid, (_, decision) in self._decided.items()}
+        self.promises.planned(decided, moment.demands)
         self.calibration.measure(self._gpus, self._sized)
 
     def _look_at(self, classes: Mapping[str, GPUClass]) -> None:

@@ -96,9 +96,15 @@ class Standings:
         if self._raised.pop(model_uid, None) is not None:
             self._known.pop(model_uid, None)
 
-    def seen_by_plan(self) -> list[str]:
-        """Models whose lifted replicas the plan that is made now reads from their Deployments."""
-        return [uid for uid, raised in self._raised.items() if raised.written]
+    def seen_by_plan(self) -> Mapping[str, object]:
+        """What was lifted and stands in its Deployment, by Model: the plan that is made now reads it there."""
+        return {uid: raised for uid, raised in self._raised.items() if raised.written}
+
+    def planned(self, seen: Mapping[str, object]) -> None:
+        """That plan is made, and counts. What was lifted anew meanwhile it has not seen."""
+        for uid, raised in seen.items():
+            if self._raised.get(uid) is raised:
+                self.drop(uid)
 
     def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         for pod in (before, after):

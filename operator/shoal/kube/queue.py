@@ -1,6 +1,7 @@
 """A work queue of keys: each key waits at most once, runs at most once at a time, and backs off by itself."""
 
 import asyncio
+import contextlib
 import random
 import time
 from collections import deque
@@ -25,9 +26,11 @@ Handler = Callable[[str], Awaitable[float | None]]
 
 FIRST_BACKOFF: Final = 0.5
 LONGEST_BACKOFF: Final = 120.0
-IN_A_ROUND: Final = 4
-"""Reconciles that begin in one round of the event loop: many that need no I/O would otherwise all run in one, and who
-hears of a request would wait for all of them."""
+ROUND_SECONDS: Final = 0.002
+"""Reconciles begin in one round of the event loop for so long: many that need no I/O would otherwise all run in one,
+and who hears of a request would wait for all of them."""
+PATIENCE_SECONDS: Final = 0.25
+"""For the queue that goes first; then a reconcile begins beside it."""
 
 
 class Bucket:
@@ -49,8 +52,19 @@ class Bucket:
 class WorkQueue:
     """Feed it from callbacks with `add`; `run` works it off until cancelled."""
 
-    def __init__(self, name: str, *, workers: int = 4, bucket: Bucket | None = None):
+    def __init__(
+        self,
+        name: str,
+        *,
+        workers: int = 4,
+        bucket: Bucket | None = None,
+        behind: "WorkQueue | None" = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """`behind`: a queue that goes first. While it has work, nothing begins here, but for `PATIENCE_SECONDS` at
+        most each time."""
         self.name = name
+        self._behind, self._clock = behind, clock
         self._workers = workers
         self._bucket = bucket or Bucket(rate=200, burst=1000)
         self._first: deque[str] = deque()
@@ -63,8 +77,11 @@ class WorkQueue:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._failures: dict[str, int] = {}
         self._wake = asyncio.Event()
-        self._begun = 0
-        """Reconciles in this round of the loop."""
+        self._calm = asyncio.Event()
+        self._calm.set()
+        """Nothing waits, and nothing runs."""
+        self._round: float | None = None
+        """When the first reconcile of this round of the loop began."""
 
     def add(self, key: str, *, first: bool = False) -> None:
         """Wants the key reconciled soon; `first`: before all that were not added so. A key that runs now runs once more
@@ -74,6 +91,7 @@ class WorkQueue:
         self._dirty.add(key)
         if first:
             self._hurried.add(key)
+        self._calm.clear()
         if key not in self._running:
             self._line_up(key)
         DEPTH.labels(self.name).set(len(self._dirty))
@@ -109,6 +127,10 @@ class WorkQueue:
         """Nothing waits and nothing runs; what is due later does not count."""
         return not self._dirty and not self._running
 
+    async def calm(self) -> None:
+        """Returns when the queue is idle."""
+        await self._calm.wait()
+
     def longest_running(self) -> float:
         """Seconds since the oldest reconcile that still runs began; 0 when none does."""
         return time.monotonic() - min(self._running.values()) if self._running else 0.0
@@ -131,12 +153,9 @@ class WorkQueue:
                 await self._wake.wait()
             self._running[key] = time.monotonic()
             try:
-                await asyncio.sleep(self._bucket.take())
-                while self._begun >= IN_A_ROUND:  # noqa: ASYNC110 - the next round is what is waited for
-                    await asyncio.sleep(0)
-                if not self._begun:
-                    asyncio.get_running_loop().call_soon(self._new_round)
-                self._begun += 1
+                if (seconds := self._bucket.take()) > 0:
+                    await asyncio.sleep(seconds)
+                await self._turn()
                 await self._once(handle, key)
             except asyncio.CancelledError:
                 self._dirty.add(key)  # not done: the next run begins with it
@@ -145,10 +164,24 @@ class WorkQueue:
                 del self._running[key]
                 if key in self._dirty:
                     self._line_up(key)
+                elif self.idle():
+                    self._calm.set()
                 DEPTH.labels(self.name).set(len(self._dirty))
 
+    async def _turn(self) -> None:
+        """Returns when a reconcile may begin."""
+        if self._behind is not None and not self._behind.idle():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    await self._behind.calm()
+        while self._round is not None and self._clock() - self._round > ROUND_SECONDS:  # noqa: ASYNC110 - no event tells it
+            await asyncio.sleep(0)  # the next round is what is waited for
+        if self._round is None:
+            self._round = self._clock()
+            asyncio.get_running_loop().call_soon(self._new_round)
+
     def _new_round(self) -> None:
-        self._begun = 0
+        self._round = None
 
     async def _once(self, handle: Handler, key: str) -> None:
         begin = time.monotonic()

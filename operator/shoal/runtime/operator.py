@@ -121,9 +121,17 @@ class Operator:
         past = self.history.work_rate if self.history else no_past
         self.scaler = Scaler(world, self.planner, cold, ears, self.waker, past=past)
         self.models = ModelController(
-            world, self.planner, self.install, self.scaler, scales, cold, WorkQueue("model", workers=24)
+            world,
+            self.planner,
+            self.install,
+            self.scaler,
+            scales,
+            cold,
+            WorkQueue("model", workers=24, behind=self.waker.queue),
         )
-        self.classes = GPUClassController(world, self.capacity, self.planner, WorkQueue("gpuclass", workers=2))
+        self.classes = GPUClassController(
+            world, self.capacity, self.planner, WorkQueue("gpuclass", workers=2, behind=self.waker.queue)
+        )
         self.figures = EngineFigures(world, self.planner, self.install, WorkQueue("figures", workers=8))
         hears = self.listening.listener if isinstance(self.listening, Streams) else Deaf()
         self.lora = LoRA(world, self.install, hears, me)

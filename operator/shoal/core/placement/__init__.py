@@ -11,7 +11,7 @@ words.py      reasons and messages, of phrases.py;  rivals.py  for whom a Model 
 """
 
 from shoal.core.placement.packing import ClassUse, Packing, pack
-from shoal.core.placement.plan import plan
+from shoal.core.placement.plan import parts, plan
 from shoal.core.placement.steering import Steering, steering
 from shoal.core.placement.types import (
     Candidate,
@@ -43,6 +43,7 @@ __all__ = [
     "Steering",
     "VariantPlan",
     "pack",
+    "parts",
     "plan",
     "steering",
 ]

@@ -8,7 +8,7 @@
 Which nodes replicas will get is an assumption of the plan, made anew each time: the scheduler binds them.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from shoal.core.placement.case import Case, rank
 from shoal.core.placement.fill import fill
@@ -24,10 +24,19 @@ def plan(
 ) -> dict[str, Placement]:
     """uid -> where its replicas go. No GPU is given away twice; a replica for which GPUs are not free yet is counted as
     `waiting`. `moves` None: the default pace."""
+    return dict(parts(demands, supplies, moves=moves))
+
+
+def parts(
+    demands: Iterable[Demand], supplies: Iterable[ClassSupply], *, moves: Moves | None = None
+) -> Iterator[tuple[str, Placement]]:
+    """`plan`, one Model after the other. All is decided before the first; then each is put into words when it is asked
+    for: two thirds of the work."""
     pace = moves or Moves()
     cases, rooms = decide(demands, supplies, pace)
     words = Words(cases, rooms, pace)
-    return {case.demand.uid: words.placement(case) for case in cases}
+    for case in cases:
+        yield case.demand.uid, words.placement(case)
 
 
 def decide(
