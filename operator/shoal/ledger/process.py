@@ -18,6 +18,7 @@ from shoal.ledger.metrics import EngineFigures, Metrics
 from shoal.ledger.monthly import Rated
 from shoal.ledger.prices import PriceFigures, PriceFolder
 from shoal.ledger.queries.routes import Questions
+from shoal.ledger.reconcile.figures import ComparedFigures
 from shoal.ledger.reconcile.routes import Routes
 from shoal.ledger.reconcile.watch import Reconciler, Standing
 from shoal.ledger.service import Events, Request, Response, Service, answer_json, send_answer
@@ -68,12 +69,14 @@ class Process:
             keep_days=settings.hours_retention_days,
             credited=self.totals.reload,
         ).add(self.service)
+        self.compared = ComparedFigures(self.store, _now_ms)
+        self.metrics.registry.register(self.compared)
         self.reconciler: Reconciler | None = None
         if client is not None:
             me = Me(settings.pod_name, self.totals.hub.boot)
             self.reconciler = Reconciler(client, self.key_ring, self.store, me)
             self.metrics.registry.register(EngineFigures(self.reconciler))
-        Routes(self.store, self._standing, lambda: time.time_ns() // 1_000_000).add(self.service)
+        Routes(self.store, self._standing, _now_ms).add(self.service)
         self.service.route("GET", names.TOTALS_PATH, self._totals, ("gateway", "admin"))
         self.store.opened = self.totals.reload
         self.store.committed = self._committed
@@ -145,6 +148,7 @@ class Process:
             "retention": lambda: maintenance.retain(self.store, settings.retention_days, settings.hours_retention_days),
         }
         if self.reconciler is not None:
+            rooms["comparison"] = self.compared.run
             rooms["reconciliation"] = self.reconciler.run
         return rooms
 
@@ -199,6 +203,10 @@ class Process:
             case _:
                 answer = answer_json({"status": "unknown path"}, 404)
         await send_answer(answer, send)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 async def _lasting(name: str, work: Callable[[], Coroutine[None, None, None]]) -> None:
