@@ -24,6 +24,7 @@ from typing import Any, Final, Self, TypeVar
 import orjson
 
 from shoal.lab import binaries, fleet, images, network, nodes
+from shoal.lab.addons import choice, keda, prometheus
 from shoal.lab.errors import LabError
 from shoal.lab.node import enter
 from shoal.lab.node.config import Image
@@ -98,6 +99,8 @@ class Lab:
         binaries_folder: Path | None = None,
         status_nodes: int = 0,
         faults: bool = False,
+        addons: Sequence[str] = (),
+        hpa_sync_seconds: float | None = None,
         forwards: Sequence[Forward] = (),
         extra_images: Mapping[str, Image] | None = None,
         say: Say = _silent,
@@ -106,8 +109,10 @@ class Lab:
         """Starts a lab and returns when its nodes take pods; a healthy one of that name is returned as it is.
 
         `fleet_data` goes before `fleet_file`; without both it is the default fleet. `status_nodes` more only report.
-        `faults`: dead nodes are noticed within seconds. `forwards` are beside the default one, to the gateway; a
-        forward to the same Service and port replaces it. `timeout` in seconds, without a build of the binaries.
+        `faults`: dead nodes are noticed within seconds. `addons`: of `addons.choice.KNOWN`. `hpa_sync_seconds`: how
+        often HorizontalPodAutoscalers are looked at, instead of every 15 s. `forwards` are beside the default one, to
+        the gateway; a forward to the same Service and port replaces it. `timeout` in seconds, without a build of the
+        binaries.
 
         Raises LabError. A lab that did not come up, or whose start was interrupted, is removed again.
         """
@@ -115,11 +120,16 @@ class Lab:
         paths = Paths.of(name)
         wanted = fleet_data if fleet_data is not None else fleet.load(fleet_file)
         wanted = wanted.with_status_nodes(status_nodes)
-        targets = {f.target(): f for f in (GATEWAY_FORWARD, *forwards)}
-        table = images.defaults() | dict(wanted.images) | dict(extra_images or {})
-        digest = _digest(wanted, tuple(targets.values()), table, faults)
-        network.require_programs(say)
+        chosen = choice.check(addons)
+        with_prometheus = "prometheus" in chosen
+        more = (prometheus.FORWARD,) if with_prometheus else ()
+        targets = {f.target(): f for f in (GATEWAY_FORWARD, *more, *forwards)}
+        network.require_programs(say, network.PROGRAMS | (prometheus.PACKAGES if with_prometheus else {}))
         programs = binaries.find_or_build(binaries_folder, say)
+        keda_programs = keda.find_or_build(say) if "keda" in chosen else None
+        rows = keda.images(keda_programs) if keda_programs else {}
+        table = images.defaults() | rows | dict(wanted.images) | dict(extra_images or {})
+        digest = _digest(wanted, tuple(targets.values()), table, faults, chosen, hpa_sync_seconds)
         node_programs = realnode.find_or_build(programs, say) if wanted.with_real_kubelet() else None
         with _locked(paths):
             running = cls._running(paths)
@@ -140,18 +150,23 @@ class Lab:
                 node_programs=node_programs,
                 forwards=tuple(targets.values()),
                 faults=faults,
+                hpa_sync_seconds=hpa_sync_seconds,
+                with_prometheus=with_prometheus,
                 progress_fd=0,
             )
             try:
                 _start(paths, config, say, timeout)
+                state = paths.read()
+                if state is None:
+                    raise LabError(f"lab {name!r} came up without a state file in {paths.state}")
+                lab = cls(paths, state)
+                if keda_programs is not None:
+                    keda.install(lab, keda_programs, say)
             except BaseException:
                 _end(paths)
                 _remove(paths)
                 raise
-            state = paths.read()
-            if state is None:
-                raise LabError(f"lab {name!r} came up without a state file in {paths.state}")
-            return cls(paths, state)
+            return lab
 
     @classmethod
     def get(cls, name: str = DEFAULT_NAME) -> Self:
@@ -357,13 +372,22 @@ def _status(answer: Mapping[str, Any]) -> Status:
     )
 
 
-def _digest(wanted: fleet.Fleet, forwards: Sequence[Forward], table: Mapping[str, Image], faults: bool) -> str:
+def _digest(
+    wanted: fleet.Fleet,
+    forwards: Sequence[Forward],
+    table: Mapping[str, Image],
+    faults: bool,
+    addons: Sequence[str],
+    hpa_sync: float | None,
+) -> str:
     """Of everything that a running lab cannot change any more."""
     parts: list[object] = [
         wanted.model_dump(mode="json"),
         [f.model_dump() for f in forwards],
         {name: image.model_dump(mode="json") for name, image in table.items()},
         faults,
+        addons,
+        hpa_sync,
     ]
     return hashlib.sha256(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
 

@@ -11,7 +11,8 @@ from typing import ParamSpec, TypeVar
 
 import click
 
-from shoal.lab import api, binaries, fleet, images
+from shoal.lab import api, binaries, fleet, images, network
+from shoal.lab.addons import choice, keda, prometheus
 from shoal.lab.errors import LabError
 from shoal.lab.state import Forward, Paths, known_labs
 
@@ -36,6 +37,13 @@ def _say(line: str) -> None:
     click.echo(line, err=True)
 
 
+_with = click.option(
+    "--with",
+    "addons",
+    default="",
+    metavar="LIST",
+    help=f"What people have beside Shoal, separated by commas: {', '.join(choice.KNOWN)}.",
+)
 _name = click.option("--name", default=api.DEFAULT_NAME, show_default=True, help="Which lab; several run side by side.")
 
 
@@ -71,6 +79,13 @@ def command() -> None:
 @click.option(
     "--faults", is_flag=True, help="Dead nodes are noticed after 10 s instead of 40 s, and evicted 3 s later."
 )
+@_with
+@click.option(
+    "--hpa-sync",
+    type=click.FloatRange(0.1, 60),
+    metavar="SECONDS",
+    help="How often HorizontalPodAutoscalers are looked at; Kubernetes' own way is every 15 s.",
+)
 @click.option(
     "--forward",
     "forwards",
@@ -93,6 +108,8 @@ def up(
     folder: Path | None,
     with_status_nodes: int,
     faults: bool,
+    addons: str,
+    hpa_sync: float | None,
     forwards: tuple[str, ...],
     image_rows: tuple[str, ...],
 ) -> None:
@@ -107,6 +124,8 @@ def up(
         binaries_folder=folder,
         status_nodes=with_status_nodes,
         faults=faults,
+        addons=choice.parse(addons),
+        hpa_sync_seconds=hpa_sync,
         forwards=[Forward.parse(text) for text in forwards],
         extra_images=dict(images.parse_row(text) for text in image_rows),
         say=_say,
@@ -174,6 +193,8 @@ def logs(name: str, follow: bool, lines: int, what: str | None) -> None:
     if what is None:
         click.echo("\n".join(known))
         return
+    if what in keda.WORKLOADS:
+        what = f"{keda.NAMESPACE}/deployment/{what}"
     if "/" in what:
         lab = api.Lab.get(name)
         namespace, _, rest = what.partition("/")
@@ -196,10 +217,16 @@ def kubeconfig(name: str) -> None:
 
 @command.command("binaries")
 @click.option("--binaries", "folder", type=click.Path(path_type=Path), help="Check this folder instead of the cache.")
+@_with
 @_clear_errors
-def binaries_command(folder: Path | None) -> None:
-    """Find the lab's programs, or build them (about 12 CPU minutes, once). Needs no root."""
+def binaries_command(folder: Path | None, addons: str) -> None:
+    """Find the lab's programs, or build them (about 12 CPU minutes, once; KEDA 20 more). Needs no root."""
+    chosen = choice.parse(addons)
     found = binaries.find_or_build(folder, _say)
+    if "keda" in chosen:
+        click.echo(f"{'keda':26} {keda.find_or_build(_say)}")
+    if "prometheus" in chosen:
+        network.require_programs(_say, prometheus.PACKAGES)
     for program, version in binaries.versions(found).items():
         click.echo(f"{program:26} {version}")
     click.echo(f"folders: {found.search_path()}")

@@ -23,9 +23,11 @@ _ETCD: Final = "http://127.0.0.1:2379"
 _ETCD_PEER: Final = "http://127.0.0.1:2380"
 
 
-def commands(binaries: Binaries, paths: Paths, *, faults: bool) -> dict[str, Sequence[str]]:
+def commands(
+    binaries: Binaries, paths: Paths, *, faults: bool, hpa_sync: float | None = None
+) -> dict[str, Sequence[str]]:
     """Process name -> argv. With `faults`, a dead node is noticed after 10 s and its pods are evicted after 3 s more
-    (a real cluster: 40 s and 5 minutes)."""
+    (a real cluster: 40 s and 5 minutes). HorizontalPodAutoscalers are synced every `hpa_sync` seconds (else 15)."""
     pki = paths.pki
 
     def controller(name: str) -> list[str]:
@@ -96,6 +98,8 @@ def commands(binaries: Binaries, paths: Paths, *, faults: bool) -> dict[str, Seq
         "--concurrent-deployment-syncs=20",
         "--concurrent-replicaset-syncs=20",
     ]
+    if hpa_sync is not None:
+        manager.append(f"--horizontal-pod-autoscaler-sync-period={hpa_sync}s")
     if faults:
         apiserver += ["--default-not-ready-toleration-seconds=3", "--default-unreachable-toleration-seconds=3"]
         manager += [

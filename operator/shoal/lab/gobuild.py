@@ -18,11 +18,13 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from shoal.lab.errors import LabError
 
 Say = Callable[[str], None]
 """Takes one line of progress."""
+MANIFESTS: Final = "manifests"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,8 @@ class Module:
     version_of: str
     """The required module whose version the binary reports."""
     stamps: str
-    """Linker flags that write the version into the program; `{version}` and `{minor}` are filled in."""
+    """Linker flags that write the version into the program; `{version}`, `{number}` (without the v) and `{minor}` are
+    filled in."""
     minutes: int
     """CPU minutes of a cold build, for the estimate before the first package is compiled."""
     program: str
@@ -46,13 +49,16 @@ class Module:
     folder: str = ""
     """Below images/lab/; empty: `name`."""
     tags: str = ""
+    manifests: str = ""
+    """A folder of `version_of`'s source, which comes along as `MANIFESTS`; empty: none."""
 
     @property
     def source(self) -> str:
         return self.folder or self.name
 
     def ldflags(self, version: str) -> str:
-        return self.stamps.format(version=version, minor=version.removeprefix("v1.").split(".")[0])
+        minor = version.removeprefix("v1.").split(".")[0]
+        return self.stamps.format(version=version, number=version.removeprefix("v"), minor=minor)
 
 
 def cache_root() -> Path:
@@ -80,7 +86,7 @@ def needed_sources() -> Path:
 def cached(folder: Path, module: Module) -> Path:
     """Where the module's programs are, or will be; `folder` is images/lab."""
     digest = hashlib.sha256(f"{platform.system()} {platform.machine()} {module.ldflags('v0.0.0')}".encode())
-    digest.update(module.tags.encode())
+    digest.update(module.tags.encode() + module.manifests.encode())
     for file in sorted((folder / module.source).iterdir()):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return cache_root() / f"{module.name}-{digest.hexdigest()[:16]}"
@@ -176,6 +182,13 @@ def _build(source: Path, module: Module, target: Path, go: Path, say: Say) -> No
         _run_with_progress(command, source, environment, module.name, total, say)
         for name in module.links:
             Path(temporary, name).symlink_to(module.program)
+        if module.manifests:
+            shutil.copytree(
+                _module_folder(source, module, go, environment) / module.manifests, f"{temporary}/{MANIFESTS}"
+            )
+            for each in Path(temporary, MANIFESTS).rglob("*"):  # Go's module cache is read-only, folders too
+                each.chmod(0o755 if each.is_dir() else 0o644)
+            Path(temporary, MANIFESTS).chmod(0o755)
         Path(temporary).chmod(0o755)
         shutil.rmtree(target, ignore_errors=True)
         os.rename(temporary, target)
@@ -191,6 +204,17 @@ def _packages(source: Path, module: Module, go: Path, environment: dict[str, str
     if result.returncode != 0:
         raise LabError(f"the modules of {module.name} cannot be loaded:\n{result.stderr[-2000:]}")
     return result.stdout.count("\n")
+
+
+def _module_folder(source: Path, module: Module, go: Path, environment: dict[str, str]) -> Path:
+    """Where Go has unpacked the source of `version_of`."""
+    result = subprocess.run(
+        [go, "list", "-m", "-f", "{{.Dir}}", module.version_of], cwd=source, env=environment,
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    if result.returncode != 0 or not result.stdout.strip():
+        raise LabError(f"the source of {module.version_of} cannot be found: {_last_line(result.stderr)}")
+    return Path(result.stdout.strip())
 
 
 def _run_with_progress(

@@ -109,6 +109,11 @@ class Paths:
         return self.state / "etcd"
 
     @property
+    def prometheus(self) -> Path:
+        """Configuration and data of the lab's Prometheus, where it has one."""
+        return self.state / "prometheus"
+
+    @property
     def node_data(self) -> Path:
         return self.state / "nodes"
 

@@ -24,6 +24,7 @@ import structlog
 from pydantic import BaseModel, ConfigDict
 
 from shoal.lab import bootstrap, controlplane, dns, network, nodefork, pki
+from shoal.lab.addons import prometheus
 from shoal.lab.binaries import Binaries
 from shoal.lab.errors import LabError
 from shoal.lab.fleet import Fleet
@@ -61,6 +62,9 @@ class SupervisorConfig(BaseModel):
     forwards: tuple[Forward, ...]
     api_port: int = 0
     faults: bool = False
+    hpa_sync_seconds: float | None = None
+    """How often HorizontalPodAutoscalers are looked at; None: as Kubernetes does it, every 15 s."""
+    with_prometheus: bool = False
     progress_fd: int
 
 
@@ -345,7 +349,9 @@ class Supervisor:
         self._tell(Progress(kind="step", text=f"[{time.monotonic() - self._begun:5.1f} s] {text}"))
 
     async def _bring_up(self) -> None:
-        commands = controlplane.commands(self._binaries, self._paths, faults=self._config.faults)
+        commands = controlplane.commands(
+            self._binaries, self._paths, faults=self._config.faults, hpa_sync=self._config.hpa_sync_seconds
+        )
         for name, command in commands.items():
             self._processes.start(name, command)
         self._start_cluster()
@@ -361,12 +367,20 @@ class Supervisor:
                 await bootstrap.apply_basics(api)
                 await bootstrap.wait_for_default_account(api, _API_TIMEOUT_S)
                 self._step("control plane ready")
+                if self._config.with_prometheus:
+                    await self._start_prometheus(api)
                 names = [n.name for n in (*self._nodes, *self._status_nodes)]
                 await bootstrap.wait_for_nodes(api, names, _NODES_TIMEOUT_S)
             watcher.cancel()
         self._step(f"{len(self._nodes) + len(self._status_nodes)} nodes ready")
         self._ready = True
         self._tell(Progress(kind="ready"))
+
+    async def _start_prometheus(self, api: Api) -> None:
+        await prometheus.apply(api)
+        prometheus.prepare(self._paths.prometheus)
+        for name, command in prometheus.commands(self._paths.prometheus, self._paths.admin_kubeconfig).items():
+            self._processes.start(name, command)
 
     async def _keep_gpus(self) -> None:
         real = self._config.fleet.with_real_kubelet()
