@@ -93,6 +93,20 @@ def test_a_model_that_never_served_does_not_look_ready_at_zero_until_others_were
     assert ready(after(serves, placement=ZERO, wanted=0, scaling=IDLE, deployments=(at(0),), pods=()))[0] == "True"
 
 
+def test_an_engine_that_keeps_ending_is_for_a_person_only_when_no_other_class_is_left_to_try() -> None:
+    """Stalled ends the hold of waiting requests, and a GitOps tool's patience."""
+    failing = observed(
+        placement=ONE, wanted=1, deployments=(at(1),), pods=(crashing(),), untried=frozenset({"l4", "h100"})
+    )
+    assert ready(failing)[1] == "EngineFailed"
+    assert says(failing, "Stalled") is None
+    assert says(failing, "Reconciling") is not None
+    for untried in (frozenset({"l4"}), frozenset({"h100"}), frozenset[str]()):
+        assert says(replace(failing, untried=untried), "Stalled") is not None
+    moved = replace(ONE, variants=(replace(ONE.variants[0], replicas=0), replace(ONE.variants[0], gpu_class="h100")))
+    assert says(replace(failing, placement=moved, untried=frozenset({"h100"})), "Stalled") is None
+
+
 def test_a_revision_that_does_not_become_ready_is_a_stalled_rollout_with_the_engines_last_words() -> None:
     rolling = replace(deployment(ready=1, updated=1, total=2), replacing=True)
     seen = observed(deployments=(rolling,), wanted=1, pods=(pod("old", ready=True), crashing()))

@@ -81,6 +81,8 @@ class Decision:
     considered: Considered
     wanted: int = 1
     """Replicas, as the scaler said."""
+    untried: frozenset[str] = frozenset()
+    """Classes that fit and on which the Model had no setback when this was decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,11 @@ class _Moment:
     supplies: Sequence[ClassSupply]
     seen: Mapping[str, object]
     """What was asked for ahead of it and is in it: `Standings.seen_by_plan`."""
+
+
+def _untried(demand: Demand) -> frozenset[str]:
+    usable = (c.gpu_class for c in demand.candidates if c.max_replicas != 0)
+    return frozenset(name for name in usable if name not in demand.setbacks)
 
 
 def _none(_uid: str) -> Mapping[str, str]:
@@ -312,11 +319,12 @@ class Planner:
     def _take(self, moment: _Moment, found: Mapping[str, Placement]) -> None:
         """The plan counts from now on."""
         self._looked = {uid: looked for uid, looked in moment.looked.items() if uid in self._wishes}
+        untried = {d.uid: _untried(d) for d in moment.demands}
         for uid, wish in moment.wishes.items():
             placement = found.get(uid)
             if placement is None or uid not in self._wishes:  # it may have gone meanwhile
                 continue
-            part = Decision(placement, moment.looked[uid], moment.wanted[uid])
+            part = Decision(placement, moment.looked[uid], moment.wanted[uid], untried[uid])
             known = self._decided.get(uid)
             self._decided[uid] = (wish, part)
             if known is not None and known[0].same(wish) and known[1] == part:

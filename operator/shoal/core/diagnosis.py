@@ -37,6 +37,8 @@ class Cause:
     message: str
     recovers: bool = False
     """It served, and is being started again."""
+    gpu_class: str | None = None
+    """Where the engine ends, when that is the cause: on another class it may not."""
 
     @property
     def waits_for_a_person(self) -> bool:
@@ -104,6 +106,7 @@ def _engine(pod: Pod) -> Cause | None:
         f"the engine of pod {pod.key} ended with exit code {engine.exit_code} ({times}): {said}",
         # One that ends again soon is in back-off. Before that its requests are worth holding.
         recovers=pod.was_ready and engine.waiting_reason != "CrashLoopBackOff",
+        gpu_class=pod.gpu_class,
     )
 
 

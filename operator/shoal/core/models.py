@@ -10,6 +10,7 @@ from shoal.api.meta import ConditionStatus
 from shoal.api.model import Model, ModelStatus, ReplicaCounts, VariantStatus
 from shoal.api.sources import parse_source
 from shoal.core.conditions import Finding, merge
+from shoal.core.diagnosis import Cause
 from shoal.core.observed import Observed, Problem, ServedNames
 from shoal.core.readiness import cause_of, readiness, unread
 from shoal.core.variants import variants
@@ -202,7 +203,8 @@ def _findings(seen: Observed, desired: int, ready: int, shown: Sequence[VariantS
             or seen.paused
             or summary.reason in _FOR_A_PERSON
             or any(d.overdue and d.replicas for d in seen.deployments)
-            or any(why is not None and why.waits_for_a_person for why in (cause, not_read))
+            or (cause is not None and cause.waits_for_a_person and not _moves_on(seen, cause))
+            or (not_read is not None and not_read.waits_for_a_person)
         )
         findings.append(
             Finding(reasons.STALLED if stuck else reasons.RECONCILING, "True", summary.reason, summary.message)
@@ -210,6 +212,16 @@ def _findings(seen: Observed, desired: int, ready: int, shown: Sequence[VariantS
     if seen.silence:
         findings.append(Finding(reasons.SIGNALS_UNKNOWN, "True", reasons.NOT_HEARD, seen.silence))
     return findings
+
+
+def _moves_on(seen: Observed, cause: Cause) -> bool:
+    """Whether an engine that keeps ending sends the Model to another class, which the plan has yet to find out, or has
+    found out just now: said to be stalled for that moment, it would be given up by whoever waits for it."""
+    if cause.gpu_class is None or seen.placement is None:
+        return False
+    left = not any(v.replicas for v in seen.placement.variants if v.gpu_class == cause.gpu_class)
+    goes_elsewhere = left and any(v.replicas for v in seen.placement.variants)
+    return goes_elsewhere or (cause.gpu_class in seen.untried and len(seen.untried) > 1)
 
 
 def _accepted(seen: Observed) -> Finding:

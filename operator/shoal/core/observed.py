@@ -50,6 +50,8 @@ class Observed:
     """class -> seconds that the last replica took from its creation to Ready."""
     wanted: int | None = None
     """Replicas that were decided on; None while nothing is."""
+    untried: frozenset[str] = frozenset()
+    """Classes that fit and on which the Model had no setback when `placement` was decided."""
     scaling: Decision | None = None
     """Why there are so many, while that number does not serve yet; at zero, why it is zero."""
     silence: str | None = None

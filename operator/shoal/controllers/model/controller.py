@@ -202,6 +202,7 @@ class ModelController:
             served=models.served_names(model, self._rivals(model)),
             placement=decided.placement if decided else None,
             wanted=decided.wanted if decided else None,
+            untried=decided.untried if decided else frozenset(),
             scaling=self._words(uid, decided),
             deployments=tuple(current(world.deployments.by("model", uid)).values()),
             pods=world.pods.by("model", uid),
