@@ -8,7 +8,8 @@ from rich.console import Console
 
 from shoal.api.adapterfigures import Adapters
 from shoal.cli.adapters.picture import SORTS, picture
-from shoal.cli.scaling.reach import Operator, cluster_options, told
+from shoal.cli.options import cluster_options
+from shoal.cli.scaling.reach import Operator, told
 from shoal.kube.client import Client
 
 WIDTH: Final = 160

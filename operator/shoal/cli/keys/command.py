@@ -14,6 +14,7 @@ from shoal.cli.keys import edit, when
 from shoal.cli.keys.carry import Change, Where, run
 from shoal.cli.keys.listing import listing
 from shoal.cli.keys.mint import SHORTEST, mint
+from shoal.cli.options import kubeconfig_options
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,8 +32,7 @@ def command() -> None:
 
 def _options(function: Callable[P, R]) -> Callable[P, R]:
     for option in (
-        click.option("--context", help="The context of the kubeconfig to use."),
-        click.option("--kubeconfig", help="Default: KUBECONFIG, else ~/.kube/config."),
+        kubeconfig_options,
         click.option(
             "-o",
             "--output",

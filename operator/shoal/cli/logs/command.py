@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, ParamSpec, TypeVar, cast
+from typing import Any, Final, cast
 
 import click
 import orjson
@@ -12,11 +12,9 @@ import orjson
 from shoal.api.meta import JsonObject
 from shoal.cli.logs.reach import Gateways
 from shoal.cli.logs.view import HEADER, line
-from shoal.cli.scaling.reach import NAMESPACE, told
+from shoal.cli.options import installation_options
+from shoal.cli.scaling.reach import told
 from shoal.kube.client import Client
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 FOLLOW_SECONDS: Final = 2.0
 _LOOK_BACK: Final = timedelta(minutes=45)
@@ -26,21 +24,10 @@ _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _TIMES: Final = "give how long ago (90s, 30m, 12h, 7d), a date (2026-11-22), or a time (2026-11-22T06:00:00Z)"
 
 
-def _options(function: Callable[P, R]) -> Callable[P, R]:
-    for option in (
-        click.option("--gateway-url", help="Call a gateway's port for operations here, not through the API server."),
-        click.option(
-            "--operator-namespace",
-            envvar="SHOAL_NAMESPACE",
-            default=NAMESPACE,
-            show_default=True,
-            help="Where Shoal is installed.",
-        ),
-        click.option("--context", help="The context of the kubeconfig to use."),
-        click.option("--kubeconfig", help="Default: KUBECONFIG, else ~/.kube/config."),
-    ):
-        function = option(function)
-    return function
+_options = installation_options(
+    "--operator-namespace",
+    ("--gateway-url", "Call a gateway's port for operations here, not through the API server."),
+)
 
 
 @click.group(name="logs", invoke_without_command=True)

@@ -1,7 +1,7 @@
 """Asks the operator that leads: the holder of the Lease is its pod, and the API server proxies to a pod's port."""
 
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, ParamSpec, TypeVar, cast
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import quote, urlencode
 
 import aiohttp
@@ -18,11 +18,9 @@ from shoal.kube.client import Client
 from shoal.kube.errors import Forbidden, KubeError, NotFound, Unavailable, from_status
 from shoal.kube.resources import LEASES
 
-P = ParamSpec("P")
 R = TypeVar("R")
 M = TypeVar("M", bound=Message)
 
-NAMESPACE: Final = "shoal-system"
 DIRECT_SECONDS: Final = 10.0
 _NOT_LEADING: Final = "NotLeading"
 _MODEL_UNKNOWN: Final = "ModelUnknown"
@@ -145,25 +143,6 @@ def _json(raw: bytes) -> JsonObject:
     if isinstance(body, dict):
         return cast("JsonObject", body)
     return {"message": raw[:512].decode(errors="replace").strip()}
-
-
-def cluster_options(command: Callable[P, R]) -> Callable[P, R]:
-    """The options that say which cluster and which installation; parameters `kubeconfig`, `context`,
-    `operator_namespace`, `operator_url`."""
-    for option in (
-        click.option("--operator-url", help="Call the operator here, not through the API server."),
-        click.option(
-            "--operator-namespace",
-            envvar="SHOAL_NAMESPACE",
-            default=NAMESPACE,
-            show_default=True,
-            help="Where Shoal is installed.",
-        ),
-        click.option("--context", help="The context of the kubeconfig to use."),
-        click.option("--kubeconfig", help="Default: KUBECONFIG, else ~/.kube/config."),
-    ):
-        command = option(command)
-    return command
 
 
 async def told(work: Coroutine[Any, Any, R]) -> R:

@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.api.decisions import Decisions, ModelFigures
+from shoal.cli.options import cluster_options
 from shoal.cli.scaling.figures import Line, line
-from shoal.cli.scaling.reach import Operator, Unreachable, cluster_options, told
+from shoal.cli.scaling.reach import Operator, Unreachable, told
 from shoal.kube.client import Client
 from shoal.kube.errors import KubeError
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from shoal.api import names, reasons
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
+from shoal.cli.options import kubeconfig_options
 from shoal.cli.scaling.reach import told
 from shoal.core.conditions import find
 from shoal.kube.client import Client
@@ -26,8 +27,7 @@ POLL_SECONDS: Final = 0.5
 @click.option(
     "--timeout", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Of --wait, in seconds."
 )
-@click.option("--kubeconfig", help="Default: KUBECONFIG, else ~/.kube/config.")
-@click.option("--context", help="The context of the kubeconfig to use.")
+@kubeconfig_options
 def command(
     model: str, namespace: str | None, wait: bool, timeout: float, kubeconfig: str | None, context: str | None
 ) -> None:

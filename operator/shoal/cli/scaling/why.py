@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.api.decisions import DecisionRecord, Decisions, ModelFigures, RuleResult
-from shoal.cli.scaling.reach import Operator, cluster_options, told
+from shoal.cli.options import cluster_options
+from shoal.cli.scaling.reach import Operator, told
 from shoal.kube.client import Client
 from shoal.kube.resources import MODELS
 

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from shoal.cli.options import kubeconfig_options
 from shoal.cli.status.read import Snapshot, read
 from shoal.cli.status.view import ModelRow, VariantRow
 from shoal.kube.client import Client
@@ -34,8 +35,7 @@ BESIDE: Final = 130
 @click.option("-A", "--all-namespaces", is_flag=True, help="Models of all namespaces.")
 @click.option("-w", "--watch", is_flag=True, help="Show it again every two seconds, until interrupted.")
 @click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
-@click.option("--kubeconfig", help="Default: KUBECONFIG, else ~/.kube/config.")
-@click.option("--context", help="The context of the kubeconfig to use.")
+@kubeconfig_options
 def command(
     model: str | None,
     namespace: str | None,

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from shoal.api import keys, names
 from shoal.api.meta import JsonObject
 from shoal.api.replica import Message
-from shoal.cli.scaling.reach import NAMESPACE
+from shoal.cli.options import installation_options
 from shoal.kube.client import Client
 from shoal.kube.errors import Forbidden, KubeError, NotFound, from_status
 from shoal.kube.resources import PODS, SECRETS
@@ -229,16 +229,9 @@ def ledger_options(command: Callable[P, R]) -> Callable[P, R]:
             show_envvar=True,
             help="The key towards the ledger. Default: from the install key's Secret.",
         ),
-        click.option("--ledger-url", help="Call the ledger here, not through the API server."),
-        click.option(
-            "--ledger-namespace",
-            envvar="SHOAL_NAMESPACE",
-            default=NAMESPACE,
-            show_default=True,
-            help="Where Shoal is installed.",
+        installation_options(
+            "--ledger-namespace", ("--ledger-url", "Call the ledger here, not through the API server.")
         ),
-        click.option("--context", help="The context of the kubeconfig to use."),
-        click.option("--kubeconfig", help="Default: KUBECONFIG, else ~/.kube/config."),
     ):
         wrapped = option(wrapped)
     return wrapped

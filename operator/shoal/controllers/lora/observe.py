@@ -68,7 +68,6 @@ class Observer:
             draining=pod.deleting or self._world.is_lost(pod) or (keys is not None and keys.phase == "draining"),
             resident=_resident(keys),
             limits=own,
-            leased=keys.adapter_slots_leased if keys is not None else None,
         )
 
     def _voice(self, gateway: facts.Pod) -> types.Voice:

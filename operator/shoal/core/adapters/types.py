@@ -44,8 +44,6 @@ class Replica:
     """Engine names that this boot of its engine has `loaded`; None: not known."""
     limits: Limits | None = None
     """Where they differ from the pool's: a replica of before a resize."""
-    leased: int | None = None
-    """Distinct adapters under lease."""
 
 
 @dataclass(frozen=True, slots=True)
