@@ -1,0 +1,30 @@
+"""Who writes the replicas of a Deployment now: never two, and while the driver changes the old one until the new can."""
+
+from typing import Literal
+
+from shoal.api.model import Driver
+from shoal.core.keda.types import Autoscaler, ScaledObject
+
+Writer = Literal["Shoal", "KEDA"]
+
+
+def writer(driver: Driver, scaled: ScaledObject | None, hpa: Autoscaler | None, *, ours: bool, asked: bool) -> Writer:
+    """`hpa`: the ScaledObject's, or what is left of it. `ours`: Shoal wrote the replicas last. `asked`: KEDA has asked
+    this operator about the ScaledObject.
+
+    To KEDA: what Shoal wrote before it goes on writing until KEDA has taken over; what it never wrote it leaves alone.
+    To Shoal: not before the ScaledObject and its HPA are gone.
+    """
+    if driver == "BuiltIn":
+        return "Shoal" if scaled is None and hpa is None else "KEDA"
+    if not ours or (scaled is not None and scaled.paused_by is not None):
+        return "KEDA"
+    return "KEDA" if has_taken_over(scaled, hpa, asked=asked) else "Shoal"
+
+
+def has_taken_over(scaled: ScaledObject | None, hpa: Autoscaler | None, *, asked: bool) -> bool:
+    """KEDA knows the decision and can carry it out. Once it has, a ScaledObject that is not ready for a while (the
+    operator restarts, nobody answers KEDA) does not undo it."""
+    if scaled is None or hpa is None:
+        return False
+    return scaled.was_active or (scaled.ready is True and (asked or hpa.active is True))
