@@ -1,6 +1,7 @@
 """The OpenAI API: a pure ASGI application. `request.py` and `attempts.py` have one request's way."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from shoal.api.keys import LEDGER
 from shoal.api.names import ENGINE_PORT
@@ -27,6 +28,9 @@ from shoal.serving.asgi import Receive, Scope, Send
 from shoal.serving.installkey import KeyRing
 from shoal.signals.stream import Me
 
+if TYPE_CHECKING:
+    from shoal.gateway.tracing import Traces
+
 
 class Gateway:
     """`agents` is the client towards them, by default the engines'. `elsewhere` says how many requests of a Model wait
@@ -50,6 +54,7 @@ class Gateway:
         engine_port: Callable[[Replica], int] = lambda _: ENGINE_PORT,
         logs: LogsApi | None = None,
         quotas: Quotas | None = None,
+        traces: "Traces | None" = None,
     ) -> None:
         self.settings = settings
         self.directory = directory
@@ -72,6 +77,8 @@ class Gateway:
         self.quotas = quotas or Quotas(self.demand.tenants)
         self.usage = UsageApi(settings.ledger_url, lambda: key_ring.said_by("gateway", LEDGER))
         self.logs = logs or LogsApi(RequestLog(settings, gateway=me.name), key_ring)
+        self.traces = traces
+        """None: nothing is traced, and a client's own trace goes on to the engine."""
         self.in_flight = 0
         self.stopping = False
 

@@ -29,6 +29,7 @@ from shoal.serving.asgi import Headers
 
 if TYPE_CHECKING:
     from shoal.gateway.app import Gateway
+    from shoal.gateway.tracing import RequestSpans
 
 log = structlog.get_logger()
 
@@ -50,7 +51,8 @@ class Attempts(Waiting):
         reply: Reply,
         abort: AbortHandle,
         deadline: Deadline,
-        trace: bytes | None,
+        trace: str,
+        spans: "RequestSpans | None",
         check_key: Callable[[], Identity],
     ) -> None:
         self._app = app
@@ -63,6 +65,7 @@ class Attempts(Waiting):
         self._check_key = check_key
         self._held_since = None
         self._trace = trace
+        self._spans = spans
         self._id = meter.id
         self._path = prepared.path
         self._relay = Relay(prepared, meter, reply, app.settings.max_answer_bytes)
@@ -102,6 +105,8 @@ class Attempts(Waiting):
                 await self._attempt(replica)
                 return
             except Retry as retry:
+                if self._spans is not None:
+                    self._spans.attempt_over(retry.reason)
                 app.metrics.retries.labels(retry.reason).inc()
                 log.debug("attempt failed", request=self._id, pod=replica.key, reason=retry.reason)
                 if meter.count_source != "none" and retry.reason in ("lost", "stalled"):
@@ -148,6 +153,8 @@ class Attempts(Waiting):
         meter.replica = replica
         meter.engine_boot = heard.engine_boot if heard else None
         target = Target(replica.ip or "", app.engine_port(replica))
+        if self._spans is not None:
+            self._trace = self._spans.attempt(replica, target)
         there = app.fleet.attempts[replica.uid]
         there.add(abort)
         abort.given_up = abort.sent = False
@@ -205,13 +212,12 @@ class Attempts(Waiting):
 
     def _head(self, target: Target, key: str, length: int, stream: bool) -> bytes:
         host = f"[{target.host}]" if ":" in target.host else target.host
-        trace = self._trace
         # The client's headers stay here: some of them would steer the engine.
         return (
             f"POST {self._path} HTTP/1.1\r\nhost: {host}:{target.port}\r\nauthorization: Bearer {key}\r\n"
             f"content-type: application/json\r\naccept: {'text/event-stream' if stream else 'application/json'}\r\n"
             f"x-request-id: {self._id}\r\ncontent-length: {length}\r\n"
-            f"{f'traceparent: {trace.decode()}' + chr(13) + chr(10) if trace else ''}\r\n"
+            f"{self._trace}\r\n"
         ).encode()
 
     def _replica_header(self, replica: Replica) -> Headers:

@@ -173,7 +173,7 @@ class AdapterAttempts(Attempts):
         stay = self._enter_stay(NoReplica("no-lease"), for_replica=False)
         flight.waiting[stay.wake] = None
         try:
-            await self._stay_at(stay, _FLIGHT_SECONDS)
+            await self._stay_at(stay, "no-lease", _FLIGHT_SECONDS)
         finally:
             flight.waiting.pop(stay.wake, None)
 
@@ -192,13 +192,13 @@ class AdapterAttempts(Attempts):
     async def _stay(self, why: NoReplica, *, for_replica: bool, seconds: float = _FLIGHT_SECONDS) -> None:
         if not self._prepared.model.limits.max_requests:
             raise self._refusal(why)
-        await self._stay_at(self._enter_stay(why, for_replica=for_replica), seconds)
+        await self._stay_at(self._enter_stay(why, for_replica=for_replica), why.reason, seconds)
 
-    async def _stay_at(self, stay: Stay, seconds: float) -> None:
+    async def _stay_at(self, stay: Stay, why: str, seconds: float) -> None:
         book, adapter, model = self._app.demand.adapters, self._adapter, self._prepared.model
         book.held(adapter.uid, model.uid)
         try:
-            await self._stand(stay, seconds)
+            await self._stand(stay, why, seconds)
         finally:
             book.unheld(adapter.uid, model.uid)
             stay.close()

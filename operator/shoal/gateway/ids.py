@@ -3,11 +3,14 @@
 import random
 import re
 import time
+from collections.abc import Mapping
 from typing import Final
 
 _random: Final = random.Random()  # noqa: S311 - seeded by the system; an id must be unique, not secret
 _CLIENT_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-_TRACEPARENT: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACEPARENT: Final = re.compile(rb"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACESTATE: Final = re.compile(rb"[\x20-\x7e]{1,512}")
+"""512: what everybody who hands a trace on has to let through at least (W3C Trace Context, section 3.3.1.5)."""
 
 
 def uuid7() -> str:
@@ -25,6 +28,19 @@ def client_request_id(value: bytes | None) -> str | None:
     return value.decode() if value is not None and _CLIENT_ID.fullmatch(value) else None
 
 
-def traceparent(value: bytes | None) -> bytes | None:
-    """A W3C traceparent where it is one; else None."""
-    return value if value is not None and _TRACEPARENT.fullmatch(value) else None
+def trace(headers: Mapping[bytes, bytes]) -> tuple[str, str] | None:
+    """A client's W3C traceparent and tracestate ("" without one), where they are well-formed; else None."""
+    parent = headers.get(b"traceparent")
+    if parent is None or not _TRACEPARENT.fullmatch(parent):
+        return None
+    state = headers.get(b"tracestate")
+    return parent.decode(), state.decode() if state is not None and _TRACESTATE.fullmatch(state) else ""
+
+
+def trace_lines(headers: Mapping[bytes, bytes]) -> str:
+    """The same, as lines of a request's head; empty without a trace."""
+    found = trace(headers)
+    if found is None:
+        return ""
+    parent, state = found
+    return f"traceparent: {parent}\r\ntracestate: {state}\r\n" if state else f"traceparent: {parent}\r\n"

@@ -4,7 +4,7 @@ import asyncio
 import signal
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -40,10 +40,14 @@ from shoal.kube.reflector import Reflector
 from shoal.kube.resources import LORA_ADAPTERS, LORA_POOLS, MODELS, PODS, TENANTS
 from shoal.ledger.shipper import Shipper
 from shoal.ledger.spool import Spool
+from shoal.serving import tracing
 from shoal.serving.installkey import KeyRing
 from shoal.serving.server import Server, make_server
 from shoal.signals.stream import Me
 from shoal.signals.totals import Totals
+
+if TYPE_CHECKING:
+    from shoal.gateway.tracing import Traces
 
 log = structlog.get_logger()
 
@@ -67,6 +71,7 @@ class Process:
     ) -> None:
         self.settings = settings
         self.metrics = Metrics(settings.max_tracked_models)
+        self.tracing = tracing.from_environment("shoal-gateway", self.metrics.registry)
         self.key_ring = KeyRing(settings.install_key_dir)
         self.demand = DemandBook()
         self.teller = Teller(self.demand)
@@ -150,6 +155,7 @@ class Process:
             agents=self.agents,
             engine_port=engine_port,
             logs=self.logs,
+            traces=self._traces(),
         )
         self.server = make_server(
             self.gateway,
@@ -271,6 +277,7 @@ class Process:
             await self.gateway.usage.close()
             await self.logs.book.stop()
             await self.spool.stop()
+            await tracing.close(self.tracing)
             log.info("stopped")
 
     async def _serve(self, server: Server) -> None:
@@ -310,6 +317,13 @@ class Process:
             self._tls_seen = seen
         except OSError as error:
             log.warning("cannot read the TLS certificate again; keeping the old one", error=str(error))
+
+    def _traces(self) -> "Traces | None":
+        if self.tracing is None:
+            return None
+        from shoal.gateway.tracing import Traces
+
+        return Traces(self.tracing.tracer)
 
     def _marks(self, source: Source) -> Callable[[str, object], None]:
         return lambda _kind, _object: self.directory.mark(source)

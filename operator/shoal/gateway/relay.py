@@ -108,6 +108,8 @@ class Relay:
         out = rewrite(body)
         if self._reply.log is not None and prepared.path != EMBEDDINGS:
             self._reply.log.answered(out)
+        if self._reply.spans is not None:
+            self._reply.spans.saw(out)
         await self._reply.json(answer.status, self._own_id(out) if self.rid else out, headers)
         meter.outcome = "answered"
 
@@ -159,6 +161,9 @@ class Relay:
                 if reply.log is not None:
                     for event in out:
                         reply.log.event(event)
+                if reply.spans is not None:
+                    for event in out:
+                        reply.spans.saw(event)
                 if not self._answering:
                     self._answering = True
                     began()

@@ -9,6 +9,7 @@ from shoal.serving.asgi import ANSWER, Headers, Scope, Send
 
 if TYPE_CHECKING:
     from shoal.gateway.requestlog.capture import Capture
+    from shoal.gateway.tracing import RequestSpans
 
 _JSON: Final = (b"content-type", b"application/json")
 _EVENT_STREAM: Final = (
@@ -35,7 +36,7 @@ class Quota(Protocol):
 
 
 class Reply:
-    __slots__ = ("_answer", "_client_id", "_id", "_process", "_send", "log", "quota", "started")
+    __slots__ = ("_answer", "_client_id", "_id", "_process", "_send", "log", "quota", "spans", "started")
 
     def __init__(self, scope: Scope, send: Send, id: str, client_id: str | None, process: Stopping) -> None:
         self._send = send
@@ -48,6 +49,8 @@ class Reply:
         """Whose headers go out with the answer; None: nobody's."""
         self.log: Capture | None = None
         """What the tenant's request log keeps of it; None: nothing."""
+        self.spans: RequestSpans | None = None
+        """Of its trace; None: it is not traced."""
         self.started = False
         """The status is out: an error can only be an event now."""
 
@@ -64,6 +67,8 @@ class Reply:
         """By status, or by an event when the status is already out."""
         if self.log is not None:
             self.log.error = error.code
+        if self.spans is not None:
+            self.spans.failed(error)
         if self.started:
             await self._send({"type": "http.response.body", "body": error.event(), "more_body": False})
         else:

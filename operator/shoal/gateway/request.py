@@ -28,6 +28,7 @@ from shoal.serving.asgi import DISCONNECT, GONE, Receive, Scope, Send
 
 if TYPE_CHECKING:
     from shoal.gateway.app import Gateway
+    from shoal.gateway.tracing import RequestSpans
 
 log = structlog.get_logger()
 
@@ -59,6 +60,7 @@ class Request:
         "_reply",
         "_reserved",
         "_scope",
+        "_spans",
         "_trace",
     )
 
@@ -71,7 +73,9 @@ class Request:
         self._id = ids.uuid7()
         self._client_id = ids.client_request_id(self._headers.get(b"x-request-id"))
         self._reply = Reply(scope, send, self._id, self._client_id, app)
-        self._trace: bytes | None = None
+        self._trace = ""
+        """Lines of the head of what goes to the engine."""
+        self._spans: RequestSpans | None = None
         self._key_hash = ""
         self._quota: Quota | None = None
         self._reserved: Reserved | None = None
@@ -92,6 +96,9 @@ class Request:
             log.exception("request failed", request=self._id)
             if not self._reply.started:
                 await self._reply.error(ApiError(500, "The gateway failed.", "internal_error"))
+        finally:
+            if self._spans is not None:
+                self._spans.end()
 
     async def _route(self) -> None:
         path, method = self._path, self._scope["method"]
@@ -132,6 +139,12 @@ class Request:
     async def _complete(self) -> None:
         app = self._app
         identity = self._identity()
+        if app.traces is None:
+            self._trace = ids.trace_lines(self._headers)
+        else:
+            # Only who has a key is traced.
+            self._trace, self._spans = app.traces.begin(self._headers, self._path, self._id, identity)
+            self._reply.spans = self._spans
         if app.busy:
             raise errors.unavailable("The gateway is serving as many requests as it can. Try again.", "overloaded", 2)
         if app.spool.refusing is not None:
@@ -139,6 +152,8 @@ class Request:
             raise errors.cannot_record()
         try:
             prepared = await self._accept(identity)
+            if self._spans is not None:
+                self._spans.accepted(self._meter, prepared)
             await self._serve(prepared)
         finally:
             app.budget.give(self._body_bytes)
@@ -149,7 +164,6 @@ class Request:
         """Reads the body and opens the usage record. What is not needed while the request waits ends here."""
         app = self._app
         headers, self._headers = self._headers, _NO_HEADERS
-        self._trace = ids.traceparent(headers.get(b"traceparent"))
         raw = await read_body(self._receive, headers.get(b"content-length"), app.settings.max_body_bytes, app.budget)
         self._body_bytes = len(raw)
         parsed = parse(raw, self._path)
@@ -222,7 +236,7 @@ class Request:
                 raw, self._raw = self._raw, b""  # what waits keeps a copy that is no larger than it must be
                 adapter = prepared.model.adapter
                 attempts = (Attempts if adapter is None else AdapterAttempts)(
-                    app, prepared, raw, meter, self._reply, abort, deadline, self._trace, self._check_key
+                    app, prepared, raw, meter, self._reply, abort, deadline, self._trace, self._spans, self._check_key
                 )
                 del raw
                 if adapter is not None:

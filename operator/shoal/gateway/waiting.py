@@ -20,6 +20,7 @@ from shoal.gateway.upstream import Abortable, AbortHandle
 
 if TYPE_CHECKING:
     from shoal.gateway.app import Gateway
+    from shoal.gateway.tracing import RequestSpans
 
 COMMENT_SECONDS: Final = 10.0
 """A stream that waits hears a comment so often. Until the first one, a 503 is still possible."""
@@ -70,6 +71,7 @@ class Waiting:
         "_prepared",
         "_raw",
         "_reply",
+        "_spans",
     )
 
     # Set by Attempts: one more call would be a hundredth of what a small request costs here.
@@ -82,6 +84,7 @@ class Waiting:
     _deadline: Deadline
     _check_key: Callable[[], Identity]
     _held_since: float | None
+    _spans: "RequestSpans | None"
 
     async def _wait(self, why: NoReplica, tried: set[str]) -> Place:
         """Waits until a replica can take the request. A stream hears comments meanwhile.
@@ -107,7 +110,7 @@ class Waiting:
             raise
         ticket.check = self._recheck
         try:
-            await self._stand(ticket)
+            await self._stand(ticket, why.reason)
             return Place(ticket.take(), tokens, ticket.paid)
         finally:
             ticket.close()
@@ -119,8 +122,8 @@ class Waiting:
         size = len(self._raw)
         return size, estimated_tokens(size, self._prepared.answer_bound, self._prepared.choices)
 
-    async def _stand(self, standing: Standing, seconds: float = math.inf) -> bool:
-        """Waits there until told to go on, for `seconds` at most; False: they are over.
+    async def _stand(self, standing: Standing, why: str, seconds: float = math.inf) -> bool:
+        """Waits there until told to go on, for `seconds` at most; False: they are over. `why` is a reason of NoReplica.
 
         Raises:
             ApiError: it has waited as long as it may, or may not go on.
@@ -159,6 +162,8 @@ class Waiting:
         finally:
             deadline.restart()
             meter.held_seconds = (meter.held_seconds or 0.0) + time.monotonic() - began
+            if self._spans is not None:
+                self._spans.held(began, why, meter.outcome or ("left" if self._abort.aborted else "released"))
 
     def _recheck(self) -> None:
         """What the client may have lost while it waited: its key, or the use of the Model. Raises ApiError."""
