@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from shoal.api.config import CABundle, EngineVersion, NamedValue, Pods, PriorityBand, Proxy, Scaling, Signals
+from shoal.cli.generate.monitoring.render import RUNBOOKS
 
 Free = dict[str, Any]
 """Something that goes into an object as it is; Kubernetes' own API checks it."""
@@ -321,6 +322,26 @@ class Monitor(Section):
     """Labels by which your Prometheus finds it."""
 
 
+class PrometheusRule(Section):
+    enabled: bool = False
+    """Needs the CustomResourceDefinitions of the Prometheus operator."""
+    labels: dict[str, str] = {}
+    """Labels by which your Prometheus finds it."""
+    runbook_base_url: str = RUNBOOKS
+    """Where the alerts' pages are (`docs/runbooks`); your own copies, perhaps."""
+
+
+class Dashboards(Section):
+    enabled: bool = False
+    """Make a ConfigMap of each Grafana board, as the sidecar of Grafana's chart reads them."""
+    labels: dict[str, str] = {"grafana_dashboard": "1"}
+    """Labels by which your Grafana finds them."""
+    annotations: dict[str, str] = {"grafana_folder": "Shoal"}
+    """Annotations: the sidecar puts the boards into this folder, where its `folderAnnotation` is `grafana_folder`."""
+    docs_url: str = Field(default="", alias="docsURL", pattern=r"^(https?://[^ \"\\\\]+/)?$")
+    """Where the boards' links to runbooks lead, with a slash at the end: your copy of docs/. Empty: the project's."""
+
+
 class Values(Section):
     image: Image = Image()
     """Shoal's own image."""
@@ -362,5 +383,9 @@ class Values(Section):
     """A ServiceMonitor for operator, gateway, ledger and node cache."""
     pod_monitor: Monitor = Monitor()
     """A PodMonitor for the agents of all engine pods."""
+    prometheus_rule: PrometheusRule = PrometheusRule()
+    """Recording rules and alerts."""
+    dashboards: Dashboards = Dashboards()
+    """Grafana boards: fleet, Model, gateway, tenant, adapters, GPU classes and cost."""
     extra_objects: tuple[Free, ...] = ()
     """Further objects to install with the chart, rendered as templates."""
