@@ -30,6 +30,8 @@ LORA = (
     "--max-loras-per-batch", str(LORA_SLOTS), "--max-loaded-loras", str(LORA_LOADED), "--lora-backend", "torch_native",
 )  # fmt: skip
 """Arguments of an engine with LoRA; one of the slots is the base model's."""
+SILENT = "silent"
+"""What an engine shows that takes a connection and does not answer for seconds: its event loop is busy loading."""
 START_SECONDS = {"sim": 120.0, "sglang": 300.0}
 
 
@@ -71,6 +73,8 @@ class EngineProcess:
             return str(connection.getresponse().status)
         except ConnectionRefusedError:
             return "refused"
+        except TimeoutError:
+            return SILENT
         finally:
             connection.close()
 
@@ -79,7 +83,7 @@ class EngineProcess:
         deadline = time.monotonic() + timeout
         while True:
             state = self.ready_state()
-            if not self.states or self.states[-1] != state:
+            if state != SILENT and (not self.states or self.states[-1] != state):
                 self.states.append(state)
             if state == "200":
                 return
