@@ -8,6 +8,7 @@ from shoal.api.meta import JsonObject, Kind
 from shoal.api.schema import KINDS, SchemaError, custom_resource_definition
 from shoal.cli.generate.chart import values_schema, values_table, values_yaml
 from shoal.cli.generate.monitoring import alerts_table, chart_rules, plain_rules, scrape_config
+from shoal.cli.generate.protocol import protocol_stubs
 from shoal.cli.generate.reference import reference
 from shoal.cli.generate.text import HEADER, to_yaml
 
@@ -36,7 +37,7 @@ def generated_files() -> dict[str, str]:
     files["policies/prometheus/rules.yaml"] = plain_rules()
     files["policies/prometheus/scrape.yaml"] = scrape_config()
     files["docs/reference/alerts.md"] = "# Alerts\n\n" + _GENERATED + alerts_table()
-    return files
+    return files | protocol_stubs()
 
 
 def boards() -> dict[str, str]:

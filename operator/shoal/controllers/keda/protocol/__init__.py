@@ -1,0 +1,1 @@
+"""What KEDA speaks with an external scaler: `externalscaler.proto`, and what `shoal generate` makes of it."""
