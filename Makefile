@@ -6,6 +6,7 @@ SHELL := /bin/bash
 ENGINE ?= simulator        # simulator | sglang (the real engine, on the CPU)
 CLUSTER ?= lab             # lab | current (what kubectl points to)
 NAME ?= demo               # name of the demo's lab
+WITH ?=                    # keda,prometheus: what else the demo's lab has
 IMAGE ?= shoal:dev
 PYTEST_ARGS ?=
 WORKERS ?= 2               # test processes side by side; each makes labs of its own
@@ -31,8 +32,8 @@ setup: $(filter .venv-uv/%,$(UV)) ## Install the Python environment (locked)
 	@$(RUN) python -m compileall -q operator/shoal  # containers of the lab run as a user who cannot write byte code
 
 .PHONY: demo
-demo: setup ## Serve Models end to end, ask one, place five on a mixed fleet, scale one from zero and back, swap adapters (ENGINE=simulator|sglang, CLUSTER=lab|current)
-	@$(RUN) shoal demo up --engine $(strip $(ENGINE)) --cluster $(strip $(CLUSTER)) --name $(strip $(NAME))
+demo: setup ## Serve Models end to end, ask one, place five on a mixed fleet, scale one from zero and back, swap adapters (ENGINE=simulator|sglang, CLUSTER=lab|current, WITH=keda)
+	@$(RUN) shoal demo up --engine $(strip $(ENGINE)) --cluster $(strip $(CLUSTER)) --name $(strip $(NAME)) --with "$(strip $(WITH))"
 
 .PHONY: demo-down
 demo-down: setup ## Remove everything that `make demo` made
@@ -43,17 +44,22 @@ test: setup lint typecheck verify test-unit test-lab ## Lint, types, generated f
 
 .PHONY: test-unit
 test-unit: setup ## Tests that need neither root nor a lab
-	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "not lab and not engine and not apiserver" $(PYTEST_ARGS)
+	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "not lab and not engine and not apiserver and not keda" $(PYTEST_ARGS)
 
 .PHONY: test-lab
 test-lab: setup models ## Tests on real API servers and on the lab (the lab needs root)
 	@$(RUN) shoal lab binaries
-	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "(lab or apiserver) and not engine and not mutation" $(PYTEST_ARGS)
+	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "(lab or apiserver) and not engine and not mutation and not keda" $(PYTEST_ARGS)
 
 .PHONY: test-engine
 test-engine: setup models ## The contract suite on the real SGLang engine, on the CPU (installs it: 0.7 GB)
 	@images/engine-cpu/install.sh
 	@$(RUN) pytest -m engine $(PYTEST_ARGS)
+
+.PHONY: test-keda
+test-keda: setup models ## The driver KEDA on the real KEDA and Prometheus (builds KEDA once: about 10 minutes on 2 cores)
+	@$(RUN) shoal lab binaries --with keda,prometheus
+	@$(RUN) pytest -m keda $(PYTEST_ARGS)
 
 .PHONY: test-storm
 test-storm: setup models ## Storms with one protection switched off each: they must find what is wrong (10 minutes)

@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,6 +19,7 @@ from shoal.cli.demo.clusters import NAMESPACE, Cluster, CurrentCluster, LabClust
 from shoal.cli.demo.stages import Stages
 from shoal.cli.demo.watch import wait_until_ready
 from shoal.lab import binaries
+from shoal.lab.addons import choice, keda
 from shoal.lab.api import Lab, require_root
 from shoal.lab.api import down as lab_down
 from shoal.lab.errors import LabError
@@ -54,7 +56,22 @@ def command() -> None:
     "gateway_url",
     help="URL of the gateway, where an Ingress or load balancer leads to it; default: kubectl port-forward.",
 )
-def up(engine: steps.EngineChoice, where: str, name: str, image: str, timeout: float, gateway_url: str | None) -> None:
+@click.option(
+    "--with",
+    "addons",
+    default="",
+    metavar="keda,prometheus",
+    help="What else is installed in the lab. keda: the act on scaling is driven by KEDA and its HPA.",
+)
+def up(
+    engine: steps.EngineChoice,
+    where: str,
+    name: str,
+    image: str,
+    timeout: float,
+    gateway_url: str | None,
+    addons: str,
+) -> None:
     """Start (or reuse) a cluster, install Shoal, apply examples/, ask a question, and leave everything up."""
     console = Console(highlight=False)
     logging.getLogger().setLevel(logging.WARNING)  # the SDK's HTTP client tells of every request
@@ -62,7 +79,8 @@ def up(engine: steps.EngineChoice, where: str, name: str, image: str, timeout: f
     if engine == "sglang" and where == "current":
         raise click.UsageError("--engine sglang runs SGLang from this machine's disk: only with --cluster lab")
     try:
-        cluster = _current(stages, gateway_url) if where == "current" else _lab(stages, name, engine)
+        chosen = choice.parse(addons)
+        cluster = _current(stages, gateway_url) if where == "current" else _lab(stages, name, engine, chosen)
         with stages.stage("Shoal installed with helm"):
             steps.install(cluster, engine, steps.LAB_IMAGE if where == "lab" else image)
         with stages.stage("Examples applied"):
@@ -85,7 +103,7 @@ def up(engine: steps.EngineChoice, where: str, name: str, image: str, timeout: f
         from shoal.cli.demo import loraact, scaleact, tenantact  # their SDK is not part of an installation
 
         if engine == "simulator":
-            scaleact.run(cluster, stages, timeout)
+            scaleact.run(cluster, stages, timeout, "KEDA" if "keda" in chosen else "BuiltIn")
             loraact.run(cluster, stages, timeout)
         else:
             console.print(
@@ -139,7 +157,7 @@ def _current(stages: Stages, gateway_url: str | None) -> Cluster:
     return cluster
 
 
-def _lab(stages: Stages, name: str, engine: steps.EngineChoice) -> Cluster:
+def _lab(stages: Stages, name: str, engine: steps.EngineChoice, addons: Sequence[choice.AddOn]) -> Cluster:
     """A lab with all that its containers run. The build of Kubernetes, where one is needed, begins first and runs
     beside the rest."""
     require_root()
@@ -156,9 +174,13 @@ def _lab(stages: Stages, name: str, engine: steps.EngineChoice) -> Cluster:
                 enginecpu.install(steps.ROOT)
         with stages.stage("Programs of Kubernetes, and helm", spin=False):
             programs.result()
-    with stages.stage(f"Lab {name!r}: a Kubernetes control plane and 8 nodes", spin=False):
+    if "keda" in addons:
+        with stages.stage("Programs of KEDA", spin=False):
+            keda.find_or_build(say)
+    more = f", with {' and '.join(addons)}" if addons else ""
+    with stages.stage(f"Lab {name!r}: a Kubernetes control plane and 8 nodes{more}", spin=False):
         images = {"sglang": enginecpu.image()} if engine == "sglang" else {}
-        return LabCluster(Lab.up(name, extra_images=images, say=say))
+        return LabCluster(Lab.up(name, extra_images=images, addons=addons, say=say))
 
 
 def _served_by(answer: Answer, record: dict[str, Any]) -> Table:

@@ -2,15 +2,18 @@
 
 import asyncio
 import contextlib
+import json
 import statistics
 import time
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Final, TypeVar
 
 import click
+import yaml
 
 from shoal.api.decisions import ModelFigures
-from shoal.api.meta import GROUP
+from shoal.api.meta import GROUP, JsonObject
+from shoal.api.model import Driver
 from shoal.api.reasons import NO_CAPACITY, SCALED_TO_ZERO
 from shoal.cli.demo import steps
 from shoal.cli.demo.clusters import NAMESPACE as SHOAL_NAMESPACE
@@ -38,8 +41,8 @@ SHOWN: Final = 20
 """Decisions that are printed at the end, at most."""
 
 
-def run(cluster: Cluster, stages: Stages, timeout: float) -> None:
-    """Plays the act and prints what happened.
+def run(cluster: Cluster, stages: Stages, timeout: float, driver: Driver = "BuiltIn") -> None:
+    """Plays the act and prints what happened. `driver`: who writes the Model's replicas.
 
     Raises ClickException with what the Model says when a step does not come within `timeout` seconds, or when a
     request was not answered.
@@ -47,12 +50,26 @@ def run(cluster: Cluster, stages: Stages, timeout: float) -> None:
     console = stages.console
     console.print(
         f"\n[bold]Scaling[/]: {NAMESPACE}/{MODEL} goes to zero when nobody asks, wakes with the first request, "
-        f"and has up to {MOST} replicas under load"
+        f"and has up to {MOST} replicas under load" + ("; KEDA and its HPA write them" if driver == "KEDA" else "")
     )
     cluster.kubectl("delete", f"models.{GROUP}", MODEL, "-n", NAMESPACE, "--ignore-not-found", timeout=timeout)
-    cluster.kubectl("apply", "-f", str(FILE))
+    cluster.kubectl(
+        "apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": _objects(driver)})
+    )
     with cluster.gateway() as url:
         asyncio.run(told(_play(cluster, Crowd(url, KEY, f"{NAMESPACE}/{MODEL}"), stages, timeout)))
+    if driver == "KEDA":
+        console.print(f"\n[bold]kubectl get scaledobjects,hpa -n {NAMESPACE}[/]")
+        console.print(cluster.kubectl("get", "scaledobjects,hpa", "-n", NAMESPACE), markup=False)
+
+
+def _objects(driver: Driver) -> list[JsonObject]:
+    """The example, with its Model's driver."""
+    objects: list[JsonObject] = list(yaml.safe_load_all(FILE.read_text()))
+    for each in objects:
+        if each["kind"] == "Model":
+            each["spec"]["scaling"]["driver"] = driver
+    return objects
 
 
 async def _play(cluster: Cluster, crowd: Crowd, stages: Stages, timeout: float) -> None:
