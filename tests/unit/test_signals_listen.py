@@ -149,3 +149,21 @@ def test_a_counter_that_stands_still_is_a_rate_of_nothing():
     rate.note(0.0, "boot", 0)
     rate.note(10.0, "boot", 100)
     assert rate.per_second(100.0) == 0.0
+
+
+async def test_the_currency_of_the_price_list_is_heard_and_another_one_is_news():
+    async with told_gateway() as one, told_gateway() as two, listener() as (ears, _):
+        news: list[str | None] = []
+        ears.priced = lambda: news.append(ears.currency())
+        one.teller.priced_in("USD")
+        ears.listen_to_gateway(one.peer("g1"))
+        await until(lambda: news == ["USD"])
+        ears.listen_to_gateway(two.peer("g2"))
+        await until(lambda: ears.boot("g2") is not None)
+        assert ears.currency() == "USD"  # the other one knows none yet
+        two.teller.priced_in("EUR")
+        await until(lambda: news == ["USD", None])  # they do not agree
+        one.teller.priced_in("EUR")
+        await until(lambda: news == ["USD", None, "EUR"])
+        ears.forget("g1")
+        assert ears.currency() == "EUR"

@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
 from shoal.api.tenant import Tenant
 from shoal.core.tenants import decide
 
@@ -61,6 +63,52 @@ def test_a_rule_that_cannot_be_used_is_named_and_never_repeated() -> None:
     assert "mail" not in message
     assert "MRN" not in message
     assert "Until that is mended no prompt and no answer is logged, only metadata" in message
+
+
+def budget(one: Tenant, currency: str | None) -> tuple[str, str, str]:
+    _, condition = decide(one, rivals=(), models=(), now=NOW, currency=currency).status.conditions
+    assert condition.type == "BudgetReady"
+    return condition.status, condition.reason, condition.message
+
+
+def test_a_budget_in_the_currency_of_the_price_list_is_active() -> None:
+    euros = tenant(budget={"amount": "500", "currency": "EUR"})
+    assert budget(euros, "EUR") == ("True", "Active", "500 EUR per calendar month, at the price list in force")
+
+
+@pytest.mark.parametrize(
+    ("when", "then"),
+    [
+        ("Serve", "whenUnknown is Serve: requests are served, and nothing is cut off"),
+        ("Refuse", "whenUnknown is Refuse: every request is refused"),
+    ],
+)
+def test_a_budget_in_another_currency_than_the_price_list_says_so_and_what_becomes_of_requests(
+    when: str, then: str
+) -> None:
+    euros = tenant(budget={"amount": "500", "currency": "EUR", "whenUnknown": when})
+    assert budget(euros, "USD") == (
+        "False",
+        "OtherCurrency",
+        f"the budget is in EUR and the price list in USD, so what is left is not known; {then}. "
+        "Write the budget in USD",
+    )
+
+
+def test_a_budget_without_a_price_list_is_unknown_and_what_was_known_of_it_stays() -> None:
+    said = {"amount": "500", "currency": "EUR"}
+    status, reason, message = budget(tenant(budget=said), None)
+    assert (status, reason) == ("Unknown", "PricesUnknown")
+    assert "Give the ledger a price list, or the budget in tokens" in message
+    known = tenant(budget=said)
+    found = decide(known, rivals=(), models=(), now=NOW, currency="USD").status
+    known = known.model_copy(update={"status": found})
+    assert decide(known, rivals=(), models=(), now=NOW, currency=None).status == found  # an operator that just began
+
+
+def test_a_budget_in_tokens_has_no_currency_to_tell_of() -> None:
+    (condition,) = decide(tenant(budget={"tokens": 5}), rivals=(), models=(), now=NOW).status.conditions
+    assert condition.type == "Ready"
 
 
 def test_a_key_that_expires_is_looked_at_again_at_that_moment() -> None:

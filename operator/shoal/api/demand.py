@@ -69,3 +69,5 @@ class DemandMessage(Message):
     """By uid of the LoRAAdapter, in the same way: those that changed; in a full message those that were ever asked."""
     tenants: dict[str, TenantUse | None] | None = None
     """By name of the Tenant, in the same way: those with limits or a budget."""
+    currency: str | None = None
+    """Of the price list in force, in full messages; None: the gateway knows none. Another one makes a full message."""

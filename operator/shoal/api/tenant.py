@@ -146,7 +146,8 @@ class TenantStatus(Object):
 
     conditions: Conditions = ()
     """Condition Ready says whether the tenant can ask: Active, Suspended, NoUsableKey, ModelNotFound, KeyClaimed,
-    Invalid. LoggingReady, where a request log is asked for: Active, RuleRefused."""
+    Invalid. BudgetReady, where there is a budget in money: Active, OtherCurrency, PricesUnknown. LoggingReady, where a
+    request log is asked for: Active, RuleRefused."""
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """The generation that this status is about."""
     active_keys: Annotated[int, Field(ge=0)] | None = None

@@ -17,7 +17,14 @@ from shoal.kube.store import Table
 
 log = structlog.get_logger()
 
-_TOLD = (reasons.READY, reasons.ACCEPTED, reasons.PLACED, reasons.SIGNALS_UNKNOWN, reasons.LOGGING_READY)
+_TOLD = (
+    reasons.READY,
+    reasons.ACCEPTED,
+    reasons.PLACED,
+    reasons.SIGNALS_UNKNOWN,
+    reasons.LOGGING_READY,
+    reasons.BUDGET_READY,
+)
 """Conditions whose changes are events; Available goes with Ready."""
 _GOOD_BUT = (reasons.NAME_CLAIMED, reasons.LABELS_DISAGREE, reasons.NOT_HEARD)
 """Reasons of a condition that is True and still wants somebody's attention."""
@@ -38,6 +45,7 @@ _UNREMARKABLE = (
     reasons.RESIDENT,
     reasons.SWITCHING,
     reasons.ROLLING,
+    reasons.PRICES_UNKNOWN,
 )
 """On the way to being ready: the condition tells it, an event would only be one more write. The scaler tells of its
 decisions itself."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from shoal.api import reasons
 from shoal.api.tenant import Tenant, TenantKey, TenantStatus
-from shoal.core.conditions import Finding, merge
+from shoal.core.conditions import Finding, find, merge
 from shoal.core.redaction.rules import refusals
 
 _FAR: Final = datetime.max.replace(tzinfo=UTC)
@@ -28,8 +28,16 @@ def age(tenant: Tenant) -> tuple[datetime, str]:
     return (tenant.metadata.creation_timestamp or _FAR, tenant.metadata.uid)
 
 
-def decide(tenant: Tenant, *, rivals: Iterable[Tenant], models: Collection[str], now: datetime) -> Decision:
-    """`rivals` are Tenants that list one of the same hashes; `models` are the keys of all Models.
+def decide(
+    tenant: Tenant,
+    *,
+    rivals: Iterable[Tenant],
+    models: Collection[str],
+    now: datetime,
+    currency: str | None = None,
+) -> Decision:
+    """`rivals` are Tenants that list one of the same hashes; `models` are the keys of all Models; `currency` is that of
+    the price list in force, None: it is not known.
 
     A hash belongs to the oldest Tenant that lists it (creation time, then uid), as gateways look it up.
     """
@@ -38,7 +46,7 @@ def decide(tenant: Tenant, *, rivals: Iterable[Tenant], models: Collection[str],
     claimed = [(k.name, taken[k.sha256]) for k in tenant.spec.keys if k.sha256 in taken]
     active = [k for k in tenant.spec.keys if usable(k, now) and k.sha256 not in taken]
     missing = [f"{m.namespace}/{m.name}" for m in tenant.spec.models if f"{m.namespace}/{m.name}" not in models]
-    findings = [_ready(tenant, active, claimed, missing, now), *_logging(tenant)]
+    findings = [_ready(tenant, active, claimed, missing, now), *_budget(tenant, currency), *_logging(tenant)]
     expiries = [k.expires for k in tenant.spec.keys if usable(k, now) and k.expires is not None]
     old = tenant.status.conditions if tenant.status else ()
     generation = tenant.metadata.generation
@@ -72,6 +80,36 @@ def _ready(
         return Finding(reasons.READY, "False", reasons.MODEL_NOT_FOUND, text)
     count = f"{len(active)} key" + ("" if len(active) == 1 else "s")
     return Finding(reasons.READY, "True", reasons.ACTIVE, f"{count}, {len(tenant.spec.models)} models")
+
+
+def _budget(tenant: Tenant, currency: str | None) -> list[Finding]:
+    """Nothing for a Tenant without a budget in money."""
+    budget = tenant.spec.budget
+    if budget is None or budget.amount is None:
+        return []
+    if currency == budget.currency:
+        text = f"{budget.amount} {currency} per calendar month, at the price list in force"
+        return [Finding(reasons.BUDGET_READY, "True", reasons.ACTIVE, text)]
+    then = (
+        "whenUnknown is Refuse: every request is refused"
+        if budget.when_unknown == "Refuse"
+        else "whenUnknown is Serve: requests are served, and nothing is cut off"
+    )
+    if currency is not None:
+        text = (
+            f"the budget is in {budget.currency} and the price list in {currency}, so what is left is not known; "
+            f"{then}. Write the budget in {currency}"
+        )
+        return [Finding(reasons.BUDGET_READY, "False", reasons.OTHER_CURRENCY, text)]
+    known = find(tenant.status.conditions, reasons.BUDGET_READY) if tenant.status else None
+    if known is not None and known.observed_generation == tenant.metadata.generation:
+        # Who has just begun has heard no gateway yet: what was found before is not taken back, and nothing is written.
+        return [Finding(known.type, known.status, known.reason, known.message)]
+    text = (
+        f"no gateway has heard of a price list: without one no money is counted. {then[0].upper()}{then[1:]}. Give the "
+        "ledger a price list, or the budget in tokens"
+    )
+    return [Finding(reasons.BUDGET_READY, "Unknown", reasons.PRICES_UNKNOWN, text)]
 
 
 def _logging(tenant: Tenant) -> list[Finding]:

@@ -81,6 +81,8 @@ class DemandBook:
         self.due: Callable[[bool], None] = lambda _urgent: None
         self.adapters = AdapterBook(lambda: self.due(False))
         self.tenants = TenantBook(lambda: self.due(False))
+        self.currency: str | None = None
+        """Of the price list in force; None: it is not known."""
         self._clock = clock
         self._counts: dict[str, _Count] = {}
         self._changed: set[str] = set()
@@ -172,7 +174,8 @@ class DemandBook:
     def full(self) -> bytes:
         """Content of a full message."""
         models = orjson.dumps({uid: self._row(count) for uid, count in self._counts.items()})
-        return _with(_with(models, b"adapters", self.adapters.full()), b"tenants", self.tenants.full())
+        content = _with(_with(models, b"adapters", self.adapters.full()), b"tenants", self.tenants.full())
+        return content if self.currency is None else _with(content, b"currency", orjson.dumps(self.currency))
 
     def _of(self, uid: str) -> _Count:
         count = self._counts.get(uid)
@@ -243,6 +246,13 @@ class Teller:
             if timer is not None:
                 timer.cancel()
         self.hub.close()
+
+    def priced_in(self, currency: str | None) -> None:
+        """Tells in which currency the price list is, where it is another one."""
+        if currency != self._book.currency:
+            self._book.currency = currency
+            if not self._closed:
+                self.hub.restate()
 
     def _due(self, urgent: bool) -> None:
         if self._closed:

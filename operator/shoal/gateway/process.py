@@ -93,6 +93,7 @@ class Process:
         self.quotas = Quotas(self.demand.tenants, crowd=self.peers.crowd, ledger=self.totals)
         if self.totals is not None:
             self.totals.changed = self.quotas.heard
+            self.totals.repriced = self.teller.priced_in
         self.fleet = Fleet(self.key_ring, self.me, self.demand)
         self.spool = Spool(
             settings.spool_dir,

@@ -135,7 +135,10 @@ class Operator:
         self.figures = EngineFigures(world, self.planner, self.install, WorkQueue("figures", workers=8))
         hears = self.listening.listener if isinstance(self.listening, Streams) else Deaf()
         self.lora = LoRA(world, self.install, hears, me)
-        self.tenants = TenantController(world, WorkQueue("tenant", workers=2))
+        currency = (lambda: None) if isinstance(hears, Deaf) else hears.currency
+        self.tenants = TenantController(world, WorkQueue("tenant", workers=2), currency)
+        if not isinstance(hears, Deaf):
+            hears.priced = self.tenants.repriced
         self.cache_volumes = CacheVolumesController(world, WorkQueue("cache-volumes", workers=1))
         self.registry = prometheus_client.CollectorRegistry()
         """What is said of this operator's fleet; the process's own metrics are in the default registry."""

@@ -49,6 +49,8 @@ class DemandStream(Follower):
         gateway is of a version that does not tell."""
         self.tells_tenants = False
         """The gateway is of a version that tells what it has of tenants."""
+        self.currency: str | None = None
+        """Of the price list in force; None: the gateway knows none."""
         self._busy: dict[str, set[str]] = {}
         self._changed = changed
         self._uses = uses
@@ -83,6 +85,8 @@ class DemandStream(Follower):
         tenants: JsonObject | None = message.get("tenants")
         if full:
             self.tells_tenants = tenants is not None
+            currency: object = message.get("currency")
+            self.currency = currency if isinstance(currency, str) else None
         if tenants is not None and self._uses is not None:
             uses = {name: None if row is None else api.TenantUse.model_validate(row) for name, row in tenants.items()}
             self._uses(self.peer.uid, str(message["boot"]), uses)
@@ -113,6 +117,7 @@ class DemandStream(Follower):
         # What tenants used is not forgotten: it was used.
         self.models = {}
         self.tells_tenants = False
+        self.currency = None
         self.adapters = None
         self._busy = {}
 

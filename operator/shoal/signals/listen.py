@@ -25,6 +25,9 @@ class Listener:
 
     def __init__(self, changed: Changed, me: Me = Me()) -> None:  # noqa: B008 - immutable
         self._changed = changed
+        self.priced: Callable[[], None] = lambda: None
+        """Hears that `currency` is another one."""
+        self._currency: str | None = None
         self._model: dict[str, str] = {}
         """Pod's uid -> Model's."""
         self._marks: dict[str, tuple[str | None, str | None, bool]] = {}
@@ -100,6 +103,12 @@ class Listener:
         stream = self.gateways.get(gateway_uid)
         return stream.boot if stream else None
 
+    def currency(self) -> str | None:
+        """Of the price list in force, as gateways say; None: none of those that are heard knows one, or they do not
+        agree yet."""
+        found = {stream.currency for stream in self.gateways.live() if stream.currency is not None}
+        return found.pop() if len(found) == 1 else None
+
     # --- for people ---------------------------------------------------------------------------------------------------
 
     def age(self, uid: str) -> float | None:
@@ -141,6 +150,9 @@ class Listener:
         self._changed(model, mark != before)
 
     def _gateway(self, uid: str, models: Collection[str] | None) -> None:
+        if models is None and (currency := self.currency()) != self._currency:
+            self._currency = currency
+            self.priced()
         stream = self.gateways.get(uid)
         if stream is None:
             for key in [key for key in self._held if key[0] == uid]:

@@ -65,6 +65,8 @@ class Totals:
         if parts.scheme != "http" or not parts.hostname:
             raise ValueError(f"{url!r} is no URL of a ledger: write http://host:port")
         self.changed: Changed = lambda _tenant: None
+        self.repriced: Callable[[str | None], None] = lambda _currency: None
+        """Hears the currency of the price list in force, whenever the ledger names it; None: there is none."""
         self.month = ""
         self.book: Book | None = None
         self._host, self._port = parts.hostname, parts.port or LEDGER_PORT
@@ -116,6 +118,7 @@ class Totals:
 
     def priced(self, prices: api.Prices | None) -> None:
         self.book = None if prices is None else Book.of(prices)
+        self.repriced(None if prices is None else prices.currency)
 
     def tell(self, content: JsonObject | None) -> None:
         for tenant in (None,) if content is None else content:

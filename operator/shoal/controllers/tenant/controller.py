@@ -1,5 +1,7 @@
-"""Tenant: keys and grants -> Ready, rules of its log -> LoggingReady. Gateways do not wait for it: they read the
-specification."""
+"""Tenant: keys and grants -> Ready, the currency of its budget -> BudgetReady, rules of its log -> LoggingReady.
+Gateways do not wait for it: they read the specification."""
+
+from collections.abc import Callable
 
 from shoal.api import names, reasons
 from shoal.api.model import Model
@@ -16,8 +18,9 @@ _LONGEST_WAIT = 24 * 3600.0
 
 
 class TenantController:
-    def __init__(self, world: World, queue: WorkQueue):
-        self._world, self.queue = world, queue
+    def __init__(self, world: World, queue: WorkQueue, currency: Callable[[], str | None] = lambda: None):
+        """`currency`: of the price list in force; None: it is not known. `repriced` wants to hear of another one."""
+        self._world, self.queue, self._currency = world, queue, currency
         world.tenants.listeners.append(self._tenant)
         world.models.listeners.append(self._model)
 
@@ -33,6 +36,11 @@ class TenantController:
         if before is None or after is None:
             for tenant in self._world.tenants.by("model", key):
                 self.queue.add(tenant.metadata.name)
+
+    def repriced(self) -> None:
+        for key, custom in self._world.tenants.items():
+            if custom.object is not None and (budget := custom.object.spec.budget) is not None and budget.amount:
+                self.queue.add(key)
 
     def enqueue_all(self) -> None:
         for key in self._world.tenants.known_keys():
@@ -66,7 +74,7 @@ class TenantController:
                 for grant in tenant.spec.models
                 if world.models.get(key := f"{grant.namespace}/{grant.name}") is not None
             }
-            decision = tenants.decide(tenant, rivals=rivals, models=known, now=now)
+            decision = tenants.decide(tenant, rivals=rivals, models=known, now=now, currency=self._currency())
             status = decision.status
             if decision.again_at is not None:
                 again = min((decision.again_at - now).total_seconds(), _LONGEST_WAIT)
