@@ -338,8 +338,6 @@ class Dashboards(Section):
     """Labels by which your Grafana finds them."""
     annotations: dict[str, str] = {"grafana_folder": "Shoal"}
     """Annotations: the sidecar puts the boards into this folder, where its `folderAnnotation` is `grafana_folder`."""
-    docs_url: str = Field(default="", alias="docsURL", pattern=r"^(https?://[^ \"\\\\]+/)?$")
-    """Where the boards' links to runbooks lead, with a slash at the end: your copy of docs/. Empty: the project's."""
 
 
 class Values(Section):
