@@ -12,6 +12,7 @@ PYTEST_ARGS ?=
 WORKERS ?= 2               # test processes side by side; each makes labs of its own
 REQUESTS ?= 200000         # of a storm
 SEED ?= 1                  # of a storm
+DRIVER ?= BuiltIn          # of a storm: BuiltIn | KEDA
 KILLS ?= 100               # of gateways and the ledger in storm-tenants
 
 # uv from PATH, else a private copy beside the project.
@@ -73,7 +74,7 @@ test-kubelet: setup models ## The pod life-cycle suite on a real kubelet with co
 .PHONY: storm
 storm: setup models ## Requests against the lab while things are killed; fails if one is lost (REQUESTS=200000 SEED=1)
 	@$(RUN) shoal lab binaries
-	@$(RUN) python -m tests.storm --requests $(strip $(REQUESTS)) --seed $(strip $(SEED))
+	@$(RUN) python -m tests.storm --requests $(strip $(REQUESTS)) --seed $(strip $(SEED)) --driver $(strip $(DRIVER))
 
 .PHONY: storm-tenants
 storm-tenants: setup models ## Gateways and the ledger are killed under load; fails if a usage record is lost or double (KILLS=100)

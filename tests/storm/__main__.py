@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from shoal.api.model import Driver
 from tests.storm import faults
 from tests.storm.run import Weather, judge_folder, run
 
@@ -25,6 +26,13 @@ _MOST_KILLS = 100
 @click.option(
     "--kills", type=click.IntRange(0), help="SIGKILLs of gateways and ledger; default: every 20 s, 100 at most."
 )
+@click.option(
+    "--driver",
+    type=click.Choice(["BuiltIn", "KEDA"]),
+    default="BuiltIn",
+    show_default=True,
+    help="Who writes replicas. KEDA: the real one, and it has faults of its own.",
+)
 @click.option("--mutation", help="A protection that is switched off; the storm must find out.")
 @click.option("--folder", type=click.Path(path_type=Path), help="For the journals; default: a new one.")
 @click.option("--judge", "judged", type=click.Path(path_type=Path, exists=True), help="Only judge this folder again.")
@@ -38,6 +46,7 @@ def main(
     gap: float,
     pace: float,
     kills: int | None,
+    driver: Driver,
     mutation: str | None,
     folder: Path | None,
     judged: Path | None,
@@ -45,13 +54,14 @@ def main(
 ) -> None:
     """A storm: load, faults, and what became of every request."""
     if listed:
-        for name, fault in faults.ALL.items():
+        for name, fault in (faults.ALL | faults.KEDA).items():
             click.echo(f"{name:20} {(fault.__doc__ or '').splitlines()[0]}")
         return
     if judged is not None:
         sys.exit(0 if judge_folder(judged).good else 1)
-    chosen = wanted.split(",") if wanted else list(faults.ALL)
-    unknown = [name for name in chosen if name not in faults.ALL]
+    known = faults.ALL | (faults.KEDA if driver == "KEDA" else {})
+    chosen = wanted.split(",") if wanted else list(known)
+    unknown = [name for name in chosen if name not in known]
     if unknown:
         raise click.UsageError(f"no such fault: {', '.join(unknown)}; --list shows them")
     # Also when started in the background, where a shell has SIGINT ignored: the lab must go in any case.
@@ -66,6 +76,7 @@ def main(
         gap=gap,
         pace=pace,
         shuffled=wanted is None,
+        driver=driver,
         mutation=mutation,
         kills=min(_MOST_KILLS, round(count / rate / _KILL_SECONDS)) if kills is None else kills,
     )

@@ -21,6 +21,7 @@ import yaml
 
 from shoal.api import names
 from shoal.cli.demo.clusters import NAMESPACE
+from shoal.lab.addons import keda
 from shoal.lab.errors import LabError
 from tests.storm.ground import STEADY, STORM, TIDAL, Ground
 from tests.storm.journals import Kill, Silence
@@ -349,6 +350,69 @@ ALL: Final[dict[str, Fault]] = {
 }
 
 
+# --- with the driver KEDA ---------------------------------------------------------------------------------------------
+
+
+def keda_killed(storm: Storm) -> None:
+    """SIGKILL to KEDA's operator; the kubelet starts another."""
+    _kill_keda(storm, "keda-operator")
+
+
+def keda_adapter_killed(storm: Storm) -> None:
+    """SIGKILL to KEDA's metrics adapter: HPAs hear nothing until there is another."""
+    _kill_keda(storm, "keda-metrics-apiserver")
+
+
+def keda_away(storm: Storm) -> None:
+    """KEDA's operator is away for a minute."""
+    storm.say("keda_away")
+    _scale_keda(storm, 0)
+    try:
+        storm.wait(_AWAY_SECONDS)
+    finally:
+        _scale_keda(storm, 1)
+        storm.say("keda_away: it is back")
+
+
+def scaled_object_deleted(storm: Storm) -> None:
+    """Somebody deletes the ScaledObject of a Model that serves."""
+    if found := _scaled_object(storm):
+        storm.say(f"scaled_object_deleted: {found}")
+        storm.ground.kubectl("delete", SCALED_OBJECTS, found, "-n", STORM, "--wait=false")
+
+
+def scaled_object_edited(storm: Storm) -> None:
+    """Somebody sets the bounds of a ScaledObject to nothing."""
+    if found := _scaled_object(storm):
+        storm.say(f"scaled_object_edited: {found}")
+        body = orjson.dumps({"spec": {"minReplicaCount": 0, "maxReplicaCount": 1, "cooldownPeriod": 0}}).decode()
+        storm.ground.kubectl("patch", SCALED_OBJECTS, found, "-n", STORM, "--type=merge", "-p", body)
+
+
+def driver_switched(storm: Storm) -> None:
+    """A Model goes from KEDA to the built-in driver and back."""
+    model = storm.random.choice((STEADY, TIDAL))
+    storm.say(f"driver_switched: {model} to BuiltIn")
+    _patch(storm, model, {"scaling": {"driver": "BuiltIn"}})
+    storm.wait(30)
+    _patch(storm, model, {"scaling": {"driver": "KEDA"}})
+    storm.say(f"driver_switched: {model} back to KEDA")
+
+
+SCALED_OBJECTS: Final = "scaledobjects.keda.sh"
+KEDA: Final[dict[str, Fault]] = {
+    f.__name__: f
+    for f in (
+        keda_killed,
+        keda_adapter_killed,
+        keda_away,
+        scaled_object_deleted,
+        scaled_object_edited,
+        driver_switched,
+    )
+}
+
+
 # --- inside -----------------------------------------------------------------------------------------------------------
 
 
@@ -393,6 +457,22 @@ def _leader(storm: Storm) -> str | None:
 def _patch(storm: Storm, model: str, spec: dict[str, Any]) -> None:
     body = orjson.dumps({"spec": spec}).decode()
     storm.ground.kubectl("patch", "models.shoal.dev", model, "-n", STORM, "--type=merge", "-p", body)
+
+
+def _kill_keda(storm: Storm, deployment: str) -> None:
+    pods = storm.ground.get("pods", "-n", keda.NAMESPACE, "-l", f"app={deployment}")
+    for pod in (p["metadata"]["name"] for p in pods if p["status"].get("phase") == "Running"):
+        storm.say(f"SIGKILL to {pod}")
+        storm.ground.lab.signal_container(f"{keda.NAMESPACE}/{pod}", signal.SIGKILL)
+
+
+def _scale_keda(storm: Storm, replicas: int) -> None:
+    storm.ground.kubectl("scale", "deployment/keda-operator", "-n", keda.NAMESPACE, f"--replicas={replicas}")
+
+
+def _scaled_object(storm: Storm) -> str | None:
+    found = sorted(o["metadata"]["name"] for o in storm.ground.get(SCALED_OBJECTS, "-n", STORM))
+    return storm.random.choice(found) if found else None
 
 
 def _reachable(storm: Storm) -> None:

@@ -16,6 +16,7 @@ import orjson
 
 from shoal.api import names
 from shoal.api.keys import hash_api_key
+from shoal.api.model import Driver
 from shoal.cli.demo import steps
 from shoal.cli.demo.clusters import GATEWAY_SERVICE, NAMESPACE, LabCluster
 from shoal.lab import images
@@ -59,7 +60,7 @@ _SIMULATOR: Final[dict[str, Any]] = {
 }
 
 
-def models(drain_seconds: int, idle_seconds: int) -> list[dict[str, Any]]:
+def models(drain_seconds: int, idle_seconds: int, driver: Driver) -> list[dict[str, Any]]:
     spec: dict[str, Any] = {
         "source": {"uri": "file:///opt/shoal/models/tiny-chat"},
         "variants": [{"class": "l40s-48gb"}],
@@ -76,7 +77,7 @@ def models(drain_seconds: int, idle_seconds: int) -> list[dict[str, Any]]:
             "apiVersion": "shoal.dev/v1alpha1",
             "kind": "Model",
             "metadata": {"name": name, "namespace": STORM},
-            "spec": spec | {"scaling": scaling[name]},
+            "spec": spec | {"scaling": scaling[name] | {"driver": driver}},
         }
         for name in (STEADY, TIDAL)
     ]
@@ -106,11 +107,18 @@ class Ground(LabCluster):
     @classmethod
     @contextlib.contextmanager
     def up(
-        cls, folder: Path, mutation: str | None, drain_seconds: int, idle_seconds: int, *, adapters: bool
+        cls,
+        folder: Path,
+        mutation: str | None,
+        drain_seconds: int,
+        idle_seconds: int,
+        *,
+        adapters: bool,
+        driver: Driver = "BuiltIn",
     ) -> Generator["Ground"]:
         """A lab with Shoal and both Models ready; it is gone afterwards, `folder` stays.
 
-        `mutation`: a protection that is switched off (`tests.storm.mutants`).
+        `mutation`: a protection that is switched off (`tests.storm.mutants`). `driver`: who writes replicas.
         """
         engines = folder / "engines"
         engines.mkdir(parents=True, exist_ok=True)
@@ -119,12 +127,13 @@ class Ground(LabCluster):
             f"storm-{os.getpid()}",
             fleet_data=Fleet.model_validate(_FLEET),
             faults=True,
+            addons=("keda",) if driver == "KEDA" else (),
             extra_images={images.SHOAL: _image(engines, mutation)},
         )
         try:
             ground = cls(lab, folder)
             ground._install(
-                models(drain_seconds, idle_seconds), swaps.objects(STORM, STEADY, STORM) if adapters else []
+                models(drain_seconds, idle_seconds, driver), swaps.objects(STORM, STEADY, STORM) if adapters else []
             )
             yield ground
         finally:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from shoal.api.model import Driver
 from shoal.cli.demo import steps
 from shoal.lab.errors import LabError
 from tests.storm import books, faults, journals, story, swaps
@@ -57,6 +58,8 @@ class Weather:
     one_by_one: bool = False
     """Each fault waits until what the one before broke is whole again."""
     mutation: str | None = None
+    driver: Driver = "BuiltIn"
+    """Who writes the Models' replicas."""
     kills: int = 0
     """SIGKILLs of gateways and the ledger in turn, beside the faults."""
 
@@ -84,7 +87,14 @@ def run(weather: Weather, folder: Path) -> Findings:
 
 
 def _ground(weather: Weather, folder: Path) -> contextlib.AbstractContextManager[Ground]:
-    return Ground.up(folder, weather.mutation, weather.drain_seconds, weather.idle_seconds, adapters=weather.adapters)
+    return Ground.up(
+        folder,
+        weather.mutation,
+        weather.drain_seconds,
+        weather.idle_seconds,
+        adapters=weather.adapters,
+        driver=weather.driver,
+    )
 
 
 def judge_folder(folder: Path) -> Findings:
