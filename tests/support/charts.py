@@ -98,6 +98,7 @@ EVERYTHING: dict[str, Any] = {
     "networkPolicy": {"apiServers": ["10.0.0.0/28"]},
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     "podMonitor": {"enabled": True},
+    "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
     "extraObjects": [
         {
             "apiVersion": "v1",

@@ -1,0 +1,40 @@
+"""The chart's PrometheusRule and monitors: the same rules as the plain file, with people's own labels and pages."""
+
+from typing import Any
+
+import yaml
+
+from shoal.cli.generate.monitoring.render import RUNBOOKS
+from tests.support.charts import ROOT, rendered
+
+
+def rule(**values: Any) -> dict[str, Any]:
+    found = [o for o in rendered({"prometheusRule": {"enabled": True, **values}}) if o["kind"] == "PrometheusRule"]
+    (one,) = found
+    return one
+
+
+def test_without_being_asked_there_are_no_rules() -> None:
+    assert not [o for o in rendered({}) if o["kind"] in ("PrometheusRule", "ServiceMonitor", "PodMonitor")]
+
+
+def test_the_charts_rules_are_those_of_the_plain_file() -> None:
+    """Prometheus' own templates come through helm's as they are."""
+    plain = yaml.safe_load((ROOT / "policies" / "prometheus" / "rules.yaml").read_text())
+    assert rule()["spec"] == plain
+    texts = [r["annotations"]["summary"] for g in plain["groups"] for r in g["rules"] if "alert" in r]
+    assert "No replica of {{ $labels.namespace }}/{{ $labels.model }} serves." in texts
+
+
+def test_pages_of_ones_own() -> None:
+    found = rule(runbookBaseUrl="https://wiki.example.com/shoal/", labels={"release": "prometheus"})
+    urls = [r["annotations"]["runbook_url"] for g in found["spec"]["groups"] for r in g["rules"] if "alert" in r]
+    assert "https://wiki.example.com/shoal/kv-near-full.md" in urls
+    assert not [url for url in urls if RUNBOOKS in url]
+    assert found["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_a_models_series_keep_the_models_namespace() -> None:
+    objects = rendered({"serviceMonitor": {"enabled": True}})
+    (monitor,) = [o for o in objects if o["kind"] == "ServiceMonitor"]
+    assert [endpoint["honorLabels"] for endpoint in monitor["spec"]["endpoints"]] == [True]
