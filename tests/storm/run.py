@@ -232,7 +232,7 @@ def _faults(storm: faults.Storm, weather: Weather, load: "subprocess.Popen[bytes
             if time.monotonic() > ends or over():
                 return
             try:
-                faults.ALL[name](storm)
+                (faults.ALL | faults.KEDA)[name](storm)
             except (LabError, click.ClickException) as error:
                 # A fault that could not be done is a weaker storm, not a lost request.
                 storm.say(f"{name} could not be done: {error}")
