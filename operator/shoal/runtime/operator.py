@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 import prometheus_client
@@ -27,6 +27,7 @@ from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.figures import EngineFigures
 from shoal.controllers.gpuclass import GPUClassController
 from shoal.controllers.installkey import InstallKeySource
+from shoal.controllers.keda.book import AnswerBook
 from shoal.controllers.lora import LoRA
 from shoal.controllers.lora import serve as serve_adapters
 from shoal.controllers.lora.hearing import Deaf
@@ -66,9 +67,14 @@ from shoal.kube.resources import (
 )
 from shoal.kube.watch import Watched, Watcher
 from shoal.runtime import collector, logs
+from shoal.runtime.scaler import ScalerPlace, scaler_server
+from shoal.serving import tracing
 from shoal.signals.history import History
 from shoal.signals.prometheus import PrometheusEars
 from shoal.signals.stream import Me
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 log = structlog.get_logger()
 
@@ -95,8 +101,10 @@ class Operator:
         kubeconfig: str | None = None,
         context: str | None = None,
         ears: Ears | None = None,
+        scaler: ScalerPlace | None = None,
     ):
-        """`ears`: what tells of replicas and gateways instead of their streams."""
+        """`ears`: what tells of replicas and gateways instead of their streams. `scaler`: where KEDA is answered; by
+        default only inside this host. Raises ValueError when the pod's address is none."""
         self.identity = identity or f"{socket.gethostname()}-{secrets.token_hex(3)}"
         self.client = client
         self.recorder = Recorder(client, self.identity[:128])
@@ -166,6 +174,8 @@ class Operator:
             resync_seconds=config.resync_seconds,
         )
         self.watcher.resynced.append(self._compare_all)
+        self.answers = AnswerBook(lambda _namespace, _name: None)
+        self.keda = scaler_server(world, self.answers, lambda: self.elector.certain, scaler or ScalerPlace())
         self._beat = time.monotonic()
 
     @property
@@ -178,6 +188,15 @@ class Operator:
             self.cache_volumes.queue,
             *self.lora.queues,
         )
+
+    def trace(self, tracer: "Tracer") -> None:
+        """Makes spans of what is done and decided from now on."""
+        from shoal.controllers.tracing import OperatorSpans
+
+        spans = OperatorSpans(tracer)
+        for queue in (*self.queues, self.figures.queue):
+            queue.finished = spans.reconciled
+        self.scaler.decided.append(spans.decided)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -209,6 +228,7 @@ class Operator:
             group.create_task(self.models.queue.run(self.models.reconcile))
             group.create_task(self.figures.run())
             group.create_task(self.lora.run())
+            group.create_task(self.keda.run())
 
     def heard(self, model_uid: str | None, urgent: bool) -> None:
         """Something else is said of a Model, or with None perhaps of every Model."""
@@ -301,10 +321,22 @@ def read_config(path: Path) -> OperatorConfig:
     return config
 
 
-async def serve(config: OperatorConfig, namespace: str, *, host: str, port: int, kubeconfig: str | None = None) -> None:
+async def serve(
+    config: OperatorConfig,
+    namespace: str,
+    *,
+    host: str,
+    port: int,
+    scaler: ScalerPlace | None = None,
+    kubeconfig: str | None = None,
+) -> None:
     """Runs an operator until SIGTERM or SIGINT; then the workers stop, the Lease is freed, and it returns."""
     async with await Client.from_environment(kubeconfig=kubeconfig) as client:
-        operator = Operator(client, config, namespace, identity=os.environ.get("POD_NAME"), kubeconfig=kubeconfig)
+        name = os.environ.get("POD_NAME")
+        operator = Operator(client, config, namespace, identity=name, kubeconfig=kubeconfig, scaler=scaler)
+        traces = tracing.from_environment("shoal-operator", prometheus_client.REGISTRY)
+        if traces is not None:
+            operator.trace(traces.tracer)
         runner = web.AppRunner(ops_app(operator), access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         try:
@@ -319,6 +351,7 @@ async def serve(config: OperatorConfig, namespace: str, *, host: str, port: int,
             log.info("stopped")
         finally:
             await runner.cleanup()
+            await tracing.close(traces)
 
 
 @click.group()
@@ -339,14 +372,20 @@ def command() -> None:
 @click.option("--namespace", envvar="POD_NAMESPACE", default="shoal-system", show_default=True, help="Shoal's own.")
 @click.option("--host", default="0.0.0.0", show_default=True, help="Address of probes and metrics.")  # noqa: S104
 @click.option("--port", envvar="SHOAL_OPS_PORT", default=names.OPS_PORT, show_default=True, help="Their port.")
-def run(path: Path, namespace: str, host: str, port: int) -> None:
+@click.option("--scaler-port", default=names.SCALER_PORT, show_default=True, help="Where KEDA is answered, if need be.")
+@click.option(
+    "--pod-ip", envvar="POD_IP", default="", help="By which KEDA reaches this process; empty: by other means."
+)
+def run(path: Path, namespace: str, host: str, port: int, scaler_port: int, pod_ip: str) -> None:
     """Runs the operator: reconciles GPUClasses, Models and Tenants while it holds the Lease."""
     config = read_config(path)
     logs.configure(config.log_level)
     code = 0
     try:
-        asyncio.run(serve(config, namespace, host=host, port=port))
-    except ValueError as error:  # no credentials
+        pod, uid = os.environ.get("POD_NAME", ""), os.environ.get("POD_UID", "")
+        scaler = ScalerPlace(host, scaler_port, pod_ip, pod, uid)
+        asyncio.run(serve(config, namespace, host=host, port=port, scaler=scaler))
+    except ValueError as error:  # no credentials, or no address
         raise click.ClickException(str(error)) from error
     except BaseExceptionGroup as error:
         log.exception("the operator ends", error=str(error))

@@ -1,0 +1,58 @@
+"""The external scaler's place in the process: its address, its certificate, and when it is needed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.api import names
+from shoal.api.config import OperatorConfig
+from shoal.api.model import Model
+from shoal.controllers.keda.answers import Answers
+from shoal.controllers.keda.endpoints import Endpoints, Here
+from shoal.controllers.keda.server import ScalerServer
+from shoal.controllers.keda.tls import CertificateFiles
+from shoal.controllers.world import World
+from shoal.kube.projections import Custom
+
+
+@dataclass(frozen=True, slots=True)
+class ScalerPlace:
+    """Where this process answers KEDA."""
+
+    host: str = "127.0.0.1"
+    """To listen on."""
+    port: int = names.SCALER_PORT
+    pod_ip: str = ""
+    """By which others reach it; "": outside of a pod, and no EndpointSlice is written."""
+    pod: str = ""
+    pod_uid: str = ""
+    certificate: Path = Path(names.SCALER_TLS_DIR)
+    """Folder of tls.crt, tls.key, ca.crt."""
+
+
+def scaler_server(world: World, answers: Answers, certain: Callable[[], bool], place: ScalerPlace) -> ScalerServer:
+    """The external scaler of this process, which listens once a Model is driven by KEDA. `certain`: whether this
+    process is sure to lead. Raises ValueError when the pod's address is none."""
+    settings = world.config.scaling.keda
+    certificate = None
+    if settings.tls:
+        certificate = CertificateFiles(place.certificate, settings.tls_secret_name or names.SCALER_TLS_SECRET)
+    endpoints = None
+    if place.pod_ip:
+        here = Here(place.pod_ip, place.port, place.pod, place.pod_uid)
+        endpoints = Endpoints(world.client, world.namespace, here, certain)
+    server = ScalerServer(
+        answers, certain, host=place.host, port=place.port, certificate=certificate, endpoints=endpoints
+    )
+
+    def model(_key: str, _before: Custom[Model] | None, after: Custom[Model] | None) -> None:
+        if after is not None and after.object is not None and driven_by_keda(after.object, world.config):
+            server.need()
+
+    world.models.listeners.append(model)
+    return server
+
+
+def driven_by_keda(model: Model, config: OperatorConfig) -> bool:
+    """Whether KEDA writes the Model's replicas, or is to."""
+    return (model.spec.scaling.driver or config.scaling.driver) == "KEDA"
