@@ -24,6 +24,9 @@ RECONCILE_SECONDS = prometheus_client.Histogram(
 Handler = Callable[[str], Awaitable[float | None]]
 """Reconciles a key; returns seconds after which it wants to be called again, or None."""
 
+Finished = Callable[[str, str, float, str | None], None]
+"""Hears of a reconcile that is over: its queue and key, when it began (time.monotonic), the class of what it raised."""
+
 FIRST_BACKOFF: Final = 0.5
 LONGEST_BACKOFF: Final = 120.0
 ROUND_SECONDS: Final = 0.002
@@ -65,6 +68,7 @@ class WorkQueue:
         most each time."""
         self.name = name
         self._behind, self._clock = behind, clock
+        self.finished: Finished | None = None
         self._workers = workers
         self._bucket = bucket or Bucket(rate=200, burst=1000)
         self._first: deque[str] = deque()
@@ -185,9 +189,11 @@ class WorkQueue:
 
     async def _once(self, handle: Handler, key: str) -> None:
         begin = time.monotonic()
+        failure: str | None = None
         try:
             again = await handle(key)
         except Exception as error:
+            failure = type(error).__name__
             failures = self._failures[key] = self._failures.get(key, 0) + 1
             delay = min(LONGEST_BACKOFF, FIRST_BACKOFF * 2 ** min(failures - 1, 10)) * random.uniform(0.5, 1.0)  # noqa: S311
             log.warning(
@@ -208,3 +214,5 @@ class WorkQueue:
                 self.add_after(key, max(0.05, again))
         finally:
             RECONCILE_SECONDS.labels(self.name).observe(time.monotonic() - begin)
+            if self.finished is not None:
+                self.finished(self.name, key, begin, failure)
