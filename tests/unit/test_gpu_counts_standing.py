@@ -36,7 +36,9 @@ def standings(*pods: Pod, deployments: tuple[Child, ...] = ()) -> Standings:
             )
         return found
 
-    return Standings(cast("World", SimpleNamespace(pods=table(pods), deployments=table(deployments))))
+    return Standings(
+        cast("World", SimpleNamespace(pods=table(pods), deployments=table(deployments), scaled_objects=table(())))
+    )
 
 
 def test_pods_stand_where_they_are_bound_and_terminating_ones_hold_their_gpus() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from shoal.controllers.coldstarts import ColdStarts
+from shoal.controllers.keda.driver import Driver
 from shoal.controllers.scaling import scaler as module
 from shoal.controllers.scaling.scaler import PACE_SECONDS, Scaler
 from shoal.controllers.scaling.wake import Waker
@@ -28,7 +29,8 @@ class Stage:
         pod["metadata"] |= {"uid": "g", "resourceVersion": "1"}
         self.plane.world.pods.upsert(pod | {"status": {"conditions": [ready], "startTime": SINCE}})
         world, planner = self.plane.world, self.plane.planner
-        self.waker = Waker(world, planner, self.plane.writer, WorkQueue("wake"))
+        self.driver = Driver(world, self.plane.writer)
+        self.waker = Waker(world, planner, self.plane.writer, self.driver, WorkQueue("wake"))
         self.scaler = Scaler(world, planner, ColdStarts(world), self.ears, self.waker, clock=lambda: self.now)
         self.ears.heard.append(self.scaler.changed)
         self.decided: list[float] = []

@@ -1,6 +1,6 @@
 """What stands of each Model, as the planner reads it: Deployments, their pods, and decisions on their way."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from shoal.controllers.world import World
@@ -28,6 +28,10 @@ class _Raised:
     written: bool = False
 
 
+Promised = Callable[[str], Mapping[str, tuple[int, int]]]
+"""Model's uid -> class -> (replicas, GPUs of each) that somebody else was told to write."""
+
+
 class Standings:
     """Kept per Model until one of its objects changes."""
 
@@ -38,8 +42,12 @@ class Standings:
         """Model's uid -> class -> (replicas, GPUs of each) that are being applied and that no Deployment shows yet."""
         self._raised: dict[str, _Raised] = {}
         """Model's uid -> what wakes it, until a plan has seen it: whatever was decided before must not lower that."""
+        self.promised: Promised = lambda _uid: {}
+        """What KEDA was told: its HPA may write it at any moment, and a plan that did not count it would give the same
+        GPUs away."""
         world.pods.listeners.append(self._pod)
         world.deployments.listeners.append(self._deployment)
+        world.scaled_objects.listeners.append(self._deployment)
 
     def of(self, model_uid: str) -> Mapping[str, Standing]:
         found = self._known.get(model_uid)
@@ -56,6 +64,10 @@ class Standings:
         """What was applied stands in the Deployments, or has failed."""
         if self._assumed.pop(model_uid, None) is not None:
             self._known.pop(model_uid, None)
+
+    def refresh(self, model_uid: str) -> None:
+        """Something else is promised to the Model."""
+        self._known.pop(model_uid, None)
 
     def forget(self, model_uid: str) -> None:
         """The Model is gone."""
@@ -131,7 +143,14 @@ class Standings:
             # their GPUs until then. Counted as replicas they would call for that Deployment again, and so for ever.
             going = {node: Held(0, 0, held.pods + held.terminating) for node, held in _on(left).items()}
             found[name] = Standing(0, max(_gpus(p) for p in left), going, pods=0)
-        coming = dict(self._assumed.get(model_uid, {}))
+        coming = dict(self.promised(model_uid))
+        for child in self._world.scaled_objects.by("model", model_uid):
+            # Of a term before this one: an HPA goes to its minimum whatever it is answered.
+            if (scaled := child.scaled) is not None and not scaled.deleting and scaled.gpu_class in found:
+                before = coming.get(scaled.gpu_class, (0, found[scaled.gpu_class].gpus))
+                coming[scaled.gpu_class] = (max(before[0], scaled.minimum), before[1])
+        for name, (replicas, gpus) in self._assumed.get(model_uid, {}).items():
+            coming[name] = (max(replicas, coming.get(name, (0, 0))[0]), gpus)
         if (raised := self._raised.get(model_uid)) is not None:
             before = coming.get(raised.gpu_class, (0, raised.gpus))
             coming[raised.gpu_class] = (max(before[0], raised.replicas), before[1])

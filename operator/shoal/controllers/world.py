@@ -15,7 +15,8 @@ from shoal.api.tenant import Tenant
 from shoal.core import facts
 from shoal.core.adapters.owner import oldest
 from shoal.core.artifacts import source_key
-from shoal.kube import cacheshares, projections
+from shoal.core.keda import Autoscaler
+from shoal.kube import cacheshares, kedaviews, projections
 from shoal.kube.cacheshares import CacheClaim, CacheVolume
 from shoal.kube.client import Client
 from shoal.kube.events import Recorder
@@ -89,6 +90,14 @@ def _adapters() -> Table[Custom[LoRAAdapter]]:
     )
 
 
+def _target(hpa: Autoscaler) -> Iterable[str]:
+    return (hpa.target_key,)
+
+
+def _autoscalers() -> Table[Autoscaler]:
+    return Table(kedaviews.autoscaler, indexes={"target": _target})
+
+
 def _models() -> Table[Custom[Model]]:
     return Table(
         lambda raw: projections.custom(Model, raw),
@@ -133,6 +142,10 @@ class World:
     deployments: Table[Child] = field(default_factory=lambda: _children(projections.deployment))
     budgets: Table[Child] = field(default_factory=lambda: _children(projections.child))
     policies: Table[Child] = field(default_factory=lambda: _children(projections.child))
+    scaled_objects: Table[Child] = field(default_factory=lambda: _children(kedaviews.scaled_object))
+    trigger_authentications: Table[Child] = field(default_factory=lambda: _children(projections.child))
+    autoscalers: Table[Autoscaler] = field(default_factory=_autoscalers)
+    """Of Deployments: KEDA's, and anybody's. Only once KEDA is installed and a Model is driven by it."""
 
     def model_by_uid(self, uid: str | None) -> Custom[Model] | None:
         return next(iter(self.models.by("uid", uid)), None) if uid else None

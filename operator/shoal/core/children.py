@@ -23,15 +23,21 @@ def keys_secret(model: str, fingerprint: str) -> str:
     return f"{bounded(model)}-keys-{fingerprint}"
 
 
-def facts_job(uri: str, digest: str | None, secret: str | None) -> str:
-    """Of the Job that reads the metadata of a source: Models of one namespace that name the same source share it.
+def facts_job(uri: str, digest: str | None, secret: str | None, service_account: str | None = None) -> str:
+    """Of the Job that reads the metadata of a source: Models of one namespace that name the same source share it, if
+    they name the same credentials.
 
     It also tells for which source a Model's facts were read.
     """
-    said = "\0".join((uri, digest or "", secret or ""))
+    said = "\0".join((uri, digest or "", secret or "", *([service_account] if service_account else [])))
     return f"facts-{hashlib.sha256(said.encode()).hexdigest()[:16]}"
 
 
 def policy(model: str) -> str:
     """Of the PodDisruptionBudget and the NetworkPolicy."""
     return f"{bounded(model)}-engine"
+
+
+def scaler_auth(model: str) -> str:
+    """Of the TriggerAuthentication and the ConfigMap by which KEDA knows the operator's certificate."""
+    return f"{bounded(model)}-scaler"

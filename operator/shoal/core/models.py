@@ -209,6 +209,8 @@ def _findings(seen: Observed, desired: int, ready: int, shown: Sequence[VariantS
         findings.append(
             Finding(reasons.STALLED if stuck else reasons.RECONCILING, "True", summary.reason, summary.message)
         )
+    if seen.driven:
+        findings.append(seen.driven)
     if seen.silence:
         findings.append(Finding(reasons.SIGNALS_UNKNOWN, "True", reasons.NOT_HEARD, seen.silence))
     return findings

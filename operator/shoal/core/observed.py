@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from shoal.api.model import Model
 from shoal.core.artifacts import Reading
+from shoal.core.conditions import Finding
 from shoal.core.facts import Deployment, Pod
 from shoal.core.placement import Placement
 from shoal.core.scaling import Decision
@@ -56,6 +57,8 @@ class Observed:
     """Why there are so many, while that number does not serve yet; at zero, why it is zero."""
     silence: str | None = None
     """Who is not heard for long enough to be worth a word, and what that holds up."""
+    driven: Finding | None = None
+    """The condition of a Model whose replicas KEDA writes."""
     failure: Problem | None = None
     """What went wrong when the plan was applied."""
     paused: bool = False

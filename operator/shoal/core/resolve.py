@@ -112,4 +112,6 @@ def _dead_end(conditions: Iterable[Condition]) -> DeadEnd | None:
             return DeadEnd(condition.reason, unless_pods=False)
         if said == (reasons.PLACED, "False") and condition.reason in _NO_PLACE:
             return DeadEnd(condition.reason, unless_pods=True)
+        if said == (reasons.SCALING_ACTIVE, "False") and condition.reason == reasons.KEDA_NOT_INSTALLED:
+            return DeadEnd(condition.reason, unless_pods=True)
     return None

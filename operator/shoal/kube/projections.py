@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from shoal.api import names
 from shoal.api.meta import JsonObject, Kind, ObjectMeta
 from shoal.core import facts, quantity
+from shoal.core.keda import ScaledObject
 
 K = TypeVar("K", bound=Kind)
 
@@ -42,6 +43,7 @@ class Child:
     model_uid: str
     raw: bytes
     deployment: facts.Deployment | None = None
+    scaled: ScaledObject | None = None
 
     @property
     def key(self) -> str:

@@ -27,7 +27,7 @@ from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.figures import EngineFigures
 from shoal.controllers.gpuclass import GPUClassController
 from shoal.controllers.installkey import InstallKeySource
-from shoal.controllers.keda.book import AnswerBook
+from shoal.controllers.keda.driver import Driver
 from shoal.controllers.lora import LoRA
 from shoal.controllers.lora import serve as serve_adapters
 from shoal.controllers.lora.hearing import Deaf
@@ -124,7 +124,10 @@ class Operator:
             self.listening = Streams(world, self.install, self.heard, me)
             ears = self.listening.listener
         scales = ScaleWriter(world, ears.load, lambda: self.elector.certain)
-        self.waker = Waker(world, self.planner, scales, WorkQueue("wake", workers=16))
+        self.driver = Driver(world, scales)
+        self.planner.standings.promised = self.driver.book.promised
+        self.driver.book.repromised.append(self.planner.standings.refresh)
+        self.waker = Waker(world, self.planner, scales, self.driver, WorkQueue("wake", workers=16))
         self.history = History(config.signals.prometheus) if config.signals.prometheus.url else None
         past = self.history.work_rate if self.history else no_past
         self.scaler = Scaler(world, self.planner, cold, ears, self.waker, past=past)
@@ -134,6 +137,7 @@ class Operator:
             self.install,
             self.scaler,
             scales,
+            self.driver,
             cold,
             WorkQueue("model", workers=24, behind=self.waker.queue),
         )
@@ -174,8 +178,8 @@ class Operator:
             resync_seconds=config.resync_seconds,
         )
         self.watcher.resynced.append(self._compare_all)
-        self.answers = AnswerBook(lambda _namespace, _name: None)
-        self.keda = scaler_server(world, self.answers, lambda: self.elector.certain, scaler or ScalerPlace())
+        self.keda = scaler_server(world, self.driver.book, lambda: self.elector.certain, scaler or ScalerPlace())
+        self.driver.follow(self.keda)
         self._beat = time.monotonic()
 
     @property
@@ -202,8 +206,10 @@ class Operator:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._heart())
             group.create_task(self.watcher.run())
+            group.create_task(self.driver.watch())
             # Only who knows the cluster may lead; who does not lead keeps knowing it.
             await self.watcher.synced.wait()
+            await self.driver.kinds.known.wait()
             log.info("synced", models=len(self.world.models), pods=len(self.world.pods), nodes=len(self.world.nodes))
             group.create_task(self.install.run(make=False))
             if self.listening is not None:
@@ -214,6 +220,7 @@ class Operator:
             group.create_task(collector.run())
 
     async def _lead(self) -> None:
+        self.driver.begin()
         self._compare_all()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.install.run())
@@ -228,6 +235,7 @@ class Operator:
             group.create_task(self.models.queue.run(self.models.reconcile))
             group.create_task(self.figures.run())
             group.create_task(self.lora.run())
+            group.create_task(self.driver.run())
             group.create_task(self.keda.run())
 
     def heard(self, model_uid: str | None, urgent: bool) -> None:

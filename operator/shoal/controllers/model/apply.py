@@ -1,18 +1,17 @@
 """Brings a Model's children to what was decided, with as few writes as there are differences."""
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
-import orjson
 import structlog
 
 from shoal.api import names, reasons
-from shoal.api.meta import JsonObject
 from shoal.api.model import Model
+from shoal.controllers.children import Children, owner
 from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.installkey import InstallKeys
+from shoal.controllers.keda.driver import Driver
 from shoal.controllers.scaling.scale import ScaleWriter
 from shoal.controllers.world import World
 from shoal.core import children, facts
@@ -21,8 +20,7 @@ from shoal.kube.drift import covers
 from shoal.kube.errors import Conflict, NotFound
 from shoal.kube.events import Event
 from shoal.kube.projections import Child
-from shoal.kube.resources import DEPLOYMENTS, MODELS, NETWORKPOLICIES, PDBS, SECRETS, Resource
-from shoal.kube.store import Table
+from shoal.kube.resources import DEPLOYMENTS, MODELS, NETWORKPOLICIES, PDBS, SECRETS
 from shoal.manifests import model as manifests
 from shoal.manifests.shape import Shape
 
@@ -31,21 +29,20 @@ log = structlog.get_logger()
 _REMEMBERED: Final = 20_000
 
 
-class NameTaken(Exception):
-    """An object of the name that Shoal needs exists and is not this Model's."""
-
-
 class Applier:
     """Server-side apply of whole children as `shoal-model`, and of `replicas` alone as `shoal-scaler`."""
 
     def __init__(
-        self, world: World, scales: ScaleWriter, cold: ColdStarts, target: Callable[[str, str, int], int]
+        self,
+        world: World,
+        scales: ScaleWriter,
+        driver: Driver,
+        cold: ColdStarts,
+        target: Callable[[str, str, int], int],
     ) -> None:
         """`target`: of a Model's uid, a class and what was planned, how many replicas a Deployment shall have now."""
-        self._world, self._scales, self._cold, self._target = world, scales, cold, target
-        self._applied: OrderedDict[str, str] = OrderedDict()
-        """Child's uid -> digest of what was last sent and of what stood there afterwards. Should the API server ever
-        store something in another way than it was sent, it is sent once, not for ever."""
+        self._world, self._scales, self._driver, self._cold, self._target = world, scales, driver, cold, target
+        self._children = Children(world)
         self._secrets: OrderedDict[tuple[str, str], None] = OrderedDict()
         """(Model's uid, Secret's name) of key Secrets that were seen: their content cannot change."""
 
@@ -61,7 +58,7 @@ class Applier:
         seen = (model.metadata.uid, wanted["metadata"]["name"])
         if seen in self._secrets:
             return
-        if await self._is_free(SECRETS, model, wanted):
+        if await self._children.is_free(SECRETS, model, wanted):
             await self._world.client.apply(SECRETS, wanted, manager=names.MANAGER_MODEL)
         self._secrets[seen] = None
         while len(self._secrets) > _REMEMBERED:
@@ -81,7 +78,7 @@ class Applier:
         except NotFound:
             pass
         else:
-            if _owner(found) == model.metadata.uid:
+            if owner(found) == model.metadata.uid:
                 uid = found["metadata"]["uid"]
                 await self._world.client.delete(SECRETS, name, model.metadata.namespace, uid=uid)
         self._secrets[gone] = None
@@ -89,33 +86,37 @@ class Applier:
     async def policies(self, model: Model) -> None:
         """PodDisruptionBudget and NetworkPolicy. Raises NameTaken."""
         world = self._world
-        await self._ensure(PDBS, world.budgets, model, manifests.disruption_budget(model))
+        await self._children.ensure(PDBS, world.budgets, model, manifests.disruption_budget(model))
         if world.config.pods.network_policy:
             wanted = manifests.network_policy(model, world.config, world.namespace)
-            await self._ensure(NETWORKPOLICIES, world.policies, model, wanted)
+            await self._children.ensure(NETWORKPOLICIES, world.policies, model, wanted)
         else:
             for child in world.policies.by("model", model.metadata.uid):
-                await self._delete(NETWORKPOLICIES, world.policies, child)
+                await self._children.delete(NETWORKPOLICIES, world.policies, child)
 
-    async def variant(self, shape: Shape, plan: VariantPlan, *, may_surge: Callable[[], bool]) -> None:
+    async def variant(self, shape: Shape, plan: VariantPlan, *, may_surge: Callable[[], bool], floor: int = 0) -> None:
         """One Deployment: its fields, then its replicas. Raises NameTaken, Conflict."""
         live = self._scales.deployment(shape.model, plan.gpu_class) or await self._create(shape)
         await self._update(shape, live, may_surge=may_surge)
-        await self.scale(shape.model, plan)
+        await self.scale(shape.model, plan, floor=floor)
 
-    async def scale(self, model: Model, plan: VariantPlan) -> None:
-        """The replicas of a Deployment, and before them which of its pods go first. Raises Conflict."""
+    async def scale(self, model: Model, plan: VariantPlan, *, floor: int = 0) -> None:
+        """The replicas of a Deployment, and before them which of its pods go first. `floor`: its part of minReplicas.
+        Raises Conflict."""
         await self._scales.mark(model, plan)
         uid = model.metadata.uid
-        await self._scales.scale(model, plan.gpu_class, lambda: self._target(uid, plan.gpu_class, plan.replicas))
+        await self._driver.scale(
+            model, plan.gpu_class, lambda: self._target(uid, plan.gpu_class, plan.replicas), floor=floor
+        )
 
     async def drop_variants(self, model: Model, keep: set[str]) -> None:
         """Deletes Deployments of classes that the Model does not use any more."""
+        await self._driver.drop_variants(model, keep)
         for child in self._world.deployments.by("model", model.metadata.uid):
             found = child.deployment
             if found is not None and found.gpu_class not in keep and not found.deleting:
                 log.info("removing a variant", model=model.key, gpu_class=found.gpu_class)
-                await self._delete(DEPLOYMENTS, self._world.deployments, child)
+                await self._children.delete(DEPLOYMENTS, self._world.deployments, child)
 
     # --- how --------------------------------------------------------------------------------------------------------
 
@@ -125,7 +126,7 @@ class Applier:
         wanted = manifests.deployment(shape, surge=False, replicas=0)
         metadata, client, table = wanted["metadata"], self._world.client, self._world.deployments
         since = table.mark()
-        if await self._is_free(DEPLOYMENTS, shape.model, wanted):
+        if await self._children.is_free(DEPLOYMENTS, shape.model, wanted):
             answer = await client.apply(DEPLOYMENTS, wanted, manager=names.MANAGER_MODEL, force=False)
         else:
             answer = await client.get(DEPLOYMENTS, metadata["name"], metadata["namespace"])
@@ -154,7 +155,7 @@ class Applier:
             # Nobody else owns the number yet, so leaving it out would drop it: it stays as it was read.
             wanted["spec"]["replicas"] = found.replicas
             wanted["metadata"]["resourceVersion"] = found.resource_version
-        await self._ensure(DEPLOYMENTS, self._world.deployments, shape.model, wanted)
+        await self._children.ensure(DEPLOYMENTS, self._world.deployments, shape.model, wanted)
 
     def _tell_in_place(self, model: Model, found: facts.Deployment) -> None:
         note = (
@@ -164,61 +165,7 @@ class Applier:
         event = Event(MODELS, model.metadata, "Normal", reasons.REPLACING_IN_PLACE, note, "Roll")
         self._world.recorder.emit(event)
 
-    async def _ensure(self, resource: Resource, table: Table[Child], model: Model, wanted: JsonObject) -> None:
-        metadata = wanted["metadata"]
-        live = table.get(f"{metadata['namespace']}/{metadata['name']}")
-        if live is not None and live.model_uid != model.metadata.uid:
-            raise NameTaken(_taken(resource, metadata["name"], model))
-        compared = _without_version(wanted)
-        if live is None:
-            await self._is_free(resource, model, wanted)
-        elif covers(live.decode(), compared) or self._applied.get(live.uid) == _digest(compared, live):
-            return
-        since = table.mark()
-        answer = await self._world.client.apply(resource, wanted, manager=names.MANAGER_MODEL)
-        table.upsert(answer, since=since)
-        stored = table.get(f"{metadata['namespace']}/{metadata['name']}")
-        if stored is not None:
-            self._applied[stored.uid] = _digest(compared, stored)
-            while len(self._applied) > _REMEMBERED:
-                self._applied.popitem(last=False)
-
-    async def _is_free(self, resource: Resource, model: Model, wanted: JsonObject) -> bool:
-        """True when no object has the name; False when this Model's own does. Raises NameTaken."""
-        metadata = wanted["metadata"]
-        try:
-            found = await self._world.client.get_metadata(resource, metadata["name"], metadata["namespace"])
-        except NotFound:
-            return True
-        if _owner(found) != model.metadata.uid:
-            raise NameTaken(_taken(resource, metadata["name"], model))
-        return False
-
-    async def _delete(self, resource: Resource, table: Table[Child], child: Child) -> None:
-        await self._world.client.delete(resource, child.name, child.namespace, uid=child.uid)
-        table.remove(child.key, child.uid)
-
 
 def current(deployments: tuple[Child, ...]) -> dict[str, facts.Deployment]:
     """A Model's Deployments by class."""
     return {d.gpu_class: d for c in deployments if (d := c.deployment) is not None and not d.deleting}
-
-
-def _owner(found: JsonObject) -> str | None:
-    owners: list[dict[str, Any]] = found["metadata"].get("ownerReferences") or []
-    return next((o["uid"] for o in owners if o.get("controller")), None)
-
-
-def _taken(resource: Resource, name: str, model: Model) -> str:
-    return (
-        f"{resource.kind} {model.metadata.namespace}/{name} exists and does not belong to this Model: "
-        "rename or delete one of them"
-    )
-
-
-def _without_version(wanted: JsonObject) -> JsonObject:
-    return wanted | {"metadata": {k: v for k, v in wanted["metadata"].items() if k != "resourceVersion"}}
-
-
-def _digest(wanted: JsonObject, stored: Child) -> str:
-    return hashlib.sha256(orjson.dumps(wanted) + stored.raw).hexdigest()

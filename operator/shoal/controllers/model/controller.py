@@ -11,16 +11,18 @@ from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model, ModelStatus
 from shoal.artifacts import secret_advice
 from shoal.controllers.artifacts import Artifacts
+from shoal.controllers.children import NameTaken
 from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.installkey import InstallKeyError, InstallKeySource
-from shoal.controllers.model.apply import Applier, NameTaken, current
+from shoal.controllers.keda.driver import Driver
+from shoal.controllers.model.apply import Applier, current
 from shoal.controllers.model.tell import invalid, tell_of_placement
 from shoal.controllers.planner import Decision, Planner, Wish
 from shoal.controllers.scaling.scale import ScaleWriter
 from shoal.controllers.scaling.scaler import Scaler
 from shoal.controllers.status import write_status
 from shoal.controllers.world import World
-from shoal.core import facts, models, scaling
+from shoal.core import facts, keda, models, scaling
 from shoal.core.artifacts import Reading
 from shoal.core.models import Observed, Problem
 from shoal.core.placement import VariantPlan
@@ -47,12 +49,13 @@ class ModelController:
         install: InstallKeySource,
         scaler: Scaler,
         scales: ScaleWriter,
+        driver: Driver,
         cold: ColdStarts,
         queue: WorkQueue,
     ):
         self._world, self._planner, self._install, self.queue = world, planner, install, queue
-        self._scaler, self._cold = scaler, cold
-        self._applier = Applier(world, scales, cold, planner.target)
+        self._scaler, self._driver, self._cold = scaler, driver, cold
+        self._applier = Applier(world, scales, driver, cold, planner.target)
         self._artifacts = Artifacts(world, queue.add)
         world.models.listeners.append(self._model)
         world.classes.listeners.append(self._class)
@@ -62,6 +65,8 @@ class ModelController:
             table.listeners.append(self._child)
         planner.wake.append(self._planned)
         scaler.silences.told = self.queue.add
+        driver.wake = self._wake
+        driver.kinds.changed.append(self.enqueue_all)
         install.changed.append(self.enqueue_all)
 
     # --- what wakes a Model -----------------------------------------------------------------------------------------
@@ -85,6 +90,7 @@ class ModelController:
     def _forget(self, uid: str) -> None:
         self._planner.leave(uid)
         self._cold.forget(uid)
+        self._driver.forget(uid)
 
     def _class(self, key: str, before: Custom[GPUClass] | None, after: Custom[GPUClass] | None) -> None:
         if before is not None and after is not None and before.object and after.object:
@@ -131,6 +137,7 @@ class ModelController:
     def enqueue_all(self) -> None:
         """After a resync, and when the install key changed: compares every Model with the whole world."""
         self._applier.forget_secrets()
+        self._driver.compare()
         for key in self._world.models.known_keys():
             self.queue.add(key)
 
@@ -211,6 +218,7 @@ class ModelController:
             tokens=self._planner.calibration.tokens(uid),
             cold_starts=self._cold.of(model),
             silence=self._scaler.silences.of(model),
+            driven=self._driver.finding(model),
             failure=failure,
             paused=models.is_paused(model),
         )
@@ -252,10 +260,12 @@ class ModelController:
             install = self._install.keys or await self._install.ensure()
             await applier.keys(model, install)
             await applier.policies(model)
+            await self._driver.prepare(model)
+            floors = keda.floors(model.spec.scaling.min_replicas, {p.gpu_class: p.replicas for p in plans})
             for plan in plans:
                 gpu_class = classes.get(plan.gpu_class)
                 if plan.retired or gpu_class is None:
-                    await applier.scale(model, plan)
+                    await applier.scale(model, plan, floor=floors[plan.gpu_class])
                     continue
                 shape = Shape(
                     model=model,
@@ -269,7 +279,10 @@ class ModelController:
                     pool=wish.pool,
                 )
                 await applier.variant(
-                    shape, plan, may_surge=lambda p=plan: self._planner.may_surge(uid, p.gpu_class, p.gpus)
+                    shape,
+                    plan,
+                    may_surge=lambda p=plan: self._planner.may_surge(uid, p.gpu_class, p.gpus),
+                    floor=floors[plan.gpu_class],
                 )
             await applier.drop_variants(model, {v.gpu_class for v in plans})
             in_use = {p.install_key for p in world.pods.by("model", uid)}

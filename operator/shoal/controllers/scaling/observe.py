@@ -142,8 +142,8 @@ class Observer:
 
 
 def _never_ran(model: Model, deployments: list[facts.Deployment]) -> bool:
-    """No Deployment that the scaler ever wrote, and no word that the Model was sent to zero."""
-    if any(names.MANAGER_SCALER in d.replicas_managers for d in deployments):
+    """No Deployment that the scaler or KEDA ever wrote, and no word that the Model was sent to zero."""
+    if any(d.replicas_managers - {names.MANAGER_MODEL} for d in deployments):
         return False
     ready = find(model.status.conditions, reasons.READY) if model.status else None
     return ready is None or ready.reason != reasons.SCALED_TO_ZERO

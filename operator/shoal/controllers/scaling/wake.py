@@ -7,6 +7,7 @@ may move it. Where nothing is free, or others wait for the same GPUs, the plan d
 import structlog
 
 from shoal.api.model import Model
+from shoal.controllers.keda.driver import Driver
 from shoal.controllers.planner import Planner
 from shoal.controllers.scaling.scale import ScaleWriter
 from shoal.controllers.world import World
@@ -21,8 +22,9 @@ log = structlog.get_logger()
 class Waker:
     """`begin` at the decision; `run` writes."""
 
-    def __init__(self, world: World, planner: Planner, scales: ScaleWriter, queue: WorkQueue) -> None:
-        self._world, self._planner, self._scales, self.queue = world, planner, scales, queue
+    def __init__(self, world: World, planner: Planner, scales: ScaleWriter, driver: Driver, queue: WorkQueue) -> None:
+        self._world, self._planner, self._scales, self._driver = world, planner, scales, driver
+        self.queue = queue
         self._classes: dict[str, str] = {}
         """Model's uid -> the class that it is about to wake on."""
 
@@ -55,7 +57,7 @@ class Waker:
             if gpu_class is None or custom is None or custom.object is None:
                 standings.drop(uid)
                 return
-            await self._scales.scale(custom.object, gpu_class, lambda: self._planner.target(uid, gpu_class, 0))
+            await self._driver.raise_now(custom.object, gpu_class, lambda: self._planner.target(uid, gpu_class, 0))
             standings.written(uid)
         except KubeError as error:
             log.warning("not woken at once; the plan does it", model=uid, gpu_class=gpu_class, error=error.message)

@@ -51,8 +51,8 @@ class Seen:
     address: str
     """Where KEDA finds the operator."""
     variants: tuple[Variant, ...]
-    no_certificate: bool = False
-    """KEDA is to be answered over TLS, and this operator has no certificate."""
+    problem: str | None = None
+    """Why this operator cannot answer KEDA, with what to do."""
 
 
 def patience(polling_seconds: int, minimum: int) -> float:
@@ -72,13 +72,8 @@ def judge(seen: Seen) -> Finding | None:
             "the API server knows no ScaledObjects, so nobody changes replicas: install KEDA (2.18 or later), or set "
             "spec.scaling.driver to BuiltIn",
         )
-    if seen.no_certificate:
-        return _finding(
-            "False",
-            reasons.SCALED_OBJECT_REFUSED,
-            "the operator has no certificate for KEDA (Secret shoal-scaler-tls): let the chart make it, name one in "
-            "operator.scaling.keda, or set operator.scaling.keda.tls to false",
-        )
+    if seen.problem is not None:
+        return _finding("False", reasons.KEDA_NOT_HEARD, f"the operator cannot answer KEDA: {seen.problem}")
     for problem in (_refused, _paused, _shared, _silent, _unready, _no_metric, _joining):
         found = next((f for v in seen.variants if (f := problem(seen, v)) is not None), None)
         if found is not None:

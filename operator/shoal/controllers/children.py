@@ -1,0 +1,87 @@
+"""The children of a Model: brought to what they should be with as few writes as there are differences."""
+
+import hashlib
+from collections import OrderedDict
+from typing import Any, Final
+
+import orjson
+
+from shoal.api import names
+from shoal.api.meta import JsonObject
+from shoal.api.model import Model
+from shoal.controllers.world import World
+from shoal.kube.drift import covers
+from shoal.kube.errors import NotFound
+from shoal.kube.projections import Child
+from shoal.kube.resources import Resource
+from shoal.kube.store import Table
+
+_REMEMBERED: Final = 20_000
+
+
+class NameTaken(Exception):
+    """An object of the name that Shoal needs exists and is not this Model's."""
+
+
+class Children:
+    """Server-side apply of whole objects as `shoal-model`, compared with the store first."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._applied: OrderedDict[str, str] = OrderedDict()
+        """Child's uid -> digest of what was last sent and of what stood there afterwards. Should the API server ever
+        store something in another way than it was sent, it is sent once, not for ever."""
+
+    async def ensure(self, resource: Resource, table: Table[Child], model: Model, wanted: JsonObject) -> None:
+        metadata = wanted["metadata"]
+        live = table.get(f"{metadata['namespace']}/{metadata['name']}")
+        if live is not None and live.model_uid != model.metadata.uid:
+            raise NameTaken(_taken(resource, metadata["name"], model))
+        compared = _without_version(wanted)
+        if live is None:
+            await self.is_free(resource, model, wanted)
+        elif covers(live.decode(), compared) or self._applied.get(live.uid) == _digest(compared, live):
+            return
+        since = table.mark()
+        answer = await self._world.client.apply(resource, wanted, manager=names.MANAGER_MODEL)
+        table.upsert(answer, since=since)
+        stored = table.get(f"{metadata['namespace']}/{metadata['name']}")
+        if stored is not None:
+            self._applied[stored.uid] = _digest(compared, stored)
+            while len(self._applied) > _REMEMBERED:
+                self._applied.popitem(last=False)
+
+    async def is_free(self, resource: Resource, model: Model, wanted: JsonObject) -> bool:
+        """True when no object has the name; False when this Model's own does. Raises NameTaken."""
+        metadata = wanted["metadata"]
+        try:
+            found = await self._world.client.get_metadata(resource, metadata["name"], metadata["namespace"])
+        except NotFound:
+            return True
+        if owner(found) != model.metadata.uid:
+            raise NameTaken(_taken(resource, metadata["name"], model))
+        return False
+
+    async def delete(self, resource: Resource, table: Table[Child], child: Child) -> None:
+        await self._world.client.delete(resource, child.name, child.namespace, uid=child.uid)
+        table.remove(child.key, child.uid)
+
+
+def owner(found: JsonObject) -> str | None:
+    owners: list[dict[str, Any]] = found["metadata"].get("ownerReferences") or []
+    return next((o["uid"] for o in owners if o.get("controller")), None)
+
+
+def _taken(resource: Resource, name: str, model: Model) -> str:
+    return (
+        f"{resource.kind} {model.metadata.namespace}/{name} exists and does not belong to this Model: "
+        "rename or delete one of them"
+    )
+
+
+def _without_version(wanted: JsonObject) -> JsonObject:
+    return wanted | {"metadata": {k: v for k, v in wanted["metadata"].items() if k != "resourceVersion"}}
+
+
+def _digest(wanted: JsonObject, stored: Child) -> str:
+    return hashlib.sha256(orjson.dumps(wanted) + stored.raw).hexdigest()

@@ -1,0 +1,277 @@
+"""Brings a variant to its number: by `/scale`, or through KEDA where the Model says so; and from one to the other."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import structlog
+
+from shoal.api import names
+from shoal.api.model import Model
+from shoal.controllers.children import Children
+from shoal.controllers.keda.book import AnswerBook, Key
+from shoal.controllers.keda.observe import Observer, kinds
+from shoal.controllers.keda.server import ScalerServer
+from shoal.controllers.scaling.scale import ScaleWriter
+from shoal.controllers.world import World
+from shoal.core import children, facts
+from shoal.core.conditions import Finding
+from shoal.core.keda import Autoscaler, bounds, ceilings, judge
+from shoal.kube.errors import Conflict, Invalid, NotFound
+from shoal.kube.projections import Child
+from shoal.kube.resources import CONFIGMAPS, SCALEDOBJECTS, TRIGGERAUTHENTICATIONS
+from shoal.manifests import keda as manifests
+
+log = structlog.get_logger()
+
+SWEEP_SECONDS: Final = 5.0
+"""How often it is looked who has fallen silent."""
+
+Target = Callable[[], int]
+"""Replicas that a Deployment shall have, asked right before they are written or answered."""
+
+
+class Driver:
+    """`scale` in place of a write of replicas. `run` while this operator leads; `watch` always."""
+
+    def __init__(self, world: World, scales: ScaleWriter) -> None:
+        self._world, self._scales = world, scales
+        self.ca: Callable[[], str | None] = lambda: None
+        """PEM of the CA by which KEDA knows this operator; "": any that it trusts already; None: there is no
+        certificate yet."""
+        self.problem: Callable[[], str | None] = lambda: None
+        """Why this operator cannot answer KEDA, with what to do."""
+        self._problem: str | None = None
+        self.book = AnswerBook(self._standing)
+        self.kinds = kinds(world)
+        self._observer = Observer(world, self.book, self.kinds)
+        self._children = Children(world)
+        self._certificates: dict[str, str] = {}
+        """Model's uid -> the CA that its ConfigMap was seen to have."""
+        self._silent: dict[Key, bool | None] = {}
+        self.wake: Callable[[str], None] = lambda _uid: None
+        """Hears the uid of a Model of which something else is to be said or done."""
+        self.book.heard_again = self._heard_again
+        world.deployments.listeners.append(self._deployment)
+        world.scaled_objects.listeners.append(self._scaled)
+        world.trigger_authentications.listeners.append(self._scaled)
+        world.autoscalers.listeners.append(self._autoscaler)
+
+    async def watch(self) -> None:
+        """Follows KEDA's objects, where there are any, until cancelled."""
+        await self.kinds.run()
+
+    def follow(self, server: ScalerServer) -> None:
+        """KEDA is answered there."""
+        files = server.certificate
+
+        def ca() -> str | None:
+            found = files.certificate if files is not None else None
+            return None if found is None else found.ca or ""
+
+        self.ca, self.problem = ca, lambda: server.problem
+        if files is not None:
+            files.changed.append(self._all)
+
+    def begin(self) -> None:
+        """A new term: nothing is answered before it is decided anew, and who was not heard yet gets its time."""
+        self.book.begin()
+        self._observer.begin()
+        self._silent.clear()
+        self._certificates.clear()
+
+    async def run(self) -> None:
+        """Tells who has fallen silent, until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Wakes the Models of which something else is to be told, that no event tells of."""
+        if self._problem != (problem := self.problem()):
+            self._problem = problem
+            self._all()
+        for child in list(self._world.scaled_objects.values()):
+            key = (child.namespace, child.name)
+            silent = self._observer.silent(key)
+            if silent:
+                self.book.silence(key)
+            if silent != self._silent.get(key):
+                self._silent[key] = silent
+                self.wake(child.model_uid)
+
+    def _heard_again(self, model_uid: str) -> None:
+        self.wake(model_uid)
+
+    def _all(self) -> None:
+        for custom in list(self._world.models.values()):
+            if custom.object is not None and self.drives(custom.object):
+                self.wake(custom.metadata.uid)
+
+    # --- what is read -----------------------------------------------------------------------------------------------
+
+    def finding(self, model: Model) -> Finding | None:
+        """The condition ScalingActive; None: there is nothing to say."""
+        return judge(self._observer.seen(model, self.problem()))
+
+    def drives(self, model: Model) -> bool:
+        """KEDA is to write the Model's replicas."""
+        return self._observer.driver(model) == "KEDA"
+
+    # --- what is done -----------------------------------------------------------------------------------------------
+
+    async def prepare(self, model: Model) -> None:
+        """What a Model's ScaledObjects refer to; and what is left of it once nothing refers to it. Raises NameTaken."""
+        uid, name, ca = model.metadata.uid, children.scaler_auth(model.metadata.name), self._authority()
+        needed = self.drives(model) and ca != ""
+        if self.drives(model):
+            self.kinds.need()
+        if needed and ca and self.kinds.installed:
+            if self._certificates.get(uid) != ca:
+                wanted = manifests.certificate(model, ca)
+                await self._children.is_free(CONFIGMAPS, model, wanted)
+                await self._world.client.apply(CONFIGMAPS, wanted, manager=names.MANAGER_MODEL)
+                self._certificates[uid] = ca
+            table = self._world.trigger_authentications
+            await self._children.ensure(TRIGGERAUTHENTICATIONS, table, model, manifests.authentication(model))
+            return
+        left = self._world.trigger_authentications.get(f"{model.metadata.namespace}/{name}")
+        if needed or left is None or left.model_uid != uid or self._observer.left(uid):
+            return
+        await self._world.client.delete(CONFIGMAPS, name, model.metadata.namespace)
+        await self._children.delete(TRIGGERAUTHENTICATIONS, self._world.trigger_authentications, left)
+        self._certificates.pop(uid, None)
+
+    async def scale(self, model: Model, gpu_class: str, target: Target, *, floor: int = 0) -> None:
+        """Brings a variant to its number, or lets it be brought there. Pods that go first are marked already. `floor`:
+        its part of minReplicas.
+
+        Raises Conflict, Unavailable as `ScaleWriter.scale`; NameTaken.
+        """
+        found = self._deployment_of(model, gpu_class)
+        key, driver = (found.namespace, found.name), self._observer.driver(model)
+        scaled = self._observer.scaled(key)
+        if driver == "BuiltIn":
+            if scaled is None and self._observer.hpa(key) is None:
+                self.book.drop(key)
+                await self._scales.scale(model, gpu_class, target)
+                return
+            # KEDA is answered until it has let go, so that nothing moves meanwhile.
+            self._answer(key, found, target)
+            if scaled is not None and not scaled.deleting:
+                await self._delete(scaled.uid, key)
+            return
+        known, number = self.book.number(key), target()
+        if known is not None and number > known:
+            self._answer(key, found, target)  # up at once; down only when the bounds allow it
+        if self.kinds.installed and (scaled is None or not scaled.deleting):
+            await self._apply(model, found, number, floor)
+        self._answer(key, found, target)
+        if self._observer.writer(driver, found) == "Shoal":
+            await self._scales.scale(model, gpu_class, target)
+
+    async def raise_now(self, model: Model, gpu_class: str, target: Target) -> None:
+        """From zero, ahead of the plan: KEDA is told at once, its ScaledObject follows with the plan. Raises as
+        `scale`."""
+        found = self._deployment_of(model, gpu_class)
+        key, driver = (found.namespace, found.name), self._observer.driver(model)
+        if driver == "KEDA" or self._observer.writer(driver, found) == "KEDA":
+            self._answer(key, found, target)
+        if self._observer.writer(driver, found) == "Shoal":
+            await self._scales.scale(model, gpu_class, target)
+
+    async def drop_variants(self, model: Model, keep: Iterable[str]) -> None:
+        """Deletes ScaledObjects of classes that the Model does not use any more."""
+        kept = set(keep)
+        for child in self._observer.left(model.metadata.uid):
+            if child.scaled is not None and child.scaled.gpu_class not in kept and not child.scaled.deleting:
+                await self._delete(child.uid, (child.namespace, child.name))
+
+    def forget(self, model_uid: str) -> None:
+        """The Model is gone; its ScaledObjects go with it."""
+        self.book.forget(model_uid)
+        self._certificates.pop(model_uid, None)
+
+    def compare(self) -> None:
+        """Looks at everything once more that no watch tells of: somebody may have deleted it."""
+        self._certificates.clear()
+
+    # --- how --------------------------------------------------------------------------------------------------------
+
+    async def _apply(self, model: Model, found: facts.Deployment, number: int, floor: int) -> None:
+        key, config = (found.namespace, found.name), self._world.config.scaling.keda
+        ca = self._authority()
+        if ca is None:
+            return  # the condition tells why: KEDA would call a port that is closed
+        hpa = self._observer.hpa(key)
+        limits = bounds(
+            number,
+            floor=floor,
+            ceiling=self._ceiling(model, found.gpu_class),
+            standing=found.replicas,
+            exact=hpa is not None and hpa.exact,
+        )
+        wanted = manifests.scaled_object(model, found.gpu_class, limits, config, self._world.namespace, own_ca=bool(ca))
+        wanted["metadata"]["name"] = wanted["spec"]["scaleTargetRef"]["name"] = found.name
+        try:
+            await self._children.ensure(SCALEDOBJECTS, self._world.scaled_objects, model, wanted)
+        except NotFound:
+            return  # KEDA is just being removed
+        except Invalid as error:
+            self._observer.refused[key] = error.message
+            log.warning("the API server refuses a ScaledObject", model=model.key, error=error.message)
+        else:
+            self._observer.refused.pop(key, None)
+
+    def _ceiling(self, model: Model, gpu_class: str) -> int:
+        scaling = model.spec.scaling
+        maximum = max(10, scaling.min_replicas) if scaling.max_replicas is None else scaling.max_replicas
+        limits = {v.gpu_class: v.max_replicas for v in model.spec.variants}
+        return ceilings(maximum, {gpu_class: limits.get(gpu_class)})[gpu_class]
+
+    def _authority(self) -> str | None:
+        return self.ca() if self._world.config.scaling.keda.tls else ""
+
+    async def _delete(self, uid: str, key: Key) -> None:
+        # Not taken from the store: it may stay for as long as KEDA's finalizer is on it.
+        with contextlib.suppress(Conflict):  # another one has the name meanwhile
+            await self._world.client.delete(SCALEDOBJECTS, key[1], key[0], uid=uid)
+
+    def _answer(self, key: Key, found: facts.Deployment, target: Target) -> None:
+        self.book.set(key, found.model_uid, found.gpu_class, found.gpus_per_replica, target())
+
+    def _deployment_of(self, model: Model, gpu_class: str) -> facts.Deployment:
+        live = self._scales.deployment(model, gpu_class)
+        if live is None or live.deployment is None:
+            raise Conflict(f"Deployment of {model.key} on {gpu_class} is gone again")
+        return live.deployment
+
+    def _standing(self, namespace: str, name: str) -> int | None:
+        child = self._world.deployments.get(f"{namespace}/{name}")
+        return child.deployment.replicas if child is not None and child.deployment is not None else None
+
+    # --- what is heard ----------------------------------------------------------------------------------------------
+
+    def _deployment(self, _key: str, before: Child | None, after: Child | None) -> None:
+        was, now = (bool(c and c.deployment and c.deployment.replicas) for c in (before, after))
+        child = after or before
+        if child is None:
+            return
+        key = (child.namespace, child.name)
+        if after is None:
+            self.book.drop(key)
+        elif was != now and self.book.number(key) is not None:
+            self.book.tell(key)
+
+    def _scaled(self, _key: str, before: Child | None, after: Child | None) -> None:
+        for child in (before, after):
+            if child is not None:
+                self.kinds.need()
+                self.wake(child.model_uid)
+
+    def _autoscaler(self, _key: str, before: Autoscaler | None, after: Autoscaler | None) -> None:
+        for hpa in (before, after):
+            child = self._world.deployments.get(hpa.target_key) if hpa is not None else None
+            if child is not None:
+                self.wake(child.model_uid)

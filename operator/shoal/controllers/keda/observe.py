@@ -1,0 +1,118 @@
+"""What is seen of KEDA for one Model: its ScaledObjects, HPAs, and who asks."""
+
+from collections.abc import Iterable
+
+from shoal.api import names
+from shoal.api.model import Driver, Model
+from shoal.controllers.keda.book import AnswerBook, Key
+from shoal.controllers.world import World
+from shoal.core import facts
+from shoal.core.keda import Autoscaler, ScaledObject, Seen, Variant, Writer, writer
+from shoal.core.keda.verdict import patience
+from shoal.kube.kedaviews import slim_autoscaler
+from shoal.kube.optional import Optional, OptionalKinds
+from shoal.kube.projections import Child
+from shoal.kube.resources import HPAS, SCALEDOBJECTS, TRIGGERAUTHENTICATIONS
+from shoal.manifests.keda import address
+
+OURS = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},{names.LABEL_MODEL}"
+
+
+def kinds(world: World) -> OptionalKinds:
+    """What is watched of KEDA. HPAs, of which a cluster may have many that change all the time, only for need."""
+    return OptionalKinds(
+        world.client,
+        SCALEDOBJECTS,
+        [
+            Optional(SCALEDOBJECTS, world.scaled_objects, OURS),
+            Optional(TRIGGERAUTHENTICATIONS, world.trigger_authentications, OURS),
+            Optional(HPAS, world.autoscalers, slim=slim_autoscaler, with_need=True),
+        ],
+    )
+
+
+class Observer:
+    """Reads the store and the book."""
+
+    def __init__(self, world: World, book: AnswerBook, kinds: OptionalKinds) -> None:
+        self._world, self._book, self._kinds = world, book, kinds
+        self._since: dict[str, float] = {}
+        """ScaledObject's uid -> when this operator saw it first in its term, on the book's clock."""
+        self.refused: dict[Key, str] = {}
+        """What the API server said to a ScaledObject that it did not take."""
+
+    def begin(self) -> None:
+        """A new term: who was not heard yet gets its time."""
+        self._since.clear()
+        self.refused.clear()
+
+    def driver(self, model: Model) -> Driver:
+        """Who is to write the Model's replicas."""
+        return model.spec.scaling.driver or self._world.config.scaling.driver
+
+    def scaled(self, key: Key) -> ScaledObject | None:
+        found = self._world.scaled_objects.get("/".join(key))
+        return found.scaled if found is not None else None
+
+    def hpa(self, key: Key) -> Autoscaler | None:
+        """The one that KEDA made for a Deployment."""
+        scaled = self.scaled(key)
+        made = [h for h in self._world.autoscalers.by("target", "/".join(key)) if h.scaled_object is not None]
+        own = [h for h in made if scaled is not None and h.scaled_object == scaled.uid]
+        return next(iter(own or made), None)
+
+    def writer(self, driver: Driver, deployment: facts.Deployment) -> Writer:
+        """Who writes the Deployment's replicas now."""
+        key = (deployment.namespace, deployment.name)
+        ours = names.MANAGER_SCALER in deployment.replicas_managers
+        asked = self._book.since(key) is not None
+        return writer(driver, self.scaled(key), self.hpa(key), ours=ours, asked=asked)
+
+    def silent(self, key: Key) -> bool | None:
+        """KEDA has not asked about a ScaledObject for longer than it should; None: too early to say."""
+        scaled = self.scaled(key)
+        if scaled is None:
+            return None
+        now, last = self._book.clock(), self._book.since(key)
+        began = self._since.setdefault(scaled.uid, now)
+        limit = patience(self._world.config.scaling.keda.polling_seconds, scaled.minimum)
+        if now - (began if last is None else last) > limit:
+            return True
+        return None if last is None else False
+
+    def seen(self, model: Model, problem: str | None) -> Seen:
+        """What the condition ScalingActive is made from. `problem`: why this operator cannot answer KEDA."""
+        keda = self._world.config.scaling.keda
+        return Seen(
+            driver=self.driver(model),
+            namespace=model.metadata.namespace or "",
+            installed=self._kinds.installed,
+            address=address(keda, self._world.namespace),
+            variants=tuple(self._variants(model)),
+            problem=problem,
+        )
+
+    def _variants(self, model: Model) -> Iterable[Variant]:
+        driver, uid = self.driver(model), model.metadata.uid
+        found = [c.deployment for c in self._world.deployments.by("model", uid)]
+        for deployment in sorted((d for d in found if d is not None and not d.deleting), key=lambda d: d.name):
+            key = (deployment.namespace, deployment.name)
+            scaled, hpa = self.scaled(key), self.hpa(key)
+            yield Variant(
+                deployment=deployment.name,
+                writer=self.writer(driver, deployment),
+                scaled=scaled,
+                hpa=hpa,
+                others=tuple(sorted(h.name for h in self._others(key, hpa))),
+                silent=self.silent(key),
+                refused=self.refused.get(key),
+            )
+
+    def _others(self, key: Key, own: Autoscaler | None) -> Iterable[Autoscaler]:
+        for hpa in self._world.autoscalers.by("target", "/".join(key)):
+            if own is None or hpa.uid != own.uid:
+                yield hpa
+
+    def left(self, model_uid: str) -> list[Child]:
+        """ScaledObjects of a Model, whether it wants them or not."""
+        return list(self._world.scaled_objects.by("model", model_uid))

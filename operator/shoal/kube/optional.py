@@ -1,0 +1,124 @@
+"""Kinds that a cluster need not have: somebody else's CustomResourceDefinitions may be absent, come later, or go.
+
+Absent is an answer and no fault: nothing waits for it, nothing is unready, and the API server is asked at a slow pace.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from shoal.api.meta import JsonObject
+from shoal.kube.client import Client
+from shoal.kube.errors import KubeError
+from shoal.kube.reflector import Reflector, ReflectorEvent, object_key
+from shoal.kube.resources import Resource
+from shoal.kube.store import AnyTable
+
+log = structlog.get_logger()
+
+SLOW_SECONDS: Final = 300.0
+"""Between two looks for a group that nobody needs."""
+SOON_SECONDS: Final = 15.0
+"""The same where somebody waits for it."""
+RETRY_SECONDS: Final = 2.0
+LOOK_SECONDS: Final = 5.0
+"""How often it is seen that a kind has gone, or come back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Optional:
+    """One kind to watch into a table, once its group is served."""
+
+    resource: Resource
+    table: AnyTable
+    label_selector: str | None = None
+    slim: Callable[[JsonObject], JsonObject | None] | None = None
+    """What is kept of an object before the table sees it."""
+    with_need: bool = False
+    """Watched only while somebody needs it."""
+
+
+class OptionalKinds:
+    """Feeds tables. `run` until cancelled; `known` is set once it is known what there is."""
+
+    def __init__(self, client: Client, resource: Resource, kinds: list[Optional]) -> None:
+        """`resource`: the kind whose absence means that all of it is absent."""
+        self._client, self._resource, self._kinds = client, resource, kinds
+        self.installed: bool | None = None
+        """None: the API server has not been asked yet."""
+        self.known = asyncio.Event()
+        self.changed: list[Callable[[], None]] = []
+        """Hears when `installed` is another one."""
+        self._need = asyncio.Event()
+
+    def need(self) -> None:
+        """Somebody needs these kinds, from now on."""
+        self._need.set()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            while not await self._served():
+                self._say(False)
+                self.known.set()
+                await self._pause()
+            reflectors = [self._reflect(kind) for kind in self._kinds if not kind.with_need]
+            tasks = [group.create_task(r.run()) for r in reflectors]
+            group.create_task(self._later(group))
+            while tasks:
+                if all(r.synced.is_set() or r.missing for r in reflectors):
+                    gone = any(r.missing for r in reflectors)
+                    if gone and self.installed:
+                        for kind in self._kinds:
+                            kind.table.absent(set(), since=kind.table.mark())
+                    self._say(not gone)
+                    self.known.set()
+                await asyncio.sleep(LOOK_SECONDS if self.known.is_set() else 0.05)
+
+    async def _later(self, group: asyncio.TaskGroup) -> None:
+        await self._need.wait()
+        for kind in self._kinds:
+            if kind.with_need:
+                group.create_task(self._reflect(kind).run())
+
+    def _reflect(self, kind: Optional) -> Reflector:
+        table = kind.table
+
+        def heard(event: ReflectorEvent, obj: JsonObject) -> None:
+            if event == "delete":
+                table.remove(object_key(obj), str(obj["metadata"].get("uid", "")))
+            else:
+                table.upsert(obj)
+
+        return Reflector(
+            self._client, kind.resource, label_selector=kind.label_selector, project=kind.slim, on_event=heard
+        )
+
+    async def _served(self) -> bool:
+        while True:
+            try:
+                return self._resource.plural in await self._client.discover(
+                    self._resource.group, self._resource.version
+                )
+            except KubeError as error:
+                log.warning("waiting for the API server", error=error.message)
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _pause(self) -> None:
+        """Until the next look. Whoever needs the kinds shortens it."""
+        if not self._need.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SLOW_SECONDS):
+                    await self._need.wait()
+            return
+        await asyncio.sleep(SOON_SECONDS)
+
+    def _say(self, installed: bool) -> None:
+        if installed != self.installed:
+            self.installed = installed
+            log.info("optional kinds", group=self._resource.group, installed=installed)
+            for listener in self.changed:
+                listener()
