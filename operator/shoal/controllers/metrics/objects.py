@@ -16,7 +16,7 @@ from shoal.api.model import Model
 from shoal.controllers.capacity import Capacity
 from shoal.controllers.scaling.ears import Ears
 from shoal.controllers.world import World
-from shoal.core import models, quantity
+from shoal.core import quantity
 
 _MODEL: Final = ["namespace", "model"]
 _VARIANT: Final = [*_MODEL, "gpu_class"]
@@ -100,7 +100,7 @@ class Objects(Collector):
         wanted = self._wanted(model.metadata.uid)
         if wanted is not None:
             yield "shoal_model_replicas_wanted", of, wanted
-        yield "shoal_model_replicas_min", of, models.minimum(model)
+        yield "shoal_model_replicas_min", of, scaling.min_replicas
         if scaling.max_replicas is not None:
             yield "shoal_model_replicas_max", of, scaling.max_replicas
         for variant in status.variants if status is not None else ():

@@ -1,0 +1,186 @@
+"""What Prometheus sees of the fleet through the operator that leads."""
+
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from shoal.api import names, reasons
+from shoal.api.meta import JsonObject
+from shoal.controllers.capacity import Capacity
+from shoal.controllers.metrics import Events, Objects
+from shoal.core.scaling import Decision
+from tests.support.ears import FakeEars, gateway_pod
+from tests.unit.test_scale_writes import UID, Plane
+
+BORN, READY = "2026-01-01T00:00:00Z", "2026-01-01T00:00:42Z"
+LLAMA = {"namespace": "ns", "model": "chat"}
+ON_L4 = {**LLAMA, "gpu_class": "l4"}
+
+
+def engine_pod(name: str, *, ready: bool, was_ready: bool = False, deleting: bool = False) -> JsonObject:
+    labels = {
+        names.LABEL_COMPONENT: names.COMPONENT_ENGINE,
+        names.LABEL_MODEL_UID: UID,
+        names.LABEL_GPU_CLASS: "l4",
+    }
+    metadata: JsonObject = {
+        "name": name, "namespace": "ns", "uid": name, "resourceVersion": "1", "labels": labels,
+        "creationTimestamp": BORN,
+    }  # fmt: skip
+    if deleting:
+        metadata["deletionTimestamp"] = READY
+    since = READY if ready or was_ready else BORN
+    conditions = [{"type": "Ready", "status": "True" if ready else "False", "lastTransitionTime": since}]
+    container = {"name": names.CONTAINER_ENGINE, "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    status = {"conditions": conditions, "startTime": BORN}
+    return {"metadata": metadata, "spec": {"nodeName": "l4-0", "containers": [container]}, "status": status}
+
+
+class Fleet:
+    """One Model, one class of two GPUs at 0.43 an hour, one gateway, and what Prometheus sees of them."""
+
+    def __init__(self) -> None:
+        self.plane = Plane()
+        self.world = self.plane.world
+        self.ears = FakeEars()
+        self.leads = True
+        self.now = 100.0
+        self.wanted: int | None = 2
+        self.registry = CollectorRegistry()
+        self.events = Events(self.world, self.registry, lambda: self.leads, lambda: self.now)
+        self.registry.register(
+            Objects(self.world, Capacity(self.world), self.ears, lambda _: self.wanted, lambda: self.leads)
+        )
+        pod = gateway_pod()
+        pod["metadata"] |= {"uid": "g", "resourceVersion": "1"}
+        self.world.pods.upsert(pod)
+
+    def pod(self, name: str, **changes: Any) -> None:
+        self.version = getattr(self, "version", 1) + 1
+        raw = engine_pod(name, **changes)
+        raw["metadata"]["resourceVersion"] = str(self.version)
+        self.world.pods.upsert(raw)
+
+    def status(self, **status: Any) -> None:
+        raw = self.plane.model.model_dump(mode="json", by_alias=True, exclude_none=True)
+        raw["metadata"]["resourceVersion"] = "2"
+        self.world.models.upsert({**raw, "status": status})
+
+    def decide(self, before: int, wanted: int, reason: str = reasons.SCALING_UP) -> None:
+        self.events.decided(self.plane.model, Decision(wanted, before, reason, "why"), before)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(name, labels)
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return Fleet()
+
+
+def test_replicas_are_told_by_what_becomes_of_them(fleet: Fleet) -> None:
+    fleet.status(variants=[{"class": "l4", "desired": 2, "waiting": 1}])
+    fleet.pod("a", ready=True)
+    fleet.pod("b", ready=False)
+    fleet.pod("c", ready=True, deleting=True)
+    states = {
+        state: fleet.value("shoal_model_replicas", **ON_L4, state=state)
+        for state in ("desired", "waiting", "starting", "ready", "draining")
+    }
+    assert states == {"desired": 2, "waiting": 1, "starting": 1, "ready": 1, "draining": 1}
+    assert fleet.value("shoal_model_replicas_wanted", **LLAMA) == 2
+    assert fleet.value("shoal_model_replicas_min", **LLAMA) == 0
+    assert fleet.value("shoal_model_replicas_max", **LLAMA) is None  # there is no bound
+
+
+def test_a_number_that_nobody_decided_yet_is_not_zero(fleet: Fleet) -> None:
+    fleet.wanted = None
+    assert fleet.value("shoal_model_replicas_wanted", **LLAMA) is None
+
+
+def test_gpus_and_what_they_cost_with_those_that_are_given_back_only_later(fleet: Fleet) -> None:
+    fleet.pod("a", ready=True)
+    fleet.pod("b", ready=True, deleting=True)
+    assert fleet.value("shoal_model_gpus", **ON_L4) == 2
+    assert fleet.value("shoal_model_hourly_cost", **ON_L4, currency="USD") == pytest.approx(0.86)
+    assert fleet.value("shoal_gpu_class_hourly_cost", gpu_class="l4", currency="USD") == pytest.approx(0.43)
+    counts = {s: fleet.value("shoal_gpu_class_gpus", gpu_class="l4", state=s) for s in ("capacity", "free")}
+    assert counts == {"capacity": 2, "free": 0}
+
+
+def test_a_silent_replica_is_a_voice_that_is_not_heard(fleet: Fleet) -> None:
+    fleet.pod("a", ready=True)
+    fleet.pod("b", ready=True)
+    fleet.pod("c", ready=False)  # never was ready: nobody waits for its word
+    fleet.ears.silent = {"b"}
+    voices = {
+        (kind, heard): fleet.value("shoal_model_voices", **LLAMA, kind=kind, heard=heard)
+        for kind in ("replica", "gateway")
+        for heard in ("yes", "no")
+    }
+    assert voices == {("replica", "yes"): 1, ("replica", "no"): 1, ("gateway", "yes"): 1, ("gateway", "no"): 0}
+
+
+def test_conditions_have_their_reasons_and_no_words(fleet: Fleet) -> None:
+    condition = {"type": "Placed", "status": "False", "reason": reasons.NO_CAPACITY, "message": "secret sk-1"}
+    fleet.status(conditions=[{**condition, "lastTransitionTime": BORN}])
+    labels = {**LLAMA, "type": "Placed", "status": "False", "reason": "NoCapacity"}
+    assert fleet.value("shoal_model_condition", **labels) == 1
+    samples = [s for family in fleet.registry.collect() for s in family.samples]
+    assert not [s for s in samples if "sk-1" in str(s)]
+
+
+def test_an_operator_that_does_not_lead_shows_nothing_of_the_fleet(fleet: Fleet) -> None:
+    fleet.pod("a", ready=True)
+    fleet.leads = False
+    assert [f.name for f in fleet.registry.collect() if f.name.startswith(("shoal_model_rep", "shoal_gpu"))] == []
+    fleet.pod("b", ready=False)
+    fleet.pod("b", ready=True)
+    assert fleet.value("shoal_model_cold_start_seconds_count", **ON_L4) is None
+
+
+def test_a_wake_lasts_from_the_decision_to_the_first_ready_replica(fleet: Fleet) -> None:
+    fleet.decide(0, 2, reasons.WAKING)
+    fleet.now += 7
+    for name in ("a", "b"):
+        fleet.pod(name, ready=False)
+        fleet.pod(name, ready=True)
+        fleet.now += 60
+    assert fleet.value("shoal_model_wake_seconds_count", **LLAMA) == 1
+    assert fleet.value("shoal_model_wake_seconds_sum", **LLAMA) == 7
+    assert fleet.value("shoal_model_cold_start_seconds_count", **ON_L4) == 2
+    assert fleet.value("shoal_model_cold_start_seconds_sum", **ON_L4) == 84
+    assert fleet.value("shoal_model_decisions_total", **LLAMA, direction="up", reason="Waking") == 1
+
+
+def test_a_wake_that_was_called_off_is_none(fleet: Fleet) -> None:
+    fleet.decide(0, 1, reasons.WAKING)
+    fleet.decide(1, 0, reasons.SCALED_TO_ZERO)
+    fleet.pod("a", ready=False)
+    fleet.pod("a", ready=True)
+    assert fleet.value("shoal_model_wake_seconds_count", **LLAMA) is None
+
+
+def test_more_replicas_of_a_model_that_serves_are_no_wake(fleet: Fleet) -> None:
+    fleet.decide(1, 2)
+    fleet.pod("a", ready=False)
+    fleet.pod("a", ready=True)
+    assert fleet.value("shoal_model_wake_seconds_count", **LLAMA) is None
+
+
+def test_a_replica_that_is_ready_again_did_not_start_cold(fleet: Fleet) -> None:
+    fleet.pod("a", ready=False)
+    fleet.pod("a", ready=True)
+    fleet.pod("a", ready=False, was_ready=True)
+    fleet.pod("a", ready=True)
+    assert fleet.value("shoal_model_cold_start_seconds_count", **ON_L4) == 1
+
+
+def test_series_go_with_their_model(fleet: Fleet) -> None:
+    fleet.decide(0, 1, reasons.WAKING)
+    fleet.pod("a", ready=False)
+    fleet.pod("a", ready=True)
+    fleet.world.models.remove("ns/chat")
+    samples = [s for family in fleet.registry.collect() for s in family.samples]
+    assert not [s for s in samples if s.labels.get("model") == "chat"]

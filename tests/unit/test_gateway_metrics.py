@@ -1,0 +1,118 @@
+"""What Prometheus sees of requests: the pace of answers, what each tenant used, how full a hold is."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from shoal.core.hold.limits import Limits
+from shoal.gateway.metrics import Metrics
+from shoal.gateway.tenantmetrics import TenantMetrics
+from tests.support.gateway import API_KEY, MODEL, GatewayUnderTest, gateway, lines, tenant
+from tests.support.scripted_engine import EngineRequest, ScriptedEngine
+
+CHAT = {"model": "llama", "messages": [{"role": "user", "content": "hi"}]}
+STREAM = {**CHAT, "stream": True}
+OF = {"gen_ai_request_model": MODEL.key, "gen_ai_operation_name": "chat"}
+PER_TOKEN = "gen_ai_server_time_per_output_token_seconds"
+
+
+async def slowly(request: EngineRequest) -> None:
+    """Three tokens, 0.2 s apart at least."""
+    await request.begin_stream()
+    for count in (1, 2, 3):
+        await request.chunk(request.delta("x", count))
+        await asyncio.sleep(0.1)
+    await request.chunk(request.closing())
+    await request.chunk(b"data: [DONE]\n\n")
+    await request.end_stream()
+
+
+async def ask(it: GatewayUnderTest, body: object = CHAT) -> int:
+    response = await it.post(body)
+    if body is STREAM:
+        assert [line async for line in lines(response)][-1] == b"[DONE]"
+    else:
+        await response.read()
+    return response.status
+
+
+async def test_time_per_token_is_that_of_the_tokens_after_the_first(tmp_path: Path) -> None:
+    async with gateway(tmp_path, ScriptedEngine(slowly)) as it:
+        await ask(it, STREAM)
+        await it.records(count=1)
+        assert it.metric(f"{PER_TOKEN}_count", **OF) == 1
+        # 0.3 s after the first byte for two further tokens: half of that each.
+        assert it.metric(f"{PER_TOKEN}_sum", **OF) >= 0.15 - 0.01
+
+
+async def test_an_answer_that_came_whole_has_no_time_per_token(tmp_path: Path) -> None:
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        assert await ask(it) == 200
+        await it.records(count=1)
+        assert it.metric("shoal_gateway_requests_total", **OF, outcome="answered") == 1
+        assert it.metric(f"{PER_TOKEN}_count", **OF) == 0
+
+
+async def test_what_a_tenant_used_and_what_its_limits_kept_out(tmp_path: Path) -> None:
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        it.tenants["acme"] = tenant(limits={"requestsPerMinute": 2})
+        it.changed()
+        assert [await ask(it) for _ in range(3)] == [200, 200, 429]
+        await it.records(count=2)
+        assert it.metric("shoal_tenant_requests_total", tenant="acme", outcome="answered") == 2
+        used = [
+            it.metric("shoal_tenant_tokens_total", tenant="acme", gen_ai_token_type=kind)
+            for kind in ("input", "cached", "output")
+        ]
+        assert used == [14, 8, 6]
+        assert it.metric("shoal_tenant_refused_total", tenant="acme", reason="rate_limit_exceeded") == 1
+
+
+async def test_no_label_has_a_key_or_a_word_of_a_client(tmp_path: Path) -> None:
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        await it.post({**CHAT, "model": "canary-model"})
+        await it.post({**CHAT, "user": "canary-user"}, headers={"x-request-id": "canary-id"})
+        await it.post(CHAT, key="sk-canary")
+        await it.records(count=1)
+        text = str([sample for family in it.metrics.registry.collect() for sample in family.samples])
+        assert "canary" not in text
+        assert API_KEY not in text
+
+
+async def test_a_hold_is_shown_with_its_limits(tmp_path: Path) -> None:
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        it.model(limits=Limits(max_requests=7, max_bytes=1000))
+        it.hear(1, phase="stalled")
+        waiting = asyncio.create_task(ask(it))
+        async with asyncio.timeout(20):
+            while not it.app.holds.waiting:
+                await asyncio.sleep(0.005)
+        of = {"gen_ai_request_model": MODEL.key}
+        assert it.metric("shoal_gateway_held_requests", **of) == 1
+        assert it.metric("shoal_gateway_hold_limit_requests", **of) == 7
+        assert it.metric("shoal_gateway_hold_limit_bytes", **of) == 1000
+        it.hear(1)
+        assert await waiting == 200
+        assert it.metrics.registry.get_sample_value("shoal_gateway_hold_limit_requests", of) is None
+
+
+@pytest.mark.parametrize("many", [3, 10])
+def test_tenants_beyond_the_bound_share_one_label(many: int) -> None:
+    metrics = TenantMetrics(most=3)
+    for number in range(many):
+        metrics.refused(f"t{number}", "rate_limit_exceeded")
+    (refused,) = [family for family in metrics.collect() if family.name == "shoal_tenant_refused"]
+    shown = {sample.labels["tenant"]: sample.value for sample in refused.samples}
+    assert shown == {"t0": 1, "t1": 1, "t2": 1} | ({"other": many - 3} if many > 3 else {})
+
+
+def test_requests_for_adapters_by_whether_one_was_there() -> None:
+    metrics = Metrics()
+    for missed in (True, False, False):
+        metrics.adapter_asked("chat/llama", "/v1/chat/completions", missed=missed)
+    metrics.adapter_asked("chat/llama", "/v1/completions", missed=False)
+    read = metrics.registry.get_sample_value
+    of = {"gen_ai_request_model": "chat/llama"}
+    assert read("shoal_gateway_adapter_requests_total", {**of, "loaded": "yes"}) == 3
+    assert read("shoal_gateway_adapter_requests_total", {**of, "loaded": "no"}) == 1

@@ -1,0 +1,88 @@
+"""What scrapers see of engines' counters beside what was billed."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+from prometheus_client import CollectorRegistry
+from sqlalchemy import Connection
+
+from shoal.core.reconcile import HOUR_MS
+from shoal.ledger.queries.times import moment
+from shoal.ledger.reconcile.figures import ComparedFigures
+from shoal.ledger.schema import engine_hours, hours
+from shoal.ledger.store import Unavailable
+from tests.support.books import Books
+from tests.support.ledger import server, url
+
+__all__ = ["server", "url"]
+
+T = TypeVar("T")
+HOUR = moment("from", "2026-11-22T10:00:00Z")
+NOW = HOUR + HOUR_MS // 2
+
+
+class Desk:
+    """The figures, over tables that a test fills."""
+
+    def __init__(self, books: Books) -> None:
+        self.books = books
+        self.down = False
+        self.registry = CollectorRegistry()
+        self.figures = ComparedFigures(self, lambda: NOW)
+        self.registry.register(self.figures)
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        if self.down:
+            raise Unavailable("the database does not answer")
+        with self.books.begin() as connection:
+            return work(connection)
+
+    def engine(self, prompt: int, generation: int, **more: Any) -> None:
+        values = {"hour": HOUR, "model": "chat/llama", "gpu_class": "h100", **more}
+        self.books.add(engine_hours, prompt_tokens=prompt, generation_tokens=generation, **values)
+
+    def used(self, input: int, output: int, **more: Any) -> None:
+        values = {"hour": HOUR, "model": "chat/llama", "gpu_class": "h100", "billed": True, **more}
+        self.books.add(hours, input_tokens=input, output_tokens=output, **values)
+
+    def tokens(self, what: str, kind: str, model: str = "llama") -> float | None:
+        labels = {"namespace": "chat", "model": model, "kind": kind}
+        return self.registry.get_sample_value(f"shoal_ledger_{what}_tokens", labels)
+
+
+@pytest.fixture
+def desk(url: str) -> Desk:
+    return Desk(Books(url))
+
+
+async def test_what_engines_counted_beyond_the_bill_is_unattributed(desk: Desk) -> None:
+    desk.engine(1_000, 500)
+    desk.used(900, 480)
+    await desk.figures.look()
+    assert desk.tokens("engine", "input") == 1_000
+    assert desk.tokens("billed", "output") == 480
+    assert [desk.tokens("unattributed", kind) for kind in ("input", "output")] == [100, 20]
+
+
+async def test_engines_that_nobody_heard_leave_it_unknown(desk: Desk) -> None:
+    desk.used(900, 480)
+    await desk.figures.look()
+    assert desk.tokens("billed", "input") == 900
+    assert desk.tokens("engine", "input") is None
+    assert desk.tokens("unattributed", "input") is None
+
+
+async def test_only_the_last_day_counts(desk: Desk) -> None:
+    desk.engine(1, 1, hour=HOUR - 24 * HOUR_MS)
+    desk.engine(1_000, 1_000, hour=HOUR - 25 * HOUR_MS)
+    await desk.figures.look()
+    assert desk.tokens("engine", "input") == 1
+
+
+async def test_a_database_that_is_away_leaves_nothing_known(desk: Desk) -> None:
+    desk.engine(1_000, 500)
+    await desk.figures.look()
+    desk.down = True
+    await desk.figures.look()
+    assert desk.tokens("engine", "input") is None
