@@ -27,6 +27,7 @@ EVERYTHING: dict[str, Any] = {
         "extraEnv": [{"name": "X", "value": "y"}],
         "serviceAccountAnnotations": {"e": "f"},
         "signals": {"source": "Prometheus", "prometheus": {"url": "http://prometheus.monitoring.svc:9090"}},
+        "scaling": {"driver": "KEDA", "keda": {"tlsSecretName": "scaler-cert"}},
     },
     "gateway": {
         "replicas": 3,
@@ -95,6 +96,7 @@ EVERYTHING: dict[str, Any] = {
     "proxy": {"https": "http://proxy.example.com:3128", "noProxy": ".svc"},
     "caBundle": {"configMap": "ca"},
     "hubEndpoint": "https://hub.example.com",
+    "tracing": {"endpoint": "http://otel:4318", "sampler": "traceidratio", "ratio": 0.25, "engines": True},
     "networkPolicy": {"apiServers": ["10.0.0.0/28"]},
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     "podMonitor": {"enabled": True},

@@ -47,6 +47,9 @@ app.kubernetes.io/part-of: shoal
 {{- if and (eq .Values.operator.signals.source "Prometheus") (not .Values.operator.signals.prometheus.url) -}}
 {{- fail "operator.signals.source Prometheus needs operator.signals.prometheus.url, such as http://prometheus.monitoring.svc:9090" -}}
 {{- end -}}
+{{- if and .Values.tracing.engines (not .Values.tracing.endpoint) -}}
+{{- fail "tracing.engines needs tracing.endpoint, such as http://otel-collector.monitoring:4318" -}}
+{{- end -}}
 {{- if $engines.simulator.enabled -}}
 {{- $simulated := dict -}}
 {{- range $version, $row := $versions -}}
@@ -84,8 +87,26 @@ signals:
   {{- toYaml .Values.operator.signals | nindent 2 }}
 scaling:
   {{- toYaml .Values.operator.scaling | nindent 2 }}
+tracing:
+  {{- toYaml .Values.tracing | nindent 2 }}
 resyncSeconds: {{ int64 .Values.operator.resyncSeconds }}
 logLevel: {{ .Values.operator.logLevel }}
+{{- end }}
+
+{{/* Environment of what traces; the component's own extraEnv comes after it, and wins. */}}
+{{- define "shoal.tracing" -}}
+{{- with .Values.tracing }}
+{{- if .endpoint }}
+- name: OTEL_EXPORTER_OTLP_ENDPOINT
+  value: {{ .endpoint | quote }}
+- name: OTEL_TRACES_SAMPLER
+  value: {{ .sampler }}
+- name: OTEL_TRACES_SAMPLER_ARG
+  value: {{ .ratio | quote }}
+- name: SHOAL_TRACES_PER_SECOND
+  value: {{ .perSecond | quote }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{/* What operator and gateway pods have in common. Call with (dict "root" $ "component" "gateway" "of" .Values.gateway). */}}

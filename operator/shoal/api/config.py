@@ -172,6 +172,39 @@ class Scaling(_Section):
     """Of Models whose driver is KEDA."""
 
 
+Sampler = Literal[
+    "always_on",
+    "always_off",
+    "parentbased_always_on",
+    "parentbased_always_off",
+    "traceidratio",
+    "parentbased_traceidratio",
+]
+
+
+class Tracing(_Section):
+    """OpenTelemetry traces of requests and decisions."""
+
+    endpoint: str = Field(default="", pattern=r"^(https?://[^ ]+)?$")
+    """A collector's address for OTLP over HTTP, such as http://otel-collector.monitoring:4318. Empty: no traces."""
+    sampler: Sampler = "parentbased_always_on"
+    """Which requests are traced (OTEL_TRACES_SAMPLER). Parent-based: as the client's `traceparent` says, where it
+    sends one."""
+    ratio: float = Field(default=1.0, ge=0, le=1)
+    """Share of the requests that the samplers with a ratio trace (OTEL_TRACES_SAMPLER_ARG)."""
+    per_second: float = Field(default=100.0, gt=0)
+    """Traces per second and pod at most, whatever clients ask for."""
+    engines: bool = False
+    """Engines send spans of their own, which join the gateway's. SGLang's images can; turning it on or off rolls the
+    engine pods. An image of your own without OpenTelemetry does not start then."""
+
+    @model_validator(mode="after")
+    def _has_an_endpoint(self) -> Self:
+        if self.engines and not self.endpoint:
+            raise ValueError("engines need endpoint, such as http://otel-collector.monitoring:4318")
+        return self
+
+
 class OperatorConfig(_Section):
     """The whole file."""
 
@@ -185,5 +218,6 @@ class OperatorConfig(_Section):
     cache: Cache = Cache()
     signals: Signals = Signals()
     scaling: Scaling = Scaling()
+    tracing: Tracing = Tracing()
     resync_seconds: float = 600.0
     log_level: str = "info"

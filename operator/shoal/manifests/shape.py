@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from shoal.api import names
 from shoal.api.artifact import ArtifactFacts
-from shoal.api.config import EngineVersion, OperatorConfig
+from shoal.api.config import EngineVersion, NamedValue, OperatorConfig, Tracing
 from shoal.api.gpuclass import GPUClass
 from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import API_VERSION, JsonObject
@@ -43,7 +43,7 @@ def engine_version(model: Model, config: OperatorConfig) -> str:
 
 
 def engine_row(model: Model, config: OperatorConfig) -> EngineVersion:
-    """The row of the engine table for the Model, with its own image if it names one.
+    """The row of the engine table for the Model, with its own image if it names one, and with what lets it trace.
 
     Raises KeyError for a version that is not in the table when there is no image of the Model's own.
     """
@@ -51,8 +51,23 @@ def engine_row(model: Model, config: OperatorConfig) -> EngineVersion:
     image = model.spec.engine.image
     row = config.engines.versions.get(version)
     if image is None:
-        return config.engines.versions[version]
-    return EngineVersion(image=image) if row is None else row.model_copy(update={"image": image})
+        row = config.engines.versions[version]
+    else:
+        row = EngineVersion(image=image) if row is None else row.model_copy(update={"image": image})
+    return _traced(row, config.tracing)
+
+
+def _traced(row: EngineVersion, tracing: Tracing) -> EngineVersion:
+    """What the row itself says comes after this, and so does what the Model says."""
+    if not (tracing.endpoint and tracing.engines):
+        return row
+    args = ("--enable-trace", f"--otlp-traces-endpoint={tracing.endpoint.rstrip('/')}/v1/traces")
+    env = (
+        NamedValue(name="OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", value="http/protobuf"),
+        # What the gateway samples and nothing else: probes and warm-ups come without a trace, and would begin one each.
+        NamedValue(name="OTEL_TRACES_SAMPLER", value="parentbased_always_off"),
+    )
+    return row.model_copy(update={"args": (*args, *row.args), "env": (*env, *row.env)})
 
 
 def labels(model: Model) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from shoal.api.config import CABundle, EngineVersion, NamedValue, Pods, PriorityBand, Proxy, Scaling, Signals
+from shoal.api.config import CABundle, EngineVersion, NamedValue, Pods, PriorityBand, Proxy, Scaling, Signals, Tracing
 from shoal.cli.generate.monitoring.render import RUNBOOKS
 
 Free = dict[str, Any]
@@ -371,6 +371,8 @@ class Values(Section):
     """Further CA certificates for staging weights."""
     hub_endpoint: str = ""
     """A mirror of the Hugging Face hub, such as https://hub.example.com. Empty: the hub."""
+    tracing: Tracing = Tracing()
+    """OpenTelemetry traces (docs/tracing.md)."""
     network_policy: NetworkPolicy = NetworkPolicy()
     """Who may reach Shoal's own pods."""
     pod_disruption_budget: DisruptionBudget = DisruptionBudget()

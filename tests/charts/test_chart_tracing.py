@@ -1,0 +1,57 @@
+"""Traces in the chart: off, on, and what cannot be."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from shoal.api.config import OperatorConfig
+from shoal.serving.tracing import per_second, wanted
+from tests.support.charts import CHART, EVERYTHING, helm, rendered
+
+ENDPOINT = "http://otel-collector.monitoring:4318"
+
+
+def env(kind: str, name: str, values: dict[str, Any]) -> dict[str, str]:
+    (found,) = [o for o in rendered(values) if (o["kind"], o["metadata"]["name"]) == (kind, name)]
+    # Of a name that is there twice Kubernetes takes the last.
+    return {e["name"]: e.get("value", "") for e in found["spec"]["template"]["spec"]["containers"][0]["env"]}
+
+
+@pytest.mark.parametrize(("kind", "name"), [("StatefulSet", "shoal-gateway"), ("Deployment", "shoal-operator")])
+def test_traces_are_off_until_somebody_names_a_collector(kind: str, name: str) -> None:
+    assert not wanted(env(kind, name, {}))
+    said = env(kind, name, {"tracing": {"endpoint": ENDPOINT, "perSecond": 5}})
+    assert wanted(said)
+    assert said["OTEL_EXPORTER_OTLP_ENDPOINT"] == ENDPOINT
+    assert said["OTEL_TRACES_SAMPLER"] == "parentbased_always_on"
+    assert per_second(said) == 5
+
+
+def test_a_components_own_environment_goes_before_it() -> None:
+    own = [{"name": "OTEL_TRACES_SAMPLER", "value": "always_off"}, {"name": "OTEL_SERVICE_NAME", "value": "front"}]
+    said = env("StatefulSet", "shoal-gateway", {"tracing": {"endpoint": ENDPOINT}, "gateway": {"extraEnv": own}})
+    assert (said["OTEL_TRACES_SAMPLER"], said["OTEL_SERVICE_NAME"]) == ("always_off", "front")
+
+
+def test_the_operator_learns_what_engines_are_to_do() -> None:
+    (found,) = [
+        o for o in rendered(EVERYTHING) if o["metadata"]["name"] == "shoal-operator" and o["kind"] == "ConfigMap"
+    ]
+    config = OperatorConfig.model_validate(yaml.safe_load(found["data"]["config.yaml"]))
+    assert (config.tracing.endpoint, config.tracing.engines, config.tracing.ratio) == ("http://otel:4318", True, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("tracing", "told"),
+    [
+        ({"engines": True}, "tracing.engines needs tracing.endpoint, such as http://otel-collector.monitoring:4318"),
+        ({"endpoint": "otel-collector:4317"}, "does not match pattern"),
+        ({"endpoint": ENDPOINT, "sampler": "sometimes"}, "value must be one of"),
+        ({"endpoint": ENDPOINT, "ratio": 10}, "maximum: got 10, want 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(tracing: dict[str, Any], told: str) -> None:
+    done = helm("template", "shoal", str(CHART), values={"tracing": tracing})
+    assert done.returncode != 0
+    assert told in done.stderr
