@@ -88,7 +88,7 @@ class Asked:
         found: list[str] = self._get(f"/api/v1/label/{variable.of}/values", **times, **match)
         if not variable.regex:
             return set(found)
-        pattern = re.compile(variable.regex.strip("/").replace(r"\/", "/"))
+        pattern = re.compile(variable.regex[1:-1].replace(r"\/", "/"))
         return {hit[1] for value in found if (hit := pattern.search(value))}
 
     def _get(self, path: str, **params: str) -> Any:

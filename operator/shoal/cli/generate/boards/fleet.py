@@ -41,7 +41,7 @@ _NOW: Final = Row(
             kind="number",
             width=4,
             marks=(Mark(0.001, "yellow"), Mark(0.01, "red")),
-            runbook="scaling.md",
+            runbook="requests-failed.md",
         ),
         Panel(
             "Held",
@@ -50,7 +50,7 @@ _NOW: Final = Row(
             kind="number",
             width=4,
             marks=(Mark(1, "yellow"),),
-            runbook="scaling.md",
+            runbook="hold-near-limit.md",
         ),
         Panel(
             "Missing replicas",
@@ -60,7 +60,7 @@ _NOW: Final = Row(
             width=4,
             least=None,
             marks=(Mark(1, "yellow"),),
-            runbook="scaling.md",
+            runbook="model-without-capacity.md",
         ),
         Panel(
             "GPUs in use",
@@ -78,6 +78,7 @@ _NOW: Final = Row(
             kind="number",
             width=4,
             marks=(Mark(0, "red"), Mark(1, "green"), Mark(2, "red")),
+            runbook="operator-without-leader.md",
         ),
     ),
 )
@@ -99,6 +100,7 @@ _SERVED: Final = Row(
             (Query(rate(_REQUESTS, GATEWAY_SPACE, "outcome"), "{{outcome}}"),),
             unit="reqps",
             kind="stacked",
+            runbook="refusals-burn-slow.md",
         ),
         Panel(
             "Time to first token",
@@ -125,7 +127,7 @@ _SERVED: Final = Row(
                 ),
             ),
             kind="stacked",
-            runbook="scaling.md",
+            runbook="hold-near-limit.md",
         ),
         Panel(
             "Engines' queues by Model",
@@ -159,6 +161,7 @@ _REPLICAS: Final = Row(
             unit="percentunit",
             marks=(Mark(0.8, "orange"), Mark(0.95, "red")),
             most=1,
+            runbook="kv-near-full.md",
         ),
         Panel(
             "Cold starts and wakes",
@@ -187,7 +190,7 @@ _REPLICAS: Final = Row(
                 ),
             ),
             unit="s",
-            runbook="scaling.md",
+            runbook="wake-slow.md",
         ),
         Panel(
             "Models now",
@@ -249,6 +252,7 @@ _OPERATOR: Final = Row(
             unit="ops",
             width=6,
             marks=(Mark(0.1, "red"),),
+            runbook="reconciles-fail.md",
         ),
         Panel(
             "Calls to the API server",

@@ -33,6 +33,7 @@ _NOW: Final = Row(
             kind="number",
             width=4,
             marks=(Mark(1, "red"),),
+            runbook="voices-not-heard.md",
         ),
         Panel(
             "Gateways without a spool",
@@ -41,6 +42,7 @@ _NOW: Final = Row(
             kind="number",
             width=4,
             marks=(Mark(1, "red"),),
+            runbook="spool-refuses.md",
         ),
         Panel(
             "Oldest unshipped record",
@@ -50,6 +52,7 @@ _NOW: Final = Row(
             kind="number",
             width=4,
             marks=(Mark(60, "yellow"), Mark(600, "red")),
+            runbook="ledger-behind.md",
         ),
         Panel(
             "Usage lost",
@@ -58,6 +61,7 @@ _NOW: Final = Row(
             kind="number",
             width=4,
             marks=(Mark(1, "red"),),
+            runbook="usage-lost.md",
         ),
     ),
 )
@@ -104,6 +108,7 @@ _REQUESTS: Final = Row(
                 Query(total("shoal_gateway_replica_streams", by="state"), "{{state}}"),
                 Query(rate("shoal_gateway_fallback_choices_total"), "chosen unheard per second"),
             ),
+            runbook="voices-not-heard.md",
         ),
         Panel(
             "Objects known",
@@ -121,7 +126,8 @@ _HELD: Final = Row(
             "Requests that wait for a replica or an adapter.",
             (Query(or_zero(total("shoal_gateway_held_requests", by="pod"), "pod"), "{{pod}}"),),
             kind="stacked",
-            runbook="scaling.md",
+            runbook="hold-near-limit.md",
+            width=6,
         ),
         Panel(
             "Let go and turned away",
@@ -132,7 +138,8 @@ _HELD: Final = Row(
                 Query(or_zero(rate("shoal_gateway_hold_refused_total", by="bound"), "bound"), "refused {{bound}}"),
             ),
             unit="reqps",
-            runbook="scaling.md",
+            runbook="refusals-burn-fast.md",
+            width=6,
         ),
         Panel(
             "Time held",
@@ -146,12 +153,14 @@ _HELD: Final = Row(
                 for share in (0.5, 0.99)
             ),
             unit="s",
+            width=6,
         ),
         Panel(
             "Bodies in memory",
             "Bytes of request bodies that gateways keep, to send them to a replica or to another one.",
             (Query(total("shoal_gateway_held_body_bytes", by="pod"), "{{pod}}"),),
             unit="bytes",
+            width=6,
         ),
     ),
 )
@@ -167,17 +176,22 @@ _USAGE: Final = Row(
             unit="percentunit",
             marks=(Mark(0.5, "yellow"), Mark(0.9, "red")),
             most=1,
+            runbook="spool-filling.md",
+            width=6,
         ),
         Panel(
             "Not yet at the ledger",
             "Rows on disk that the ledger does not have.",
             (Query(total("shoal_gateway_unshipped_rows", by="pod"), "{{pod}}"),),
+            runbook="ledger-behind.md",
+            width=6,
         ),
         Panel(
             "Ledger",
             "Records per second: new, known already, put aside because they cannot be read.",
             (Query(rate("shoal_ledger_records_total", by="result"), "{{result}}"),),
             unit="ops",
+            width=6,
         ),
         Panel(
             "Request log",
@@ -187,6 +201,7 @@ _USAGE: Final = Row(
                 Query(rate("shoal_gateway_request_log_dropped_total", by="reason"), "{{reason}}", empty=_LOGS_OFF),
             ),
             unit="ops",
+            width=6,
         ),
     ),
 )

@@ -67,7 +67,7 @@ _ANSWERS: Final = Row(
             (Query(ratio(rate(_REQUESTS, f"{GATEWAY_MODEL}, {BROKEN}"), rate(_REQUESTS, GATEWAY_MODEL))),),
             unit="percentunit",
             marks=(Mark(0.001, "yellow"), Mark(0.01, "red")),
-            runbook="scaling.md",
+            runbook="requests-failed.md",
         ),
     ),
 )
@@ -79,7 +79,7 @@ _WAITING: Final = Row(
             "Held",
             "Requests that wait in gateways for a replica or an adapter.",
             (Query(or_zero(total("shoal_gateway_held_requests", GATEWAY_MODEL)), "held"),),
-            runbook="scaling.md",
+            runbook="hold-near-limit.md",
         ),
         Panel(
             "Time held",
@@ -133,6 +133,7 @@ _REPLICAS: Final = Row(
             unit="percentunit",
             marks=(Mark(_KV, "orange"), Mark(0.95, "red")),
             most=1,
+            runbook="kv-near-full.md",
         ),
         Panel(
             "Why the number changed",
@@ -176,7 +177,7 @@ _REPLICAS: Final = Row(
                 for share in (0.5, 0.99)
             ),
             unit="s",
-            runbook="scaling.md",
+            runbook="wake-slow.md",
         ),
         Panel(
             "Heard",
@@ -184,7 +185,7 @@ _REPLICAS: Final = Row(
             "of replicas does not go down.",
             (Query(total("shoal_model_voices", f'{MODEL}, heard="no"', "kind"), "{{kind}} not heard"),),
             marks=(Mark(1, "red"),),
-            runbook="scaling.md",
+            runbook="voices-not-heard.md",
         ),
     ),
 )
@@ -200,6 +201,7 @@ _ENGINES: Final = Row(
                 Query(or_zero(total("shoal_agent_draining", MODEL)), "draining"),
             ),
             marks=(Mark(1, "yellow"),),
+            runbook="engine-stalled.md",
         ),
         Panel(
             "Failed calls to the engine",

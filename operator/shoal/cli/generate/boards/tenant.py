@@ -57,6 +57,7 @@ _REQUESTS: Final = Row(
             (Query(rate("shoal_tenant_requests_total", _MATCH, "outcome"), "{{outcome}}"),),
             unit="reqps",
             kind="stacked",
+            runbook="refusals-burn-slow.md",
         ),
         Panel(
             "Over a limit",
@@ -147,6 +148,7 @@ _BOOKS: Final = Row(
             width=12,
             least=None,
             marks=(Mark(0.01, "yellow"), Mark(0.05, "red")),
+            runbook="unattributed-tokens.md",
         ),
     ),
 )
