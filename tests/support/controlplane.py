@@ -95,8 +95,8 @@ class ControlPlane:
             extra: list[str] = []
             if name == "kube-controller-manager":
                 extra = [
-                    # Nodes here have no kubelet that renews a lease.
-                    "--controllers=*,-node-lifecycle-controller",
+                    # Nodes here have no kubelet that renews a lease. Who tests an HPA stands for it.
+                    "--controllers=*,-node-lifecycle-controller,-horizontal-pod-autoscaler-controller",
                     "--use-service-account-credentials=true",
                     f"--service-account-private-key-file={self.directory}/pki/sa.key",
                     f"--root-ca-file={self.directory}/pki/ca.crt",
