@@ -21,7 +21,8 @@ class ScalerPlace:
 
     host: str = "127.0.0.1"
     """To listen on."""
-    port: int = names.SCALER_PORT
+    port: int = 0
+    """0: any that is free."""
     pod_ip: str = ""
     """By which others reach it; "": outside of a pod, and no EndpointSlice is written."""
     pod: str = ""

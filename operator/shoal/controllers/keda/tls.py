@@ -101,5 +101,8 @@ class CertificateFiles:
         if leaf.not_valid_after_utc <= datetime.now(UTC):
             raise ValueError(f"it ended on {leaf.not_valid_after_utc:%Y-%m-%d}; renew it")
         ca_file = self._directory / "ca.crt"
-        ca = ca_file.read_text(encoding="utf-8") if ca_file.is_file() else None
+        try:
+            ca = ca_file.read_text(encoding="ascii") if ca_file.is_file() else None
+        except UnicodeDecodeError as error:
+            raise ValueError("ca.crt is not text, as PEM is") from error
         return Certificate(chain, key_file.read_bytes(), ca or None, leaf.not_valid_after_utc)
