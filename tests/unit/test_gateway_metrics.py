@@ -92,6 +92,7 @@ async def test_a_hold_is_shown_with_its_limits(tmp_path: Path) -> None:
         assert it.metric("shoal_gateway_held_requests", **of) == 1
         assert it.metric("shoal_gateway_hold_limit_requests", **of) == 7
         assert it.metric("shoal_gateway_hold_limit_bytes", **of) == 1000
+        assert it.metric("shoal_gateway_hold_seconds_count", **of, gen_ai_operation_name="chat") == 0
         it.hear(1)
         assert await waiting == 200
         assert it.metrics.registry.get_sample_value("shoal_gateway_hold_limit_requests", of) is None
@@ -103,8 +104,20 @@ def test_tenants_beyond_the_bound_share_one_label(many: int) -> None:
     for number in range(many):
         metrics.refused(f"t{number}", "rate_limit_exceeded")
     (refused,) = [family for family in metrics.collect() if family.name == "shoal_tenant_refused"]
-    shown = {sample.labels["tenant"]: sample.value for sample in refused.samples}
+    limited = [sample for sample in refused.samples if sample.labels["reason"] == "rate_limit_exceeded"]
+    shown = {sample.labels["tenant"]: sample.value for sample in limited}
     assert shown == {"t0": 1, "t1": 1, "t2": 1} | ({"other": many - 3} if many > 3 else {})
+
+
+def test_a_tenant_is_shown_before_its_first_refusal() -> None:
+    """An increase over a time does not see what a series begins with."""
+    metrics = TenantMetrics(most=3)
+    metrics.known({"acme"})
+    before = {family.name: [sample.value for sample in family.samples] for family in metrics.collect()}
+    assert set(before) == {"shoal_tenant_requests", "shoal_tenant_tokens", "shoal_tenant_refused"}
+    for values in before.values():
+        assert values
+        assert set(values) == {0}
 
 
 def test_requests_for_adapters_by_whether_one_was_there() -> None:

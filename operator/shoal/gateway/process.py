@@ -361,6 +361,7 @@ class Process:
         metrics.in_flight.set(self.gateway.in_flight)
         metrics.ready.set(not self.missing())
         metrics.spool.show(self.spool, self.shipper)
+        metrics.tenants.known({identity.tenant for identity in snapshot.keys.values()})
         live = len(self.fleet.heard)
         metrics.streams.labels("live").set(live)
         metrics.streams.labels("down").set(max(0, self.fleet.streams.wanted - live))

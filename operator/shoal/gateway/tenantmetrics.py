@@ -15,6 +15,7 @@ from shoal.gateway.meter import Meter
 
 _OUTCOMES: Final[tuple[Outcome, ...]] = tuple(o for o in get_args(Outcome) if o != "cut")
 """A gateway that was cut off does not count any more; its successor's record says it."""
+_REFUSALS: Final = ("rate_limit_exceeded", "insufficient_quota")
 _KINDS: Final = ("input", "cached", "output")
 
 
@@ -25,7 +26,7 @@ class _Tenant:
 
     def __init__(self) -> None:
         self.outcomes: dict[Outcome, int] = dict.fromkeys(_OUTCOMES, 0)
-        self.refused: dict[str, int] = {}
+        self.refused: dict[str, int] = dict.fromkeys(_REFUSALS, 0)
         self.input = self.cached = self.output = 0
 
 
@@ -35,6 +36,11 @@ class TenantMetrics(Collector):
     def __init__(self, most: int) -> None:
         self._most = most
         self._tenants: dict[str, _Tenant] = {}
+
+    def known(self, names: Iterable[str]) -> None:
+        """Tenants that there are: shown before they ask, since an increase does not see what a series begins with."""
+        for name in names:
+            self._of(name)
 
     def observe(self, meter: Meter, counts: dict[str, int | None]) -> None:
         """An accepted request has ended."""
