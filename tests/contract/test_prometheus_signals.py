@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -68,9 +68,11 @@ class Scraped:
         self.hub.update(BUSY)
         self.registry = CollectorRegistry()
         self.registry.register(Figures(self.hub.boot, lambda: self.hub.told))
+        self.spoil: Callable[[bytes], bytes] = lambda text: text
+        """What a test does to the text on its way."""
 
     async def metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(self.registry), content_type="text/plain")
+        return web.Response(body=self.spoil(generate_latest(self.registry)), content_type="text/plain")
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[int]:
@@ -99,7 +101,7 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def world(folder: Path, every: int = 1, **settings: object) -> AsyncGenerator[World]:
+async def world(folder: Path, every: int = 1, dropped: str = "", **settings: object) -> AsyncGenerator[World]:
     it = World()
     it.agent = Scraped()
     async with it.agent.running() as port, told_gateway() as it.gateway:
@@ -108,7 +110,7 @@ async def world(folder: Path, every: int = 1, **settings: object) -> AsyncGenera
             | {"shoal_dev_model": "llama", "shoal_dev_gpu_class": "l4-24gb"},
             f"127.0.0.1:{it.gateway.port}": {"namespace": "shoal-system", "pod": GATEWAY.name, "cluster": "east"},
         }
-        with prometheus(folder, targets, every) as it.prometheus:
+        with prometheus(folder, targets, every, dropped) as it.prometheus:
             read = config.Prometheus.model_validate({"url": it.prometheus.url, "scrapeSeconds": 1, **settings})
             it.ears = PrometheusEars(read, lambda: it.pods, lambda model, now: it.changed.append((model, now)))
             task = asyncio.create_task(it.ears.run())

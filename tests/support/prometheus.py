@@ -20,7 +20,9 @@ from tests.support.controlplane import free_ports
 class Prometheus:
     """One process, its configuration and its data."""
 
-    def __init__(self, folder: Path, targets: Mapping[str, Mapping[str, str]], scrape_seconds: int) -> None:
+    def __init__(
+        self, folder: Path, targets: Mapping[str, Mapping[str, str]], scrape_seconds: int, dropped: str = ""
+    ) -> None:
         (port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{port}"
         config = {
@@ -28,6 +30,9 @@ class Prometheus:
             "scrape_configs": [
                 {
                     "job_name": "shoal",
+                    "metric_relabel_configs": [
+                        {"source_labels": ["__name__"], "regex": dropped or "none", "action": "drop"}
+                    ],
                     "static_configs": [
                         {"targets": [target], "labels": dict(labels)} for target, labels in targets.items()
                     ],
@@ -64,14 +69,14 @@ class Prometheus:
 
 @contextlib.contextmanager
 def prometheus(
-    folder: Path, targets: Mapping[str, Mapping[str, str]], scrape_seconds: int = 1
+    folder: Path, targets: Mapping[str, Mapping[str, str]], scrape_seconds: int = 1, dropped: str = ""
 ) -> Generator[Prometheus]:
-    """`targets`: host:port -> labels, such as namespace and pod."""
+    """`targets`: host:port -> labels, such as namespace and pod. `dropped`: the name of samples that are not kept."""
     try:
         require_programs(print, {"prometheus": "prometheus"})
     except LabError as error:
         pytest.skip(f"the real Prometheus is not to be had here: {error}")
-    it = Prometheus(folder, targets, scrape_seconds)
+    it = Prometheus(folder, targets, scrape_seconds, dropped)
     it.start()
     try:
         yield it

@@ -5,6 +5,7 @@ said, for the rate of a replica with little to do says nothing of what it can.
 """
 
 import asyncio
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -73,6 +74,6 @@ def read(client: Client, settings: Prometheus) -> Rates:
     for sample in found:
         labels, rate = sample["metric"], float(sample["value"][1])
         model, gpu_class = labels.get("shoal_dev_model"), labels.get("shoal_dev_gpu_class")
-        if model and gpu_class and rate > 0:
+        if model and gpu_class and 0 < rate < math.inf:
             rates[labels.get("namespace", ""), model, gpu_class] = rate
     return rates

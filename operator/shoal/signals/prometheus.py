@@ -2,11 +2,13 @@
 
 Two instant queries bring everything. A sample is as old as its scrape: an instant query alone would date it to now and
 hide up to five minutes (Prometheus' look-back), so `timestamp()` of each target's info sample is asked first, and the
-values for that same moment second. All times are the Prometheus server's, so clocks that differ do no harm. What is
-older than three scrapes is unknown, as is everything while Prometheus does not answer.
+values for that same moment second. Ages are told by the Prometheus server's clock alone, so that clocks which differ do
+no harm; where a sample's time is compared with a pod's, the difference of the clocks is taken off. What is older than
+three scrapes is unknown, as is what is not a number, and everything while Prometheus does not answer.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -41,6 +43,12 @@ _LOAD_FIELDS: Final = {
     "prompt_tokens_total": "prompt_tokens_total",
     "generation_tokens_total": "generation_tokens_total",
 }
+_DEMAND_NUMBERS: Final = frozenset({"arrivals_total", "in_flight", "held", "held_tokens"})
+_SAME_TARGET: Final = ("job", "instance")
+_EMPTY: Final = (
+    "it answers, and has no samples of agents and gateways: are they scraped (`podMonitor.enabled`, "
+    "`serviceMonitor.enabled`), and does `operator.signals.prometheus.match` fit?"
+)
 _NOTHING: Final = Demand(0, 0, 0, 0, 0.0)
 
 
@@ -68,6 +76,8 @@ class Reading:
     """Its time."""
     read_at: float
     """time.monotonic() before it was asked: nothing in it is younger."""
+    skew: float
+    """Seconds that its clock is ahead of this process's, or more: the way of the answer is in it."""
     targets: Mapping[tuple[str, str], Target]
     """By namespace and name of the pod."""
 
@@ -86,7 +96,8 @@ class PrometheusEars:
         """By the pod's uid."""
         self._held: set[str] = set()
         """Models of which requests are held."""
-        self._down: str | None = None
+        self.problem: str | None = None
+        """What keeps signals away now."""
         self.failures = 0
 
     async def run(self) -> None:
@@ -97,15 +108,21 @@ class PrometheusEars:
                     reading = await ask(client, self._settings, read)
                 except NotAnswered as error:
                     self.failures += 1
-                    if self._down != str(error):
-                        self._down = str(error)
-                        log.warning("no signals from Prometheus", url=self._settings.url, error=self._down)
+                    self._say(str(error))
                 else:
-                    if self._down is not None:
-                        log.info("Prometheus answers again")
-                        self._down = None
+                    self._say(_EMPTY if not reading.targets and any(True for _ in self._pods()) else None)
                     self.take(reading)
                 await asyncio.sleep(self._settings.scrape_seconds / 3)
+
+    def _say(self, problem: str | None) -> None:
+        """What keeps signals away, once; None: they come."""
+        if problem == self.problem:
+            return
+        self.problem = problem
+        if problem is not None:
+            log.warning("no signals from Prometheus", url=self._settings.url, error=problem)
+        else:
+            log.info("Prometheus answers again")
 
     def take(self, reading: Reading) -> None:
         """Takes an answer and says what is new."""
@@ -114,7 +131,8 @@ class PrometheusEars:
         fresh: set[str] = set()
         for pod in self._pods():
             target = reading.targets.get((pod.namespace, pod.name))
-            if target is None or (pod.created is not None and target.at < pod.created.timestamp()):
+            # With the answer's way in the skew, a sample seems older than it is, and never younger.
+            if target is None or (pod.created is not None and target.at - reading.skew < pod.created.timestamp()):
                 continue
             self._targets[pod.uid] = target
             if pod.uid not in before or before[pod.uid].at != target.at:
@@ -149,12 +167,14 @@ class PrometheusEars:
         values = target.models.get(model_uid)
         if values is None:
             return _NOTHING
-        held, oldest = int(values.get("held", 0)), values.get("oldest_seconds", 0.0)
+        if not values.keys() >= _DEMAND_NUMBERS:
+            return None  # some of it is no number, or was dropped on its way: that is not zero
+        held, oldest = int(values["held"]), values.get("oldest_seconds", 0.0)
         return Demand(
-            arrivals=int(values.get("arrivals_total", 0)),
-            in_flight=int(values.get("in_flight", 0)),
+            arrivals=int(values["arrivals_total"]),
+            in_flight=int(values["in_flight"]),
             held=held,
-            held_tokens=int(values.get("held_tokens", 0)),
+            held_tokens=int(values["held_tokens"]),
             oldest_seconds=oldest + self._age(target) if held else 0.0,
         )
 
@@ -196,9 +216,10 @@ class PrometheusEars:
 def read(client: Client, settings: Prometheus) -> Reading:
     """Asks Prometheus. Blocks: for `promql.ask`."""
     match, started = f",{settings.match}" if settings.match else "", time.monotonic()
+    wall = time.time()
     scrapes = client.custom_query(f'timestamp({{__name__=~"{_REPLICA}info|{_DEMAND}info"{match}}})')
     targets: dict[tuple[str, str], Target] = {}
-    at = time.time()
+    at = wall
     for sample in scrapes:
         at, stamp = float(sample["value"][0]), float(sample["value"][1])
         labels: dict[str, str] = sample["metric"]
@@ -215,21 +236,23 @@ def read(client: Client, settings: Prometheus) -> Reading:
         window = f"[{RATE_SCRAPES * settings.scrape_seconds}s]"
         for sample in client.custom_query(f"rate({_DEMAND}arrivals_total{braces}{window})", params=then):
             target = _target(targets, sample["metric"])
-            if target is not None:
-                target.rates[sample["metric"].get("model_uid", "")] = float(sample["value"][1])
+            rate = float(sample["value"][1])
+            if target is not None and math.isfinite(rate):
+                target.rates[sample["metric"].get("model_uid", "")] = rate
         prompt, generated = (
             f"rate({_REPLICA}{kind}_tokens_total{braces}{window})" for kind in ("prompt", "generation")
         )
         for sample in client.custom_query(f"{prompt} + {generated}", params=then):
             target = _target(targets, sample["metric"])
-            if target is not None:
-                target.rates["tokens"] = float(sample["value"][1])
-    return Reading(at, started, targets)
+            rate = float(sample["value"][1])
+            if target is not None and math.isfinite(rate):
+                target.rates["tokens"] = rate
+    return Reading(at, started, at - wall, targets)
 
 
 def _place(targets: Mapping[tuple[str, str], Target], labels: Mapping[str, str], value: float) -> None:
     target, name = _target(targets, labels), labels["__name__"]
-    if target is None:
+    if target is None or not math.isfinite(value):
         return
     if name.startswith(_REPLICA):
         target.values[name.removeprefix(_REPLICA)] = value
@@ -238,4 +261,8 @@ def _place(targets: Mapping[tuple[str, str], Target], labels: Mapping[str, str],
 
 
 def _target(targets: Mapping[tuple[str, str], Target], labels: Mapping[str, str]) -> Target | None:
-    return targets.get((labels.get("namespace", ""), labels.get("pod", "")))
+    target = targets.get((labels.get("namespace", ""), labels.get("pod", "")))
+    # A pod that is scraped twice, by two jobs: the other one's samples may be older than this one's.
+    if target is None or any(labels.get(name) != target.labels.get(name) for name in _SAME_TARGET):
+        return None
+    return target

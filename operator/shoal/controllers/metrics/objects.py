@@ -45,6 +45,10 @@ _FAMILIES: Final[dict[str, tuple[str, list[str]]]] = {
         "Replicas and gateways that the decision on the Model's replicas depends on, by whether they are heard.",
         [*_MODEL, "kind", "heard"],
     ),
+    "shoal_signals_age_seconds": (
+        "Since the one that was heard longest ago was heard, of those that are heard.",
+        ["kind"],
+    ),
     "shoal_gpu_class_gpus": ("GPUs: capacity, allocatable, allocated, free.", ["gpu_class", "state"]),
     "shoal_gpu_class_hourly_cost": ("What one GPU costs per hour.", ["gpu_class", "currency"]),
     "shoal_lora_pool_adapters": (
@@ -81,6 +85,13 @@ class Objects(Collector):
             return ()
         families = _families()
         gateways = Counter(self._ears.boot(pod.uid) is not None for pod in self._world.gateways())
+        ages: dict[str, float] = {}
+        for pod in self._world.voices():
+            if (age := self._ears.age(pod.uid)) is not None:
+                kind = "gateway" if pod.gateway else "replica"
+                ages[kind] = max(age, ages.get(kind, 0.0))
+        for kind, age in ages.items():
+            families["shoal_signals_age_seconds"].add_metric([kind], age)
         for custom in self._world.models.values():
             if custom.object is not None:
                 for name, labels, value in self._model(custom.object, gateways):
