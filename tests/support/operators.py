@@ -11,6 +11,7 @@ from shoal.controllers.scaling.ears import Ears
 from shoal.kube.client import Client
 from shoal.kube.resources import MODELS
 from shoal.runtime.operator import Operator
+from shoal.runtime.scaler import ScalerPlace
 
 CONFIG = OperatorConfig(
     engines=Engines(
@@ -93,7 +94,8 @@ async def running_operator(
     ears: Ears | None = None,
 ) -> AsyncGenerator[Operator]:
     """Runs an operator; stops it and checks that nothing went wrong in it."""
-    operator = Operator(client, config, NAMESPACE, identity=identity, kubeconfig=kubeconfig, ears=ears)
+    place = ScalerPlace(port=0)  # of its own: others run beside it
+    operator = Operator(client, config, NAMESPACE, identity=identity, kubeconfig=kubeconfig, ears=ears, scaler=place)
     task = asyncio.create_task(operator.run())
     try:
         yield operator

@@ -51,6 +51,27 @@ class ReplicaFigures(Message):
     tokens_per_second: float | None = None
 
 
+class DrivenVariant(Message):
+    """One variant whose replicas KEDA writes."""
+
+    gpu_class: str
+    answered: int | None = None
+    """Replicas that KEDA was told; None: nothing yet in this operator's term."""
+    standing: int | None = None
+    """That its Deployment asks for: what KEDA and its HPA made of it."""
+
+
+class DriverFigures(Message):
+    """Of a Model whose replicas KEDA writes, or just did: the condition ScalingActive, and what KEDA is answered."""
+
+    driver: str
+    """KEDA, or BuiltIn on the way back."""
+    status: str
+    reason: str
+    message: str
+    variants: tuple[DrivenVariant, ...] = ()
+
+
 class ModelFigures(Message):
     """One Model now."""
 
@@ -65,6 +86,8 @@ class ModelFigures(Message):
     arrivals_per_second: float | None = None
     unheard: tuple[str, ...] = ()
     """Voices that are not fresh: pods of gateways and replicas."""
+    driven: DriverFigures | None = None
+    """None: Shoal writes the replicas itself."""
     hourly_cost: str | None = None
     currency: str | None = None
     replicas: tuple[ReplicaFigures, ...] = ()

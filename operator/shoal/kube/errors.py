@@ -1,7 +1,10 @@
 """What the API server may answer, as types. Controllers decide by them; nobody parses messages."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
+
+_NO_SUCH_FIELD: Final = "field not declared in schema"
+"""What server-side apply says, with status 500, of a field that a CustomResourceDefinition does not have."""
 
 
 class KubeError(Exception):
@@ -70,6 +73,8 @@ def from_status(status: int, body: Mapping[str, Any], *, retry_after: float | No
         case 410:
             cls = Gone
         case 400 | 405 | 413 | 415 | 422:
+            cls = Invalid
+        case 500 if _NO_SUCH_FIELD in message:
             cls = Invalid
         case _:
             cls = Unavailable if status == 429 or status >= 500 else KubeError

@@ -44,6 +44,14 @@ async def keda(fleet: Fleet) -> AsyncIterator[StandIn]:
     await remove_keda_crds(fleet.client)
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is not heard for three seconds is silent."""
+    monkeypatch.setattr("shoal.core.keda.verdict.SHORTEST_SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr("shoal.core.keda.verdict.HPA_SECONDS", 1.0)
+    monkeypatch.setattr("shoal.controllers.keda.driver.SWEEP_SECONDS", 0.5)
+
+
 @contextlib.asynccontextmanager
 async def operator(fleet: Fleet, ears: FakeEars, keda: StandIn | None = None) -> AsyncGenerator[Operator]:
     async with running_operator(fleet.client, fleet.kubeconfig, config=_DRIVEN, ears=ears) as running:
@@ -134,7 +142,9 @@ async def test_many_replicas_land_on_the_number(fleet: Fleet, ears: FakeEars, ke
     assert 0 not in keda.written["chat-h100"]
 
 
-async def test_changing_the_driver_both_ways_never_lowers_replicas(fleet: Fleet, ears: FakeEars, keda: StandIn) -> None:
+async def test_changing_the_driver_both_ways_never_lowers_replicas(
+    fleet: Fleet, ears: FakeEars, keda: StandIn, impatient: None
+) -> None:
     builtin = _STEADY | {"driver": "BuiltIn"}
     async with operator(fleet, ears, keda):
         await set_scaling(fleet, builtin)
@@ -187,11 +197,8 @@ async def test_without_keda_it_is_told_and_running_replicas_stay(fleet: Fleet, e
 
 
 async def test_a_keda_that_is_silent_or_broken_is_told_and_replicas_stay(
-    fleet: Fleet, ears: FakeEars, keda: StandIn, monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, ears: FakeEars, keda: StandIn, impatient: None
 ) -> None:
-    monkeypatch.setattr("shoal.core.keda.verdict.SHORTEST_SILENCE_SECONDS", 1.0)
-    monkeypatch.setattr("shoal.core.keda.verdict.HPA_SECONDS", 1.0)
-    monkeypatch.setattr("shoal.controllers.keda.driver.SWEEP_SECONDS", 0.5)
     async with operator(fleet, ears, keda):
         await set_scaling(fleet, _STEADY)
         async with keda.running():

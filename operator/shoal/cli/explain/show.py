@@ -60,6 +60,8 @@ def _one(report: ModelReport, console: Console, *, sums: bool) -> None:
     console.print(f"[bold]{escape(report.model.key)}[/]  {escape(shown(report.model.spec.source.uri))}", soft_wrap=True)
     if known := "; ".join(_facts(report)):
         console.print(f"  {escape(known)}", soft_wrap=True)
+    if report.model.spec.scaling.driver == "KEDA":
+        console.print("  KEDA writes the replicas (spec.scaling.driver)", soft_wrap=True)
     if report.note:
         console.print(f"  [yellow]{escape(report.note)}[/]", soft_wrap=True)
     if report.pool_note:

@@ -11,7 +11,9 @@ from shoal.api.model import Model
 from shoal.api.sources import parse_source
 from shoal.cli.explain.decide import ModelReport
 from shoal.controllers.artifacts import KEEP_SECONDS
-from shoal.manifests import cache
+from shoal.controllers.scaling.observe import policy
+from shoal.core.keda import bounds, ceilings, floors
+from shoal.manifests import cache, keda
 from shoal.manifests import model as manifests
 from shoal.manifests.facts import facts_job
 from shoal.manifests.shape import Shape, engine_version
@@ -52,7 +54,25 @@ def children(
             facts=report.facts,
             pool=report.pool,
         )
-        yield manifests.deployment(shape, surge=False, replicas=plan.replicas)
+        driven = (model.spec.scaling.driver or config.scaling.driver) == "KEDA"
+        yield manifests.deployment(shape, surge=False, replicas=0 if driven else plan.replicas)
+    yield from _for_keda(model, report, config, shoal_namespace)
+
+
+def _for_keda(model: Model, report: ModelReport, config: OperatorConfig, shoal_namespace: str) -> Iterator[JsonObject]:
+    """The ScaledObjects. The ConfigMap with the CA is left out: it is made of the installation's certificate."""
+    scaling, settings = model.spec.scaling, config.scaling.keda
+    if (scaling.driver or config.scaling.driver) != "KEDA" or report.placement is None:
+        return
+    if settings.tls:
+        yield keda.authentication(model)
+    planned = {v.gpu_class: v.replicas for v in report.placement.variants}
+    limits = {v.gpu_class: v.max_replicas for v in model.spec.variants}
+    least = floors(scaling.min_replicas, planned)
+    most = ceilings(policy(model).maximum, {name: limits.get(name) for name in planned})
+    for name, replicas in planned.items():
+        within = bounds(replicas, floor=least[name], ceiling=most[name], standing=0, exact=True)
+        yield keda.scaled_object(model, name, within, settings, shoal_namespace, own_ca=settings.tls)
 
 
 def with_uid(model: Model) -> Model:

@@ -117,7 +117,10 @@ def picture(
         namespace, _, name = model.model.partition("/")
         reason = f"{model.reason}: {model.message}" if beside and model.message else model.reason
         unheard = f" ({len(model.unheard)} not heard)" if model.unheard else ""
-        table.add_row(*([Text(namespace)] if wide else []), Text(name), *_cells(line([model])), Text(reason + unheard))
+        driven = model.driven
+        stuck = f" ({driven.reason})" if driven is not None and driven.status != "True" else ""
+        told = Text(reason + stuck + unheard)
+        table.add_row(*([Text(namespace)] if wide else []), Text(name), *_cells(line([model])), told)
     more = len(models) - room
     left_out = [Text(f"and {more} more Models", style="dim")] if more > 0 else []
     table.add_section()

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from shoal.api.decisions import DecisionRecord, Decisions, ModelFigures, RuleResult
+from shoal.api.decisions import DecisionRecord, Decisions, DriverFigures, ModelFigures, RuleResult
 from shoal.cli.options import cluster_options
 from shoal.cli.scaling.reach import Operator, told
 from shoal.kube.client import Client
@@ -64,6 +64,8 @@ def picture(model: ModelFigures, now: datetime, *, rules: bool = True) -> Render
         Text.assemble((model.model, "bold"), f": {model.wanted} wanted, {model.ready} ready"),
         Text(f"{model.reason}: {model.message}" if model.message else model.reason),
     ]
+    if model.driven is not None:
+        parts.append(_driven(model.driven))
     if model.unheard:
         parts.append(
             Text(f"not heard, so nothing goes down: {', '.join(model.unheard)}", style="yellow"),
@@ -73,6 +75,17 @@ def picture(model: ModelFigures, now: datetime, *, rules: bool = True) -> Render
     for decision in model.decisions:
         parts += [Text(""), *_decision(decision, now)] if rules else [_heading(decision, now)]
     return Group(*parts)
+
+
+def _driven(driven: DriverFigures) -> Text:
+    """Who writes the replicas, and what became of the numbers."""
+    late = [
+        f"{v.gpu_class}: {'?' if v.answered is None else v.answered} answered, {v.standing} asked for"
+        for v in driven.variants
+        if v.answered != v.standing
+    ]
+    said = f"driver {driven.driver}: {driven.reason}: {driven.message}"
+    return Text("; ".join([said, *late]), style="" if driven.status == "True" else "yellow")
 
 
 def _heading(decision: DecisionRecord, now: datetime) -> Text:

@@ -8,11 +8,13 @@ from typing import Final
 import structlog
 
 from shoal.api import names
+from shoal.api.decisions import DrivenVariant, DriverFigures
 from shoal.api.model import Model
 from shoal.controllers.children import Children
 from shoal.controllers.keda.book import AnswerBook, Key
 from shoal.controllers.keda.observe import Observer, kinds
 from shoal.controllers.keda.server import ScalerServer
+from shoal.controllers.scaling.observe import policy
 from shoal.controllers.scaling.scale import ScaleWriter
 from shoal.controllers.world import World
 from shoal.core import children, facts
@@ -114,6 +116,24 @@ class Driver:
     def finding(self, model: Model) -> Finding | None:
         """The condition ScalingActive; None: there is nothing to say."""
         return judge(self._observer.seen(model, self.problem()))
+
+    def told(self, model: Model) -> DriverFigures | None:
+        """The same with the numbers, for who asks why."""
+        found = self.finding(model)
+        if found is None:
+            return None
+        deployments = [c.deployment for c in self._world.deployments.by("model", model.metadata.uid)]
+        variants = tuple(
+            DrivenVariant(gpu_class=d.gpu_class, answered=self.book.number((d.namespace, d.name)), standing=d.replicas)
+            for d in sorted((d for d in deployments if d is not None), key=lambda d: d.gpu_class)
+        )
+        return DriverFigures(
+            driver=self._observer.driver(model),
+            status=found.status,
+            reason=found.reason,
+            message=found.message,
+            variants=variants,
+        )
 
     def drives(self, model: Model) -> bool:
         """KEDA is to write the Model's replicas."""
@@ -225,10 +245,8 @@ class Driver:
             self._observer.refused.pop(key, None)
 
     def _ceiling(self, model: Model, gpu_class: str) -> int:
-        scaling = model.spec.scaling
-        maximum = max(10, scaling.min_replicas) if scaling.max_replicas is None else scaling.max_replicas
         limits = {v.gpu_class: v.max_replicas for v in model.spec.variants}
-        return ceilings(maximum, {gpu_class: limits.get(gpu_class)})[gpu_class]
+        return ceilings(policy(model).maximum, {gpu_class: limits.get(gpu_class)})[gpu_class]
 
     def _authority(self) -> str | None:
         return self.ca() if self._world.config.scaling.keda.tls else ""

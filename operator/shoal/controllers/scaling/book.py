@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Final
 
 from shoal.api import reasons
-from shoal.api.decisions import DecisionRecord, ModelFigures, ReplicaFigures, RuleResult
+from shoal.api.decisions import DecisionRecord, DriverFigures, ModelFigures, ReplicaFigures, RuleResult
 from shoal.api.model import Model
 from shoal.controllers.planner import Planner
 from shoal.controllers.scaling.ears import Ears
@@ -48,6 +48,8 @@ class Book:
     def __init__(self, world: World, planner: Planner, ears: Ears) -> None:
         self._world, self._planner, self._ears = world, planner, ears
         self._entries: dict[str, deque[_Entry]] = {}
+        self.driven: Callable[[Model], DriverFigures | None] = lambda _model: None
+        """What is told of a Model whose replicas KEDA writes."""
 
     def enter(self, uid: str, decision: Decision) -> None:
         """One decision. The same one again only counts; its figures are the newest."""
@@ -110,6 +112,7 @@ class Book:
             in_flight=_total(demands, lambda d: d.in_flight),
             arrivals_per_second=self._ears.arrivals_per_second(uid),
             unheard=tuple(sorted(unheard)),
+            driven=self.driven(model),
             hourly_cost=cost,
             currency=self._currency() if cost is not None else None,
             replicas=tuple(self._replica(p) for p in sorted(pods, key=lambda p: p.name)),

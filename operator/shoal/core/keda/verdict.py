@@ -72,6 +72,8 @@ def judge(seen: Seen) -> Finding | None:
             "the API server knows no ScaledObjects, so nobody changes replicas: install KEDA (2.18 or later), or set "
             "spec.scaling.driver to BuiltIn",
         )
+    if not seen.variants:
+        return None  # nothing to scale yet
     if seen.problem is not None:
         return _finding("False", reasons.KEDA_NOT_HEARD, f"the operator cannot answer KEDA: {seen.problem}")
     for problem in (_refused, _paused, _shared, _silent, _unready, _no_metric, _joining):
