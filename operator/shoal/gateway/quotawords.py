@@ -14,6 +14,14 @@ _NAMES: Final[dict[Limit, str]] = {
     "budget": "monthly budget",
 }
 _TYPES: Final[dict[Limit, str]] = {"requests": "requests", "tokens": "tokens", "concurrent": "requests"}
+_HEADERS: Final[dict[Limit, tuple[bytes, bytes, bytes]]] = {
+    name: (
+        f"x-ratelimit-limit-{name}".encode(),
+        f"x-ratelimit-remaining-{name}".encode(),
+        f"x-ratelimit-reset-{name}".encode(),
+    )
+    for name in _NAMES
+}
 _FINAL_SAY: Final = ((b"x-should-retry", b"false"),)
 """OpenAI's SDKs try a 429 again by themselves; with this they leave it."""
 
@@ -77,11 +85,11 @@ def _money(pico: int) -> str:
 
 
 def headers_of(standing: Standing) -> Headers:
-    name = standing.limit.encode()
+    limit, remaining, reset = _HEADERS[standing.limit]
     return (
-        (b"x-ratelimit-limit-" + name, b"%d" % standing.most),
-        (b"x-ratelimit-remaining-" + name, b"%d" % standing.left),
-        (b"x-ratelimit-reset-" + name, duration(standing.reset_seconds)),
+        (limit, b"%d" % standing.most),
+        (remaining, b"%d" % standing.left),
+        (reset, duration(standing.reset_seconds)),
     )
 
 

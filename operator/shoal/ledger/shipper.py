@@ -32,7 +32,7 @@ MOST_ROWS: Final = 1000
 MOST_BYTES: Final = 1024 * 1024
 """Of one batch, before it is compressed."""
 LINGER_SECONDS: Final = 0.05
-"""After the first row on disk: how long others may join it."""
+"""After the first row on disk: how long others may join it; from one batch to the next, while rows come, as long."""
 ANSWER_SECONDS: Final = 30.0
 """Longest that the ledger may take to commit a batch."""
 CONNECT_SECONDS: Final = 5.0
@@ -150,6 +150,7 @@ class Shipper:
         """One batch, or a wait for rows."""
         self._rows.clear()
         self._spool.wake_at_rows(self._rows.set)
+        began = time.monotonic()
         try:
             batch, body = await self._in_thread(self._read, batches)
         except sqlite3.Error as error:
@@ -166,7 +167,9 @@ class Shipper:
         self.oldest = batch.oldest
         await self._ship(session, batch, body)
         if batch.rows < MOST_ROWS and len(batch.body) < MOST_BYTES // 2 and not self._hurry.is_set():
-            await asyncio.sleep(LINGER_SECONDS)  # it had all there was: the next one may be more than a row
+            # It had all there was: the next one may be more than a row. From its own beginning on, for a row that came
+            # right after it has waited for the ledger's answer already.
+            await asyncio.sleep(max(0.0, began + LINGER_SECONDS - time.monotonic()))
 
     def _read(self, batches: Batches) -> tuple[Batch | None, bytes]:
         batch = batches.after(self._shipped, rows=MOST_ROWS, size=MOST_BYTES)

@@ -106,9 +106,11 @@ class Account:
             if (most := self.limits.requests if limit == "requests" else self.limits.tokens) is None:
                 continue
             share = self._renewed(limit, now, 1, crowd, ledger=ledger)
-            left = max(0, most - self._own(limit, now) - share.others)
-            ends = [w.ends for w in self._windows(limit)]
-            found.append(Standing(limit, most, left, max(0.0, max(ends) - now)))
+            left = most - self._own(limit, now) - share.others
+            ends = (self._requests if limit == "requests" else self._tokens).ends
+            for window in self.others.windows(limit):
+                ends = max(ends, window.ends)
+            found.append(Standing(limit, most, left if left > 0 else 0, ends - now if ends > now else 0.0))
         return found
 
     def hear_total(self, total: Total) -> None:
