@@ -40,6 +40,10 @@ class Invalid(KubeError):
     """400 or 422: the object is refused as it stands; sending it again is pointless."""
 
 
+class UnknownField(Invalid):
+    """The kind that is installed does not have a field: it is of another version than expected."""
+
+
 class Unauthorized(KubeError):
     """401: the credentials are not accepted, also not after they were loaded again."""
 
@@ -75,7 +79,7 @@ def from_status(status: int, body: Mapping[str, Any], *, retry_after: float | No
         case 400 | 405 | 413 | 415 | 422:
             cls = Invalid
         case 500 if _NO_SUCH_FIELD in message:
-            cls = Invalid
+            cls = UnknownField
         case _:
             cls = Unavailable if status == 429 or status >= 500 else KubeError
     return cls(message, status=status, reason=reason, retry_after=retry_after)

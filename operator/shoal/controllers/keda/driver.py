@@ -20,7 +20,7 @@ from shoal.controllers.world import World
 from shoal.core import children, facts
 from shoal.core.conditions import Finding
 from shoal.core.keda import Autoscaler, bounds, ceilings, judge
-from shoal.kube.errors import Conflict, Invalid, NotFound
+from shoal.kube.errors import Conflict, Forbidden, Invalid, NotFound, UnknownField
 from shoal.kube.projections import Child
 from shoal.kube.resources import CONFIGMAPS, SCALEDOBJECTS, TRIGGERAUTHENTICATIONS
 from shoal.manifests import keda as manifests
@@ -116,6 +116,10 @@ class Driver:
     def finding(self, model: Model) -> Finding | None:
         """The condition ScalingActive; None: there is nothing to say."""
         return judge(self._observer.seen(model, self.problem()))
+
+    def refused(self, model: Model) -> bool:
+        """A ScaledObject was not taken, and it has to be looked again whether it is."""
+        return self._observer.is_refused(model.metadata.uid)
 
     def told(self, model: Model) -> DriverFigures | None:
         """The same with the numbers, for who asks why."""
@@ -238,8 +242,9 @@ class Driver:
             await self._children.ensure(SCALEDOBJECTS, self._world.scaled_objects, model, wanted)
         except NotFound:
             return  # KEDA is just being removed
-        except Invalid as error:
-            self._observer.refused[key] = error.message
+        except (Invalid, Forbidden) as error:  # of admission, such as KEDA's own
+            hint = "; KEDA 2.18 or later is needed" if isinstance(error, UnknownField) else ""
+            self._observer.refused[key] = error.message + hint
             log.warning("the API server refuses a ScaledObject", model=model.key, error=error.message)
         else:
             self._observer.refused.pop(key, None)

@@ -113,6 +113,12 @@ class Observer:
             if own is None or hpa.uid != own.uid:
                 yield hpa
 
+    def is_refused(self, model_uid: str) -> bool:
+        """The API server did not take one of the Model's ScaledObjects."""
+        if not self.refused:
+            return False
+        return any((c.namespace, c.name) in self.refused for c in self._world.deployments.by("model", model_uid))
+
     def left(self, model_uid: str) -> list[Child]:
         """ScaledObjects of a Model, whether it wants them or not."""
         return list(self._world.scaled_objects.by("model", model_uid))

@@ -191,7 +191,8 @@ class ModelController:
         status = self._status(latest.object, reading, decided, problems=problems, failure=failure)
         await self._write(latest, status)
         tell_of_placement(world.recorder, latest, status)
-        return LOOK_AGAIN_SECONDS if missing or failure or (reading is not None and reading.silent) else None
+        unsettled = missing or failure or self._driver.refused(model) or (reading is not None and reading.silent)
+        return LOOK_AGAIN_SECONDS if unsettled else None
 
     def _status(
         self,

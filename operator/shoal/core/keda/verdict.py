@@ -76,7 +76,7 @@ def judge(seen: Seen) -> Finding | None:
         return None  # nothing to scale yet
     if seen.problem is not None:
         return _finding("False", reasons.KEDA_NOT_HEARD, f"the operator cannot answer KEDA: {seen.problem}")
-    for problem in (_refused, _paused, _shared, _silent, _unready, _no_metric, _joining):
+    for problem in (_shared, _refused, _paused, _silent, _unready, _no_metric, _joining):
         found = next((f for v in seen.variants if (f := problem(seen, v)) is not None), None)
         if found is not None:
             return found
@@ -110,9 +110,7 @@ def _leaving(seen: Seen) -> Iterator[Finding]:
 def _refused(_seen: Seen, variant: Variant) -> Finding | None:
     if variant.refused is None:
         return None
-    message = (
-        f"the API server refuses ScaledObject {variant.deployment}: {variant.refused}; KEDA 2.18 or later is needed"
-    )
+    message = f"the API server refuses ScaledObject {variant.deployment}: {variant.refused}"
     return _finding("False", reasons.SCALED_OBJECT_REFUSED, message)
 
 
