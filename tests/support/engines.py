@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -109,7 +109,9 @@ def command(kind: Kind, port: int, config: Path, *more: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def running_engine(kind: Kind, folder: Path, *more: str, wait: bool = True) -> Generator[EngineProcess]:
+def running_engine(
+    kind: Kind, folder: Path, *more: str, wait: bool = True, environment: Mapping[str, str] | None = None
+) -> Generator[EngineProcess]:
     """Starts an engine with its keys in a --config file, as in a pod, and kills it at the end."""
     folder.mkdir(parents=True, exist_ok=True)
     make_models()
@@ -118,7 +120,12 @@ def running_engine(kind: Kind, folder: Path, *more: str, wait: bool = True) -> G
     port, log = free_port(), folder / "engine.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command(kind, port, config, *more), stdout=out, stderr=out, start_new_session=True, cwd=folder
+            command(kind, port, config, *more),
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            cwd=folder,
+            env={**os.environ, **(environment or {})},
         )
     engine = EngineProcess(kind, port, process, log)
     try:

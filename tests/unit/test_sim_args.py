@@ -108,3 +108,13 @@ def test_the_environment_gives_way_to_the_command_line(capsys: pytest.CaptureFix
     assert given("--sim-speed", "2", **environ).speed == 2.0
     assert "SHOAL_SIM_SPEED must be a number, got 'fast'" in refused(BASE, capsys, {"SHOAL_SIM_SPEED": "fast"})
     assert "--sim-speed must be above 0" in refused([*BASE, "--sim-speed", "0"], capsys)
+
+
+def test_it_traces_only_where_it_knows_how(capsys: pytest.CaptureFixture[str]):
+    traced = [*BASE, "--enable-trace", "--otlp-traces-endpoint=http://otel:4318/v1/traces"]
+    protocol = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"}
+    assert parse(BASE, protocol).traces_endpoint is None
+    args = parse(traced, protocol)
+    assert (args.traces_endpoint, args.traces_service) == ("http://otel:4318/v1/traces", "sglang")
+    assert "set OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf" in refused(traced, capsys)
+    assert "must be a URL, such as http://" in refused([*BASE, "--enable-trace"], capsys, protocol)

@@ -29,7 +29,7 @@ _ACTED_ON: Final[dict[str, type | None]] = {
     "enable-metrics": None, "enable-cache-report": None, "is-embedding": None,
     "stream-response-default-include-usage": None, "disable-radix-cache": None, "enable-lora": None,
     "lora-paths": str, "max-lora-rank": int, "lora-target-modules": str, "max-loras-per-batch": int,
-    "max-loaded-loras": int,
+    "max-loaded-loras": int, "enable-trace": None, "otlp-traces-endpoint": str, "otlp-service-name": str,
 }  # fmt: skip
 """SGLang's arguments that matter here, with their types; None: a flag."""
 
@@ -76,6 +76,9 @@ class EngineArgs:
     """From then until /ready answers 200."""
     drain_poll_seconds: float
     journal: str | None
+    traces_endpoint: str | None
+    """URL of a collector's traces; None: there are none."""
+    traces_service: str
     given: Mapping[str, Any]
     """Every argument as parsed, for /server_info."""
 
@@ -125,6 +128,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> EngineArgs:
             warmup_seconds=_number(ns.sim_warmup_seconds, environ, "SHOAL_SIM_WARMUP_SECONDS", 0.5),
             drain_poll_seconds=_number(ns.sim_drain_poll_seconds, environ, "SHOAL_SIM_DRAIN_POLL_SECONDS", 5.0),
             journal=ns.sim_journal or environ.get("SHOAL_SIM_JOURNAL"),
+            traces_endpoint=_traces_endpoint(ns.otlp_traces_endpoint, environ) if ns.enable_trace else None,
+            traces_service=ns.otlp_service_name or environ.get("OTEL_SERVICE_NAME") or "sglang",
             given={key: value for key, value in vars(ns).items() if not key.startswith("sim_")},
         )
     except ValueError as error:
@@ -153,6 +158,15 @@ def _kv_of(name: str) -> str:
     if name not in KV_OF:
         raise ValueError(f"--sim-kv (or SHOAL_SIM_KV) is {' or '.join(KV_OF)}, not {name!r}")
     return name
+
+
+def _traces_endpoint(given: str | None, environ: Mapping[str, str]) -> str:
+    variable = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+    if environ.get(variable) != "http/protobuf":
+        raise ValueError(f"--enable-trace: the simulator knows no gRPC; set {variable}=http/protobuf")
+    if given is None or not given.startswith(("http://", "https://")):
+        raise ValueError("--otlp-traces-endpoint must be a URL, such as http://otel-collector:4318/v1/traces")
+    return given
 
 
 def _number(given: float | None, environ: Mapping[str, str], variable: str, default: float) -> float:

@@ -5,10 +5,10 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import structlog
 
@@ -26,6 +26,9 @@ from shoal.sim.metrics import Metrics
 from shoal.sim.scheduler import QueueFullError, Scheduler
 from shoal.sim.scheduler import Sequence as Seq
 from shoal.sim.tokenizer import ModelFolder
+
+if TYPE_CHECKING:
+    from shoal.sim.tracing import EngineTraces
 
 _log = structlog.get_logger()
 
@@ -81,6 +84,7 @@ class SimEngine:
         self.clock: Clock = clock or RealClock()
         self.model = ModelFolder.load(args.model_path)
         self.context_length = args.context_length or self.model.context_length
+        self.traces = _traces(args)
         self.memory = memory.of(args)
         self.max_running = args.max_running_requests or self.memory.max_requests
         self.scheduler = Scheduler(
@@ -106,6 +110,10 @@ class SimEngine:
     def busy(self) -> bool:
         """Whether any request has not been answered yet."""
         return bool(self._batches)
+
+    def traced(self, headers: Mapping[str, str], batch: Batch) -> AbstractContextManager[None]:
+        """The span of a request, where this engine traces."""
+        return nullcontext() if self.traces is None else self.traces.request(headers, batch.sequences)
 
     @asynccontextmanager
     async def generate(
@@ -306,3 +314,11 @@ class SimEngine:
                 signature=None if adapter is None else adapter.files.signature,
             )
         )
+
+
+def _traces(args: EngineArgs) -> "EngineTraces | None":
+    if args.traces_endpoint is None:
+        return None
+    from shoal.sim.tracing import EngineTraces  # OpenTelemetry is loaded only where it is asked for
+
+    return EngineTraces(args.traces_endpoint, args.traces_service, args.served_model_name)

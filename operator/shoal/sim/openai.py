@@ -133,7 +133,8 @@ class OpenAI:
 
         async def work() -> None:
             async with self._batch(exchange, job) as batch:
-                await self._wait(exchange, batch, job)
+                with self._engine.traced(exchange.headers, batch):
+                    await self._wait(exchange, batch, job)
                 await exchange.json(self._embeddings(batch, request))
 
         await self._guarded(exchange, job, work)
@@ -215,11 +216,12 @@ class OpenAI:
         async def work() -> None:
             write = writer(job, report_cache=self._engine.args.enable_cache_report)
             async with self._batch(exchange, job) as batch:
-                if job.stream:
-                    await self._stream(exchange, batch, job, write)
-                else:
-                    await self._wait(exchange, batch, job)
-                    await exchange.json(write.whole(batch.sequences))
+                with self._engine.traced(exchange.headers, batch):
+                    if job.stream:
+                        await self._stream(exchange, batch, job, write)
+                    else:
+                        await self._wait(exchange, batch, job)
+                        await exchange.json(write.whole(batch.sequences))
 
         await self._guarded(exchange, job, work)
 

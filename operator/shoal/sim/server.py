@@ -82,6 +82,8 @@ async def _serve(args: EngineArgs, engine: SimEngine) -> int:
         loop.remove_signal_handler(signal.SIGTERM)
         loop.remove_signal_handler(signal.SIGINT)
         listener.close()
+        if engine.traces is not None:
+            await asyncio.to_thread(engine.traces.close)
     return 0
 
 
