@@ -24,6 +24,7 @@ BENCHES = {
     "bench_lora_operator": "20,000 adapters in one operator: time to available, memory, quiet writes",
     "bench_protocol": "the protocol of drains, in every order of events",
     "bench_streams": "what listening to 2,000 agents and 8 gateways costs",
+    "bench_keda_scaler": "500 ScaledObjects at the external scaler: CPU, calls, and from a decision to KEDA",
     "bench_scaling": "scaling rules beside those of HPA, KEDA, KPA, AIBrix and llm-d, replayed",
 }
 
