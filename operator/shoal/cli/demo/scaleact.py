@@ -60,7 +60,7 @@ def run(cluster: Cluster, stages: Stages, timeout: float, driver: Driver = "Buil
         asyncio.run(told(_play(cluster, Crowd(url, KEY, f"{NAMESPACE}/{MODEL}"), stages, timeout)))
     if driver == "KEDA":
         console.print(f"\n[bold]kubectl get scaledobjects,hpa -n {NAMESPACE}[/]")
-        console.print(cluster.kubectl("get", "scaledobjects,hpa", "-n", NAMESPACE), markup=False)
+        console.print(cluster.kubectl("get", "scaledobjects,hpa", "-n", NAMESPACE), markup=False, soft_wrap=True)
 
 
 def _objects(driver: Driver) -> list[JsonObject]:
