@@ -130,6 +130,7 @@ class Cache:
         uri: str,
         *,
         token: str = "",
+        credentials: Credentials | None = None,
         manifest: str | None = None,
         lines: list[FetchLine] | None = None,
     ) -> FetchDone:
@@ -139,7 +140,14 @@ class Cache:
             if lines is not None:
                 lines.append(line)
 
-        request = FetchRequest(uri=uri, manifest=manifest, credentials={"token": token} if token else {})
+        given = credentials or Credentials({"token": token} if token else {})
+        request = FetchRequest(
+            uri=uri,
+            manifest=manifest,
+            credentials=dict(given.values),
+            credentials_given=given.given,
+            credentials_identity=given.identity,
+        )
         return await self.fetcher.fetch(namespace, request, tell)
 
     def content(self, namespace: str, done: FetchDone) -> dict[str, bytes]:

@@ -34,6 +34,15 @@ class S3:
         """Keys of a new user who may do only these `actions`, such as s3:ListBucket."""
         return _user(self.endpoint, self.keys, name, actions)
 
+    def role(self, name: str, *actions: str) -> str:
+        """ARN of a new role that any web identity may assume, and which may do only these `actions`."""
+        iam = _client("iam", self.endpoint, self.keys)
+        trust = {"Effect": "Allow", "Principal": {"Federated": "*"}, "Action": "sts:AssumeRoleWithWebIdentity"}
+        policy = {"Version": "2012-10-17", "Statement": [trust]}
+        made = iam.create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps(policy))
+        iam.put_role_policy(RoleName=name, PolicyName=name, PolicyDocument=json.dumps(_policy(actions)))
+        return made["Role"]["Arn"]
+
     @contextlib.contextmanager
     def anonymous(self) -> Generator[None]:
         """Takes requests without a signature meanwhile: what checks signatures cannot do without one."""
@@ -84,10 +93,13 @@ def _client(service: str, endpoint: str, keys: Mapping[str, str]) -> Any:
     )
 
 
+def _policy(actions: tuple[str, ...]) -> dict[str, Any]:
+    return {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": list(actions), "Resource": "*"}]}
+
+
 def _user(endpoint: str, keys: Mapping[str, str], name: str, actions: tuple[str, ...]) -> dict[str, str]:
     iam = _client("iam", endpoint, keys)
     iam.create_user(UserName=name)
-    policy = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": list(actions), "Resource": "*"}]}
-    iam.put_user_policy(UserName=name, PolicyName=name, PolicyDocument=json.dumps(policy))
+    iam.put_user_policy(UserName=name, PolicyName=name, PolicyDocument=json.dumps(_policy(actions)))
     made = iam.create_access_key(UserName=name)["AccessKey"]
     return {"AWS_ACCESS_KEY_ID": made["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": made["SecretAccessKey"]}

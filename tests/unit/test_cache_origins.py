@@ -2,20 +2,20 @@
 
 import json
 
-from shoal.artifacts.bucket import _host
+from shoal.artifacts.bucketkeys import host
 
 
 def test_a_bucket_of_a_server_that_the_secret_names_is_not_the_clouds() -> None:
     key = {"client_email": "a@b", "private_key": "x"}
     hosts = [
-        _host({}),
-        _host({"endpoint": "https://evil.example"}),
-        _host({"account_name": "acme"}),
-        _host({"account_name": "acme", "endpoint": "https://evil.example"}),
-        _host({"service_account_key": json.dumps(key | {"gcs_base_url": "https://evil.example/gcs"})}),
-        _host({"service_account_key": "not JSON"}),
+        host({}),
+        host({"endpoint": "https://evil.example"}),
+        host({"account_name": "acme"}),
+        host({"account_name": "acme", "endpoint": "https://evil.example"}),
+        host({"service_account_key": json.dumps(key | {"gcs_base_url": "https://evil.example/gcs"})}),
+        host({"service_account_key": "not JSON"}),
     ]
     assert len(set(hosts)) == len(hosts)
     # Whose account it is does not matter: the source is asked with each.
     other = {"client_email": "c@d", "private_key": "y"}
-    assert _host({"service_account_key": json.dumps(key)}) == _host({"service_account_key": json.dumps(other)}) == ""
+    assert host({"service_account_key": json.dumps(key)}) == host({"service_account_key": json.dumps(other)}) == ""

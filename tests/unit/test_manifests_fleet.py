@@ -166,6 +166,31 @@ def test_the_job_reads_what_the_stage_container_would_fetch_and_ends() -> None:
     assert job["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"] == "facts"
 
 
+def test_a_bucket_is_read_as_the_service_account_by_the_job_and_by_the_replicas() -> None:
+    named = {"serviceAccountName": "weights"}
+    bucket = {"uri": "az://models/llama"}
+    job = facts_job(model(source=bucket, pod=named), CONFIG, keep_seconds=60)
+    reading = job["spec"]["template"]
+    replica = pod(source=bucket, pod=named)
+    for spec in (reading["spec"], replica):
+        assert spec["serviceAccountName"] == "weights"
+        assert spec["automountServiceAccountToken"] is False
+    assert environment(reading["spec"]["containers"][0])["SHOAL_STAGE_IDENTITY"] == "true"
+    assert environment(stage(replica))["SHOAL_STAGE_IDENTITY"] == "true"
+    assert reading["metadata"]["labels"]["azure.workload.identity/use"] == "true"
+    # Read as another one, it may not be readable.
+    assert source_key(model(source=bucket, pod=named)) != source_key(model(source=bucket))
+
+
+def test_a_source_that_knows_no_identity_is_read_as_ever() -> None:
+    hub = {"uri": "hf://org/model"}
+    named = model(source=hub, pod={"serviceAccountName": "weights"})
+    assert source_key(named) == source_key(model(source=hub))
+    reading = facts_job(named, CONFIG, keep_seconds=60)["spec"]["template"]["spec"]
+    assert "serviceAccountName" not in reading
+    assert "SHOAL_STAGE_IDENTITY" not in environment(reading["containers"][0])
+
+
 def test_a_volumes_job_goes_wherever_the_volume_is() -> None:
     spec = facts_job(model(source={"uri": "pvc://weights/llama"}), CONFIG, keep_seconds=60)["spec"]["template"]["spec"]
     assert spec["tolerations"] == [{"operator": "Exists"}]

@@ -141,7 +141,8 @@ async def test_no_secret_means_no_identity_whatever_the_node_has(s3: S3, monkeyp
     assert caught.value.reason == reasons.GATED
     assert str(caught.value) == (
         "s3://models/llama is not public: put AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY into a Secret and name it in "
-        "source.secretRef (a node's own identity is never used)"
+        "source.secretRef (a node's own identity is never used), or name a ServiceAccount that may read it in "
+        "spec.pod.serviceAccountName"
     )
 
 

@@ -13,10 +13,11 @@ from typing import Any, cast
 import structlog
 
 from shoal.agent import outcome
+from shoal.agent.credentials import credentials_of
 from shoal.api import names, reasons
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.sources import shown
-from shoal.artifacts import ArtifactError, Credentials, Manifest, Settings, folders, open_source, safetensors
+from shoal.artifacts import ArtifactError, Manifest, Settings, folders, open_source, safetensors
 from shoal.artifacts.errors import of_os_error
 from shoal.artifacts.metadata import QUANTIZATION, TEMPLATES, TOKENIZER, Metadata, read_metadata
 from shoal.core.architectures import UnknownConfig, facts_of
@@ -32,12 +33,14 @@ class FactsRequest:
     source: Path = Path(names.SOURCE_DIR)
     secret: Path = Path(names.SOURCE_SECRET_DIR)
     settings: Settings = field(default_factory=Settings)
+    identity: bool = False
+    """Whether a bucket that no key of the Secret opens is read as the pod's ServiceAccount."""
 
 
 async def read_facts(request: FactsRequest) -> ArtifactFacts:
     """Reads the metadata of a source, never its weights. Raises ArtifactError."""
     try:
-        credentials = await asyncio.to_thread(Credentials.read, request.secret)
+        credentials = await credentials_of(request.uri, request.secret, request.settings, identity=request.identity)
         async with open_source(request.uri, credentials, request.settings, mounted=request.source) as source:
             manifest = await source.manifest()
             metadata = await read_metadata(source, manifest)

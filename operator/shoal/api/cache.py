@@ -39,9 +39,12 @@ class FetchRequest(_Message):
     """Only these of its files, as far as it has them; none named: all that an engine reads. An archive is fetched
     whole."""
     credentials: dict[str, str] = Field(default={}, repr=False, max_length=64)
-    """The content of the Secret of `source.secretRef`, of the pod's own namespace. Used for this request only."""
+    """The content of the Secret of `source.secretRef`, of the pod's own namespace, or keys that its ServiceAccount was
+    given for an hour. Used for this request only."""
     credentials_given: bool = False
     """Whether the Model names a Secret."""
+    credentials_identity: Annotated[str, StringConstraints(max_length=512)] = ""
+    """Whose the keys are, for messages, where they are a ServiceAccount's."""
 
 
 class FetchDone(_Message):

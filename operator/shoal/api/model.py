@@ -253,6 +253,10 @@ class PodTemplate(Object):
         tuple[LocalObjectReference, ...], Field(max_length=8), K8s(list_type="map", keys=("name",))
     ] = ()
     """Pull secrets in the Model's namespace, besides the chart's."""
+    service_account_name: ResourceName | None = None
+    """ServiceAccount of the Model's pods, in its namespace. As its cloud identity a bucket is read that no key of
+    `source.secretRef` opens. It brings no token of the Kubernetes API. Default: the namespace's own, whose identity is
+    not used."""
     env: Annotated[tuple[EnvVar, ...], Field(max_length=64), K8s(list_type="map", keys=("name",))] = ()
     """Environment of the engine container."""
     resources: Resources = Resources()

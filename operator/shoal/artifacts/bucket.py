@@ -1,17 +1,16 @@
 """s3://, gs:// and az://: the objects below a prefix of a bucket, through obstore."""
 
 import asyncio
-import hashlib
-import json
 import os
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from shoal.api import reasons
 from shoal.api.sources import SourceUri
+from shoal.artifacts.bucketkeys import KEYS, host, proving_keys, store_config
 from shoal.artifacts.credentials import Credentials
 from shoal.artifacts.errors import ArtifactError, Interrupted
 from shoal.artifacts.manifest import File, Manifest, sort
@@ -28,39 +27,6 @@ if TYPE_CHECKING:
 _PIECE = 1 << 20
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 
-# The Secret's keys, and what obstore calls them. Nothing else of the Secret is handed on: among obstore's settings are
-# names of files and addresses of token services, and a node's own credentials are not for a tenant to use.
-_KEYS: Final[Mapping[str, Mapping[str, str]]] = {
-    "s3": {
-        "AWS_ACCESS_KEY_ID": "access_key_id",
-        "AWS_SECRET_ACCESS_KEY": "secret_access_key",
-        "AWS_SESSION_TOKEN": "session_token",
-        "AWS_REGION": "region",
-        "AWS_ENDPOINT_URL": "endpoint",
-        "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "virtual_hosted_style_request",
-    },
-    "gs": {"GOOGLE_SERVICE_ACCOUNT_KEY": "service_account_key"},
-    "az": {
-        "AZURE_STORAGE_ACCOUNT_NAME": "account_name",
-        "AZURE_STORAGE_ACCOUNT_KEY": "account_key",
-        "AZURE_STORAGE_SAS_TOKEN": "sas_key",
-        "AZURE_CLIENT_ID": "client_id",
-        "AZURE_CLIENT_SECRET": "client_secret",
-        "AZURE_TENANT_ID": "tenant_id",
-        "AZURE_ENDPOINT": "endpoint",
-    },
-}
-_PROOF: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
-    "s3": (("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),),
-    "gs": (("GOOGLE_SERVICE_ACCOUNT_KEY",),),
-    "az": (
-        ("AZURE_STORAGE_ACCOUNT_KEY",),
-        ("AZURE_STORAGE_SAS_TOKEN",),
-        ("AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_TENANT_ID"),
-    ),
-}
-"""Sets of keys of which one proves who asks."""
-
 
 class BucketSource(RangedSource):
     """The objects below a prefix; or one archive, if the address ends like one."""
@@ -71,14 +37,14 @@ class BucketSource(RangedSource):
         self._source, self._credentials = source, credentials
         self._archive = source.path.endswith(_ARCHIVES)
         self._prefix, _, self._only = source.path.rpartition("/") if self._archive else (source.path, "", "")
-        self._config = _config(source, credentials)
+        self._config = store_config(source, credentials)
         self._store: Store | None = None
 
     async def manifest(self) -> Manifest:
         files = await patiently(self.settings, self._list)
         return Manifest(
             source=self._source.uri,
-            origin=f"{self._source.scheme}://{self._source.bucket}/{self._prefix} {_host(self._config)}",
+            origin=f"{self._source.scheme}://{self._source.bucket}/{self._prefix} {host(self._config)}",
             revision=None,
             files=sort(files),
             archive=self._archive,
@@ -151,7 +117,7 @@ class BucketSource(RangedSource):
             "read_timeout": timedelta(seconds=self.settings.stall_seconds),
             "timeout": timedelta(days=1),
         }
-        if self._config.get("endpoint", "").startswith("http://"):
+        if any(self._config.get(key, "").startswith("http://") for key in ("endpoint", "base_url")):
             options["allow_http"] = True
         if bundle := os.environ.get("SSL_CERT_FILE"):
             options["root_certificate"] = Path(bundle).read_bytes()
@@ -172,7 +138,7 @@ class BucketSource(RangedSource):
             ) from None
 
     def _named(self) -> list[str]:
-        return [key for key in _KEYS[self._source.scheme] if key in self._credentials.values]
+        return [key for key in KEYS[self._source.scheme] if key in self._credentials.values]
 
     def _explain(self, error: Exception) -> ArtifactError:
         """What an error of obstore means. Its own words stay out: they may hold a signed address."""
@@ -190,7 +156,9 @@ class BucketSource(RangedSource):
                 "that in source.uri",
             )
         if isinstance(error, FileNotFoundError) or status == 404:
-            what = "the bucket does not exist" if "NoSuchBucket" in text else "there is nothing under that name"
+            gone = "NoSuchBucket" in text or "ContainerNotFound" in text
+            bucket = "container" if self._source.scheme == "az" else "bucket"
+            what = f"the {bucket} does not exist" if gone else "there is nothing under that name"
             return ArtifactError(reasons.SOURCE_NOT_FOUND, f"{uri}: {what}; check source.uri")
         if status in (301, 307) or "AuthorizationHeaderMalformed" in text:
             return ArtifactError(
@@ -208,6 +176,11 @@ class BucketSource(RangedSource):
 
     def _denied(self) -> str:
         uri, scheme = self._source.uri, self._source.scheme
+        if (who := self._credentials.identity) and "skip_signature" not in self._config:
+            return (
+                f"{uri} refuses {who}: let it list the bucket and read its objects (its keys end by themselves, "
+                "mostly after an hour: a fetch that takes longer goes on with new ones at the next try)"
+            )
         if "skip_signature" not in self._config:
             return (
                 f"{uri} refuses the credentials of source.secretRef: check its keys {', '.join(self._named())}, and "
@@ -215,62 +188,12 @@ class BucketSource(RangedSource):
             )
         return (
             f"{uri} is not public: put {proving_keys(scheme)} into a Secret and name it in source.secretRef "
-            "(a node's own identity is never used)"
+            "(a node's own identity is never used), or name a ServiceAccount that may read it in "
+            "spec.pod.serviceAccountName"
         )
 
 
 _ADVICE = "check source.uri, the Secret's endpoint and region, and the chart's proxy settings"
-
-
-def _config(source: SourceUri, credentials: Credentials) -> dict[str, str]:
-    """The settings of the store. Raises ArtifactError(Gated)."""
-    scheme = source.scheme
-    config = {ours: credentials.values[key] for key, ours in _KEYS[scheme].items() if key in credentials.values}
-    proven = any(all(key in credentials.values for key in keys) for keys in _PROOF[scheme])
-    begun = any(key in credentials.values for keys in _PROOF[scheme] for key in keys)
-    # A Secret may also name no more than where a public bucket is.
-    if credentials.given and not proven and (begun or not config):
-        raise ArtifactError(
-            reasons.GATED,
-            f"the Secret of source.secretRef has no {proving_keys(scheme)} (it has: "
-            f"{', '.join(sorted(credentials.values)) or 'nothing'})",
-        )
-    if scheme == "az" and "account_name" not in config:
-        raise ArtifactError(
-            reasons.GATED,
-            f"{source.uri} needs the name of the storage account: put it into key AZURE_STORAGE_ACCOUNT_NAME of a "
-            "Secret and name the Secret in source.secretRef",
-        )
-    if scheme == "s3":
-        config.setdefault("region", "us-east-1")
-    if not proven:
-        config["skip_signature"] = "true"
-    return config
-
-
-def store_settings(scheme: str, credentials: Credentials) -> dict[str, str]:
-    """What a Secret says of a bucket, in obstore's words; for buckets of Shoal's own, whose pods may use their own
-    identity where the Secret has none."""
-    config = {ours: credentials.values[key] for key, ours in _KEYS[scheme].items() if key in credentials.values}
-    if scheme == "s3" and config:
-        config.setdefault("region", "us-east-1")
-    return config
-
-
-def _host(config: Mapping[str, str]) -> str:
-    """Which server answers, as far as the Secret says it: a bucket's name alone means another one at another host."""
-    named = [config.get("endpoint"), config.get("account_name")]
-    if key := config.get("service_account_key"):
-        try:
-            named.append(json.loads(key).get("gcs_base_url"))
-        except (ValueError, AttributeError):
-            named.append(hashlib.sha256(key.encode()).hexdigest())  # whatever it means, it is nobody else's
-    return " ".join(filter(None, named))
-
-
-def proving_keys(scheme: str) -> str:
-    """Keys of a Secret that open a bucket of this kind, for people."""
-    return ", or ".join(" and ".join(keys) for keys in _PROOF[scheme])
 
 
 def _network(error: Exception, text: str, status: int | None) -> str:

@@ -1,4 +1,4 @@
-"""The credentials of a source: the mounted Secret of the Model's own namespace, and nothing else."""
+"""The credentials of a source: the mounted Secret of the Model's own namespace, or its ServiceAccount's identity."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +14,8 @@ class Credentials:
     values: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     given: bool = False
     """Whether the Model names a Secret: an empty one is a mistake to tell of, none at all is not."""
+    identity: str = ""
+    """Whose the keys are, for people, where the Secret has none and the pod's ServiceAccount has an identity."""
 
     @classmethod
     def read(cls, folder: Path) -> "Credentials":

@@ -62,7 +62,7 @@ def secret_advice(uri: str) -> str:
         case "hf" | "https":
             return "create it with the key `token`"
         case "s3" | "gs" | "az":
-            from shoal.artifacts.bucket import proving_keys
+            from shoal.artifacts.bucketkeys import proving_keys
 
             account = "AZURE_STORAGE_ACCOUNT_NAME and " if scheme == "az" else ""
             return f"create it with the keys {account}{proving_keys(scheme)}"

@@ -159,7 +159,11 @@ class Fetcher:
             return flight, True
 
     async def _ask(self, stack: AsyncExitStack, request: FetchRequest) -> tuple[Source, Manifest]:
-        credentials = Credentials(request.credentials, given=request.credentials_given or bool(request.credentials))
+        credentials = Credentials(
+            request.credentials,
+            given=request.credentials_given or bool(request.credentials),
+            identity=request.credentials_identity,
+        )
         source = await stack.enter_async_context(
             self._open(request.uri, credentials, self._settings, revision=request.revision)
         )

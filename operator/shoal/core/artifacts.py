@@ -4,13 +4,14 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from pydantic import ValidationError
 
 from shoal.api import reasons
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Model
+from shoal.api.sources import BucketScheme
 from shoal.core import children
 from shoal.core.conditions import find
 from shoal.core.diagnosis import Cause, container_cause
@@ -38,7 +39,14 @@ class Reading:
 def source_key(model: Model) -> str:
     """Name of the Job that reads this Model's source; also tells for which source facts were read."""
     source = model.spec.source
-    return children.facts_job(source.uri, source.digest, source.secret_ref.name if source.secret_ref else None)
+    secret = source.secret_ref.name if source.secret_ref else None
+    return children.facts_job(source.uri, source.digest, secret, identity(model))
+
+
+def identity(model: Model) -> str | None:
+    """The ServiceAccount as whose cloud identity the source is read; None: as none, or the source knows none."""
+    known = model.spec.source.uri.partition("://")[0] in get_args(BucketScheme)
+    return model.spec.pod.service_account_name if known else None
 
 
 def known(model: Model) -> ArtifactFacts | None:

@@ -6,7 +6,7 @@ from shoal.api import names
 from shoal.api.config import OperatorConfig
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
-from shoal.core.artifacts import CONTAINER, source_key
+from shoal.core.artifacts import CONTAINER, identity, source_key
 from shoal.manifests import source
 from shoal.manifests.parts import LOCKED_DOWN, mount, optional, pull_secrets, security
 from shoal.manifests.shape import metadata
@@ -32,9 +32,10 @@ def facts_job(model: Model, config: OperatorConfig, *, keep_seconds: int) -> Jso
             "activeDeadlineSeconds": DEADLINE_SECONDS,
             "ttlSecondsAfterFinished": keep_seconds,
             "template": {
-                "metadata": {"labels": labels},
+                "metadata": {"labels": labels | source.identity_labels(model)},
                 "spec": {
                     "restartPolicy": "Never",
+                    **optional("serviceAccountName", identity(model)),
                     "automountServiceAccountToken": False,
                     "enableServiceLinks": False,
                     "terminationGracePeriodSeconds": 5,

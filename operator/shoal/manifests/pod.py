@@ -57,7 +57,12 @@ def template(shape: Shape) -> JsonObject:
     own = model.spec.pod
     return {
         "metadata": {
-            "labels": {**own.labels, **labels(model), names.LABEL_GPU_CLASS: shape.gpu_class.metadata.name},
+            "labels": {
+                **own.labels,
+                **source.identity_labels(model),
+                **labels(model),
+                names.LABEL_GPU_CLASS: shape.gpu_class.metadata.name,
+            },
             "annotations": {
                 **own.annotations,
                 names.ANNOTATION_INSTALL_KEY: shape.install_key,
@@ -66,6 +71,7 @@ def template(shape: Shape) -> JsonObject:
             },
         },
         "spec": {
+            **optional("serviceAccountName", own.service_account_name),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": model.spec.drain_seconds + GRACE_SECONDS,

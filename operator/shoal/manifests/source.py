@@ -12,6 +12,7 @@ from shoal.api.config import OperatorConfig
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.api.sources import parse_source
+from shoal.core.artifacts import identity
 from shoal.manifests.parts import env_value, mount
 
 CA_DIR: Final = "/shoal/ca"
@@ -27,8 +28,15 @@ def environment(model: Model, config: OperatorConfig, pinned: ArtifactFacts | No
         env_value("SHOAL_STAGE_URI", source.uri),
         *([env_value("SHOAL_STAGE_DIGEST", source.digest)] if source.digest else []),
         *_pin(source.uri, pinned),
+        *([env_value("SHOAL_STAGE_IDENTITY", "true")] if identity(model) else []),
         *network(config),
     ]
+
+
+def identity_labels(model: Model) -> dict[str, str]:
+    """Labels of a pod that reads the source as its ServiceAccount: Azure's webhook looks at pods with this one only."""
+    azure = identity(model) and model.spec.source.uri.startswith("az://")
+    return {"azure.workload.identity/use": "true"} if azure else {}
 
 
 def network(config: OperatorConfig) -> list[JsonObject]:

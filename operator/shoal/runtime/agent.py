@@ -125,6 +125,12 @@ def _pool(text: str) -> AdapterSettings | None:
 @click.option("--digest", envvar="SHOAL_STAGE_DIGEST", default="", help="What it must be (SHOAL_STAGE_DIGEST).")
 @click.option("--revision", envvar="SHOAL_STAGE_REVISION", default="", help="Commit of a hub (SHOAL_STAGE_REVISION).")
 @click.option("--manifest", envvar="SHOAL_STAGE_MANIFEST", default="", help="Its manifest (SHOAL_STAGE_MANIFEST).")
+@click.option(
+    "--identity",
+    is_flag=True,
+    envvar="SHOAL_STAGE_IDENTITY",
+    help="Read a bucket as this pod's ServiceAccount where the Secret has no keys (SHOAL_STAGE_IDENTITY).",
+)
 @click.option("--hub-endpoint", envvar="HF_ENDPOINT", default="", help="A mirror of the hub (HF_ENDPOINT).")
 @click.option("--target", default=names.MODEL_PATH, show_default=True, type=click.Path(path_type=Path))
 @click.option("--source-dir", default=names.SOURCE_DIR, show_default=True, type=click.Path(path_type=Path))
@@ -141,6 +147,7 @@ def stage(
     digest: str,
     revision: str,
     manifest: str,
+    identity: bool,
     hub_endpoint: str,
     target: Path,
     source_dir: Path,
@@ -160,7 +167,7 @@ def stage(
     container.leave_at_once()
     container.trust(ca_bundle, target.with_name(".ca.crt"))
     settings = Settings(hub_endpoint=hub_endpoint.rstrip("/") or None)
-    request = StageRequest(uri, digest or None, revision or None, manifest or None, settings)
+    request = StageRequest(uri, digest or None, revision or None, manifest or None, identity, settings)
     paths = StagePaths(
         target=target, source=source_dir, secret=secret_dir, progress=progress, cache=Path(cache) if cache else None
     )

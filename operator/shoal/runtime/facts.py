@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 @click.option("--uri", envvar="SHOAL_STAGE_URI", default="", help="The Model's source (SHOAL_STAGE_URI).")
 @click.option("--adapters", is_flag=True, help="Read the batch of LoRA adapters of SHOAL_ADAPTER_FACTS instead.")
 @click.option("--batch", envvar=BATCH_ENV, default="", help="The batch, as JSON (SHOAL_ADAPTER_FACTS).")
+@click.option(
+    "--identity",
+    is_flag=True,
+    envvar="SHOAL_STAGE_IDENTITY",
+    help="Read a bucket as this pod's ServiceAccount where the Secret has no keys (SHOAL_STAGE_IDENTITY).",
+)
 @click.option("--hub-endpoint", envvar="HF_ENDPOINT", default="", help="A mirror of the hub (HF_ENDPOINT).")
 @click.option("--source-dir", default=names.SOURCE_DIR, show_default=True, type=click.Path(path_type=Path))
 @click.option("--secret-dir", default=names.SOURCE_SECRET_DIR, show_default=True, type=click.Path(path_type=Path))
@@ -37,6 +43,7 @@ def facts(
     uri: str,
     adapters: bool,
     batch: str,
+    identity: bool,
     hub_endpoint: str,
     source_dir: Path,
     secret_dir: Path,
@@ -61,7 +68,7 @@ def facts(
         else:
             from shoal.agent.facts import FactsRequest, run_facts
 
-            code = run_facts(FactsRequest(uri, source_dir, secret_dir, settings), write)
+            code = run_facts(FactsRequest(uri, source_dir, secret_dir, settings, identity), write)
     sys.exit(code)
 
 

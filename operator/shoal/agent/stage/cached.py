@@ -1,27 +1,28 @@
 """Has the node cache bring the model, and points the engine's path into the namespace's folder of it."""
 
-import asyncio
 import os
 import shutil
 from pathlib import Path
 
 from shoal.agent import cacheclient
+from shoal.agent.credentials import credentials_of
 from shoal.agent.stage.progress import Progress
 from shoal.agent.stage.request import StagePaths, StageRequest
 from shoal.api.cache import FetchDone, FetchLine, FetchRequest
 from shoal.api.sources import shown
-from shoal.artifacts import Credentials, folders
+from shoal.artifacts import folders
 
 
 async def bring(cache: Path, request: StageRequest, paths: StagePaths) -> FetchDone:
     """Waits until the model lies in `cache`, the namespace's folder. Raises ArtifactError and OSError."""
-    credentials = await asyncio.to_thread(Credentials.read, paths.secret)
+    credentials = await credentials_of(request.uri, paths.secret, request.settings, identity=request.identity)
     wanted = FetchRequest(
         uri=request.uri,
         revision=request.revision,
         manifest=request.manifest,
         credentials=dict(credentials.values),
         credentials_given=credentials.given,
+        credentials_identity=credentials.identity,
     )
     last = FetchLine(state="waiting")
 

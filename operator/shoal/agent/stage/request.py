@@ -18,6 +18,8 @@ class StageRequest:
     """hf: the commit to which the source was pinned; None: what its branch leads to now."""
     manifest: str | None = None
     """`sha256:...` of the manifest to which the source was pinned (artifacts/manifest.py)."""
+    identity: bool = False
+    """Whether a bucket that no key of the Secret opens is read as the pod's ServiceAccount."""
     settings: Settings = field(default_factory=Settings)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import structlog
 
 from shoal.agent import outcome
+from shoal.agent.credentials import credentials_of
 from shoal.agent.stage import cached
 from shoal.agent.stage.gather import folder_of, gather, keep_only
 from shoal.agent.stage.progress import Progress, write_progress
@@ -88,7 +89,7 @@ async def _bring(source: SourceUri, request: StageRequest, paths: StagePaths) ->
     if done is not None:
         log.info("stage.already_done", uri=shown(request.uri))
         return done
-    credentials = await asyncio.to_thread(Credentials.read, paths.secret)
+    credentials = await credentials_of(request.uri, paths.secret, request.settings, identity=request.identity)
     commit = await asyncio.to_thread(_prepare, request, paths)
     arrived = 0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
 from shoal.api.sources import SourceUri, parse_source
-from shoal.artifacts.bucket import store_settings
+from shoal.artifacts.bucketkeys import store_settings
 from shoal.artifacts.credentials import Credentials
 from shoal.gateway.requestlog.store import RETENTION, LogFile
 

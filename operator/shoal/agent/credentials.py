@@ -1,0 +1,14 @@
+"""What proves who asks for a Model's source: the mounted Secret, or the identity of the pod's ServiceAccount."""
+
+import asyncio
+import os
+from pathlib import Path
+
+from shoal.artifacts import Credentials, Settings
+from shoal.artifacts.identity import with_identity
+
+
+async def credentials_of(uri: str, secret: Path, settings: Settings, *, identity: bool) -> Credentials:
+    """`identity`: whether the Model names a ServiceAccount. Raises ArtifactError and OSError."""
+    found = await asyncio.to_thread(Credentials.read, secret)
+    return await with_identity(uri, found, settings, os.environ) if identity else found

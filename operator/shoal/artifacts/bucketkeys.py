@@ -1,0 +1,117 @@
+"""The keys of a Secret that say where a bucket is and who asks for it, and what obstore calls them."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from shoal.api import reasons
+from shoal.api.sources import SourceUri
+from shoal.artifacts.credentials import Credentials
+from shoal.artifacts.errors import ArtifactError
+
+# Nothing else of the Secret is handed on: among obstore's settings are
+# names of files and addresses of token services, and a node's own credentials are not for a tenant to use.
+KEYS: Final[Mapping[str, Mapping[str, str]]] = {
+    "s3": {
+        "AWS_ACCESS_KEY_ID": "access_key_id",
+        "AWS_SECRET_ACCESS_KEY": "secret_access_key",
+        "AWS_SESSION_TOKEN": "session_token",
+        "AWS_REGION": "region",
+        "AWS_ENDPOINT_URL": "endpoint",
+        "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "virtual_hosted_style_request",
+    },
+    "gs": {
+        "GOOGLE_SERVICE_ACCOUNT_KEY": "service_account_key",
+        "GOOGLE_BEARER_TOKEN": "bearer_token",
+        "GOOGLE_BASE_URL": "base_url",
+    },
+    "az": {
+        "AZURE_STORAGE_ACCOUNT_NAME": "account_name",
+        "AZURE_STORAGE_ACCOUNT_KEY": "account_key",
+        "AZURE_STORAGE_SAS_TOKEN": "sas_token",
+        "AZURE_STORAGE_TOKEN": "token",
+        "AZURE_CLIENT_ID": "client_id",
+        "AZURE_CLIENT_SECRET": "client_secret",
+        "AZURE_TENANT_ID": "tenant_id",
+        "AZURE_ENDPOINT": "endpoint",
+    },
+}
+_PROOF: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
+    "s3": (("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),),
+    "gs": (("GOOGLE_SERVICE_ACCOUNT_KEY",),),
+    "az": (
+        ("AZURE_STORAGE_ACCOUNT_KEY",),
+        ("AZURE_STORAGE_SAS_TOKEN",),
+        ("AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_TENANT_ID"),
+    ),
+}
+"""Sets of keys of which one proves who asks."""
+_AZURE_KINDS: Final = {
+    "account_key": "access_key",
+    "sas_token": "sas_token",
+    "client_secret": "client_secret",
+    "token": "bearer_token",
+}
+"""What proves who asks, by setting: else the environment of a pod with a workload identity goes before its Secret."""
+_TOKENS: Final = {"gs": "GOOGLE_BEARER_TOKEN", "az": "AZURE_STORAGE_TOKEN"}
+"""The same, of a ServiceAccount's identity. It ends within hours: nothing to keep in a Secret."""
+
+
+def store_config(source: SourceUri, credentials: Credentials) -> dict[str, str]:
+    """The settings of the store. Raises ArtifactError(Gated)."""
+    scheme = source.scheme
+    config = {ours: credentials.values[key] for key, ours in KEYS[scheme].items() if key in credentials.values}
+    proven = proves(scheme, credentials)
+    begun = any(key in credentials.values for keys in _PROOF[scheme] for key in keys)
+    # A Secret may also name no more than where a public bucket is.
+    if credentials.given and not proven and (begun or not config):
+        raise ArtifactError(
+            reasons.GATED,
+            f"the Secret of source.secretRef has no {proving_keys(scheme)} (it has: "
+            f"{', '.join(sorted(credentials.values)) or 'nothing'})",
+        )
+    if scheme == "az" and "account_name" not in config:
+        raise ArtifactError(
+            reasons.GATED,
+            f"{source.uri} needs the name of the storage account: put it into key AZURE_STORAGE_ACCOUNT_NAME of a "
+            "Secret and name the Secret in source.secretRef",
+        )
+    if scheme == "s3":
+        config.setdefault("region", "us-east-1")
+    if not proven:
+        config["skip_signature"] = "true"
+    elif scheme == "az":
+        config["credential_type"] = next(kind for key, kind in _AZURE_KINDS.items() if key in config)
+    return config
+
+
+def proves(scheme: str, credentials: Credentials) -> bool:
+    """Whether these say who asks for a bucket of this kind."""
+    has = credentials.values
+    return any(all(key in has for key in keys) for keys in _PROOF[scheme]) or _TOKENS.get(scheme) in has
+
+
+def store_settings(scheme: str, credentials: Credentials) -> dict[str, str]:
+    """What a Secret says of a bucket, in obstore's words; for buckets of Shoal's own, whose pods may use their own
+    identity where the Secret has none."""
+    config = {ours: credentials.values[key] for key, ours in KEYS[scheme].items() if key in credentials.values}
+    if scheme == "s3" and config:
+        config.setdefault("region", "us-east-1")
+    return config
+
+
+def host(config: Mapping[str, str]) -> str:
+    """Which server answers, as far as the Secret says it: a bucket's name alone means another one at another host."""
+    named = [config.get("endpoint"), config.get("base_url"), config.get("account_name")]
+    if key := config.get("service_account_key"):
+        try:
+            named.append(json.loads(key).get("gcs_base_url"))
+        except (ValueError, AttributeError):
+            named.append(hashlib.sha256(key.encode()).hexdigest())  # whatever it means, it is nobody else's
+    return " ".join(filter(None, named))
+
+
+def proving_keys(scheme: str) -> str:
+    """Keys of a Secret that open a bucket of this kind, for people."""
+    return ", or ".join(" and ".join(keys) for keys in _PROOF[scheme])
