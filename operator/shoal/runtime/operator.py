@@ -146,7 +146,14 @@ class Operator:
             world, self.capacity, self.planner, WorkQueue("gpuclass", workers=2, behind=self.waker.queue)
         )
         self.figures = EngineFigures(world, self.planner, self.install, WorkQueue("figures", workers=8))
-        hears = self.listening.listener if isinstance(self.listening, Streams) else Deaf()
+        # Adapters have no samples: thousands of names are nothing for Prometheus.
+        self.beside = (
+            Streams(world, self.install, self._heard_of_adapters, me, pooled=True)
+            if isinstance(self.listening, PrometheusEars)
+            else None
+        )
+        streams = self.listening if isinstance(self.listening, Streams) else self.beside
+        hears = streams.listener if streams is not None else Deaf()
         self.lora = LoRA(world, self.install, hears, me)
         currency = (lambda: None) if isinstance(hears, Deaf) else hears.currency
         self.tenants = TenantController(world, WorkQueue("tenant", workers=2), currency)
@@ -215,6 +222,8 @@ class Operator:
             group.create_task(self.install.run(make=False))
             if self.listening is not None:
                 group.create_task(self.listening.run())
+            if self.beside is not None:
+                group.create_task(self.beside.run())
             if self.history is not None:
                 group.create_task(self.history.run())
             group.create_task(self.elector.run(self._lead))
@@ -242,6 +251,9 @@ class Operator:
     def heard(self, model_uid: str | None, urgent: bool) -> None:
         """Something else is said of a Model, or with None perhaps of every Model."""
         self.scaler.changed(model_uid, urgent)
+        self.lora.heard(model_uid, urgent)
+
+    def _heard_of_adapters(self, model_uid: str | None, urgent: bool) -> None:
         self.lora.heard(model_uid, urgent)
 
     def _compare_all(self) -> None:

@@ -28,7 +28,7 @@ class Ears(Protocol):
 
 
 class Deaf:
-    """Where loads come from Prometheus there are no streams: adapters are loaded when they are asked for."""
+    """Nothing is heard: adapters are loaded when they are asked for. For an operator without streams of its own."""
 
     def keys(self, pod_uid: str) -> ReplicaKeys | None:
         return None

@@ -4,10 +4,12 @@ import asyncio
 from typing import Protocol
 
 from shoal.api import keys, names
+from shoal.api.lorapool import LoRAPool
 from shoal.controllers.installkey import InstallKeys, InstallKeySource
 from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.core.scaling import Demand, Load
+from shoal.kube.projections import Custom
 from shoal.signals.listen import Changed, Listener
 from shoal.signals.stream import Me, Peer
 
@@ -41,14 +43,22 @@ class Ears(Protocol):
 
 
 class Streams:
-    """Listens to every engine pod and every gateway that the store knows, whether this operator leads or not."""
+    """Listens to every engine pod and every gateway that the store knows, whether this operator leads or not.
 
-    def __init__(self, world: World, install: InstallKeySource, changed: Changed, me: Me) -> None:
-        self._world, self._install = world, install
+    `pooled`: of the engine pods only to those of Models with a LoRAPool. Which adapters they have is told in streams
+    alone, wherever loads come from.
+    """
+
+    def __init__(
+        self, world: World, install: InstallKeySource, changed: Changed, me: Me, *, pooled: bool = False
+    ) -> None:
+        self._world, self._install, self._pooled = world, install, pooled
         self.listener = Listener(changed, me)
         self._running = False
         world.pods.listeners.append(self._pod)
         install.changed.append(self._follow_all)
+        if pooled:
+            world.pools.listeners.append(self._pool)
 
     async def run(self) -> None:
         """Listens until cancelled."""
@@ -76,6 +86,10 @@ class Streams:
             if not same:
                 self._follow(after)
 
+    def _pool(self, _key: str, before: Custom[LoRAPool] | None, after: Custom[LoRAPool] | None) -> None:
+        if before is None or after is None:
+            self._follow_all()
+
     def _follow_all(self) -> None:
         if self._running:
             for pod in self._world.pods.values():
@@ -86,10 +100,16 @@ class Streams:
         install = self._install.keys
         if pod.ip is None or install is None:
             return
-        if pod.model_uid is not None:
+        if pod.model_uid is not None and self._pooled and not self._has_pool(pod.model_uid):
+            self.listener.forget(pod.uid)
+        elif pod.model_uid is not None:
             self.listener.listen_to_replica(pod.model_uid, _agent(pod, install, pod.model_uid))
         elif pod.gateway and pod.namespace == self._world.namespace:
             self.listener.listen_to_gateway(_gateway(pod, install))
+
+    def _has_pool(self, model_uid: str) -> bool:
+        custom = self._world.model_by_uid(model_uid)
+        return custom is not None and custom.object is not None and self._world.pool_of(custom.object.key) is not None
 
 
 def _agent(pod: facts.Pod, install: InstallKeys, model_uid: str) -> Peer:
