@@ -124,11 +124,14 @@ class _ModelCollector(Collector):
         asked: dict[str, list[int]] = {}
         for key, model in self._models.items():
             for outcome, tally in model.duration.items():
-                duration.add_metric([*key, outcome], tally.buckets(), tally.sum)
-                requests.add_metric([*key, outcome], sum(tally.counts))
+                ended = sum(tally.counts)
+                requests.add_metric([*key, outcome], ended)
+                if ended:  # most never do, and their buckets would be half of all that is scraped
+                    duration.add_metric([*key, outcome], tally.buckets(), tally.sum)
             first_token.add_metric([*key], model.first_token.buckets(), model.first_token.sum)
             per_token.add_metric([*key], model.per_token.buckets(), model.per_token.sum)
-            held.add_metric([*key], model.held.buckets(), model.held.sum)
+            if any(model.held.counts):
+                held.add_metric([*key], model.held.buckets(), model.held.sum)
             if model.adapter_loaded or model.adapter_missed:
                 of_model = asked.setdefault(key[0], [0, 0])
                 of_model[0] += model.adapter_loaded

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
 
 import orjson
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, generate_latest
 
 from shoal.api import names
 from shoal.api.keys import Role
@@ -70,7 +70,10 @@ class Ops:
             await _answer(send, 503 if missing else 200, said)
         elif path == "/metrics":
             self._refresh()
-            await _send(send, 200, CONTENT_TYPE_LATEST.encode(), generate_latest(self._registry))
+            # The figures are taken here, where none changes meanwhile. The text of a fleet's series takes three times
+            # as long (measured: 1 ms per Model), and requests would wait for it.
+            taken = _Taken(self._registry)
+            await _send(send, 200, CONTENT_TYPE_LATEST.encode(), await asyncio.to_thread(generate_latest, taken))
         elif path == names.DEMAND_PATH:
             await self._demand(scope, send)
         elif path == names.LOGS_PATH and self._logs is not None:
@@ -119,6 +122,17 @@ class Ops:
                 if hmac.compare_digest(given, key.encode()):
                     found = role
         return found if scheme.lower() == b"bearer" and given else None
+
+
+class _Taken(CollectorRegistry):
+    """What a registry's collectors say now."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__()
+        self._families = tuple(registry.collect())
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
 
 
 def _word(headers: Mapping[bytes, bytes], name: str) -> str:
