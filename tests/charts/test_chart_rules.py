@@ -23,7 +23,7 @@ def test_the_charts_rules_are_those_of_the_plain_file() -> None:
     plain = yaml.safe_load((ROOT / "policies" / "prometheus" / "rules.yaml").read_text())
     assert rule()["spec"] == plain
     texts = [r["annotations"]["summary"] for g in plain["groups"] for r in g["rules"] if "alert" in r]
-    assert "No replica of {{ $labels.namespace }}/{{ $labels.model }} serves." in texts
+    assert "No replica of {{ $labels.model }} serves." in texts
 
 
 def test_pages_of_ones_own() -> None:
@@ -34,7 +34,16 @@ def test_pages_of_ones_own() -> None:
     assert found["metadata"]["labels"]["release"] == "prometheus"
 
 
-def test_a_models_series_keep_the_models_namespace() -> None:
-    objects = rendered({"serviceMonitor": {"enabled": True}})
-    (monitor,) = [o for o in objects if o["kind"] == "ServiceMonitor"]
-    assert [endpoint["honorLabels"] for endpoint in monitor["spec"]["endpoints"]] == [True]
+def test_engine_pods_series_name_their_model_and_class_as_shoals_own_do() -> None:
+    objects = rendered({"podMonitor": {"enabled": True}})
+    (monitor,) = [o for o in objects if o["kind"] == "PodMonitor"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    model, gpu_class = endpoint["relabelings"]
+    assert model["sourceLabels"] == ["__meta_kubernetes_namespace", "__meta_kubernetes_pod_label_shoal_dev_model"]
+    assert (model["separator"], model["targetLabel"]) == ("/", "model")
+    assert gpu_class["targetLabel"] == "gpu_class"
+    plain = yaml.safe_load((ROOT / "policies" / "prometheus" / "scrape.yaml").read_text())
+    (job,) = [job for job in plain["scrape_configs"] if job["job_name"] == "shoal-engines"]
+    made = {rule["target_label"]: rule["source_labels"] for rule in job["relabel_configs"] if "target_label" in rule}
+    assert made["model"] == model["sourceLabels"]
+    assert made["gpu_class"] == gpu_class["sourceLabels"]

@@ -17,7 +17,7 @@ from shoal.lab.network import require_programs
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 EVERY: Final = {alert.name: alert for group in ALERTS.values() for alert in group}
-LLAMA: Final = 'namespace="chat",model="llama"'
+LLAMA: Final = 'model="chat/llama"'
 SERVED: Final = 'gen_ai_request_model="chat/llama"'
 
 
@@ -58,7 +58,7 @@ def wakes(seconds: str, expected: str = "30x90") -> dict[str, str]:
 
 
 def kv(used: str) -> dict[str, str]:
-    of = 'namespace="chat",shoal_dev_model="llama"'
+    of = LLAMA
     return {
         f'shoal_replica_kv_tokens_used{{{of},pod="a"}}': used,
         f'shoal_replica_kv_tokens_used{{{of},pod="b"}}': "9600x40",
@@ -81,7 +81,7 @@ def tokens(left: str, counted: str) -> dict[str, str]:
     }
 
 
-MODEL: Final = {"namespace": "chat", "model": "llama"}
+MODEL: Final = {"model": "chat/llama"}
 REQUESTS: Final = {"gen_ai_request_model": "chat/llama"}
 GATEWAY: Final = {"pod": "g-0"}
 
@@ -131,12 +131,12 @@ CASES: Final = (
     Case("ShoalWakeSlow", "80m", wakes("0+90x90"), (MODEL,)),
     Case("ShoalWakeSlow", "80m", wakes("0+33x90")),
     Case("ShoalWakeSlow", "80m", wakes("0+90x90", "120x90")),  # a large model
-    Case("ShoalKVNearFull", "20m", kv("9000x40"), ({"namespace": "chat", "shoal_dev_model": "llama"},)),
+    Case("ShoalKVNearFull", "20m", kv("9000x40"), (MODEL,)),
     Case("ShoalKVNearFull", "20m", kv("5000x40")),
     Case(
         "ShoalEngineStalled",
         "5m",
-        {'shoal_agent_stalled{namespace="chat",pod="llama-1",shoal_dev_model="llama"}': "1x10"},
+        {'shoal_agent_stalled{namespace="chat",pod="llama-1",model="chat/llama"}': "1x10"},
         ({"namespace": "chat", "pod": "llama-1"},),
     ),
     Case("ShoalEngineStalled", "5m", {'shoal_agent_stalled{namespace="chat",pod="llama-1"}': "0x10"}),

@@ -14,7 +14,7 @@ from tests.support.ears import FakeEars, gateway_pod
 from tests.unit.test_scale_writes import UID, Plane
 
 BORN, READY = "2026-01-01T00:00:00Z", "2026-01-01T00:00:42Z"
-LLAMA = {"namespace": "ns", "model": "chat"}
+LLAMA = {"model": "ns/chat"}
 ON_L4 = {**LLAMA, "gpu_class": "l4"}
 
 
@@ -154,12 +154,20 @@ def test_a_wake_lasts_from_the_decision_to_the_first_ready_replica(fleet: Fleet)
     assert fleet.value("shoal_model_decisions_total", **LLAMA, direction="up", reason="Waking") == 1
 
 
+def test_a_wake_and_a_cold_start_are_shown_before_they_end(fleet: Fleet) -> None:
+    """An increase over a time does not see what a series begins with."""
+    fleet.decide(0, 1, reasons.WAKING)
+    fleet.pod("a", ready=False)
+    assert fleet.value("shoal_model_wake_seconds_count", **LLAMA) == 0
+    assert fleet.value("shoal_model_cold_start_seconds_count", **ON_L4) == 0
+
+
 def test_a_wake_that_was_called_off_is_none(fleet: Fleet) -> None:
     fleet.decide(0, 1, reasons.WAKING)
     fleet.decide(1, 0, reasons.SCALED_TO_ZERO)
     fleet.pod("a", ready=False)
     fleet.pod("a", ready=True)
-    assert fleet.value("shoal_model_wake_seconds_count", **LLAMA) is None
+    assert fleet.value("shoal_model_wake_seconds_count", **LLAMA) == 0
 
 
 def test_more_replicas_of_a_model_that_serves_are_no_wake(fleet: Fleet) -> None:
@@ -183,4 +191,4 @@ def test_series_go_with_their_model(fleet: Fleet) -> None:
     fleet.pod("a", ready=True)
     fleet.world.models.remove("ns/chat")
     samples = [s for family in fleet.registry.collect() for s in family.samples]
-    assert not [s for s in samples if s.labels.get("model") == "chat"]
+    assert not [s for s in samples if s.labels.get("model") == "ns/chat"]

@@ -47,7 +47,7 @@ class Desk:
         self.books.add(hours, input_tokens=input, output_tokens=output, **values)
 
     def tokens(self, what: str, kind: str, model: str = "llama") -> float | None:
-        labels = {"namespace": "chat", "model": model, "kind": kind}
+        labels = {"model": f"chat/{model}", "kind": kind}
         return self.registry.get_sample_value(f"shoal_ledger_{what}_tokens", labels)
 
 

@@ -27,12 +27,12 @@ AGAIN_SECONDS: Final = (2.0, 10.0, 60.0)
 PREDICTED = prometheus_client.Gauge(
     "shoal_kv_tokens_predicted",
     "Tokens of one replica's KV cache, as computed before its engine started.",
-    ["namespace", "model", "gpu_class"],
+    ["model", "gpu_class"],
 )
 ENGINE = prometheus_client.Gauge(
     "shoal_kv_tokens_engine",
     "Tokens of one replica's KV cache, as its engine says.",
-    ["namespace", "model", "gpu_class"],
+    ["model", "gpu_class"],
 )
 
 
@@ -44,7 +44,7 @@ class EngineFigures:
         self._asked: dict[str, tuple[int, int]] = {}
         """Pod's uid -> (restarts of the engine, tries) that were asked about already."""
         self._session: aiohttp.ClientSession | None = None
-        self._shown: dict[str, set[tuple[str, str, str]]] = {}
+        self._shown: dict[str, set[tuple[str, str]]] = {}
         """Model -> labels of its gauges."""
         world.pods.listeners.append(self._pod)
         world.models.listeners.append(self._model)
@@ -110,8 +110,9 @@ class EngineFigures:
         return None
 
     def _show(self, custom: Custom[Model], gpu_class: str, tokens: int) -> None:
-        labels = (custom.metadata.namespace or "", custom.metadata.name, gpu_class)
-        self._shown.setdefault(f"{custom.metadata.namespace}/{custom.metadata.name}", set()).add(labels)
+        key = f"{custom.metadata.namespace}/{custom.metadata.name}"
+        labels = (key, gpu_class)
+        self._shown.setdefault(key, set()).add(labels)
         ENGINE.labels(*labels).set(tokens)
         predicted = self._planner.predicted(custom.metadata.uid, gpu_class)
         if predicted is not None:

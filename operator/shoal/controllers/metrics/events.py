@@ -14,7 +14,8 @@ from shoal.kube.projections import Custom
 
 BUCKETS: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0)
 """Seconds: from a small model out of a warm cache to a large one from far away."""
-_MODEL: Final = ("namespace", "model")
+_MODEL: Final = ("model",)
+"""`namespace/name`."""
 
 Labels = tuple[str, ...]
 T = TypeVar("T", Counter, Histogram)
@@ -66,12 +67,17 @@ class Events:
             self._waking.pop(uid, None)
         elif not before and not any(p.ready and not p.deleting for p in self._world.pods.by("model", uid)):
             self._waking.setdefault(uid, self._clock())
+            self._of(self._wakes, model)
 
     def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
-        if after is None or not after.ready or (before is not None and before.ready) or not self._leads():
+        if after is None or after.gpu_class is None or (before is not None and before.ready) or not self._leads():
             return
         custom = self._world.model_by_uid(after.model_uid)
-        if custom is None or custom.object is None or after.gpu_class is None:
+        if custom is None or custom.object is None:
+            return
+        if not after.ready:
+            # Shown before it ends: an increase over a time does not see what a series begins with.
+            self._of(self._cold_starts, custom.object, after.gpu_class)
             return
         began = self._waking.pop(custom.metadata.uid, None)
         if began is not None:
@@ -89,6 +95,6 @@ class Events:
             metric.remove(*labels)
 
     def _of(self, metric: T, model: Model, *labels: str) -> T:
-        all_labels = (model.metadata.namespace or "", model.metadata.name, *labels)
+        all_labels = (f"{model.metadata.namespace}/{model.metadata.name}", *labels)
         self._shown.setdefault(model.metadata.uid, set()).add((metric, all_labels))
         return metric.labels(*all_labels)

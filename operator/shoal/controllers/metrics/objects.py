@@ -1,6 +1,8 @@
 """Gauges of Shoal's own objects, read from the store when they are scraped. What is not known has no sample.
 
-Labels are bounded by the number of objects; no message and nothing that a client made up is among them.
+One label, `model` or `pool`, names a Model or a pool as `namespace/name`: a scrape has a label `namespace` of its own,
+the scraped pod's. Labels are bounded by the number of objects; no message and nothing that a client made up is among
+them.
 """
 
 from collections import Counter
@@ -18,7 +20,7 @@ from shoal.controllers.scaling.ears import Ears
 from shoal.controllers.world import World
 from shoal.core import quantity
 
-_MODEL: Final = ["namespace", "model"]
+_MODEL: Final = ["model"]
 _VARIANT: Final = [*_MODEL, "gpu_class"]
 _FAMILIES: Final[dict[str, tuple[str, list[str]]]] = {
     "shoal_model_replicas_wanted": ("Replicas that were decided for, whether or not there are GPUs for them.", _MODEL),
@@ -53,11 +55,11 @@ _FAMILIES: Final[dict[str, tuple[str, list[str]]]] = {
     "shoal_gpu_class_hourly_cost": ("What one GPU costs per hour.", ["gpu_class", "currency"]),
     "shoal_lora_pool_adapters": (
         "Adapters of the pool: total, available (may be asked for), failed.",
-        ["namespace", "pool", "state"],
+        ["pool", "state"],
     ),
     "shoal_lora_pool_condition": (
         "1 for the status and the reason that each condition of a LoRAPool has now.",
-        ["namespace", "pool", "type", "status", "reason"],
+        ["pool", "type", "status", "reason"],
     ),
 }
 
@@ -106,7 +108,7 @@ class Objects(Collector):
         return families.values()
 
     def _model(self, model: Model, gateways: Counter[bool]) -> Iterator[tuple[str, list[str], float]]:
-        of = [model.metadata.namespace or "", model.metadata.name]
+        of = [f"{model.metadata.namespace}/{model.metadata.name}"]
         scaling, status = model.spec.scaling, model.status
         wanted = self._wanted(model.metadata.uid)
         if wanted is not None:
@@ -161,7 +163,7 @@ class Objects(Collector):
 
 
 def _pool(pool: LoRAPool) -> Iterator[tuple[str, list[str], float]]:
-    of, status = [pool.metadata.namespace or "", pool.metadata.name], pool.status
+    of, status = [f"{pool.metadata.namespace}/{pool.metadata.name}"], pool.status
     if status is None:
         return
     if (counts := status.adapters) is not None:

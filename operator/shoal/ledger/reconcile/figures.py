@@ -23,7 +23,8 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 EVERY_SECONDS: Final = 60.0
-_LABELS: Final = ["namespace", "model", "kind"]
+_LABELS: Final = ["model", "kind"]
+"""`model` is `namespace/name`."""
 
 
 class Reader(Protocol):
@@ -71,17 +72,16 @@ class ComparedFigures(Collector):
             labels=_LABELS,
         )
         for key, compared in self._rows.items():
-            namespace, _, name = (key.model or "").partition("/")
             for family, tokens in (
                 (engine, compared.engine),
                 (billed, compared.billed),
                 (left, compared.unattributed),
             ):
-                _add(family, [namespace, name], tokens)
+                _add(family, key.model or "", tokens)
         return (engine, billed, left)
 
 
-def _add(family: GaugeMetricFamily, of: list[str], tokens: Tokens | None) -> None:
+def _add(family: GaugeMetricFamily, model: str, tokens: Tokens | None) -> None:
     if tokens is not None:
-        family.add_metric([*of, "input"], tokens.input)
-        family.add_metric([*of, "output"], tokens.output)
+        family.add_metric([model, "input"], tokens.input)
+        family.add_metric([model, "output"], tokens.output)

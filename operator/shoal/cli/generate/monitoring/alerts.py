@@ -36,7 +36,7 @@ def _burn(factor: float, short: str, long: str) -> str:
     return f"{refused}{short} > {factor * REFUSED_SLO:g} and {refused}{long} > {factor * REFUSED_SLO:g}"
 
 
-_MODEL: Final = "{{ $labels.namespace }}/{{ $labels.model }}"
+_MODEL: Final = "{{ $labels.model }}"
 _SERVED: Final = "{{ $labels.gen_ai_request_model }}"
 
 REQUESTS: Final = (
@@ -82,7 +82,7 @@ MODELS: Final = (
     Alert(
         "ShoalModelWithoutCapacity",
         "warning",
-        'max by (namespace, model, reason) (shoal_model_condition{type="Placed",status="False"}) == 1',
+        'max by (model, reason) (shoal_model_condition{type="Placed",status="False"}) == 1',
         "5m",
         f"There are no GPUs for {_MODEL}.",
         "It is not placed ({{ $labels.reason }}): fewer replicas than are wanted, or none.",
@@ -90,8 +90,7 @@ MODELS: Final = (
     Alert(
         "ShoalModelNotServing",
         "critical",
-        'sum by (namespace, model) (shoal_model_replicas{state="ready"}) == 0 '
-        "and on (namespace, model) shoal_model_replicas_wanted > 0",
+        'sum by (model) (shoal_model_replicas{state="ready"}) == 0 and on (model) shoal_model_replicas_wanted > 0',
         "30m",
         f"No replica of {_MODEL} serves.",
         "Replicas are wanted, and none has been ready for half an hour.",
@@ -99,8 +98,8 @@ MODELS: Final = (
     Alert(
         "ShoalWakeSlow",
         "warning",
-        "model:shoal_model_wake_seconds:mean_rate1h > on (namespace, model) "
-        "1.5 * max by (namespace, model) (shoal_model_cold_start_expected_seconds) + 10",
+        "model:shoal_model_wake_seconds:mean_rate1h > on (model) "
+        "1.5 * max by (model) (shoal_model_cold_start_expected_seconds) + 10",
         "5m",
         f"{_MODEL} wakes more slowly than a replica starts.",
         "Wakes of the last hour took {{ $value | humanizeDuration }} on average, well beyond the last cold start.",
@@ -110,7 +109,7 @@ MODELS: Final = (
         "warning",
         "model:shoal_replica_kv_tokens:ratio > 0.9",
         "10m",
-        "The KV cache of {{ $labels.namespace }}/{{ $labels.shoal_dev_model }} is nearly full.",
+        f"The KV cache of {_MODEL} is nearly full.",
         "{{ $value | humanizePercentage }} of all its replicas' KV tokens are in use: engines queue and retract.",
     ),
     Alert(
@@ -124,7 +123,7 @@ MODELS: Final = (
     Alert(
         "ShoalVoicesNotHeard",
         "warning",
-        'max by (namespace, model, kind) (shoal_model_voices{heard="no"}) > 0',
+        'max by (model, kind) (shoal_model_voices{heard="no"}) > 0',
         "3m",
         f"The operator does not hear every {{{{ $labels.kind }}}} of {_MODEL}.",
         "{{ $value }} of them are silent. What is not heard is not known, so the Model does not get smaller.",
@@ -132,7 +131,7 @@ MODELS: Final = (
     Alert(
         "ShoalKEDANotDriving",
         "warning",
-        'max by (namespace, model, reason) (shoal_model_condition{type="ScalingActive",status="False"}) == 1',
+        'max by (model, reason) (shoal_model_condition{type="ScalingActive",status="False"}) == 1',
         "2m",
         f"KEDA does not carry out what is decided for {_MODEL}.",
         "{{ $labels.reason }}. Its replicas stay as they are; the condition ScalingActive says what to do.",

@@ -43,13 +43,12 @@ RECORDED: Final[tuple[Recorded, ...]] = (
     ),
     Recorded(
         "model:shoal_replica_kv_tokens:ratio",
-        "sum by (namespace, shoal_dev_model) (shoal_replica_kv_tokens_used) "
-        "/ sum by (namespace, shoal_dev_model) (shoal_replica_kv_tokens_capacity)",
+        "sum by (model) (shoal_replica_kv_tokens_used) / sum by (model) (shoal_replica_kv_tokens_capacity)",
     ),
     Recorded(
         "model:shoal_model_wake_seconds:mean_rate1h",
-        "sum by (namespace, model) (rate(shoal_model_wake_seconds_sum[1h])) "
-        "/ (sum by (namespace, model) (rate(shoal_model_wake_seconds_count[1h])) > 0)",
+        "sum by (model) (rate(shoal_model_wake_seconds_sum[1h])) "
+        "/ (sum by (model) (rate(shoal_model_wake_seconds_count[1h])) > 0)",
     ),
     Recorded(
         "model:shoal_gateway_held_requests:ratio",

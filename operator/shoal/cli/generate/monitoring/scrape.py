@@ -18,13 +18,13 @@ def scrape_config() -> str:
     """A file for `scrape_config_files`."""
     engine = {names.LABEL_MANAGED_BY: names.MANAGED_BY, names.LABEL_COMPONENT: names.COMPONENT_ENGINE}
     jobs = [
-        _job("shoal", {names.LABEL_PART_OF: names.MANAGED_BY}, "ops", ()),
-        _job("shoal-engines", engine, "agent", (names.LABEL_MODEL, names.LABEL_GPU_CLASS)),
+        _job("shoal", {names.LABEL_PART_OF: names.MANAGED_BY}, "ops", []),
+        _job("shoal-engines", engine, "agent", _engine_labels()),
     ]
     return _HEADER + to_yaml({"scrape_configs": jobs})
 
 
-def _job(name: str, labels: dict[str, str], port: str, copied: tuple[str, ...]) -> dict[str, Any]:
+def _job(name: str, labels: dict[str, str], port: str, more: list[dict[str, Any]]) -> dict[str, Any]:
     relabel: list[dict[str, Any]] = [
         {"source_labels": [f"{_POD}_label_{_sane(label)}"], "regex": value, "action": "keep"}
         for label, value in labels.items()
@@ -35,15 +35,25 @@ def _job(name: str, labels: dict[str, str], port: str, copied: tuple[str, ...]) 
         {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
         {"source_labels": [f"{_POD}_name"], "target_label": "pod"},
     ]
-    relabel += [{"source_labels": [f"{_POD}_label_{_sane(label)}"], "target_label": _sane(label)} for label in copied]
+    relabel += more
     return {
         "job_name": name,
         "scrape_interval": "15s",
-        # What is said of a Model has the Model's namespace.
-        "honor_labels": True,
         "kubernetes_sd_configs": [{"role": "pod"}],
         "relabel_configs": relabel,
     }
+
+
+def _engine_labels() -> list[dict[str, Any]]:
+    model, gpu_class = (f"{_POD}_label_{_sane(label)}" for label in (names.LABEL_MODEL, names.LABEL_GPU_CLASS))
+    return [
+        # As Shoal's own series name a Model and a class, so that they join.
+        {"source_labels": ["__meta_kubernetes_namespace", model], "separator": "/", "target_label": "model"},
+        {"source_labels": [gpu_class], "target_label": "gpu_class"},
+        # As the chart's PodMonitor copies them.
+        {"source_labels": [model], "target_label": _sane(names.LABEL_MODEL)},
+        {"source_labels": [gpu_class], "target_label": _sane(names.LABEL_GPU_CLASS)},
+    ]
 
 
 def _sane(label: str) -> str:
