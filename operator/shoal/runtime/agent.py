@@ -167,7 +167,7 @@ def stage(
     container.leave_at_once()
     container.trust(ca_bundle, target.with_name(".ca.crt"))
     settings = Settings(hub_endpoint=hub_endpoint.rstrip("/") or None)
-    request = StageRequest(uri, digest or None, revision or None, manifest or None, identity, settings)
+    request = StageRequest(uri, digest or None, revision or None, manifest or None, settings, identity)
     paths = StagePaths(
         target=target, source=source_dir, secret=secret_dir, progress=progress, cache=Path(cache) if cache else None
     )

@@ -18,9 +18,9 @@ class StageRequest:
     """hf: the commit to which the source was pinned; None: what its branch leads to now."""
     manifest: str | None = None
     """`sha256:...` of the manifest to which the source was pinned (artifacts/manifest.py)."""
+    settings: Settings = field(default_factory=Settings)
     identity: bool = False
     """Whether a bucket that no key of the Secret opens is read as the pod's ServiceAccount."""
-    settings: Settings = field(default_factory=Settings)
 
 
 @dataclass(frozen=True, slots=True)
