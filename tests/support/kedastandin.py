@@ -22,7 +22,7 @@ from tests.support.hpa import hpa, keda
 FINALIZER: Final = "finalizer.keda.sh"
 _ANY: Final = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 _COUNT: Final = {"type": "integer", "format": "int32", "minimum": 0}
-_SPEC: Final = {
+_SPEC: Final[JsonObject] = {
     "type": "object",
     "required": ["scaleTargetRef", "triggers"],
     "properties": {

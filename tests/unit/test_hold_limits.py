@@ -98,6 +98,8 @@ def test_the_cold_start_is_that_of_the_class_that_wakes(variants: list[dict[str,
         (condition("Placed", "Unknown", "Pending"), None),
         (condition("Accepted", "False", "ArgumentsRefused"), DeadEnd("ArgumentsRefused", unless_pods=False)),
         (condition("Stalled", "True", "EngineFailed"), DeadEnd("EngineFailed", unless_pods=False)),
+        (condition("ScalingActive", "False", "KEDANotInstalled"), DeadEnd("KEDANotInstalled", unless_pods=True)),
+        (condition("ScalingActive", "False", "KEDANotHeard"), None),  # it may come back while requests wait
         (condition("Ready", "True", "ScaledToZero"), None),
         (condition("Ready", "False", "Loading"), None),
     ],

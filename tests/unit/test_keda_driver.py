@@ -1,0 +1,228 @@
+"""In which order KEDA is told what, and what it is answered meanwhile."""
+
+from typing import Any, cast
+
+import pytest
+
+from shoal.api import reasons
+from shoal.api.config import KEDA, Scaling
+from shoal.api.meta import JsonObject
+from shoal.api.model import Model
+from shoal.controllers.keda.book import AnswerBook
+from shoal.controllers.keda.driver import Driver
+from shoal.controllers.scaling.scale import ScaleWriter
+from shoal.controllers.world import World
+from shoal.core.keda import Answer
+from shoal.kube.client import Client
+from shoal.kube.errors import Invalid, KubeError, NotFound, UnknownField, from_status
+from shoal.kube.events import Recorder
+from shoal.kube.resources import Resource
+from tests.support.operators import CONFIG, model
+from tests.unit.test_scale_writes import UID, deployment
+
+KEY = ("ns", "chat-l4")
+
+
+class Server:
+    """Takes what is applied, and notes it beside what KEDA would have been answered at that moment."""
+
+    def __init__(self) -> None:
+        self.applied: list[tuple[str, JsonObject, int | None]] = []
+        self.deleted: list[str] = []
+        self.refuse: KubeError | None = None
+        self.book: AnswerBook | None = None
+
+    async def get_metadata(self, *_: Any) -> JsonObject:
+        raise NotFound("none", status=404)
+
+    async def apply(self, resource: Resource, obj: JsonObject, **_: Any) -> JsonObject:
+        if self.refuse is not None:
+            raise self.refuse
+        assert self.book is not None
+        self.applied.append((resource.kind, obj, self.book.number(KEY)))
+        version = str(len(self.applied) + 1)
+        added = {"uid": f"uid-{resource.kind}", "resourceVersion": version, "generation": len(self.applied)}
+        return obj | {"metadata": obj["metadata"] | added}
+
+    async def delete(self, resource: Resource, name: str, *_: Any, **__: Any) -> None:
+        self.deleted.append(f"{resource.kind} {name}")
+
+
+class Rig:
+    """A Model with one Deployment that KEDA has scaled so far."""
+
+    def __init__(self, replicas: int, *, driver: str | None = None, tls: bool = False) -> None:
+        self.server, self.version = Server(), 0
+        config = CONFIG.model_copy(update={"scaling": Scaling(driver="KEDA", keda=KEDA(tls=tls))})
+        client = cast("Client", self.server)
+        self.world = World(client, config, "shoal-system", Recorder(client, "test"))
+        self.stands(replicas)
+        raw = model("chat", "ns", scaling={"driver": driver} if driver else {})
+        raw["metadata"] |= {"uid": UID, "resourceVersion": "1", "generation": 1}
+        self.model = Model.model_validate(raw)
+        self.driver = Driver(self.world, ScaleWriter(self.world, lambda _: None))
+        self.driver.kinds.installed = True
+        self.server.book = self.driver.book
+        self.told: list[tuple[int, bool]] = []
+        self.driver.book.changed.append(self._changed)
+
+    def _changed(self, namespace: str, name: str) -> None:
+        said = self.driver.book.answer(namespace, name)
+        if said is not None:
+            self.told.append((said.replicas, said.standing))
+
+    def stands(self, replicas: int) -> None:
+        """What the Deployment asks for, as KEDA wrote it."""
+        self.version += 1
+        self.world.deployments.upsert(deployment(replicas, version=self.version, manager="keda"))
+
+    async def scale(self, number: int) -> None:
+        await self.driver.scale(self.model, "l4", lambda: number)
+
+    def bounds(self) -> list[tuple[int, int, int | None]]:
+        """minReplicaCount, maxReplicaCount, and what was answered when they were applied."""
+        return [
+            (obj["spec"]["minReplicaCount"], obj["spec"]["maxReplicaCount"], answered)
+            for kind, obj, answered in self.server.applied
+            if kind == "ScaledObject"
+        ]
+
+
+async def test_the_bounds_allow_zero_before_zero_is_answered_and_not_longer() -> None:
+    rig = Rig(1)
+    await rig.scale(1)
+    await rig.scale(0)
+    assert rig.bounds() == [(1, 10, None), (0, 10, 1)]
+    assert rig.driver.book.answer(*KEY) == Answer(False, 0, 0.0, 1.0, standing=True)
+    rig.stands(0)
+    await rig.scale(1)
+    assert rig.bounds()[2:] == [(1, 10, 1)], "from zero the answer goes first: somebody waits"
+    assert rig.told == [(1, True), (0, True), (0, False), (1, False)]
+    rig.stands(1)
+    assert rig.told[4:] == [(1, True)], "told once it stands, so that it is not pushed any more"
+
+
+async def test_a_wake_is_told_before_anything_is_written() -> None:
+    rig = Rig(0)
+    await rig.scale(0)
+    rig.told.clear()
+    before = len(rig.server.applied)
+    await rig.driver.raise_now(rig.model, "l4", lambda: 3)
+    assert rig.told == [(3, False)]
+    assert len(rig.server.applied) == before
+
+
+async def test_an_api_server_without_tolerance_gets_the_number_as_bounds() -> None:
+    rig = Rig(12)
+    await rig.scale(12)
+    assert rig.bounds() == [(12, 12, None)], "no HPA is known yet that is exact"
+    hpa = {
+        "metadata": {
+            "name": "keda-hpa-chat-l4", "namespace": "ns", "uid": "h", "resourceVersion": "1",
+            "ownerReferences": [{"kind": "ScaledObject", "uid": "uid-ScaledObject"}],
+        },
+        "spec": {
+            "scaleTargetRef": {"kind": "Deployment", "name": "chat-l4"},
+            "behavior": {"scaleUp": {"tolerance": "0"}, "scaleDown": {"tolerance": "0"}},
+        },
+    }  # fmt: skip
+    rig.world.autoscalers.upsert(hpa)
+    await rig.scale(12)
+    assert rig.bounds()[1:] == [(1, 12, 12)], "what stands is never above the maximum"
+
+
+async def test_what_stands_is_not_written_again() -> None:
+    rig = Rig(2)
+    for _ in range(3):
+        await rig.scale(2)
+    assert len(rig.server.applied) == 1
+    assert rig.told == [(2, True)]
+
+
+async def test_keda_is_given_the_ca_and_trusts_a_public_one_without() -> None:
+    rig = Rig(1, tls=True)
+    await rig.driver.prepare(rig.model)
+    await rig.scale(1)
+    assert rig.server.applied == [], "no certificate yet: KEDA would call a closed port"
+    rig.driver.ca = lambda: "PEM"
+    for _ in range(2):
+        await rig.driver.prepare(rig.model)
+        await rig.scale(1)
+    kinds = [kind for kind, _, _ in rig.server.applied]
+    assert kinds == ["ConfigMap", "TriggerAuthentication", "ScaledObject"]
+    config_map, authentication, scaled = (obj for _, obj, _ in rig.server.applied)
+    assert config_map["data"] == {"ca.crt": "PEM"}
+    found = authentication["spec"]["configMapTargetRef"]
+    assert found == [{"parameter": "caCert", "name": "chat-scaler", "key": "ca.crt"}]
+    trigger = scaled["spec"]["triggers"][0]
+    assert trigger["authenticationRef"] == {"name": "chat-scaler"}
+    assert trigger["metadata"] == {"scalerAddress": "shoal-scaler.shoal-system.svc:9666", "enableTLS": "true"}
+    public = Rig(1, tls=True)
+    public.driver.ca = lambda: ""
+    await public.driver.prepare(public.model)
+    await public.scale(1)
+    assert [kind for kind, _, _ in public.server.applied] == ["ScaledObject"]
+
+
+async def test_a_renewed_ca_reaches_keda() -> None:
+    rig = Rig(1, tls=True)
+    for ca in ("one", "one", "two"):
+        rig.driver.ca = lambda ca=ca: ca
+        await rig.driver.prepare(rig.model)
+    assert [obj["data"]["ca.crt"] for kind, obj, _ in rig.server.applied if kind == "ConfigMap"] == ["one", "two"]
+
+
+async def test_back_to_builtin_keda_is_answered_until_it_has_let_go() -> None:
+    rig = Rig(2)
+    await rig.scale(2)
+    raw = model("chat", "ns", scaling={"driver": "BuiltIn"})
+    raw["metadata"] |= {"uid": UID}
+    rig.model = Model.model_validate(raw)
+    await rig.scale(3)
+    assert rig.server.deleted == ["ScaledObject chat-l4"]
+    answer = rig.driver.book.answer(*KEY)
+    assert answer is not None
+    assert answer.replicas == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            from_status(500, {"message": ".spec.x: field not declared in schema"}),
+            ".spec.x: field not declared in schema; KEDA 2.18 or later is needed",
+        ),
+        (Invalid("the workload is already managed by the hpa mine"), "the workload is already managed by the hpa mine"),
+    ],
+)
+async def test_a_refused_scaled_object_is_told(error: KubeError, words: str) -> None:
+    rig = Rig(2)
+    rig.server.refuse = error
+    await rig.scale(2)
+    finding = rig.driver.finding(rig.model)
+    assert finding is not None
+    assert (finding.status, finding.reason) == ("False", reasons.SCALED_OBJECT_REFUSED)
+    assert finding.message == f"the API server refuses ScaledObject chat-l4: {words}"
+    assert rig.driver.refused(rig.model), "tried again"
+    rig.server.refuse = None
+    await rig.scale(2)
+    assert not rig.driver.refused(rig.model)
+
+
+def test_only_a_missing_field_is_called_so() -> None:
+    assert not isinstance(from_status(500, {"message": "etcdserver: timeout"}), UnknownField)
+
+
+async def test_a_new_term_answers_nothing_before_it_has_decided() -> None:
+    rig = Rig(2)
+    await rig.scale(2)
+    assert rig.driver.book.promised(UID) == {"l4": (2, 1)}
+    rig.driver.begin()
+    assert rig.driver.book.answer(*KEY) is None
+    assert rig.driver.book.promised(UID) == {}
+
+
+async def test_shoal_owns_no_replicas_of_such_a_deployment() -> None:
+    rig = Rig(2)
+    await rig.scale(5)
+    assert [kind for kind, _, _ in rig.server.applied] == ["ScaledObject"], "no /scale, which this server has not"
