@@ -68,6 +68,7 @@ class ModelMetrics:
         "input_tokens",
         "output_tokens",
         "per_token",
+        "waited",
     )
 
     def __init__(self) -> None:
@@ -78,6 +79,8 @@ class ModelMetrics:
         self.input_tokens = Tally(_TOKENS)
         self.output_tokens = Tally(_TOKENS)
         self.adapter_loaded = self.adapter_missed = 0
+        self.waited = False
+        """Somebody waits, or has waited."""
 
 
 class _ModelCollector(Collector):
@@ -130,7 +133,7 @@ class _ModelCollector(Collector):
                     duration.add_metric([*key, outcome], tally.buckets(), tally.sum)
             first_token.add_metric([*key], model.first_token.buckets(), model.first_token.sum)
             per_token.add_metric([*key], model.per_token.buckets(), model.per_token.sum)
-            if any(model.held.counts):
+            if model.waited:
                 held.add_metric([*key], model.held.buckets(), model.held.sum)
             if model.adapter_loaded or model.adapter_missed:
                 of_model = asked.setdefault(key[0], [0, 0])
@@ -257,6 +260,7 @@ class Metrics:
             series.first_token.observe(first)
         if meter.held_seconds is not None:
             series.held.observe(meter.held_seconds)
+            series.waited = True
         counts = meter.tokens()
         if (tokens := counts["inputTokens"]) is not None:
             series.input_tokens.observe(tokens)
@@ -273,6 +277,10 @@ class Metrics:
             series.adapter_missed += 1
         else:
             series.adapter_loaded += 1
+
+    def waits(self, model: str, endpoint: str) -> None:
+        """A request begins to wait: shown from now on, as an increase does not see what a series begins with."""
+        self.of(model, endpoint).waited = True
 
     def of(self, model: str, endpoint: str) -> ModelMetrics:
         """The series of a Model (`namespace/name`) on one endpoint."""

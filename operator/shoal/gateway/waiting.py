@@ -109,8 +109,7 @@ class Waiting:
             meter.outcome = "refused" if error.status >= 500 else "rejected"
             raise
         ticket.check = self._recheck
-        # Shown before it ends: who looks at a counter's increase does not see what a series begins with.
-        app.metrics.of(model.key, prepared.path)
+        app.metrics.waits(model.key, prepared.path)
         try:
             await self._stand(ticket, why.reason)
             return Place(ticket.take(), tokens, ticket.paid)
