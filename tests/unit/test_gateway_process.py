@@ -87,7 +87,7 @@ async def test_from_nothing_to_an_answer_and_on_without_the_api_server(tmp_path:
             )
         )
         assert "gen_ai_server_request_duration_seconds_bucket" in text
-        for secret in (API_KEY, "acme", keys.derive(INSTALL_KEY, "gateway", "uid-llama")):
+        for secret in (API_KEY, "cus_1", keys.derive(INSTALL_KEY, "gateway", "uid-llama")):
             assert secret not in text
 
 
