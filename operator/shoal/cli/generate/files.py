@@ -41,12 +41,14 @@ def generated_files() -> dict[str, str]:
 
 
 def boards() -> dict[str, str]:
-    """The Grafana boards, for the chart."""
+    """The Grafana boards, for the chart, and their page."""
     # Late: Grafana's SDK is there where Shoal is developed, and the image goes without it.
     from shoal.cli.generate.boards import BOARDS
     from shoal.cli.generate.boards.grafana import to_json
+    from shoal.cli.generate.boards.reference import boards_page
 
-    return {f"{BOARDS_DIR}/{board.uid}.json": to_json(board) for board in BOARDS}
+    page = "# Panels of the Grafana boards\n\n" + _GENERATED + boards_page(BOARDS)
+    return {f"{BOARDS_DIR}/{board.uid}.json": to_json(board) for board in BOARDS} | {"docs/reference/boards.md": page}
 
 
 def role_rules() -> str:
