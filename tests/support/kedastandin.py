@@ -169,8 +169,11 @@ class StandIn:
     async def _write(self, name: str, namespace: str, before: int, replicas: int, manager: str) -> None:
         if replicas != before:
             self.written.setdefault(name, []).append(replicas)
-            body = {"spec": {"replicas": replicas}}
-            await self._client.merge_patch(DEPLOYMENTS, name, namespace, body, manager=manager, subresource="scale")
+            path = DEPLOYMENTS.path(namespace=namespace, name=name, subresource="scale")
+            scale = await self._client._call("get", DEPLOYMENTS, "GET", path, idempotent=True)
+            scale["spec"]["replicas"] = replicas
+            params = {"fieldManager": manager}
+            await self._client._call("patch", DEPLOYMENTS, "PUT", path, body=scale, params=params, idempotent=False)
 
     async def _hpa(self, obj: JsonObject, name: str, bounds: Bounds) -> None:
         metadata, spec = obj["metadata"], obj["spec"]

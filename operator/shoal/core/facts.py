@@ -127,7 +127,8 @@ class Deployment:
     replicas: int
     """Of the spec."""
     replicas_managers: frozenset[str]
-    """Field managers that own spec.replicas."""
+    """Field managers that own spec.replicas. Nobody: KEDA and the HPA write `/scale` so that the field is left without
+    an owner. It is `shoal-model` alone that has never been scaled."""
     updated: int
     ready: int
     """Ready replicas, of whatever revision."""
