@@ -92,10 +92,10 @@ async def running_operator(
     config: OperatorConfig = CONFIG,
     identity: str = "test",
     ears: Ears | None = None,
+    scaler: ScalerPlace | None = None,
 ) -> AsyncGenerator[Operator]:
     """Runs an operator; stops it and checks that nothing went wrong in it."""
-    place = ScalerPlace(port=0)  # of its own: others run beside it
-    operator = Operator(client, config, NAMESPACE, identity=identity, kubeconfig=kubeconfig, ears=ears, scaler=place)
+    operator = Operator(client, config, NAMESPACE, identity=identity, kubeconfig=kubeconfig, ears=ears, scaler=scaler)
     task = asyncio.create_task(operator.run())
     try:
         yield operator
