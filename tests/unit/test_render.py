@@ -58,6 +58,21 @@ def test_the_children_of_a_model_are_printed_with_its_replicas(tmp_path: Path) -
     assert {one["metadata"]["namespace"] for one in found.values()} == {"chat"}
 
 
+def test_for_keda_the_scaled_objects_are_printed_and_shoal_asks_for_nothing(tmp_path: Path) -> None:
+    done = render(tmp_path, CLASS, model(scaling={"driver": "KEDA", "minReplicas": 3, "maxReplicas": 6}))
+    assert done.exit_code == 0, done.output
+    found = {one["kind"]: one for one in printed(done)}
+    assert found["Deployment"]["spec"]["replicas"] == 0, "KEDA writes them"
+    scaled = found["ScaledObject"]
+    assert scaled["metadata"]["name"] == found["Deployment"]["metadata"]["name"]
+    assert (scaled["spec"]["minReplicaCount"], scaled["spec"]["maxReplicaCount"]) == (3, 6)
+    assert scaled["spec"]["cooldownPeriod"] == 0
+    assert "fallback" not in scaled["spec"]
+    (trigger,) = scaled["spec"]["triggers"]
+    assert trigger["type"] == "external-push"
+    assert trigger["authenticationRef"]["name"] == found["TriggerAuthentication"]["metadata"]["name"]
+
+
 def test_no_secret_is_printed_and_what_is_replaced_is_said(tmp_path: Path) -> None:
     done = render(tmp_path, CLASS, model())
     assert "Secret" not in {one["kind"] for one in printed(done)}

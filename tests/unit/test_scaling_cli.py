@@ -11,7 +11,15 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from shoal.api.decisions import DecisionRecord, Decisions, ModelFigures, ReplicaFigures, RuleResult
+from shoal.api.decisions import (
+    DecisionRecord,
+    Decisions,
+    DrivenVariant,
+    DriverFigures,
+    ModelFigures,
+    ReplicaFigures,
+    RuleResult,
+)
 from shoal.cli.main import main
 from shoal.cli.scaling.figures import Sum, add, line
 from shoal.cli.scaling.top import ordered, picture
@@ -135,6 +143,32 @@ def test_why_names_the_voices_that_keep_replicas_from_going(kubeconfig: Path, ap
     said = shoal(kubeconfig, "why", "llama").output
     assert "not heard, so nothing goes down: shoal-gateway-1" in said
     assert "no decision yet since this operator leads" in said
+
+
+DRIVEN = DriverFigures(
+    driver="KEDA",
+    status="False",
+    reason="MetricsUnavailable",
+    message="HorizontalPodAutoscaler keda-hpa-llama-l4 gets no metric",
+    variants=(DrivenVariant(gpu_class="l4", answered=4, standing=2), DrivenVariant(gpu_class="h100", answered=0)),
+)
+
+
+def test_why_names_the_driver_and_where_it_lags_behind(kubeconfig: Path, api: CannedApi) -> None:
+    api.answers[f"{POD}/chat/llama"] = answer(LLAMA.model_copy(update={"driven": DRIVEN, "decisions": DECISIONS}))
+    lines = shoal(kubeconfig, "why", "llama").output.splitlines()
+    assert lines[2] == (
+        "driver KEDA: MetricsUnavailable: HorizontalPodAutoscaler keda-hpa-llama-l4 gets no metric; l4: 4 answered, "
+        "2 asked for; h100: 0 answered, ? asked for"
+    )
+
+
+def test_top_marks_a_model_whose_driver_does_not_drive(kubeconfig: Path, api: CannedApi) -> None:
+    api.answers[POD] = answer(LLAMA.model_copy(update={"driven": DRIVEN}))
+    assert "(MetricsUnavailable)" in shoal(kubeconfig, "top").output
+    well = DRIVEN.model_copy(update={"status": "True", "reason": "DrivenByKEDA"})
+    api.answers[POD] = answer(LLAMA.model_copy(update={"driven": well}))
+    assert "DrivenByKEDA" not in shoal(kubeconfig, "top").output
 
 
 def test_a_model_that_does_not_exist_is_told_in_the_servers_words(kubeconfig: Path, api: CannedApi) -> None:

@@ -80,7 +80,7 @@ def picture(model: ModelFigures, now: datetime, *, rules: bool = True) -> Render
 def _driven(driven: DriverFigures) -> Text:
     """Who writes the replicas, and what became of the numbers."""
     late = [
-        f"{v.gpu_class}: {'?' if v.answered is None else v.answered} answered, {v.standing} asked for"
+        f"{v.gpu_class}: {_value(v.answered)} answered, {_value(v.standing)} asked for"
         for v in driven.variants
         if v.answered != v.standing
     ]
