@@ -1,0 +1,57 @@
+"""The external scaler and the real KEDA, in a lab: from a push to 1 replica, and what many ScaledObjects cost.
+
+sudo python -m tests.bench.bench_keda [--wakes 50] [--many 500] [--seconds 60] [--lab NAME]
+"""
+
+import json
+import statistics
+import sys
+
+import click
+
+from shoal.lab.api import Lab
+from shoal.lab.fleet import Fleet
+
+_NAME = "bench-keda"
+_FLEET = {"nodes": [{"name": "cpu-1"}]}
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The nearest rank."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, round(share * len(ordered)))]
+
+
+def _print(found: dict[str, float], wakes: list[float]) -> None:
+    milli = [w * 1000 for w in wakes]
+    print(
+        f"push -> 1 replica seen by a watch, {len(milli)} times: p50 {statistics.median(milli):.0f} ms, "
+        f"p99 {percentile(milli, 0.99):.0f} ms, all {min(milli):.0f} to {max(milli):.0f} ms"
+    )
+    if "many" in found:
+        print(
+            f"{found['many']:.0f} ScaledObjects at zero, polled every 5 s: {found['calls_per_second']:.0f} calls/s, "
+            f"{found['streams']:.0f} streams, {100 * found['cpu']:.1f} % of a CPU in the scaler"
+        )
+
+
+@click.command()
+@click.option("--wakes", default=50, show_default=True)
+@click.option("--many", default=500, show_default=True, help="ScaledObjects; 0: leave that out.")
+@click.option("--seconds", default=60.0, show_default=True, help="How long those are watched.")
+@click.option("--lab", "name", help="A lab that is up with KEDA; else one is made and removed.")
+def main(wakes: int, many: int, seconds: float, name: str | None) -> None:
+    """Prints both."""
+    lab = Lab.get(name) if name else Lab.up(_NAME, fleet_data=Fleet.model_validate(_FLEET), addons=("keda",), say=print)
+    try:
+        arguments = [f"--wakes={wakes}", f"--many={many}", f"--seconds={seconds}"]
+        command = (sys.executable, "-m", "tests.bench.keda_process", f"--kubeconfig={lab.paths.admin_kubeconfig}")
+        found = json.loads(lab.exec(*command, *arguments, timeout=1800))
+        _print(found, found.pop("wakes"))
+    finally:
+        if not name:
+            lab.down()
+
+
+if __name__ == "__main__":
+    main()
