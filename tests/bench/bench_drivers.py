@@ -190,6 +190,9 @@ class Bench(LabCluster):
         if driver == DRIVERS[2]:
             self.kubectl("annotate", "model", MODEL, "-n", SPACE, f"{names.ANNOTATION_PAUSED}=true")
             self.apply(_policy(self.deployment()["metadata"]["name"]))
+        # Of a Model that nobody ever asked for, gateways tell Prometheus nothing, and the plain policy leaves it alone.
+        with self.gateway() as url:
+            asyncio.run(Client(url, KEY, f"{SPACE}/{MODEL}", MODEL_PATH).play([Ask(0.0, 8, 2, wakes=False)]))
         self.until_zero()
 
     def forget(self, driver: str) -> None:
