@@ -5,10 +5,14 @@ python -m tests.bench.gateway_process UPSTREAM-PORT PORT SPOOL-DIR [asleep | LED
 With `asleep` its Model has no replica until `wake` is read from standard input; `sleep` takes the replicas away again;
 `held` does nothing. Each is answered by how many requests wait. With the URL of a ledger everything is on: the tenant
 has limits of each kind and a budget, none of which is met, and a log of each request's metadata; records are shipped.
+
+BENCH_METRICS=off: nothing is counted. BENCH_OPS_PORT: /metrics is served there, with BENCH_MODELS more Models' series.
+Traces are on by OpenTelemetry's own variables.
 """
 
 import asyncio
 import hashlib
+import os
 import signal
 import sys
 from functools import partial
@@ -27,15 +31,19 @@ from shoal.gateway.app import Gateway
 from shoal.gateway.demand import DemandBook, Teller
 from shoal.gateway.directory import Directory
 from shoal.gateway.fleet import Fleet
+from shoal.gateway.meter import Meter
 from shoal.gateway.metrics import Metrics
+from shoal.gateway.ops import Ops
 from shoal.gateway.quota import Quotas
 from shoal.gateway.requestlog.api import LogsApi
 from shoal.gateway.requestlog.book import RequestLog
 from shoal.gateway.settings import GatewaySettings
+from shoal.gateway.tracing import Traces
 from shoal.gateway.upstream import Pool
 from shoal.ledger.shipper import Shipper
 from shoal.ledger.spool import Spool
 from shoal.runtime import logs as structured
+from shoal.serving import tracing
 from shoal.serving.installkey import KeyRing
 from shoal.serving.server import make_server
 from shoal.signals.stream import Me
@@ -61,6 +69,21 @@ EVERYTHING: dict[str, object] = {
     "budget": {"tokens": 10**15},
     "logging": {"mode": "Metadata"},
 }
+
+
+class Unmeasured(Metrics):
+    """Counts no request."""
+
+    def observe(self, meter: Meter, endpoint: str) -> None:
+        pass
+
+
+def crowd(metrics: Metrics, models: int) -> None:
+    """Series of other Models, as a scrape finds them."""
+    for number in range(models):
+        series = metrics.of(f"bench/other-{number}", "/v1/chat/completions")
+        for tally in (series.duration["answered"], series.first_token, series.input_tokens, series.output_tokens):
+            tally.observe(1.0)
 
 
 async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool, ledger_url: str = "") -> None:
@@ -116,6 +139,13 @@ async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool, led
         totals.start()
         totals.follow()
         background.append(asyncio.create_task(Shipper(spool, ledger_url, said).run()))
+    metrics = Unmeasured() if os.environ.get("BENCH_METRICS") == "off" else Metrics()
+    traces = tracing.from_environment("shoal-gateway", metrics.registry)
+    if ops_port := os.environ.get("BENCH_OPS_PORT"):
+        crowd(metrics, int(os.environ.get("BENCH_MODELS", "0")))
+        ops = Ops(metrics.registry, dict[str, str], lambda: None, teller.hub, ring)
+        serving = make_server(ops, host="127.0.0.1", port=int(ops_port), keep_alive=5, stop_seconds=1)
+        background.append(asyncio.create_task(serving.serve()))
     gateway = Gateway(
         settings,
         directory,
@@ -123,11 +153,12 @@ async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool, led
         ring,
         spool,
         pool,
-        Metrics(),
+        metrics,
         quotas=quotas,
         me=me,
         engine_port=lambda _: upstream_port,
         logs=logs,
+        traces=None if traces is None else Traces(traces.tracer),
     )
     server = make_server(gateway, host="127.0.0.1", port=port, keep_alive=75, stop_seconds=1)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: setattr(server, "should_exit", True))
@@ -164,6 +195,7 @@ async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool, led
     await asyncio.gather(*background, return_exceptions=True)
     await logs.book.stop()
     await spool.stop()
+    await tracing.close(traces)
 
 
 if __name__ == "__main__":

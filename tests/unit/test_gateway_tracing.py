@@ -1,8 +1,10 @@
 """What a collector gets of a gateway's requests, over OTLP, and what their engines are told."""
 
 import asyncio
+import gc
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from tests.support.adapter_agents import AdapterAgent, name_of, tuned
 from tests.support.gateway import API_KEY, GatewayUnderTest, gateway, lines, replica
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 from tests.support.traces import Collector, collecting, traced
+from tests.unit.test_gateway_garbage import KINDS, OF_CONNECTIONS, TIMES, of_requests
 
 SECRET = "the-canary-that-nobody-may-see"
 CHAT = {"model": "llama", "messages": [{"role": "user", "content": SECRET}], "max_tokens": 50}
@@ -344,12 +347,52 @@ async def test_a_request_with_many_waits_keeps_its_trace_small(tmp_path, monkeyp
         from shoal.gateway.tracing import RequestSpans
 
         span = tracing.tracer.start_span("POST /v1/chat/completions")
-        spans = RequestSpans(tracing.tracer, span, "/v1/chat/completions")
+        spans = RequestSpans(tracing.tracer, span, "/v1/chat/completions", "")
         for _ in range(100):
             spans.held(0.0, "refused", "released")
         spans.end()
     assert len(collector.spans) == 33
     assert of_server(collector)["shoal.spans_left_out"] == 68
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+async def test_what_is_traced_leaves_nothing_to_collect_either(tmp_path, monkeypatch, kind):
+    refused: set[str] = set()
+
+    async def answer(request: EngineRequest) -> None:
+        seed, rid = request.body.get("seed"), request.body["rid"].partition(".")[0]
+        if seed == 400:
+            await request.answer(400, b'{"object":"error","message":"no","type":"BadRequestError","code":400}')
+        elif seed == 503 and rid not in refused:
+            refused.add(rid)
+            await request.answer(503, b'{"object":"error","message":"busy","type":"Busy","code":503}')
+        else:
+            await serve_normally(request)
+
+    engines = [ScriptedEngine(answer), ScriptedEngine(answer)]
+    async with (
+        collecting() as collector,
+        gateway(tmp_path, *engines) as it,
+        traced(it, collector, monkeypatch, OTEL_BSP_SCHEDULE_DELAY="10"),
+    ):
+
+        async def several() -> Counter[str]:
+            for _ in range(TIMES):
+                await kind(it)
+            ended = len(await it.records(count=TIMES))
+            await collector.until(lambda spans: len([s for s in spans if s.kind == "SERVER"]) >= ended)
+            return of_requests()
+
+        await several()
+        gc.collect()
+        gc.disable()
+        try:
+            before = await several()
+            after = await several()
+        finally:
+            gc.enable()
+    grown = {name: n - before[name] for name, n in after.items() if n - before[name] >= TIMES}
+    assert not {name for name in grown if name not in OF_CONNECTIONS}
 
 
 def test_a_gateway_that_traces_nothing_loads_nothing_of_opentelemetry():

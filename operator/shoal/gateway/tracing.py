@@ -65,7 +65,8 @@ class Traces:
             "shoal.tenant": identity.tenant,
         }
         span = self._tracer.start_span(f"POST {path}", context, SpanKind.SERVER, attributes)
-        return onward(span), RequestSpans(self._tracer, span, path) if span.is_recording() else None
+        lines = onward(span)
+        return lines, RequestSpans(self._tracer, span, path, lines) if span.is_recording() else None
 
 
 class RequestSpans:
@@ -82,23 +83,25 @@ class RequestSpans:
         "_meter",
         "_onward",
         "_prepared",
+        "_refused",
         "_span",
         "_started",
         "_tracer",
     )
 
-    def __init__(self, tracer: Tracer, span: Span, path: str) -> None:
+    def __init__(self, tracer: Tracer, span: Span, path: str, lines: str) -> None:
         self._tracer = tracer
         self._span = span
         self._endpoint = path
         self._below = set_span_in_context(span, _ROOT)
         self._started = time.time_ns() - time.monotonic_ns()
         """Spans of what is over are made from the request's own, monotonic times."""
-        self._onward = onward(span)
+        self._onward = lines
         self._meter: Meter | None = None
         self._prepared: Prepared | None = None
         self._attempt: Span | None = None
-        self._error: ApiError | None = None
+        self._error: str | None = None
+        self._refused: int | None = None
         self._finish: list[str] = []
         self._made = self._left_out = 0
 
@@ -111,7 +114,8 @@ class RequestSpans:
 
     def failed(self, error: ApiError) -> None:
         """What the client was told instead of an answer."""
-        self._error = error
+        # Not the error itself: its traceback leads back here, and only the garbage collector would free the request.
+        self._error, self._refused = error.code or str(error.status), error.status
 
     def held(self, began: float, reason: str, ended: str) -> None:
         """It waited from `began` (time.monotonic) until now."""
@@ -156,8 +160,7 @@ class RequestSpans:
         if span is None or meter is None or prepared is None:
             return
         self._attempt = None
-        if failure is None and self._error is not None:
-            failure = _name(self._error)
+        failure = failure or self._error
         if failure is not None:
             span.set_attribute("error.type", failure)
             span.set_status(Status(StatusCode.ERROR, failure))
@@ -185,8 +188,7 @@ class RequestSpans:
     def end(self) -> None:
         """The request is over."""
         self.attempt_over()
-        span, meter, error = self._span, self._meter, self._error
-        status = error.status if error is not None else None
+        span, meter, error, status = self._span, self._meter, self._error, self._refused
         failed = status is not None and status >= 500
         if meter is not None:
             status = meter.status or status
@@ -201,10 +203,10 @@ class RequestSpans:
         if status is not None:
             span.set_attribute("http.response.status_code", status)
         if error is not None:
-            span.set_attribute("error.type", _name(error))
+            span.set_attribute("error.type", error)
         if failed:
             # Not the message: it may repeat what the client wrote.
-            span.set_status(Status(StatusCode.ERROR, _name(error) if error is not None else None))
+            span.set_status(Status(StatusCode.ERROR, error))
         if self._left_out:
             span.set_attribute("shoal.spans_left_out", self._left_out)
         span.end()
@@ -254,7 +256,3 @@ def _parent(headers: Mapping[bytes, bytes]) -> SpanContext | None:
         trace_flags=TraceFlags(int(flags, 16)),
         trace_state=TraceState.from_header([state]) if state else None,
     )
-
-
-def _name(error: ApiError) -> str:
-    return error.code or str(error.status)
