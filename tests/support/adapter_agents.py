@@ -103,6 +103,8 @@ class AdapterAgent:
     lease_seconds: float = 10.0
     held_back: bool = False
     """What it says is on its way, and not heard yet."""
+    cancels: bool = False
+    """Whose caller hangs up is not answered any more."""
     port: int = 0
     seq: int = 0
     ensured: list[api.Ensure] = field(default_factory=list)
@@ -151,7 +153,7 @@ class AdapterAgent:
         app.router.add_get(names.REPLICA_PATH, self._stream)
         app.router.add_post(names.ACK_PATH, self._ack)
         app.router.add_post(f"{names.ADAPTERS_PATH}/{{name}}/ensure", self._ensure)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=self.cancels)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         self.port = runner.addresses[0][1]

@@ -150,6 +150,21 @@ async def test_an_engine_is_asked_for_one_thing_at_a_time(pod: Pod) -> None:
     assert pod.engine.most_in_call == 1
 
 
+async def test_who_hangs_up_while_it_waits_for_a_slot_waits_no_longer(pod: Pod) -> None:
+    async with gateway(pod) as stream:
+        for each in (A, B):
+            assert (await pod.ensure(stream, each))[0] == 200
+        await acks(pod, stream, {A.name: 1, B.name: 1})
+        third = asyncio.create_task(pod.ensure(stream, C))
+        await stream.until(adaptersWaiting=1)
+        third.cancel()
+        async with asyncio.timeout(20):
+            while stream.state.get("adaptersWaiting"):
+                await acks(pod, stream, {A.name: 1, B.name: 1})
+                assert await stream.message() is not None
+        assert C.name not in pod.engine.adapters
+
+
 async def test_when_all_slots_are_leased_the_next_adapter_waits_and_the_wait_is_told(pod: Pod) -> None:
     async with gateway(pod) as stream:
         for each in (A, B):

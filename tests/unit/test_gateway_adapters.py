@@ -191,6 +191,75 @@ async def test_slots_that_are_full_at_one_replica_send_it_to_another(tmp_path: P
         asked.cancel()
 
 
+def hangs(gate: asyncio.Event, left: list[str] | None = None):
+    """An agent that has no slot until the gate opens; `left` gets those whose callers took their call back."""
+
+    async def answer(wanted: Ensure):
+        try:
+            await gate.wait()
+        except asyncio.CancelledError:
+            if left is not None:
+                left.append(wanted.name)
+            raise
+        return 200, {}
+
+    return answer
+
+
+async def test_one_that_waits_for_a_slot_moves_to_another_replica_when_that_has_one(tmp_path: Path):
+    left: list[str] = []
+    one, other = (AdapterAgent(n, slots=1, said={"adapterSlotsLeased": 1}, cancels=True) for n in (1, 2))
+    one.answer, other.answer = hangs(asyncio.Event(), left), hangs(asyncio.Event(), left)
+    async with tuned(tmp_path, one, other) as it:
+        asked = asyncio.create_task(it.ask())
+        await until(lambda: len(one.ensured) + len(other.ensured) == 1)
+        home, away = (one, other) if one.ensured else (other, one)
+        await until(lambda: it.it.app.holds.waiting == 1)
+        await away.say(adapterSlotsLeased=1)  # nothing new: it goes on waiting
+        await asyncio.sleep(0.05)
+        assert not away.ensured
+        away.answer = None
+        await away.say(adapterSlotsLeased=0)
+        assert (await asked).status == 200
+        assert len(away.ensured) == 1
+        await until(lambda: left == [V1_NAME])  # its place in the other line is free
+        assert not it.it.app.leases.under_way(V1_NAME)
+        assert len(home.ensured) == 1
+
+
+async def test_one_that_moved_still_takes_its_old_place_when_that_comes_first(tmp_path: Path):
+    gates = asyncio.Event(), asyncio.Event()
+    agents = [
+        AdapterAgent(n, slots=1, said={"adapterSlotsLeased": 1}, answer=hangs(gate)) for n, gate in enumerate(gates, 1)
+    ]
+    async with tuned(tmp_path, *agents) as it:
+        asked = asyncio.create_task(it.ask())
+        await until(lambda: sum(len(a.ensured) for a in agents) == 1)
+        home, away = agents if agents[0].ensured else agents[::-1]
+        await away.say(adapterSlotsLeased=0)
+        await until(lambda: len(away.ensured) == 1)  # somebody else was faster there: it waits at both
+        gates[home.number - 1].set()
+        assert (await asked).status == 200
+        assert [len(engine.requests) for engine in it.engines] == [int(a is home) for a in agents]
+
+
+async def test_so_many_move_as_there_are_slots(tmp_path: Path):
+    one, other = (
+        AdapterAgent(n, slots=1, said={"adapterSlotsLeased": 1}, answer=hangs(asyncio.Event())) for n in (1, 2)
+    )
+    async with tuned(tmp_path, one, other) as it:
+        it.declare(*(adapter(f"a{n}") for n in range(6)))
+        asked = [asyncio.create_task(it.ask(f"chat/a{n}")) for n in range(6)]
+        await until(lambda: len(one.ensured) + len(other.ensured) == 6)
+        before = {wanted.name for wanted in other.ensured}
+        await other.say(adapterSlotsLeased=0)
+        await until(lambda: len({wanted.name for wanted in other.ensured} - before) == 1)
+        await asyncio.sleep(0.05)
+        assert len({wanted.name for wanted in other.ensured} - before) == 1
+        for task in asked:
+            task.cancel()
+
+
 async def test_one_that_no_replica_can_load_is_told_to_the_client_without_the_agents_words(tmp_path: Path):
     agent = AdapterAgent(1, answer=lambda _: refuse(422, "RankTooHigh"))
     async with tuned(tmp_path, agent) as it:

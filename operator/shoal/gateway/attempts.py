@@ -14,7 +14,6 @@ from shoal.gateway.errors import ApiError
 from shoal.gateway.meter import Meter
 from shoal.gateway.relay import LACKS_ADAPTER, Prepared, Relay, Retry
 from shoal.gateway.reply import Reply
-from shoal.gateway.ticket import ClientGone
 from shoal.gateway.upstream import (
     Aborted,
     AbortHandle,
@@ -24,6 +23,7 @@ from shoal.gateway.upstream import (
     Target,
     UpstreamError,
 )
+from shoal.gateway.waiter import ClientGone
 from shoal.gateway.waiting import Place, Waiting
 from shoal.serving.asgi import Headers
 

@@ -15,8 +15,8 @@ from shoal.gateway.attempts import Attempts
 from shoal.gateway.leases import WAIT_SECONDS, Refused
 from shoal.gateway.relay import LACKS_ADAPTER, Retry
 from shoal.gateway.stay import Stay
-from shoal.gateway.ticket import ClientGone
 from shoal.gateway.upstream import Target
+from shoal.gateway.waiter import ClientGone
 from shoal.gateway.waiting import Place
 
 _HOPELESS: Final = reasons.ADAPTER_REASONS | {reasons.LOAD_FAILED, reasons.LOAD_HANGS}
@@ -27,12 +27,14 @@ _FLIGHT_SECONDS: Final = WAIT_SECONDS + 10.0
 class AdapterAttempts(Attempts):
     """One request's."""
 
-    __slots__ = ("_adapter", "_ask", "_paid_for", "_passed", "_refusals", "_tokens")
+    __slots__ = ("_adapter", "_ask", "_asked", "_paid_for", "_passed", "_refusals", "_tokens")
 
     def start(self, adapter: ServedAdapter) -> None:
         """Says which adapter, before `run`."""
         self._adapter = adapter
         self._ask: Replica | None = None
+        self._asked: dict[str, str] = {}
+        """Pods that it waited at for a lease, and for which adapter."""
         self._passed = False
         """It has waited its turn in the Model's room."""
         self._paid_for = False
@@ -73,6 +75,10 @@ class AdapterAttempts(Attempts):
     def _enter(self, replica: Replica, paid: bool) -> Place:
         app, adapter = self._app, self._adapter
         app.leases.used(replica.uid, adapter)
+        for uid, name in self._asked.items():
+            if uid != replica.uid:
+                app.leases.leave(uid, name)
+        self._asked.clear()
         app.fleet.enter(replica, self._tokens)
         app.fleet.residency.enter(replica.uid, adapter.engine_name)
         app.demand.adapters.sent(adapter.uid, replica.model_uid)
@@ -143,7 +149,7 @@ class AdapterAttempts(Attempts):
             elif why.reason == "refused":
                 await self._refused_everywhere()
             elif why.reason == "no-adapters":
-                await self._stay(why, for_replica=True)
+                await self._stay(why)
             else:
                 await self._in_the_room(why, tried)
             found = self._pick(tried, 0)
@@ -167,15 +173,20 @@ class AdapterAttempts(Attempts):
 
     async def _fly(self, replica: Replica) -> None:
         """Gets a lease there, with all who want it."""
-        flight = self._app.leases.ask(replica.uid, self._adapter)
-        if flight.done:
+        leases, name = self._app.leases, self._adapter.engine_name
+        if leases.ask(replica.uid, self._adapter).done:
             return
-        stay = self._enter_stay(NoReplica("no-lease"), for_replica=False)
-        flight.waiting[stay.wake] = None
+        stay = self._enter_stay(NoReplica("no-lease"), at=replica.uid)
+        # With all calls for the adapter: it may have waited for a slot elsewhere before, and have its turn there first.
+        flights = leases.under_way(name)
+        for flight in flights:
+            flight.waiting[stay.wake] = None
+        self._asked[replica.uid] = name
         try:
             await self._stay_at(stay, "no-lease", _FLIGHT_SECONDS)
         finally:
-            flight.waiting.pop(stay.wake, None)
+            for flight in flights:
+                flight.waiting.pop(stay.wake, None)
 
     async def _refused_everywhere(self) -> None:
         """Waits until a replica may be asked again, where waiting can help."""
@@ -187,12 +198,12 @@ class AdapterAttempts(Attempts):
             self._meter.outcome = "refused"
             raise errors.adapter_waits(word, next(r.reason for r in refusals if not r.never))
         again = min((r.until for r in refusals), default=0.0) - time.monotonic()
-        await self._stay(NoReplica("refused"), for_replica=False, seconds=max(0.05, again))
+        await self._stay(NoReplica("refused"), at="", seconds=max(0.05, again))
 
-    async def _stay(self, why: NoReplica, *, for_replica: bool, seconds: float = _FLIGHT_SECONDS) -> None:
+    async def _stay(self, why: NoReplica, *, at: str | None = None, seconds: float = _FLIGHT_SECONDS) -> None:
         if not self._prepared.model.limits.max_requests:
             raise self._refusal(why)
-        await self._stay_at(self._enter_stay(why, for_replica=for_replica), why.reason, seconds)
+        await self._stay_at(self._enter_stay(why, at=at), why.reason, seconds)
 
     async def _stay_at(self, stay: Stay, why: str, seconds: float) -> None:
         book, adapter, model = self._app.demand.adapters, self._adapter, self._prepared.model
@@ -203,8 +214,9 @@ class AdapterAttempts(Attempts):
             book.unheld(adapter.uid, model.uid)
             stay.close()
 
-    def _enter_stay(self, why: NoReplica, *, for_replica: bool) -> Stay:
-        """
+    def _enter_stay(self, why: NoReplica, *, at: str | None) -> Stay:
+        """A place to wait in: at a pod, by uid; "" at none; None for any that serves adapters.
+
         Raises:
             ApiError: no replica will come, or too much waits already.
         """
@@ -213,7 +225,7 @@ class AdapterAttempts(Attempts):
         if refusal is None:
             size, tokens = self._weight()
             stay = app.holds.stays.enter(
-                prepared.model, meter.tenant, size, tokens, for_replica=for_replica, still=self._still
+                prepared.model, meter.tenant, size, tokens, adapter=self._adapter.uid, at=at, still=self._still
             )
             if isinstance(stay, Stay):
                 return stay

@@ -120,6 +120,13 @@ class Fleet:
         """What the agent of a pod says; None: it is not heard."""
         return self._said.get(uid)
 
+    def free_slots(self, uid: str) -> int | None:
+        """GPU slots for adapters that no lease covers at a pod, as its agent says; None: it does not say."""
+        said = self._said.get(uid)
+        if said is None or said.adapters is None or said.adapter_slots is None or said.adapter_slots_leased is None:
+            return None
+        return max(0, said.adapter_slots - said.adapter_slots_leased)
+
     def next_turn(self) -> int:
         """A growing number that spreads equals."""
         self._turn += 1

@@ -150,4 +150,4 @@ class Holds:
         if self.rooms or self.stays.waiting:
             uid = self.directory.snapshot.owners.get(pod, "")
             self.poke(uid)
-            self.stays.heard(uid)
+            self.stays.heard(uid, pod)

@@ -134,6 +134,17 @@ class Leases:
         self._flights[key] = (flight, task)
         return flight
 
+    def under_way(self, name: str) -> list[Flight]:
+        """Calls for an adapter, at whatever pod."""
+        return [flight for (_, of), (flight, _) in self._flights.items() if of == name]
+
+    def leave(self, uid: str, name: str) -> None:
+        """Nobody wants the adapter there any more, who has got it elsewhere: a call that nobody waits for is taken
+        back, so that it takes no slot from others."""
+        found = self._flights.get((uid, name))
+        if found is not None and not found[0].waiting:
+            found[1].cancel()
+
     def drop(self, uid: str, name: str) -> None:
         """The lease is void: the engine does not have the adapter after all."""
         leases = self._leases.get(uid)

@@ -19,10 +19,10 @@ from shoal.gateway.meter import Meter
 from shoal.gateway.quota import Quota, Reserved
 from shoal.gateway.relay import EMBEDDINGS, Prepared
 from shoal.gateway.reply import Reply
-from shoal.gateway.ticket import ClientGone
 from shoal.gateway.upstream import (
     AbortHandle,
 )
+from shoal.gateway.waiter import ClientGone
 from shoal.ledger.spool import SpoolUnavailable
 from shoal.serving.asgi import DISCONNECT, GONE, Receive, Scope, Send
 

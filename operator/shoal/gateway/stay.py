@@ -1,12 +1,9 @@
 """One request that waits for an adapter: for its load, for a slot, or for a replica that serves adapters."""
 
-import asyncio
-import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from shoal.gateway.ticket import ClientGone
-from shoal.gateway.upstream import AbortHandle, UpstreamError
+from shoal.gateway.waiter import Waiter
 
 _RETRY_AFTER: Final = 5
 
@@ -17,23 +14,10 @@ class Place(Protocol):
     def unstay(self, stay: "Stay") -> None: ...
 
 
-class Stay:
+class Stay(Waiter):
     """Waits until it is woken, to look again. `still` says, at every change of the cluster, whether it may go on."""
 
-    __slots__ = (
-        "_future",
-        "_gone",
-        "_place",
-        "_woken",
-        "for_replica",
-        "handle",
-        "model_uid",
-        "since",
-        "size",
-        "still",
-        "tenant",
-        "tokens",
-    )
+    __slots__ = ("_place", "_woken", "adapter", "at", "model_uid", "still")
 
     def __init__(
         self,
@@ -43,21 +27,23 @@ class Stay:
         size: int,
         tokens: int,
         *,
-        for_replica: bool,
+        adapter: str,
+        at: str | None,
         still: Callable[[], bool],
     ) -> None:
-        self.since = time.monotonic()
+        super().__init__(tenant, size, tokens)
         self.model_uid = model_uid
-        self.tenant = tenant
-        self.size = size
-        self.tokens = tokens
-        self.for_replica = for_replica
-        """It waits for any replica that serves adapters."""
+        self.adapter = adapter
+        """Its uid."""
+        self.at = at
+        """Uid of the pod whose agent was asked; None: it waits for any replica that serves adapters, or for time."""
         self.still = still
-        self.handle: AbortHandle | None = None
         self._place = place
-        self._future: asyncio.Future[None] | None = None
-        self._gone = self._woken = False
+        self._woken = False
+
+    @property
+    def decided(self) -> bool:
+        return self._woken
 
     @property
     def retry_after(self) -> int:
@@ -70,17 +56,7 @@ class Stay:
         Raises:
             ClientGone: its client left.
         """
-        if not self._gone and not self._woken:
-            loop = asyncio.get_running_loop()
-            self._future = loop.create_future()
-            timer = loop.call_later(seconds, self._end)
-            try:
-                await self._future
-            finally:
-                timer.cancel()
-                self._future = None
-        if self._gone:
-            raise ClientGone
+        await self._until(seconds)
         return self._woken
 
     def wake(self) -> None:
@@ -88,19 +64,5 @@ class Stay:
         self._woken = True
         self._end()
 
-    def abort(self, error: UpstreamError) -> None:
-        """The client left: its place is free at once."""
-        self._gone = True
+    def _give_up(self) -> None:
         self._place.unstay(self)
-        self._end()
-
-    def close(self) -> None:
-        """The request waits here no longer, whatever the reason."""
-        if self.handle is not None:
-            self.handle.drop()
-            self.handle = None
-        self._place.unstay(self)
-
-    def _end(self) -> None:
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)

@@ -3,7 +3,7 @@
 They count against the Model's bounds together with those that wait in its room (`hold.py`), and in the demand stream.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 from shoal.core.hold.limits import Bound, Held, over
@@ -34,10 +34,12 @@ class Stays:
         size: int,
         tokens: int,
         *,
-        for_replica: bool,
+        adapter: str,
+        at: str | None,
         still: Callable[[], bool],
     ) -> Stay | Bound:
-        """A place for one request, or the bound that keeps it out; close it in any case."""
+        """A place for one request, or the bound that keeps it out; close it in any case. `adapter` is its uid, `at`
+        the pod (by uid) that was asked for it; None: it waits for any."""
         room = self._holds.rooms.get(model.uid)
         held, tenants = self.held(model.uid), self.of_tenant(model.uid, tenant)
         if room is not None:
@@ -46,7 +48,7 @@ class Stays:
         bound = over(model.limits, size, held, tenants) if model.limits.max_requests else None
         if bound is not None:
             return bound
-        stay = Stay(self, model.uid, tenant, size, tokens, for_replica=for_replica, still=still)
+        stay = Stay(self, model.uid, tenant, size, tokens, adapter=adapter, at=at, still=still)
         self._stays[stay] = None
         self._count(stay, +1)
         self._holds.book.held(model.uid, tokens, stay.since)
@@ -76,15 +78,32 @@ class Stays:
             if not stay.still():
                 stay.wake()
 
-    def heard(self, model_uid: str) -> None:
-        """An agent of the Model said something: wakes those that wait for any replica, if there is one now."""
-        waiting = [stay for stay in self._stays if stay.for_replica and stay.model_uid == model_uid]
+    def heard(self, model_uid: str, pod: str) -> None:
+        """The agent of a pod said something: wakes those of the Model that wait for any replica, if there is one now,
+        and those that wait for a slot at another one, as many as there are slots here."""
+        waiting = [stay for stay in self._stays if stay.model_uid == model_uid]
         if not waiting:
             return
-        snapshot = self._holds.directory.snapshot
-        model = next((m for m in snapshot.models.values() if m.uid == model_uid), None)
-        if model is None or self._holds.fleet.serves_adapters(snapshot, model):
-            for stay in waiting:
+        if any(stay.at is None for stay in waiting):
+            snapshot = self._holds.directory.snapshot
+            model = next((m for m in snapshot.models.values() if m.uid == model_uid), None)
+            if model is None or self._holds.fleet.serves_adapters(snapshot, model):
+                for stay in waiting:
+                    if stay.at is None:
+                        stay.wake()
+        self._move(waiting, pod)
+
+    def _move(self, waiting: Iterable[Stay], pod: str) -> None:
+        """To a slot that came free, whoever has waited longest; all who wait for one adapter go with it."""
+        free = self._holds.fleet.free_slots(pod)
+        if not free:
+            return
+        moved: set[str] = set()
+        for stay in waiting:
+            if stay.at is None or stay.at == pod or self._holds.fleet.free_slots(stay.at) != 0:
+                continue
+            if stay.adapter in moved or len(moved) < free:
+                moved.add(stay.adapter)
                 stay.wake()
 
     def _count(self, stay: Stay, sign: int) -> None:

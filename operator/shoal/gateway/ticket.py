@@ -1,17 +1,11 @@
 """One request that waits for a replica: what it is told, and what it tells."""
 
-import asyncio
-import time
 from collections.abc import Callable, Collection
 from typing import Protocol
 
 from shoal.core.routing import Replica
 from shoal.gateway.errors import ApiError
-from shoal.gateway.upstream import AbortHandle, UpstreamError
-
-
-class ClientGone(Exception):
-    """The client left."""
+from shoal.gateway.waiter import Waiter
 
 
 class Room(Protocol):
@@ -27,28 +21,10 @@ class Room(Protocol):
         ...
 
 
-class Ticket:
+class Ticket(Waiter):
     """One request that waits."""
 
-    __slots__ = (
-        "_future",
-        "_gone",
-        "_refusal",
-        "_room",
-        "_taken",
-        "again",
-        "check",
-        "handle",
-        "paid",
-        "priority",
-        "replica",
-        "since",
-        "size",
-        "tenant",
-        "tokens",
-        "tried",
-        "word",
-    )
+    __slots__ = ("_refusal", "_room", "_taken", "again", "check", "paid", "priority", "replica", "tried", "word")
 
     def __init__(
         self,
@@ -61,25 +37,19 @@ class Ticket:
         priority: int,
         again: bool,
     ) -> None:
-        self.tenant = tenant
+        super().__init__(tenant, size, tokens)
         self.word = word
-        self.size = size
-        self.tokens = tokens
         self.tried = tried
         self.priority = priority
         self.again = again
         """It was sent before, in vain: another time is a retry, which the Model's budget has to pay."""
         self.paid = False
-        self.since = time.monotonic()
         self.replica: Replica | None = None
         """Where it may go; it counts as in flight there from that moment."""
-        self.handle: AbortHandle | None = None
         self.check: Callable[[], None] | None = None
         """Raises ApiError when the client may not ask any more."""
         self._room = room
-        self._future: asyncio.Future[None] | None = None
         self._refusal: ApiError | None = None
-        self._gone = False
         self._taken = False
 
     async def wait(self, seconds: float) -> bool:
@@ -89,17 +59,7 @@ class Ticket:
             ApiError: it is refused.
             ClientGone: its client left.
         """
-        if not self._decided:
-            loop = asyncio.get_running_loop()
-            self._future = loop.create_future()
-            timer = loop.call_later(seconds, self._wake)
-            try:
-                await self._future
-            finally:
-                timer.cancel()
-                self._future = None
-        if self._gone:
-            raise ClientGone
+        await self._until(seconds)
         if self._refusal is not None:
             raise self._refusal
         return self.replica is not None
@@ -118,25 +78,16 @@ class Ticket:
 
     def release(self, replica: Replica) -> None:
         self.replica = replica
-        self._wake()
+        self._end()
 
     def refuse(self, error: ApiError) -> None:
         self._refusal = error
-        self._wake()
-
-    def abort(self, error: UpstreamError) -> None:
-        """The client left: its place is free at once."""
-        self._gone = True
-        self._room.leave(self)
-        self._wake()
+        self._end()
 
     def close(self) -> None:
         """The request waits no longer, whatever the reason."""
-        if self.handle is not None:
-            self.handle.drop()
-            self.handle = None
         self.check = None
-        self._room.leave(self)
+        super().close()
 
     @property
     def forgone(self) -> Replica | None:
@@ -144,9 +95,8 @@ class Ticket:
         return None if self._taken else self.replica
 
     @property
-    def _decided(self) -> bool:
-        return self._gone or self._refusal is not None or self.replica is not None
+    def decided(self) -> bool:
+        return self._refusal is not None or self.replica is not None
 
-    def _wake(self) -> None:
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
+    def _give_up(self) -> None:
+        self._room.leave(self)

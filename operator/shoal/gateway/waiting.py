@@ -15,8 +15,8 @@ from shoal.gateway.errors import ApiError
 from shoal.gateway.meter import Meter
 from shoal.gateway.relay import Prepared
 from shoal.gateway.reply import Reply
-from shoal.gateway.ticket import ClientGone
 from shoal.gateway.upstream import Abortable, AbortHandle
+from shoal.gateway.waiter import ClientGone
 
 if TYPE_CHECKING:
     from shoal.gateway.app import Gateway

@@ -1,8 +1,8 @@
 """`POST /v1/adapters/{name}/ensure` and `PUT /v1/adapters` (`api/adapters.py`)."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Final, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
@@ -16,9 +16,13 @@ from shoal.core.adapters.turn import Denial
 BODY_SECONDS: Final = 5.0
 BODY_BYTES: Final = 8 << 20
 """Longest floor: 4,096 adapters, with the longest of addresses."""
+LOOK_SECONDS: Final = 0.25
+"""Between two looks whether a caller who waits for a lease is still there."""
+_CLIENT_GONE: Final = 499
 _NAME: Final = "name"
 
 _T = TypeVar("_T", bound=BaseModel)
+_R = TypeVar("_R")
 
 
 class AdaptersApi:
@@ -61,7 +65,9 @@ class AdaptersApi:
             if ensure.agent_boot != self._boot or not self._drain.listens(key):
                 text = "the caller has no stream to this agent, or to a former one: connect, and ask again"
                 return _refuse(Denial(409, reasons.NOT_LISTENING, text))
-        lease = await adapters.ensure(ensure, key, ensure.wait_seconds)
+        lease = await _while_connected(request, adapters.ensure(ensure, key, ensure.wait_seconds))
+        if lease is None:
+            return web.Response(status=_CLIENT_GONE)  # nobody reads it
         if isinstance(lease, Denial):
             return _refuse(lease)
         return web.Response(text=lease.model_dump_json(), content_type="application/json")
@@ -82,6 +88,21 @@ class AdaptersApi:
             return _refuse(Denial(400, reasons.INVALID, problem))
         self._adapters.set_floor(floor)
         return web.Response(status=204)
+
+
+async def _while_connected(request: web.Request, work: Coroutine[Any, Any, _R]) -> _R | None:
+    """What `work` returns; None when the caller hung up before: it has the adapter elsewhere now, or is no more, and
+    must not get a slot that others wait for. (aiohttp can tell handlers so, but only all of them: a drain goes on.)"""
+    task = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait({task}, timeout=LOOK_SECONDS))[0]:
+            if request.transport is None or request.transport.is_closing():
+                return None
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 def _wrong(wanted: AdapterWanted) -> str | None:
