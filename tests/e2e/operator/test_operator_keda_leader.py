@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from shoal.kube.errors import NotFound
 from shoal.kube.resources import ENDPOINTSLICES
 from shoal.runtime.operator import Operator
 from shoal.runtime.scaler import ScalerPlace
-from tests.support.controlplane import Fleet
+from tests.support.controlplane import Fleet, free_ports
 from tests.support.kedaclient import keda, write_certificate
 from tests.support.kedastandin import install_keda_crds, remove_keda_crds
 from tests.support.operators import CONFIG, NAMESPACE, eventually, model
@@ -31,17 +30,11 @@ pytestmark = [
 _DRIVEN = CONFIG.model_copy(update={"scaling": Scaling(driver="KEDA", keda=KEDA(polling_seconds=1))})
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Process:
     """An operator that can be ended at any time."""
 
     def __init__(self, fleet: Fleet, number: int, certificate: Path) -> None:
-        self.port, self.address = free_port(), f"10.1.0.{number}"
+        self.port, self.address = free_ports(1)[0], f"10.1.0.{number}"
         place = ScalerPlace("127.0.0.1", self.port, self.address, certificate=certificate)
         identity = f"operator-{number}"
         self.operator = Operator(

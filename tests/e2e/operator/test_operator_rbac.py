@@ -14,16 +14,22 @@ from shoal.kube.client import Client
 from shoal.kube.errors import NotFound
 from shoal.kube.resources import (
     DEPLOYMENTS,
+    ENDPOINTSLICES,
     EVENTS,
     LEASES,
     MODELS,
     PERSISTENTVOLUMECLAIMS,
     PERSISTENTVOLUMES,
+    SCALEDOBJECTS,
     SECRETS,
     TENANTS,
+    TRIGGERAUTHENTICATIONS,
 )
+from shoal.runtime.scaler import ScalerPlace
 from tests.support.charts import rendered
-from tests.support.controlplane import Fleet
+from tests.support.controlplane import Fleet, free_ports
+from tests.support.kedaclient import write_certificate
+from tests.support.kedastandin import install_keda_crds, remove_keda_crds
 from tests.support.lora_fleet import adapter, adapter_with, pool, ready_for_adapters
 from tests.support.operators import CONFIG, NAMESPACE, eventually, model, model_with, running_operator
 
@@ -61,12 +67,16 @@ async def test_the_charts_role_is_enough_and_not_more(fleet: Fleet, audit: Path,
     roles = [o for o in rendered({}) if o["kind"] in kinds]
     fleet.plane.run_kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(roles))
     kubeconfig = service_account_kubeconfig(fleet, tmp_path / "kubeconfig")
+    await install_keda_crds(client)
+    write_certificate(tmp_path / "certificate")
+    place = ScalerPlace("127.0.0.1", free_ports(1)[0], "10.1.0.1", certificate=tmp_path / "certificate")
+    config = CONFIG.model_copy(update={"cache": Cache(enabled=True)})
     with contextlib.suppress(NotFound):  # an operator of an earlier test left it, and then nobody creates it here
         await client.delete(LEASES, names.LEASE_NAME, NAMESPACE)
 
     async with (
         await Client.from_environment(kubeconfig=kubeconfig) as own,
-        running_operator(own, kubeconfig, config=CONFIG.model_copy(update={"cache": Cache(enabled=True)})),
+        running_operator(own, kubeconfig, config=config, scaler=place),
     ):
         ready_for_adapters(fleet)
         await fleet.apply(model("chat", ns))
@@ -89,6 +99,12 @@ async def test_the_charts_role_is_enough_and_not_more(fleet: Fleet, audit: Path,
             lambda: fleet.all(DEPLOYMENTS, namespace=ns),
             lambda all_: [d["metadata"]["name"] for d in all_] == ["chat-h100"],
         )
+        # A Model that KEDA is to drive, and then not.
+        await fleet.apply(model("driven", ns, scaling={"driver": "KEDA"}))
+        await eventually(lambda: fleet.all(SCALEDOBJECTS, namespace=ns), bool)
+        await fleet.apply(model("driven", ns, scaling={"driver": "BuiltIn"}))
+        for resource in (SCALEDOBJECTS, TRIGGERAUTHENTICATIONS):
+            await eventually(lambda r=resource: fleet.all(r, namespace=ns), lambda left: not left)
         # A source's Secret is looked for.
         await fleet.apply(model("gated", ns, source={"uri": "hf://owner/repo", "secretRef": {"name": "nowhere"}}))
         await model_with(client, ns, "gated", "Accepted", "False", "SecretNotFound")
@@ -97,9 +113,11 @@ async def test_the_charts_role_is_enough_and_not_more(fleet: Fleet, audit: Path,
         assert await fleet.all(SECRETS, namespace=NAMESPACE)
         # A namespace with a Model that is fetched has a share in the node cache, until the last of them goes.
         await eventually(lambda: fleet.all(PERSISTENTVOLUMECLAIMS, namespace=ns), bool)
-        for name in ("chat", "gated"):
+        for name in ("chat", "driven", "gated"):
             await client.delete(MODELS, name, ns)
         await eventually(lambda: fleet.all(PERSISTENTVOLUMES), lambda left: not left)
+    await remove_keda_crds(client)
+    await client.delete(ENDPOINTSLICES, names.SCALER_SERVICE, NAMESPACE)
 
     made = requests(audit)
     assert made
