@@ -222,6 +222,15 @@ async def test_a_new_term_answers_nothing_before_it_has_decided() -> None:
     assert rig.driver.book.promised(UID) == {}
 
 
+async def test_a_paused_model_is_answered_what_stands() -> None:
+    rig = Rig(3)
+    rig.driver.hold(rig.model)
+    assert rig.told == [(3, True)]
+    await rig.scale(2)
+    rig.driver.hold(rig.model)
+    assert rig.driver.book.number(KEY) == 2, "what was decided before stays"
+
+
 async def test_shoal_owns_no_replicas_of_such_a_deployment() -> None:
     rig = Rig(2)
     await rig.scale(5)

@@ -25,7 +25,7 @@ pytestmark = [
 
 _FAST = {"driver": "KEDA", "idleSeconds": 2, "stabilizationSeconds": 1}
 _STEADY = {"driver": "KEDA", "minReplicas": 2, "idleSeconds": 600}
-_DRIVEN = CONFIG.model_copy(update={"scaling": Scaling(keda=KEDA(tls=False, polling_seconds=1))})
+DRIVEN = CONFIG.model_copy(update={"scaling": Scaling(keda=KEDA(tls=False, polling_seconds=1))})
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.asynccontextmanager
 async def operator(fleet: Fleet, ears: FakeEars, keda: StandIn | None = None) -> AsyncGenerator[Operator]:
-    async with running_operator(fleet.client, fleet.kubeconfig, config=_DRIVEN, ears=ears) as running:
+    async with running_operator(fleet.client, fleet.kubeconfig, config=DRIVEN, ears=ears) as running:
         ears.attach(running)
         if keda is not None:
             keda.answers = running.driver.book

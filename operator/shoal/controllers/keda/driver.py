@@ -195,6 +195,17 @@ class Driver:
         if self._observer.writer(driver, found) == "Shoal":
             await self._scales.scale(model, gpu_class, target)
 
+    def hold(self, model: Model) -> None:
+        """Nothing is carried out of what is decided on the Model: it is paused, or not accepted. KEDA is answered what
+        stands."""
+        if not self.drives(model):
+            return
+        for child in self._world.deployments.by("model", model.metadata.uid):
+            found = child.deployment
+            if found is not None and self.book.number((found.namespace, found.name)) is None:
+                standing = found.replicas
+                self._answer((found.namespace, found.name), found, lambda n=standing: n)
+
     async def raise_now(self, model: Model, gpu_class: str, target: Target) -> None:
         """From zero, ahead of the plan: KEDA is told at once, its ScaledObject follows with the plan. Raises as
         `scale`."""

@@ -183,6 +183,8 @@ class ModelController:
         if known is not None and decided is not None and not paused:
             await self._tell_who_waits(key, custom, reading, decided)
             failure = await self._carry_out(model, classes, wish, decided)
+        else:
+            self._driver.hold(model)
         latest = world.models.get(key)
         if latest is None or latest.object is None or latest.metadata.uid != custom.metadata.uid:
             return None

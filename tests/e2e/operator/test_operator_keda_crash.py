@@ -1,0 +1,111 @@
+"""A Model driven by KEDA: the operator is killed before and after each write of a wake and of the way back to zero, and
+it always ends at the same objects. And where nothing happens nothing is written."""
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+
+from shoal.kube.client import Client
+from shoal.kube.resources import MODELS, SCALEDOBJECTS
+from shoal.runtime.operator import Operator
+from shoal.runtime.scaler import ScalerPlace
+from tests.e2e.operator.test_operator_crash import _objects
+from tests.e2e.operator.test_operator_crash_scaling import _at_zero, _cycle
+from tests.e2e.operator.test_operator_keda import DRIVEN, ears, keda, operator
+from tests.e2e.operator.test_operator_rest import writes
+from tests.support.controlplane import Fleet
+from tests.support.ears import FakeEars
+from tests.support.kedastandin import StandIn
+from tests.support.mortal import Killed, MortalClient
+from tests.support.operators import NAMESPACE, model, model_with, running_operator
+
+__all__ = ["ears", "keda"]
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.timeout(1800),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
+]
+
+_SCALING = {"driver": "KEDA", "idleSeconds": 1, "stabilizationSeconds": 0}
+_MOST_WRITES = 20
+_QUIET_SECONDS = 12.0
+
+
+async def _left(fleet: Fleet) -> str:
+    found = (await _objects(fleet)).replace("no request for 1 s;", "no request;")
+    scaled = await fleet.client.get(SCALEDOBJECTS, "chat-l4", fleet.namespace)
+    return found + json.dumps(scaled["spec"], indent=1)
+
+
+async def _cycle_with_a_mortal(
+    fleet: Fleet, ears: FakeEars, keda: StandIn, uid: str, die_at: int, *, after: bool
+) -> bool:
+    """Returns whether the operator died on the way; then another one finished it."""
+    client = await MortalClient.from_environment(kubeconfig=fleet.kubeconfig)
+    client.die_at, client.after = die_at, after
+    async with client:
+        mortal = Operator(
+            client, DRIVEN, NAMESPACE, identity="test", kubeconfig=fleet.kubeconfig, ears=ears,
+            scaler=ScalerPlace(port=0),
+        )  # fmt: skip
+        ears.attach(mortal)
+        keda.answers = mortal.driver.book
+        running, cycle = asyncio.create_task(mortal.run()), asyncio.create_task(_cycle(fleet, ears, uid))
+        await asyncio.wait([running, cycle], return_when=asyncio.FIRST_COMPLETED)
+        died, keda.answers = running.done(), None
+        running.cancel()
+        with contextlib.suppress(BaseExceptionGroup, asyncio.CancelledError, Killed):
+            await running
+        ears.heard.remove(mortal.heard)
+        if not died:
+            await cycle
+            return False
+    async with operator(fleet, ears, keda):
+        await cycle
+    return True
+
+
+async def test_killed_at_every_write_with_keda_it_ends_the_same(fleet: Fleet, ears: FakeEars, keda: StandIn) -> None:
+    ns = fleet.namespace
+    async with keda.running():
+        await fleet.apply(model("chat", ns, variants=[{"class": "l4"}], scaling=_SCALING))
+        async with operator(fleet, ears, keda):
+            await _at_zero(fleet)
+            uid = (await fleet.client.get(MODELS, "chat", ns))["metadata"]["uid"]
+            await _cycle(fleet, ears, uid)
+        undisturbed = await _left(fleet)
+        deaths = 0
+        for after in (False, True):
+            for k in range(1, _MOST_WRITES):
+                died = await _cycle_with_a_mortal(fleet, ears, keda, uid, k, after=after)
+                deaths += died
+                assert await _left(fleet) == undisturbed, f"killed {'after' if after else 'before'} write {k}"
+                if not died:
+                    break
+            else:
+                pytest.fail(f"the operator wrote {_MOST_WRITES} times and was not done")
+        # The ScaledObject's minimum up and down, statuses on the way to Ready, the status at zero.
+        assert deaths >= 2 * 4
+
+
+async def test_a_quiet_fleet_with_keda_costs_no_write(fleet: Fleet, ears: FakeEars, keda: StandIn) -> None:
+    """Neither where replicas stand nor at zero. KEDA looks all the while."""
+    ns = fleet.namespace
+    own = await Client.from_environment(kubeconfig=fleet.kubeconfig)
+    async with own, keda.running(), running_operator(own, fleet.kubeconfig, config=DRIVEN, ears=ears) as running:
+        ears.attach(running)
+        keda.answers = running.driver.book
+        kept = {"driver": "KEDA", "minReplicas": 2}
+        await fleet.apply(model("kept", ns, variants=[{"class": "h100"}], scaling=kept))
+        await fleet.apply(model("chat", ns, variants=[{"class": "l4"}], scaling=_SCALING))
+        await model_with(fleet.client, ns, "kept", "Ready", "True")
+        await _at_zero(fleet)
+        await asyncio.sleep(3)  # the last words of both
+        before = writes(own)
+        await asyncio.sleep(_QUIET_SECONDS)
+        assert writes(own) == before, dict(own.writes)
+        keda.answers = None
+        ears.heard.remove(running.heard)
