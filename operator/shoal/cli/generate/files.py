@@ -37,7 +37,16 @@ def generated_files() -> dict[str, str]:
     files["policies/prometheus/rules.yaml"] = plain_rules()
     files["policies/prometheus/scrape.yaml"] = scrape_config()
     files["docs/reference/alerts.md"] = "# Alerts\n\n" + _GENERATED + alerts_table()
+    files["docs/reference/metrics.md"] = "# Metrics\n\n" + _GENERATED + metrics()
     return files | protocol_stubs()
+
+
+def metrics() -> str:
+    """The reference of metrics."""
+    # Late: every part of Shoal is imported for it.
+    from shoal.cli.generate.metrics import metrics_reference
+
+    return metrics_reference()
 
 
 def boards() -> dict[str, str]:
