@@ -71,6 +71,18 @@ async def test_the_certificate_is_one_that_the_operator_takes_and_names_the_serv
     assert "shoal-scaler.shoal-system.svc" in said.get_values_for_type(x509.DNSName)
 
 
+@pytest.mark.parametrize("address", ["10.0.0.9:9666", "keda.example.com:443"])
+def test_an_address_of_ones_own_stands_in_the_certificate(address: str) -> None:
+    values = {"operator": {"scaling": {"keda": {"address": address}}}}
+    secret = find(rendered(values), "Secret", names.SCALER_TLS_SECRET)
+    assert secret is not None
+    leaf = x509.load_pem_x509_certificate(base64.b64decode(secret["data"]["tls.crt"]))
+    said = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    known = [str(name.value) for name in said]
+    assert address.partition(":")[0] in known
+    assert "shoal-scaler.shoal-system.svc" in known
+
+
 def test_a_certificate_of_ones_own_is_mounted_and_none_is_made() -> None:
     objects = rendered(SCALER)
     assert find(objects, "Secret", names.SCALER_TLS_SECRET) is None
