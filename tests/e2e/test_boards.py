@@ -114,7 +114,10 @@ def test_figures_are_those_of_the_run(played: Played) -> None:
     assert highest("shoal-fleet", "Operators that lead") == 1
     assert highest("shoal-fleet", "Not answered") == 0
     assert 0 < highest("shoal-fleet", "GPUs in use") <= 1
-    assert highest("shoal-adapters", "Waiting for a slot") >= 0
+    assert highest("shoal-adapters", "Loads and evictions") > 0
+    assert highest("shoal-adapters", "Found loaded") == 1
+    for title in ("Wakes", "Cold starts", "Time held", "Time to first token", "Time per output token"):
+        assert highest("shoal-model", title) > 0, title
     assert highest("shoal-cost", "Cost per hour") > 0
     assert highest("shoal-gateway", "Usage lost") == 0
 

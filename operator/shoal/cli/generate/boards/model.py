@@ -10,6 +10,7 @@ from shoal.cli.generate.boards.promql import (
     MODEL,
     NAMESPACE,
     ONE_MODEL,
+    events,
     or_zero,
     quantile_of_range,
     quantiles,
@@ -140,7 +141,7 @@ _REPLICAS: Final = Row(
             "Decisions over the time shown, by direction and reason. `kubectl shoal why` has each with its figures.",
             (
                 Query(
-                    f"sum by (direction, reason) (increase(shoal_model_decisions_total{{{MODEL}}}[$__range])) > 0",
+                    f"{events('shoal_model_decisions_total', MODEL, 'direction, reason')} > 0",
                     "decisions",
                     empty="the number did not change in the time shown",
                 ),

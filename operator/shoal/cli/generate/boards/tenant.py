@@ -61,11 +61,11 @@ _REQUESTS: Final = Row(
         ),
         Panel(
             "Over a limit",
-            "Requests per second that got 429, by tenant and limit.",
+            "Requests per second that got 429, by tenant.",
             (
                 Query(
-                    or_zero(rate("shoal_tenant_refused_total", _MATCH, "tenant, reason"), "reason"),
-                    "{{tenant}} {{reason}}",
+                    or_zero(rate("shoal_tenant_refused_total", _MATCH, "tenant"), "tenant"),
+                    "{{tenant}}",
                 ),
             ),
             unit="reqps",
