@@ -82,7 +82,7 @@ def choice_table(seeds: int, limit: float) -> None:
             f"{size:.0f}",
             f"{statistics.mean(greedy):.4f}",
             f"{statistics.mean(ours):.4f}",
-            f"{max(ours):.4f}",
+            f"{max(ours):.4f} (seed {max(some, key=lambda row: row[3])[1]:.0f})",
             f"{statistics.mean(bound):.4f}",
             f"{1e3 * statistics.mean(took):.0f}",
             f"{1e3 * max(took):.0f}",

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core.placement.choice import Bucket, Choice, Offered, choose
+from tests.support.demand import problem
 
 _PRICES = (0.5, 1.2, 2.5)
 _CLASSES = [Offered(name, price) for name, price in zip("abc", _PRICES, strict=True)]
@@ -82,3 +83,10 @@ def test_small_problems_are_solved_nearly_as_well_as_by_looking_at_everything(se
         for picks in product(range(3), repeat=len(buckets))
     )
     assert choose(buckets, _CLASSES, slices=1).hourly_cost <= 1.1 * best
+
+
+@pytest.mark.parametrize(("seed", "bound"), [(0, 46.9), (5, 50.29), (7, 51.76), (8, 41.19)])
+def test_a_few_replicas_of_many_classes_are_chosen_within_one_percent(seed: int, bound: float) -> None:
+    """`bound`: below which HiGHS proved that no choice is, in US dollars per hour (tests/bench/packing_choice.py)."""
+    buckets, classes = problem(seed, 20)
+    assert choose(buckets, classes).hourly_cost <= 1.01 * bound

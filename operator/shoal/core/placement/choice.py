@@ -2,12 +2,15 @@
 
 Demand comes in buckets (requests of like sizes). A bucket needs a number of replicas of each class that can serve it in
 time, a broken number; it may be shared among classes in equal slices. Whole replicas are paid for: the problem of
-Melange (Griggs et al., 2404.14527). Here it is solved by a greedy start and a local search: no solver, no randomness.
+Melange (Griggs et al., 2404.14527). Here it is solved by greedy starts and a local search: no solver, no randomness.
+With few replicas a search ends where no small change helps and a large one would; so it begins anew with each class
+looking a little cheaper than it is, and the best end counts.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, islice
 from math import ceil, inf
 from typing import Final
 
@@ -15,6 +18,8 @@ _TINY: Final = 1e-9
 _ROUNDS: Final = 40
 _MOST: Final = 6
 """Replicas of one class that one change may drop."""
+_LURE: Final = 0.85
+"""What a class costs of its price, in the eyes of a start that favours it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +58,19 @@ def choose(buckets: Sequence[Bucket], classes: Sequence[Offered], *, slices: int
     if slices < 1:
         raise ValueError(f"a bucket has at least one slice, not {slices}")
     search = _Search(buckets, classes, slices)
-    while search.serve():  # what is put together may make room under a limit
-        for _ in range(_ROUNDS):
-            if not search.improve():
-                break
-    return search.choice(buckets)
+    starts: list[int | None] = [None, *range(len(search.classes))]
+    best = min((search.solve(start) for start in starts), key=lambda end: (sum(end.left), end.cost))
+    return search.choice(buckets, best)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Where a search ended."""
+
+    on: list[list[int]]
+    count: list[int]
+    left: list[int]
+    cost: float
 
 
 class _Search:
@@ -68,12 +81,9 @@ class _Search:
         self.cost = [c.hourly_cost for c in self.classes]
         self.limit = [inf if c.limit is None else c.limit for c in self.classes]
         self.size = [[b.load.get(c.name, inf) / slices for c in self.classes] for b in buckets]
+        self.slices = slices
         every = range(len(self.classes))
-        self.on = [[0 for _ in every] for _ in buckets]
-        self.load = [0.0 for _ in every]
-        self.count = [0 for _ in every]
-        self.left = [slices for _ in buckets]
-        """Slices that nobody serves."""
+        self._empty()
         # From each class, where to go, the least loss first: what a slice costs there over what it costs here.
         self.ways: list[list[tuple[int, int]]] = []
         for g in every:
@@ -96,13 +106,30 @@ class _Search:
         self.changes = sorted(change for change in changes if change[0] < -_TINY)
         """(what it costs more, replicas dropped, replicas added), what saves most first."""
 
-    def serve(self) -> bool:
+    def _empty(self) -> None:
+        self.on = [[0 for _ in self.classes] for _ in self.size]
+        self.load = [0.0 for _ in self.classes]
+        self.count = [0 for _ in self.classes]
+        self.left = [self.slices for _ in self.size]
+        """Slices that nobody serves."""
+
+    def solve(self, start: int | None) -> _End:
+        """Searches from the beginning, with class `start` looking cheaper than it is while slices are first served."""
+        self._empty()
+        cost = [c * (_LURE if g == start else 1.0) for g, c in enumerate(self.cost)]
+        while self._serve(cost):  # what is put together may make room under a limit
+            for _ in range(_ROUNDS):
+                if not self._improve():
+                    break
+        return _End(self.on, self.count, self.left, sum(n * c for n, c in zip(self.count, self.cost, strict=True)))
+
+    def _serve(self, cost: Sequence[float]) -> bool:
         """Each slice that nobody serves on the class where it costs least, as far as there is room; those with the
         fewest classes to go to first. False when nothing was found to do."""
         found = False
         for s in sorted(range(len(self.size)), key=lambda s: (sum(size < inf for size in self.size[s]), s)):
             sizes, left = self.size[s], self.left[s]
-            for g in sorted((g for g, size in enumerate(sizes) if size < inf), key=lambda g: sizes[g] * self.cost[g]):
+            for g in sorted((g for g, size in enumerate(sizes) if size < inf), key=lambda g: sizes[g] * cost[g]):
                 room = self.limit[g] - self.load[g]
                 take = left if sizes[g] * left <= room else max(0, int(room / sizes[g] + _TINY))
                 self.on[s][g] += take
@@ -113,9 +140,12 @@ class _Search:
         self.count = [max(n, ceil(load - _TINY)) for n, load in zip(self.count, self.load, strict=True)]
         return found
 
-    def improve(self) -> bool:
+    def _improve(self) -> bool:
         """Makes the best of the changes by a few replicas that save money; False where there is none."""
-        return any(self._try(drop, add) for _, drop, add in self.changes)
+        # Slack has to take what is moved, and a change takes as much of it as it saves: most would take too much.
+        slack = sum((n - load) * c for n, load, c in zip(self.count, self.load, self.cost, strict=True))
+        first = bisect_left(self.changes, -slack - _TINY, key=lambda change: change[0])
+        return any(self._try(drop, add) for _, drop, add in islice(self.changes, first, None))
 
     def _try(self, drop: Sequence[int], add: Sequence[int]) -> bool:
         count = list(self.count)
@@ -124,10 +154,6 @@ class _Search:
         for h in add:
             count[h] += 1
         if any(n < 0 or n > self.limit[g] for g, n in enumerate(count)):
-            return False
-        # Slack has to take what is moved: seen at a glance, most changes have too little.
-        slack = sum((count[g] - load) * self.cost[g] for g, load in enumerate(self.load))
-        if slack < -_TINY:
             return False
         moved: list[tuple[int, int, int, int]] = []
         for g in dict.fromkeys(drop):
@@ -161,11 +187,11 @@ class _Search:
         self.load[g] -= slices * self.size[s][g]
         self.load[h] += slices * self.size[s][h]
 
-    def choice(self, buckets: Sequence[Bucket]) -> Choice:
+    def choice(self, buckets: Sequence[Bucket], end: _End) -> Choice:
         names = [c.name for c in self.classes]
         return Choice(
-            replicas={names[g]: n for g, n in enumerate(self.count) if n},
-            slices={b.name: {names[g]: n for g, n in enumerate(self.on[s]) if n} for s, b in enumerate(buckets)},
-            hourly_cost=sum(n * self.cost[g] for g, n in enumerate(self.count)),
-            unserved=tuple(b.name for s, b in enumerate(buckets) if self.left[s]),
+            replicas={names[g]: n for g, n in enumerate(end.count) if n},
+            slices={b.name: {names[g]: n for g, n in enumerate(end.on[s]) if n} for s, b in enumerate(buckets)},
+            hourly_cost=end.cost,
+            unserved=tuple(b.name for s, b in enumerate(buckets) if end.left[s]),
         )
