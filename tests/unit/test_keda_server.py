@@ -11,6 +11,7 @@ import pytest
 from shoal.controllers.keda import service
 from shoal.controllers.keda.protocol import externalscaler_pb2 as pb
 from shoal.controllers.keda.server import ScalerServer
+from tests.support.controlplane import free_ports
 from tests.support.kedaclient import NAME, NAMESPACE, REF, Leadership, Said, keda, leading, scaler, wants
 from tests.support.waiting import until_async
 
@@ -136,7 +137,7 @@ async def test_the_first_stream_of_a_term_ends_well_so_that_keda_opens_the_next_
 async def test_streams_end_well_when_the_operator_leads_no_more_and_open_again_in_its_next_term() -> None:
     said, certain = Said(), Leadership()
     said.say(wants(2))
-    server = scaler(said, certain)
+    server = scaler(said, certain, port=free_ports(1)[0])
     for _ in range(2):
         async with leading(server) as term, keda(server.port) as stub:
             assert await first_of_a_term(stub) == [True]

@@ -21,6 +21,9 @@ RETRY_SECONDS: Final = 2.0
 END_SECONDS: Final = 1.0
 """That calls get when this process leads no more; all are answered from memory."""
 
+CALLS: Final = 20_000
+"""Open at the same time, streams included: two per ScaledObject. Whoever reaches the port could open more."""
+
 _OPTIONS: Final = (
     # The port of another process is a fault to tell of; it is not to be shared with that process.
     ("grpc.so_reuseport", 0),
@@ -116,7 +119,7 @@ class ScalerServer:
         found: Certificate | None = None
         if self.certificate is not None and (found := await self.certificate.refresh()) is None:
             return None
-        server = grpc.aio.server(options=_OPTIONS)  # pyright: ignore[reportUnknownMemberType] - of its other arguments
+        server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=CALLS)  # pyright: ignore[reportUnknownMemberType] - of its other arguments
         add_ExternalScalerServicer_to_server(self._service, server)
         address = f"{self._host}:{self._wanted_port}"
         try:
