@@ -19,6 +19,22 @@ from tests.support.boards import Shown, metrics, unknown
 ROOT = Path(__file__).resolve().parents[2]
 GRAFANAS = {"datasource", "__rate_interval", "__range", "__range_s"}
 
+SCRAPED = {"namespace", "pod", "le"}
+"""Labels that a scrape gives."""
+
+
+def labels_of_metrics() -> dict[str, set[str]]:
+    """By name, from the reference page, which is made from the code."""
+    found: dict[str, set[str]] = {}
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+    for part in page.split("\n## ")[1:]:
+        for name, labels in re.findall(r"^\| `(\w+)` \| \w+ \| (.*?) \|", part, re.MULTILINE):
+            # The monitors name an engine pod's Model and class.
+            monitors = {"model", "gpu_class"} if part.startswith("Agent") else set[str]()
+            found[name] = set(re.findall(r"\w+", labels)) | monitors
+    return found
+
+
 each_board = pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
 
 
@@ -55,6 +71,18 @@ def test_every_panel_says_what_it_shows_and_its_runbook_is_there(board: Board) -
     for panel in board.panels:
         assert panel.description.endswith("."), panel.title
         assert panel.runbook is None or (ROOT / "docs" / "runbooks" / panel.runbook).is_file(), panel.runbook
+
+
+@each_board
+def test_a_board_reads_only_what_is_exported_with_the_labels_that_it_has(board: Board) -> None:
+    exported = labels_of_metrics()
+    assert unknown(board, exported) == set()
+    for panel in board.panels:
+        for query in panel.queries:
+            for name, matchers in re.findall(r"(\w+)\{([^}]*)\}", query.expr):
+                used = set(re.findall(r"(\w+)=", matchers))
+                family = (metrics(Query(name)) or {name}).pop()
+                assert used <= exported[family] | SCRAPED, query.expr
 
 
 @each_board
