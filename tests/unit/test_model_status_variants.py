@@ -15,8 +15,8 @@ from shoal.core.variants import cold_start, step, variants
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
 
-def container(name: str, *, running: bool = False, restarts: int = 0) -> Container:
-    return Container(name, False, restarts, None, None, None, None, None, running)
+def container(name: str, *, running: bool = False, restarts: int = 0, ready: bool = False) -> Container:
+    return Container(name, ready, restarts, None, None, None, None, None, running)
 
 
 def pod(*containers: Container, node: str | None = "n", ready: bool = False, **more: Any) -> Pod:
@@ -27,6 +27,8 @@ def pod(*containers: Container, node: str | None = "n", ready: bool = False, **m
 
 STAGING = pod(container("stage", running=True), container("engine"))
 LOADING = pod(container("stage"), container("engine", running=True))
+LOST = pod(container("stage", ready=True), container("engine", running=True, ready=True))
+"""Its node died: the pod is not ready, and what its containers last were still stands there."""
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,7 @@ LOADING = pod(container("stage"), container("engine", running=True))
         (1, [STAGING], "Fetching"),
         (1, [LOADING], "Loading"),
         (1, [pod(container("engine", restarts=2))], "Loading"),
+        (1, [LOST], "Waiting"),
         (1, [pod(ready=True)], "Ready"),
         (2, [pod(ready=True), LOADING], "Loading"),
         (2, [STAGING, LOADING], "Fetching"),
