@@ -108,10 +108,12 @@ async def leading(server: ScalerServer) -> AsyncGenerator[Term]:
 @asynccontextmanager
 async def keda(port: int | None, ca: str | None = None) -> AsyncGenerator[Any]:
     """KEDA's side of one connection. With `ca` over TLS, by the name that the Service has."""
+    # Else a later channel would inherit how long an earlier one waits before it connects again.
+    options: list[tuple[str, Any]] = [("grpc.use_local_subchannel_pool", 1)]
     if ca is None:
-        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options)
     else:
-        options = [("grpc.ssl_target_name_override", HOST)]
+        options.append(("grpc.ssl_target_name_override", HOST))
         channel = grpc.aio.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials(ca.encode()), options)
     async with channel:
         yield ExternalScalerStub(channel)
