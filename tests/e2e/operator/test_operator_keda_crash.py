@@ -15,6 +15,7 @@ from tests.e2e.operator.test_operator_crash import _objects
 from tests.e2e.operator.test_operator_crash_scaling import _at_zero, _cycle
 from tests.e2e.operator.test_operator_keda import DRIVEN, ears, keda, operator
 from tests.e2e.operator.test_operator_rest import writes
+from tests.e2e.operator.test_operator_scaling import at_zero
 from tests.support.controlplane import Fleet
 from tests.support.ears import FakeEars
 from tests.support.kedastandin import StandIn
@@ -102,7 +103,7 @@ async def test_a_quiet_fleet_with_keda_costs_no_write(fleet: Fleet, ears: FakeEa
         await fleet.apply(model("kept", ns, variants=[{"class": "h100"}], scaling=kept))
         await fleet.apply(model("chat", ns, variants=[{"class": "l4"}], scaling=_SCALING))
         await model_with(fleet.client, ns, "kept", "Ready", "True")
-        await _at_zero(fleet)
+        await at_zero(fleet)
         await asyncio.sleep(3)  # the last words of both
         before = writes(own)
         await asyncio.sleep(_QUIET_SECONDS)
