@@ -107,6 +107,15 @@ def test_an_engine_that_keeps_ending_is_for_a_person_only_when_no_other_class_is
     assert says(replace(failing, placement=moved, untried=frozenset({"h100"})), "Stalled") is None
 
 
+def test_a_paused_model_waits_for_a_person_unless_somebody_elses_autoscaler_writes_its_replicas() -> None:
+    """Of a stalled Model gateways hold no request, and at zero this one's own autoscaler would wake it."""
+    asleep = observed(placement=ZERO, wanted=1, deployments=(at(0),), paused=True)
+    assert says(asleep, "Stalled") is not None
+    scaled = replace(asleep, scaled_by="HorizontalPodAutoscaler keda-hpa-chat")
+    assert says(scaled, "Stalled") is None
+    assert "replicas are those of HorizontalPodAutoscaler keda-hpa-chat" in ready(scaled)[2]
+
+
 def test_a_revision_that_does_not_become_ready_is_a_stalled_rollout_with_the_engines_last_words() -> None:
     rolling = replace(deployment(ready=1, updated=1, total=2), replacing=True)
     seen = observed(deployments=(rolling,), wanted=1, pods=(pod("old", ready=True), crashing()))

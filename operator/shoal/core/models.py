@@ -192,7 +192,8 @@ def _findings(seen: Observed, desired: int, ready: int, shown: Sequence[VariantS
         available = Finding(reasons.AVAILABLE, "False", reasons.NO_REPLICA, "no replica is ready")
     summary = readiness(seen, desired, ready, cause, shown)
     if seen.paused:
-        note = f"annotation {names.ANNOTATION_PAUSED} is set: decided, nothing applied. {summary.message}"
+        applied = f"replicas are those of {seen.scaled_by}" if seen.scaled_by else "nothing applied"
+        note = f"annotation {names.ANNOTATION_PAUSED} is set: decided, {applied}. {summary.message}"
         summary = Finding(reasons.READY, summary.status, reasons.PAUSED, note)
     findings = [accepted, placed, available, summary]
     if summary.status != "True" or seen.failure:
@@ -200,7 +201,7 @@ def _findings(seen: Observed, desired: int, ready: int, shown: Sequence[VariantS
         stuck = (
             seen.problems
             or seen.failure
-            or seen.paused
+            or (seen.paused and not seen.scaled_by)  # else requests at zero are worth holding: somebody wakes it
             or summary.reason in _FOR_A_PERSON
             or any(d.overdue and d.replicas for d in seen.deployments)
             or (cause is not None and cause.waits_for_a_person and not _moves_on(seen, cause))

@@ -62,3 +62,5 @@ class Observed:
     failure: Problem | None = None
     """What went wrong when the plan was applied."""
     paused: bool = False
+    scaled_by: str = ""
+    """Autoscalers of somebody else's that write the replicas of a Model that is paused; empty: none does."""

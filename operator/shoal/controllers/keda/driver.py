@@ -139,6 +139,17 @@ class Driver:
             variants=variants,
         )
 
+    def scaled_by(self, model: Model) -> str:
+        """Autoscalers that write the replicas of a Model of which Shoal itself carries out nothing, by name; empty: none
+        does, or there is no telling yet."""
+        self.kinds.need()
+        found = (
+            hpa.name
+            for child in self._world.deployments.by("model", model.metadata.uid)
+            for hpa in self._world.autoscalers.by("target", f"{child.namespace}/{child.name}")
+        )
+        return ", ".join(f"HorizontalPodAutoscaler {name}" for name in sorted(found))
+
     def drives(self, model: Model) -> bool:
         """KEDA is to write the Model's replicas."""
         return self._observer.driver(model) == "KEDA"

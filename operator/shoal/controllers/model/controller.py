@@ -224,6 +224,7 @@ class ModelController:
             driven=self._driver.finding(model),
             failure=failure,
             paused=models.is_paused(model),
+            scaled_by=self._driver.scaled_by(model) if models.is_paused(model) else "",
         )
         return models.status(seen, world.now())
 
