@@ -46,7 +46,7 @@ def main(wakes: int, many: int, seconds: float, name: str | None) -> None:
     try:
         arguments = [f"--wakes={wakes}", f"--many={many}", f"--seconds={seconds}"]
         command = (sys.executable, "-m", "tests.bench.keda_process", f"--kubeconfig={lab.paths.admin_kubeconfig}")
-        found = json.loads(lab.exec(*command, *arguments, timeout=1800))
+        found = json.loads(lab.exec(*command, *arguments, timeout=1800).splitlines()[-1])
         _print(found, found.pop("wakes"))
     finally:
         if not name:

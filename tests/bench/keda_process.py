@@ -1,6 +1,6 @@
 """The process of `bench_keda` inside the lab: the operator's external scaler with answers that the bench sets.
 
-Prints one line of JSON.
+Its last line is JSON.
 """
 
 import argparse
@@ -114,7 +114,8 @@ async def _measure(api: Api, wakes: int, many: int, seconds: float) -> dict[str,
         running = [tasks.create_task(server.run())]
         while server.port is None:
             await asyncio.sleep(0.05)
-        await api.apply(f"/api/v1/namespaces/{SPACE}", {"apiVersion": "v1", "kind": "Namespace"})
+        space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}}
+        await api.apply(f"/api/v1/namespaces/{SPACE}", space)
         bench = Bench(api, book, server.port, polling=1)
         running.append(tasks.create_task(bench.watch.run()))
         await bench.make("woken")
