@@ -17,6 +17,7 @@ from shoal.cli.generate.boards.promql import (
     rate,
     ratio,
     replicas,
+    rise,
     total,
 )
 
@@ -264,10 +265,33 @@ _OPERATOR: Final = Row(
     ),
 )
 
+_KEDA: Final = Row(
+    "KEDA, where it writes replicas",
+    (
+        Panel(
+            "Calls of KEDA",
+            "At the external scaler per second, by outcome; streams count when they are opened.",
+            (Query(or_zero(rate("shoal_keda_calls_total", by="method, outcome"), "method"), "{{method}} {{outcome}}"),),
+            unit="reqps",
+            width=12,
+            runbook="keda-not-driving.md",
+        ),
+        Panel(
+            "Wakes told to KEDA",
+            "Times that KEDA was told, unasked, to go from zero, in the time shown; and its open streams.",
+            (
+                Query(or_zero(rise("shoal_keda_pushes_total")), "told"),
+                Query(or_zero(total("shoal_keda_streams", by="method"), "method"), "streams {{method}}"),
+            ),
+            width=12,
+        ),
+    ),
+)
+
 BOARD: Final = Board(
     uid="shoal-fleet",
     title="Shoal / Fleet",
     description="All Models of a cluster: requests, replicas, GPUs, and the operator itself.",
     variables=(NAMESPACE,),
-    rows=(_NOW, _SERVED, _REPLICAS, _OPERATOR),
+    rows=(_NOW, _SERVED, _REPLICAS, _OPERATOR, _KEDA),
 )
