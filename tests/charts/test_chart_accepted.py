@@ -10,7 +10,7 @@ from tests.support.charts import CHART, SETS, helm, rendered
 
 pytestmark = pytest.mark.apiserver
 
-FOREIGN = {"ServiceMonitor", "PodMonitor", "HTTPRoute"}
+FOREIGN = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "HTTPRoute"}
 """Kinds of other projects, which this API server does not have."""
 
 
