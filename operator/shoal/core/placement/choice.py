@@ -20,6 +20,8 @@ _MOST: Final = 6
 """Replicas of one class that one change may drop."""
 _LURE: Final = 0.85
 """What a class costs of its price, in the eyes of a start that favours it."""
+_ENOUGH: Final = 1.002
+"""An end that costs no more than this many times what parts of replicas would cost is good enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,11 @@ def choose(buckets: Sequence[Bucket], classes: Sequence[Offered], *, slices: int
     if slices < 1:
         raise ValueError(f"a bucket has at least one slice, not {slices}")
     search = _Search(buckets, classes, slices)
-    starts: list[int | None] = [None, *range(len(search.classes))]
-    best = min((search.solve(start) for start in starts), key=lambda end: (sum(end.left), end.cost))
+    best = search.solve(None)
+    for start in range(len(search.classes)):
+        if not any(best.left) and best.cost <= _ENOUGH * search.floor:
+            break
+        best = min(best, search.solve(start), key=lambda end: (sum(end.left), end.cost))
     return search.choice(buckets, best)
 
 
@@ -82,6 +87,9 @@ class _Search:
         self.limit = [inf if c.limit is None else c.limit for c in self.classes]
         self.size = [[b.load.get(c.name, inf) / slices for c in self.classes] for b in buckets]
         self.slices = slices
+        costs = [[size * c for size, c in zip(sizes, self.cost, strict=True) if size < inf] for sizes in self.size]
+        self.floor = sum(slices * min(of, default=0.0) for of in costs)
+        """What it would cost if parts of replicas could be had."""
         every = range(len(self.classes))
         self._empty()
         # From each class, where to go, the least loss first: what a slice costs there over what it costs here.
