@@ -66,7 +66,8 @@ def played() -> Generator[Played]:
         tenantact.run(cluster, stages, ACT_SECONDS)
         port = lab.forward_port(prometheus.NAMESPACE, prometheus.SERVICE, prometheus.PORT)
         time.sleep(3 * SCRAPE_SECONDS)  # what happened last is scraped
-        yield Played(Asked(f"http://127.0.0.1:{port}"), start, time.time())
+        with Asked(f"http://127.0.0.1:{port}") as asked:
+            yield Played(asked, start, time.time())
     finally:
         lab.down()
 

@@ -1,5 +1,6 @@
 """Draws a board from what its own queries brought: a picture for the docs, not Grafana's own drawing."""
 
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +38,17 @@ def draw(board: Board, found: Sequence[Sequence[Sequence[Series]]], shown: Shown
             figure.text(_GAP / width, y, thing.title, size=11, weight="bold", color="#444444", va="center")
         else:
             _panel(_axes(figure, place, width, height), thing, next(brought), shown)
-    figure.savefig(path, dpi=80)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    """With few colours: a third of the bytes, and nothing is lost that lines and letters need."""
+    from PIL import Image  # pyright: ignore[reportMissingImports]
+
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=80, format="png")
+    picture: Any = Image.open(drawn)
+    picture.convert("RGB").quantize(64, dither=0).save(path, optimize=True)
 
 
 def _axes(figure: Any, place: Place, width: float, height: float) -> Axes:

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import httpx
 
@@ -59,10 +59,16 @@ def unknown(board: Board, exported: Iterable[str]) -> set[str]:
 
 
 class Asked:
-    """A Prometheus that boards ask."""
+    """A Prometheus that boards ask, for as long as the context lasts."""
 
     def __init__(self, url: str) -> None:
-        self._client = httpx.Client(base_url=url, timeout=30)
+        self._client = httpx.Client(base_url=url, timeout=60)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
 
     def exported(self) -> set[str]:
         """Families that some target has told of, those without a series yet included."""
