@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from shoal.api import reasons
+from shoal.api import names, reasons
 from shoal.api.config import KEDA, Scaling
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
@@ -120,6 +120,7 @@ async def test_an_api_server_without_tolerance_gets_the_number_as_bounds() -> No
         "metadata": {
             "name": "keda-hpa-chat-l4", "namespace": "ns", "uid": "h", "resourceVersion": "1",
             "ownerReferences": [{"kind": "ScaledObject", "uid": "uid-ScaledObject"}],
+            "labels": {names.LABEL_MODEL_UID: UID},
         },
         "spec": {
             "scaleTargetRef": {"kind": "Deployment", "name": "chat-l4"},
@@ -199,14 +200,14 @@ async def test_a_refused_scaled_object_is_told(error: KubeError, words: str) -> 
     rig = Rig(2)
     rig.server.refuse = error
     await rig.scale(2)
-    finding = rig.driver.finding(rig.model)
+    finding = rig.driver.conditions.finding(rig.model)
     assert finding is not None
     assert (finding.status, finding.reason) == ("False", reasons.SCALED_OBJECT_REFUSED)
     assert finding.message == f"the API server refuses ScaledObject chat-l4: {words}"
-    assert rig.driver.refused(rig.model), "tried again"
+    assert rig.driver.conditions.refused(rig.model), "tried again"
     rig.server.refuse = None
     await rig.scale(2)
-    assert not rig.driver.refused(rig.model)
+    assert not rig.driver.conditions.refused(rig.model)
 
 
 def test_only_a_missing_field_is_called_so() -> None:

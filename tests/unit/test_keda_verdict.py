@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.api import reasons
+from shoal.api import names, reasons
 from shoal.api.model import Driver
 from shoal.core.keda import Autoscaler, ScaledObject, Seen, Variant, has_taken_over, judge, writer
 from shoal.core.keda.verdict import KEDA_FINALIZER, patience
+from shoal.kube.kedaviews import autoscaler, scaled_object, slim_autoscaler
 
 SCALED = ScaledObject(
     namespace="chat", name="llama-l4", uid="so", gpu_class="l4", deleting=False, minimum=1, maximum=10, ready=True,
@@ -146,3 +147,63 @@ def test_there_is_one_writer(
 
 def test_an_hpa_of_an_earlier_scaled_object_has_not_taken_over() -> None:
     assert not has_taken_over(SCALED, replace(HPA, scaled_object="older"), asked=True)
+
+
+def hpa(*, labels: dict[str, str], tolerance: str | None = "0") -> Autoscaler:
+    behavior = {way: {} if tolerance is None else {"tolerance": tolerance} for way in ("scaleUp", "scaleDown")}
+    raw = {
+        "metadata": {
+            "namespace": "chat",
+            "name": "h",
+            "uid": "u",
+            "labels": labels,
+            "ownerReferences": [{"kind": "ScaledObject", "uid": "so"}],
+        },
+        "spec": {"scaleTargetRef": {"kind": "Deployment", "name": "llama-l4"}, "behavior": behavior},
+        "status": {"conditions": [{"type": "ScalingActive", "status": "False", "reason": "ScalingDisabled"}]},
+    }
+    slim = slim_autoscaler(raw)
+    found = autoscaler(slim) if slim is not None else None
+    assert found is not None
+    return found
+
+
+def test_an_hpa_of_somebody_elses_scaled_object_is_somebody_elses() -> None:
+    assert hpa(labels={names.LABEL_MODEL_UID: "m"}).scaled_object == "so"
+    assert hpa(labels={"app": "mine"}).scaled_object is None
+
+
+@pytest.mark.parametrize(("stored", "exact"), [("0", True), ("0.0", True), ("100m", False), (None, False)])
+def test_an_hpa_is_exact_where_the_api_server_kept_its_tolerance(stored: str | None, exact: bool) -> None:
+    found = hpa(labels={}, tolerance=stored)
+    assert (found.exact, found.active, found.disabled) == (exact, False, True)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "paused_by"),
+    [
+        ({"autoscaling.keda.sh/paused": "true"}, "autoscaling.keda.sh/paused"),
+        ({"autoscaling.keda.sh/paused": "false"}, None),
+        ({"autoscaling.keda.sh/paused": "yes"}, "autoscaling.keda.sh/paused"),  # KEDA takes what is no boolean for true
+        ({"autoscaling.keda.sh/paused-replicas": "0"}, "autoscaling.keda.sh/paused-replicas"),
+        ({"autoscaling.keda.sh/paused-scale-in": "1"}, "autoscaling.keda.sh/paused-scale-in"),
+        ({"autoscaling.keda.sh/force-activation": "true"}, None),
+    ],
+)
+def test_what_pauses_a_scaled_object(annotations: dict[str, str], paused_by: str | None) -> None:
+    owner = {"uid": "m", "controller": True}
+    child = scaled_object(
+        {
+            "metadata": {
+                "namespace": "chat",
+                "name": "llama-l4",
+                "uid": "so",
+                "annotations": annotations,
+                "ownerReferences": [owner],
+            },
+            "spec": {},
+        }
+    )
+    assert child is not None
+    assert child.scaled is not None
+    assert child.scaled.paused_by == paused_by

@@ -60,9 +60,12 @@ def autoscaler(raw: JsonObject) -> Autoscaler | None:
         name=metadata["name"],
         uid=metadata["uid"],
         target=str(target.get("name", "")),
+        # KEDA hands the labels of a ScaledObject on: those of other people's do not have this one.
         scaled_object=next(
             (str(o["uid"]) for o in _seq(metadata, "ownerReferences") if o.get("kind") == "ScaledObject"), None
-        ),
+        )
+        if names.LABEL_MODEL_UID in _map(metadata, "labels")
+        else None,
         exact=all(t is not None and quantity.parse(str(t)) == 0 for t in tolerances),
         active=_truth(active),
         disabled=active.get("reason") == "ScalingDisabled",
@@ -75,7 +78,7 @@ def slim_autoscaler(raw: JsonObject) -> JsonObject | None:
     metadata, spec = raw["metadata"], _map(raw, "spec")
     if _map(spec, "scaleTargetRef").get("kind") != "Deployment":
         return None
-    kept = ("namespace", "name", "uid", "resourceVersion", "generation", "ownerReferences")
+    kept = ("namespace", "name", "uid", "resourceVersion", "generation", "labels", "ownerReferences")
     active = _condition(_map(raw, "status"), "ScalingActive")
     return {
         "metadata": {k: metadata[k] for k in kept if k in metadata},

@@ -131,7 +131,7 @@ class Operator:
         self.history = History(config.signals.prometheus) if config.signals.prometheus.url else None
         past = self.history.work_rate if self.history else no_past
         self.scaler = Scaler(world, self.planner, cold, ears, self.waker, past=past)
-        self.scaler.book.driven = self.driver.told
+        self.scaler.book.driven = self.driver.conditions.told
         self.models = ModelController(
             world,
             self.planner,

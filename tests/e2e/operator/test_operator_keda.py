@@ -49,7 +49,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is not heard for three seconds is silent."""
     monkeypatch.setattr("shoal.core.keda.verdict.SHORTEST_SILENCE_SECONDS", 1.0)
     monkeypatch.setattr("shoal.core.keda.verdict.HPA_SECONDS", 1.0)
-    monkeypatch.setattr("shoal.controllers.keda.driver.SWEEP_SECONDS", 0.5)
+    monkeypatch.setattr("shoal.controllers.keda.conditions.SWEEP_SECONDS", 0.5)
 
 
 @contextlib.asynccontextmanager

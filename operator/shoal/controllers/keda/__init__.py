@@ -1,6 +1,9 @@
 """Models whose driver is KEDA: ScaledObjects, and what KEDA is answered.
 
-answers.py   where the external scaler gets its answers
+driver.py    in place of a write of replicas: ScaledObjects, and what is answered; from one driver to the other
+observe.py   what is seen of KEDA: its kinds, which may be absent, and who asks
+conditions.py  what is told of it
+book.py      the numbers that are answered;  answers.py  as the external scaler asks for them
 service.py   KEDA's protocol: what it is answered, and pushed
 server.py    listens while this operator leads
 tls.py       its certificate

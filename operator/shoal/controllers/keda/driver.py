@@ -1,34 +1,28 @@
 """Brings a variant to its number: by `/scale`, or through KEDA where the Model says so; and from one to the other."""
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Final
 
 import structlog
 
 from shoal.api import names
-from shoal.api.decisions import DrivenVariant, DriverFigures
 from shoal.api.model import Model
 from shoal.controllers.children import Children
 from shoal.controllers.keda.book import AnswerBook, Key
+from shoal.controllers.keda.conditions import Conditions
 from shoal.controllers.keda.observe import Observer, kinds
 from shoal.controllers.keda.server import ScalerServer
 from shoal.controllers.scaling.observe import policy
 from shoal.controllers.scaling.scale import ScaleWriter
 from shoal.controllers.world import World
 from shoal.core import children, facts
-from shoal.core.conditions import Finding
-from shoal.core.keda import Autoscaler, bounds, ceilings, judge
+from shoal.core.keda import Autoscaler, bounds, ceilings
 from shoal.kube.errors import Conflict, Forbidden, Invalid, NotFound, UnknownField
 from shoal.kube.projections import Child
 from shoal.kube.resources import CONFIGMAPS, SCALEDOBJECTS, TRIGGERAUTHENTICATIONS
 from shoal.manifests import keda as manifests
 
 log = structlog.get_logger()
-
-SWEEP_SECONDS: Final = 5.0
-"""How often it is looked who has fallen silent."""
 
 Target = Callable[[], int]
 """Replicas that a Deployment shall have, asked right before they are written or answered."""
@@ -42,19 +36,16 @@ class Driver:
         self.ca: Callable[[], str | None] = lambda: None
         """PEM of the CA by which KEDA knows this operator; "": any that it trusts already; None: there is no
         certificate yet."""
-        self.problem: Callable[[], str | None] = lambda: None
-        """Why this operator cannot answer KEDA, with what to do."""
-        self._problem: str | None = None
         self.book = AnswerBook(self._standing)
         self.kinds = kinds(world)
         self._observer = Observer(world, self.book, self.kinds)
+        self.conditions = Conditions(world, self._observer, self.book, self._wake)
         self._children = Children(world)
         self._certificates: dict[str, str] = {}
         """Model's uid -> the CA that its ConfigMap was seen to have."""
-        self._silent: dict[Key, bool | None] = {}
         self.wake: Callable[[str], None] = lambda _uid: None
         """Hears the uid of a Model of which something else is to be said or done."""
-        self.book.heard_again = self._heard_again
+        self.book.heard_again = self._wake
         world.deployments.listeners.append(self._deployment)
         world.scaled_objects.listeners.append(self._scaled)
         world.trigger_authentications.listeners.append(self._scaled)
@@ -72,83 +63,20 @@ class Driver:
             found = files.certificate if files is not None else None
             return None if found is None else found.ca or ""
 
-        self.ca, self.problem = ca, lambda: server.problem
+        self.ca, self.conditions.problem = ca, lambda: server.problem
         if files is not None:
-            files.changed.append(self._all)
+            files.changed.append(self.conditions.wake_all)
+
+    async def run(self) -> None:
+        """Tells who has fallen silent, until cancelled."""
+        await self.conditions.run()
 
     def begin(self) -> None:
         """A new term: nothing is answered before it is decided anew, and who was not heard yet gets its time."""
         self.book.begin()
         self._observer.begin()
-        self._silent.clear()
+        self.conditions.begin()
         self._certificates.clear()
-
-    async def run(self) -> None:
-        """Tells who has fallen silent, until cancelled."""
-        while True:
-            await asyncio.sleep(SWEEP_SECONDS)
-            self.sweep()
-
-    def sweep(self) -> None:
-        """Wakes the Models of which something else is to be told, that no event tells of."""
-        if self._problem != (problem := self.problem()):
-            self._problem = problem
-            self._all()
-        for child in list(self._world.scaled_objects.values()):
-            key = (child.namespace, child.name)
-            silent = self._observer.silent(key)
-            if silent:
-                self.book.silence(key)
-            if silent != self._silent.get(key):
-                self._silent[key] = silent
-                self.wake(child.model_uid)
-
-    def _heard_again(self, model_uid: str) -> None:
-        self.wake(model_uid)
-
-    def _all(self) -> None:
-        for custom in list(self._world.models.values()):
-            if custom.object is not None and self.drives(custom.object):
-                self.wake(custom.metadata.uid)
-
-    # --- what is read -----------------------------------------------------------------------------------------------
-
-    def finding(self, model: Model) -> Finding | None:
-        """The condition ScalingActive; None: there is nothing to say."""
-        return judge(self._observer.seen(model, self.problem()))
-
-    def refused(self, model: Model) -> bool:
-        """A ScaledObject was not taken, and it has to be looked again whether it is."""
-        return self._observer.is_refused(model.metadata.uid)
-
-    def told(self, model: Model) -> DriverFigures | None:
-        """The same with the numbers, for who asks why."""
-        found = self.finding(model)
-        if found is None:
-            return None
-        deployments = [c.deployment for c in self._world.deployments.by("model", model.metadata.uid)]
-        variants = tuple(
-            DrivenVariant(gpu_class=d.gpu_class, answered=self.book.number((d.namespace, d.name)), standing=d.replicas)
-            for d in sorted((d for d in deployments if d is not None), key=lambda d: d.gpu_class)
-        )
-        return DriverFigures(
-            driver=self._observer.driver(model),
-            status=found.status,
-            reason=found.reason,
-            message=found.message,
-            variants=variants,
-        )
-
-    def scaled_by(self, model: Model) -> str:
-        """Autoscalers that write the replicas of a Model of which Shoal itself carries out nothing, by name; empty: none
-        does, or there is no telling yet."""
-        self.kinds.need()
-        found = (
-            hpa.name
-            for child in self._world.deployments.by("model", model.metadata.uid)
-            for hpa in self._world.autoscalers.by("target", f"{child.namespace}/{child.name}")
-        )
-        return ", ".join(f"HorizontalPodAutoscaler {name}" for name in sorted(found))
 
     def drives(self, model: Model) -> bool:
         """KEDA is to write the Model's replicas."""
@@ -295,6 +223,9 @@ class Driver:
     def _standing(self, namespace: str, name: str) -> int | None:
         child = self._world.deployments.get(f"{namespace}/{name}")
         return child.deployment.replicas if child is not None and child.deployment is not None else None
+
+    def _wake(self, model_uid: str) -> None:
+        self.wake(model_uid)
 
     # --- what is heard ----------------------------------------------------------------------------------------------
 

@@ -46,6 +46,10 @@ class Observer:
         self._since.clear()
         self.refused.clear()
 
+    def need(self) -> None:
+        """Something has to be known of HPAs."""
+        self._kinds.need()
+
     def driver(self, model: Model) -> Driver:
         """Who is to write the Model's replicas."""
         return model.spec.scaling.driver or self._world.config.scaling.driver

@@ -151,7 +151,7 @@ class Applier:
             wanted["metadata"]["name"] = live.name
             if found.replicas and not surge:
                 self._tell_in_place(shape.model, found)
-        if found.replicas_managers == {names.MANAGER_MODEL}:
+        if found.replicas_managers == frozenset({names.MANAGER_MODEL}):
             # Nobody else owns the number yet, so leaving it out would drop it: it stays as it was read.
             wanted["spec"]["replicas"] = found.replicas
             wanted["metadata"]["resourceVersion"] = found.resource_version

@@ -193,7 +193,9 @@ class ModelController:
         status = self._status(latest.object, reading, decided, problems=problems, failure=failure)
         await self._write(latest, status)
         tell_of_placement(world.recorder, latest, status)
-        unsettled = missing or failure or self._driver.refused(model) or (reading is not None and reading.silent)
+        unsettled = (
+            missing or failure or self._driver.conditions.refused(model) or (reading is not None and reading.silent)
+        )
         return LOOK_AGAIN_SECONDS if unsettled else None
 
     def _status(
@@ -221,10 +223,10 @@ class ModelController:
             tokens=self._planner.calibration.tokens(uid),
             cold_starts=self._cold.of(model),
             silence=self._scaler.silences.of(model),
-            driven=self._driver.finding(model),
+            driven=self._driver.conditions.finding(model),
             failure=failure,
             paused=models.is_paused(model),
-            scaled_by=self._driver.scaled_by(model) if models.is_paused(model) else "",
+            scaled_by=self._driver.conditions.scaled_by(model) if models.is_paused(model) else "",
         )
         return models.status(seen, world.now())
 

@@ -143,7 +143,7 @@ class Observer:
 
 def _never_ran(model: Model, deployments: list[facts.Deployment]) -> bool:
     """No Deployment that the scaler or KEDA ever wrote, and no word that the Model was sent to zero."""
-    if any(d.replicas_managers != {names.MANAGER_MODEL} for d in deployments):
+    if any(d.replicas_managers != frozenset({names.MANAGER_MODEL}) for d in deployments):
         return False
     ready = find(model.status.conditions, reasons.READY) if model.status else None
     return ready is None or ready.reason != reasons.SCALED_TO_ZERO

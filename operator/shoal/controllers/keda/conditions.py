@@ -1,0 +1,95 @@
+"""What is told of Models whose replicas KEDA writes."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from shoal.api.decisions import DrivenVariant, DriverFigures
+from shoal.api.model import Model
+from shoal.controllers.keda.book import AnswerBook, Key
+from shoal.controllers.keda.observe import Observer
+from shoal.controllers.world import World
+from shoal.core.conditions import Finding
+from shoal.core.keda import judge
+
+SWEEP_SECONDS: Final = 5.0
+"""How often it is looked who has fallen silent."""
+
+
+class Conditions:
+    """`run` while this operator leads."""
+
+    def __init__(self, world: World, observer: Observer, book: AnswerBook, wake: Callable[[str], None]) -> None:
+        """`wake` hears the uid of a Model of which something else is to be told."""
+        self._world, self._observer, self._book, self._wake = world, observer, book, wake
+        self.problem: Callable[[], str | None] = lambda: None
+        """Why this operator cannot answer KEDA, with what to do."""
+        self._problem: str | None = None
+        self._silent: dict[Key, bool | None] = {}
+
+    def begin(self) -> None:
+        """A new term."""
+        self._silent.clear()
+
+    def finding(self, model: Model) -> Finding | None:
+        """The condition ScalingActive; None: there is nothing to say."""
+        return judge(self._observer.seen(model, self.problem()))
+
+    def refused(self, model: Model) -> bool:
+        """A ScaledObject was not taken, and it has to be looked again whether it is."""
+        return self._observer.is_refused(model.metadata.uid)
+
+    def told(self, model: Model) -> DriverFigures | None:
+        """The same with the numbers, for who asks why."""
+        found = self.finding(model)
+        if found is None:
+            return None
+        deployments = [c.deployment for c in self._world.deployments.by("model", model.metadata.uid)]
+        variants = tuple(
+            DrivenVariant(gpu_class=d.gpu_class, answered=self._book.number((d.namespace, d.name)), standing=d.replicas)
+            for d in sorted((d for d in deployments if d is not None), key=lambda d: d.gpu_class)
+        )
+        return DriverFigures(
+            driver=self._observer.driver(model),
+            status=found.status,
+            reason=found.reason,
+            message=found.message,
+            variants=variants,
+        )
+
+    def scaled_by(self, model: Model) -> str:
+        """Autoscalers that write the replicas of a Model of which Shoal itself carries out nothing, by name; empty:
+        none does, or there is no telling yet."""
+        self._observer.need()
+        found = (
+            hpa.name
+            for child in self._world.deployments.by("model", model.metadata.uid)
+            for hpa in self._world.autoscalers.by("target", f"{child.namespace}/{child.name}")
+        )
+        return ", ".join(f"HorizontalPodAutoscaler {name}" for name in sorted(found))
+
+    async def run(self) -> None:
+        """Tells who has fallen silent, until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Wakes the Models of which something else is to be told, that no event tells of."""
+        if self._problem != (problem := self.problem()):
+            self._problem = problem
+            self.wake_all()
+        for child in list(self._world.scaled_objects.values()):
+            key = (child.namespace, child.name)
+            silent = self._observer.silent(key)
+            if silent:
+                self._book.silence(key)
+            if silent != self._silent.get(key):
+                self._silent[key] = silent
+                self._wake(child.model_uid)
+
+    def wake_all(self) -> None:
+        """Every Model whose replicas KEDA writes."""
+        for custom in list(self._world.models.values()):
+            if custom.object is not None and self._observer.driver(custom.object) == "KEDA":
+                self._wake(custom.metadata.uid)
