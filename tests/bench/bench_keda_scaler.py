@@ -109,6 +109,7 @@ async def one_at_a_time(operator: Operator, server: ScalerServer, ca: Path) -> N
     begun: dict[str, float] = {}
 
     async def wakes() -> None:
+        await asyncio.sleep(1)  # until KEDA's process does nothing else
         for number in range(min(_WAKES, operator.objects)):
             name = f"so-{number}"
             begun[name] = time.monotonic()
@@ -116,7 +117,7 @@ async def one_at_a_time(operator: Operator, server: ScalerServer, ca: Path) -> N
             await asyncio.sleep(0.02)
             operator.standing[name] = 1
 
-    seen = await keda(server, ca, operator.objects, 0.05 * _WAKES + 1, "idle", wakes)
+    seen = await keda(server, ca, operator.objects, 0.05 * _WAKES + 2, "idle", wakes)
     first: dict[str, float] = {}
     for name, at in seen.pushed:
         first.setdefault(name, at)
@@ -127,7 +128,7 @@ async def all_at_once(operator: Operator, server: ScalerServer, ca: Path) -> Non
     begun: list[float] = []
 
     async def wake() -> None:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1)
         begun.append(time.monotonic())
         operator.everywhere(1, standing=0)
 
