@@ -9,6 +9,7 @@ from shoal.api.config import OperatorConfig
 from shoal.serving.tracing import per_second, wanted
 from tests.support.charts import CHART, EVERYTHING, helm, rendered
 
+LEDGER = ("StatefulSet", "shoal-ledger")
 ENDPOINT = "http://otel-collector.monitoring:4318"
 
 
@@ -18,7 +19,7 @@ def env(kind: str, name: str, values: dict[str, Any]) -> dict[str, str]:
     return {e["name"]: e.get("value", "") for e in found["spec"]["template"]["spec"]["containers"][0]["env"]}
 
 
-@pytest.mark.parametrize(("kind", "name"), [("StatefulSet", "shoal-gateway"), ("Deployment", "shoal-operator")])
+@pytest.mark.parametrize(("kind", "name"), [("StatefulSet", "shoal-gateway"), ("Deployment", "shoal-operator"), LEDGER])
 def test_traces_are_off_until_somebody_names_a_collector(kind: str, name: str) -> None:
     assert not wanted(env(kind, name, {}))
     said = env(kind, name, {"tracing": {"endpoint": ENDPOINT, "perSecond": 5}})

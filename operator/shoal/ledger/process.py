@@ -26,6 +26,7 @@ from shoal.ledger.settings import LedgerSettings
 from shoal.ledger.store import Store, Unavailable
 from shoal.ledger.sums import Changes
 from shoal.ledger.totals import Totals
+from shoal.serving import tracing
 from shoal.serving.asgi import Receive, Scope, Send
 from shoal.serving.installkey import KeyRing
 from shoal.serving.server import Server, make_server
@@ -81,6 +82,11 @@ class Process:
         self.store.opened = self.totals.reload
         self.store.committed = self._committed
         self.store.cost = Rated(self.prices).cost
+        self.tracing = tracing.from_environment("shoal-ledger", self.metrics.registry)
+        if self.tracing is not None:
+            from shoal.ledger.tracing import LedgerSpans
+
+            self.service.answered = LedgerSpans(self.tracing.tracer).answered
         self.server = make_server(
             self.service, host=settings.host, port=settings.port, keep_alive=75, stop_seconds=_STOP_SECONDS
         )
@@ -135,6 +141,7 @@ class Process:
                     task.cancel()
         finally:
             await self.store.stop()
+            await tracing.close(self.tracing)
             log.info("stopped")
 
     def _rooms(self) -> dict[str, Callable[[], Coroutine[None, None, None]]]:

@@ -7,6 +7,7 @@ A handler gets a `Request` with its body read and its caller known, and returns 
 import asyncio
 import csv
 import io
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -78,6 +79,8 @@ class Problem(Exception):
 
 
 Handler = Callable[[Request], Awaitable[Response | Events]]
+Answered = Callable[[str, str, Role, float, int], None]
+"""Hears of calls of who may call: method, path, whose key, when it began (time.monotonic), the answer's status."""
 
 
 def answer_json(content: object, status: int = 200, headers: Headers = ()) -> Response:
@@ -104,6 +107,7 @@ class Service:
         self._keys = keys
         self._max_body_bytes = max_body_bytes
         self._routes: dict[str, dict[str, tuple[Handler, tuple[Role, ...]]]] = {}
+        self.answered: Answered | None = None
 
     def route(self, method: str, path: str, handler: Handler, roles: Iterable[Role]) -> None:
         """Lets callers with a key of one of `roles` call `handler`. Raises ValueError where there is one already."""
@@ -166,7 +170,23 @@ class Service:
         except ValueError:
             raise Problem(400, "the query string is not valid") from None
         caller = Caller(role, _word(headers, names.HEADER_CALLER), _word(headers, names.HEADER_BOOT))
-        return await handler(Request(method, path, query, headers, body, caller))
+        request = Request(method, path, query, headers, body, caller)
+        return await (handler(request) if self.answered is None else self._told(handler, request, role, self.answered))
+
+    async def _told(self, handler: Handler, request: Request, role: Role, told: Answered) -> Response | Events:
+        began, status = time.monotonic(), 500
+        try:
+            answer = await handler(request)
+            status = answer.status if isinstance(answer, Response) else 200
+            return answer
+        except Problem as problem:
+            status = problem.status
+            raise
+        except (Unavailable, TimeoutError):
+            status = 503
+            raise
+        finally:
+            told(request.method, request.path, role, began, status)
 
     async def _body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
         """None: the client has gone."""

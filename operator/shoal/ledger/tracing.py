@@ -1,0 +1,31 @@
+"""The ledger's spans: one per call, so one per batch of records that a gateway ships, never one per request.
+
+Loaded only where traces are on.
+"""
+
+import time
+
+from opentelemetry.context import Context
+from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
+
+from shoal.api.keys import Role
+
+
+class LedgerSpans:
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    def answered(self, method: str, path: str, role: Role, began: float, status: int) -> None:
+        """A call of one of the API's routes that began at `began` (time.monotonic) has its answer."""
+        attributes = {
+            "http.request.method": method,
+            "http.route": path,
+            "http.response.status_code": status,
+            "shoal.caller": role,
+        }
+        started = time.time_ns() - int((time.monotonic() - began) * 1e9)
+        span = self._tracer.start_span(f"{method} {path}", Context(), SpanKind.SERVER, attributes, start_time=started)
+        if status >= 500:
+            span.set_attribute("error.type", str(status))
+            span.set_status(Status(StatusCode.ERROR))
+        span.end()
