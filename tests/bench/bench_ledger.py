@@ -3,7 +3,11 @@
 The ledger is a process of its own that takes batches over HTTP from several shippers at a time, as from gateways; each
 answer comes after the commit (SQLite: WAL, synchronous=FULL; PostgreSQL: its defaults, so every commit is flushed).
 
-python -m tests.bench.bench_ledger [--records 1000000] [--databases sqlite,postgresql] [--shippers 4] [--batch 1000]
+Then it is brought to `--requests` by the database itself (`ledger_growth.py`), and measured again at that size, with
+what the ledger does by itself there: looking for open requests, deleting what is old, a backup.
+
+python -m tests.bench.bench_ledger [--records 200000] [--requests 10000000] [--databases sqlite,postgresql]
+                                   [--shippers 4] [--batch 1000]
 """
 
 import argparse
@@ -29,7 +33,11 @@ import zstandard
 
 from shoal.api import keys
 from shoal.ledger import bulk, schema
+from shoal.ledger.backup import backup
 from shoal.ledger.database import Database
+from shoal.ledger.maintenance import Heard, close_once, retain_once
+from shoal.ledger.store import Store
+from tests.bench.ledger_growth import grow
 from tests.support.controlplane import free_ports
 from tests.support.ledger import INSTALL_KEY, record, usage_row
 from tests.support.postgres import postgres
@@ -37,6 +45,8 @@ from tests.support.postgres import postgres
 _MIXED = 60_000
 """Requests that are sent with all their rows: open, checkpoint, final."""
 _REPLAYED = 100_000
+_DAYS = 30
+"""Over which all requests are spread, the last of them now."""
 _POSTGRES = ("shared_buffers=1GB", "max_wal_size=8GB", "checkpoint_timeout=15min")
 _PRICES = (
     "currency: USD\neffectiveFrom: 2020-01-01\nprices:\n- {model: '*', input: '0.20', cached: '0.02', output: '0.60'}\n"
@@ -100,9 +110,10 @@ class Traffic:
     """Requests of 200 tenants to 12 models over the last 30 days, in their order, the same in each run."""
 
     def __init__(self, requests: int) -> None:
+        self.requests = requests
         self._dice = random.Random(1)  # noqa: S311
-        self._began = datetime.now(UTC) - timedelta(days=30)
-        self._step = timedelta(days=30) / requests
+        self._began = datetime.now(UTC) - timedelta(days=_DAYS)
+        self._step = timedelta(days=_DAYS) / requests
         self._count = 0
 
     def bodies(self, requests: int, batch: int, kinds: tuple[str, ...]) -> Iterator[tuple[int, bytes]]:
@@ -205,42 +216,88 @@ async def until_known(ledger: Ledger) -> float:
 async def measure(url: str, folder: Path, options: argparse.Namespace, size: Callable[[], int]) -> dict[str, str]:
     """The figures of one database."""
     figures: dict[str, str] = {}
-    traffic = Traffic(options.records + 2 * _MIXED)
-    now = datetime.now(UTC)
-    month = f"{now:%Y-%m}"
+    traffic = Traffic(max(options.requests, options.records + 2 * _MIXED))
     with run(url, folder) as ledger:
         await until_known(ledger)
-        mixed = list(traffic.bodies(min(_MIXED, options.records), options.batch, ("open", "checkpoint:1", "final")))
-        rate, cpu, slowest = await ship(ledger, mixed, options.shippers)
-        figures["open + checkpoint + final, records/s"] = (
-            f"{rate:,.0f} ({cpu:.0f} us CPU each, slowest {slowest:,.0f} ms)"
-        )
+        await _mixed(ledger, traffic, options, figures)
         small = list(traffic.bodies(4_000, 10, ("final",)))
-        rate, cpu, slowest = await ship(ledger, small, 16)
+        rate, cpu, _ = await ship(ledger, small, 16)
         figures["batches of 10, 16 at a time, records/s"] = f"{rate:,.0f} ({cpu:.0f} us CPU each)"
         figures["final records, records/s"] = (
             f"{await fill(ledger, traffic, options.records, options.batch, options.shippers):,.0f}"
         )
-        again = list(Traffic(options.records).bodies(min(_REPLAYED, options.records), options.batch, ("final",)))[
+        again = list(Traffic(traffic.requests).bodies(min(_REPLAYED, options.records), options.batch, ("final",)))[
             : _REPLAYED // options.batch
         ]
         rate, cpu, _ = await ship(ledger, again, options.shippers)
         figures["replayed (known) records/s"] = f"{rate:,.0f} ({cpu:.0f} us CPU each)"
-        figures["database, bytes per request"] = f"{size() / (options.records + _MIXED):,.0f}"
-        figures["memory of the ledger, MiB"] = f"{ledger.rss_mib:,.0f}"
-        for name, path in (
-            ("one tenant's month by model and day, ms", "/v1/usage?tenant=tenant-7&by=model,day"),
-            (
-                "all tenants, 29 days by tenant and model, ms",
-                f"/v1/usage?from={now - timedelta(days=29):%Y-%m-%d}&by=tenant,model",
-            ),
-            ("one bill, ms", f"/v1/bill?tenant=tenant-7&month={month}"),
-            ("margin of the month, ms", f"/v1/margin?from={month}"),
-        ):
-            figures[name] = await ask(ledger, path)
+        await _asked(ledger, figures)
+    figures["database, bytes per request"] = f"{size() / (options.records + _MIXED + 4_000):,.0f}"
+    if options.requests > options.records + _MIXED + 4_000:
+        took = grow(url, options.requests, int(timedelta(days=_DAYS).total_seconds() * 1000))
+        print(f"    {options.requests:>12,} requests, copied in {took:.0f} s", flush=True)
+        figures |= {f"{options.requests:,} requests": f"{size() / 2**30:.1f} GiB"}
+        figures |= {f"  {name}": value for name, value in (await _large(url, folder, traffic, options)).items()}
+    else:
+        with run(url, folder) as ledger:
+            figures["restart until the totals are known, s"] = f"{await until_known(ledger):.2f}"
+    return figures
+
+
+async def _large(url: str, folder: Path, traffic: Traffic, options: argparse.Namespace) -> dict[str, str]:
+    """The same where much is there already, and what grows with it."""
+    figures: dict[str, str] = {}
     with run(url, folder) as ledger:
         figures["restart until the totals are known, s"] = f"{await until_known(ledger):.2f}"
+        await _mixed(ledger, traffic, options, figures)
+        await _asked(ledger, figures)
+        figures["memory of the ledger, MiB"] = f"{ledger.rss_mib:,.0f}"
+    store = Store(url)
+    store.start()
+    try:
+        while store.error is not None:
+            await asyncio.sleep(0.05)
+        heard = Heard(3_600)
+        began = time.perf_counter()
+        await close_once(store, heard, lambda _: None)
+        figures["a look for requests that dead gateways left open, ms"] = f"{(time.perf_counter() - began) * 1e3:,.1f}"
+        began = time.perf_counter()
+        # Nobody deletes a whole month at once: the oldest day of it.
+        deleted = await retain_once(store, _DAYS - 1, 3_650, time.time_ns() // 1_000_000)
+        took = time.perf_counter() - began
+        each = took / max(1, -(-deleted // 5_000)) * 1e3
+        figures["deleting the oldest day, rows/s"] = (
+            f"{deleted / took:,.0f} ({deleted:,} rows, {each:.0f} ms at a time)"
+        )
+    finally:
+        await store.stop()
+    if store.kind == "sqlite":
+        began = time.perf_counter()
+        said = backup(store.database.path, folder / "backup")
+        figures["a backup, s"] = f"{time.perf_counter() - began:.1f} ({said.rpartition(': ')[2]})"
     return figures
+
+
+async def _mixed(ledger: Ledger, traffic: Traffic, options: argparse.Namespace, figures: dict[str, str]) -> None:
+    kinds = ("open", "checkpoint:1", "final")
+    bodies = list(traffic.bodies(min(_MIXED, options.records), options.batch, kinds))
+    rate, cpu, slowest = await ship(ledger, bodies, options.shippers)
+    figures["open + checkpoint + final, records/s"] = f"{rate:,.0f} ({cpu:.0f} us CPU each, slowest {slowest:,.0f} ms)"
+
+
+async def _asked(ledger: Ledger, figures: dict[str, str]) -> None:
+    now = datetime.now(UTC)
+    month = f"{now:%Y-%m}"
+    for name, path in (
+        ("one tenant's month by model and day, ms", "/v1/usage?tenant=tenant-7&by=model,day"),
+        (
+            "all tenants, 29 days by tenant and model, ms",
+            f"/v1/usage?from={now - timedelta(days=29):%Y-%m-%d}&by=tenant,model",
+        ),
+        ("one bill, ms", f"/v1/bill?tenant=tenant-7&month={month}"),
+        ("margin of the month, ms", f"/v1/margin?from={month}"),
+    ):
+        figures[name] = await ask(ledger, path)
 
 
 def bulk_methods(url: str) -> str:
@@ -273,8 +330,9 @@ def _bytes(path: Path) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument(
-        "--records", type=int, default=1_000_000, help="final records (the design's figure: 10 million)"
+        "--records", type=int, default=200_000, help="final records that come over the network one by one"
     )
+    parser.add_argument("--requests", type=int, default=0, help="that the ledger is brought to (design: 10 million)")
     parser.add_argument("--databases", default="sqlite,postgresql")
     parser.add_argument("--shippers", type=int, default=4)
     parser.add_argument("--batch", type=int, default=1_000)

@@ -158,6 +158,22 @@ def test_a_request_log_is_kept_for_who_asked_for_it_and_read_by_nobody_else(hous
     assert "[digits]" in text
     assert not [key for key in house.every_key if key in text]
     assert LOGGED not in logged(TENANT)
+
+    # The same for who runs the fleet, through the API server's proxy to a gateway's pod.
+    def ran(*words: str) -> str:
+        done = CliRunner().invoke(main, ["logs", *words, "--kubeconfig", str(house.fleet.lab.kubeconfig)])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    shown = ran("--tenant", OTHER, "-o", "json", "--since", "10m")
+    entries = [json.loads(line) for line in shown.splitlines()]
+    assert any(LOGGED in line for line in shown.splitlines())
+    assert {entry["gateway"] for entry in entries}
+    assert house.keys[TENANT] not in shown
+    assert LOGGED not in ran("--tenant", TENANT, "-o", "json")
+    assert "demo/tiny-chat" in ran("--tenant", OTHER)
+    assert ran("delete", "--tenant", OTHER, "--yes").startswith("Deleted: ")
+    assert ran("--tenant", OTHER, "-o", "json") == ""
     house.patch({"logging": None}, OTHER)
 
 
