@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from shoal.api.replica import Phase
+from shoal.core.affinity import favourite
 
 _TURNED_AWAY: frozenset[Phase | None] = frozenset({"stalled", "draining"})
 
@@ -114,22 +115,34 @@ def choose(
     tried: Collection[str] = (),
     leaving: Collection[str] = (),
     turn: int = 0,
+    head: int | None = None,
 ) -> Choice | NoReplica:
-    """The usable replica with the fewest requests of this gateway in flight.
+    """The usable replica to which the prompt's `head` belongs (affinity.py), within its share of the load; without a
+    head the one with the fewest requests of this gateway in flight.
 
     `tried` are uids that have failed this request; `turn` is a growing number that spreads equals.
     """
-    return pick(usable(replicas, heard, leaving), in_flight, tried=tried, turn=turn)
+    return pick(usable(replicas, heard, leaving), in_flight, tried=tried, turn=turn, head=head)
 
 
 def pick(
-    found: Usable | NoReplica, in_flight: Mapping[str, int], *, tried: Collection[str] = (), turn: int = 0
+    found: Usable | NoReplica,
+    in_flight: Mapping[str, int],
+    *,
+    tried: Collection[str] = (),
+    turn: int = 0,
+    head: int | None = None,
 ) -> Choice | NoReplica:
     """`choose` among what was found usable."""
     if isinstance(found, NoReplica):
         return found
     left = [r for r in found.replicas if r.uid not in tried] if tried else found.replicas
-    return Choice(least_busy(left, in_flight, turn), found.fallback) if left else NoReplica("tried")
+    if not left:
+        return NoReplica("tried")
+    if head is None or len(left) == 1:
+        return Choice(least_busy(left, in_flight, turn), found.fallback)
+    uids = [r.uid for r in left]
+    return Choice(favourite(head, left, uids, [in_flight.get(uid, 0) for uid in uids]), found.fallback)
 
 
 def least_busy(replicas: Sequence[Replica], in_flight: Mapping[str, int], turn: int) -> Replica:

@@ -1,6 +1,7 @@
 """Which replica serves a request for an adapter.
 
-In this order, and within each the least busy one:
+In this order, and within each the least busy one; among those that have it loaded, where the prompt has a head, the one
+to which that belongs (affinity.py), within its share of the load:
 
 1. replicas that have it loaded, a slot for it, and room;
 2. replicas that would have to load it first, with a slot and room: waiting in the queue of an engine that is full is
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
+from shoal.core.affinity import favourite
 from shoal.core.routing import NoReplica, Replica
 
 LEASE_WORTH: Final = 4
@@ -60,16 +62,17 @@ def choose_home(
     others: Callable[[], Iterable[Home]],
     prefer: Callable[[Sequence[Replica]], Replica],
     turn: int = 0,
+    head: int | None = None,
 ) -> AdapterChoice | NoReplica:
     """The replica for one request, by the rule above.
 
     `have` are those with the adapter loaded; `others` gives the rest and is asked only if none of `have` will do;
     `prefer` names one adapter's home among equals, the same at every gateway, so that it is not loaded everywhere;
-    `turn` is a growing number that spreads equals that have it.
+    `turn` is a growing number that spreads equals that have it; `head` is that of the prompt.
     """
     best = [h for h in have if h.slot and h.room]
     if best:
-        return _least_busy(best, turn)
+        return _least_busy(best, turn) if head is None else _favourite(best, head)
     rest = list(others())
     for found, loaded in (
         ([h for h in rest if h.slot and h.room], False),
@@ -87,6 +90,15 @@ def _least_busy(homes: Sequence[Home], turn: int) -> AdapterChoice:
     fewest = min(h.busy for h in homes)
     equals = [h for h in homes if h.busy == fewest]
     home = equals[turn % len(equals)]
+    return AdapterChoice(home.replica, home.leased)
+
+
+def _favourite(homes: Sequence[Home], head: int) -> AdapterChoice:
+    """Among those for which there is a lease, if any of them has less to do than a lease is worth: one more takes a
+    slot from another adapter."""
+    spare = [h for h in homes if h.leased and h.in_flight < LEASE_WORTH]
+    among = spare or homes
+    home = favourite(head, among, [h.replica.uid for h in among], [h.in_flight for h in among])
     return AdapterChoice(home.replica, home.leased)
 
 

@@ -127,7 +127,7 @@ class Attempts(Waiting):
             return NoReplica("queue")
         if in_a_row >= app.settings.attempts:
             return NoReplica("tried")
-        choice = app.fleet.choose(app.directory.snapshot, model, tried)
+        choice = app.fleet.choose(app.directory.snapshot, model, tried, self._prepared.head)
         if not isinstance(choice, Choice):
             return choice
         budget = app.holds.budget(model.uid)

@@ -97,7 +97,13 @@ class AdapterAttempts(Attempts):
             for uid in fleet.residency.pods(name)
             if uid in usable and uid not in tried and not self._refused(uid)
         ]
-        choice = choose_home(have, lambda: self._elsewhere(usable.values(), tried), self._prefer, fleet.next_turn())
+        choice = choose_home(
+            have,
+            lambda: self._elsewhere(usable.values(), tried),
+            self._prefer,
+            fleet.next_turn(),
+            self._prepared.head,
+        )
         if isinstance(choice, NoReplica):
             if self._refusals:
                 return NoReplica("refused")

@@ -84,10 +84,13 @@ class Fleet:
                     peers.append(Peer(pod.uid, pod.key, pod.ip, key))
         self.streams.set_peers(peers)
 
-    def choose(self, snapshot: Snapshot, model: ServedModel, tried: Collection[str]) -> Choice | NoReplica:
-        """The replica for one request; call `enter` right after it, with no await between."""
+    def choose(
+        self, snapshot: Snapshot, model: ServedModel, tried: Collection[str], head: int | None = None
+    ) -> Choice | NoReplica:
+        """The replica for one request; `head` is that of its prompt. Call `enter` right after it, with no await
+        between."""
         self._turn += 1
-        return pick(self._found(snapshot, model), self._in_flight, tried=tried, turn=self._turn)
+        return pick(self._found(snapshot, model), self._in_flight, tried=tried, turn=self._turn, head=head)
 
     def usable(self, snapshot: Snapshot, model: ServedModel) -> list[Replica]:
         """The replicas that may get requests and whose key is known."""

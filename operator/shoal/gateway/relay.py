@@ -44,6 +44,8 @@ class Prepared(NamedTuple):
     """Of the tenant: its weight among those who wait."""
     prompts: int = 1
     """To each of them come `choices` answers."""
+    head: int | None = None
+    """Of the prompt, where there are replicas to choose among (core/affinity.py)."""
 
 
 class Relay:

@@ -10,6 +10,7 @@ import structlog
 
 from shoal.api.names import LOGS_PATH, USAGE_PATH
 from shoal.core.access import Denied, Identity, authenticate
+from shoal.core.affinity import head_of
 from shoal.gateway import errors, ids, modellist, sse
 from shoal.gateway.attempts import Attempts
 from shoal.gateway.attempts_adapter import AdapterAttempts
@@ -218,6 +219,7 @@ class Request:
             choices,
             identity.priority,
             several,
+            head_of(identity.tenant, fields) if len(app.directory.snapshot.replicas_of(model)) > 1 else None,
         )
 
     async def _serve(self, prepared: Prepared) -> None:
