@@ -301,6 +301,7 @@ class Planner:
             uid: self._proven(uid, wish, self._consider(uid, wish, classes), classes)
             for uid, wish in self._wishes.items()
         }
+        self._looked = looked  # before anybody is asked: the first decision of a term reads which classes there are
         wanted = {uid: self.wanted(wish.model) for uid, wish in self._wishes.items()}
         demands = [
             candidates.demand(
