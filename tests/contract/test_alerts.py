@@ -170,6 +170,20 @@ CASES: Final = (
     Case("ShoalOperatorWithoutLeader", "5m", {'up{pod="other"}': "1x10"}, ({},)),  # nobody is scraped
     Case("ShoalOperatorWithoutLeader", "5m", {'shoal_leading{pod="o-0"}': "0x10", 'shoal_leading{pod="o-1"}': "1x10"}),
     Case(
+        "ShoalScalerCertificateExpires",
+        "3h",
+        {'shoal_keda_certificate_expiry_timestamp_seconds{pod="o-0"}': "500000x200"},
+        ({},),
+    ),
+    Case(
+        "ShoalScalerCertificateExpires",
+        "3h",
+        {
+            'shoal_keda_certificate_expiry_timestamp_seconds{pod="o-0"}': "5000000x200",
+            'shoal_keda_certificate_expiry_timestamp_seconds{pod="o-1"}': "0x200",  # it has none
+        },
+    ),
+    Case(
         "ShoalReconcilesFail",
         "30m",
         {'shoal_reconciles_total{queue="model",outcome="error",pod="o-0"}': "0+1x40"},

@@ -148,6 +148,14 @@ PARTS: Final = (
         "Serving goes on; nothing scales, wakes or is repaired.",
     ),
     Alert(
+        "ShoalScalerCertificateExpires",
+        "warning",
+        "min(shoal_keda_certificate_expiry_timestamp_seconds > 0) - time() < 7 * 86400",
+        "1h",
+        "The certificate by which KEDA knows the operator ends soon.",
+        "It ends in {{ $value | humanizeDuration }}; then KEDA scales nothing, and replicas stay as they are.",
+    ),
+    Alert(
         "ShoalReconcilesFail",
         "warning",
         'sum by (queue) (increase(shoal_reconciles_total{outcome="error"}[15m])) > 5',
