@@ -5,12 +5,20 @@ from typing import Any
 
 import pytest
 
+from shoal.api.artifact import ArtifactFacts
+from shoal.api.model import Model
+from shoal.controllers.capacity import Capacity
 from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.keda.driver import Driver
+from shoal.controllers.planner import Planner, Wish
 from shoal.controllers.scaling import scaler as module
 from shoal.controllers.scaling.scaler import PACE_SECONDS, Scaler
 from shoal.controllers.scaling.wake import Waker
+from shoal.controllers.standing import Standings
+from shoal.core.candidates import Considered
+from shoal.core.placement import Moves
 from shoal.kube.queue import WorkQueue
+from tests.support.controlplane import FACTS
 from tests.support.ears import FakeEars, gateway_pod
 from tests.unit.test_scale_writes import UID, Plane
 
@@ -135,3 +143,21 @@ async def test_a_model_that_cannot_be_decided_keeps_what_it_has(monkeypatch: pyt
         monkeypatch.setattr(module, "decide", breaks)
         await stage.tell(urgent=True)
         assert stage.wanted == 1
+
+
+def test_who_is_asked_how_many_knows_the_classes_from_the_first_plan_on() -> None:
+    """The first decision of a term says which class the next request wakes."""
+    plane = Plane()
+    planner = Planner(plane.world, Capacity(plane.world), Standings(plane.world), Moves())
+    seen: list[Considered | None] = []
+
+    def wanted(_: Model) -> int:
+        seen.append(planner.considered(UID))
+        return 0
+
+    planner.wanted = wanted
+    planner.enter(Wish(plane.model, ArtifactFacts.model_validate(FACTS), "placed"))
+    planner.plan()
+    (known,) = seen
+    assert known is not None
+    assert [c.gpu_class for c in known.candidates] == ["l4"]
