@@ -15,8 +15,9 @@ ENDPOINT = "http://otel-collector.monitoring:4318"
 
 def env(kind: str, name: str, values: dict[str, Any]) -> dict[str, str]:
     (found,) = [o for o in rendered(values) if (o["kind"], o["metadata"]["name"]) == (kind, name)]
-    # Of a name that is there twice Kubernetes takes the last.
-    return {e["name"]: e.get("value", "") for e in found["spec"]["template"]["spec"]["containers"][0]["env"]}
+    all = found["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert len({e["name"] for e in all}) == len(all)  # an upgrade mixes up names that are there twice
+    return {e["name"]: e.get("value", "") for e in all}
 
 
 @pytest.mark.parametrize(("kind", "name"), [("StatefulSet", "shoal-gateway"), ("Deployment", "shoal-operator"), LEDGER])

@@ -93,20 +93,21 @@ resyncSeconds: {{ int64 .Values.operator.resyncSeconds }}
 logLevel: {{ .Values.operator.logLevel }}
 {{- end }}
 
-{{/* Environment of what traces; the component's own extraEnv comes after it, and wins. */}}
+{{/* Environment of what traces, but for what the component's own extraEnv says. Call with
+     (dict "root" $ "of" .Values.gateway). */}}
 {{- define "shoal.tracing" -}}
-{{- with .Values.tracing }}
-{{- if .endpoint }}
-- name: OTEL_EXPORTER_OTLP_ENDPOINT
-  value: {{ .endpoint | quote }}
-- name: OTEL_TRACES_SAMPLER
-  value: {{ .sampler }}
-- name: OTEL_TRACES_SAMPLER_ARG
-  value: {{ .ratio | quote }}
-- name: SHOAL_TRACES_PER_SECOND
-  value: {{ .perSecond | quote }}
+{{- $tracing := .root.Values.tracing -}}
+{{- $own := list -}}
+{{- range .of.extraEnv }}{{ $own = append $own .name }}{{ end -}}
+{{- if $tracing.endpoint -}}
+{{- $all := dict "OTEL_EXPORTER_OTLP_ENDPOINT" $tracing.endpoint "OTEL_TRACES_SAMPLER" $tracing.sampler "OTEL_TRACES_SAMPLER_ARG" $tracing.ratio "SHOAL_TRACES_PER_SECOND" $tracing.perSecond -}}
+{{- range $name, $value := $all }}
+{{- if not (has $name $own) }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
 {{- end }}
 {{- end }}
+{{- end -}}
 {{- end }}
 
 {{/* What operator and gateway pods have in common. Call with (dict "root" $ "component" "gateway" "of" .Values.gateway). */}}
