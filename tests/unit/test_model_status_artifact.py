@@ -8,7 +8,7 @@ import pytest
 
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.meta import Condition
-from shoal.api.model import Model, ModelStatus
+from shoal.api.model import Model, ModelStatus, PodTemplate
 from shoal.core.artifacts import PATIENCE_SECONDS, Reading, source_key
 from shoal.core.artifacts import read as read_at
 from shoal.core.facts import Container, Job, Pod
@@ -96,6 +96,16 @@ def test_facts_that_another_version_wrote_are_told() -> None:
     reading = read(model(), same_source=(), job=job(), pods=[pod(0, {"facts": {"source": 7}})])
     assert reading.failure is not None
     assert reading.failure.message.startswith("the source's facts are not understood: source: ")
+
+
+def test_a_job_without_a_pod_asks_whether_the_service_account_is_there() -> None:
+    given = model(uri="s3://weights/m")
+    given = given.model_copy(
+        update={"spec": given.spec.model_copy(update={"pod": PodTemplate.model_validate({"serviceAccountName": "sa"})})}
+    )
+    reading = read(given, same_source=(), job=job(), pods=(), later=10)
+    assert reading.waiting.endswith("(spec.pod.serviceAccountName: is there a ServiceAccount sa in namespace ns?)")
+    assert "serviceAccountName" not in read(model(), same_source=(), job=job(), pods=(), later=10).waiting
 
 
 def test_a_job_past_its_deadline_says_so() -> None:

@@ -101,6 +101,8 @@ def read(
     since = now - job.created if job.created else timedelta()
     if running and not tries and since.total_seconds() >= PATIENCE_SECONDS:
         why = f"it has no pod yet; where that stays, see kubectl describe job -n {job.namespace} {job.name}"
+        if (account := identity(model)) is not None:
+            why += f" (spec.pod.serviceAccountName: is there a ServiceAccount {account} in namespace {job.namespace}?)"
     state = f"Job {job.name} reads the source's metadata" if running else f"waits for Job {job.name} to be gone"
     return Reading(waiting=f"{state}: {why}" if why else state, silent=running and not tries)
 

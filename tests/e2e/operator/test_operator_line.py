@@ -328,6 +328,25 @@ async def test_quota_that_refuses_the_job_says_where_to_look(fleet: Fleet) -> No
         assert f"see kubectl describe job -n {ns} facts-" in condition(waits, "Ready")["message"]
 
 
+async def test_a_service_account_that_is_not_there_is_told(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    bucket = {"source": {"uri": "s3://weights/m"}, "pod": {"serviceAccountName": "nobody"}}
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(model("chat", ns, **bucket))
+        await eventually(
+            lambda: client.get(MODELS, "chat", ns),
+            lambda m: f"ServiceAccount nobody in namespace {ns}?" in condition(m, "Placed").get("message", ""),
+            seconds=60,
+        )
+        fleet.plane.run_kubectl("create", "serviceaccount", "nobody", f"-n={ns}")
+        pods = await eventually(
+            lambda: fleet.all(PODS, namespace=ns),
+            lambda found: any(p["spec"]["serviceAccountName"] == "nobody" for p in found),
+            seconds=60,
+        )
+        assert not any("projected" in v for p in pods for v in p["spec"].get("volumes", []))
+
+
 async def test_a_new_install_key_rolls_the_pods_and_the_old_one_goes_with_the_last(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
