@@ -13,7 +13,10 @@ _GAUGES: Final = {
     "running": ("shoal_replica_running", "Requests in the engine's batch."),
     "max_running": ("shoal_replica_max_running", "Requests that the engine runs at a time at most."),
     "waiting": ("shoal_replica_waiting", "Requests in the engine's queue."),
-    "waiting_tokens": ("shoal_replica_waiting_tokens", "Their prompt tokens that no cache covers."),
+    "waiting_tokens": (
+        "shoal_replica_waiting_tokens",
+        "Prompt tokens of requests in the engine's queue that no cache covers.",
+    ),
     "kv_tokens_used": ("shoal_replica_kv_tokens_used", "Tokens in use of the KV cache."),
     "adapter_slots": ("shoal_replica_adapter_slots", "Distinct adapters that leases may cover at once."),
     "adapter_slots_leased": ("shoal_replica_adapter_slots_leased", "Distinct adapters that leases cover."),
@@ -22,7 +25,10 @@ _GAUGES: Final = {
 }
 _COUNTERS: Final = {
     "adapter_loads_total": ("shoal_replica_adapter_loads", "Adapters loaded since the agent's start."),
-    "adapter_evictions_total": ("shoal_replica_adapter_evictions", "Adapters that went for others since then."),
+    "adapter_evictions_total": (
+        "shoal_replica_adapter_evictions",
+        "Adapters that went because others needed the place, since the agent's start.",
+    ),
     "prompt_tokens_total": ("shoal_replica_prompt_tokens", "Prompt tokens since the engine's start."),
     "generation_tokens_total": ("shoal_replica_generation_tokens", "Generated tokens since the engine's start."),
 }

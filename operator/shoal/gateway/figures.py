@@ -21,11 +21,15 @@ class Figures(Collector):
         info = GaugeMetricFamily("shoal_demand_info", "1; its label is the boot id of the gateway.", labels=["boot"])
         info.add_metric([self._boot], 1)
         labels = ["model_uid", "model"]
-        arrivals = CounterMetricFamily("shoal_demand_arrivals", "Accepted requests.", labels=labels)
+        arrivals = CounterMetricFamily("shoal_demand_arrivals", "Accepted requests of a Model.", labels=labels)
         in_flight = GaugeMetricFamily("shoal_demand_in_flight", "Requests at replicas.", labels=labels)
         held = GaugeMetricFamily("shoal_demand_held", "Requests that wait here.", labels=labels)
-        tokens = GaugeMetricFamily("shoal_demand_held_tokens", "Their tokens, estimated.", labels=labels)
-        oldest = GaugeMetricFamily("shoal_demand_oldest_seconds", "Age of the oldest that waits.", labels=labels)
+        tokens = GaugeMetricFamily(
+            "shoal_demand_held_tokens", "Tokens of the requests that wait here, estimated.", labels=labels
+        )
+        oldest = GaugeMetricFamily(
+            "shoal_demand_oldest_seconds", "Age of the oldest request that waits here.", labels=labels
+        )
         names = self._names()
         for uid in self._book.uids():
             here = self._book.demand(uid)

@@ -161,12 +161,18 @@ class _HoldCollector(Collector):
         requests = GaugeMetricFamily(
             "shoal_gateway_held_requests", "Requests that wait here for a replica.", labels=labels
         )
-        size = GaugeMetricFamily("shoal_gateway_held_bytes", "Bytes of their bodies.", labels=labels)
+        size = GaugeMetricFamily(
+            "shoal_gateway_held_bytes", "Bytes of the bodies of requests that wait here for a replica.", labels=labels
+        )
         most = GaugeMetricFamily(
-            "shoal_gateway_hold_limit_requests", "As many may wait here, of a Model of which some do.", labels=labels
+            "shoal_gateway_hold_limit_requests",
+            "Requests that may wait here at most, of a Model of which some do.",
+            labels=labels,
         )
         most_size = GaugeMetricFamily(
-            "shoal_gateway_hold_limit_bytes", "As large may their bodies be together.", labels=labels
+            "shoal_gateway_hold_limit_bytes",
+            "Bytes that the bodies of requests which wait here may have at most.",
+            labels=labels,
         )
         limits = self._limits()
         figures = sorted(self._figures().items(), key=lambda pair: -pair[1].requests)

@@ -12,26 +12,31 @@ class SpoolMetrics:
             return Gauge(f"shoal_gateway_{name}", text, registry=registry)
 
         self._ok = gauge("spool_ok", "1 while usage records can be kept.")
-        self._backlog = gauge("spool_backlog_rows", "Rows not yet on disk.")
-        self._rows = gauge("spool_rows_written", "Rows written since the start.")
-        self._failures = gauge("spool_write_failures", "Commits that failed since the start.")
+        self._backlog = gauge("spool_backlog_rows", "Rows of usage records that are not on disk yet.")
+        self._rows = gauge("spool_rows_written", "Rows of usage records written since the start.")
+        self._failures = gauge("spool_write_failures", "Commits of usage records that failed since the start.")
         self._dropped = gauge(
             "spool_rows_dropped", "Rows lost since the start because the disk refused them for too long."
         )
-        self._lost = gauge("spool_requests_lost", "Requests since the start whose usage was lost so.")
+        self._lost = gauge(
+            "spool_requests_lost",
+            "Requests since the start whose usage was lost because the disk refused their rows for too long.",
+        )
         self._used = gauge("spool_bytes", "Bytes that the spool's rows take.")
-        self._limit = gauge("spool_limit_bytes", "Bytes that they may take.")
+        self._limit = gauge("spool_limit_bytes", "Bytes that the spool's rows may take; 0: no bound.")
         self._cut = gauge("spool_requests_cut", "Requests closed at the start, which a killed gateway had held.")
         self._ledger = gauge("ledger_ok", "1 while the ledger takes records; 0 also where there is none.")
         self._unshipped = gauge("unshipped_rows", "Rows on disk that the ledger does not have.")
-        self._behind = gauge("unshipped_oldest_seconds", "Age of the oldest of them.")
+        self._behind = gauge("unshipped_oldest_seconds", "Age of the oldest row on disk that the ledger does not have.")
         self._shipped = gauge("shipped_rows", "Rows that the ledger took since the start.")
-        self._batches = gauge("shipped_batches", "Batches that it took since the start.")
-        self._bytes = gauge("shipped_bytes", "Bytes of their records.")
-        self._sent = gauge("shipped_wire_bytes", "Bytes sent since the start, compressed, tries in vain included.")
+        self._batches = gauge("shipped_batches", "Batches of rows that the ledger took since the start.")
+        self._bytes = gauge("shipped_bytes", "Bytes of the records that the ledger took since the start.")
+        self._sent = gauge(
+            "shipped_wire_bytes", "Bytes sent to the ledger since the start, compressed, tries in vain included."
+        )
         self._known = gauge("shipped_rows_known", "Rows that the ledger had already when it took them.")
         self._aside = gauge("shipped_rows_aside", "Rows that the ledger could not read and keeps aside.")
-        self._ship_failures = gauge("ship_failures", "Tries since the start that the ledger did not take.")
+        self._ship_failures = gauge("ship_failures", "Tries to ship rows since the start that the ledger did not take.")
 
     def show(self, spool: Spool, shipper: Shipper | None) -> None:
         stats = spool.stats

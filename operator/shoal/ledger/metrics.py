@@ -34,18 +34,24 @@ class Metrics(Collector):
         records.add_metric(["aside"], stats.aside)
         metrics: list[Metric] = [
             records,
-            CounterMetricFamily("shoal_ledger_commits", "Transactions.", value=stats.commits),
-            CounterMetricFamily("shoal_ledger_commit_seconds", "Time in them.", value=stats.commit_seconds),
+            CounterMetricFamily("shoal_ledger_commits", "Transactions of the database.", value=stats.commits),
+            CounterMetricFamily(
+                "shoal_ledger_commit_seconds", "Time in transactions of the database.", value=stats.commit_seconds
+            ),
             CounterMetricFamily("shoal_ledger_database_failures", "Failures of the database.", value=stats.failures),
             CounterMetricFamily("shoal_ledger_closed", "Requests of dead gateways, closed.", value=self.closed_rows),
             GaugeMetricFamily(
                 "shoal_ledger_database_up", "1 while records can be kept.", value=float(self._store.error is None)
             ),
             GaugeMetricFamily("shoal_ledger_waiting", "Records that wait for their commit.", value=self._store.waiting),
-            GaugeMetricFamily("shoal_ledger_totals_readers", "Open streams.", value=self._totals.hub.readers),
+            GaugeMetricFamily("shoal_ledger_totals_readers", "Open streams of totals.", value=self._totals.hub.readers),
         ]
         if self.open_rows is not None:  # unknown is not zero
-            metrics.append(GaugeMetricFamily("shoal_ledger_open_requests", "Without an end.", value=self.open_rows))
+            metrics.append(
+                GaugeMetricFamily(
+                    "shoal_ledger_open_requests", "Requests that have no final record yet.", value=self.open_rows
+                )
+            )
         return metrics
 
 

@@ -64,7 +64,7 @@ class ComparedFigures(Collector):
             labels=_LABELS,
         )
         billed = GaugeMetricFamily(
-            "shoal_ledger_billed_tokens", "Tokens of requests that are billed, of the same hours.", labels=_LABELS
+            "shoal_ledger_billed_tokens", "Tokens of requests that are billed, of the last 24 hours.", labels=_LABELS
         )
         left = GaugeMetricFamily(
             "shoal_ledger_unattributed_tokens",
