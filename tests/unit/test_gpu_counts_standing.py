@@ -3,10 +3,13 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from shoal.controllers.scaling.scale import GOES_FIRST, deletion_costs
 from shoal.controllers.standing import BROKEN, Standings
 from shoal.controllers.world import World
 from shoal.core.facts import Deployment, Pod
+from shoal.core.keda import ScaledObject
 from shoal.core.placement import Held, Standing
 from shoal.kube.projections import Child
 from shoal.kube.store import Table
@@ -27,7 +30,7 @@ def deployment(replicas: int, *, updated: int | None = None, total: int | None =
     return Child("ns", "chat-l4", "d", "u", b"{}", found)
 
 
-def standings(*pods: Pod, deployments: tuple[Child, ...] = ()) -> Standings:
+def standings(*pods: Pod, deployments: tuple[Child, ...] = (), scaled_objects: tuple[Child, ...] = ()) -> Standings:
     def table(values: tuple[Any, ...]) -> Table[Any]:
         found: Table[Any] = Table(lambda raw: raw["value"], indexes={"model": lambda v: (v.model_uid,)})
         for value in values:
@@ -37,7 +40,10 @@ def standings(*pods: Pod, deployments: tuple[Child, ...] = ()) -> Standings:
         return found
 
     return Standings(
-        cast("World", SimpleNamespace(pods=table(pods), deployments=table(deployments), scaled_objects=table(())))
+        cast(
+            "World",
+            SimpleNamespace(pods=table(pods), deployments=table(deployments), scaled_objects=table(scaled_objects)),
+        )
     )
 
 
@@ -89,3 +95,29 @@ def test_of_a_node_that_is_left_those_that_do_not_serve_go_first_and_others_are_
     pods = [pod("a", "n1"), pod("b", "n1", ready=False), marked, pod("d", "n1", deleting=True), foreign]
     assert [(p.name, cost) for p, cost in deletion_costs(pods, {"n1": 1}, {"n1": 1})] == [("b", GOES_FIRST), ("c", 0)]
     assert deletion_costs([marked], {"n2": 1}, {"n2": 1}) == []
+
+
+def scaled(minimum: int, *, deleting: bool = False) -> Child:
+    found = ScaledObject(
+        "ns", "chat-l4", "so", "l4", deleting=deleting, minimum=minimum, maximum=10, ready=True, words="",
+        paused_by=None, was_active=True,
+    )  # fmt: skip
+    return Child("ns", "chat-l4", "so", "u", b"{}", scaled=found)
+
+
+@pytest.mark.parametrize(("answered", "counts"), [(0, 2), (2, 2), (5, 5)])
+def test_what_keda_was_answered_counts_until_it_stands_and_what_stands_counts_until_it_is_gone(
+    answered: int, counts: int
+) -> None:
+    found = standings(pod("a", "n1"), deployments=(deployment(2),))
+    assert found.of("u")["l4"].replicas == 2, "without it the GPUs would be given away once more"
+    found.promised = lambda _uid: {"l4": (answered, 2)}
+    found.refresh("u")
+    assert found.of("u")["l4"].replicas == counts
+    assert found.of("u")["l4"].pods == 1
+
+
+def test_the_minimum_of_a_scaled_object_is_promised_too_as_an_hpa_goes_there_whatever_it_is_answered() -> None:
+    before = (deployment(1),)
+    assert standings(deployments=before, scaled_objects=(scaled(4),)).of("u")["l4"].replicas == 4
+    assert standings(deployments=before, scaled_objects=(scaled(4, deleting=True),)).of("u")["l4"].replicas == 1
