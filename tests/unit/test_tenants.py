@@ -106,6 +106,12 @@ def test_a_budget_without_a_price_list_is_unknown_and_what_was_known_of_it_stays
     assert decide(known, rivals=(), models=(), now=NOW, currency=None).status == found  # an operator that just began
 
 
+def test_who_hears_no_gateway_says_nothing_of_budgets() -> None:
+    said = tenant(budget={"amount": "500", "currency": "EUR"})
+    decision = decide(said, rivals=(), models=(), now=NOW, hears_gateways=False)
+    assert [condition.type for condition in decision.status.conditions] == ["Ready"]
+
+
 def test_a_budget_in_tokens_has_no_currency_to_tell_of() -> None:
     (condition,) = decide(tenant(budget={"tokens": 5}), rivals=(), models=(), now=NOW).status.conditions
     assert condition.type == "Ready"

@@ -116,6 +116,8 @@ def test_a_month_turns_with_a_full_message():
 
 def test_the_price_list_is_that_of_the_last_message_that_speaks_of_it():
     kept = Totals("http://ledger", lambda: ())
+    heard: list[str | None] = []
+    kept.repriced = heard.append
     stream = listening(kept)
     prices = {"list": "p", "currency": "EUR", "rates": [{"model": "*", "input": 1, "cached": 1, "output": 2}]}
     say(stream, 0, full=True, month="2026-11", tenants={}, prices=prices)
@@ -128,6 +130,7 @@ def test_the_price_list_is_that_of_the_last_message_that_speaks_of_it():
     say(stream, 3, full=True, month="2026-11", tenants={}, prices=prices)
     say(stream, 4, full=True, month="2026-11", tenants={})
     assert kept.book is None
+    assert heard == ["EUR", None, "EUR", None]  # as it is told on
 
 
 def test_a_message_that_is_missing_ends_the_stream():

@@ -35,9 +35,10 @@ def decide(
     models: Collection[str],
     now: datetime,
     currency: str | None = None,
+    hears_gateways: bool = True,
 ) -> Decision:
     """`rivals` are Tenants that list one of the same hashes; `models` are the keys of all Models; `currency` is that of
-    the price list in force, None: it is not known.
+    the price list in force, None: it is not known. Who hears no gateway (`hears_gateways`) says nothing of budgets.
 
     A hash belongs to the oldest Tenant that lists it (creation time, then uid), as gateways look it up.
     """
@@ -46,7 +47,11 @@ def decide(
     claimed = [(k.name, taken[k.sha256]) for k in tenant.spec.keys if k.sha256 in taken]
     active = [k for k in tenant.spec.keys if usable(k, now) and k.sha256 not in taken]
     missing = [f"{m.namespace}/{m.name}" for m in tenant.spec.models if f"{m.namespace}/{m.name}" not in models]
-    findings = [_ready(tenant, active, claimed, missing, now), *_budget(tenant, currency), *_logging(tenant)]
+    findings = [
+        _ready(tenant, active, claimed, missing, now),
+        *(_budget(tenant, currency) if hears_gateways else ()),
+        *_logging(tenant),
+    ]
     expiries = [k.expires for k in tenant.spec.keys if usable(k, now) and k.expires is not None]
     old = tenant.status.conditions if tenant.status else ()
     generation = tenant.metadata.generation

@@ -155,7 +155,7 @@ class Operator:
         streams = self.listening if isinstance(self.listening, Streams) else self.beside
         hears = streams.listener if streams is not None else Deaf()
         self.lora = LoRA(world, self.install, hears, me)
-        currency = (lambda: None) if isinstance(hears, Deaf) else hears.currency
+        currency = None if isinstance(hears, Deaf) else hears.currency
         self.tenants = TenantController(world, WorkQueue("tenant", workers=2), currency)
         if not isinstance(hears, Deaf):
             hears.priced = self.tenants.repriced

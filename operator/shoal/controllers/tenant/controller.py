@@ -18,8 +18,9 @@ _LONGEST_WAIT = 24 * 3600.0
 
 
 class TenantController:
-    def __init__(self, world: World, queue: WorkQueue, currency: Callable[[], str | None] = lambda: None):
-        """`currency`: of the price list in force; None: it is not known. `repriced` wants to hear of another one."""
+    def __init__(self, world: World, queue: WorkQueue, currency: Callable[[], str | None] | None = None):
+        """`currency`: of the price list in force, as gateways say; it gives None where it is not known, and is None
+        where gateways are not heard. `repriced` wants to hear of another one."""
         self._world, self.queue, self._currency = world, queue, currency
         world.tenants.listeners.append(self._tenant)
         world.models.listeners.append(self._model)
@@ -74,7 +75,14 @@ class TenantController:
                 for grant in tenant.spec.models
                 if world.models.get(key := f"{grant.namespace}/{grant.name}") is not None
             }
-            decision = tenants.decide(tenant, rivals=rivals, models=known, now=now, currency=self._currency())
+            decision = tenants.decide(
+                tenant,
+                rivals=rivals,
+                models=known,
+                now=now,
+                currency=self._currency() if self._currency is not None else None,
+                hears_gateways=self._currency is not None,
+            )
             status = decision.status
             if decision.again_at is not None:
                 again = min((decision.again_at - now).total_seconds(), _LONGEST_WAIT)
