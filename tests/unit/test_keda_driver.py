@@ -51,13 +51,13 @@ class Server:
 class Rig:
     """A Model with one Deployment that KEDA has scaled so far."""
 
-    def __init__(self, replicas: int, *, driver: str | None = None, tls: bool = False) -> None:
+    def __init__(self, replicas: int, *, tls: bool = False) -> None:
         self.server, self.version = Server(), 0
         config = CONFIG.model_copy(update={"scaling": Scaling(driver="KEDA", keda=KEDA(tls=tls))})
         client = cast("Client", self.server)
         self.world = World(client, config, "shoal-system", Recorder(client, "test"))
         self.stands(replicas)
-        raw = model("chat", "ns", scaling={"driver": driver} if driver else {})
+        raw = model("chat", "ns")
         raw["metadata"] |= {"uid": UID, "resourceVersion": "1", "generation": 1}
         self.model = Model.model_validate(raw)
         self.driver = Driver(self.world, ScaleWriter(self.world, lambda _: None))
@@ -65,6 +65,12 @@ class Rig:
         self.server.book = self.driver.book
         self.told: list[tuple[int, bool]] = []
         self.driver.book.changed.append(self._changed)
+
+    def builtin(self) -> None:
+        """The driver is Shoal's own again."""
+        raw = model("chat", "ns", scaling={"driver": "BuiltIn"})
+        raw["metadata"] |= {"uid": UID}
+        self.model = Model.model_validate(raw)
 
     def _changed(self, namespace: str, name: str) -> None:
         said = self.driver.book.answer(namespace, name)
@@ -173,12 +179,23 @@ async def test_a_renewed_ca_reaches_keda() -> None:
     assert [obj["data"]["ca.crt"] for kind, obj, _ in rig.server.applied if kind == "ConfigMap"] == ["one", "two"]
 
 
+async def test_what_keda_was_given_is_taken_away_once_no_scaled_object_refers_to_it() -> None:
+    rig = Rig(1, tls=True)
+    rig.driver.ca = lambda: "PEM"
+    await rig.driver.prepare(rig.model)
+    await rig.scale(1)
+    rig.builtin()
+    await rig.driver.prepare(rig.model)
+    assert rig.server.deleted == [], "its ScaledObject is still there"
+    rig.world.scaled_objects.remove("ns/chat-l4")
+    await rig.driver.prepare(rig.model)
+    assert rig.server.deleted == ["ConfigMap chat-scaler", "TriggerAuthentication chat-scaler"]
+
+
 async def test_back_to_builtin_keda_is_answered_until_it_has_let_go() -> None:
     rig = Rig(2)
     await rig.scale(2)
-    raw = model("chat", "ns", scaling={"driver": "BuiltIn"})
-    raw["metadata"] |= {"uid": UID}
-    rig.model = Model.model_validate(raw)
+    rig.builtin()
     await rig.scale(3)
     assert rig.server.deleted == ["ScaledObject chat-l4"]
     answer = rig.driver.book.answer(*KEY)

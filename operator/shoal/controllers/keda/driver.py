@@ -102,9 +102,12 @@ class Driver:
         left = self._world.trigger_authentications.get(f"{model.metadata.namespace}/{name}")
         if needed or left is None or left.model_uid != uid or self._observer.left(uid):
             return
-        await self._world.client.delete(CONFIGMAPS, name, model.metadata.namespace)
-        await self._children.delete(TRIGGERAUTHENTICATIONS, self._world.trigger_authentications, left)
         self._certificates.pop(uid, None)
+        if "deletionTimestamp" in left.decode()["metadata"]:
+            return  # KEDA's finalizer is on it
+        await self._world.client.delete(CONFIGMAPS, name, model.metadata.namespace)
+        with contextlib.suppress(Conflict):
+            await self._world.client.delete(TRIGGERAUTHENTICATIONS, name, model.metadata.namespace, uid=left.uid)
 
     async def scale(self, model: Model, gpu_class: str, target: Target, *, floor: int = 0) -> None:
         """Brings a variant to its number, or lets it be brought there. Pods that go first are marked already. `floor`:
