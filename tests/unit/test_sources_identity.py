@@ -280,6 +280,14 @@ async def test_keys_of_the_secret_go_before_the_identity(cloud: tuple[Cloud, str
     assert not asked.asked
 
 
+async def test_a_secret_that_lacks_a_key_is_told_and_not_passed_over(token: str) -> None:
+    half = Credentials({"AWS_ACCESS_KEY_ID": "a"}, given=True)
+    environment = {"AWS_ROLE_ARN": "arn:aws:iam::1:role/r", "AWS_WEB_IDENTITY_TOKEN_FILE": token}
+    found = await with_identity("s3://b/m", half, QUICK, environment)
+    with pytest.raises(ArtifactError, match="has no AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
+        open_source("s3://b/m", found, QUICK)
+
+
 async def test_without_a_service_account_nobody_is_asked(
     cloud: tuple[Cloud, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,9 +63,8 @@ def store_config(source: SourceUri, credentials: Credentials) -> dict[str, str]:
     scheme = source.scheme
     config = {ours: credentials.values[key] for key, ours in KEYS[scheme].items() if key in credentials.values}
     proven = proves(scheme, credentials)
-    begun = any(key in credentials.values for keys in _PROOF[scheme] for key in keys)
     # A Secret may also name no more than where a public bucket is.
-    if credentials.given and not proven and (begun or not config):
+    if credentials.given and not proven and (begins(scheme, credentials) or not config):
         raise ArtifactError(
             reasons.GATED,
             f"the Secret of source.secretRef has no {proving_keys(scheme)} (it has: "
@@ -90,6 +89,11 @@ def proves(scheme: str, credentials: Credentials) -> bool:
     """Whether these say who asks for a bucket of this kind."""
     has = credentials.values
     return any(all(key in has for key in keys) for keys in _PROOF[scheme]) or _TOKENS.get(scheme) in has
+
+
+def begins(scheme: str, credentials: Credentials) -> bool:
+    """Whether these are meant to say who asks, though a key may be missing."""
+    return any(key in credentials.values for keys in _PROOF[scheme] for key in keys)
 
 
 def store_settings(scheme: str, credentials: Credentials) -> dict[str, str]:

@@ -20,7 +20,7 @@ import structlog
 
 from shoal.api import reasons
 from shoal.api.sources import parse_source
-from shoal.artifacts.bucketkeys import proves
+from shoal.artifacts.bucketkeys import begins, proves
 from shoal.artifacts.credentials import Credentials
 from shoal.artifacts.errors import ArtifactError, Interrupted
 from shoal.artifacts.ranges import patiently
@@ -45,7 +45,8 @@ async def with_identity(
         scheme = parse_source(uri).scheme
     except ValueError as error:
         raise ArtifactError(reasons.SOURCE_INVALID, str(error)) from None
-    if scheme not in ("s3", "gs", "az") or proves(scheme, credentials):
+    # A Secret that lacks a key is told of, and not passed over.
+    if scheme not in ("s3", "gs", "az") or proves(scheme, credentials) or begins(scheme, credentials):
         return credentials
     exchange = _Exchange(settings, environment)
     ask = {"s3": exchange.aws, "gs": exchange.google, "az": exchange.azure}[scheme]
