@@ -8,13 +8,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from shoal.core.hold.limits import Limits
 from tests.support.adapter_agents import AdapterAgent, name_of, tuned
 from tests.support.gateway import API_KEY, GatewayUnderTest, gateway, lines, replica
+from tests.support.gateway_process import ask as process_ask
+from tests.support.gateway_process import serving
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
-from tests.support.traces import Collector, collecting, traced
+from tests.support.traces import Collector, collecting, environment_of, traced
 from tests.unit.test_gateway_garbage import KINDS, OF_CONNECTIONS, TIMES, of_requests
 
 SECRET = "the-canary-that-nobody-may-see"
@@ -393,6 +396,19 @@ async def test_what_is_traced_leaves_nothing_to_collect_either(tmp_path, monkeyp
             gc.enable()
     grown = {name: n - before[name] for name, n in after.items() if n - before[name] >= TIMES}
     assert not {name for name in grown if name not in OF_CONNECTIONS}
+
+
+async def test_the_process_traces_by_its_environment_and_sends_the_last_ones_at_its_end(tmp_path, monkeypatch):
+    async with collecting() as collector:
+        for name, value in {**environment_of(collector), "OTEL_BSP_SCHEDULE_DELAY": "600000"}.items():
+            monkeypatch.setenv(name, value)
+        async with serving(tmp_path, ScriptedEngine()) as process, aiohttp.ClientSession() as session:
+            async with process_ask(session, process) as answer:
+                assert answer.status == 200
+            assert not collector.spans
+            async with session.get(f"http://127.0.0.1:{process.ops.port}/metrics") as metrics:
+                assert 'shoal_trace_spans_total{result="exported"} 0.0' in await metrics.text()
+        assert of_server(collector)["shoal.outcome"] == "answered"
 
 
 def test_a_gateway_that_traces_nothing_loads_nothing_of_opentelemetry():
