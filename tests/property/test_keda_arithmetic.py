@@ -62,6 +62,8 @@ def test_a_look_that_fails_never_zeroes_what_is_wanted() -> None:
             limits = bounds(decided, floor=0, ceiling=30, standing=decided, exact=exact)
             assert keda(decided, active=False, failed=False, bounds=limits) == decided
             assert keda(decided, active=False, failed=True, bounds=limits) == decided
+        # The mutation: with the minimum that KEDA would have by default it goes to zero.
+        assert keda(decided, active=False, failed=False, bounds=Bounds(0, 30)) == 0
 
 
 def test_more_than_the_maximum_may_stand() -> None:

@@ -167,6 +167,15 @@ def test_the_table_says_class_gpus_tokens_and_cost(shell: Shell) -> None:
     assert "1 replica here" in line
 
 
+def test_a_driver_changes_nothing_but_who_writes(shell: Shell) -> None:
+    fleet = shell.fleet(gpu_class(LARGE))
+    own = shell.run("--fleet", fleet).output
+    driven = shell.run("--fleet", fleet, models=(model(scaling={"driver": "KEDA"}),)).output
+    line = "  KEDA writes the replicas (spec.scaling.driver)\n"
+    assert line in driven
+    assert driven.replace(line, "") == own
+
+
 def test_pods_of_others_hold_their_gpus_and_those_of_the_model_itself_do_not(shell: Shell) -> None:
     where = (gpu_class(LARGE), node("n1", LARGE, 2))
     labels = {
