@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 import structlog
@@ -171,9 +171,10 @@ class Tracing:
 
     def __init__(self, service: str, registry: CollectorRegistry, per_second: float) -> None:
         self.counts = counts = Counts()
+        release = _release()
         sdk = logging.getLogger("opentelemetry")
         sdk.handlers, sdk.propagate = [_Said()], False
-        own = {"service.name": service, "service.version": version("shoal"), "service.namespace": "shoal"}
+        own = {"service.name": service, "service.version": release, "service.namespace": "shoal"}
         if pod := os.environ.get("POD_NAME"):
             own |= {"service.instance.id": pod, "k8s.pod.name": pod}
         if namespace := os.environ.get("POD_NAMESPACE"):
@@ -188,7 +189,7 @@ class Tracing:
         batch = int(os.environ.get("OTEL_BSP_MAX_EXPORT_BATCH_SIZE") or min(_BATCH, most))
         processor = BatchSpanProcessor(_Exporter(OTLPSpanExporter(), counts), most, max_export_batch_size=batch)
         provider.add_span_processor(_Queue(processor, counts, most))
-        self.tracer = provider.get_tracer("shoal", version("shoal"), SCHEMA_URL)
+        self.tracer = provider.get_tracer("shoal", release, SCHEMA_URL)
         self._registry = registry
         registry.register(counts)
 
@@ -201,3 +202,10 @@ class Tracing:
 
         self._registry.unregister(self.counts)
         threading.Thread(target=run, name="traces-shutdown", daemon=True).start()
+
+
+def _release() -> str:
+    try:
+        return version("shoal")
+    except PackageNotFoundError:
+        return "unknown"  # it runs from a source tree

@@ -89,7 +89,7 @@ def from_environment(service: str, registry: CollectorRegistry) -> "Tracing | No
         from shoal.serving.traceexport import Tracing
 
         return Tracing(service, registry, bound)
-    except (Unusable, ValueError) as error:
+    except (Unusable, ValueError, OSError) as error:
         log.error("no traces are exported", why=str(error))
         return None
 
