@@ -11,6 +11,7 @@ import click
 
 from shoal.lab.api import Lab
 from shoal.lab.fleet import Fleet
+from tests.bench.keda_process import SPACE
 
 _NAME = "bench-keda"
 _FLEET = {"nodes": [{"name": "cpu-1"}]}
@@ -49,7 +50,9 @@ def main(wakes: int, many: int, seconds: float, name: str | None) -> None:
         found = json.loads(lab.exec(*command, *arguments, timeout=1800).splitlines()[-1])
         _print(found, found.pop("wakes"))
     finally:
-        if not name:
+        if name:
+            lab.kubectl("delete", "namespace", SPACE, "--ignore-not-found", "--wait=false")
+        else:
             lab.down()
 
 

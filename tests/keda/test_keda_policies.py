@@ -93,7 +93,8 @@ def engine(namespace: str) -> list[dict[str, Any]]:
         "args": ["--model-path=/opt/shoal/models/tiny-chat", "--host=0.0.0.0", "--port=30000", "--enable-metrics",
                  "--max-running-requests=1", "--sim-speed=0.25"],
         "ports": [{"name": "http", "containerPort": 30000}],
-        "readinessProbe": {"httpGet": {"path": "/health", "port": 30000}, "periodSeconds": 1},
+        # SGLang takes a second for this answer, which is the default limit.
+        "readinessProbe": {"httpGet": {"path": "/health", "port": 30000}, "periodSeconds": 1, "timeoutSeconds": 5},
     }  # fmt: skip
     template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
     deployment = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}

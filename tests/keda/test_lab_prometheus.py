@@ -34,7 +34,8 @@ def test_every_target_of_the_charts_monitors_is_scraped_also_an_engine_that_come
     query = f"query?query={quote(words)}"
     until(lambda: bool(api(fleet, query)["result"]), 60, lambda: api(fleet, query))
     fleet.delete_model("measured")
-    until(lambda: not any(job == "shoal-system/shoal-engines" for job, _ in targets(fleet)), 120)
+    instances = lambda: {t["labels"]["pod"] for t in api(fleet, "targets")["activeTargets"]}  # noqa: E731
+    until(lambda: not any(pod.startswith("measured-") for pod in instances()), 120, instances)
 
 
 def test_a_rule_of_the_cluster_is_loaded_and_unloaded(fleet: KEDAFleet) -> None:
