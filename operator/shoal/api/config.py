@@ -156,9 +156,10 @@ class KEDA(_Section):
     tls: bool = True
     """Answer with a certificate, whose CA KEDA is given. Off: plain HTTP/2."""
     tls_secret_name: str = ""
-    """Secret of type kubernetes.io/tls in the release's namespace with a ca.crt, such as cert-manager makes, for the name
-    shoal-scaler.NAMESPACE.svc; read again when it changes. Empty: the chart makes shoal-scaler-tls and keeps it over
-    upgrades. Name one where manifests are rendered without a cluster (GitOps): each rendering would make another."""
+    """Secret of type kubernetes.io/tls in the release's namespace with a ca.crt, such as cert-manager makes, for the
+    name shoal-scaler.NAMESPACE.svc; read again when it changes. Empty: the chart makes shoal-scaler-tls and keeps it
+    over upgrades. Name one where manifests are rendered without a cluster (GitOps): each rendering would make
+    another."""
     polling_seconds: int = Field(default=5, ge=1, le=300)
     """How often KEDA looks at whether a Model has demand, besides what is pushed to it."""
 
