@@ -23,7 +23,7 @@ from shoal.runtime import logs  # noqa: E402
 
 _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     # name: (module:attribute, help shown without importing it)
-    "operator": ("shoal.runtime.operator:command", "Run the operator."),
+    "operator": ("shoal.runtime.operatorprocess:command", "Run the operator."),
     "gateway": ("shoal.runtime.gateway:command", "Run the gateway, or look into its spool."),
     "ledger": ("shoal.runtime.ledger:command", "Run the ledger, or look after its database."),
     "agent": ("shoal.runtime.agent:command", "Run an engine pod's agent, stage a model, or read its facts."),

@@ -1,23 +1,14 @@
-"""`shoal operator run`: wiring, leadership, probes, the end."""
+"""What an operator is made of, what runs while it leads, and what it says of its health."""
 
 import asyncio
-import contextlib
-import os
 import secrets
-import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import click
 import prometheus_client
 import structlog
-import yaml
-from aiohttp import web
-from pydantic import ValidationError
 
 from shoal.api import names
 from shoal.api.config import OperatorConfig
@@ -29,12 +20,10 @@ from shoal.controllers.gpuclass import GPUClassController
 from shoal.controllers.installkey import InstallKeySource
 from shoal.controllers.keda.driver import Driver
 from shoal.controllers.lora import LoRA
-from shoal.controllers.lora import serve as serve_adapters
 from shoal.controllers.lora.hearing import Deaf
 from shoal.controllers.metrics import Events, Objects
 from shoal.controllers.model import ModelController
 from shoal.controllers.planner import Planner
-from shoal.controllers.scaling import serve as serve_decisions
 from shoal.controllers.scaling.ears import Ears, Streams
 from shoal.controllers.scaling.observe import no_past
 from shoal.controllers.scaling.scale import ScaleWriter
@@ -66,9 +55,8 @@ from shoal.kube.resources import (
     TENANTS,
 )
 from shoal.kube.watch import Watched, Watcher
-from shoal.runtime import collector, logs
+from shoal.runtime import collector
 from shoal.runtime.scaler import ScalerPlace, scaler_server
-from shoal.serving import tracing
 from shoal.signals.history import History
 from shoal.signals.prometheus import PrometheusEars
 from shoal.signals.stream import Me
@@ -295,124 +283,3 @@ class Operator:
             kinds = ", ".join(f"{plural}.shoal.dev" for plural in sorted(health.missing_kinds))
             return [f"CustomResourceDefinitions are missing: {kinds}; install the chart shoal-crds"]
         return [] if self.watcher.synced.is_set() else ["not every kind was listed yet"]
-
-
-def ops_app(operator: Operator) -> web.Application:
-    """/healthz, /readyz, /metrics, /v1/decisions, /v1/adapters."""
-
-    def answer(problems: list[str]) -> web.Response:
-        return web.Response(status=503 if problems else 200, text="\n".join(problems or ["ok"]) + "\n")
-
-    async def healthz(_: web.Request) -> web.Response:
-        return answer(operator.sick())
-
-    async def readyz(_: web.Request) -> web.Response:
-        return answer(operator.unready())
-
-    async def metrics(_: web.Request) -> web.Response:
-        return web.Response(
-            body=prometheus_client.generate_latest() + prometheus_client.generate_latest(operator.registry),
-            headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST},
-        )
-
-    app = web.Application()
-    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
-    leads, leader = (lambda: operator.elector.leading), (lambda: operator.elector.holder)
-    app.add_routes(serve_decisions.routes(operator.scaler.book, operator=operator.identity, leads=leads, leader=leader))
-    app.add_routes(serve_adapters.routes(operator.lora.book, operator=operator.identity, leads=leads, leader=leader))
-    return app
-
-
-def read_config(path: Path) -> OperatorConfig:
-    """Reads the operator's configuration file. Raises click.ClickException with what is wrong in it."""
-    try:
-        config = OperatorConfig.model_validate(yaml.safe_load(path.read_text()))
-    except OSError as error:
-        raise click.ClickException(f"{path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise click.ClickException(f"{path} is not YAML: {error}") from error
-    except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(str(p) for p in e['loc'])}: {e['msg']}" for e in error.errors())
-        raise click.ClickException(f"{path}: {problems}") from error
-    if config.engines.default_version not in config.engines.versions:
-        have = ", ".join(config.engines.versions)
-        raise click.ClickException(
-            f"{path}: engines.defaultVersion {config.engines.default_version!r} is not one of engines.versions: {have}"
-        )
-    return config
-
-
-async def serve(
-    config: OperatorConfig,
-    namespace: str,
-    *,
-    host: str,
-    port: int,
-    scaler: ScalerPlace | None = None,
-    kubeconfig: str | None = None,
-) -> None:
-    """Runs an operator until SIGTERM or SIGINT; then the workers stop, the Lease is freed, and it returns."""
-    async with await Client.from_environment(kubeconfig=kubeconfig) as client:
-        name = os.environ.get("POD_NAME")
-        operator = Operator(client, config, namespace, identity=name, kubeconfig=kubeconfig, scaler=scaler)
-        traces = tracing.from_environment("shoal-operator", prometheus_client.REGISTRY)
-        if traces is not None:
-            operator.trace(traces.tracer)
-        runner = web.AppRunner(ops_app(operator), access_log=None, shutdown_timeout=1.0)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, host, port).start()
-            log.info("operator", identity=operator.identity, namespace=namespace, api_server=client.server, port=port)
-            task = asyncio.ensure_future(operator.run())
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, task.cancel)
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-            log.info("stopped")
-        finally:
-            await runner.cleanup()
-            await tracing.close(traces)
-
-
-@click.group()
-def command() -> None:
-    """The operator."""
-
-
-@command.command()
-@click.option(
-    "--config",
-    "path",
-    envvar="SHOAL_CONFIG",
-    default="/etc/shoal/config.yaml",
-    show_default=True,
-    type=click.Path(path_type=Path),
-    help="The configuration file that the chart writes.",
-)
-@click.option("--namespace", envvar="POD_NAMESPACE", default="shoal-system", show_default=True, help="Shoal's own.")
-@click.option("--host", default="0.0.0.0", show_default=True, help="Address of probes and metrics.")  # noqa: S104
-@click.option("--port", envvar="SHOAL_OPS_PORT", default=names.OPS_PORT, show_default=True, help="Their port.")
-@click.option("--scaler-port", default=names.SCALER_PORT, show_default=True, help="Where KEDA is answered, if need be.")
-@click.option(
-    "--pod-ip", envvar="POD_IP", default="", help="By which KEDA reaches this process; empty: by other means."
-)
-def run(path: Path, namespace: str, host: str, port: int, scaler_port: int, pod_ip: str) -> None:
-    """Runs the operator: reconciles GPUClasses, Models and Tenants while it holds the Lease."""
-    config = read_config(path)
-    logs.configure(config.log_level)
-    code = 0
-    try:
-        pod, uid = os.environ.get("POD_NAME", ""), os.environ.get("POD_UID", "")
-        scaler = ScalerPlace(host, scaler_port, pod_ip, pod, uid)
-        asyncio.run(serve(config, namespace, host=host, port=port, scaler=scaler))
-    except ValueError as error:  # no credentials, or no address
-        raise click.ClickException(str(error)) from error
-    except BaseExceptionGroup as error:
-        log.exception("the operator ends", error=str(error))
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # The workers have stopped and the Lease is free. Kopf's thread may still wait for its streams, and the interpreter
-    # would wait for it.
-    os._exit(code)

@@ -1,0 +1,148 @@
+"""`shoal operator run`: the process around an `Operator`: configuration, probes, signals, the end."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+import click
+import prometheus_client
+import structlog
+import yaml
+from aiohttp import web
+from pydantic import ValidationError
+
+from shoal.api import names
+from shoal.api.config import OperatorConfig
+from shoal.controllers.lora import serve as serve_adapters
+from shoal.controllers.scaling import serve as serve_decisions
+from shoal.kube.client import Client
+from shoal.runtime import logs
+from shoal.runtime.operator import Operator
+from shoal.runtime.scaler import ScalerPlace
+from shoal.serving import tracing
+
+log = structlog.get_logger()
+
+
+def ops_app(operator: Operator) -> web.Application:
+    """/healthz, /readyz, /metrics, /v1/decisions, /v1/adapters."""
+
+    def answer(problems: list[str]) -> web.Response:
+        return web.Response(status=503 if problems else 200, text="\n".join(problems or ["ok"]) + "\n")
+
+    async def healthz(_: web.Request) -> web.Response:
+        return answer(operator.sick())
+
+    async def readyz(_: web.Request) -> web.Response:
+        return answer(operator.unready())
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(
+            body=prometheus_client.generate_latest() + prometheus_client.generate_latest(operator.registry),
+            headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST},
+        )
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+    leads, leader = (lambda: operator.elector.leading), (lambda: operator.elector.holder)
+    app.add_routes(serve_decisions.routes(operator.scaler.book, operator=operator.identity, leads=leads, leader=leader))
+    app.add_routes(serve_adapters.routes(operator.lora.book, operator=operator.identity, leads=leads, leader=leader))
+    return app
+
+
+def read_config(path: Path) -> OperatorConfig:
+    """Reads the operator's configuration file. Raises click.ClickException with what is wrong in it."""
+    try:
+        config = OperatorConfig.model_validate(yaml.safe_load(path.read_text()))
+    except OSError as error:
+        raise click.ClickException(f"{path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise click.ClickException(f"{path} is not YAML: {error}") from error
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(str(p) for p in e['loc'])}: {e['msg']}" for e in error.errors())
+        raise click.ClickException(f"{path}: {problems}") from error
+    if config.engines.default_version not in config.engines.versions:
+        have = ", ".join(config.engines.versions)
+        raise click.ClickException(
+            f"{path}: engines.defaultVersion {config.engines.default_version!r} is not one of engines.versions: {have}"
+        )
+    return config
+
+
+async def serve(
+    config: OperatorConfig,
+    namespace: str,
+    *,
+    host: str,
+    port: int,
+    scaler: ScalerPlace | None = None,
+    kubeconfig: str | None = None,
+) -> None:
+    """Runs an operator until SIGTERM or SIGINT; then the workers stop, the Lease is freed, and it returns."""
+    async with await Client.from_environment(kubeconfig=kubeconfig) as client:
+        name = os.environ.get("POD_NAME")
+        operator = Operator(client, config, namespace, identity=name, kubeconfig=kubeconfig, scaler=scaler)
+        traces = tracing.from_environment("shoal-operator", prometheus_client.REGISTRY)
+        if traces is not None:
+            operator.trace(traces.tracer)
+        runner = web.AppRunner(ops_app(operator), access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, host, port).start()
+            log.info("operator", identity=operator.identity, namespace=namespace, api_server=client.server, port=port)
+            task = asyncio.ensure_future(operator.run())
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, task.cancel)
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            log.info("stopped")
+        finally:
+            await runner.cleanup()
+            await tracing.close(traces)
+
+
+@click.group()
+def command() -> None:
+    """The operator."""
+
+
+@command.command()
+@click.option(
+    "--config",
+    "path",
+    envvar="SHOAL_CONFIG",
+    default="/etc/shoal/config.yaml",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="The configuration file that the chart writes.",
+)
+@click.option("--namespace", envvar="POD_NAMESPACE", default="shoal-system", show_default=True, help="Shoal's own.")
+@click.option("--host", default="0.0.0.0", show_default=True, help="Address of probes and metrics.")  # noqa: S104
+@click.option("--port", envvar="SHOAL_OPS_PORT", default=names.OPS_PORT, show_default=True, help="Their port.")
+@click.option("--scaler-port", default=names.SCALER_PORT, show_default=True, help="Where KEDA is answered, if need be.")
+@click.option(
+    "--pod-ip", envvar="POD_IP", default="", help="By which KEDA reaches this process; empty: by other means."
+)
+def run(path: Path, namespace: str, host: str, port: int, scaler_port: int, pod_ip: str) -> None:
+    """Runs the operator: reconciles GPUClasses, Models and Tenants while it holds the Lease."""
+    config = read_config(path)
+    logs.configure(config.log_level)
+    code = 0
+    try:
+        pod, uid = os.environ.get("POD_NAME", ""), os.environ.get("POD_UID", "")
+        scaler = ScalerPlace(host, scaler_port, pod_ip, pod, uid)
+        asyncio.run(serve(config, namespace, host=host, port=port, scaler=scaler))
+    except ValueError as error:  # no credentials, or no address
+        raise click.ClickException(str(error)) from error
+    except BaseExceptionGroup as error:
+        log.exception("the operator ends", error=str(error))
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The workers have stopped and the Lease is free. Kopf's thread may still wait for its streams, and the interpreter
+    # would wait for it.
+    os._exit(code)
