@@ -51,7 +51,7 @@ def main(wakes: int, many: int, seconds: float, name: str | None) -> None:
         _print(found, found.pop("wakes"))
     finally:
         if name:
-            lab.kubectl("delete", "namespace", SPACE, "--ignore-not-found", "--wait=false")
+            lab.kubectl("delete", "namespace", SPACE, "--ignore-not-found", timeout=120)
         else:
             lab.down()
 
