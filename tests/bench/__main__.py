@@ -5,6 +5,8 @@ import sys
 
 BENCHES = {
     "bench_gateway": "the gateway beside no proxy, Envoy and smg",
+    "bench_metrics": "what metrics and traces cost the gateway, side by side",
+    "bench_prefix": "prompts that find their prefix in a cache, by rule of routing",
     "bench_quota": "limits that four gateways share: a burst, the bound, and what a request costs",
     "bench_ledger": "records taken and questions answered, SQLite beside PostgreSQL",
     "bench_reconcile": "what keeping and comparing engines' counters costs",
@@ -25,6 +27,7 @@ BENCHES = {
     "bench_protocol": "the protocol of drains, in every order of events",
     "bench_streams": "what listening to 2,000 agents and 8 gateways costs",
     "bench_keda_scaler": "500 ScaledObjects at the external scaler: CPU, calls, and from a decision to KEDA",
+    "bench_drivers": "built in, KEDA with Shoal's scaler, KEDA with Prometheus: the same trace in the same lab",
     "bench_scaling": "scaling rules beside those of HPA, KEDA, KPA, AIBrix and llm-d, replayed",
 }
 

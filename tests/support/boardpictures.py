@@ -17,12 +17,12 @@ _MARKS: Final = {"green": "#2f8132", "yellow": "#c69500", "orange": "#d9730d", "
 _LEGENDS: Final = 8
 """Of a panel at most."""
 
-Axes = Any  # matplotlib is of the bench group; the tests' own group goes without
+Axes = Any  # matplotlib's own types are largely unknown
 
 
 def draw(board: Board, found: Sequence[Sequence[Sequence[Series]]], shown: Shown, path: Path) -> None:
     """Writes the picture. `found`: of each panel of the board, of each of its queries, what it brought."""
-    from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
+    from matplotlib.figure import Figure
 
     placed = list(board.placed())
     lines = max(place.y + place.height for _, place in placed)
@@ -43,7 +43,7 @@ def draw(board: Board, found: Sequence[Sequence[Sequence[Series]]], shown: Shown
 
 def _save(figure: Any, path: Path) -> None:
     """With few colours: a third of the bytes, and nothing is lost that lines and letters need."""
-    from PIL import Image  # pyright: ignore[reportMissingImports]
+    from PIL import Image
 
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=80, format="png")
@@ -53,7 +53,7 @@ def _save(figure: Any, path: Path) -> None:
 
 def _axes(figure: Any, place: Place, width: float, height: float) -> Axes:
     """A white card with its title, and the axes inside it."""
-    from matplotlib.patches import Rectangle  # pyright: ignore[reportMissingImports]
+    from matplotlib.patches import Rectangle
 
     left, top = place.x * _INCHES[0] + _GAP / 2, 0.5 + place.y * _INCHES[1] + _GAP / 2
     wide, high = place.width * _INCHES[0] - _GAP, place.height * _INCHES[1] - _GAP
