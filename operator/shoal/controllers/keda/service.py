@@ -20,8 +20,10 @@ from shoal.core.keda import Answer
 
 METRIC: Final = "replicas"
 """Name of the one metric; KEDA puts `s0-` before it."""
+FIRST_PUSH_SECONDS: Final = 0.25
 PUSH_SECONDS: Final = 1.0
-"""KEDA drops a push for whose ScaledObject it knows no metric yet, and says nothing: so it is pushed again."""
+"""KEDA drops a push for whose ScaledObject it knows no metric yet, and says nothing: so it is pushed again, soon at first,
+since somebody waits, and then every second."""
 STANDING_SECONDS: Final = 15.0
 """The same once replicas stand: each push costs KEDA a write of the ScaledObject's status, of which it does 20 a second
 by default."""
@@ -111,6 +113,7 @@ class Service(rpc.ExternalScalerServicer):
         first = key not in self._greeted
         self._greeted.add(key)
         sent: bool | None = None
+        pause = FIRST_PUSH_SECONDS
         with self._open("StreamIsActive", key) as stream:
             while self._running:
                 stream.news.clear()
@@ -120,7 +123,10 @@ class Service(rpc.ExternalScalerServicer):
                     sent = answer.active
                     if answer.active:
                         PUSHES.inc()
-                        stream.due = loop.time() + (STANDING_SECONDS if answer.standing else PUSH_SECONDS)
+                        stream.due = loop.time() + (STANDING_SECONDS if answer.standing else pause)
+                        pause = min(PUSH_SECONDS, 2 * pause)
+                    else:
+                        pause = FIRST_PUSH_SECONDS
                     yield _ACTIVE if answer.active else _IDLE
                 if first:
                     return
