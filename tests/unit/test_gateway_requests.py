@@ -673,6 +673,24 @@ async def test_a_client_that_leaves_ends_the_engines_work(tmp_path: Path, stream
         assert it.app.in_flight == 0
 
 
+async def test_a_client_that_leaves_once_it_has_all_of_its_answer_was_answered(tmp_path: Path):
+    """The SDK closes at `[DONE]`, perhaps before the engine has ended its own answer."""
+
+    async def lingers(request: EngineRequest) -> None:
+        await request.begin_stream()
+        await request.chunk(request.delta("a", 1) + request.closing() + b"data: [DONE]\n\n")
+        await request.gone.wait()
+
+    async with gateway(tmp_path, ScriptedEngine(lingers)) as it:
+        response = await it.post({**CHAT, "stream": True})
+        async for line in response.content:
+            if line.startswith(b"data: [DONE]"):
+                break
+        response.close()
+        (record,) = await it.records()
+        assert (record.data.outcome, record.data.count_source, record.data.output_tokens) == ("answered", "final", 3)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_request_has_a_deadline(tmp_path: Path, stream: bool):
     async def slow(request: EngineRequest) -> None:

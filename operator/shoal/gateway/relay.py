@@ -126,6 +126,8 @@ class Relay:
                 data = await answer.read()
                 events = splitter.feed(data)
             except Aborted:
+                if done:
+                    break  # the client has all of it, and left before the engine's connection was through
                 raise
             except (UpstreamError, sse.EventTooLarge) as error:
                 if self._answering:

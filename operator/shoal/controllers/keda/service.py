@@ -22,8 +22,8 @@ METRIC: Final = "replicas"
 """Name of the one metric; KEDA puts `s0-` before it."""
 FIRST_PUSH_SECONDS: Final = 0.25
 PUSH_SECONDS: Final = 1.0
-"""KEDA drops a push for whose ScaledObject it knows no metric yet, and says nothing: so it is pushed again, soon at first,
-since somebody waits, and then every second."""
+"""KEDA drops a push for whose ScaledObject it knows no metric yet, and says nothing: so it is pushed again, soon at
+first, since somebody waits, and then every second."""
 STANDING_SECONDS: Final = 15.0
 """The same once replicas stand: each push costs KEDA a write of the ScaledObject's status, of which it does 20 a second
 by default."""

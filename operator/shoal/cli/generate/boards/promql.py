@@ -44,12 +44,12 @@ def rise(metric: str, match: str = "", by: str = "") -> str:
     return f"sum{_by(by)} (increase({_of(metric, match)}[$__range]))"
 
 
-def events(metric: str, match: str, by: str) -> str:
+def events(metric: str, match: str, by: str = "") -> str:
     """Events of a process without memory in the time shown, the first of their kind included: an increase does not see
     what a series begins with. A process that starts anew has series of its own, by its pod."""
     of = _of(metric, match)
     last = f"max_over_time({of}[$__range])"
-    return f"sum by ({by}) ({last} - ({of} offset $__range or {last} * 0))"
+    return f"sum{_by(by)} ({last} - ({of} offset $__range or {last} * 0))"
 
 
 def quantile(share: float, metric: str, match: str = "", by: str = "") -> str:

@@ -3,7 +3,7 @@
 from typing import Final
 
 from shoal.cli.generate.boards.plan import Board, Mark, Panel, Query, Row
-from shoal.cli.generate.boards.promql import TENANT, or_zero, rate, ratio, rise, total
+from shoal.cli.generate.boards.promql import TENANT, events, or_zero, rate, ratio, rise, total
 
 _MATCH: Final = 'tenant=~"$tenant"'
 _TOKENS: Final = "shoal_tenant_tokens_total"
@@ -32,7 +32,7 @@ _NOW: Final = Row(
         Panel(
             "Turned away",
             "Requests over one of the tenant's limits: 429.",
-            (Query(or_zero(rise("shoal_tenant_refused_total", _MATCH))),),
+            (Query(or_zero(events("shoal_tenant_refused_total", _MATCH))),),
             kind="number",
             width=6,
             marks=(Mark(1, "yellow"),),
@@ -110,7 +110,7 @@ _USE: Final = Row(
                 Query(rise(_TOKENS, _CACHED, "tenant"), "of them cached"),
                 Query(rise(_TOKENS, _OUTPUT, "tenant"), "output tokens"),
                 Query(
-                    rise("shoal_tenant_refused_total", _MATCH, "tenant"),
+                    events("shoal_tenant_refused_total", _MATCH, "tenant"),
                     "over a limit",
                     empty="no request was over a limit",
                 ),
