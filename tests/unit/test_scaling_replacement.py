@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.scaling import KV_TOKENS, Term, load, replica, snapshot
+from tests.support.scaling import KV_TOKENS, Term, load, replica, snapshot, variant
 
 
 @pytest.mark.parametrize("heard", [0, 1], ids=["neither is heard", "the old one is heard"])
@@ -22,3 +22,16 @@ def test_those_that_are_wanted_and_not_heard_count_as_loaded_to_their_target() -
     assert found.wanted == 4, "what is over the target of one that is heard finds no room at the others"
     quiet = replace(busy, load=load())
     assert Term().at(0.0, snapshot(quiet, *three[1:])).wanted == 3
+
+
+@pytest.mark.parametrize("first", ["small", "large"], ids=["to a larger one", "to a smaller one"])
+def test_a_move_between_classes_of_different_size_raises_no_number_while_nobody_is_heard(first: str) -> None:
+    # The larger one's cache, loaded to its target, does not fit beside the smaller one's: that is no reason for two.
+    classes = (
+        variant("small", replicas=1, kv_tokens=KV_TOKENS // 10),
+        variant("large", replicas=1, kv_tokens=3 * KV_TOKENS),
+    )
+    other = "large" if first == "small" else "small"
+    both = (replica(0, dark=True, gpu_class=first), replica(1, dark=True, gpu_class=other))
+    found = Term().at(0.0, snapshot(*both, wanted=1, variants=classes))
+    assert found.wanted == 1

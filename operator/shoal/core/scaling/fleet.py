@@ -24,6 +24,8 @@ class Slot:
     kv_tokens: int | None
     serves: bool = True
     """False: it should have been ready long ago, and others are."""
+    heard: bool = True
+    """False: it is ready, and what it is loaded with is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +99,18 @@ def fleet(snapshot: Snapshot, said: Figures, now: float) -> Fleet:
         kv_tokens |= {name: middle for name in order if name not in kv_tokens}
     cold = {v.gpu_class: v.cold_start_seconds or ASSUMED_COLD_START for v in snapshot.variants}
     here = [r for r in snapshot.replicas if live(r)]
+    dark = {r.uid for r in said.dark}
     serving = any(r.ready for r in here)
     ranked: list[tuple[tuple[bool, int, float], Slot]] = []
     for replica in here:
         start = cold.get(replica.gpu_class, ASSUMED_COLD_START)
         hopeless = serving and not replica.was_ready and now - replica.created > _HOPELESS * start
         slot = Slot(
-            replica.gpu_class, _ready_in(replica, start, now), kv_tokens.get(replica.gpu_class), serves=not hopeless
+            replica.gpu_class,
+            _ready_in(replica, start, now),
+            kv_tokens.get(replica.gpu_class),
+            serves=not hopeless,
+            heard=replica.uid not in dark,
         )
         rank = (not (replica.ready or replica.was_ready), order.get(replica.gpu_class, len(order)), slot.ready_in)
         ranked.append((rank, slot))

@@ -27,9 +27,10 @@ def kv_cache(view: View) -> Ask:
     if not view.fleet.kv_tokens:
         return Ask("kvCache", None, None, inputs, "what a replica's KV cache holds is not known")
     # A replica that is not heard is loaded to its target: it takes nothing off the others and asks for nothing.
-    # One that stands beyond what is wanted, in order to replace another, counts for nothing.
+    # One that stands beyond what is wanted, in order to replace another, counts for nothing: the last ones, since
+    # supply is counted from the first. Were it otherwise, a move between classes of different size asked for more.
     heard = max(0, view.fleet.ready - len(said.dark))
-    loaded = sorted((view.fleet.kv_tokens.get(r.gpu_class, 0) for r in said.dark), reverse=True)
+    loaded = [s.kv_tokens or 0 for s in view.fleet.placed if not s.heard]
     demand += sum(loaded[: max(0, view.snapshot.wanted - heard)]) * policy.kv_percent / 100
     held = sum(s.kv_tokens or 0 for s in view.fleet.placed if s.ready_in == 0)
     up = view.fleet.needed(demand, view.tokens)
