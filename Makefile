@@ -13,6 +13,7 @@ WORKERS ?= 2               # test processes side by side; each makes labs of its
 REQUESTS ?= 200000         # of a storm
 SEED ?= 1                  # of a storm
 DRIVER ?= BuiltIn          # of a storm: BuiltIn | KEDA
+FROM ?=                    # of a storm: the version that is installed first, and upgraded under load
 KILLS ?= 100               # of gateways and the ledger in storm-tenants
 
 # uv from PATH, else a private copy beside the project.
@@ -72,9 +73,10 @@ test-kubelet: setup models ## The pod life-cycle suite on a real kubelet with co
 	@$(RUN) python -m tests.kubelet $(PYTEST_ARGS)
 
 .PHONY: storm
-storm: setup models ## Requests against the lab while things are killed; fails if one is lost (REQUESTS=200000 SEED=1)
+storm: setup models ## Requests against the lab while things are killed; fails if one is lost (REQUESTS=200000 SEED=1 FROM=v0.1.0)
 	@$(RUN) shoal lab binaries
-	@$(RUN) python -m tests.storm --requests $(strip $(REQUESTS)) --seed $(strip $(SEED)) --driver $(strip $(DRIVER))
+	@$(RUN) python -m tests.storm --requests $(strip $(REQUESTS)) --seed $(strip $(SEED)) --driver $(strip $(DRIVER)) \
+		$(if $(strip $(FROM)),--from $(strip $(FROM)))
 
 .PHONY: storm-tenants
 storm-tenants: setup models ## Gateways and the ledger are killed under load; fails if a usage record is lost or double (KILLS=100)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from shoal.api.model import Driver
-from tests.storm import faults
+from tests.storm import faults, versions
 from tests.storm.run import Weather, judge_folder, run
 
 _KILL_SECONDS = 20.0
@@ -33,6 +33,12 @@ _MOST_KILLS = 100
     show_default=True,
     help="Who writes replicas. KEDA: the real one, and it has faults of its own.",
 )
+@click.option(
+    "--from",
+    "since",
+    help="A tag or commit that is installed first; faults then upgrade to this checkout and go back. 'release': the "
+    "last one.",
+)
 @click.option("--mutation", help="A protection that is switched off; the storm must find out.")
 @click.option("--folder", type=click.Path(path_type=Path), help="For the journals; default: a new one.")
 @click.option("--judge", "judged", type=click.Path(path_type=Path, exists=True), help="Only judge this folder again.")
@@ -47,6 +53,7 @@ def main(
     pace: float,
     kills: int | None,
     driver: Driver,
+    since: str | None,
     mutation: str | None,
     folder: Path | None,
     judged: Path | None,
@@ -54,13 +61,16 @@ def main(
 ) -> None:
     """A storm: load, faults, and what became of every request."""
     if listed:
-        for name, fault in (faults.ALL | faults.KEDA).items():
+        for name, fault in faults.EVERY.items():
             click.echo(f"{name:20} {(fault.__doc__ or '').splitlines()[0]}")
         return
     if judged is not None:
         sys.exit(0 if judge_folder(judged).good else 1)
-    known = faults.ALL | (faults.KEDA if driver == "KEDA" else {})
-    chosen = wanted.split(",") if wanted else list(known)
+    if since == "release" and (since := versions.last_release()) is None:
+        raise click.UsageError("nothing was released yet: name a commit")
+    known = faults.ALL | (faults.KEDA if driver == "KEDA" else {}) | (faults.VERSIONS if since else {})
+    default = faults.BETWEEN_VERSIONS if since else known
+    chosen = wanted.split(",") if wanted else list(default)
     unknown = [name for name in chosen if name not in known]
     if unknown:
         raise click.UsageError(f"no such fault: {', '.join(unknown)}; --list shows them")
@@ -75,7 +85,8 @@ def main(
         faults=chosen,
         gap=gap,
         pace=pace,
-        shuffled=wanted is None,
+        shuffled=wanted is None and since is None,
+        since=since,
         driver=driver,
         mutation=mutation,
         kills=min(_MOST_KILLS, round(count / rate / _KILL_SECONDS)) if kills is None else kills,

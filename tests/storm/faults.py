@@ -413,6 +413,38 @@ KEDA: Final[dict[str, Fault]] = {
 }
 
 
+# --- between two versions ---------------------------------------------------------------------------------------------
+
+
+def upgraded(storm: Storm) -> None:
+    """helm upgrade of a serving fleet, from the earlier version to this one; engines roll after it."""
+    storm.say("upgraded: begins")
+    storm.ground.install()
+    storm.say("upgraded: operators, gateways and ledger are this version's")
+
+
+def rolled_back(storm: Storm) -> None:
+    """helm rollback to the revision before, with the kinds of this version left as they are."""
+    storm.say("rolled_back: begins")
+    storm.ground.helm("rollback", "shoal", "--namespace", NAMESPACE, "--wait")
+    storm.say("rolled_back: operators, gateways and ledger are the earlier version's")
+
+
+VERSIONS: Final[dict[str, Fault]] = {f.__name__: f for f in (upgraded, rolled_back)}
+BETWEEN_VERSIONS: Final = (
+    "upgraded",
+    "operator_killed",
+    "pod_deleted",
+    "gateway_killed",
+    "rolled_back",
+    "pod_deleted",
+    "engine_killed",
+    "operator_killed",
+)
+"""In this order, unless others are asked for: what meets two versions side by side."""
+EVERY: Final = ALL | KEDA | VERSIONS
+
+
 # --- inside -----------------------------------------------------------------------------------------------------------
 
 

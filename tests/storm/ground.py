@@ -25,7 +25,8 @@ from shoal.lab.fleet import Fleet
 from shoal.lab.node.config import Bind, Image
 from shoal.lab.volumes import FOLDER
 from shoal.ledger.spool import FILE_NAME as SPOOL
-from tests.storm import journals, swaps
+from tests.storm import journals, swaps, versions
+from tests.storm.versions import Earlier
 from tests.storm.voices import VoicesConfig
 from tests.support.waiting import until
 
@@ -77,7 +78,8 @@ def models(drain_seconds: int, idle_seconds: int, driver: Driver) -> list[dict[s
             "apiVersion": "shoal.dev/v1alpha1",
             "kind": "Model",
             "metadata": {"name": name, "namespace": STORM},
-            "spec": spec | {"scaling": scaling[name] | {"driver": driver}},
+            # Not for the default: an earlier version may not know the field.
+            "spec": spec | {"scaling": scaling[name] | ({} if driver == "BuiltIn" else {"driver": driver})},
         }
         for name in (STEADY, TIDAL)
     ]
@@ -98,9 +100,10 @@ def tenant() -> dict[str, Any]:
 class Ground(LabCluster):
     """The lab, and what faults and the load ask of it."""
 
-    def __init__(self, lab: Lab, folder: Path) -> None:
+    def __init__(self, lab: Lab, folder: Path, earlier: Earlier | None = None) -> None:
         super().__init__(lab)
         self.folder = folder
+        self._earlier = earlier
 
     # --- making it ----------------------------------------------------------------------------------------------------
 
@@ -115,37 +118,49 @@ class Ground(LabCluster):
         *,
         adapters: bool,
         driver: Driver = "BuiltIn",
+        earlier: Earlier | None = None,
     ) -> Generator["Ground"]:
         """A lab with Shoal and both Models ready; it is gone afterwards, `folder` stays.
 
-        `mutation`: a protection that is switched off (`tests.storm.mutants`). `driver`: who writes replicas.
+        `mutation`: a protection that is switched off (`tests.storm.mutants`). `driver`: who writes replicas. `earlier`:
+        the version that is installed first.
         """
         engines = folder / "engines"
         engines.mkdir(parents=True, exist_ok=True)
         engines.chmod(0o777)  # engines run as another user
+        rows = {images.SHOAL: _image(engines, mutation)}
+        if earlier is not None:
+            rows[versions.REPOSITORY] = _with_journal(earlier.row(), engines, earlier.root)
         lab = Lab.up(
             f"storm-{os.getpid()}",
             fleet_data=Fleet.model_validate(_FLEET),
             faults=True,
             addons=("keda",) if driver == "KEDA" else (),
-            extra_images={images.SHOAL: _image(engines, mutation)},
+            extra_images=rows,
         )
         try:
-            ground = cls(lab, folder)
-            ground._install(
+            ground = cls(lab, folder, earlier)
+            ground._begin(
                 models(drain_seconds, idle_seconds, driver), swaps.objects(STORM, STEADY, STORM) if adapters else []
             )
             yield ground
         finally:
             lab.down()
 
-    def _install(self, models: list[dict[str, Any]], adapters: list[dict[str, Any]]) -> None:
+    def install(self, *, earlier: bool = False) -> None:
+        """Installs this version, or the earlier one, or upgrades to it; returns when its own pods are up."""
         values = {"engines": {"simulator": _SIMULATOR, "cpuPerGPU": "100m", "memoryPerGPU": "512Mi"}}
         values |= {"cache": {"enabled": False}}
         # Final records stay in the spools: the judge compares.
         kept = {"name": "SHOAL_GATEWAY_SPOOL_KEEP_SECONDS", "value": "864000"}
         values |= {"gateway": {"extraEnv": [kept]}, "ledger": {"enabled": True}}
-        steps.install(self, "simulator", steps.LAB_IMAGE, values)
+        if earlier and self._earlier is not None:
+            steps.install(self, "simulator", versions.IMAGE, values, self._earlier.root)
+        else:
+            steps.install(self, "simulator", steps.LAB_IMAGE, values)
+
+    def _begin(self, models: list[dict[str, Any]], adapters: list[dict[str, Any]]) -> None:
+        self.install(earlier=True)
         self.kubectl("create", "namespace", STORM)
         self.kubectl("apply", "-f", str(steps.EXAMPLES / "gpuclasses.yaml"))
         for item in (*adapters, *models, tenant()):  # the pool first: a Model that gets one later rolls
@@ -283,12 +298,15 @@ def _ready(pod: dict[str, Any]) -> bool:
 
 def _image(engines: Path, mutation: str | None) -> Image:
     """Shoal's row of the lab's image table, with the engines' journal; mutants come first on PATH."""
-    row = images.defaults()[images.SHOAL]
-    # This very checkout, wherever the virtual environment's own is.
-    env = dict(row.env) | {"SHOAL_SIM_JOURNAL": _INSIDE, "PYTHONPATH": f"{steps.ROOT / 'operator'}:{steps.ROOT}"}
-    prepend = row.path_prepend
-    if mutation is not None:
-        env["SHOAL_STORM_MUTATION"] = mutation
-        prepend = (str(Path(__file__).parent / "bin"), *prepend)
+    row = _with_journal(images.defaults()[images.SHOAL], engines, steps.ROOT)
+    if mutation is None:
+        return row
+    prepend = (str(Path(__file__).parent / "bin"), *row.path_prepend)
+    return row.model_copy(update={"env": dict(row.env) | {"SHOAL_STORM_MUTATION": mutation}, "path_prepend": prepend})
+
+
+def _with_journal(row: Image, engines: Path, root: Path) -> Image:
+    """`root`: the very checkout whose code runs, wherever the virtual environment's own is."""
+    env = dict(row.env) | {"SHOAL_SIM_JOURNAL": _INSIDE, "PYTHONPATH": f"{root / 'operator'}:{root}"}
     bind = Bind(host=engines, container=_INSIDE, read_only=False)
-    return row.model_copy(update={"env": env, "path_prepend": prepend, "binds": (*row.binds, bind)})
+    return row.model_copy(update={"env": env, "binds": (*row.binds, bind)})

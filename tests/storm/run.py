@@ -15,7 +15,7 @@ import click
 from shoal.api.model import Driver
 from shoal.cli.demo import steps
 from shoal.lab.errors import LabError
-from tests.storm import books, faults, journals, story, swaps
+from tests.storm import books, faults, journals, story, swaps, versions
 from tests.storm.ground import KEY, LEDGER, MODEL_PATH, STEADY, STORM, TIDAL, Ground
 from tests.storm.kills import killing
 from tests.storm.load import LoadConfig
@@ -60,6 +60,8 @@ class Weather:
     mutation: str | None = None
     driver: Driver = "BuiltIn"
     """Who writes the Models' replicas."""
+    since: str | None = None
+    """The version that is installed first, as git knows it; `upgraded` goes on from there."""
     kills: int = 0
     """SIGKILLs of gateways and the ledger in turn, beside the faults."""
 
@@ -86,15 +88,20 @@ def run(weather: Weather, folder: Path) -> Findings:
     return judge_folder(folder)
 
 
-def _ground(weather: Weather, folder: Path) -> contextlib.AbstractContextManager[Ground]:
-    return Ground.up(
-        folder,
-        weather.mutation,
-        weather.drain_seconds,
-        weather.idle_seconds,
-        adapters=weather.adapters,
-        driver=weather.driver,
-    )
+@contextlib.contextmanager
+def _ground(weather: Weather, folder: Path) -> Generator[Ground]:
+    with contextlib.ExitStack() as stack:
+        earlier = stack.enter_context(versions.earlier(weather.since)) if weather.since is not None else None
+        ground = Ground.up(
+            folder,
+            weather.mutation,
+            weather.drain_seconds,
+            weather.idle_seconds,
+            adapters=weather.adapters,
+            driver=weather.driver,
+            earlier=earlier,
+        )
+        yield stack.enter_context(ground)
 
 
 def judge_folder(folder: Path) -> Findings:
@@ -136,6 +143,7 @@ def show(found: journals.Journals, findings: Findings, folder: Path) -> None:
     if len(findings.violations) > _VIOLATIONS_SHOWN:
         print(f"... and {len(findings.violations) - _VIOLATIONS_SHOWN} more: {folder / 'violations.txt'}")
     print(_figures(found, findings))
+    print(findings.weights(found.attempts, swaps.ADAPTERS))
     if findings.account is not None:
         print("\n".join(findings.account.lines()))
     print(findings.line(), flush=True)
@@ -232,7 +240,7 @@ def _faults(storm: faults.Storm, weather: Weather, load: "subprocess.Popen[bytes
             if time.monotonic() > ends or over():
                 return
             try:
-                (faults.ALL | faults.KEDA)[name](storm)
+                faults.EVERY[name](storm)
             except (LabError, click.ClickException) as error:
                 # A fault that could not be done is a weaker storm, not a lost request.
                 storm.say(f"{name} could not be done: {error}")

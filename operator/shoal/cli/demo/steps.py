@@ -1,6 +1,7 @@
 """The steps of the demo, each usable by itself: the end-to-end tests take the same ones."""
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -25,14 +26,19 @@ DEMO_NAMESPACE: Final = "demo"
 DEMO_KEY: Final = "sk-demo-acme-5f0c2b7e9a"
 """The key whose hash stands in examples/tenant.yaml: public, not a secret."""
 LAB_IMAGE: Final = "shoal:lab"
+_RECORD_SECONDS: Final = 20.0
+"""How long a record is waited for."""
 
 EngineChoice = Literal["simulator", "sglang"]
 
 
-def install(cluster: Cluster, engine: EngineChoice, image: str, values: Mapping[str, Any] | None = None) -> None:
-    """Installs both charts and waits until operator and gateway are up. `values` go over the demo's own."""
+def install(
+    cluster: Cluster, engine: EngineChoice, image: str, values: Mapping[str, Any] | None = None, root: Path = ROOT
+) -> None:
+    """Installs both charts and waits until operator and gateway are up. `values` go over the demo's own. `root`: the
+    checkout whose charts they are."""
     repository, _, tag = image.rpartition(":")
-    prices = EXAMPLES / PRICES_FILE
+    prices = root / "examples" / PRICES_FILE
     own: dict[str, Any] = {
         "image": {"repository": repository, "tag": tag},
         "ledger": {"prices": {prices.name: prices.read_text()}},
@@ -43,12 +49,12 @@ def install(cluster: Cluster, engine: EngineChoice, image: str, values: Mapping[
     else:
         own |= enginecpu.VALUES
     where = ("--namespace", NAMESPACE, "--create-namespace", "--wait")
-    cluster.helm("upgrade", "--install", "shoal-crds", str(ROOT / "charts" / "shoal-crds"), *where)
+    cluster.helm("upgrade", "--install", "shoal-crds", str(root / "charts" / "shoal-crds"), *where)
     cluster.helm(
         "upgrade",
         "--install",
         "shoal",
-        str(ROOT / "charts" / "shoal"),
+        str(root / "charts" / "shoal"),
         *where,
         "-f",
         "-",
@@ -61,13 +67,21 @@ def apply_examples(cluster: Cluster) -> None:
 
 
 def usage_record(cluster: Cluster, request_id: str) -> dict[str, Any]:
-    """The final usage record of the request, from the spool of whichever gateway served it."""
+    """The final usage record of the request, from the spool of whichever gateway served it.
+
+    It is written a moment after the client has read the last byte. Raises ClickException when no gateway comes to have
+    it.
+    """
     selector = f"{names.LABEL_COMPONENT}={names.COMPONENT_GATEWAY}"
-    for pod in cluster.get("pods", "-n", NAMESPACE, "-l", selector):
-        command = ("shoal", "gateway", "records", "--request", request_id, "-o", "json")
-        output = cluster.exec(pod["metadata"]["name"], *command)
-        rows = [json.loads(line) for line in output.splitlines() if line.strip()]
-        for row in rows:
-            if row["data"]["kind"] == "final":
-                return row
-    raise click.ClickException(f"no gateway has a usage record of request {request_id}")
+    command = ("shoal", "gateway", "records", "--request", request_id, "-o", "json")
+    deadline = time.monotonic() + _RECORD_SECONDS
+    while True:
+        for pod in cluster.get("pods", "-n", NAMESPACE, "-l", selector):
+            output = cluster.exec(pod["metadata"]["name"], *command)
+            rows = [json.loads(line) for line in output.splitlines() if line.strip()]
+            for row in rows:
+                if row["data"]["kind"] == "final":
+                    return row
+        if time.monotonic() > deadline:
+            raise click.ClickException(f"no gateway has a usage record of request {request_id}")
+        time.sleep(0.5)
