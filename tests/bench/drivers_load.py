@@ -17,6 +17,8 @@ from tokenizers import Tokenizer
 CODE: Final = "azure_llm_2023_code.csv"
 LONGEST_PROMPT: Final = 3500
 """Tokens: the tiny model's context is 4,096. Longer ones of the trace are cut to it."""
+_LONGEST: Final = 4000
+"""Tokens of a prompt and its answer, for the same reason: an engine refuses more, and rightly so."""
 _GIVE_UP_SECONDS: Final = 180.0
 _WORDS: Final = "the fleet serves many models and each of them has its own replicas on nodes with free room "
 
@@ -53,7 +55,8 @@ def pieces(folder: Path, *, speed: float, count: int, seconds: float, silence: f
         prompt = min(LONGEST_PROMPT, max(1, int(row["ContextTokens"])))
         begin = piece * (seconds + silence) + silence
         wakes = not found or begin > found[-1].at + silence / 2
-        found.append(Ask(begin + within, prompt, max(1, int(row["GeneratedTokens"])), wakes))
+        answer = min(_LONGEST - prompt, max(1, int(row["GeneratedTokens"])))
+        found.append(Ask(begin + within, prompt, answer, wakes))
     return found
 
 
