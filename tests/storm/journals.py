@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import orjson
 
@@ -76,6 +76,8 @@ class EngineLife:
     exiting: float | None = None
 
 
+WRONG: Final = "wrong content"
+"""So begins what a client says of an answer with other words than its own."""
 KillOf = Literal["engine", "gateway", "ledger"]
 
 

@@ -18,6 +18,7 @@ import orjson
 import uvloop
 from pydantic import BaseModel, ConfigDict
 
+from tests.storm.journals import WRONG
 from tests.storm.plan import Answers, Ask, Target, asks
 from tests.storm.sdk import Sdk
 from tests.storm.wire import Clients, End, exchange
@@ -101,7 +102,7 @@ def check(end: End, ask: Ask, answers: Answers) -> None:
     whole = end.outcome == "answered"
     right = any(end.text == text if whole else text.startswith(end.text) for text in expected)
     if not right:
-        end.why = f"wrong content after `{end.outcome}`: {end.text[:80]!r} where {expected[0][:80]!r} was to come"
+        end.why = f"{WRONG} after `{end.outcome}`: {end.text[:80]!r} where {expected[0][:80]!r} was to come"
         end.outcome = "lost"
 
 

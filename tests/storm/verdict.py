@@ -13,12 +13,12 @@
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from tests.storm.books import Books
-from tests.storm.journals import Attempt, Journals, Kill, Sequence, UsageRow, by_client
+from tests.storm.journals import WRONG, Attempt, Journals, Kill, Sequence, UsageRow, by_client
 from tests.storm.metered import Account, account
 
 Outcome = Literal["answered", "refused", "cancelled", "failed", "cut", "lost", "unaccepted"]
@@ -54,6 +54,17 @@ class Findings:
     @property
     def good(self) -> bool:
         return self.totals["lost"] == 0 and not self.violations and (self.account is None or self.account.good)
+
+    @property
+    def wrong(self) -> int:
+        """Of the lost: answers with other words than their own, of other weights, of another prompt, or with words
+        missing (invariant 3)."""
+        return sum(v.outcome == "lost" and v.why.startswith(WRONG) for v in self.verdicts.values())
+
+    def weights(self, attempts: Mapping[str, Attempt], adapters: Collection[str]) -> str:
+        """How many answers were of adapters, by these names, and how many were wrong."""
+        answered = sum(self.verdicts[id].outcome == "answered" and a.model in adapters for id, a in attempts.items())
+        return f"answers {self.totals['answered']}, of adapters {answered}, wrong {self.wrong}"
 
     def line(self) -> str:
         """The last line of a storm."""

@@ -1,8 +1,21 @@
 """The storm's judge: each way in which a request can end, and what it makes of it."""
 
+from dataclasses import replace
+
 import pytest
 
-from tests.storm.journals import Attempt, EngineLife, Journals, Kill, Residency, Scale, Sequence, Silence, UsageRow
+from tests.storm.journals import (
+    WRONG,
+    Attempt,
+    EngineLife,
+    Journals,
+    Kill,
+    Residency,
+    Scale,
+    Sequence,
+    Silence,
+    UsageRow,
+)
 from tests.storm.story import stories
 from tests.storm.verdict import Findings, judge
 
@@ -38,6 +51,17 @@ def test_what_the_client_saw_whole_is_taken_as_it_is(outcome: str) -> None:
     findings = judged(attempt(outcome))
     assert findings.totals == {outcome: 1}
     assert findings.good
+
+
+def test_an_answer_of_other_weights_is_lost_and_counted_as_wrong() -> None:
+    right = replace(attempt("answered"), model="support")
+    wrong = replace(attempt("lost"), id="b", ask="b", model="support", why=f"{WRONG} after `answered`: 'the base'")
+    mute = replace(attempt("lost"), id="c", ask="c", why="no answer")
+    attempts = {one.id: one for one in (right, wrong, mute)}
+    findings = judge(Journals(attempts, [*ACCEPTED]))
+    assert findings.totals == {"answered": 1, "lost": 2}
+    assert (findings.wrong, findings.good) == (1, False)
+    assert findings.weights(attempts, ["support"]) == "answers 1, of adapters 1, wrong 1"
 
 
 def test_a_failed_answer_needs_the_kill_of_its_engine() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.storm import swaps
 from tests.storm.ground import MODEL_PATH
+from tests.storm.journals import WRONG
 from tests.storm.load import check
 from tests.storm.plan import Answers, Ask, Phase, Target, asks
 from tests.storm.wire import Clients, End, exchange
@@ -159,6 +160,7 @@ def test_an_answer_must_be_of_one_of_its_adapters_revisions() -> None:
         end = End("answered", "", text=text)
         check(end, ask, answers)
         assert end.outcome == expected
+        assert end.why.startswith(WRONG) == (expected == "lost")
 
 
 def test_a_plan_is_the_same_for_the_same_seed_and_follows_the_tide() -> None:
