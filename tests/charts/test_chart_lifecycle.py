@@ -11,8 +11,9 @@ import pytest
 
 from tests.support.apiserver import ApiServer, start
 from tests.support.charts import CHART, CRDS
+from tests.support.waiting import until
 
-pytestmark = pytest.mark.apiserver
+pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,9 @@ def test_install_upgrade_uninstall(bare: ApiServer) -> None:
     told = release(bare, "install", "shoal", CHART)
     assert "helm install shoal-crds charts/shoal-crds" in told
     release(bare, "install", "shoal-crds", CRDS)
-    bare.kubectl("wait", "--for=condition=Established", "crd/models.shoal.dev", "--timeout=30s")
+    bare.kubectl("wait", "--for=condition=Established", "crd/models.shoal.dev", "--timeout=50s")
+    # Established is not yet published: kubectl finds the kinds by discovery.
+    until(lambda: "models" in bare.run("api-resources", "--api-group=shoal.dev", "-o", "name").stdout, 60)
 
     claims = bare.json("get", "statefulset", "shoal-gateway", "-n=shoal-system")["spec"]["volumeClaimTemplates"]
     assert claims[0]["spec"]["resources"]["requests"]["storage"] == "2Gi"

@@ -151,7 +151,7 @@ async def test_what_prometheus_no_longer_scrapes_is_unknown_and_nothing_goes_dow
         assert wanted(it) < 3  # all are heard: there is nothing to do for three
         await it.gateway.down()
         await until(lambda: it.ears.demand(GATEWAY.uid, MODEL) is None)
-        assert it.ears.load(ENGINE.uid) is not None
+        await until(lambda: it.ears.load(ENGINE.uid) is not None)
         assert wanted(it) == 3
         await it.gateway.up()
         await until(lambda: it.ears.demand(GATEWAY.uid, MODEL) is not None)

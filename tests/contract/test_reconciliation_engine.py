@@ -108,12 +108,20 @@ class Fleet:
             while (loads := await self.asking.loads()).running or loads.waiting:
                 await asyncio.sleep(0.05)
 
+    async def counted(self) -> None:
+        """Waits until the engine's counters stand still: it counts a moment after its last token."""
+        async with asyncio.timeout(60):
+            before = None
+            while before != (now := await self.asking.counters()):
+                before = now
+                await asyncio.sleep(0.4)
+
     async def difference(self, what: str, act: Callable[[], Awaitable[None]]) -> dict[str, int]:
         """By how much each figure of the engine's row grew while `act` went on."""
         before = await self.row()
         await act()
         await self.idle()
-        await asyncio.sleep(0.3)  # the engine counts a moment after its last token
+        await self.counted()
         await self.ship()
         after = await self.row()
         fields = [name for name in after if name.endswith(("Input", "Output"))]

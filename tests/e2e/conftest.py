@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from shoal.api import names
 from shoal.cli.demo import steps
 from shoal.cli.demo.clusters import LabCluster
 from shoal.cli.demo.watch import wait_until_ready
@@ -18,6 +19,16 @@ HUB_NAMESPACE = "hub"
 """Where the chart's hub mirror would be; tests that need one start it."""
 VALUES = {"hubEndpoint": f"http://hub.{HUB_NAMESPACE}.svc"}
 """Of the chart, beside the demo's own."""
+
+
+STAY = ("tiny-chat", "tiny-code")
+"""Models that every test finds, each with one replica."""
+
+
+def serves(pod: dict[str, Any]) -> bool:
+    """Whether it is ready, and not going."""
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in pod.get("status", {}).get("conditions", []))
+    return ready and "deletionTimestamp" not in pod["metadata"]
 
 
 class Fleet(LabCluster):
@@ -48,10 +59,28 @@ class Fleet(LabCluster):
     def delete_model(self, name: str, namespace: str = steps.DEMO_NAMESPACE) -> None:
         self.kubectl("delete", "models.shoal.dev", name, "-n", namespace, "--ignore-not-found", timeout=120)
 
-    def expect(self, name: str, type: str, reason: str, *, within: float = 60) -> str:
+    def expect(self, name: str, type: str, reason: str, *, within: float = 120) -> str:
         """Waits until the condition has this reason, and returns its message."""
-        until(lambda: self.condition(name, type)["reason"] == reason, within, lambda: self.condition(name, type))
-        return self.condition(name, type)["message"]
+        last: dict[str, Any] = {}
+
+        def found() -> bool:
+            nonlocal last
+            last = self.condition(name, type)
+            return last["reason"] == reason
+
+        until(found, within, lambda: last)
+        return last["message"]
+
+    def until_alone(self, *where: str) -> None:
+        """Waits until no engine runs but those of the two Models that stay: what other tests deleted is removed in the
+        background, drains, and has its GPUs until then. `where`: as kubectl takes it; the demo's namespace."""
+        selector = f"{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE}"
+        engines = ("pods", *(where or ("-n", steps.DEMO_NAMESPACE)), "-l", selector)
+
+        def found() -> list[tuple[str, bool]]:
+            return sorted((p["metadata"]["labels"][names.LABEL_MODEL], serves(p)) for p in self.get(*engines))
+
+        until(lambda: found() == [(name, True) for name in STAY], 300, found)
 
 
 @pytest.fixture(scope="session")
@@ -64,11 +93,11 @@ def fleet() -> Generator[Fleet]:
         fleet = Fleet(lab)
         steps.install(fleet, "simulator", steps.LAB_IMAGE, VALUES)
         steps.apply_examples(fleet)
-        for model in ("tiny-chat", "tiny-code"):
+        for model in STAY:
             # The tests of one worker take longer than a Model idles before it goes to zero.
             stays = json.dumps({"spec": {"scaling": {"minReplicas": 1}}})
             fleet.kubectl("patch", "models.shoal.dev", model, "-n", steps.DEMO_NAMESPACE, "--type=merge", "-p", stays)
-        wait_until_ready(fleet, steps.DEMO_NAMESPACE, Console(quiet=True), 120)
+        wait_until_ready(fleet, steps.DEMO_NAMESPACE, Console(quiet=True), 240)
         yield fleet
     finally:
         if not given:

@@ -3,6 +3,7 @@
 The fleet plays the demo's acts meanwhile. `SHOAL_WRITE_BOARDS=1` draws the boards into docs/boards.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Generator
@@ -22,11 +23,12 @@ from shoal.cli.generate.boards.plan import Board
 from shoal.lab.addons import prometheus
 from shoal.lab.api import Lab
 from tests.support.boards import Asked, Shown, unknown
+from tests.support.waiting import until
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
 
 SCRAPE_SECONDS: Final = 1
-ACT_SECONDS: Final = 120.0
+ACT_SECONDS: Final = 240.0
 """For each step of an act."""
 MODEL: Final = f"{scaleact.NAMESPACE}/{scaleact.MODEL}"
 PICTURES: Final = Path(__file__).resolve().parents[2] / "docs" / "boards"
@@ -65,11 +67,22 @@ def played() -> Generator[Played]:
         loraact.run(cluster, stages, ACT_SECONDS)
         tenantact.run(cluster, stages, ACT_SECONDS)
         port = lab.forward_port(prometheus.NAMESPACE, prometheus.SERVICE, prometheus.PORT)
-        time.sleep(3 * SCRAPE_SECONDS)  # what happened last is scraped
         with Asked(f"http://127.0.0.1:{port}") as asked:
+            _wait_for_scrapes(asked, time.time() + 3 * SCRAPE_SECONDS)
             yield Played(asked, start, time.time())
     finally:
         lab.down()
+
+
+def _wait_for_scrapes(asked: Asked, since: float) -> None:
+    """Until what happened last is scraped, and no target was too slow for it: one that was has no series just then."""
+
+    def value(query: str) -> float:
+        found = asked._get("/api/v1/query", query=query)["result"]
+        return float(found[0]["value"][1]) if found else 0.0
+
+    with contextlib.suppress(AssertionError):
+        until(lambda: value("min(up)") == 1 and value("min(timestamp(up))") > since, 60)
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)

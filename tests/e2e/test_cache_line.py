@@ -15,7 +15,7 @@ from tests.support.helperpods import helper_pod
 from tests.support.lab import make_lab
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
 TEAM = "team-a"
 NODE = "l4-1"
@@ -50,7 +50,7 @@ class Cached(LabCluster):
     def ready(self, name: str, where: str = TEAM) -> None:
         until(
             lambda: self.condition(name, "Ready", where)["status"] == "True",
-            120,
+            240,
             lambda: (self.condition(name, "Ready", where), self.kubectl("get", "pods,pv,pvc,jobs", "-A", "-o", "wide")),
         )
 
@@ -102,6 +102,7 @@ def cached() -> Generator[Cached]:
                 "memoryPerGPU": "24Gi",
             }),
         )  # fmt: skip
+        cluster.kubectl("wait", "--for=condition=Ready", "pod/s3", "-n", "shoal-system", "--timeout=120s", timeout=130)
         until(lambda: "ready" in cluster.kubectl("logs", "-n", "shoal-system", "s3"), 60)
         yield cluster
     finally:
@@ -131,7 +132,7 @@ def test_a_pod_that_is_replaced_starts_from_the_node(cached: Cached) -> None:
     before = cached.fetches()
     victim = cached.engines()[0]["metadata"]["name"]
     cached.kubectl("delete", "pod", "-n", TEAM, victim, "--wait=true", timeout=120)
-    until(lambda: cached.fetches().get("hit", 0) > before.get("hit", 0), 60, cached.fetches)
+    until(lambda: cached.fetches().get("hit", 0) > before.get("hit", 0), 120, cached.fetches)
     cached.ready("one")
     assert cached.fetches()["fetched"] == before["fetched"]
 
@@ -139,8 +140,7 @@ def test_a_pod_that_is_replaced_starts_from_the_node(cached: Cached) -> None:
 def test_the_share_goes_with_the_last_model_and_comes_back(cached: Cached) -> None:
     fetched = cached.fetches()["fetched"]
     cached.kubectl("delete", "models.shoal.dev", "one", "-n", TEAM, timeout=120)
-    until(lambda: not cached.get("pv", "-l", f"{names.LABEL_COMPONENT}=cache"), 90)
-    assert not cached.get("pvc", "-n", TEAM)
+    until(lambda: not cached.get("pv", "-l", f"{names.LABEL_COMPONENT}=cache") + cached.get("pvc", "-n", TEAM), 180)
 
     cached.make_model("again")
     cached.ready("again")
@@ -158,7 +158,7 @@ def test_a_claim_that_somebody_deletes_is_made_and_bound_again(cached: Cached) -
         other = [c for c in found if c["metadata"]["uid"] != claim["metadata"]["uid"]]
         return bool(other) and other[0]["status"]["phase"] == "Bound"
 
-    until(bound_again, 120, lambda: cached.kubectl("get", "pvc,pv,pods", "-A", "-o", "wide"))
+    until(bound_again, 240, lambda: cached.kubectl("get", "pvc,pv,pods", "-A", "-o", "wide"))
     cached.ready("again")
 
 
@@ -185,15 +185,22 @@ def test_adapters_of_a_bucket_are_fetched_once_per_node_with_the_pools_credentia
     try:
         until(
             lambda: cached.condition("legal", "Ready", kind="loraadapters").get("reason") == "Resident",
-            120,
+            240,
             lambda: (cached.condition("legal", "Ready", kind="loraadapters"), cached.kubectl("get", "pods,jobs", "-A")),
         )
+        # The replica that was heard of last loads it last.
+        until(lambda: cached.fetches()["hit"] > before["hit"], 120, cached.fetches)
         after = cached.fetches()
         assert after["fetched"] == before["fetched"] + 1
         assert after["hit"] == before["hit"] + 1
-        # What is no adapter disturbs nobody.
+        # What is no adapter disturbs nobody. Each of the two may have had a Job of its own.
+        until(
+            lambda: cached.condition("no-adapter", "Ready", kind="loraadapters").get("reason") == "Corrupt",
+            120,
+            lambda: cached.condition("no-adapter", "Ready", kind="loraadapters"),
+        )
         bad = cached.condition("no-adapter", "Ready", kind="loraadapters")
-        assert (bad["status"], bad["reason"]) == ("False", "Corrupt")
+        assert bad["status"] == "False"
         assert f"{BUCKET}/models/tiny-chat has no adapter_config.json (found: config.json" in bad["message"]
     finally:
         cached.kubectl("delete", "loraadapters.shoal.dev", "--all", "-n", TEAM, timeout=60)

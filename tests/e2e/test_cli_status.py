@@ -14,8 +14,9 @@ from shoal.cli.demo import steps
 from shoal.cli.status.read import last_progress
 from shoal.kube.client import Client
 from tests.e2e.conftest import Fleet
+from tests.support.waiting import until
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
 
 def kubectl_shoal(fleet: Fleet, *args: str, kubeconfig: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -29,11 +30,14 @@ def kubectl_shoal(fleet: Fleet, *args: str, kubeconfig: Path | None = None) -> s
 
 
 def test_a_serving_model_shows_where_it_runs_and_how_long_its_start_took(fleet: Fleet) -> None:
-    done = kubectl_shoal(fleet, "status", "-n", steps.DEMO_NAMESPACE)
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("tiny-chat ")]
-    for word in ("True", "l40s-48gb", "1/1", "Ready", "0.93"):
-        assert word in line
+    def line() -> str:
+        done = kubectl_shoal(fleet, "status", "-n", steps.DEMO_NAMESPACE)
+        assert done.returncode == 0, done.stderr
+        (found,) = [line for line in done.stdout.splitlines() if line.startswith("tiny-chat ")]
+        return found
+
+    # What other tests did to its node is over.
+    until(lambda: all(word in line() for word in ("True", "l40s-48gb", "1/1", "Ready", "0.93")), 120, line)
     rows = json.loads(kubectl_shoal(fleet, "status", "-n", steps.DEMO_NAMESPACE, "-o", "json").stdout)["models"]
     (row,) = [row for row in rows if row["name"] == "tiny-chat"]
     assert row["variants"][0]["gpus"] == 1
@@ -41,6 +45,7 @@ def test_a_serving_model_shows_where_it_runs_and_how_long_its_start_took(fleet: 
 
 
 def test_the_per_cent_of_a_fetch_stands_in_the_stage_containers_log(fleet: Fleet) -> None:
+    fleet.until_alone()
     selector = "app.kubernetes.io/component=engine,shoal.dev/model=tiny-code"
     (pod,) = fleet.get("pods", "-n", steps.DEMO_NAMESPACE, "-l", selector)
 
@@ -71,6 +76,8 @@ def test_who_may_only_view_sees_everything(fleet: Fleet, tmp_path: Path) -> None
         config["users"] = [{"name": user, "user": {"token": token}}]
         path = tmp_path / "kubeconfig"
         path.write_text(yaml.safe_dump(config))
+        # An API server hears of a new RoleBinding by a watch.
+        until(lambda: kubectl_shoal(fleet, "status", *where, kubeconfig=path).returncode == 0, 30)
         done = kubectl_shoal(fleet, "status", *where, kubeconfig=path)
         assert done.returncode == 0, done.stderr
         assert "tiny-chat" in done.stdout

@@ -9,9 +9,8 @@ import pytest
 from shoal.cli.demo import steps
 from shoal.cli.demo.clusters import NAMESPACE, CurrentCluster
 from tests.e2e.conftest import Fleet
-from tests.support.waiting import until
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def test_the_gateway_is_reached_by_port_forward_and_its_records_by_exec(current:
         answers = [client.completions.create(model="tiny-chat", prompt=f"{n}", max_tokens=2) for n in range(5)]
         assert all(answer.choices[0].text for answer in answers)
         request = streamed.headers["x-request-id"]
-    until(lambda: steps.usage_record(current, request)["subject"] == "acme", 20)
+    assert steps.usage_record(current, request)["subject"] == "acme"
     with pytest.raises(openai.APIConnectionError):  # nothing is left listening
         openai.OpenAI(base_url=f"{url}/v1", api_key=steps.DEMO_KEY, max_retries=0, timeout=5).models.list()
 

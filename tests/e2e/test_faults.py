@@ -5,7 +5,7 @@ import pytest
 from tests.e2e.conftest import Fleet
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
 
 def test_unknown_class(fleet: Fleet) -> None:
@@ -86,7 +86,11 @@ def test_an_engine_that_exits_shows_its_own_last_lines(fleet: Fleet) -> None:
 def test_a_model_deleted_while_its_engine_loads_gives_its_gpus_back_at_once(fleet: Fleet) -> None:
     fleet.make_model("deleted-early", pod={"env": [{"name": "SHOAL_SIM_LOAD_SECONDS", "value": "300"}]})
     selector = ("-n", "demo", "-l", "shoal.dev/model=deleted-early")
-    path = "jsonpath={.items[0].status.containerStatuses[0].state.running.startedAt}"
-    until(lambda: fleet.get("pods", *selector) != [] and fleet.kubectl("get", "pods", *selector, "-o", path) != "", 60)
+
+    def loads() -> bool:
+        statuses = [s for p in fleet.get("pods", *selector) for s in p["status"].get("containerStatuses", [])]
+        return any("running" in s["state"] for s in statuses)
+
+    until(loads, 120, lambda: fleet.kubectl("get", "pods", *selector))
     fleet.delete_model("deleted-early")
-    until(lambda: not fleet.get("pods", *selector), 60, lambda: fleet.kubectl("get", "pods", *selector))
+    until(lambda: not fleet.get("pods", *selector), 120, lambda: fleet.kubectl("get", "pods", *selector))

@@ -19,7 +19,7 @@ from tests.support.apiserver import ApiServer
 from tests.support.charts import rendered
 from tests.support.kedaclient import Leadership
 from tests.support.operators import NAMESPACE
-from tests.support.waiting import until_async
+from tests.support.waiting import until, until_async
 
 pytestmark = pytest.mark.apiserver
 
@@ -42,6 +42,7 @@ async def operator(apiserver: ApiServer, person: Client, tmp_path: Path) -> Asyn
     kinds = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
     roles = [o for o in rendered({}) if o["kind"] in kinds and o["metadata"]["name"] == "shoal-operator"]
     apiserver.kubectl("apply", "-f", "-", text=yaml.safe_dump_all(roles))
+    until(lambda: allowed(apiserver), 30)
     token = apiserver.kubectl("create", "token", "shoal-operator", f"--namespace={NAMESPACE}").strip()
     config = yaml.safe_load(apiserver.kubeconfig.read_text())
     config["users"] = [{"name": config["contexts"][0]["context"]["user"], "user": {"token": token}}]
@@ -49,6 +50,13 @@ async def operator(apiserver: ApiServer, person: Client, tmp_path: Path) -> Asyn
     path.write_text(json.dumps(config))
     async with await Client.from_environment(kubeconfig=str(path)) as client:
         yield client
+
+
+def allowed(apiserver: ApiServer) -> bool:
+    """Whether the API server has heard of what was granted or taken away: by a watch, a moment after it was stored."""
+    what = f"endpointslices.discovery.k8s.io/{names.SCALER_SERVICE}"
+    who = f"--as=system:serviceaccount:{NAMESPACE}:shoal-operator"
+    return apiserver.run("auth", "can-i", "patch", what, f"--namespace={NAMESPACE}", who).returncode == 0
 
 
 async def slice_of(client: Client) -> dict[str, Any]:
@@ -119,6 +127,7 @@ async def test_why_it_cannot_be_written_is_told(
 ) -> None:
     monkeypatch.setattr(endpoints_module, "CHECK_SECONDS", 0.1)
     apiserver.kubectl("delete", "rolebinding", "shoal-operator", f"--namespace={NAMESPACE}")
+    until(lambda: not allowed(apiserver), 30)
     writer = Endpoints(operator, NAMESPACE, FIRST, Leadership())
     with pytest.raises(Forbidden):
         await writer.check()

@@ -17,7 +17,7 @@ from shoal.lab.addons import prometheus
 from shoal.lab.api import Lab
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
 URL: Final = f"http://{prometheus.SERVICE}.{prometheus.NAMESPACE}.svc:{prometheus.PORT}"
 MONITOR: Final = {"enabled": True, "interval": "1s"}
@@ -67,7 +67,7 @@ def fleet() -> Generator[Fleet]:
         it = Fleet(lab)
         steps.install(it.cluster, "simulator", steps.LAB_IMAGE, VALUES)
         steps.apply_examples(it.cluster)
-        wait_until_ready(it.cluster, steps.DEMO_NAMESPACE, Console(quiet=True), 180)
+        wait_until_ready(it.cluster, steps.DEMO_NAMESPACE, Console(quiet=True), 240)
         with it.client:
             yield it
     finally:
@@ -85,19 +85,19 @@ def test_every_rule_of_the_chart_is_there_and_has_an_answer(fleet: Fleet) -> Non
 
 def test_a_fleet_that_is_well_wakes_nobody(fleet: Fleet) -> None:
     until(lambda: fleet.value("sum(shoal_leading)") == 1, 60, fleet.alerts)
-    until(lambda: not fleet.alerts(), 120, fleet.alerts)
+    until(lambda: not fleet.alerts(), 180, fleet.alerts)
 
 
 def test_adapters_are_placed_though_loads_come_from_prometheus(fleet: Fleet) -> None:
-    loraact.run(fleet.cluster, Stages(Console(quiet=True)), 120)
+    loraact.run(fleet.cluster, Stages(Console(quiet=True)), 240)
     until(lambda: (fleet.value('sum(shoal_adapter_floors_total{outcome="told"})') or 0) > 0, 60, fleet.alerts)
-    age = fleet.value("max(shoal_signals_age_seconds)")
-    assert age is not None
-    assert age <= 3  # three scrapes: what is older is not heard
+    age = lambda: fleet.value("max(shoal_signals_age_seconds)")  # noqa: E731
+    # Three scrapes: what is older is not heard. A busy machine may miss one.
+    until(lambda: (now := age()) is not None and now <= 3, 60, age)
 
 
 def test_a_model_that_fits_nowhere_is_about_to_wake_somebody(fleet: Fleet) -> None:
     fleet.cluster.kubectl("apply", "-f", "-", stdin=TOO_LARGE)
     until(lambda: "ShoalModelWithoutCapacity" in fleet.alerts(), 120, fleet.alerts)
     query = 'shoal_model_condition{model="demo/too-large",type="Placed",status="False"}'
-    assert fleet.value(query) == 1
+    until(lambda: fleet.value(query) == 1, 60, fleet.alerts)

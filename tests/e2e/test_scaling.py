@@ -1,6 +1,7 @@
 """Zero and back, out and in, and rollouts, as clients of the gateway see them."""
 
 import asyncio
+import concurrent.futures
 import json
 import threading
 from collections.abc import Generator
@@ -16,7 +17,7 @@ from shoal.cli.demo.crowd import Crowd
 from tests.e2e.conftest import Fleet
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
 
 KEY = "sk-elastic-tests"
 MODELS = ("sleeper", "crowded", "rolled", "broken", "cramped", "roomy")
@@ -31,6 +32,7 @@ def tenant(fleet: Fleet) -> Generator[None]:
         "models": [{"namespace": "demo", "name": name} for name in MODELS],
     }
     metadata = {"name": "elastic-tests"}
+    fleet.until_alone()  # which class wakes is a matter of free GPUs
     fleet.apply({"apiVersion": "shoal.dev/v1alpha1", "kind": "Tenant", "metadata": metadata, "spec": spec})
     try:
         yield
@@ -62,7 +64,7 @@ def counts(fleet: Fleet, name: str) -> dict[str, int]:
     return fleet.model(name).get("status", {}).get("replicas") or {}
 
 
-def until_counts(fleet: Fleet, name: str, desired: int, ready: int, within: float = 120) -> None:
+def until_counts(fleet: Fleet, name: str, desired: int, ready: int, within: float = 240) -> None:
     wanted = {"desired": desired, "ready": ready}
     until(lambda: counts(fleet, name) == wanted, within, lambda: fleet.model(name).get("status"))
 
@@ -85,14 +87,17 @@ def ask(client: openai.OpenAI, model: str) -> str:
 
 def test_a_request_at_zero_is_held_wakes_the_model_and_is_answered(fleet: Fleet, client: openai.OpenAI) -> None:
     fleet.make_model("sleeper", scaling=FAST)
-    until(lambda: ready(fleet, "sleeper")["reason"] == "ReplicasReady", 120, lambda: fleet.model("sleeper"))
-    message = fleet.expect("sleeper", "Ready", "ScaledToZero", within=120)
+    message = fleet.expect("sleeper", "Ready", "ScaledToZero", within=240)
+    # Its first replica, so that faults show, was ready meanwhile; how long it was depends on the machine.
+    assert "coldStartSeconds" in fleet.model("sleeper")["status"]
     assert message == "no request for 5 s; the next one wakes class l4-24gb"
     assert ready(fleet, "sleeper")["status"] == "True"
-    until(lambda: not pods(fleet, "sleeper"), 60)
+    until(lambda: not pods(fleet, "sleeper"), 120)
 
-    assert ask(client, "sleeper")
-    assert counts(fleet, "sleeper")["desired"] == 1
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask, client, "sleeper")
+        until(lambda: counts(fleet, "sleeper")["desired"] == 1, 120, lambda: fleet.model("sleeper"))
+        assert answer.result(180)
     fleet.expect("sleeper", "Ready", "ScaledToZero", within=120)
     fleet.delete_model("sleeper")
 
@@ -104,7 +109,7 @@ def test_load_scales_out_and_goes_in_again_without_a_failed_request(fleet: Fleet
         until_counts(fleet, "crowded", 3, 3)
         assert ready(fleet, "crowded")["status"] == "True"
     # The last answers end while replicas go: none is cut.
-    until(lambda: counts(fleet, "crowded")["desired"] == 0, 120, lambda: fleet.model("crowded")["status"])
+    until(lambda: counts(fleet, "crowded")["desired"] == 0, 240, lambda: fleet.model("crowded")["status"])
     assert not crowd.problems
     assert len(crowd.answers) > 14
     fleet.delete_model("crowded")
@@ -120,7 +125,7 @@ def test_a_rollout_under_load_has_no_gap_and_a_revision_that_fails_replaces_noth
         fleet.make_model("rolled", **two, pod=changed)
         until(
             lambda: len(now := {p["metadata"]["uid"] for p in pods(fleet, "rolled")}) == 2 and not now & before,
-            180,
+            240,
             lambda: pods(fleet, "rolled"),
         )
         until(lambda: ready(fleet, "rolled")["status"] == "True", 60, lambda: ready(fleet, "rolled"))
@@ -128,8 +133,10 @@ def test_a_rollout_under_load_has_no_gap_and_a_revision_that_fails_replaces_noth
 
         wrong = {"env": [{"name": "SHOAL_SIM_GPU", "value": "abacus"}]}
         fleet.make_model("rolled", **two, pod=wrong)
-        message = fleet.expect("rolled", "Ready", "RolloutStalled", within=180)
-        assert "abacus" in message  # the engine's own last lines
+        fleet.expect("rolled", "Ready", "RolloutStalled", within=240)
+        # Once it has ended: the engine's own last lines.
+        until(lambda: "abacus" in ready(fleet, "rolled")["message"], 120, lambda: ready(fleet, "rolled"))
+        message = fleet.expect("rolled", "Ready", "RolloutStalled")
         assert "the one before goes on serving with 2 of 2 replicas" in message
         assert fleet.condition("rolled", "Stalled")["status"] == "True"
         assert fleet.condition("rolled", "Available")["status"] == "True"
@@ -154,17 +161,17 @@ def test_without_a_free_gpu_a_request_is_refused_at_once_and_a_rollout_replaces_
     def refused() -> bool:
         try:
             ask(client, "cramped")
-        except openai.InternalServerError as error:
+        except openai.APIStatusError as error:
             return error.status_code == 503 and 0 < int(error.response.headers["retry-after"]) <= 60
         return False
 
-    until(refused, 30)
+    until(refused, 60)
     changed = {"env": [{"name": "SHOAL_SIM_SEED", "value": "7"}]}
     fleet.delete_model("cramped")
     fleet.make_model("roomy", **wide, scaling={"minReplicas": 1}, pod=changed)
     until(
         lambda: any(e["reason"] == "ReplacingInPlace" for e in fleet.get("events", "-n", "demo")),
-        60,
+        120,
         lambda: fleet.get("events", "-n", "demo"),
     )
     assert ask(client, "roomy")  # held meanwhile
@@ -182,12 +189,16 @@ def test_operators_that_start_anew_lower_nothing(fleet: Fleet) -> None:
     selector = ("-n", NAMESPACE, "-l", "app.kubernetes.io/component=operator")
     fleet.kubectl("delete", "pods", *selector, "--force", "--grace-period=0")
     fleet.kubectl("rollout", "status", "deployment/shoal-operator", "-n", NAMESPACE, "--timeout=120s", timeout=130)
-    made = json.loads(fleet.kubectl("get", "leases", "shoal-operator", "-n", NAMESPACE, "-o", "json"))["spec"]
-    until(lambda: bool(made["holderIdentity"]), 60)
-    # A Model that is made now shows that the new leader works.
+
+    def leader() -> str:
+        lease = json.loads(fleet.kubectl("get", "leases", "shoal-operator", "-n", NAMESPACE, "-o", "json"))
+        return lease["spec"].get("holderIdentity") or ""
+
+    until(lambda: bool(leader()), 60)
+    # A Model that is made now shows that the new leader works: it starts a replica, and takes it away again.
     fleet.make_model("sleeper", scaling=FAST)
-    until_counts(fleet, "sleeper", 1, 1)
-    fleet.expect("sleeper", "Ready", "ScaledToZero", within=120)
+    fleet.expect("sleeper", "Ready", "ScaledToZero", within=240)
+    assert "coldStartSeconds" in fleet.model("sleeper")["status"]
     assert counts(fleet, "crowded") == {"desired": 2, "ready": 2}
     for name in ("crowded", "sleeper"):
         fleet.delete_model(name)

@@ -22,11 +22,11 @@ from shoal.api.keys import hash_api_key
 from shoal.api.meta import API_VERSION
 from shoal.cli.demo.clusters import NAMESPACE
 from shoal.cli.main import main
-from tests.e2e.conftest import Fleet
+from tests.e2e.conftest import Fleet, serves
 from tests.support.tenanthouse import LEDGER, MODEL, OTHER, PROMPT, TENANT, House, admitted, turn, wait_ready
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
 LOGGED = "kept prompt"
 
@@ -38,7 +38,7 @@ def house(fleet: Fleet) -> Generator[House]:
     for tenant in (TENANT, OTHER):
         spec = {"models": grant, "externalID": f"cus_{tenant}"}
         fleet.apply({"apiVersion": API_VERSION, "kind": "Tenant", "metadata": {"name": tenant}, "spec": spec})
-    fleet.kubectl("rollout", "status", "statefulset/shoal-ledger", "-n", NAMESPACE, "--timeout=60s", timeout=70)
+    fleet.kubectl("rollout", "status", "statefulset/shoal-ledger", "-n", NAMESPACE, "--timeout=120s", timeout=130)
     try:
         for tenant in (TENANT, OTHER):
             made.keys[tenant] = made.make_key("first", tenant=tenant)
@@ -73,7 +73,7 @@ def test_a_key_that_the_command_made_opens_what_was_granted_and_nothing_else(fle
 
     assert asked(TENANT, MODEL) == 200
     assert asked(TENANT, "demo/tiny-code") == 404
-    until(lambda: asked(OTHER, "solo") == 503, 20, lambda: asked(OTHER, "solo"))
+    until(lambda: asked(OTHER, "solo") == 503, 60, lambda: asked(OTHER, "solo"))
     assert asked(TENANT, "solo") == 404
 
 
@@ -111,7 +111,7 @@ def test_over_a_limit_it_is_429_with_the_headers_that_sdks_read(house: House) ->
             return True
         return False
 
-    until(limited, 20)
+    until(limited, 60)
     headers, body = refused[0]
     assert 0 < int(headers["retry-after"]) <= 60
     assert headers["x-ratelimit-limit-requests"] == "2"
@@ -120,7 +120,7 @@ def test_over_a_limit_it_is_429_with_the_headers_that_sdks_read(house: House) ->
     assert headers["x-ratelimit-reset-requests"]
     assert body["error"]["code"] == "rate_limit_exceeded"
     house.patch({"limits": None}, OTHER)
-    until(lambda: not limited(), 20)
+    until(lambda: not limited(), 60)
 
 
 def test_a_tenant_reads_its_own_usage_and_nobody_elses(house: House) -> None:
@@ -133,7 +133,7 @@ def test_a_tenant_reads_its_own_usage_and_nobody_elses(house: House) -> None:
     def counted(tenant: str) -> int:
         return sum(row["inputTokens"] + row["outputTokens"] for row in usage(tenant) if row.get("key") == "second")
 
-    until(lambda: counted(TENANT) >= sum(tokens for _, tokens in asked), 30, lambda: house.get("/v1/usage").text)
+    until(lambda: counted(TENANT) >= sum(tokens for _, tokens in asked), 60, lambda: house.get("/v1/usage").text)
     assert {row["key"] for row in usage(TENANT)} <= {"first", "second", "third"}
     assert {row.get("tenant", OTHER) for row in usage(OTHER)} == {OTHER}
     # Asking for another's is not an error that tells of it: it is one's own.
@@ -153,7 +153,7 @@ def test_a_request_log_is_kept_for_who_asked_for_it_and_read_by_nobody_else(hous
         house.ask(OTHER, prompt=f"{LOGGED} 4711 {house.keys[TENANT]}")
         return LOGGED in logged(OTHER)
 
-    until(kept, 30, lambda: house.get("/v1/logs", OTHER).text)
+    until(kept, 60, lambda: house.get("/v1/logs", OTHER).text)
     text = logged(OTHER)
     assert "[digits]" in text
     assert not [key for key in house.every_key if key in text]
@@ -207,12 +207,25 @@ def test_a_gateway_killed_in_the_middle_of_an_answer_leaves_one_final_row(house:
     def ended() -> bool:
         return any(row["ended"] for row in house.rows("--request", request))
 
-    until(ended, 60, lambda: house.rows("--request", request))
+    until(ended, 120, lambda: house.rows("--request", request))
     (row,) = house.rows("--request", request)
     assert (row["outcome"], row["tenant"], row["key_name"]) == ("cut", TENANT, "second")
     assert row["output_tokens"] > 0
     assert row["external_id"] == f"cus_{TENANT}"
     wait_ready(house, pod)
+
+
+def kill(house: House, pod: str) -> None:
+    """Waits until its next process is ready: until the kubelet has seen the death, the pod still is."""
+    namespace, _, name = pod.partition("/")
+
+    def status() -> dict[str, Any]:
+        found = json.loads(house.fleet.kubectl("get", "pod", name, "-n", namespace, "-o", "json"))
+        return found["status"]["containerStatuses"][0]
+
+    before = status()["restartCount"]
+    house.fleet.lab.signal_container(pod, signal.SIGKILL)
+    until(lambda: (now := status())["restartCount"] > before and now["ready"], 120, status)
 
 
 def test_a_ledger_killed_under_load_loses_nothing_and_counts_nothing_twice(house: House) -> None:
@@ -226,14 +239,13 @@ def test_a_ledger_killed_under_load_loses_nothing_and_counts_nothing_twice(house
         running = [pool.submit(several, 15) for _ in range(4)]
         for _ in range(2):
             time.sleep(1.0)
-            house.fleet.lab.signal_container(LEDGER, signal.SIGKILL)
-            wait_ready(house, LEDGER)
+            kill(house, LEDGER)
         asked = [one for job in running for one in job.result(120)]
 
     def mine() -> list[dict[str, Any]]:
         return [row for row in house.rows("--tenant", TENANT) if row["key_name"] == "load" and row["ended"]]
 
-    until(lambda: len(mine()) >= len(asked), 60, lambda: f"{len(mine())} of {len(asked)}")
+    until(lambda: len(mine()) >= len(asked), 120, lambda: f"{len(mine())} of {len(asked)}")
     rows = mine()
     assert sorted(row["request"] for row in rows) == sorted(request for request, _ in asked)
     assert {row["request"]: row["input_tokens"] + row["output_tokens"] for row in rows} == dict(asked)
@@ -261,10 +273,10 @@ def test_keys_prompts_and_answers_are_nowhere(house: House) -> None:
     assert holding(secrets) == []
     # And one that somebody wrote down would be: what is looked for is not spelt in a way that no disk has.
     fleet.kubectl("annotate", "tenants.shoal.dev", OTHER, f"written-down={house.every_key[-1]}", f"too={PROMPT}")
-    until(lambda: any("/etcd/" in path for path in holding(secrets)), 10)
+    until(lambda: any("/etcd/" in path for path in holding(secrets)), 60)
 
     metrics = 0
-    for pod in fleet.get("pods", "-A"):
+    for pod in filter(serves, fleet.get("pods", "-A")):  # others start or go, and may not answer
         name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
         for port in (names.OPS_PORT, names.AGENT_PORT):
             listed = [p["containerPort"] for c in containers(pod) for p in c.get("ports", [])]

@@ -10,7 +10,7 @@ from shoal.cli.demo.clusters import NAMESPACE
 from tests.e2e.conftest import Fleet
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
 
 def ask(fleet: Fleet) -> str:
@@ -28,6 +28,7 @@ def engine_pods(fleet: Fleet) -> set[str]:
 
 
 def test_upgrade_under_requests_then_uninstall_then_install_again(fleet: Fleet) -> None:
+    fleet.until_alone()
     engines = engine_pods(fleet)
     stop, wrong, answered = threading.Event(), list[str](), list[str]()
 
@@ -43,7 +44,7 @@ def test_upgrade_under_requests_then_uninstall_then_install_again(fleet: Fleet) 
     try:
         values = {"operator": {"logLevel": "debug"}, "gateway": {"logLevel": "debug", "replicas": 2}}
         steps.install(fleet, "simulator", steps.LAB_IMAGE, values)
-        fleet.kubectl("rollout", "status", "statefulset/shoal-gateway", "-n", NAMESPACE, "--timeout=90s", timeout=100)
+        fleet.kubectl("rollout", "status", "statefulset/shoal-gateway", "-n", NAMESPACE, "--timeout=240s", timeout=250)
     finally:
         stop.set()
         thread.join(60)
@@ -56,4 +57,11 @@ def test_upgrade_under_requests_then_uninstall_then_install_again(fleet: Fleet) 
     assert engine_pods(fleet) == engines
 
     steps.install(fleet, "simulator", steps.LAB_IMAGE)
-    until(lambda: bool(ask(fleet)), 30)
+
+    def answers() -> bool:
+        try:
+            return bool(ask(fleet))
+        except openai.APIError:
+            return False
+
+    until(answers, 60)

@@ -16,7 +16,7 @@ from tests.support.charts import rendered
 from tests.support.helperpods import helper_pod
 from tests.support.lab import apply, eventually, get
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
 SYSTEM = "shoal-system"
 CONFIG = Cache(enabled=True, size="64Mi")
@@ -59,8 +59,8 @@ def nodes(lab: api.Lab) -> Generator[api.Lab]:
         eventually(lambda name=name: lab.kubectl("get", "serviceaccount", "default", "-n", name), "the ServiceAccount")
     apply(lab, *objects, *hub_objects(), *shares, secret("team-a", slowhub.TOKEN), secret("team-b", "wrong"))
     try:
-        lab.kubectl("rollout", "status", "-n", SYSTEM, "daemonset/shoal-cache", "--timeout=90s", timeout=100)
-        lab.kubectl("wait", "-n", SYSTEM, "--for=condition=Ready", "pod/hub", "--timeout=60s", timeout=70)
+        lab.kubectl("rollout", "status", "-n", SYSTEM, "daemonset/shoal-cache", "--timeout=180s", timeout=190)
+        lab.kubectl("wait", "-n", SYSTEM, "--for=condition=Ready", "pod/hub", "--timeout=120s", timeout=130)
         yield lab
     finally:
         lab.kubectl("delete", "namespace", *(o["metadata"]["name"] for o in spaces), "--wait=false")
@@ -187,7 +187,8 @@ def test_a_cache_killed_in_the_middle_of_a_fetch_goes_on_with_it(nodes: api.Lab)
     size = slowhub.SIZE
     before = hub(nodes, "?pause=0.4")["sent"]
     apply(nodes, pod("team-a", "patient", "l4-2"))
-    eventually(lambda: hub(nodes)["sent"] - before > 0.4 * size, "a good part of the model")
+    eventually(lambda: hub(nodes)["sent"] - before > 0.4 * size, "a good part of the model", 120)
+    hub(nodes, "?pause=30")  # no more comes until it is killed
     victim = cache_pod(nodes, "l4-2")
     nodes.signal_container(f"{SYSTEM}/{victim}", signal.SIGKILL)
     at_kill = hub(nodes, "?pause=0")["sent"]
@@ -197,8 +198,10 @@ def test_a_cache_killed_in_the_middle_of_a_fetch_goes_on_with_it(nodes: api.Lab)
     assert sh(nodes, "team-a", "patient", f"stat -L -c %s {names.MODEL_PATH}/model.safetensors").strip() == str(
         len(slowhub.model_files(size)["model.safetensors"])
     )
-    status = get(nodes, "pod", "-n", SYSTEM, victim)["status"]["containerStatuses"][0]
-    assert status["restartCount"] >= 1
+    eventually(
+        lambda: get(nodes, "pod", "-n", SYSTEM, victim)["status"]["containerStatuses"][0]["restartCount"] >= 1,
+        "the report of the cache's second life",
+    )
     stage = get(nodes, "pod", "-n", "team-a", "patient")["status"]["initContainerStatuses"][1]
     assert stage["restartCount"] == 0, "the stage container waited for the cache"
     assert "stage.cache_retry" in nodes.kubectl("logs", "-n", "team-a", "patient", "-c", "stage")

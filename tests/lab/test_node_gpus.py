@@ -7,7 +7,7 @@ import pytest
 from shoal.lab import api
 from tests.support.lab import apply, eventually, get
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
 
 def pod(namespace: str, name: str, gpus: int, **spec: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from shoal.lab import api
 from tests.support.lab import make_lab
 from tests.support.podlife import Cluster, Node, Timeline, drain
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(int(os.environ.get("SHOAL_LIFECYCLE_TIMEOUT", "400")))]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(int(os.environ.get("SHOAL_LIFECYCLE_TIMEOUT", "1200")))]
 
 Scenario = Callable[[Cluster, str], Awaitable[None]]
 SCENARIOS: dict[str, Scenario] = {}
@@ -121,14 +121,14 @@ def service(name: str) -> dict[str, object]:
 # --- deletion: the hook ---------------------------------------------------------------------------------------------
 
 
-HOOK_BEGAN_SECONDS = 4
+HOOK_BEGAN_SECONDS = 8
 """After a deletion: a busy node hears of it late, and what happens during a hook must not happen before it. What
-a container tells of itself is read only at the end, so it cannot be waited for. The hooks last 12 s or more."""
+a container tells of itself is read only at the end, so it cannot be waited for. The hooks last 20 s or more."""
 
 
 @scenario
 async def hook_then_term(cluster: Cluster, name: str) -> None:
-    await delete_when_ready(cluster, cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(2))))
+    await delete_when_ready(cluster, cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(2)), grace=30))
 
 
 def test_hook_then_term(timeline: Timeline) -> None:
@@ -154,14 +154,14 @@ def test_no_single_containers_end_is_reported(timelines: dict[str, Timeline]) ->
 @scenario
 async def hook_longer_than_grace(cluster: Cluster, name: str) -> None:
     deaf = {"TERM_DELAY": 100}
-    pod = cluster.pod(name, [cluster.agent(deaf)], cluster.engine(deaf, drain(60)), grace=4)
+    pod = cluster.pod(name, [cluster.agent(deaf)], cluster.engine(deaf, drain(60)), grace=8)
     await delete_when_ready(cluster, pod)
 
 
 def test_hook_longer_than_grace(timeline: Timeline) -> None:
     begin = timeline.at("agent", "drain-begin")
     for container in ("engine", "agent"):
-        assert timeline.at(container, "SIGTERM") - begin >= 3.5
+        assert timeline.at(container, "SIGTERM") - begin >= 6.5  # of 8: the hook's call may be heard late
     timeline.never("agent", "drain-end")
     timeline.never("engine", "exit")  # it died of SIGKILL, and had at least two seconds before
     assert timeline.at("api", "DELETED") - timeline.at("engine", "SIGTERM") >= 1.9
@@ -215,31 +215,31 @@ def test_hook_is_refused(timeline: Timeline) -> None:
 
 @scenario
 async def hook_and_term_share_the_grace(cluster: Cluster, name: str) -> None:
-    engine = cluster.engine({"TERM_DELAY": 100}, drain(2))
-    await delete_when_ready(cluster, cluster.pod(name, [cluster.agent()], engine, grace=6))
+    engine = cluster.engine({"TERM_DELAY": 100}, drain(8))
+    await delete_when_ready(cluster, cluster.pod(name, [cluster.agent()], engine, grace=20))
 
 
 def test_hook_and_term_share_the_grace(timeline: Timeline) -> None:
     begin, term = timeline.at("agent", "drain-begin"), timeline.at("engine", "SIGTERM")
     killed = timeline.at("agent", "SIGTERM")  # the sidecar's turn comes when the engine is dead
-    assert killed - begin >= 5.5
-    assert killed - term < 6, f"the hook's two seconds must count:\n{timeline}"
+    assert killed - begin >= 18.5
+    assert killed - term < 20, f"the hook's eight seconds must count:\n{timeline}"
 
 
 @scenario
 async def deleted_with_shorter_grace(cluster: Cluster, name: str) -> None:
     pod = cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(30)), grace=60)
-    await delete_when_ready(cluster, pod, "--grace-period=3")
+    await delete_when_ready(cluster, pod, "--grace-period=6")
 
 
 def test_deleted_with_shorter_grace(timeline: Timeline) -> None:
-    assert timeline.at("engine", "SIGTERM") - timeline.at("agent", "drain-begin") >= 2.5
+    assert timeline.at("engine", "SIGTERM") - timeline.at("agent", "drain-begin") >= 4.5
     timeline.never("agent", "drain-end")
 
 
 @scenario
 async def second_delete_does_not_cut_the_hook(cluster: Cluster, name: str) -> None:
-    await cluster.create(cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(12)), grace=40))
+    await cluster.create(cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(20)), grace=60))
     await cluster.until(lambda: cluster.ready(name), "Ready")
     await cluster.delete(name)
     await asyncio.sleep(HOOK_BEGAN_SECONDS)
@@ -253,7 +253,7 @@ def test_second_delete_does_not_cut_the_hook(timeline: Timeline) -> None:
 
 @scenario
 async def sidecar_dies_during_the_hook(cluster: Cluster, name: str) -> None:
-    await cluster.create(cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(30)), grace=40))
+    await cluster.create(cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(40)), grace=60))
     await cluster.until(lambda: cluster.ready(name), "Ready")
     await cluster.delete(name)
     await asyncio.sleep(HOOK_BEGAN_SECONDS)
@@ -269,7 +269,7 @@ def test_sidecar_dies_during_the_hook(timeline: Timeline) -> None:
 
 @scenario
 async def engine_dies_during_its_hook(cluster: Cluster, name: str) -> None:
-    await cluster.create(cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(12)), grace=40))
+    await cluster.create(cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(20)), grace=60))
     await cluster.until(lambda: cluster.ready(name), "Ready")
     await cluster.delete(name)
     await asyncio.sleep(HOOK_BEGAN_SECONDS)
@@ -295,7 +295,7 @@ def test_sleep_hook(timeline: Timeline) -> None:
 async def exec_hook(cluster: Cluster, name: str) -> None:
     tell = "import urllib.request as u; u.urlopen('http://127.0.0.1:9000/drain?delay=1')"
     engine = cluster.engine(hook={"exec": {"command": ["python3", "-c", tell]}})
-    await delete_when_ready(cluster, cluster.pod(name, [cluster.agent()], engine))
+    await delete_when_ready(cluster, cluster.pod(name, [cluster.agent()], engine, grace=30))
 
 
 def test_exec_hook(timeline: Timeline) -> None:
@@ -332,8 +332,8 @@ def test_sidecar_with_hook(timeline: Timeline) -> None:
 
 @scenario
 async def sidecar_hook_is_longer(cluster: Cluster, name: str) -> None:
-    agent = cluster.agent(lifecycle={"preStop": drain(4)})
-    await delete_when_ready(cluster, cluster.pod(name, [agent], cluster.engine({"TERM_DELAY": 1}), grace=20))
+    agent = cluster.agent(lifecycle={"preStop": drain(10)})
+    await delete_when_ready(cluster, cluster.pod(name, [agent], cluster.engine({"TERM_DELAY": 1}), grace=40))
 
 
 def test_sidecar_hook_is_longer(timeline: Timeline) -> None:
@@ -343,7 +343,7 @@ def test_sidecar_hook_is_longer(timeline: Timeline) -> None:
 @scenario
 async def sidecars_end_in_reverse(cluster: Cluster, name: str) -> None:
     agents = [cluster.sidecar(f"s{number}", 9000 + number, {"TERM_DELAY": 1}) for number in (1, 2)]
-    await delete_when_ready(cluster, cluster.pod(name, agents, cluster.engine({"TERM_DELAY": 1})))
+    await delete_when_ready(cluster, cluster.pod(name, agents, cluster.engine({"TERM_DELAY": 1}), grace=30))
 
 
 def test_sidecars_end_in_reverse(timeline: Timeline) -> None:
@@ -352,13 +352,13 @@ def test_sidecars_end_in_reverse(timeline: Timeline) -> None:
 
 @scenario
 async def engine_uses_up_the_grace(cluster: Cluster, name: str) -> None:
-    pod = cluster.pod(name, [cluster.agent({"TERM_DELAY": 100})], cluster.engine({"TERM_DELAY": 100}), grace=4)
+    pod = cluster.pod(name, [cluster.agent({"TERM_DELAY": 100})], cluster.engine({"TERM_DELAY": 100}), grace=8)
     await delete_when_ready(cluster, pod)
 
 
 def test_engine_uses_up_the_grace(timeline: Timeline) -> None:
     """The sidecar has its two seconds nevertheless."""
-    assert timeline.at("agent", "SIGTERM") - timeline.at("engine", "SIGTERM") >= 3.5
+    assert timeline.at("agent", "SIGTERM") - timeline.at("engine", "SIGTERM") >= 6.5
     assert timeline.at("api", "DELETED") - timeline.at("agent", "SIGTERM") >= 1.9
     timeline.never("agent", "exit")
 
@@ -369,7 +369,7 @@ def test_engine_uses_up_the_grace(timeline: Timeline) -> None:
 @scenario
 async def slice_while_draining(cluster: Cluster, name: str) -> None:
     await cluster.create(service(name))
-    await cluster.create(cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(12)), grace=40))
+    await cluster.create(cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(20)), grace=60))
     await cluster.until(lambda: cluster.timelines[name].find("slice", "ready=1"), "endpoint ready")
     await cluster.delete(name)
     await asyncio.sleep(HOOK_BEGAN_SECONDS)
@@ -389,15 +389,15 @@ def test_slice_while_draining(timeline: Timeline) -> None:
 
 LIVE = {
     # The delay: on a busy machine the process may need more than two probes until it listens.
-    **{"httpGet": {"port": 8000, "path": "/ready"}, "initialDelaySeconds": 5},
+    **{"httpGet": {"port": 8000, "path": "/ready"}, "initialDelaySeconds": 15},
     **{"periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": 2},
 }
 
 
 @scenario
 async def liveness_stops_at_deletion(cluster: Cluster, name: str) -> None:
-    engine = cluster.engine(hook=drain(12), livenessProbe=LIVE)
-    await cluster.create(cluster.pod(name, [cluster.agent()], engine, grace=40))
+    engine = cluster.engine(hook=drain(20), livenessProbe=LIVE)
+    await cluster.create(cluster.pod(name, [cluster.agent()], engine, grace=60))
     await cluster.until(lambda: cluster.ready(name), "Ready")
     await cluster.delete(name)
     await cluster.until(lambda: "deletionTimestamp" in cluster.pods[name]["metadata"], "deletion")
@@ -412,8 +412,8 @@ def test_liveness_stops_at_deletion(timeline: Timeline) -> None:
 
 @scenario
 async def deletion_during_a_liveness_restart(cluster: Cluster, name: str) -> None:
-    engine = cluster.engine(hook=drain(3), livenessProbe=LIVE)
-    await cluster.create(cluster.pod(name, [cluster.agent()], engine, grace=40))
+    engine = cluster.engine(hook=drain(10), livenessProbe=LIVE)
+    await cluster.create(cluster.pod(name, [cluster.agent()], engine, grace=80))
     await cluster.until(lambda: cluster.ready(name), "Ready")
     await cluster.tell(name, 8000, "/set?ready=0")
     killing = "Killing: Container engine failed liveness probe, will be restarted"
@@ -507,7 +507,7 @@ def test_engine_crash_backs_off(timeline: Timeline) -> None:
 @scenario
 async def liveness_failure(cluster: Cluster, name: str) -> None:
     await cluster.create(
-        cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(1), livenessProbe=LIVE), grace=5)
+        cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(1), livenessProbe=LIVE), grace=30)
     )
     await cluster.until(lambda: cluster.ready(name), "Ready")
     await cluster.tell(name, 8000, "/set?ready=0")
@@ -528,7 +528,7 @@ def test_liveness_failure(timeline: Timeline) -> None:
 async def never_started_engine(cluster: Cluster, name: str) -> None:
     await cluster.create(cluster.pod(name, [cluster.agent({"LISTEN_AFTER": 100})], cluster.engine(hook=drain(20))))
     await cluster.until(lambda: cluster.status(name, "agent")["state"].get("running"), "agent runs")
-    await asyncio.sleep(1)
+    await asyncio.sleep(5)  # an interpreter that still starts ignores SIGTERM
     await cluster.delete(name)
     await cluster.gone(name)
 
@@ -604,7 +604,7 @@ def test_kubelet_restart_while_serving(timeline: Timeline) -> None:
 @alone
 async def kubelet_restart_during_the_hook(cluster: Cluster, name: str) -> None:
     assert cluster.node is not None
-    await cluster.create(cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(120)), grace=10))
+    await cluster.create(cluster.pod(name, [cluster.agent()], cluster.engine(hook=drain(120)), grace=25))
     await cluster.until(lambda: cluster.ready(name), "Ready")
     await cluster.delete(name)
     await asyncio.sleep(HOOK_BEGAN_SECONDS)
@@ -616,7 +616,7 @@ def test_kubelet_restart_during_the_hook(timeline: Timeline) -> None:
     """The hook's connection breaks, and no SIGTERM follows: it is called again, with all of the grace period."""
     first, second = timeline.at("agent", "drain-begin"), timeline.at("agent", "drain-begin", 1)
     assert first < timeline.at("agent", "drain-client-gone") <= second
-    assert timeline.at("engine", "SIGTERM") - second >= 9.5, str(timeline)
+    assert timeline.at("engine", "SIGTERM") - second >= 23, str(timeline)
     timeline.never("agent", "drain-end")
 
 

@@ -13,7 +13,7 @@ import pytest
 from shoal.lab import api
 from tests.support.lab import apply, eventually
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]
 
 SERVER = """
 import http.server, socketserver, threading
@@ -54,7 +54,7 @@ def server(lab: api.Lab, namespace: str) -> str:
         pod | {"spec": {"containers": [main], "terminationGracePeriodSeconds": 1}},
         service | {"spec": {"selector": {"app": "server"}, "ports": ports}},
     )
-    lab.kubectl("wait", "-n", namespace, "--for=condition=Ready", "pod/server", "--timeout=60s", timeout=70)
+    lab.kubectl("wait", "-n", namespace, "--for=condition=Ready", "pod/server", "--timeout=120s", timeout=130)
     return namespace
 
 
@@ -75,7 +75,7 @@ def forwarded(lab: api.Lab, namespace: str, target: str, port: int) -> Generator
     listener = threading.Thread(target=listen)
     listener.start()
     try:
-        eventually(lambda: said, f"port-forward to {target}", 30)
+        eventually(lambda: said, f"port-forward to {target}")
         match = re.match(r"Forwarding from 127.0.0.1:(\d+) -> ", said[0])
         assert match, said
         yield int(match[1]), said

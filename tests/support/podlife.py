@@ -125,7 +125,7 @@ class Cluster:
                 },
             }
         )
-        await self.kubectl("wait", "--for=condition=Ready", "pod/collector", "--timeout=60s")
+        await self.kubectl("wait", "--for=condition=Ready", "pod/collector", "--timeout=110s")
         self.collector = await self.kubectl("get", "pod", "collector", "-o", "jsonpath={.status.podIP}")
         for kind, hear in (("pods", self._on_pod), ("endpointslices", self._on_slice), ("events", self._on_event)):
             self._watches.append(asyncio.create_task(self._watch(kind, hear)))
@@ -206,7 +206,7 @@ class Cluster:
 
     # --- what scenarios do ------------------------------------------------------------------------------------------
 
-    async def until(self, probe: Callable[[], Any], what: str, seconds: float = 90) -> None:
+    async def until(self, probe: Callable[[], Any], what: str, seconds: float = 240) -> None:
         end = time.monotonic() + seconds
         while True:
             try:

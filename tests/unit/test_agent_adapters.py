@@ -425,6 +425,7 @@ async def test_pinned_adapters_are_never_evicted_and_what_has_no_place_is_told(p
     await pod.floor(*(each.model_copy(update={"pinned": True}) for each in (A, B, C)), D)
     async with gateway(pod) as stream:
         await until_state(stream, C, "loaded")
+        await until_state(stream, D, "failed")
         held = stream.state["adapters"]
         assert isinstance(held, dict)
         assert held[D.name] == {

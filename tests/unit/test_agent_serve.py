@@ -129,7 +129,7 @@ async def test_without_keys_the_agent_is_up_and_says_503(
         status, text = await pod.get("/v1/replica", "gateway-key")
         assert (status, json.loads(text)["error"]["message"]) == (503, "the agent has no keys yet")
         pod.keys.write_text(json.dumps(KEYS))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while (await pod.get("/v1/replica", "wrong"))[0] == 503:
                 await asyncio.sleep(0.01)
         async with pod.stream() as stream:

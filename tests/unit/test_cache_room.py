@@ -132,7 +132,7 @@ async def test_with_everything_in_use_the_pod_hears_why_there_is_no_room(root: P
 async def test_what_was_just_used_is_waited_for(root: Path, shop: Shop) -> None:
     # The agent of a pod that has just started may not have said yet that it uses the model.
     one = model_bytes(shop)
-    async with running(root, shop, "a", size=int(1.5 * one), grace=1.5) as cache:
+    async with running(root, shop, "a", size=int(1.5 * one), grace=3.0) as cache:
         await cache.fetch("a", uri(0))
         second = asyncio.create_task(cache.fetch("a", uri(1)))
         await asyncio.sleep(0.5)

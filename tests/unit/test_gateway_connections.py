@@ -94,7 +94,7 @@ async def test_http_1_0_gets_its_answer_and_a_close(tmp_path: Path):
 
 
 async def test_each_request_has_its_own_deadline_though_they_share_a_timer():
-    deadlines = Deadlines(0.2)
+    deadlines = Deadlines(1.0)
     never = asyncio.Event()
     ended: list[str] = []
 

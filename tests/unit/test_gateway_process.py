@@ -63,13 +63,13 @@ async def test_from_nothing_to_an_answer_and_on_without_the_api_server(tmp_path:
 
         # 4. a suspended tenant is refused at once
         await server.change("tenants", {**acme, "spec": {**acme["spec"], "suspended": True}})
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while (await ask(session, process)).status != 403:
                 await asyncio.sleep(0.02)
         await server.change("tenants", acme)
 
         # 5. the API server goes: serving goes on
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while (await ask(session, process)).status != 200:
                 await asyncio.sleep(0.02)
         await server.down()

@@ -400,7 +400,7 @@ async def test_spreads_over_replicas_by_what_is_in_flight(tmp_path: Path):
     engines = [ScriptedEngine(wait), ScriptedEngine(wait), ScriptedEngine(wait)]
     async with gateway(tmp_path, *engines) as it:
         posts = [asyncio.create_task(it.post(CHAT)) for _ in range(9)]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while sum(len(e.requests) for e in engines) < 9:
                 await asyncio.sleep(0.01)
         release.set()
@@ -654,16 +654,21 @@ async def test_a_client_that_leaves_ends_the_engines_work(tmp_path: Path, stream
         await request.gone.wait()
         aborted.set()
 
-    async with gateway(tmp_path, ScriptedEngine(endless)) as it:
+    engine = ScriptedEngine(endless)
+    async with gateway(tmp_path, engine) as it:
         if stream:
             response = await it.post({**CHAT, "stream": True})
             await response.content.readline()
             response.close()
         else:
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.2):
-                    await it.post(CHAT)
-        async with asyncio.timeout(5):
+            asked = asyncio.create_task(it.post(CHAT))
+            async with asyncio.timeout(20):
+                while not engine.requests:
+                    await asyncio.sleep(0.01)
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+        async with asyncio.timeout(20):
             await aborted.wait()
         (record,) = await it.records()
         assert record.data.outcome == "cancelled"
@@ -699,10 +704,10 @@ async def test_a_request_has_a_deadline(tmp_path: Path, stream: bool):
             await request.chunk(request.delta("x", 1))
         await request.gone.wait()
 
-    async with gateway(tmp_path, ScriptedEngine(slow), request_seconds=0.3) as it:
+    async with gateway(tmp_path, ScriptedEngine(slow), request_seconds=1.5) as it:
         response = await it.post({**CHAT, "stream": stream})
         text = await response.read()
-        assert b"took longer than 0.3 s" in text
+        assert b"took longer than 1.5 s" in text
         assert response.status == (200 if stream else 504)
         assert (await it.records())[0].data.outcome == "failed"
 
@@ -720,9 +725,10 @@ async def test_checkpoints_while_it_streams(tmp_path: Path):
     async with gateway(tmp_path, ScriptedEngine(slow)) as it:
         response = await it.post({**CHAT, "stream": True})
         await response.read()
-        (record,) = await it.records("checkpoint")
+        found = {record.id.rpartition(":")[2]: record for record in await it.records("checkpoint")}
+        record = found["1"]  # where chunks come slowly there may be another
         assert record.id.endswith(":checkpoint:1")
-        assert 5 <= (record.data.output_tokens or 0) <= 13
+        assert 1 <= (record.data.output_tokens or 0) <= 13
         assert record.data.outcome is None
 
 

@@ -15,7 +15,7 @@ from tests.support.scripted_engine import EngineRequest, ScriptedEngine
 
 async def refused(process: Process, port: int) -> None:
     """Waits until the gateway takes no more connections."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             try:
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -51,7 +51,7 @@ async def test_a_stop_finishes_streams_and_takes_no_more(tmp_path: Path):
 
 async def test_until_it_is_out_of_the_endpoints_a_stopping_gateway_serves_and_sends_connections_away(tmp_path: Path):
     async with (
-        serving(tmp_path, ScriptedEngine(), settle_seconds=4.0) as process,
+        serving(tmp_path, ScriptedEngine(), settle_seconds=8.0) as process,
         aiohttp.ClientSession() as session,
         aiohttp.ClientSession() as newcomer,
     ):

@@ -152,7 +152,7 @@ async def test_a_wait_for_a_replica_is_a_span_with_its_reason(tmp_path, monkeypa
     assert hold.ended <= call.began
     held = of_server(collector)["shoal.hold.seconds"]
     assert isinstance(held, float)
-    assert held == pytest.approx((hold.ended - hold.began) / 1e9, abs=0.1)
+    assert held == pytest.approx((hold.ended - hold.began) / 1e9, abs=1.0)
 
 
 async def test_each_try_is_a_call_and_a_lost_one_says_why(tmp_path, monkeypatch):

@@ -33,7 +33,7 @@ class Secrets:
 async def made_by(server: Secrets) -> InstallKeySource:
     source = InstallKeySource(server, "shoal-system")  # type: ignore[arg-type]
     task = asyncio.create_task(source.run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while source.keys is None:
             await asyncio.sleep(0.01)
     task.cancel()

@@ -80,11 +80,11 @@ class Worker:
 
 
 def elector(view: View, identity: str) -> Elector:
-    return Elector(view, "ns", "lease", identity, duration=0.6, deadline=0.4, period=0.05)  # type: ignore[arg-type]
+    return Elector(view, "ns", "lease", identity, duration=1.5, deadline=1.0, period=0.05)  # type: ignore[arg-type]
 
 
 async def until(holds: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not holds():
             await asyncio.sleep(0.01)
 
@@ -99,7 +99,7 @@ async def test_only_one_leads_and_the_other_follows_when_it_ends_cleanly(api: Le
     first = asyncio.create_task(elector(View(api), "one").run(one.lead))
     await until(lambda: one.running)
     second = asyncio.create_task(elector(View(api), "two").run(two.lead))
-    await asyncio.sleep(1.0)  # longer than the lease: it is renewed
+    await asyncio.sleep(2.0)  # longer than the lease: it is renewed
     assert one.running
     assert not two.running
     first.cancel()
@@ -185,7 +185,7 @@ async def test_a_leader_that_was_stopped_is_not_certain_before_anything_of_it_ha
         return time.monotonic() + stopped
 
     worker = Worker()
-    one = Elector(cast("Client", View(api)), "ns", "lease", "one", duration=0.6, deadline=0.4, period=0.05, clock=clock)
+    one = Elector(cast("Client", View(api)), "ns", "lease", "one", duration=1.5, deadline=1.0, period=0.05, clock=clock)
     assert not one.certain
     task = asyncio.create_task(one.run(worker.lead))
     await until(lambda: worker.running)

@@ -22,7 +22,7 @@ async def working(queue: WorkQueue, handle: Handler) -> AsyncGenerator[None]:
 
 
 async def until(holds: object) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not holds():  # type: ignore[operator]
             await asyncio.sleep(0.01)
 

@@ -13,7 +13,7 @@ async def written(path: Path, *chunks: bytes) -> None:
         os.write(writer.output, chunk)
         await asyncio.sleep(0)
     writer.started()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await writer.closed.wait()
 
 
@@ -51,7 +51,7 @@ async def test_following_ends_with_the_container(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(b"2026-01-01T00:00:00Z stdout F late\n")
     ended.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await task
     assert b"".join(parts) == b"early\nlate\n"
 

@@ -29,7 +29,7 @@ async def planning(planner: Planner) -> AsyncGenerator[None]:
     planner.wanted = asks
     task = asyncio.create_task(planner.run())
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await asked.wait()
         yield
     finally:
@@ -38,7 +38,7 @@ async def planning(planner: Planner) -> AsyncGenerator[None]:
 
 
 async def until_planned(planner: Planner) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while planner.latest(UID) is None:
             await asyncio.sleep(0)
 
@@ -82,7 +82,7 @@ async def test_a_model_that_goes_while_a_plan_is_made_is_not_remembered() -> Non
     async with planning(plane.planner):
         ended.clear()
         plane.planner.leave(UID)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await ended.wait()
         assert plane.planner.latest(UID) is None
         assert plane.planner.considered(UID) is None

@@ -31,7 +31,7 @@ FULL = TenantLogging(mode="Full", retention_days=30)
 
 
 def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)

@@ -125,7 +125,7 @@ async def test_what_the_client_is_told(tmp_path: Path, monkeypatch: pytest.Monke
             else:
                 assert response.status == 200
         full = False
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while it.spool.error is not None:
                 await asyncio.sleep(0.02)
         assert (await it.post(CHAT)).status == 200

@@ -101,7 +101,7 @@ async def test_what_waits_is_sent_at_the_end(monkeypatch):
 
 async def test_a_collector_that_hangs_does_not_hold_up_the_end(monkeypatch):
     async with collecting() as collector:
-        for name, value in {**environment_of(collector), "OTEL_EXPORTER_OTLP_TIMEOUT": "2"}.items():
+        for name, value in {**environment_of(collector), "OTEL_EXPORTER_OTLP_TIMEOUT": "10"}.items():
             monkeypatch.setenv(name, value)
         collector.gate.clear()
         tracing = from_environment("shoal-gateway", CollectorRegistry())
@@ -110,7 +110,7 @@ async def test_a_collector_that_hangs_does_not_hold_up_the_end(monkeypatch):
         began = time.monotonic()
         with capture_logs() as logs:
             await close(tracing, seconds=0.2)
-        assert time.monotonic() - began < 1.9  # the export itself would take two seconds
+        assert time.monotonic() - began < 8  # the export itself would take ten seconds
         assert any("the last traces were not taken in time" in entry["event"] for entry in logs)
 
 
