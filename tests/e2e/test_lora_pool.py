@@ -16,7 +16,7 @@ from shoal.sim.signatures import signatures_in
 from tests.e2e.conftest import Fleet
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
 
 KEY = "sk-lora-pool-tests"
 GROUP = "shoal.dev/v1alpha1"
@@ -36,6 +36,7 @@ def pool(**spec: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module", autouse=True)
 def tuned(fleet: Fleet) -> Generator[None]:
     """A base on two replicas, a pool with two adapters, and a tenant that may use all of it."""
+    fleet.until_alone()  # else a class that gets free meanwhile draws the replicas to it
     fleet.apply(pool(slotsPerReplica=4, cachedPerReplica=8))
     fleet.make_model("tuned", scaling={"minReplicas": 2, "maxReplicas": 2}, drainSeconds=60)
     tenant = own(
@@ -191,7 +192,7 @@ def test_a_pool_that_goes_takes_its_adapters_out_and_brings_them_back(fleet: Fle
     with asking(fleet, "demo/tuned") as base:
         fleet.kubectl("delete", "lorapools.shoal.dev", "tuned", "-n", "demo")
         # Never the base in its place, from the moment on that the gateway has heard of it.
-        until(lambda: status("counsel") >= 400, 30)
+        until(lambda: status("counsel") >= 400, 60)
         until(
             lambda: conditions(fleet, "loraadapters", "counsel").get("Ready", {}).get("reason") == "PoolNotFound",
             60,

@@ -173,11 +173,11 @@ async def test_the_gateways_own_limit_bounds_what_a_model_allows(tmp_path: Path)
 
 
 async def test_time_that_was_waited_is_not_taken_from_the_request(tmp_path: Path):
-    async with gateway(tmp_path, ScriptedEngine(), request_seconds=0.5) as it:
+    async with gateway(tmp_path, ScriptedEngine(), request_seconds=1.0) as it:
         asleep(it)
         post = asyncio.create_task(it.post(CHAT))
         await until_held(it, 1)
-        await asyncio.sleep(0.8)
+        await asyncio.sleep(1.3)
         wake(it)
         assert (await post).status == 200
 
@@ -217,7 +217,7 @@ async def test_after_comments_a_refusal_is_an_event(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(waiting, "COMMENT_SECONDS", 0.05)
     async with gateway(tmp_path, ScriptedEngine()) as it:
         asleep(it)
-        it.model(limits=Limits(timeout_seconds=0.2), cold_start_seconds=20.0)
+        it.model(limits=Limits(timeout_seconds=1.0), cold_start_seconds=20.0)
         response = await it.post(STREAM)
         assert response.status == 200
         (event,) = [json.loads(line) async for line in lines(response)]
@@ -515,7 +515,7 @@ async def test_after_a_bad_time_all_that_waits_goes_on_quickly(tmp_path: Path):
         engine.behave = serve_normally
         began = time.monotonic()
         assert {(await post).status for post in posts} == {200}
-        assert time.monotonic() - began < 20  # at one a second it would be a minute
+        assert time.monotonic() - began < 45  # at one a second it would be a minute
 
 
 async def test_a_request_that_loses_one_engine_after_another_does_not_get_all_of_them(tmp_path: Path):
@@ -567,7 +567,7 @@ async def test_a_client_that_never_reads_holds_up_nobody(tmp_path: Path):
         )
         await reader.readline()
         writer.transport.pause_reading()  # type: ignore[attr-defined]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 assert (await it.post(CHAT)).status == 200
                 it.server.sweep()

@@ -411,10 +411,10 @@ async def test_a_request_takes_no_longer_than_its_model_allows(tmp_path: Path):
             await serve_normally(request)
 
     async with gateway(tmp_path, ScriptedEngine(slow), request_seconds=60) as it:
-        it.model(request_seconds=0.2)
+        it.model(request_seconds=1.5)
         response = await it.post({"model": "llama", "messages": []})
         assert response.status == 504
-        assert (await response.json())["error"]["message"] == "The request took longer than 0.2 s."
+        assert (await response.json())["error"]["message"] == "The request took longer than 1.5 s."
         await served(it)
         it.model(request_seconds=300.0)
         assert it.app.deadlines_of(it.models[MODEL.key]) is it.app.deadlines
@@ -447,7 +447,7 @@ async def test_who_waits_is_refused_when_the_right_to_ask_is_taken_back(
         assert it.app.holds.waiting == 1  # somebody else's change is nothing to it
         it.tenants["acme"] = tenant(**change)
         it.changed()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             answer = await asked
         assert answer.status == status
         assert (await answer.json())["error"]["code"] == code
