@@ -1,5 +1,6 @@
 """In which order KEDA is told what, and what it is answered meanwhile."""
 
+import hashlib
 from typing import Any, cast
 
 import pytest
@@ -17,10 +18,12 @@ from shoal.kube.client import Client
 from shoal.kube.errors import Invalid, KubeError, NotFound, UnknownField, from_status
 from shoal.kube.events import Recorder
 from shoal.kube.resources import Resource
+from shoal.manifests.keda import spelled
 from tests.support.operators import CONFIG, model
 from tests.unit.test_scale_writes import UID, deployment
 
 KEY = ("ns", "chat-l4")
+ADDRESS = "shoal-scaler.shoal-system.svc:9666"
 
 
 class Server:
@@ -163,7 +166,8 @@ async def test_keda_is_given_the_ca_and_trusts_a_public_one_without() -> None:
     assert found == [{"parameter": "caCert", "name": "chat-scaler", "key": "ca.crt"}]
     trigger = scaled["spec"]["triggers"][0]
     assert trigger["authenticationRef"] == {"name": "chat-scaler"}
-    assert trigger["metadata"] == {"scalerAddress": "shoal-scaler.shoal-system.svc:9666", "enableTLS": "true"}
+    said = {"scalerAddress": ADDRESS, "enableTLS": "true"}
+    assert trigger["metadata"] == said | {"caSHA256": hashlib.sha256(b"PEM").hexdigest()[:16]}
     public = Rig(1, tls=True)
     public.driver.ca = lambda: ""
     await public.driver.prepare(public.model)
@@ -171,12 +175,65 @@ async def test_keda_is_given_the_ca_and_trusts_a_public_one_without() -> None:
     assert [kind for kind, _, _ in public.server.applied] == ["ScaledObject"]
 
 
-async def test_a_renewed_ca_reaches_keda() -> None:
+async def test_a_renewed_ca_reaches_keda_and_the_streams_that_it_has_open() -> None:
     rig = Rig(1, tls=True)
     for ca in ("one", "one", "two"):
         rig.driver.ca = lambda ca=ca: ca
         await rig.driver.prepare(rig.model)
-    assert [obj["data"]["ca.crt"] for kind, obj, _ in rig.server.applied if kind == "ConfigMap"] == ["one", "two"]
+        await rig.scale(1)
+    written = [(kind, obj) for kind, obj, _ in rig.server.applied if kind != "TriggerAuthentication"]
+    assert [kind for kind, _ in written] == ["ConfigMap", "ScaledObject"] * 2, "first the CA: KEDA looks for it at once"
+    assert [obj["data"]["ca.crt"] for kind, obj in written if kind == "ConfigMap"] == ["one", "two"]
+    first, second = (obj["spec"]["triggers"] for kind, obj in written if kind == "ScaledObject")
+    assert first != second, "KEDA opens its streams anew only for another spec"
+    assert "two" not in str(second)
+
+
+async def test_keda_that_hangs_in_a_connection_is_led_out_of_it_once() -> None:
+    """The leader's node vanished: nothing ends KEDA's question to it, and the next leader is not asked."""
+    rig, now = Rig(1), [0.0]
+    rig.driver.book.clock = lambda: now[0]
+    woken: list[str] = []
+    rig.driver.wake = woken.append
+
+    async def look(*times: float) -> list[str]:
+        """Where the ScaledObject says that the operator is, each time that it was written."""
+        for at in times:
+            now[0] = at
+            rig.driver.conditions.sweep()
+            await rig.scale(1)
+        objects = [obj for kind, obj, _ in rig.server.applied if kind == "ScaledObject"]
+        return [obj["spec"]["triggers"][0]["metadata"]["scalerAddress"] for obj in objects]
+
+    await rig.scale(1)
+    assert await look(0, 44) == [ADDRESS]
+    woken.clear()
+    now[0] = 50
+    rig.driver.conditions.sweep()
+    assert woken == [UID]
+    # KEDA keeps a connection for each way of writing an address. Where it is away, no more is written.
+    assert await look(51, 55, 300) == [ADDRESS, f"dns:///{ADDRESS}"]
+    rig.driver.book.asked(*KEY)
+    assert len(await look(301)) == 2
+    assert (await look(350))[2:] == [ADDRESS]
+
+
+async def test_keda_that_is_paused_is_not_called() -> None:
+    rig, now = Rig(1), [0.0]
+    rig.driver.book.clock = lambda: now[0]
+    await rig.scale(1)
+    _, applied, _ = rig.server.applied[0]
+    paused = {"annotations": {"autoscaling.keda.sh/paused": "true"}, "resourceVersion": "9", "generation": 1}
+    rig.world.scaled_objects.upsert(applied | {"metadata": applied["metadata"] | paused | {"uid": "uid-ScaledObject"}})
+    for at in (0.0, 100.0, 200.0):
+        now[0] = at
+        rig.driver.conditions.sweep()
+        await rig.scale(1)
+    assert len(rig.server.applied) == 1
+
+
+def test_an_address_with_a_resolver_of_its_own_is_left_as_it_is() -> None:
+    assert [spelled("dns:///scaler.example:443", turn) for turn in (0, 1)] == ["dns:///scaler.example:443"] * 2
 
 
 async def test_what_keda_was_given_is_taken_away_once_no_scaled_object_refers_to_it() -> None:

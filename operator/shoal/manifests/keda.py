@@ -1,5 +1,6 @@
 """What KEDA is given for a Model: a ScaledObject per variant, and how it knows the operator's certificate."""
 
+import hashlib
 from typing import Final
 
 from shoal.api import names
@@ -14,6 +15,10 @@ FRESH_SECONDS: Final = 300
 """initialCooldownPeriod: KEDA takes a ScaledObject that was never active for idle, and would go to zero at its first
 look."""
 CA_KEY: Final = "ca.crt"
+CA_DIGEST: Final = "caSHA256"
+"""In the trigger's metadata, which KEDA hands through: with another CA the ScaledObject is another one, and only then
+does KEDA open its streams anew. Without it the CA that they began with stays, and no push arrives after their
+connection."""
 
 
 def address(config: KEDA, namespace: str) -> str:
@@ -21,21 +26,28 @@ def address(config: KEDA, namespace: str) -> str:
     return config.address or f"{names.SCALER_SERVICE}.{namespace}.svc:{names.SCALER_PORT}"
 
 
+def spelled(address: str, turn: int) -> str:
+    """The same address in two ways, by turns: without and with the name of gRPC's own resolver. KEDA has a connection
+    for each way of writing it, so that the other one leads out of a connection that hangs."""
+    return f"dns:///{address}" if turn % 2 and not address.startswith(("dns:", "unix:", "passthrough:")) else address
+
+
 def scaled_object(
-    model: Model, gpu_class: str, limits: Bounds, config: KEDA, namespace: str, *, own_ca: bool
+    model: Model, gpu_class: str, limits: Bounds, config: KEDA, namespace: str, *, ca: str | None, turn: int = 0
 ) -> JsonObject:
-    """Of one variant, named as its Deployment. `own_ca`: KEDA has to be told whom to trust, by `authentication`.
+    """Of one variant, named as its Deployment. `ca`: PEM of the CA that KEDA has to trust, by `authentication`; "": one
+    that it trusts already; None: its own, which is not known here. `turn`: how often KEDA was led out of a connection.
 
     No fallback: an error makes KEDA and the HPA keep what there is, and a fallback would wake what stands at zero. No
     cooldown, stabilisation or limit of steps: the number that is answered has all of that behind it.
     """
     name = children.deployment(model.metadata.name, gpu_class)
     rules: JsonObject = {"stabilizationWindowSeconds": 0, "selectPolicy": "Max", "tolerance": "0"}
-    trigger: JsonObject = {
-        "type": "external-push",
-        "metadata": {"scalerAddress": address(config, namespace)} | ({"enableTLS": "true"} if config.tls else {}),
-    }
-    if own_ca:
+    said = {"scalerAddress": spelled(address(config, namespace), turn)} | ({"enableTLS": "true"} if config.tls else {})
+    if ca:
+        said[CA_DIGEST] = hashlib.sha256(ca.encode()).hexdigest()[:16]
+    trigger: JsonObject = {"type": "external-push", "metadata": said}
+    if ca != "":
         trigger["authenticationRef"] = {"name": children.scaler_auth(model.metadata.name)}
     return {
         "apiVersion": "keda.sh/v1alpha1",

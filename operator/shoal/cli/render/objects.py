@@ -72,7 +72,7 @@ def _for_keda(model: Model, report: ModelReport, config: OperatorConfig, shoal_n
     most = ceilings(policy(model).maximum, {name: limits.get(name) for name in planned})
     for name, replicas in planned.items():
         within = bounds(replicas, floor=least[name], ceiling=most[name], standing=0, exact=True)
-        yield keda.scaled_object(model, name, within, settings, shoal_namespace, own_ca=settings.tls)
+        yield keda.scaled_object(model, name, within, settings, shoal_namespace, ca=None if settings.tls else "")
 
 
 def with_uid(model: Model) -> Model:

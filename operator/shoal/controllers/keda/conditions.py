@@ -1,7 +1,9 @@
 """What is told of Models whose replicas KEDA writes."""
 
 import asyncio
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from shoal.api.decisions import DrivenVariant, DriverFigures
@@ -14,6 +16,19 @@ from shoal.core.keda import judge
 
 SWEEP_SECONDS: Final = 5.0
 """How often it is looked who has fallen silent."""
+TURN_SECONDS: Final = 60.0
+"""From one time that KEDA is led out of a connection to the next, for one ScaledObject."""
+
+
+@dataclass(slots=True)
+class _Ways:
+    """Out of connections, of one ScaledObject."""
+
+    turns: int = 0
+    last: float = -math.inf
+    """When, on the book's clock."""
+    tried: bool = False
+    """In this silence."""
 
 
 class Conditions:
@@ -26,10 +41,12 @@ class Conditions:
         """Why this operator cannot answer KEDA, with what to do."""
         self._problem: str | None = None
         self._silent: dict[Key, bool | None] = {}
+        self._ways: dict[Key, _Ways] = {}
 
     def begin(self) -> None:
         """A new term."""
         self._silent.clear()
+        self._ways.clear()
 
     def finding(self, model: Model) -> Finding | None:
         """The condition ScalingActive; None: there is nothing to say."""
@@ -38,6 +55,12 @@ class Conditions:
     def refused(self, model: Model) -> bool:
         """A ScaledObject was not taken, and it has to be looked again whether it is."""
         return self._observer.is_refused(model.metadata.uid)
+
+    def turn(self, key: Key) -> int:
+        """How often KEDA was led out of a connection in which it had fallen silent. It sets its questions no deadline:
+        after a leader whose node vanished it waits in the old one for as long as TCP does, a quarter of an hour."""
+        ways = self._ways.get(key)
+        return 0 if ways is None else ways.turns
 
     def told(self, model: Model) -> DriverFigures | None:
         """The same with the numbers, for who asks why."""
@@ -79,14 +102,29 @@ class Conditions:
         if self._problem != (problem := self.problem()):
             self._problem = problem
             self.wake_all()
+        before, self._silent = self._silent, {}
         for child in list(self._world.scaled_objects.values()):
             key = (child.namespace, child.name)
-            silent = self._observer.silent(key)
+            silent = self._silent[key] = self._observer.silent(key)
             if silent:
                 self._book.silence(key)
-            if silent != self._silent.get(key):
-                self._silent[key] = silent
+            scaled = child.scaled
+            asks_nobody = scaled is None or scaled.deleting or scaled.paused_by is not None
+            if self._leads_out(key, bool(silent) and not asks_nobody) or silent != before.get(key):
                 self._wake(child.model_uid)
+        self._ways = {key: ways for key, ways in self._ways.items() if key in self._silent}
+
+    def _leads_out(self, key: Key, silent: bool) -> bool:
+        """Whether to lead KEDA out now: once in each silence, since where KEDA is away it does not help."""
+        ways = self._ways.setdefault(key, _Ways())
+        if not silent:
+            ways.tried = False
+            return False
+        now = self._book.clock()
+        if ways.tried or now - ways.last < TURN_SECONDS:
+            return False
+        ways.turns, ways.last, ways.tried = ways.turns + 1, now, True
+        return True
 
     def wake_all(self) -> None:
         """Every Model whose replicas KEDA writes."""

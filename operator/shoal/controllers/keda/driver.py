@@ -189,7 +189,10 @@ class Driver:
             standing=found.replicas,
             exact=hpa is not None and hpa.exact,
         )
-        wanted = manifests.scaled_object(model, found.gpu_class, limits, config, self._world.namespace, own_ca=bool(ca))
+        turn = self.conditions.turn(key)
+        wanted = manifests.scaled_object(
+            model, found.gpu_class, limits, config, self._world.namespace, ca=ca, turn=turn
+        )
         wanted["metadata"]["name"] = wanted["spec"]["scaleTargetRef"]["name"] = found.name
         try:
             await self._children.ensure(SCALEDOBJECTS, self._world.scaled_objects, model, wanted)
