@@ -1,13 +1,15 @@
 """A Model whose driver is KEDA in a cluster that has none, until somebody installs it."""
 
 from collections.abc import Generator
+from pathlib import Path
 
 import openai
 import pytest
 
 from shoal.lab.addons import keda
-from tests.support.keda import DRIVEN, NODES, KEDAFleet, prepare
+from tests.support.keda import DRIVEN, NODES, KEDAFleet, prepare, stays, uninstall
 from tests.support.lab import make_lab
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.lab, pytest.mark.keda, pytest.mark.timeout(600)]
 
@@ -37,6 +39,22 @@ def test_a_model_says_that_keda_is_missing_and_serves_once_it_is_installed(bare:
 
     bare.active("early", "DrivenByKEDA", within=180)
     assert bare.ask("early")
+
+
+def test_keda_is_uninstalled_under_load_and_the_replicas_stay(bare: KEDAFleet, tmp_path: Path) -> None:
+    bare.make_model("removed", scaling=DRIVEN | {"minReplicas": 2, "maxReplicas": 2})
+    bare.active("removed", "DrivenByKEDA", within=180)
+    until(lambda: bare.model("removed")["status"]["replicas"]["ready"] == 2, 180, lambda: bare.told("removed"))
+    with bare.asked("removed", 4) as crowd, bare.history(tmp_path) as history:
+        uninstall(bare)
+        bare.active("removed", "KEDANotInstalled", within=120)
+        stays(lambda: bare.replicas("removed"), 2, 15)
+        keda.install(bare.lab, keda.find_or_build(print), print)
+        bare.active("removed", "DrivenByKEDA", within=180)
+        assert history.of(bare.deployment("removed")) == [2]
+    assert crowd.answers
+    assert not crowd.problems
+    bare.delete_model("removed")
 
 
 def test_a_model_without_keda_goes_back_to_shoals_own_driver_at_once(bare: KEDAFleet) -> None:

@@ -1,14 +1,17 @@
 """The plain ScaledObjects of policies/keda on the real KEDA and the real Prometheus, as they stand: only the names of
 what they scale, and the time until zero, are the test's."""
 
+import json
 import threading
 from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import yaml
 
+from shoal.cli.demo.clusters import NAMESPACE
 from tests.support.keda import SMALL, SPACE, KEDAFleet, stays
 from tests.support.waiting import until
 
@@ -80,6 +83,41 @@ def test_a_model_scales_by_prometheus_alone_and_its_silence_takes_no_replica(
         finally:
             fleet.lab.start("prometheus")
         assert 0 not in history.of(fleet.deployment(MODEL))
+    fleet.until_replicas(MODEL, 0, within=180)
+
+
+@contextmanager
+def unscraped(fleet: KEDAFleet) -> Generator[None]:
+    """Prometheus runs and answers, and has nothing of gateways and engines: their monitors select nobody."""
+    kinds = ("servicemonitors.monitoring.coreos.com", "podmonitors.monitoring.coreos.com")
+    monitors = [(kind, m["metadata"]["name"]) for kind in kinds for m in fleet.get(kind, "-n", NAMESPACE)]
+    assert monitors
+
+    def select(value: str | None) -> None:
+        patch = json.dumps({"spec": {"selector": {"matchLabels": {"scraped": value}}}})
+        for kind, name in monitors:
+            fleet.kubectl("patch", kind, name, "-n", NAMESPACE, "--type=merge", "-p", patch)
+
+    select("no")
+    try:
+        yield
+    finally:
+        select(None)
+
+
+def test_a_prometheus_that_answers_and_has_nothing_takes_no_replica(
+    fleet: KEDAFleet, policy: str, tmp_path: Path
+) -> None:
+    """What `ignoreNullValues: "false"` is for: with KEDA's default, no answer would be "idle" for both triggers."""
+    with fleet.asked(MODEL, 4) as crowd:
+        until(lambda: fleet.replicas(MODEL) >= 1, 120, lambda: fleet.told(MODEL))
+        with fleet.history(tmp_path) as history:
+            with unscraped(fleet):
+                until(lambda: condition(fleet, policy, "Ready")["status"] != "True", 60, lambda: fleet.told(MODEL))
+                stays(lambda: fleet.replicas(MODEL) >= 1, True, IDLE_SECONDS * 2)
+            until(lambda: condition(fleet, policy, "Ready")["status"] == "True", 60, lambda: fleet.told(MODEL))
+            assert 0 not in history.of(fleet.deployment(MODEL))
+    assert not crowd.problems
     fleet.until_replicas(MODEL, 0, within=180)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import subprocess
 import threading
 import time
 from collections.abc import Generator, Mapping
@@ -11,11 +12,14 @@ from typing import Any, Final
 
 import openai
 
+from shoal.api import names
 from shoal.api.keys import hash_api_key
 from shoal.cli.demo import steps
 from shoal.cli.demo.clusters import NAMESPACE
 from shoal.cli.demo.crowd import Crowd
 from shoal.lab.addons import keda
+from shoal.lab.errors import LabError
+from shoal.lab.gobuild import MANIFESTS
 from tests.e2e.conftest import Fleet
 from tests.support.waiting import until
 from tests.support.watching import Recorder
@@ -40,9 +44,17 @@ SMALL: Final = {"extraArgs": ["--max-running-requests=2"]}
 """`spec.engine`: a few clients are a queue."""
 MODELS: Final = (
     "woken", "crowded", "shown", "switched", "stuck", "lonely", "blind", "touched", "shared", "taken", "led",
-    "orphaned", "copied", "measured", "pushed", "early",
+    "orphaned", "copied", "measured", "pushed", "early", "removed", "renewed", "vanished",
+    "pictured",
 )  # fmt: skip
 """What the tenant of these tests may ask."""
+CUT: Final = """
+table inet vanished {
+  chain in { type filter hook input priority 0; iif != "lo" drop; }
+  chain out { type filter hook output priority 0; oif != "lo" drop; }
+}
+"""
+"""For nft: nothing comes in or goes out, the end of a connection neither."""
 DEPLOYMENTS: Final = {"deployments": f"/apis/apps/v1/namespaces/{SPACE}/deployments"}
 
 
@@ -98,6 +110,29 @@ class KEDAFleet(Fleet):
     def _pods_of(self, workload: str) -> list[str]:
         pods = self.get("pods", "-n", keda.NAMESPACE)
         return [p["metadata"]["name"] for p in pods if p["metadata"]["name"].startswith(f"{workload}-")]
+
+    # --- Shoal's operators --------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def vanished(self, pod: str) -> Generator[None]:
+        """The node of one of Shoal's pods has lost its power, as far as the others can tell. Afterwards there is
+        another pod in its place."""
+        target = str(self.lab.first_process(f"{NAMESPACE}/{pod}"))
+        command = ["nsenter", "--target", target, "--net", "nft", "-f", "-"]
+        done = subprocess.run(command, input=CUT, text=True, check=False, timeout=10, capture_output=True)
+        if done.returncode:
+            raise LabError(f"nft: {done.stderr.strip()}")
+        try:
+            yield
+        finally:
+            self.kubectl("delete", "pod", pod, "-n", NAMESPACE, "--force", "--grace-period=0")
+
+    def metric(self, pod: str, name: str) -> float:
+        """What one of Shoal's pods counts under a series' name and labels, summed; 0 where it says nothing."""
+        [found] = [p for p in self.get("pods", "-n", NAMESPACE) if p["metadata"]["name"] == pod]
+        url = f"http://{found['status']['podIP']}:{names.OPS_PORT}/metrics"
+        lines = self.lab.exec("curl", "-s", "--max-time", "5", url, check=False).splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -165,6 +200,14 @@ def prepare(fleet: KEDAFleet, values: Mapping[str, Any] = VALUES) -> None:
         {"apiVersion": "v1", "kind": "Namespace", "metadata": space},
         {"apiVersion": "shoal.dev/v1alpha1", "kind": "Tenant", "metadata": {"name": "keda-tests"}, "spec": tenant},
     )
+
+
+def uninstall(fleet: KEDAFleet) -> None:
+    """Takes KEDA away as its documentation says: its kinds first, while its operator can still let go of them."""
+    kinds = ("scaledobjects.keda.sh", "triggerauthentications.keda.sh")
+    fleet.kubectl("delete", "customresourcedefinitions", *kinds, "--timeout=120s", timeout=130)
+    objects = fleet.kubectl("kustomize", str(keda.find_or_build(print) / MANIFESTS / "default"))
+    fleet.kubectl("delete", "--ignore-not-found", "--timeout=120s", "-f", "-", stdin=objects, timeout=180)
 
 
 def leader(fleet: Fleet) -> str:
