@@ -219,7 +219,9 @@ def draw(results: Sequence[Result], file: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(len(results), 1, sharex=True, sharey=True, figsize=(9, 6))
+    size = (9, 2 * len(results))
+    figure, grid = pyplot.subplots(len(results), 1, sharex=True, sharey=True, figsize=size, squeeze=False)
+    axes = grid[:, 0]
     for axis, result in zip(axes, results, strict=True):
         seconds = [p[0] for p in result.track.points]
         axis.step(seconds, [p[1] for p in result.track.points], where="post", label="asked for", linewidth=0.8)

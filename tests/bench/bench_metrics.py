@@ -6,6 +6,9 @@ Four gateways that differ in nothing else take turns on core 0: nothing is count
 with the series of 100 Models (a Prometheus scrapes every 15 s); traces too, at the bound of 100 per second that is the
 default; and every request traced. Load, fake engine, scraper and collector share core 1. Each figure is the median of
 the rounds. Numbers on a busy machine are lower bounds: other processes' CPU is printed.
+
+A round is twelve measurements, each a second longer than --seconds: four and a half minutes by default, one with
+--seconds 3 --rounds 1. Its progress goes to standard error.
 """
 
 import argparse
@@ -26,6 +29,8 @@ from pathlib import Path
 from tests.bench.bench_gateway import LOAD_CORE, PROXY_CORE, Bench, busy_seconds, free_port, started
 
 _SCRAPE_SECONDS = 1.0
+_LOADS = 3
+"""Kinds of load that each gateway is measured with."""
 _MODES = {
     "metrics and traces off": ("off", None),
     "metrics on": ("on", None),
@@ -47,7 +52,8 @@ class Row:
     chunks: list[float] = field(default_factory=list[float])
     errors: int = 0
 
-    def measure(self, bench: Bench) -> None:
+    def measure(self, bench: Bench) -> str:
+        """What this round said, in a line."""
         saturated = bench.measure("closed", self.port, 64, self.pid)
         paced = bench.measure("open", self.port, 200, self.pid)
         streams = bench.measure("streams", self.port, 400, self.pid)
@@ -57,6 +63,7 @@ class Row:
         self.p99.append(paced["p99_ms"])
         self.chunks.append(streams["chunks_per_s"])
         self.errors += int(saturated["errors"] + paced["errors"] + streams["errors"])
+        return f"{self.requests[-1]:,.0f} requests/s, p99 {self.p99[-1]:.2f} ms, {self.chunks[-1]:,.0f} chunks/s"
 
 
 class _Sink(http.server.BaseHTTPRequestHandler):
@@ -134,6 +141,8 @@ def main() -> None:
         idle = busy_seconds()
         time.sleep(2)
         foreign = (busy_seconds() - idle) / 2
+        seconds = arguments.rounds * len(_MODES) * _LOADS * (arguments.seconds + 1)
+        print(f"about {seconds + 15:.0f} s", file=sys.stderr, flush=True)
         for number, (mode, (metrics, traces)) in enumerate(_MODES.items()):
             port = free_port()
             os.environ["BENCH_METRICS"] = metrics
@@ -152,7 +161,8 @@ def main() -> None:
             order = list(rows)
             for mode in order[turn % len(order) :] + order[: turn % len(order)]:
                 with scraping(ops[mode]) if mode in ops else contextlib.nullcontext():
-                    rows[mode].measure(bench)
+                    said = rows[mode].measure(bench)
+                print(f"round {turn + 1} of {arguments.rounds}: {mode}: {said}", file=sys.stderr, flush=True)
         told = {mode: spans(port) for mode, port in ops.items() if _MODES[mode][1] is not None}
     show(rows, foreign, arguments.models)
     for mode, counts in told.items():
