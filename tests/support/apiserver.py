@@ -54,10 +54,11 @@ class ApiServer:
         """Installs crds/ and waits until they serve."""
         crds = Path(__file__).resolve().parents[2] / "crds"
         self.kubectl("apply", "--server-side", "-f", str(crds))
-        self.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(crds))
+        self.kubectl("wait", "--for=condition=Established", "--timeout=50s", "-f", str(crds))
         # Established is not yet published: kubectl finds the kinds by discovery.
-        deadline = time.monotonic() + 30
-        while len(self.run("api-resources", "--api-group=shoal.dev", "-o", "name").stdout.split()) < 3:
+        deadline = time.monotonic() + 60
+        kinds = len(list(crds.glob("*.yaml")))
+        while len(self.run("api-resources", "--api-group=shoal.dev", "-o", "name").stdout.split()) < kinds:
             assert time.monotonic() < deadline, "the kinds are not discovered"
             time.sleep(0.1)
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -33,12 +34,23 @@ ROOT = Path(__file__).resolve().parents[2]
 _OWN: Final = {r.kind: r for r in (MODELS, GPUCLASSES, TENANTS, LORA_POOLS, LORA_ADAPTERS)}
 
 
+_TEMPORARY: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST_PORT: Final = 10_000
+
+
 def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody has. Not of those that the system itself gives to connections: any connection of
+    any process would take one between this call and its use, or while a server is started again."""
+    end = int(_TEMPORARY.read_text().split()[0])
+    found: list[int] = []
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
+        while len(found) < count:
+            s = stack.enter_context(socket.socket())
+            port = random.randrange(_LOWEST_PORT, end) if end > _LOWEST_PORT else 0  # noqa: S311
+            with contextlib.suppress(OSError):  # somebody has it
+                s.bind(("127.0.0.1", port))
+                found.append(s.getsockname()[1])
+    return found
 
 
 class ControlPlane:
@@ -52,6 +64,10 @@ class ControlPlane:
         self.url = f"https://127.0.0.1:{self.api_port}"
         self.kubeconfig = directory / "kubeconfig"
         self.audit = directory / "audit.log"
+
+    def audited(self) -> list[JsonObject]:
+        """The API server's own record of writes; a line that it is just writing is not there yet."""
+        return [json.loads(line) for line in self.audit.read_text().split("\n")[:-1]]
 
     @property
     def kubectl(self) -> Path:
@@ -175,7 +191,7 @@ class ControlPlane:
             )
 
     def _wait(self, path: str) -> None:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 180
         while not self._raw(path):
             for name, process in self._processes.items():
                 assert process.poll() is None, f"{name} ended; its last words are in {self.directory / name}.log"
@@ -207,10 +223,23 @@ def control_plane(directory: Path) -> Generator[ControlPlane]:
 
 
 async def install_crds(client: Client) -> None:
-    for path in sorted((ROOT / "crds").glob("*.yaml")):
-        await client.apply(CRDS, yaml.safe_load(path.read_text()), manager="test")
-    async with asyncio.timeout(30):
-        while len(await client.discover("shoal.dev", "v1alpha1")) < 3:
+    """Returns when all of Shoal's kinds are served."""
+    crds = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "crds").glob("*.yaml"))]
+    for crd in crds:
+        await client.apply(CRDS, crd, manager="test")
+    kinds = {crd["spec"]["names"]["plural"] for crd in crds}
+    async with asyncio.timeout(60):
+        while not kinds <= await client.discover("shoal.dev", "v1alpha1"):
+            await asyncio.sleep(0.1)
+
+
+async def remove_crds(client: Client, group: str, *names: str) -> None:
+    """Returns when none of the group's kinds is served any more. The API server removes their objects first, and tries
+    again later and later where it is busy."""
+    for name in names:
+        await client.delete(CRDS, name)
+    async with asyncio.timeout(180):
+        while await client.discover(group, "v1alpha1"):
             await asyncio.sleep(0.1)
 
 
@@ -253,12 +282,14 @@ FACTS: Final[JsonObject] = {
 
 
 class StatusKubelet:
-    """Says of bound pods that they run and are ready, and takes deleted ones away after `linger` seconds. `hold` leaves
-    engine pods as they are. Pods that read a source's metadata end with `said`: (exit code, termination message)."""
+    """Says of bound pods that they run and are ready, and takes deleted ones away after `linger` seconds. While `hold`
+    is set it leaves engine pods as they are. Pods that read a source's metadata end with `said`: (exit code,
+    termination message)."""
 
     def __init__(self, client: Client, *, hold: bool = False) -> None:
         self._client = client
-        self.hold = hold
+        self._hold = hold
+        self._held: list[JsonObject] = []
         self.linger = 0.0
         self.pod_ips: Iterator[str] = repeat("10.244.0.10")
         """Of the pods, one after the other: nobody answers there, unless the test has put somebody."""
@@ -268,6 +299,17 @@ class StatusKubelet:
         self._todo: asyncio.Queue[JsonObject] = asyncio.Queue()
         self._reflector = Reflector(client, PODS, on_event=self._heard)
         self._done: set[tuple[str, bool]] = set()
+
+    @property
+    def hold(self) -> bool:
+        return self._hold
+
+    @hold.setter
+    def hold(self, hold: bool) -> None:
+        self._hold = hold
+        held, self._held = self._held, []
+        for pod in held:
+            self._todo.put_nowait(pod)
 
     def _heard(self, kind: str, pod: JsonObject) -> None:
         if kind == "upsert" and pod["spec"].get("nodeName"):
@@ -287,7 +329,10 @@ class StatusKubelet:
             step = (metadata["uid"], deleting)
             component = metadata.get("labels", {}).get("app.kubernetes.io/component")
             reads = component in ("facts", "adapter-facts")
-            if step in self._done or (self.hold and not deleting and not reads):
+            if step in self._done:
+                continue
+            if self._hold and not deleting and not reads:
+                self._held.append(pod)
                 continue
             self._done.add(step)
             try:

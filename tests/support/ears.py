@@ -6,8 +6,10 @@ from dataclasses import replace
 from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.core.scaling import Demand, Load
+from shoal.kube.resources import PODS
 from shoal.runtime.operator import Operator
-from tests.support.operators import NAMESPACE
+from tests.support.controlplane import Fleet
+from tests.support.operators import NAMESPACE, condition, eventually
 
 QUIET = Load(
     engine_boot="b",
@@ -97,3 +99,13 @@ def gateway_pod(name: str = "shoal-gateway-0") -> JsonObject:
         },
         "spec": {"containers": [{"name": "gateway", "image": "shoal:test"}], "terminationGracePeriodSeconds": 0},
     }
+
+
+async def ready_gateway(fleet: Fleet) -> JsonObject:
+    """A gateway that is Ready: one that never was is no voice. It goes with the fleet."""
+    made = await fleet.client.apply(PODS, gateway_pod(), manager="person")
+    return await eventually(
+        lambda: fleet.client.get(PODS, made["metadata"]["name"], NAMESPACE),
+        lambda pod: condition(pod, "Ready").get("status") == "True",
+        what="a gateway",
+    )

@@ -83,7 +83,7 @@ class Term:
         self._task = asyncio.ensure_future(server.run())
 
     async def begin(self, server: ScalerServer) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while server.port is None:
                 await asyncio.sleep(0.01)
                 if self._task.done():

@@ -16,7 +16,7 @@ from shoal.core.keda import Bounds
 from shoal.kube.client import Client
 from shoal.kube.errors import Conflict, KubeError, NotFound
 from shoal.kube.resources import DEPLOYMENTS, HPAS, SCALEDOBJECTS, TRIGGERAUTHENTICATIONS, Resource
-from tests.support.controlplane import CRDS
+from tests.support.controlplane import CRDS, remove_crds
 from tests.support.hpa import hpa, keda
 
 FINALIZER: Final = "finalizer.keda.sh"
@@ -65,19 +65,17 @@ async def install_keda_crds(client: Client, *, without: str | None = None) -> No
     properties = {k: v for k, v in _SPEC["properties"].items() if k != without}
     await client.apply(CRDS, crd(SCALEDOBJECTS, _SPEC | {"properties": properties}), manager="keda")
     await client.apply(CRDS, crd(TRIGGERAUTHENTICATIONS, _ANY), manager="keda")
-    async with asyncio.timeout(30):
-        while len(await client.discover("keda.sh", "v1alpha1")) < 2:
+    kinds = {SCALEDOBJECTS.plural, TRIGGERAUTHENTICATIONS.plural}
+    async with asyncio.timeout(60):
+        while not kinds <= await client.discover("keda.sh", "v1alpha1"):
             await asyncio.sleep(0.1)
 
 
 async def remove_keda_crds(client: Client) -> None:
     for obj in [o async for o in client.list(SCALEDOBJECTS)]:
         await _unpin(client, obj)
-    for resource in (SCALEDOBJECTS, TRIGGERAUTHENTICATIONS):
-        await client.delete(CRDS, f"{resource.plural}.{resource.group}")
-    async with asyncio.timeout(60):
-        while await client.discover("keda.sh", "v1alpha1"):
-            await asyncio.sleep(0.1)
+    kinds = [f"{resource.plural}.{resource.group}" for resource in (SCALEDOBJECTS, TRIGGERAUTHENTICATIONS)]
+    await remove_crds(client, "keda.sh", *kinds)
 
 
 async def _unpin(client: Client, obj: JsonObject) -> None:
@@ -125,7 +123,7 @@ class StandIn:
                         await self._one(obj)
             except KubeError:
                 pass
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.2)  # the API server has other work to do
 
     async def _one(self, obj: JsonObject) -> None:
         metadata, spec = obj["metadata"], obj["spec"]
@@ -168,12 +166,12 @@ class StandIn:
 
     async def _write(self, name: str, namespace: str, before: int, replicas: int, manager: str) -> None:
         if replicas != before:
-            self.written.setdefault(name, []).append(replicas)
             path = DEPLOYMENTS.path(namespace=namespace, name=name, subresource="scale")
             scale = await self._client._call("get", DEPLOYMENTS, "GET", path, idempotent=True)
             scale["spec"]["replicas"] = replicas
             params = {"fieldManager": manager}
             await self._client._call("patch", DEPLOYMENTS, "PUT", path, body=scale, params=params, idempotent=False)
+            self.written.setdefault(name, []).append(replicas)
 
     async def _hpa(self, obj: JsonObject, name: str, bounds: Bounds) -> None:
         metadata, spec = obj["metadata"], obj["spec"]

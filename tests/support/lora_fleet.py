@@ -76,11 +76,14 @@ class Sources:
     known: dict[str, AdapterFacts | Problem] = field(default_factory=dict[str, AdapterFacts | Problem])
     batches: list[list[str]] = field(default_factory=list[list[str]])
     """The uris that each Job read."""
+    _pods: set[str] = field(default_factory=set[str])
 
     def said(self, pod: JsonObject) -> tuple[int, JsonObject]:
         environment = pod["spec"]["containers"][0]["env"]
         batch = AdapterBatch.model_validate_json(next(e["value"] for e in environment if e["name"] == BATCH_ENV))
-        self.batches.append([one.uri for one in batch.adapters])
+        if pod["metadata"]["uid"] not in self._pods:  # asked again where its status could not be written
+            self._pods.add(pod["metadata"]["uid"])
+            self.batches.append([one.uri for one in batch.adapters])
         results = [(one.key, self.known.get(one.uri) or found_at(one.uri)) for one in batch.adapters]
         return 0, json.loads(message(results))
 
@@ -176,12 +179,14 @@ async def pool_agent(host: str, **kw: int) -> AsyncGenerator[PoolAgent]:
 
 
 async def adapter_with(
-    client: Client, namespace: str, name: str, kind: str, status: str, reason: str | None = None, *, seconds: float = 30
+    client: Client, namespace: str, name: str, kind: str, status: str, reason: str | None = None, *, seconds: float = 90
 ) -> JsonObject:
-    """Waits for a condition of a LoRAAdapter."""
+    """Waits for a condition of a LoRAAdapter, found for what its spec says now."""
 
     def holds(obj: JsonObject) -> bool:
         found = condition(obj, kind)
+        if found.get("observedGeneration") != obj["metadata"]["generation"]:
+            return False
         return found.get("status") == status and reason in (None, found.get("reason"))
 
     return await eventually(

@@ -54,7 +54,7 @@ def condition(obj: JsonObject, kind: str) -> JsonObject:
 
 
 async def eventually(
-    read: Callable[[], Any], holds: Callable[[Any], bool], *, seconds: float = 30, what: str = ""
+    read: Callable[[], Any], holds: Callable[[Any], bool], *, seconds: float = 90, what: str = ""
 ) -> Any:
     """Reads until it holds; the last thing read is in the message when it never does."""
     last: Any = None
@@ -70,13 +70,52 @@ async def eventually(
         raise AssertionError(f"{what or 'it'} did not come true within {seconds:.0f} s; last: {shown[:3000]}") from None
 
 
+async def settled(read: Callable[[], Any], *, still: float = 5, seconds: float = 90) -> Any:
+    """What is read, once it has been the same for `still` seconds: longer than the operator waits with words alone."""
+    loop = asyncio.get_running_loop()
+    last, since = await read(), loop.time()
+
+    async def at_rest() -> bool:
+        nonlocal last, since
+        if (now := await read()) != last:
+            last, since = now, loop.time()
+        return loop.time() - since >= still
+
+    await eventually(at_rest, bool, seconds=seconds, what="a state of rest")
+    return last
+
+
+async def ends_as(read: Callable[[], Any], wanted: Any, what: str) -> None:
+    """Waits until what is read is as wanted; fails with the difference when it never is."""
+    try:
+        await eventually(read, lambda now: now == wanted)
+    except AssertionError:
+        assert await read() == wanted, what
+
+
+def writes(client: Client) -> dict[tuple[str, str], int]:
+    """What a client has written, but for leases: (verb, kind) -> how often."""
+    return {call: count for call, count in client.writes.items() if call[1] != "leases"}
+
+
+async def writes_at_rest(client: Client) -> dict[tuple[str, str], int]:
+    """`writes`, once nothing more is written: counts and events go out in bunches."""
+
+    async def read() -> dict[tuple[str, str], int]:
+        return writes(client)
+
+    return await settled(read)
+
+
 async def model_with(
-    client: Client, namespace: str, name: str, kind: str, status: str, reason: str | None = None, *, seconds: float = 30
+    client: Client, namespace: str, name: str, kind: str, status: str, reason: str | None = None, *, seconds: float = 90
 ) -> JsonObject:
-    """Waits for a condition of a Model."""
+    """Waits for a condition of a Model, found for what its spec says now."""
 
     def holds(obj: JsonObject) -> bool:
         found = condition(obj, kind)
+        if found.get("observedGeneration") != obj["metadata"]["generation"]:
+            return False
         return found.get("status") == status and reason in (None, found.get("reason"))
 
     return await eventually(

@@ -118,7 +118,7 @@ def _app(hub: Hub) -> web.Application:
     return app
 
 
-async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Waits for something that must come; raises TimeoutError when it does not."""
     async with asyncio.timeout(seconds):
         while not condition():

@@ -14,7 +14,7 @@ def until(condition: Callable[[], bool], within: float, state: Callable[[], obje
         time.sleep(0.2)
 
 
-async def until_async(condition: Callable[[], bool], within: float = 20.0) -> None:
+async def until_async(condition: Callable[[], bool], within: float = 60.0) -> None:
     """Lets other tasks run until `condition` holds; fails after `within` seconds."""
     async with asyncio.timeout(within):
         while not condition():

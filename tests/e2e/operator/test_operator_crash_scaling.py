@@ -7,13 +7,23 @@ import contextlib
 import pytest
 
 from shoal.api import names, reasons
+from shoal.api.meta import JsonObject
 from shoal.kube.resources import DEPLOYMENTS, MODELS, PODS
 from shoal.runtime.operator import Operator
 from tests.e2e.operator.test_operator_crash import _objects
 from tests.support.controlplane import Fleet
-from tests.support.ears import FakeEars, gateway_pod
+from tests.support.ears import FakeEars, ready_gateway
 from tests.support.mortal import Killed, MortalClient
-from tests.support.operators import CONFIG, NAMESPACE, condition, eventually, model, model_with, running_operator
+from tests.support.operators import (
+    CONFIG,
+    NAMESPACE,
+    condition,
+    ends_as,
+    eventually,
+    model,
+    running_operator,
+    settled,
+)
 
 pytestmark = [
     pytest.mark.lab,
@@ -26,20 +36,26 @@ _SCALING = {"idleSeconds": 1, "stabilizationSeconds": 0}
 _MOST_WRITES = 20
 
 
+async def _engines(fleet: Fleet) -> list[JsonObject]:
+    selector = f"{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE}"
+    return await fleet.all(PODS, namespace=fleet.namespace, label_selector=selector)
+
+
 async def _serves(fleet: Fleet) -> None:
     """Until a replica is Ready, whoever says so."""
 
     async def pods() -> int:
-        selector = f"{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE}"
-        found = await fleet.all(PODS, namespace=fleet.namespace, label_selector=selector)
-        return sum(condition(p, "Ready").get("status") == "True" for p in found)
+        return sum(condition(p, "Ready").get("status") == "True" for p in await _engines(fleet))
 
-    await eventually(pods, bool, seconds=60, what="a replica")
+    await eventually(pods, bool, what="a replica")
 
 
 async def _at_zero(fleet: Fleet) -> None:
-    await model_with(fleet.client, fleet.namespace, "chat", "Ready", "True", reasons.SCALED_TO_ZERO, seconds=60)
-    await eventually(lambda: fleet.all(PODS, namespace=fleet.namespace), lambda left: not left, seconds=60)
+    async def zero() -> bool:
+        found = await fleet.client.get(MODELS, "chat", fleet.namespace)
+        return condition(found, "Ready").get("reason") == reasons.SCALED_TO_ZERO and not await _engines(fleet)
+
+    await eventually(zero, bool, what="zero replicas, and the status of them")
 
 
 async def _left(fleet: Fleet) -> str:
@@ -55,8 +71,10 @@ async def _cycle(fleet: Fleet, ears: FakeEars, uid: str) -> None:
     await _at_zero(fleet)
 
 
-async def _cycle_with_a_mortal(fleet: Fleet, ears: FakeEars, uid: str, die_at: int, *, after: bool) -> bool:
-    """Returns whether the operator died on the way; then another one finished it."""
+async def _cycle_with_a_mortal(
+    fleet: Fleet, ears: FakeEars, uid: str, die_at: int, undisturbed: str, *, after: bool
+) -> bool:
+    """Returns whether the operator died on the way; then another one finished it. All is as ever in the end."""
     client = await MortalClient.from_environment(kubeconfig=fleet.kubeconfig)
     client.die_at, client.after = die_at, after
     async with client:
@@ -69,42 +87,38 @@ async def _cycle_with_a_mortal(fleet: Fleet, ears: FakeEars, uid: str, die_at: i
         with contextlib.suppress(BaseExceptionGroup, asyncio.CancelledError, Killed):
             await running
         ears.heard.remove(operator.heard)
-        if not died:
-            await cycle
-            return False
     async with running_operator(fleet.client, fleet.kubeconfig, ears=ears) as other:
         ears.attach(other)
         await cycle
+        await ends_as(lambda: _left(fleet), undisturbed, f"killed {'after' if after else 'before'} write {die_at}")
         ears.heard.remove(other.heard)
-    return True
+    return died
 
 
-async def test_killed_at_every_write_of_a_wake_and_of_the_way_back_it_ends_the_same(fleet: Fleet) -> None:
+async def test_killed_at_every_write_of_a_wake_and_of_the_way_back_it_ends_the_same(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.controllers.artifacts.KEEP_SECONDS", 3600)  # the Job is one of the objects
     ns, ears = fleet.namespace, FakeEars()
-    await fleet.client.apply(PODS, gateway_pod(), manager="person")
-    try:
-        await fleet.apply(model("chat", ns, variants=[{"class": "l4"}], scaling=_SCALING))
-        async with running_operator(fleet.client, fleet.kubeconfig, ears=ears) as operator:
-            ears.attach(operator)
-            await _at_zero(fleet)
-            uid = (await fleet.client.get(MODELS, "chat", ns))["metadata"]["uid"]
-            await _cycle(fleet, ears, uid)
-            ears.heard.remove(operator.heard)
-        undisturbed = await _left(fleet)
-        made = (await fleet.client.get(DEPLOYMENTS, "chat-l4", ns))["metadata"]["uid"]
-        deaths = 0
-        for after in (False, True):
-            for k in range(1, _MOST_WRITES):
-                died = await _cycle_with_a_mortal(fleet, ears, uid, k, after=after)
-                deaths += died
-                assert await _left(fleet) == undisturbed, f"killed {'after' if after else 'before'} write {k}"
-                assert (await fleet.client.get(DEPLOYMENTS, "chat-l4", ns))["metadata"]["uid"] == made
-                if not died:
-                    break
-            else:
-                pytest.fail(f"the operator wrote {_MOST_WRITES} times and was not done")
-        # /scale to 1, statuses on the way to Ready, /scale to 0, the status at zero.
-        assert deaths >= 2 * 4
-    finally:
-        for pod in await fleet.all(PODS, namespace=NAMESPACE):
-            await fleet.client.delete(PODS, pod["metadata"]["name"], NAMESPACE)
+    await ready_gateway(fleet)
+    await fleet.apply(model("chat", ns, variants=[{"class": "l4"}], scaling=_SCALING))
+    async with running_operator(fleet.client, fleet.kubeconfig, ears=ears) as operator:
+        ears.attach(operator)
+        await _at_zero(fleet)
+        uid = (await fleet.client.get(MODELS, "chat", ns))["metadata"]["uid"]
+        await _cycle(fleet, ears, uid)
+        undisturbed = await settled(lambda: _left(fleet))
+        ears.heard.remove(operator.heard)
+    made = (await fleet.client.get(DEPLOYMENTS, "chat-l4", ns))["metadata"]["uid"]
+    deaths = 0
+    for after in (False, True):
+        for k in range(1, _MOST_WRITES):
+            died = await _cycle_with_a_mortal(fleet, ears, uid, k, undisturbed, after=after)
+            deaths += died
+            assert (await fleet.client.get(DEPLOYMENTS, "chat-l4", ns))["metadata"]["uid"] == made
+            if not died:
+                break
+        else:
+            pytest.fail(f"the operator wrote {_MOST_WRITES} times and was not done")
+    # /scale to 1, statuses on the way to Ready, /scale to 0, the status at zero.
+    assert deaths >= 2 * 4

@@ -12,7 +12,7 @@ from tests.support.operators import condition, eventually, gpu_class, model, mod
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     # Kopf's thread ends with its process, streams open; in a test the process goes on.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
 ]

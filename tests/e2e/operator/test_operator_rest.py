@@ -16,7 +16,7 @@ from tests.support.operators import condition, model, running_operator
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.timeout(420),
+    pytest.mark.timeout(900),
     # Kopf's thread ends with its process, streams open; in a test the process goes on.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
 ]
@@ -26,7 +26,7 @@ MODELS_EACH = 10
 GPUS = 2 + 8 + 4 + 8
 """The fixture's two nodes and two more: eight Models find no room."""
 QUIET_SECONDS = 8.0
-REST_SECONDS = 180.0
+REST_SECONDS = 360.0
 
 
 @dataclass
