@@ -52,6 +52,7 @@ TAKEN = (
 REFUSED = (
     ("--speculative-algorithm=STANDALONE", "--speculative-draft-model-path=/draft"),
     ("--moe-runner-backend=lora_triton",),
+    ("--speculative-algorithm=NGRAM", "--speculative-moe-runner-backend=lora_triton"),
 )
 """By SGLang at its start. What it refuses later, or takes and then answers wrongly, Shoal alone refuses."""
 

@@ -226,3 +226,20 @@ def test_an_argument_that_does_not_go_with_adapters_is_told_on_the_pool(fleet: F
     assert "--load-format=runai_streamer is how SGLang would read adapters too, and it cannot: use auto" in message
     extra("--load-format=safetensors")
     until_pooled(fleet, 4)
+
+
+def test_a_pool_at_zero_wakes_for_an_adapter_whose_own_weights_answer(fleet: Fleet) -> None:
+    with asking(fleet, "counsel") as before:
+        until(lambda: before.answers > 0, 60, lambda: before.problems)
+    scaling = {"minReplicas": 0, "maxReplicas": 2, "idleSeconds": 5, "stabilizationSeconds": 3}
+    fleet.make_model("tuned", scaling=scaling, drainSeconds=60)
+    try:
+        until(lambda: not engines(fleet), 180, lambda: engines(fleet))
+        assert conditions(fleet, "loraadapters", "counsel")["Available"]["status"] == "True"
+        with asking(fleet, "counsel") as woken:
+            until(lambda: woken.answers > 0, 120, lambda: (woken.problems, engines(fleet)))
+        assert woken.problems == []
+        assert woken.heard["counsel"] == before.heard["counsel"]
+    finally:
+        fleet.make_model("tuned", scaling={"minReplicas": 2, "maxReplicas": 2}, drainSeconds=60)
+    until_pooled(fleet, 4)

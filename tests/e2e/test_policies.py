@@ -120,12 +120,14 @@ def eventually_refused(server: ApiServer, one: dict[str, Any], words: str) -> No
         time.sleep(0.2)
 
 
+NEITHER = "--speculative-adaptive, --is-embedding and --dllm-algorithm do not go with adapters"
 REFUSED = [
     ("--attn-dp-size=2", "with --attn-dp-size or --dp-size SGLang runs no adapters"),
     ("--load-format=runai_streamer", "with this --load-format SGLang cannot read adapters: use auto"),
     ("--speculative-algorithm=STANDALONE", "this --speculative-algorithm does not go with adapters: use NGRAM"),
-    ("--speculative-adaptive", "--speculative-adaptive and --is-embedding do not go with adapters"),
-    ("--is-embedding", "--speculative-adaptive and --is-embedding do not go with adapters"),
+    ("--speculative-adaptive", NEITHER),
+    ("--is-embedding", NEITHER),
+    ("--dllm-algorithm=LowConfidence", NEITHER),
 ]
 
 

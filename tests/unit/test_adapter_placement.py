@@ -6,8 +6,9 @@ from shoal.api import reasons
 from shoal.core.adapters import Limits, may_switch
 from shoal.core.adapters.fill import BOUND
 from shoal.core.adapters.place import MOVES_PER_MINUTE
-from shoal.core.adapters.traffic import HALF_LIFE, KEPT_SECONDS
-from shoal.core.adapters.wanted import FEWER_SECONDS, LEAST_LOAD
+from shoal.core.adapters.traffic import HALF_LIFE, KEPT_SECONDS, Asked
+from shoal.core.adapters.types import Traffic
+from shoal.core.adapters.wanted import FEWER_SECONDS, LEAST_LOAD, wanted
 from tests.support.adapterpools import Pool, adapter, replica
 
 # --- residency ------------------------------------------------------------------------------------------------------
@@ -312,6 +313,25 @@ def test_no_replica_gets_more_than_its_share() -> None:
 
     assert len(pool.homes()) == 64
     assert max(len(floor) for floor in plan.floors.values()) <= BOUND * 8 + 1
+
+
+def test_an_adapter_of_a_high_rank_counts_for_more_than_one_of_a_low_rank() -> None:
+    thin = [f"thin{i}" for i in range(12)]
+    pool = Pool.of(2, [adapter("wide", rank=1024), *(adapter(name, rank=8) for name in thin)])
+    pool.step()
+    pool.ask("wide", in_flight=4)
+    pool.ask(*thin, in_flight=1)
+
+    pool.settle(80)
+
+    # A third of the requests, and half of the work: decoding waits for the highest rank of its batch.
+    homes = pool.homes()
+    (with_wide,) = homes["wide"]
+    beside = sum(with_wide in homes[name] for name in thin)
+    assert beside <= 3
+    told = Asked({name: Traffic(0.0, load=4.0, lasting=4.0, now=4) for name in ("wide", "thin0")}, {}, ())
+    cost = {w.adapter.uid: w.cost for w in wanted(pool.snapshot, told, {}, {}, 2, 0.0).wants}
+    assert cost["wide"] > 2 * cost["thin0"]
 
 
 def test_without_replicas_there_is_nothing_to_say() -> None:

@@ -145,6 +145,18 @@ async def test_a_pinned_adapter_is_on_the_floor_of_replicas_that_take_adapters(i
     await until(lambda: (h := it.placer.held(one)) is not None and h.loaded == 1)
 
 
+async def test_the_same_files_at_another_address_are_fetched_from_there_from_now_on(it: Fixture) -> None:
+    it.replica("r", adapters={POET1: "loaded"})
+    one = it.enter(Revisions(V1), residency="Warm")
+    await until(lambda: it.told.names("r") == [POET1])
+    await until(lambda: it.placer.held(one) is not None)
+    moved = V1.model_copy(update={"uri": "s3://a/v1-copied"})
+    it.enter(Revisions(moved), residency="Warm")
+    await until(lambda: it.told.floors["r"][0].uri == moved.uri)
+    assert it.told.names("r") == [POET1]
+    await until(lambda: it.placer.held(one) is not None)
+
+
 async def test_gateways_are_sent_to_the_next_revision_when_it_is_loaded_and_the_old_one_goes_after(it: Fixture) -> None:
     it.replica("r", adapters={POET1: "loaded"})
     one = it.enter(Revisions(V1, V2), residency="Warm")

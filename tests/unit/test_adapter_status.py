@@ -8,9 +8,10 @@ from shoal.api.loraadapter import AdapterRevision, LoRAAdapter, LoRAAdapterStatu
 from shoal.api.lorapool import AdapterCounts, LoRAPool
 from shoal.core.adapters import poolstatus, revisions
 from shoal.core.adapters.adapterstatus import Held, Seen, status
-from shoal.core.adapters.joining import may_join, served_names
+from shoal.core.adapters.joining import may_join
 from shoal.core.adapters.revisions import Revisions
 from shoal.core.observed import Problem, ServedNames
+from shoal.core.servednames import served_names
 from tests.support.lora_fleet import adapter, pool, revision_of
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
@@ -70,8 +71,8 @@ def test_a_pool_that_is_not_there_or_not_accepted_is_named() -> None:
 
 
 def test_a_short_name_belongs_to_the_oldest_model_or_adapter() -> None:
-    young, old = lora("young", age=1), lora("old", age=9)
-    served = served_names(("fine", "mine"), young, {"fine": [old], "mine": []})
+    young, old = lora("young", age=1, servedNames=["fine", "mine"]), lora("old", age=9, servedNames=["fine"])
+    served = served_names(young, [young, old])
     assert served.owned == ("mine",)
     assert served.lost == (("fine", "LoRAAdapter chat/old"),)
     found = told(served=served)
@@ -90,6 +91,9 @@ def test_the_first_revision_answers_at_once_and_a_newer_one_comes_beside_it() ->
     assert revisions.switched(both).current == V2
     back = revisions.found(both, V1, "k3")
     assert (back.current, back.next) == (V1, None), "who goes back keeps what answers"
+    moved = V1.model_copy(update={"uri": "s3://a/v1-copied"})
+    same = revisions.found(first, moved, "k4")
+    assert (same.current, same.next) == (moved, None), "nothing is loaded, and the former files may go"
 
 
 def test_a_bad_newer_revision_leaves_the_one_that_answers() -> None:

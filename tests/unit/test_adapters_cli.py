@@ -95,6 +95,16 @@ def test_it_shows_slots_residency_hits_swaps_and_why_one_has_no_place() -> None:
     assert "NoRoom: 9 are pinned and a replica takes 7" in next(line for line in lines if "chat/pinned" in line)
 
 
+def test_wide_names_the_replicas_that_have_each_adapter_and_those_that_lack_it() -> None:
+    lost = PINNED.model_copy(update={"adapter": "chat/unheard", "resident": None})
+    lines = shown(answer(POOL.model_copy(update={"adapters": (POET, PINNED, lost)})), wide=True).splitlines()
+    ends = {name: next(line for line in lines if f"chat/{name} " in line) for name in ("poet", "pinned", "unheard")}
+    assert ends["poet"].endswith(" base-1, base-2 (to load)")
+    assert ends["pinned"].endswith(" -")
+    assert ends["unheard"].endswith(" ?")
+    assert "base-2 (to load)" not in shown(answer(POOL))
+
+
 def test_hits_are_unknown_where_nobody_tells() -> None:
     assert hit_rate([]) == "-"
     assert hit_rate([POET.model_copy(update={"arrivals": None})]) == "?"
@@ -126,6 +136,7 @@ def test_it_asks_the_leader_for_one_pool_and_prints_json(cluster: tuple[CannedAp
     assert done.exit_code == 0, done.output
     assert json.loads(done.output)["pools"][0]["adapters"][0]["adapter"] == "chat/poet"
     assert any(asked.endswith("/v1/adapters?namespace=chat&pool=pool") for asked in api.asked)
+    assert "base-2 (to load)" in run(kubeconfig, "--pool", "pool", "-o", "wide").output
 
 
 def test_a_pool_that_is_not_there_is_told_in_one_line(cluster: tuple[CannedApi, Path]) -> None:

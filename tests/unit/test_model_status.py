@@ -10,8 +10,9 @@ import pytest
 from shoal.api.model import Model
 from shoal.core.conditions import Finding, merge, shorten
 from shoal.core.facts import Container, Deployment, Pod
-from shoal.core.models import Observed, Problem, ServedNames, first_status, served_names, status
+from shoal.core.models import Observed, Problem, ServedNames, first_status, status
 from shoal.core.placement import Placement, VariantPlan
+from shoal.core.servednames import served_names
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 PLACED = Placement((VariantPlan("l4", 1, 1, "0.43"),), (), 0, "Placed", "1 on l4, 1 GPU each")
@@ -176,5 +177,5 @@ def test_a_name_belongs_to_the_oldest_and_of_equals_to_the_lower_uid() -> None:
     first, second = model("b", uid="b", names=("llama",)), model("c", uid="c", names=("llama", "own"))
     everyone = [older, first, second]
     assert served_names(older, everyone) == ServedNames(("llama",), ())
-    assert served_names(second, everyone) == ServedNames(("own",), (("llama", "ns/a"),))
+    assert served_names(second, everyone) == ServedNames(("own",), (("llama", "Model ns/a"),))
     assert served_names(first, [first, second]) == ServedNames(("llama",), ())

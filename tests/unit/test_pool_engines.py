@@ -21,12 +21,13 @@ from shoal.manifests import model as manifests
 from shoal.manifests.pool import applied, pool_problem
 from shoal.manifests.shape import Shape
 from shoal.sim import args as sim_args
-from tests.support.model_configs import ALL, LLAMA_8B, LLAMA_70B, MIXTRAL, QWEN3_235B_FP8
+from tests.support.model_configs import ALL, BGE_M3, E5_MISTRAL, LLAMA_8B, LLAMA_70B, MIXTRAL, QWEN3_235B_FP8
 from tests.support.operators import CONFIG
 from tests.unit.test_manifests import CLASS
 
 VERSION = "0.5.23"
 MI, GI = 2**20, 2**30
+MERGE = "so that no adapter can be checked against it: merge the fine-tune, and serve it as a Model"
 LLAMA = facts_of(LLAMA_8B, source="hf://org/model", parameters=8_030_261_248, weight_bytes=16_060_522_496)
 
 
@@ -253,6 +254,33 @@ def test_who_may_join_rolls_nothing() -> None:
             "--moe-runner-backend=lora_triton needs another LoRA backend than SGLang's default: leave it out",
         ),
         (["--is-embedding"], {}, "it embeds, and adapters are served for generation only"),
+        (
+            ["--startup-weight-load-mode=overlap"],
+            {},
+            "--startup-weight-load-mode=overlap does not go with adapters: leave it out",
+        ),
+        (
+            ["--dllm-algorithm=LowConfidence"],
+            {},
+            "with --dllm-algorithm SGLang starts without adapters: leave it out",
+        ),
+        (
+            ["--speculative-algorithm=NGRAM", "--speculative-moe-runner-backend=lora_triton"],
+            {},
+            "--speculative-moe-runner-backend=lora_triton is for adapters, which the draft has not: leave it out",
+        ),
+        (
+            ["--speculative-algorithm=EAGLE", "--moe-runner-backend=experimental_sgl_trtllm"],
+            {},
+            "the MoE runner experimental_sgl_trtllm does not go with adapters and --speculative-algorithm=EAGLE: "
+            "leave it out",
+        ),
+        (
+            ["--speculative-algorithm=EAGLE3"],
+            {"SGLANG_ENABLE_OVERLAP_PLAN_STREAM": "1"},
+            "SGLANG_ENABLE_OVERLAP_PLAN_STREAM does not go with adapters and --speculative-algorithm=EAGLE3: "
+            "leave it out",
+        ),
     ],
 )
 def test_an_engine_that_refuses_adapters_says_so_on_the_pool(
@@ -283,8 +311,22 @@ def test_arguments_of_the_platform_count_too(extra: list[str]) -> None:
     [
         (MIXTRAL, {}, "MixtralForCausalLM has experts, whose adapters are not supported: "
          "set spec.targetModules to those of attention, q_proj, k_proj, v_proj and o_proj"),
-        (ALL["deepseek-v3"], {}, "the layers of DeepseekV3ForCausalLM are not alike, or not known to Shoal, "
-         "so that no adapter can be checked against them"),
+        (ALL["deepseek-v3"], {}, f"DeepseekV3ForCausalLM keeps a latent in place of keys and values (MLA), {MERGE}"),
+        (ALL["deepseek-v3.2"], {}, f"DeepseekV32ForCausalLM keeps a latent in place of keys and values (MLA), {MERGE}"),
+        (ALL["qwen3-next-80b"], {}, "some layers of Qwen3NextForCausalLM keep a state in place of keys and values "
+         f"(Mamba, linear attention), {MERGE}"),
+        (ALL["nemotron-h-8b"], {}, "some layers of NemotronHForCausalLM keep a state in place of keys and values "
+         f"(Mamba, linear attention), {MERGE}"),
+        (LLAMA_8B | {"architectures": ["BrandNewForCausalLM"]}, {},
+         f"Shoal does not know the layers of BrandNewForCausalLM, {MERGE}"),
+        (LLAMA_8B | {"v_head_dim": 64}, {},
+         "the config of LlamaForCausalLM does not say how wide its layers are, or they are of several widths, "
+         f"{MERGE}"),
+        (BGE_M3, {}, "it embeds, and adapters are served for generation only"),
+        (E5_MISTRAL, {}, "it embeds, and adapters are served for generation only"),
+        (LLAMA_8B | {"intermediate_size": [8192, 16384]}, {},
+         "LlamaForCausalLM has feed-forward layers of several widths, whose adapters are not supported: "
+         "set spec.targetModules to those of attention, q_proj, k_proj, v_proj and o_proj"),
         (LLAMA_8B, {"targetModules": ["q_proj", "kv_b_proj"]},
          "LlamaForCausalLM has no kv_b_proj: take it out of spec.targetModules"),
     ],

@@ -360,7 +360,7 @@ class ModelStatus(Object):
     observed_generation: Annotated[int, Field(ge=0)] | None = None
     """The generation that this status is about."""
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16), K8s(list_type="set")] = ()
-    """Short names that this Model owns; a name that an older Model claims is not among them."""
+    """Short names that this Model owns; a name that an older Model or adapter claims is not among them."""
     artifact: ArtifactFacts | None = None
     """What is known of the weights."""
     variants: Annotated[tuple[VariantStatus, ...], Field(max_length=32), K8s(list_type="map", keys=("class",))] = ()

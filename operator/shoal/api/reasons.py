@@ -39,7 +39,7 @@ CLASS_NOT_FOUND: Final = "ClassNotFound"
 ARGUMENTS_REFUSED: Final = "ArgumentsRefused"
 VERSION_UNKNOWN: Final = "VersionUnknown"
 NAME_CLAIMED: Final = "NameClaimed"
-"""A short name belongs to an older Model; namespace/name still works."""
+"""A short name belongs to an older Model or adapter; namespace/name still works."""
 SECRET_NOT_FOUND: Final = "SecretNotFound"  # noqa: S105
 
 # --- Model: the facts of its source ---------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """What the status of a Model says, decided from what was observed."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Final
 
 from shoal.api import names, reasons
@@ -9,6 +9,7 @@ from shoal.api.gpuclass import GPUClass
 from shoal.api.meta import ConditionStatus
 from shoal.api.model import Model, ModelStatus, ReplicaCounts, VariantStatus
 from shoal.api.sources import parse_source
+from shoal.core import servednames
 from shoal.core.conditions import Finding, merge
 from shoal.core.diagnosis import Cause
 from shoal.core.observed import Observed, Problem, ServedNames
@@ -19,17 +20,14 @@ __all__ = [
     "Observed",
     "Problem",
     "ServedNames",
-    "age",
     "first_status",
     "first_wanted",
     "is_paused",
     "minimum",
     "problems",
-    "served_names",
     "status",
 ]
 
-_FAR: Final = datetime.max.replace(tzinfo=UTC)
 _FOR_A_PERSON: Final = (
     reasons.ROLLOUT_STALLED,
     reasons.NO_FIT,
@@ -52,29 +50,6 @@ def minimum(model: Model) -> int:
 
 def is_paused(model: Model) -> bool:
     return model.metadata.annotations.get(names.ANNOTATION_PAUSED) == "true"
-
-
-def served_names(model: Model, others: Iterable[Model]) -> ServedNames:
-    """A short name belongs to its oldest claimant: creation time, then uid. `others` may include the Model itself."""
-    claimants: dict[str, list[Model]] = {name: [] for name in model.claimed_names}
-    for other in others:
-        if other.metadata.uid != model.metadata.uid and other.metadata.deletion_timestamp is None:
-            for name in other.claimed_names:
-                if name in claimants:
-                    claimants[name].append(other)
-    owned: list[str] = []
-    lost: list[tuple[str, str]] = []
-    for name, rivals in claimants.items():
-        oldest = min([model, *rivals], key=age)
-        if oldest is model:
-            owned.append(name)
-        else:
-            lost.append((name, oldest.key))
-    return ServedNames(tuple(owned), tuple(lost))
-
-
-def age(model: Model) -> tuple[datetime, str]:
-    return (model.metadata.creation_timestamp or _FAR, model.metadata.uid)
 
 
 def problems(
@@ -232,10 +207,8 @@ def _accepted(seen: Observed) -> Finding:
         text = "; ".join(p.message for p in seen.problems)
         return Finding(reasons.ACCEPTED, "False", seen.problems[0].reason, text)
     if seen.served.lost:
-        text = "; ".join(f"served name '{name}' belongs to the older Model {key}" for name, key in seen.served.lost)
-        return Finding(
-            reasons.ACCEPTED, "True", reasons.NAME_CLAIMED, f"{text}; '{seen.model.key}' always means this one"
-        )
+        text = servednames.told(seen.model.key, seen.served)
+        return Finding(reasons.ACCEPTED, "True", reasons.NAME_CLAIMED, text)
     return Finding(reasons.ACCEPTED, "True", reasons.VALID, "the specification is valid")
 
 

@@ -22,11 +22,12 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class ServedNames:
-    """The short names that a Model asked for."""
+    """The names that a Model or an adapter asked for."""
 
     owned: tuple[str, ...]
+    """Short ones."""
     lost: tuple[tuple[str, str], ...]
-    """(name, key of the older Model that has it)."""
+    """(name, kind and key of the older object that has it)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from shoal.kube.client import Client
 
 WIDTH: Final = 160
 """Columns where the output is no terminal."""
+WIDER: Final = 240
+"""The same with `-o wide`."""
 
 
 @click.command()
@@ -22,7 +24,14 @@ WIDTH: Final = 160
 @click.option("-A", "--all-namespaces", is_flag=True, help="Pools of all namespaces.")
 @click.option("--sort", type=click.Choice(SORTS), default="name", show_default=True, help="What comes first.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Adapters shown of each pool.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "wide", "json"]),
+    default="table",
+    show_default=True,
+    help="wide: with the replicas that have each adapter.",
+)
 @cluster_options
 def command(
     pool: str | None,
@@ -53,5 +62,6 @@ def command(
     if output == "json":
         click.echo(answer.model_dump_json(indent=2))
         return
-    console = Console(highlight=False, width=None if Console().is_terminal else WIDTH)
-    console.print(picture(answer, sort=sort, limit=limit))
+    wide = output == "wide"
+    console = Console(highlight=False, width=None if Console().is_terminal else WIDER if wide else WIDTH)
+    console.print(picture(answer, sort=sort, limit=limit, wide=wide))

@@ -16,13 +16,13 @@ SORTS: Final = ("name", "used", "requests", "misses")
 _UNREMARKABLE: Final = ("Resident", "OnDemand")
 
 
-def picture(answer: Adapters, *, sort: str = "name", limit: int = 50) -> RenderableType:
-    """All pools of an answer."""
+def picture(answer: Adapters, *, sort: str = "name", limit: int = 50, wide: bool = False) -> RenderableType:
+    """All pools of an answer; `wide`: with the replicas that have each adapter."""
     if not answer.pools:
         return Text("there is no LoRAPool")
     parts: list[RenderableType] = []
     for pool in answer.pools:
-        parts += [*([Text("")] if parts else []), *_pool(pool, answer.time, sort, limit)]
+        parts += [*([Text("")] if parts else []), *_pool(pool, answer.time, sort, limit, wide)]
     return Group(*parts)
 
 
@@ -48,7 +48,7 @@ def ordered(adapters: Sequence[AdapterFigures], sort: str) -> list[AdapterFigure
     return sorted(adapters, key=lambda a: (-((a.arrivals if sort == "requests" else a.misses) or 0), a.adapter))
 
 
-def _pool(pool: PoolFigures, now: datetime, sort: str, limit: int) -> Iterable[RenderableType]:
+def _pool(pool: PoolFigures, now: datetime, sort: str, limit: int, wide: bool) -> Iterable[RenderableType]:
     yield Text.assemble(
         (pool.pool, "bold"),
         f" on Model {pool.model}: {pool.slots} adapters at a time and {pool.cached} in memory on each replica, "
@@ -61,7 +61,7 @@ def _pool(pool: PoolFigures, now: datetime, sort: str, limit: int) -> Iterable[R
     yield Padding(_replicas(pool.replicas), (0, 0, 0, 2), expand=False)
     if pool.adapters:
         shown = ordered(pool.adapters, sort)[:limit]
-        yield Padding(_adapters(shown, len(pool.replicas), now), (0, 0, 0, 2), expand=False)
+        yield Padding(_adapters(shown, len(pool.replicas), now, wide), (0, 0, 0, 2), expand=False)
         if len(pool.adapters) > len(shown):
             yield Text(f"  and {len(pool.adapters) - len(shown)} more; --limit shows them", style="dim")
 
@@ -81,10 +81,12 @@ def _replicas(replicas: Sequence[ReplicaAdapters]) -> RenderableType:
     return table
 
 
-def _adapters(adapters: Sequence[AdapterFigures], replicas: int, now: datetime) -> RenderableType:
+def _adapters(adapters: Sequence[AdapterFigures], replicas: int, now: datetime, wide: bool) -> RenderableType:
     table = _table("ADAPTER", "REVISION", "RANK", "RESIDENT", "KEPT", "IN FLIGHT", "HELD", "REQUESTS", "HITS")
     table.add_column("LAST USED", no_wrap=True, justify="right")
     table.add_column("STATE", overflow="fold")
+    if wide:
+        table.add_column("REPLICAS", overflow="fold")
     for one in adapters:
         revision = f"{one.revision or '-'}{f' -> {one.next}' if one.next else ''}"
         resident = "?" if one.resident is None else f"{len(one.resident)}/{replicas}"
@@ -102,8 +104,17 @@ def _adapters(adapters: Sequence[AdapterFigures], replicas: int, now: datetime) 
             used,
         )
         style = "" if one.ready == "True" and one.reason != "NoRoom" else "yellow"
-        table.add_row(Text(one.adapter), *(_cell(c) for c in cells), Text(state, style=style))
+        where = [_cell(_where(one))] if wide else []
+        table.add_row(Text(one.adapter), *(_cell(c) for c in cells), Text(state, style=style), *where)
     return table
+
+
+def _where(one: AdapterFigures) -> str:
+    """The replicas that have it, then those that are to load it yet."""
+    if one.resident is None:
+        return "?"
+    coming = [f"{pod} (to load)" for pod in one.floor if pod not in one.resident]
+    return ", ".join([*one.resident, *coming]) or "-"
 
 
 def _table(first: str, *others: str) -> Table:

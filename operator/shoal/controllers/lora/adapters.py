@@ -8,8 +8,8 @@ from shoal.api import names, reasons
 from shoal.api.adapterfacts import AdapterFacts
 from shoal.api.loraadapter import AdapterRevision, LoRAAdapter, LoRAAdapterStatus, engine_name
 from shoal.api.lorapool import LoRAPool
-from shoal.api.meta import Kind
 from shoal.api.model import Model
+from shoal.controllers.claims import adapters_claiming, claimants, claims_changed
 from shoal.controllers.lora.chosen import Choices, Chosen
 from shoal.controllers.lora.namespaces import Namespaces
 from shoal.controllers.lora.placer import Placer
@@ -19,11 +19,12 @@ from shoal.controllers.world import World
 from shoal.core.adapters import adapterstatus, revisions
 from shoal.core.adapters.adapterstatus import Held, Seen
 from shoal.core.adapters.check import check_adapter
-from shoal.core.adapters.joining import may_join, served_names
+from shoal.core.adapters.joining import may_join
 from shoal.core.adapters.revisions import Revisions
 from shoal.core.adapters.sources import pinned_uri
 from shoal.core.conditions import Finding, merge
 from shoal.core.observed import Problem
+from shoal.core.servednames import served_names
 from shoal.kube.events import Event
 from shoal.kube.projections import Custom
 from shoal.kube.queue import WorkQueue
@@ -58,17 +59,8 @@ class AdapterController:
             # At once: its replicas need not hold it any more.
             self._placer.leave(before.metadata.uid)
             self.reader.forget(key)
-        was = before.object.claimed_names if before and before.object and not _going(before) else ()
-        now = after.object.claimed_names if after and after.object and not _going(after) else ()
-        if was != now:
-            self._rivals({*was, *now}, but=key)
-
-    def _rivals(self, claims: set[str], *, but: str = "") -> None:
-        for name in claims:
-            for rival in self._world.adapters.by("claim", name):
-                other = f"{rival.metadata.namespace}/{rival.metadata.name}"
-                if other != but:
-                    self.queue.add(other)
+        for rival in adapters_claiming(self._world, claims_changed(before, after)):
+            self.queue.add(rival)
 
     def _pool(self, key: str, before: Custom[LoRAPool] | None, after: Custom[LoRAPool] | None) -> None:
         self._look_at_pool(key)
@@ -79,10 +71,8 @@ class AdapterController:
     def _model(self, key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
         for pool in self._world.pools.by("model", key):
             self._look_at_pool(f"{pool.metadata.namespace}/{pool.metadata.name}")
-        was = before.object.claimed_names if before and before.object and not _going(before) else ()
-        now = after.object.claimed_names if after and after.object and not _going(after) else ()
-        if was != now:
-            self._rivals({*was, *now})
+        for rival in adapters_claiming(self._world, claims_changed(before, after)):
+            self.queue.add(rival)
 
     def _look_at_pool(self, key: str) -> None:
         """Wakes the pool's adapters if it is another one to them."""
@@ -144,7 +134,7 @@ class AdapterController:
         switched = self._switch(adapter, known)
         seen = Seen(
             adapter=adapter,
-            served=served_names(adapter.claimed_names, adapter, self._claimants(adapter)),
+            served=served_names(adapter, claimants(self._world, adapter)),
             revisions=switched,
             problem=problem,
             failure=failure,
@@ -186,15 +176,6 @@ class AdapterController:
             return known
         return revisions.switched(known)
 
-    def _claimants(self, adapter: LoRAAdapter) -> dict[str, list[Kind]]:
-        world = self._world
-        found: dict[str, list[Kind]] = {}
-        for name in adapter.claimed_names:
-            customs = (*world.models.by("claim", name), *world.adapters.by("claim", name))
-            rivals = [c.object for c in customs if c.object is not None]
-            found[name] = [r for r in rivals if r.metadata.uid != adapter.metadata.uid]
-        return found
-
     async def _write(self, custom: Custom[LoRAAdapter], status: LoRAAdapterStatus) -> bool:
         table = self._world.adapters
         return await write_status(self._world, LORA_ADAPTERS, table, custom, status, manager=names.MANAGER_LORAADAPTER)
@@ -224,7 +205,7 @@ def _last_failure(adapter: LoRAAdapter) -> Problem | None:
     return None
 
 
-def _going(custom: Custom[LoRAAdapter] | Custom[Model]) -> bool:
+def _going(custom: Custom[LoRAAdapter]) -> bool:
     return custom.metadata.deletion_timestamp is not None
 
 

@@ -15,13 +15,12 @@ from typing import Final
 import prometheus_client
 import structlog
 
-from shoal.api.adapters import FloorAdapter
-from shoal.api.loraadapter import LoRAAdapter, engine_name
+from shoal.api.loraadapter import LoRAAdapter
 from shoal.controllers.lora.chosen import Choices, Chosen
 from shoal.controllers.lora.floors import Floors
 from shoal.controllers.lora.hearing import Ears
 from shoal.controllers.lora.observe import Observer
-from shoal.controllers.lora.poolplan import PoolPlan, floor, placed, same, worth_telling
+from shoal.controllers.lora.poolplan import PoolPlan, floor, placed, same, sources_of, worth_telling
 from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.core.adapters import types
@@ -80,16 +79,13 @@ class Placer:
             self.leave(uid)
         pool = self.pools.setdefault(pool_key, PoolPlan(pool_key))
         known = pool.adapters.get(uid)
-        entered = placed(adapter, revisions)
-        if entered == known:
+        entered, sources = placed(adapter, revisions), sources_of(adapter, revisions)
+        if entered == known and all(pool.sources.get(name) == source for name, source in sources.items()):
             return
         if known is not None:
             self._drop_sources(pool, known)
         pool.adapters[uid], pool.keys[uid], self._of[uid] = entered, adapter.key, pool_key
-        for revision in (revisions.current, revisions.next):
-            if revision is not None:
-                name = engine_name(adapter.key, revision.revision)
-                pool.sources[name] = FloorAdapter(name=name, revision=revision.revision, uri=revision.uri)
+        pool.sources.update(sources)
         self._look(pool, changed=True)
 
     def leave(self, uid: str) -> None:

@@ -65,6 +65,16 @@ def placed(adapter: LoRAAdapter, revisions: Revisions) -> types.Adapter:
     )
 
 
+def sources_of(adapter: LoRAAdapter, revisions: Revisions) -> dict[str, FloorAdapter]:
+    """Engine name -> what an agent needs to load it, of both revisions."""
+    found: dict[str, FloorAdapter] = {}
+    for revision in (revisions.current, revisions.next):
+        if revision is not None:
+            name = engine_name(adapter.key, revision.revision)
+            found[name] = FloorAdapter(name=name, revision=revision.revision, uri=revision.uri)
+    return found
+
+
 def floor(sources: Mapping[str, FloorAdapter], entries: Iterable[types.Entry]) -> Iterable[FloorAdapter]:
     """A floor as an agent is told it."""
     for entry in entries:

@@ -7,11 +7,13 @@ import structlog
 
 from shoal.api import keys, names, reasons
 from shoal.api.gpuclass import GPUClass
+from shoal.api.loraadapter import LoRAAdapter
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model, ModelStatus
 from shoal.artifacts import secret_advice
 from shoal.controllers.artifacts import Artifacts
 from shoal.controllers.children import NameTaken
+from shoal.controllers.claims import claimants, claims_changed, models_claiming
 from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.installkey import InstallKeyError, InstallKeySource
 from shoal.controllers.keda.driver import Driver
@@ -26,6 +28,7 @@ from shoal.core import facts, keda, models, scaling
 from shoal.core.artifacts import Reading
 from shoal.core.models import Observed, Problem
 from shoal.core.placement import VariantPlan
+from shoal.core.servednames import served_names
 from shoal.engine.launch import check_extra_args
 from shoal.kube.errors import Forbidden, Invalid, NotFound
 from shoal.kube.projections import Child, Custom
@@ -58,6 +61,7 @@ class ModelController:
         self._applier = Applier(world, scales, driver, cold, planner.target)
         self._artifacts = Artifacts(world, queue.add)
         world.models.listeners.append(self._model)
+        world.adapters.listeners.append(lambda _key, before, after: self._renamed(before, after))
         world.classes.listeners.append(self._class)
         world.pools.listeners.append(self._pool)
         world.pods.listeners.append(self._pod)
@@ -77,15 +81,16 @@ class ModelController:
             self._forget(before.metadata.uid)
         if after is not None and (after.metadata.deletion_timestamp is not None or after.object is None):
             self._planner.leave(after.metadata.uid)
-        if before is not None and after is not None and before.object is not None and after.object is not None:
-            same = before.object.claimed_names == after.object.claimed_names
-            if same and after.metadata.deletion_timestamp == before.metadata.deletion_timestamp:
-                return
-        for custom in (before, after):  # who shares a served name may have won or lost it
-            for claim in custom.object.claimed_names if custom and custom.object else ():
-                for rival in self._world.models.by("claim", claim):
-                    if rival.object is not None:
-                        self.queue.add(rival.object.key)
+        self._renamed(before, after)
+
+    def _renamed(
+        self,
+        before: Custom[Model] | Custom[LoRAAdapter] | None,
+        after: Custom[Model] | Custom[LoRAAdapter] | None,
+    ) -> None:
+        """Who shares a served name may have won or lost it."""
+        for rival in models_claiming(self._world, claims_changed(before, after)):
+            self.queue.add(rival)
 
     def _forget(self, uid: str) -> None:
         self._planner.leave(uid)
@@ -211,7 +216,7 @@ class ModelController:
         seen = Observed(
             model=model,
             problems=problems,
-            served=models.served_names(model, self._rivals(model)),
+            served=served_names(model, claimants(world, model)),
             placement=decided.placement if decided else None,
             wanted=decided.wanted if decided else None,
             untried=decided.untried if decided else frozenset(),
@@ -317,15 +322,6 @@ class ModelController:
                 what = "create it"
             return f"spec.source.secretRef: there is no Secret {where}; {what}"
         return None
-
-    def _rivals(self, model: Model) -> list[Model]:
-        found = {
-            rival.metadata.uid: rival.object
-            for claim in model.claimed_names
-            for rival in self._world.models.by("claim", claim)
-            if rival.object is not None
-        }
-        return list(found.values())
 
     async def _write(self, custom: Custom[Model], status: ModelStatus) -> None:
         await write_status(self._world, MODELS, self._world.models, custom, status, manager=names.MANAGER_MODEL)

@@ -11,6 +11,7 @@ from typing import Final
 from shoal.api import reasons
 from shoal.api.loraadapter import AdapterRevision, LoRAAdapter, LoRAAdapterStatus
 from shoal.api.meta import ConditionStatus
+from shoal.core import servednames
 from shoal.core.adapters.joining import UNDECIDED
 from shoal.core.adapters.revisions import FINAL, Revisions
 from shoal.core.conditions import Finding, find, merge
@@ -110,8 +111,7 @@ def _accepted(seen: Seen) -> Finding:
     if seen.waiting:
         return Finding(kind, "Unknown", reasons.READING_ADAPTER, seen.waiting)
     if seen.served.lost:
-        text = "; ".join(f"served name '{name}' belongs to the older {key}" for name, key in seen.served.lost)
-        return Finding(kind, "True", reasons.NAME_CLAIMED, f"{text}; '{seen.adapter.key}' always means this one")
+        return Finding(kind, "True", reasons.NAME_CLAIMED, servednames.told(seen.adapter.key, seen.served))
     return Finding(kind, "True", reasons.VALID, "the adapter fits its pool and its base model")
 
 

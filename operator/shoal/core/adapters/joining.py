@@ -1,14 +1,12 @@
-"""Whether a LoRAAdapter may join the pool that it names, and which short names it has."""
+"""Whether a LoRAAdapter may join the pool that it names."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from shoal.api import reasons
 from shoal.api.loraadapter import LoRAAdapter
 from shoal.api.lorapool import LoRAPool
-from shoal.api.meta import Kind
-from shoal.core.adapters.owner import age
-from shoal.core.observed import Problem, ServedNames
+from shoal.core.observed import Problem
 
 UNDECIDED: Final = reasons.PENDING
 """Reason of a problem that is none yet: what would tell is not known."""
@@ -58,17 +56,3 @@ def _namespace(adapter: LoRAAdapter, pool: LoRAPool, labels: Mapping[str, str] |
         reasons.NAMESPACE_NOT_ALLOWED,
         f"LoRAPool {pool.key} takes adapters of namespaces with labels that {own} lacks: {', '.join(missing)}",
     )
-
-
-def served_names(claimed: Iterable[str], own: Kind, rivals: Mapping[str, Iterable[Kind]]) -> ServedNames:
-    """A short name belongs to its oldest claimant, Model or adapter. `rivals`: name -> who else claims it."""
-    owned: list[str] = []
-    lost: list[tuple[str, str]] = []
-    for name in claimed:
-        others = [r for r in rivals.get(name, ()) if r.metadata.deletion_timestamp is None]
-        first = min([own, *others], key=age)
-        if first is own:
-            owned.append(name)
-        else:
-            lost.append((name, f"{first.kind_name} {first.key}"))
-    return ServedNames(tuple(owned), tuple(lost))

@@ -17,6 +17,18 @@ _LOADED: Final = ("auto", "safetensors", "fastsafetensors", "instanttensor")
 _SPECULATIVE: Final = ("NGRAM", "EAGLE", "NEXTN", "EAGLE3", "DFLASH", "DSPARK")
 """--speculative-algorithm that goes with adapters (`check_lora_speculative_compatibility` of SGLang 0.5.23)."""
 _RAGGED: Final = "SGLANG_RAGGED_VERIFY_MODE"
+_PLAN_STREAM: Final = "SGLANG_ENABLE_OVERLAP_PLAN_STREAM"
+_TRTLLM: Final = "experimental_sgl_trtllm"
+_UNLIKE: Final[Mapping[str, str]] = {
+    "MLA": "{} keeps a latent in place of keys and values (MLA)",
+    "DSA": "{} keeps a latent in place of keys and values (MLA)",
+    "Hybrid": "some layers of {} keep a state in place of keys and values (Mamba, linear attention)",
+    "SlidingWindow": "the attention layers of {} are of several widths",
+    "Unknown": "Shoal does not know the layers of {}",
+    "Full": "the config of {} does not say how wide its layers are, or they are of several widths",
+}
+"""By `KVGeometry.kind`, of bases whose layers are not all alike: SGLang loads adapters for many of them, and ends at
+the first request for one that does not fit, which nobody can tell before."""
 _SLACK: Final = 2**20
 """Of an adapter's files beside its tensors: headers, adapter_config.json."""
 _MI: Final = 2**20
@@ -56,6 +68,10 @@ def _arguments(given: Mapping[str, str], env: Mapping[str, str]) -> str | None:
             f"--load-format={load_format} is how SGLang would read adapters too, and it cannot: "
             f"use {', '.join(_LOADED[:-1])} or {_LOADED[-1]}"
         )
+    if given.get("startup-weight-load-mode") == "overlap":
+        return "--startup-weight-load-mode=overlap does not go with adapters: leave it out"
+    if "dllm-algorithm" in given:
+        return "with --dllm-algorithm SGLang starts without adapters: leave it out"
     backend = given.get("moe-runner-backend", "")
     if backend.startswith("lora") and given.get("lora-backend") != "triton_v2":
         return f"--moe-runner-backend={backend} needs another LoRA backend than SGLang's default: leave it out"
@@ -71,10 +87,19 @@ def _speculation(given: Mapping[str, str], env: Mapping[str, str]) -> str | None
             f"--speculative-algorithm={algorithm} does not go with adapters: "
             f"use {', '.join(_SPECULATIVE[:-1])} or {_SPECULATIVE[-1]}, or leave it out"
         )
+    runner = given.get("speculative-moe-runner-backend", "")
+    if runner.startswith("lora"):
+        return f"--speculative-moe-runner-backend={runner} is for adapters, which the draft has not: leave it out"
     if algorithm == "NGRAM":
         return None
     if "speculative-adaptive" in given:
         return "--speculative-adaptive does not go with adapters: leave it out"
+    if _TRTLLM in (given.get("moe-runner-backend"), runner):
+        return (
+            f"the MoE runner {_TRTLLM} does not go with adapters and --speculative-algorithm={algorithm}: leave it out"
+        )
+    if env.get(_PLAN_STREAM, "").lower() in ("1", "true", "yes", "y", "t"):
+        return f"{_PLAN_STREAM} does not go with adapters and --speculative-algorithm={algorithm}: leave it out"
     if algorithm == "DSPARK" and env.get(_RAGGED, "static") != "static":
         return f"{_RAGGED} must be 'static' for DSPARK with adapters"
     return None
@@ -92,15 +117,15 @@ def _layers(pool: LoRAPool, facts: ArtifactFacts | None) -> str | None:
         return None
     name = facts.architecture or "this architecture"
     if facts.widths is None:
-        return (
-            f"the layers of {name} are not alike, or not known to Shoal, so that no adapter can be checked against them"
-        )
+        why = _UNLIKE[facts.kv.kind].format(name)
+        return f"{why}, so that no adapter can be checked against it: merge the fine-tune, and serve it as a Model"
     asked = fused(pool.spec.target_modules)
     if unknown := sorted(asked - ALL):
         return f"{name} has no {', '.join(unknown)}: take it out of spec.targetModules"
     if facts.widths.feed_forward is None and asked & FEED_FORWARD:
+        what = "experts, whose" if facts.experts else "feed-forward layers of several widths, whose"
         return (
-            f"{name} has experts, whose adapters are not supported: "
+            f"{name} has {what} adapters are not supported: "
             "set spec.targetModules to those of attention, q_proj, k_proj, v_proj and o_proj"
         )
     if facts.vocabulary is None and asked & {"embed_tokens", "lm_head"}:

@@ -66,11 +66,10 @@ def stored(adapter: LoRAAdapter) -> Revisions:
 
 
 def found(before: Revisions, revision: AdapterRevision, key: str) -> Revisions:
-    """After a reading that found a revision which fits. The first one answers at once: no other could."""
-    if before.current is None:
+    """After a reading that found a revision which fits. The first one answers at once: no other could. So does the one
+    that answers already, from the address where it is now: it may be gone from the former one."""
+    if before.current is None or before.current.revision == revision.revision:
         return Revisions(current=revision, read_by=key)
-    if before.current.revision == revision.revision:
-        return Revisions(current=before.current, read_by=key)
     return Revisions(current=before.current, next=revision, read_by=key)
 
 
