@@ -88,6 +88,16 @@ def test_holding_is_told_at_once_and_only_of_that_model(book: DemandBook):
     assert told(book.take()) == {"busy": ModelDemand(in_flight=2), "asleep": ModelDemand()}
 
 
+def test_the_first_request_of_a_quiet_model_is_told_at_once_though_it_neither_waits_nor_runs(book: DemandBook):
+    due: list[bool] = []
+    book.due = due.append
+    book.arrived("asleep")
+    assert due == [True]
+    assert told(book.take_urgent()) == {"asleep": ModelDemand(arrivals=1)}
+    book.arrived("asleep")
+    assert due == [True, False]
+
+
 def test_a_small_model_that_flaps_is_told_of_at_most_every_second(book: DemandBook, clock: Clock):
     due: list[bool] = []
     book.sent("m")

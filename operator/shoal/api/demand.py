@@ -5,11 +5,16 @@ changed, with absolute values; null says that a Model has nothing any more. `seq
 carries `models`; a heartbeat every 5 s repeats the last one. Demand is a state that is repeated, never an edge.
 """
 
+from typing import Final
+
 from shoal.api.replica import Message
+
+_READ_BY_DECISIONS: Final = frozenset({"arrivals", "in_flight", "held"})
 
 
 class ModelDemand(Message):
-    """What one gateway has of one Model."""
+    """What one gateway has of one Model. What a gateway leaves out, as one of another version may, has its default here
+    and is unknown all the same: see `whole`."""
 
     arrivals: int = 0
     """Accepted requests, monotonic per boot of the gateway."""
@@ -21,6 +26,11 @@ class ModelDemand(Message):
     """Their prompts and bounded answers, estimated."""
     oldest_seconds: float = 0.0
     """Age of the oldest that waits, when the message was made."""
+
+    @property
+    def whole(self) -> bool:
+        """Everything that a smaller number of replicas rests on was said."""
+        return self.model_fields_set >= _READ_BY_DECISIONS
 
 
 class AdapterDemand(Message):

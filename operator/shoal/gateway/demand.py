@@ -92,8 +92,10 @@ class DemandBook:
 
     def arrived(self, uid: str) -> None:
         """A request was accepted. Once per request, whatever becomes of it."""
-        self._of(uid).arrivals += 1
-        self._note(uid)
+        count = self._of(uid)
+        count.arrivals += 1
+        # One that may not wait is nowhere else to be seen, and wakes its Model all the same.
+        self._note(uid, urgent=count.idle and self._quiet(count))
 
     def sent(self, uid: str) -> None:
         """A replica was picked for a request: it is in flight from now on."""
@@ -206,12 +208,9 @@ class DemandBook:
         return orjson.dumps(content)
 
     def _row(self, count: _Count) -> Mapping[str, object]:
-        """`ModelDemand` as JSON has it, zeros left out; a contract test reads it back."""
-        row: dict[str, object] = {"arrivals": count.arrivals}
-        if count.in_flight:
-            row["inFlight"] = count.in_flight
+        """`ModelDemand` as JSON has it; a test reads it back. Zeros are said: what is left out is unknown."""
+        row: dict[str, object] = {"arrivals": count.arrivals, "inFlight": count.in_flight, "held": count.held}
         if count.held:
-            row["held"] = count.held
             row["heldTokens"] = count.held_tokens
             row["oldestSeconds"] = round(self._oldest_seconds(count), 3)
         return row

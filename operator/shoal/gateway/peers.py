@@ -75,7 +75,10 @@ class Peers:
         for pod in self._pods():
             stream = self.streams.get(pod.uid)
             if stream is not None:
-                total += max(0, stream.demand(uid).held)
+                said = stream.demand(uid)
+                if not said.whole:
+                    return None
+                total += max(0, said.held)
             elif pod.was_ready and not pod.deleting:
                 # One that is going and says nothing any more holds nothing for much longer.
                 return None

@@ -19,7 +19,7 @@ Uses = Callable[[str, str, Mapping[str, api.TenantUse | None]], None]
 """Hears the uid of a gateway's pod, the boot id of its process, and what it has of tenants with limits, by name: of all
 of them first, later of those that changed."""
 
-NOTHING = api.ModelDemand()
+NOTHING = api.ModelDemand(arrivals=0, in_flight=0, held=0)
 """What a live gateway has of a Model that it does not name."""
 
 

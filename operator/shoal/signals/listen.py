@@ -198,4 +198,12 @@ def load_of(keys: ReplicaKeys) -> Load:
 
 def demand_of(demand: ModelDemand, adapters: frozenset[str] | None = None) -> Demand:
     """A gateway's figures of one Model, as decisions read them."""
-    return Demand(demand.arrivals, demand.in_flight, demand.held, demand.held_tokens, demand.oldest_seconds, adapters)
+    return Demand(
+        demand.arrivals,
+        demand.in_flight,
+        demand.held,
+        demand.held_tokens,
+        demand.oldest_seconds,
+        adapters,
+        whole=demand.whole,
+    )

@@ -96,7 +96,7 @@ class Book:
         gateways = [g for g in self._world.gateways() if g.was_ready and not self._world.is_lost(g)]
         demands = {g.name: self._ears.demand(g.uid, uid) for g in gateways}
         pods = [p for p in self._world.pods.by("model", uid) if not p.finished and not self._world.is_lost(p)]
-        unheard = [name for name, said in demands.items() if said is None]
+        unheard = [name for name, said in demands.items() if said is None or not said.whole]
         unheard += [p.name for p in pods if p.was_ready and not p.deleting and self._ears.load(p.uid) is None]
         decided = self._planner.latest(uid)
         cost = decided.placement.hourly_cost if decided is not None else None

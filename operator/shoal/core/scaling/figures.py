@@ -70,7 +70,7 @@ def figures(snapshot: Snapshot) -> Figures:
             total = load.kv_tokens_total
             kv_tokens[replica.gpu_class] = min(kv_tokens.get(replica.gpu_class, total), total)
     demands = [v.demand for v in snapshot.voices or () if v.demand is not None]
-    unheard += [v.name for v in snapshot.voices or () if v.demand is None]
+    unheard += [v.name for v in snapshot.voices or () if v.demand is None or not v.demand.whole]
     if snapshot.voices is None:
         unheard.append("the gateways")
     adapters = [d.adapters for d in demands]

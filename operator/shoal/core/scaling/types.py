@@ -71,6 +71,8 @@ class Demand:
     oldest_seconds: float
     adapters: frozenset[str] | None = None
     """Adapters in flight or held, by uid; None: it does not tell."""
+    whole: bool = True
+    """False: it left something out, which stands as zero here. What it says counts up, and never down."""
 
 
 @dataclass(frozen=True, slots=True)
