@@ -121,6 +121,24 @@ async def test_beyond_a_bound_it_is_refused_with_what_is_left_of_the_cold_start(
         assert [(await post).status for post in posts] == [200, 200]
 
 
+@pytest.mark.parametrize(("cold_start", "after"), [(None, "30"), (12.0, "12"), (74.0, "60")])
+async def test_where_nobody_may_wait_the_cold_start_says_when_to_come_again_and_the_model_wakes(
+    tmp_path: Path, cold_start: float | None, after: str
+):
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        asleep(it)
+        it.model(limits=Limits(max_requests=0), cold_start_seconds=cold_start)
+        for number, body in enumerate((CHAT, STREAM), 1):
+            refused = await it.post(body)
+            error = (await refused.json())["error"]
+            assert (refused.status, error["code"], refused.headers["retry-after"]) == (503, "no_replica", after)
+            assert error["message"] == "The model `llama` cannot serve right now: it has no replica. Try again."
+            demand = it.app.demand.demand(MODEL.uid)
+            assert (demand.arrivals, demand.held) == (number, 0)  # which is what wakes it
+        wake(it)
+        assert (await it.post(CHAT)).status == 200
+
+
 async def test_one_tenants_share_leaves_room_for_another(tmp_path: Path):
     async with gateway(tmp_path, ScriptedEngine()) as it:
         it.tenants["other"] = tenant("other", key="sk-other")

@@ -80,6 +80,36 @@ def test_a_held_request_wakes_a_model_at_zero_on_the_class_that_has_room() -> No
     assert decision.message == "1 request held, 500 tokens; wakes class l40s-48gb"
 
 
+def test_a_request_that_may_not_wait_wakes_a_model_all_the_same() -> None:
+    term, asleep = Term(), snapshot(voices=[voice(arrivals=7)])
+    term.at(10.0, asleep)
+
+    decision = term.at(11.0, replace(asleep, voices=(voice(arrivals=8),)))
+
+    assert (decision.wanted, decision.reason) == (1, reasons.WAKING)
+    assert decision.message == "somebody asked; wakes class l40s-48gb"
+
+
+def test_an_hour_without_a_free_gpu_changes_neither_the_number_nor_what_is_said() -> None:
+    full = (variant("h100-80gb", room=0),)
+    term, asked = Term(), 0
+    for second in range(0, 3600, 5):
+        asked += 1  # each is refused at once, and counts as demand
+        wanted = term.decision.wanted if term.decision else 0
+        seen = snapshot(voices=[voice(arrivals=asked)], variants=full, wanted=wanted)
+        term.at(float(second), seen)
+        if second > 5:
+            assert term.decision is not None
+            assert (term.decision.wanted, term.decision.reason) == (1, reasons.NO_CAPACITY)
+            assert term.decision.message == "class h100-80gb has 0 free"
+
+    one = (variant("h100-80gb", room=1),)
+    freed = term.at(3600.0, snapshot(voices=[voice(arrivals=asked)], variants=one, wanted=1))
+    assert freed.wanted == 1
+    nobody = term.at(3600.0 + 601.0, snapshot(voices=[voice(arrivals=asked)], variants=full, wanted=1))
+    assert (nobody.wanted, nobody.reason) == (0, reasons.SCALED_TO_ZERO)
+
+
 def test_many_held_tokens_wake_as_many_replicas_as_can_hold_them() -> None:
     seen = snapshot(voices=[voice(held=100, held_tokens=200_000, arrivals=100)])
 

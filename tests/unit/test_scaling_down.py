@@ -209,12 +209,21 @@ def test_more_tokens_than_there_are_count_as_all_there_are_and_the_message_says_
 
 def test_less_than_nothing_is_unknown_not_nothing() -> None:
     term = Term()
-    seen = snapshot(replica(0, load(waiting=-3)), replica(1), policy=POLICY)
+    seen = snapshot(replica(0, load(waiting=-3)), replica(1), replica(2), policy=POLICY)
     term.at(0.0, seen)
     decision = term.at(1000.0, seen)
 
-    assert decision.wanted == 2
-    assert decision.doubts == ("pod-0 says -3 waiting",)
+    assert (decision.wanted, decision.reason) == (3, reasons.SIGNALS_UNKNOWN)
+    assert decision.message == "pod-0 not heard: nothing goes down; not believed: pod-0 says -3 waiting"
+
+
+def test_who_says_what_cannot_be_is_named_though_the_number_stays() -> None:
+    decision, _ = decide(snapshot(replica(0, load(kv_tokens_used=250_000))), None, 0.0)
+    stays, _ = decide(snapshot(replica(0, load(kv_tokens_used=250_000)), policy=Policy(maximum=1)), None, 0.0)
+
+    assert decision.wanted == 2, "all there is, and no more"
+    assert (stays.wanted, stays.before) == (1, 1)
+    assert stays.message.endswith("not believed: pod-0 says 250000 KV tokens in use of 100000")
 
 
 def test_a_cache_far_larger_than_predicted_is_not_believed() -> None:

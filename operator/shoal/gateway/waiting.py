@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from shoal.core.access import Identity
-from shoal.core.hold.limits import longest_wait
+from shoal.core.hold.limits import longest_wait, retry_after
 from shoal.core.hold.room import estimated_tokens
 from shoal.core.routing import NoReplica, Replica
 from shoal.gateway import errors
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 COMMENT_SECONDS: Final = 10.0
 """A stream that waits hears a comment so often. Until the first one, a 503 is still possible."""
 _RETRY_AFTER: Final = {
-    "none": 30,
     "not-ready": 10,
     "turned-away": 5,
     "tried": 2,
@@ -181,11 +180,11 @@ class Waiting:
             raise ClientGone from None
 
     def _refusal(self, why: NoReplica) -> ApiError:
-        meter = self._meter
+        meter, model = self._meter, self._prepared.model
         meter.outcome = "refused"
         meter.replica = meter.engine_boot = None
+        # Nothing has started yet, so a whole cold start is to come.
+        after = _RETRY_AFTER[why.reason] if why.reason != "none" else retry_after(model.cold_start_seconds, 0.0)
         return errors.unavailable(
-            f"The model `{self._prepared.word}` cannot serve right now: {why.message}. Try again.",
-            "no_replica",
-            _RETRY_AFTER[why.reason],
+            f"The model `{self._prepared.word}` cannot serve right now: {why.message}. Try again.", "no_replica", after
         )

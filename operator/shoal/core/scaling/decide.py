@@ -84,7 +84,7 @@ def decide(snapshot: Snapshot, memory: Memory | None, now: float) -> tuple[Decis
         unheard=said.unheard,
         doubts=said.doubts,
     )
-    if said.doubts and decision.wanted != before:
+    if said.doubts:
         decision = replace(decision, message=f"{decision.message}; not believed: {names(said.doubts)}")
     lowered = None if decision.wanted > before else now if decision.wanted < before else known.lowered
     return decision, replace(known, due=None if look is None else now + look, lowered=lowered)
