@@ -133,6 +133,7 @@ async def test_each_that_cannot_be_used_says_why_and_disturbs_nobody(fleet: Flee
         await fleet.apply(adapter(ns, "lost", pool="nowhere"))
         await asyncio.sleep(1.1)  # ages are told in seconds
         await fleet.apply(adapter(ns, "twin", servedNames=["fine"]))
+        await fleet.apply(model("late", ns, servedNames=["fine", "late"]))
         for name, reason, words in (
             ("wide", reasons.RANK_TOO_HIGH, "128 > 64 of pool"),
             ("embeds", reasons.MODULES_NOT_IN_POOL, "embed_tokens"),
@@ -148,6 +149,9 @@ async def test_each_that_cannot_be_used_says_why_and_disturbs_nobody(fleet: Flee
         twin = await adapter_with(client, ns, "twin", "Accepted", "True", reasons.NAME_CLAIMED)
         assert f"LoRAAdapter {ns}/fine" in condition(twin, "Accepted")["message"]
         assert "servedNames" not in twin["status"] or not twin["status"]["servedNames"]
+        late = await model_with(client, ns, "late", "Accepted", "True", reasons.NAME_CLAIMED)
+        assert f"LoRAAdapter {ns}/fine; '{ns}/late' always means this one" in condition(late, "Accepted")["message"]
+        assert late["status"]["servedNames"] == ["late"]
         listed = fleet.plane.run_kubectl("get", "lora", f"-n={ns}")
         assert "RankTooHigh" in listed
         await eventually(
