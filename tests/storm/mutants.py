@@ -74,6 +74,30 @@ def no_lora_path() -> None:
     attempts_adapter.AdapterAttempts._to_send = attempts.Attempts._to_send
 
 
+def no_retry() -> None:
+    """What a replica could not take is its client's problem: no other one is asked."""
+    from shoal.gateway import attempts
+    from shoal.gateway.errors import ApiError
+
+    real = attempts.Attempts._attempt
+
+    async def once(self: attempts.Attempts, replica: Any) -> None:
+        try:
+            await real(self, replica)
+        except attempts.Retry as retry:
+            raise ApiError(502, f"mutation: {retry.reason}", "replica_lost") from None
+
+    attempts.Attempts._attempt = once
+
+
+def sends_again() -> None:
+    """A gateway forgets that something of an answer is out, and asks another replica when the rest does not come."""
+    from shoal.gateway.relay import Relay
+
+    forgotten: Any = property(lambda _self: False, lambda _self, _value: None)
+    Relay._answering = forgotten
+
+
 def no_close_open() -> None:
     """A gateway does not close what a killed one left open in its spool."""
     from shoal.ledger import spoolfile
@@ -130,6 +154,8 @@ MUTATIONS: Final[dict[str, Callable[[], None]]] = {
     "no-ack": no_ack,
     "unknown-is-zero": unknown_is_zero,
     "no-lora-path": no_lora_path,
+    "no-retry": no_retry,
+    "sends-again": sends_again,
     "early-mark": early_mark,
     "no-close-open": no_close_open,
     "no-dedupe": no_dedupe,

@@ -79,6 +79,17 @@ def test_answers_of_the_base_in_an_adapters_place_are_lost_requests(tmp_path: Pa
     assert findings.wrong == findings.totals["lost"], findings.lost()
 
 
+def test_without_another_try_requests_are_lost(tmp_path: Path) -> None:
+    findings = run(storm("no-retry", "engine_hangs_up", "engine_refuses", seconds=30), tmp_path)
+    assert findings.lost()
+    assert not findings.good
+
+
+def test_requests_that_are_sent_again_after_their_first_byte_are_found(tmp_path: Path) -> None:
+    findings = run(storm("sends-again", "engine_killed", "engine_killed", seconds=30), tmp_path)
+    assert any(v.startswith("invariant 2") for v in findings.violations)
+
+
 def test_with_unknown_read_as_zero_replicas_go_while_nobody_is_heard(tmp_path: Path) -> None:
     assert IDLE + HEARTBEAT_SECONDS < CUT_SECONDS
     findings = run(storm("unknown-is-zero", "streams_cut", idle_seconds=IDLE), tmp_path)
