@@ -185,10 +185,10 @@ async def test_a_source_that_hangs_has_its_own_time(tmp_path: Path):
     server = TestServer(hub.app())
     await server.start_server()
     settings = Settings(hub_endpoint=f"http://127.0.0.1:{server.port}")
-    hanging, read_well = await read(batch("hf://team/a", f"file://{good}"), settings=settings, seconds=3.0)
+    hanging, read_well = await read(batch("hf://team/a", f"file://{good}"), settings=settings, seconds=1.5)
     await server.close()
     assert hanging == Problem(
-        reasons.SOURCE_UNREACHABLE, "hf://team/a was not read within 3 s: it is too slow, or hangs"
+        reasons.SOURCE_UNREACHABLE, "hf://team/a was not read within 1.5 s: it is too slow, or hangs"
     )
     assert isinstance(read_well, AdapterFacts)
 
