@@ -1,6 +1,7 @@
 """The spool keeps what it acknowledged, whatever kills the gateway."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from shoal.api.usage import UsageRecord
 from shoal.core.access import Identity
 from shoal.core.resolve import ServedModel
 from shoal.gateway.meter import Meter
+from shoal.ledger import spoolfile
 from shoal.ledger.spool import Spool, SpoolUnavailable
 from shoal.ledger.spoolfile import SpoolFile
 from shoal.ledger.spoolreader import SpoolReader
@@ -145,6 +147,44 @@ async def test_open_rows_are_closed_with_their_last_checkpoint(tmp_path: Path):
     spool = await opened(tmp_path)  # a second start finds nothing to close
     assert spool.stats.closed_as_cut == 0
     await spool.stop()
+
+
+async def test_a_start_reads_what_is_open_and_not_all_that_is_there(tmp_path: Path):
+    """Of a spool of a million requests, a gateway is ready again as soon as of an empty one."""
+    spool = await opened(tmp_path)
+    for n in range(3):
+        it = meter(f"r{n}")
+        await spool.commit(it.open_row())
+        if n:
+            it.outcome = "answered"
+            await spool.commit(it.final_row())
+    await spool.stop()
+    with contextlib.closing(sqlite3.connect(tmp_path / "spool.sqlite", isolation_level=None)) as connection:
+        steps = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {spoolfile.OPEN_ROWS}")]
+        assert [step for step in steps if step.startswith("SCAN")] == ["SCAN o USING INDEX open_rows"]
+        connection.execute("DROP INDEX open_rows")  # a file of an older version has none
+    spool = await opened(tmp_path)
+    assert spool.stats.closed_as_cut == 1
+    await spool.stop()
+
+
+async def test_what_a_newer_version_left_open_is_closed_as_it_is(tmp_path: Path):
+    spool = await opened(tmp_path)
+    await spool.commit(meter("r1").open_row())
+    id, request, kind, body = meter("r1").checkpoint_row()
+    record = json.loads(body)
+    record["data"] |= {"countSource": "measured", "colour": "blue", "outputTokens": 4}
+    spool.put((id, request, kind, json.dumps(record).encode()))
+    await spool.stop()
+
+    spool = await opened(tmp_path)
+    assert spool.stats.closed_as_cut == 1
+    await spool.stop()
+    with contextlib.closing(sqlite3.connect(tmp_path / "spool.sqlite")) as connection:
+        (final,) = connection.execute("SELECT body FROM records WHERE id = 'r1:final'").fetchone()
+    data = json.loads(final)["data"]
+    assert (data["kind"], data["outcome"], data["outputTokens"]) == ("final", "cut", 4)
+    assert (data["countSource"], data["colour"]) == ("measured", "blue")
 
 
 async def test_a_row_counts_once(tmp_path: Path):
