@@ -143,14 +143,17 @@ async def test_headers_are_on_every_answer(tmp_path: Path):
             await it.post({"model": "llama", "input": "x"}, "/v1/embeddings"),
             await it.post(b"{"),
             await it.post({"model": "another", "messages": []}),
+            await it.post(CHAT, "/v1/images"),
+            await it.post(CHAT, "/v1/usage"),
             await it.session.get(f"{it.url}/v1/models", headers={"authorization": "Bearer sk-test-acme"}),
         ]
-        assert [answer.status for answer in answers] == [200, 200, 200, 400, 404, 200]
+        assert [answer.status for answer in answers] == [200, 200, 200, 400, 404, 404, 405, 200]
         for answer in answers:
             await answer.read()
             assert len(standing(answer)) == 6
             assert answer.headers["x-ratelimit-limit-requests"] == "50"
         assert standing(await it.post(CHAT, key="sk-wrong")) == {}
+        assert standing(await it.post(CHAT, "/v1/images", key="sk-wrong")) == {}
         assert answers[-1].headers["x-ratelimit-remaining-requests"] == "47"  # three had a model
         limit(it)
         assert standing(await served(it)) == {}

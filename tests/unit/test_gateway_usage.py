@@ -57,6 +57,37 @@ async def test_a_tenant_gets_its_own_rows_and_no_other_s(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("query", "accept"),
+    [("&output=csv", "*/*"), ("", "text/csv"), ("", "text/html, text/csv;q=0.9"), ("&output=csv", "application/json")],
+)
+async def test_its_rows_are_csv_for_who_asks_for_it(tmp_path: Path, query: str, accept: str) -> None:
+    async with both(tmp_path) as (shop, _):
+        url = f"{shop.url}/v1/usage?from=2026-11&by=externalID,adapter{query}"
+        headers = {"authorization": f"Bearer {API_KEY}", "accept": accept}
+        async with shop.session.get(f"{url}&limit=1", headers=headers) as answer:
+            assert answer.status == 200
+            assert answer.headers["content-type"] == "text/csv; charset=utf-8"
+            first = (await answer.text()).splitlines()
+        async with shop.session.get(f"{url}&after={answer.headers['x-shoal-next']}", headers=headers) as answer:
+            rest = (await answer.text()).splitlines()
+            assert "x-shoal-next" not in answer.headers
+    assert first[0] == rest[0]
+    assert first[0].startswith("externalID,adapter,requests,inputTokens,cachedTokens,")
+    assert [line.split(",")[:4] for line in (*first[1:], *rest[1:])] == [
+        ["cus_acme", "", "2", "100"],
+        ["cus_acme", "chat/sql", "1", "20"],
+    ]
+
+
+@pytest.mark.parametrize("accept", ["*/*", "application/json, text/csv", ""])
+async def test_its_rows_are_json_for_all_others(tmp_path: Path, accept: str) -> None:
+    async with both(tmp_path) as (shop, _):
+        headers = {"authorization": f"Bearer {API_KEY}", "accept": accept}
+        async with shop.session.get(f"{shop.url}/v1/usage", headers=headers) as answer:
+            assert (answer.status, answer.content_type) == (200, "application/json")
+
+
+@pytest.mark.parametrize(
     "query",
     ["?tenant=globex", "?tenant=acme&tenant=globex", "?%74enant=globex", "?by=model&tenant="],
 )
@@ -98,7 +129,7 @@ async def test_no_filter_leads_to_rows_of_others(tmp_path: Path, query: str) -> 
     [
         ("?by=class", "`by` takes some of tenant, key, externalID, model, adapter, plan, hour, day, month"),
         ("?class=h100", "`class` is not known; there are from, to, by"),
-        ("?output=csv", "`output` is not known"),
+        ("?output=xml", "output=xml: json or csv"),
         ("?from=yesterday", "from=yesterday: write 2026-11, 2026-11-01 or 2026-11-01T06:00:00Z (UTC)"),
         ("?by=hour,day", "by=hour,day: one of them says it all"),
         ("?" + "&".join(["model=a"] * 101), "more than 100 parameters"),

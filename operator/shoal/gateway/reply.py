@@ -60,7 +60,11 @@ class Reply:
             self.started = True
             if self._answer((_JSON, *headers, *self._ids()), body):
                 return
-        await self._start(status, (_JSON, (b"content-length", str(len(body)).encode()), *headers))
+        await self.page(status, body, (_JSON, *headers))
+
+    async def page(self, status: int, body: bytes, headers: Headers) -> None:
+        """A whole answer, whose `headers` say what it is."""
+        await self._start(status, ((b"content-length", str(len(body)).encode()), *headers))
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def error(self, error: ApiError) -> None:

@@ -105,23 +105,34 @@ class Request:
         path, method = self._path, self._scope["method"]
         if path in ALLOWED:
             if method != "POST":
-                raise errors.wrong_method(method, "POST")
+                raise self._nothing_there(errors.wrong_method(method, "POST"))
             await self._complete()
         elif path in (LOGS_PATH, USAGE_PATH, _MODELS) or path.startswith(f"{_MODELS}/"):
             if method != "GET":
-                raise errors.wrong_method(method, "GET")
-            await self._reply.json(200, await self._page(self._identity(), path))
+                raise self._nothing_there(errors.wrong_method(method, "GET"))
+            await self._read(self._identity(), path)
         else:
-            raise ApiError(404, f"Unknown path: {path[:200]}", "unknown_path")
+            raise self._nothing_there(ApiError(404, f"Unknown path: {path[:200]}", "unknown_path"))
+
+    def _nothing_there(self, error: ApiError) -> ApiError:
+        """The same for everybody; with the limits of whose key it came with, as every answer has them."""
+        with contextlib.suppress(ApiError):
+            self._identity()
+        return error
 
     # --- what a tenant may read -------------------------------------------------------------------------------------
 
-    async def _page(self, identity: Identity, path: str) -> bytes:
+    async def _read(self, identity: Identity, path: str) -> None:
         query: bytes = self._scope.get("query_string", b"")
-        if path == LOGS_PATH:
-            return await self._app.logs.page(identity.tenant, query)
         if path == USAGE_PATH:
-            return await self._app.usage.page(identity.tenant, query)
+            page = await self._app.usage.page(identity.tenant, query, self._headers.get(b"accept", b""))
+            await self._reply.page(200, page.body, page.headers)
+        elif path == LOGS_PATH:
+            await self._reply.json(200, await self._app.logs.page(identity.tenant, query))
+        else:
+            await self._reply.json(200, self._models(identity, path))
+
+    def _models(self, identity: Identity, path: str) -> bytes:
         words, wanted = self._app.directory.snapshot.words, path[len(_MODELS) + 1 :]
         if not wanted:
             return modellist.listed(words, identity)

@@ -7,7 +7,7 @@ questions at a time, and few of one tenant in a minute.
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 from urllib.parse import parse_qsl, urlencode
 
 import aiohttp
@@ -15,6 +15,7 @@ import orjson
 
 from shoal.api import names
 from shoal.gateway.errors import ApiError, unavailable
+from shoal.serving.asgi import Headers
 
 SECONDS: Final = 10.0
 """For one answer of the ledger."""
@@ -23,9 +24,18 @@ WAITING: Final = 32
 PER_MINUTE: Final = 30
 """Questions of one tenant at one gateway, after a burst of as many."""
 MOST_BYTES: Final = 16 * 1024 * 1024
-_PARAMETERS: Final = ("from", "to", "by", "key", "model", "adapter", "plan", "limit", "after")
+_PARAMETERS: Final = ("from", "to", "by", "key", "model", "adapter", "plan", "limit", "after", "output")
 _BY: Final = ("tenant", "key", "externalID", "model", "adapter", "plan", "hour", "day", "month")
 _MOST_PARAMETERS: Final = 100
+_HEADERS: Final = ("content-type", "content-disposition", "x-shoal-next")
+"""Of the ledger's answer, those that are the tenant's too."""
+
+
+class Page(NamedTuple):
+    """Rows of one tenant, as the ledger told them."""
+
+    body: bytes
+    headers: Headers
 
 
 class UsageApi:
@@ -48,9 +58,12 @@ class UsageApi:
         if self._session is not None:
             await self._session.close()
 
-    async def page(self, tenant: str, query_string: bytes) -> bytes:
-        """A page of the tenant's rows as JSON. Raises ApiError."""
+    async def page(self, tenant: str, query_string: bytes, accept: bytes = b"") -> Page:
+        """A page of the tenant's rows, as JSON, or as CSV where `output` or an Accept header says so. Raises
+        ApiError."""
         query = _query(query_string)
+        if _csv_first(accept) and not any(name == "output" for name, _ in query):
+            query.append(("output", "csv"))
         if not self._url:
             raise ApiError(404, "This installation has no ledger: usage cannot be asked for.", "no_ledger")
         self._count(tenant)
@@ -63,7 +76,7 @@ class UsageApi:
         finally:
             self._waiting -= 1
 
-    async def _ask(self, url: str) -> bytes:
+    async def _ask(self, url: str) -> Page:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=SECONDS, sock_connect=2))
         for key in self._said():
@@ -78,7 +91,8 @@ class UsageApi:
             except (aiohttp.ClientError, TimeoutError, OSError):
                 break
             if response.status == 200:
-                return raw
+                told = response.headers
+                return Page(raw, tuple((name.encode(), told[name].encode()) for name in _HEADERS if name in told))
             if response.status in (400, 422):
                 raise ApiError(400, _message(raw), "invalid_parameter")
             if response.status != 401:
@@ -116,6 +130,12 @@ def _query(query_string: bytes) -> list[tuple[str, str]]:
                 if word.strip() and word.strip() not in _BY:
                     raise _wrong(name, f"takes some of {', '.join(_BY)}, with commas between them")
     return given
+
+
+def _csv_first(accept: bytes) -> bool:
+    """Whether an Accept header names CSV, and JSON not before it."""
+    kinds = [kind.partition(b";")[0].strip().lower() for kind in accept.split(b",")]
+    return b"text/csv" in kinds and b"application/json" not in kinds[: kinds.index(b"text/csv")]
 
 
 def _message(raw: bytes) -> str:
