@@ -82,6 +82,7 @@ async def test_in_focus_a_credit_is_a_row_of_its_own(books: Ledger) -> None:
     (row,) = [r for r in await focus(books) if r["ChargeCategory"] == "Credit"]
     assert (row["BilledCost"], row["ChargeDescription"], row["SubAccountId"]) == ("-1.5", "outage", "acme")
     assert (row["ChargePeriodStart"], row["ChargePeriodEnd"]) == ("2026-11-01T00:00:00Z", "2026-12-01T00:00:00Z")
+    assert (row["x_ExternalId"], row["Tags"]) == ("cus_acme", '{"externalID": "cus_acme"}')
     later = await focus(books, from_="2026-11-02")
     assert not [r for r in later if r["ChargeCategory"] == "Credit"], "parts of a month have it once"
 

@@ -66,8 +66,9 @@ def usage_rows(account: Account, tenant: str, usage: Usage, schedule: Schedule, 
             yield _usage_row(account, tenant, usage, schedule, period, meter, quantity, found)
 
 
-def credit_row(account: Account, tenant: str, credit: Credit, period: Period) -> Row:
-    """A credit is a charge below zero of its own, in the month that it is taken from."""
+def credit_row(account: Account, tenant: str, credit: Credit, period: Period, external_id: str | None = None) -> Row:
+    """A credit is a charge below zero of its own, in the month that it is taken from. `external_id`: of the tenant, as
+    its usage says it."""
     amount = _decimal(-credit.amount)
     return _row(account, tenant, period, credit.currency) | {
         "BilledCost": amount,
@@ -77,6 +78,8 @@ def credit_row(account: Account, tenant: str, credit: Credit, period: Period) ->
         "ContractedCost": amount,
         "EffectiveCost": amount,
         "ListCost": amount,
+        "Tags": json.dumps({"externalID": external_id} if external_id else {}),
+        "x_ExternalId": external_id or "",
     }
 
 

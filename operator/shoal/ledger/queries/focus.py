@@ -4,7 +4,7 @@ import csv
 import io
 from collections.abc import Iterable, Iterator
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from shoal.core.rating.focus import COLUMNS, Account, Period, Row, credit_row, usage_rows
 from shoal.core.rating.schedule import Schedule
@@ -23,7 +23,7 @@ def day_rows(
     if day.start == whole.start:
         period = Period(whole.start, whole.end, whole.start, whole.end)
         rows += [
-            credit_row(account, name, credit, period)
+            credit_row(account, name, credit, period, _external_id(connection, name, whole.end))
             for name, _, credit in creditbook.of_months(connection, [month], tenant)
         ]
     more = [hours.c.tenant, *([hours.c.hour] if hourly else [])]
@@ -31,6 +31,13 @@ def day_rows(
         start, end = (int(values[1]), int(values[1]) + HOUR_MS) if hourly else (day.start, day.end)
         rows += usage_rows(account, values[0], usage, prices, Period(start, end, whole.start, whole.end))
     return rows
+
+
+def _external_id(connection: Connection, tenant: str, before: int) -> str | None:
+    """What its usage said last before that moment. A credit has none of its own: it may be for somebody of whom the
+    Tenant is gone."""
+    own = select(hours.c.external_id).where(hours.c.tenant == tenant, hours.c.hour < before)
+    return connection.execute(own.order_by(hours.c.hour.desc()).limit(1)).scalar()
 
 
 def lines(rows: Iterable[Row], *, header: bool) -> Iterator[bytes]:
