@@ -148,6 +148,8 @@ def test_who_may_do_what(apiserver: ApiServer, namespace: str, who: str, verb: s
         ("shoal-billing", "delete", "pods/x --subresource=proxy", False),
         ("shoal-logs", "delete", "pods/x --subresource=proxy", True),
         ("shoal-logs", "delete", "pods/x", False),
+        ("shoal-logs", "list", "persistentvolumeclaims", True),
+        ("shoal-logs", "delete", "persistentvolumeclaims/x", False),
     ],
 )
 def test_what_people_may_who_are_bound_to_a_role(

@@ -16,6 +16,7 @@ INSTALL_KEY = b"an install key of 32 bytes......"
 SYSTEM = "/api/v1/namespaces/shoal-system"
 SECRET = f"{SYSTEM}/secrets/shoal-install-key"
 PODS = f"{SYSTEM}/pods"
+CLAIMS = f"{SYSTEM}/persistentvolumeclaims"
 
 
 def proxy(pod: str) -> str:
@@ -26,6 +27,10 @@ def pod(name: str, ready: bool = True) -> dict[str, Any]:
     labels = {"app.kubernetes.io/component": "gateway", "app.kubernetes.io/part-of": "shoal"}
     status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True" if ready else "False"}]}
     return {"metadata": {"namespace": "shoal-system", "name": name, "uid": name, "labels": labels}, "status": status}
+
+
+def claims(*names: str) -> dict[str, Any]:
+    return {"metadata": {"resourceVersion": "1"}, "items": [{"metadata": {"name": name}} for name in names]}
 
 
 def entry(number: int, **said: Any) -> dict[str, Any]:
@@ -56,6 +61,7 @@ def api() -> CannedApi:
         {
             SECRET: {"metadata": {"name": "shoal-install-key"}, "data": data},
             PODS: {"metadata": {"resourceVersion": "1"}, "items": pods},
+            CLAIMS: claims("spool-shoal-gateway-0", "logs-shoal-gateway-0", "logs-shoal-gateway-1"),
             proxy("shoal-gateway-0"): page(entry(2), entry(1)),
         }
     )
@@ -119,7 +125,10 @@ def test_who_may_not_is_told_what_it_takes(api: CannedApi, tmp_path: Path):
     api.answers[SECRET] = (403, 'secrets "shoal-install-key" is forbidden')
     result = run(api, tmp_path, "--tenant", "acme")
     assert result.exit_code == 1
-    assert "This needs the right to get the Secret shoal-install-key, to list pods, and to get" in result.output
+    assert (
+        "needs the right to get the Secret shoal-install-key, to list pods and persistentvolumeclaims, and"
+        in result.output
+    )
     assert "A tenant reads its own log with its own key: GET /v1/logs of the gateway." in result.output
 
 
@@ -168,6 +177,31 @@ def test_a_deletion_that_did_not_reach_everything_fails_and_says_so(api: CannedA
     assert "Deleted: 1 files." in result.output
     assert "gateway shoal-gateway-1: it cannot be reached" in result.output
     assert "Repeat it then." in result.output
+
+
+def test_what_a_gateway_that_was_scaled_away_left_is_named(api: CannedApi, tmp_path: Path):
+    """Nobody reads or deletes what is on its volume: who deletes must not think that all is gone."""
+    api.answers[CLAIMS] = claims("spool-shoal-gateway-2", "logs-shoal-gateway-0", "logs-shoal-gateway-2")
+    said = (
+        "gateway shoal-gateway-2: it was scaled away, and what it logged is on its volume still. Scale up again to "
+        "reach it, or delete it: kubectl -n shoal-system delete persistentvolumeclaim logs-shoal-gateway-2"
+    )
+    shown = run(api, tmp_path, "--tenant", "acme", "-o", "json")
+    assert (shown.exit_code, len(shown.stdout.splitlines())) == (0, 2)
+    assert shown.stderr == f"missing: {said}\n"
+    api.answers[proxy("shoal-gateway-0")] = {"files": 1, "entries": None, "missing": [], "unreadable": []}
+    deleted = run(api, tmp_path, "delete", "--tenant", "acme", "--yes")
+    assert deleted.exit_code == 1
+    assert "Deleted: 1 files." in deleted.output
+    assert said in deleted.output
+
+
+def test_who_may_not_see_volumes_is_told_that_they_are_unknown(api: CannedApi, tmp_path: Path):
+    api.answers[CLAIMS] = (403, "persistentvolumeclaims is forbidden")
+    api.answers[proxy("shoal-gateway-0")] = {"files": 1, "entries": None, "missing": [], "unreadable": []}
+    deleted = run(api, tmp_path, "delete", "--tenant", "acme", "--yes")
+    assert deleted.exit_code == 1
+    assert "volumes of gateways that were scaled away are not known: persistentvolumeclaims is forb" in deleted.output
 
 
 def test_options_that_do_not_go_together(api: CannedApi, tmp_path: Path):

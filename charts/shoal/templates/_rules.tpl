@@ -365,6 +365,13 @@
   - pods
   verbs:
   - list
+# which gateways were scaled away and left their volume
+- apiGroups:
+  - ''
+  resources:
+  - persistentvolumeclaims
+  verbs:
+  - list
 # `kubectl shoal logs` asks them through the API server
 - apiGroups:
   - ''

@@ -142,6 +142,7 @@ BILLING: Final = (
 LOGS: Final = (
     _PERSON_KEY,
     Permission("where the gateways are", "", ("pods",), ("list",)),
+    Permission("which gateways were scaled away and left their volume", "", ("persistentvolumeclaims",), ("list",)),
     Permission("`kubectl shoal logs` asks them through the API server", "", ("pods/proxy",), ("get", "delete")),
 )
 """For those who may read and delete tenants' request logs, in Shoal's namespace: bound by hand."""

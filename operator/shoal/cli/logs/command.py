@@ -84,6 +84,8 @@ def command(
         async with await Client.from_environment(kubeconfig=kubeconfig, context=context) as client:
             gateways = Gateways(client, operator_namespace, gateway_url)
             entries = await _newest(gateways, wanted, limit)
+            for warning in await gateways.left_behind():
+                click.echo(f"missing: {warning}", err=True)
             if output == "table":
                 click.echo(HEADER)
             show(entries[::-1])
@@ -112,22 +114,22 @@ def delete(
 ) -> None:
     """Delete a tenant's request log, or one user's entries, on all gateways and in the bucket.
 
-    Entries of requests that still run come later and stay: do it again then. Fails when a gateway was not reached or a
-    file could not be read, and says which; it may be repeated.
+    Entries of requests that still run come later and stay: do it again then. Fails when a gateway was not reached, one
+    that was scaled away left its volume, or a file could not be read, and says which; it may be repeated.
     """
     whose = f"the request log of tenant {tenant}" if user is None else f"what user {user} of tenant {tenant} asked"
     if not yes:
         click.confirm(f"Delete {whose}? It cannot be brought back", abort=True)
 
-    async def work() -> JsonObject:
+    async def work() -> tuple[JsonObject, list[str]]:
         async with await Client.from_environment(kubeconfig=kubeconfig, context=context) as client:
             gateways = Gateways(client, operator_namespace, gateway_url)
-            return await gateways.ask("DELETE", {"tenant": tenant, "user": user})
+            answer = await gateways.ask("DELETE", {"tenant": tenant, "user": user})
+            return answer, [*_warnings(answer), *await gateways.left_behind()]
 
-    answer = asyncio.run(told(work()))
+    answer, left = asyncio.run(told(work()))
     entries, files = answer.get("entries"), answer.get("files")
     click.echo(f"Deleted: {files} files." if entries is None else f"Deleted: {entries} entries in {files} files.")
-    left = _warnings(answer)
     if left:
         raise click.ClickException("not everything was reached:\n  " + "\n  ".join(left) + "\nRepeat it then.")
 

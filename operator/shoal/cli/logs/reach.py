@@ -15,11 +15,13 @@ from shoal.cli.scaling.reach import Unreachable
 from shoal.kube import projections
 from shoal.kube.client import Client
 from shoal.kube.errors import Forbidden, KubeError, NotFound, Unavailable, from_status
-from shoal.kube.resources import PODS, SECRETS
+from shoal.kube.resources import PERSISTENTVOLUMECLAIMS, PODS, SECRETS
 
 SELECTOR: Final = f"{names.LABEL_COMPONENT}={names.COMPONENT_GATEWAY},{names.LABEL_PART_OF}={names.MANAGED_BY}"
 SECONDS: Final = {"GET": 30.0, "DELETE": 180.0}
 """A gateway waits for the others, and for the bucket."""
+_CLAIM: Final = "logs-"
+"""Before the pod's name: what a StatefulSet calls the claim of its template `logs`."""
 
 Method = Literal["GET", "DELETE"]
 
@@ -46,6 +48,30 @@ class Gateways:
             raise Unreachable(f"{error.message}\n{self._rights()}") from None
         except KubeError as error:
             raise Unreachable(error.message) from None
+
+    async def left_behind(self) -> list[str]:
+        """What no gateway reaches: a gateway that was scaled away leaves its volume. Raises Unreachable."""
+        namespace = self._namespace
+        try:
+            claims = [
+                str(raw["metadata"]["name"])
+                async for raw in self._client.list(PERSISTENTVOLUMECLAIMS, namespace=namespace, label_selector=SELECTOR)
+            ]
+            pods = {
+                str(raw["metadata"]["name"])
+                async for raw in self._client.list(PODS, namespace=namespace, label_selector=SELECTOR)
+            }
+        except Forbidden as error:
+            return [f"volumes of gateways that were scaled away are not known: {error.message}"]
+        except KubeError as error:
+            raise Unreachable(error.message) from None
+        gone = sorted((claim, claim.removeprefix(_CLAIM)) for claim in claims if claim.startswith(_CLAIM))
+        return [
+            f"gateway {pod}: it was scaled away, and what it logged is on its volume still. Scale up again to reach "
+            f"it, or delete it: kubectl -n {namespace} delete persistentvolumeclaim {claim}"
+            for claim, pod in gone
+            if pod not in pods
+        ]
 
     async def _any(self, method: Method, path: str, headers: Mapping[str, str]) -> bytes:
         """Of the first gateway that is reached. Raises KubeError."""
@@ -117,9 +143,9 @@ class Gateways:
 
     def _rights(self) -> str:
         return (
-            f"This needs the right to get the Secret {names.INSTALL_KEY_SECRET}, to list pods, and to get (and, for "
-            f"`logs delete`, delete) pods/proxy in namespace {self._namespace}. A tenant reads its own log with its "
-            f"own key: GET {names.LOGS_PATH} of the gateway."
+            f"This needs the right to get the Secret {names.INSTALL_KEY_SECRET}, to list pods and "
+            f"persistentvolumeclaims, and to get (and, for `logs delete`, delete) pods/proxy in namespace "
+            f"{self._namespace}. A tenant reads its own log with its own key: GET {names.LOGS_PATH} of the gateway."
         )
 
 
