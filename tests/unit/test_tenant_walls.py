@@ -1,0 +1,103 @@
+"""Invariant 4 at a gateway: nobody reaches a Model or an adapter that was not granted, nor anything with a key that was
+taken back. Each wall with its mutation: without it, somebody gets through, and this finds out who. (The walls of usage
+rows and of request logs are in test_gateway_usage.py and test_requestlog.py.)"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.api.tenant import Tenant
+from shoal.core import access
+from shoal.core.access import Denied, Identity
+from shoal.core.words import Words
+from shoal.gateway import directory, request
+from tests.support.adapter_agents import AdapterAgent, TunedGateway, adapter, tuned
+from tests.support.gateway import API_KEY, tenant
+
+WORDS = ("llama", "support", "open")
+"""A Model, an adapter for acme, and one for all who may use the Model."""
+TAKEN_BACK: Mapping[str, dict[str, Any]] = {
+    "disabled": {"disabled": True},
+    "expired": {"expires": datetime(2020, 1, 1, tzinfo=UTC)},
+    "suspended": {"suspended": True},
+}
+OURS = {("acme", word) for word in WORDS}
+
+
+async def reached(it: TunedGateway) -> set[tuple[str, str]]:
+    """Who gets an answer, or as much as to hear that something is there, and from what."""
+    gateway = it.it
+    keys = {"acme": API_KEY, "globex": "sk-globex", "nobody": "sk-nobody"} | {who: f"sk-{who}" for who in TAKEN_BACK}
+    gateway.tenants["globex"] = tenant("globex", keys["globex"], models=())
+    for who, spec in TAKEN_BACK.items():
+        gateway.tenants[who] = tenant(who, keys[who], **spec)
+    it.declare(adapter("open", tenants=("*",)))
+    found: set[tuple[str, str]] = set()
+    for who, key in keys.items():
+        for word in WORDS:
+            answer = await gateway.post({"model": word, "messages": [{"role": "user", "content": "hi"}]}, key=key)
+            headers = {"authorization": f"Bearer {key}"}
+            one = await gateway.session.get(f"{gateway.url}/v1/models/{word}", headers=headers)
+            assert (answer.status == 200) == (one.status == 200)
+            if answer.status == 200:
+                found.add((who, word))
+    return found
+
+
+async def test_who_was_granted_something_reaches_that_and_nobody_reaches_more(tmp_path: Path):
+    async with tuned(tmp_path, AdapterAgent(1)) as it:
+        assert await reached(it) == OURS
+
+
+class Everything(frozenset[str]):
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+def no_grants(monkeypatch: pytest.MonkeyPatch) -> None:
+    def index(tenants: Iterable[Tenant]) -> dict[str, Identity]:
+        return {key: replace(one, grants=Everything(one.grants)) for key, one in access.index_keys(tenants).items()}
+
+    monkeypatch.setattr(directory, "index_keys", index)
+
+
+def no_tenants_of_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Words, "_may_use", lambda *_: True)
+
+
+def no_look_whether(reason: str) -> Callable[[pytest.MonkeyPatch], None]:
+    def off(monkeypatch: pytest.MonkeyPatch) -> None:
+        def authenticate(index: Mapping[str, Identity], sha256: str, now: datetime) -> Identity | Denied:
+            found = access.authenticate(index, sha256, now)
+            if isinstance(found, Denied) and found.reason == reason:
+                return index.get(sha256) or next(one for one in index.values() if one.tenant == "acme")
+            return found
+
+        monkeypatch.setattr(request, "authenticate", authenticate)
+
+    return off
+
+
+@pytest.mark.parametrize(
+    ("off", "leaks"),
+    [
+        (no_grants, {("globex", "llama"), ("globex", "open")}),
+        (no_tenants_of_adapters, {("globex", "support"), ("globex", "open")}),
+        (no_look_whether("unknown"), {("nobody", word) for word in WORDS}),
+        *((no_look_whether(who), {(who, "llama"), (who, "open")}) for who in TAKEN_BACK),
+    ],
+    ids=["grants of Models", "tenants of adapters", "unknown", *TAKEN_BACK],
+)
+async def test_without_one_of_the_walls_somebody_gets_through(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    off: Callable[[pytest.MonkeyPatch], None],
+    leaks: set[tuple[str, str]],
+):
+    off(monkeypatch)
+    async with tuned(tmp_path, AdapterAgent(1)) as it:
+        assert await reached(it) - OURS == leaks
