@@ -1,4 +1,7 @@
-"""The real PostgreSQL (Debian's package): a server of its own in a folder of its own, on a socket and no port."""
+"""The real PostgreSQL (Debian's package): a server of its own in a folder of its own, on a socket and no port.
+
+With `listen_addresses` among its options it listens, too: there everybody needs a password.
+"""
 
 import contextlib
 import itertools
@@ -11,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -24,13 +27,15 @@ _CLUSTERS = Path("/etc/postgresql-common/createcluster.conf")
 
 
 class Postgres:
-    """One server. It refuses to run as root, so it then runs as Debian's user `postgres`."""
+    """One server. It refuses to run as root, so it then runs as Debian's user `postgres`. `network`: a process whose
+    network it has; None: this one's."""
 
-    def __init__(self, folder: Path, binaries: Path, *options: str) -> None:
+    def __init__(self, folder: Path, binaries: Path, *options: str, network: int | None = None) -> None:
         self.folder = folder
         self._binaries = binaries
         self._data = folder / "data"
         self._options = options
+        self._network = network
         self._databases = itertools.count(1)
         self._who: dict[str, Any] = {}
         if os.geteuid() == 0:
@@ -39,6 +44,8 @@ class Postgres:
             self._who = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
         self._process: subprocess.Popen[Any] | None = None
         self._call("initdb", "-D", str(self._data), "-U", "shoal", "-A", "trust", "-E", "UTF8", "--no-locale", "-N")
+        with (self._data / "pg_hba.conf").open("a") as rules:
+            rules.write("host all all all scram-sha-256\n")
 
     def start(self) -> None:
         """Returns when it takes connections."""
@@ -46,10 +53,16 @@ class Postgres:
         command = [str(self._binaries / "postgres"), "-D", str(self._data)]
         if (setpriv := shutil.which("setpriv")) is not None:
             command = [setpriv, "--pdeathsig", "INT", *command]  # it ends with the tests, also when they are killed
+        who = self._who
+        if self._network is not None:
+            # Only root may enter a network, so it is somebody else from there on.
+            ids = [f"--reuid={who['user']}", f"--regid={who['group']}", "--clear-groups"] if who else []
+            enter = ["nsenter", f"--target={self._network}", "--net", "--"]
+            command, who = [*enter, *((setpriv or "setpriv", *ids) if ids else ()), *command], {}
         with (self.folder / "log").open("ab") as log:
             process = self._process = subprocess.Popen(
                 [*command, *itertools.chain.from_iterable(("-c", option) for option in options)],
-                stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.folder, **self._who,
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.folder, **who,
             )  # fmt: skip
         deadline = time.monotonic() + 60
         while True:
@@ -79,6 +92,18 @@ class Postgres:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         return f"postgresql+psycopg://shoal@/{name}?host={self.folder}"
 
+    def owned_database(self, name: str, password: str) -> None:
+        """A database with an owner of the same name, who comes over the network with the password."""
+        with self._connect() as connection:
+            owner, secret = sql.Identifier(name), sql.Literal(password)
+            connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(owner, secret))
+            connection.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(owner, owner))
+
+    def rows(self, database: str, query: LiteralString, *values: object) -> list[tuple[Any, ...]]:
+        """What a query finds."""
+        with self._connect(database) as connection:
+            return connection.execute(query, values).fetchall()
+
     def dump(self, url: str, target: Path) -> None:
         """pg_dump, as docs/ledger.md says."""
         with target.open("wb") as out:
@@ -89,8 +114,8 @@ class Postgres:
         with source.open("rb") as given:
             self._run("pg_restore", "--clean", "--if-exists", "--exit-on-error", "-d", _libpq(url), stdin=given)
 
-    def _connect(self) -> psycopg.Connection:
-        return psycopg.connect(host=str(self.folder), user="shoal", dbname="postgres", autocommit=True)
+    def _connect(self, database: str = "postgres") -> psycopg.Connection:
+        return psycopg.connect(host=str(self.folder), user="shoal", dbname=database, autocommit=True)
 
     def _call(self, program: str, *arguments: str) -> None:
         self._run(program, *arguments, stdout=subprocess.DEVNULL)
@@ -107,12 +132,12 @@ class Postgres:
 
 
 @contextlib.contextmanager
-def postgres(*options: str) -> Generator[Postgres]:
-    """A server with `options`, such as "fsync=off"; ended and removed at the end."""
+def postgres(*options: str, network: int | None = None) -> Generator[Postgres]:
+    """A server with `options`, such as "fsync=off"; ended and removed at the end. `network` as in `Postgres`."""
     binaries = _binaries()
     folder = Path(tempfile.mkdtemp(prefix="shoal-pg-"))  # not pytest's: the path of a socket is 107 characters at most
     try:
-        server = Postgres(folder, binaries, *options)
+        server = Postgres(folder, binaries, *options, network=network)
         server.start()
         try:
             yield server
