@@ -51,7 +51,7 @@ async def test_a_model_runs_on_the_cheapest_class_and_leaves_nothing_behind(flee
         assert ready["status"]["replicas"] == {"desired": 1, "ready": 1}
         assert [v["class"] for v in ready["status"]["variants"] if v["desired"]] == ["l4"]
         assert {c["type"] for c in ready["status"]["conditions"]} == {"Accepted", "Placed", "Available", "Ready"}
-        said = fleet.plane.run_kubectl("wait", "--for=condition=Ready", "--timeout=10s", f"-n={ns}", "model/chat")
+        said = fleet.plane.run_kubectl("wait", "--for=condition=Ready", "--timeout=50s", f"-n={ns}", "model/chat")
         assert "condition met" in said
         counted = await eventually(
             lambda: client.get(GPUCLASSES, "l4"),

@@ -86,7 +86,8 @@ async def test_thirty_models_on_a_full_fleet_come_to_rest(fleet: Fleet) -> None:
     ):
         for i in range(MODELS_EACH):
             for priority in PRIORITIES:  # the lowest first: those who come later take its GPUs
-                await fleet.apply(model(f"m{priority}-{i}", ns, priority=priority, drainSeconds=2))
+                stays = {"idleSeconds": 86400}  # however long it takes
+                await fleet.apply(model(f"m{priority}-{i}", ns, priority=priority, drainSeconds=2, scaling=stays))
             await asyncio.sleep(0.3)
         full = await rest(fleet, own, GPUS)
         assert full.ready == {20: 10, 10: 10, 0: 2}, "nobody has what a higher priority lacks"
