@@ -74,11 +74,12 @@ def test_without_facts_every_class_says_that_the_size_is_unknown() -> None:
     assert [(r.gpu_class, r.reason) for r in found.rejected] == [("a", "SizeUnknown")]
 
 
-def test_only_listed_classes_are_looked_at_and_those_that_do_not_exist_are_left_out() -> None:
+def test_only_listed_classes_are_looked_at_and_those_that_do_not_exist_are_told() -> None:
     classes = {"a": gpu_class("a", "X"), "b": gpu_class("b", "Y")}
     spec = {"variants": [{"class": "gone"}, {"class": "b"}]}
     found = candidates.consider(model(**spec), None, classes, candidates.gpus_of(classes.values(), {}), tune)
-    assert [r.gpu_class for r in found.rejected] == ["b"]
+    assert [(r.gpu_class, r.reason) for r in found.rejected] == [("gone", "ClassNotFound"), ("b", "SizeUnknown")]
+    assert found.rejected[0].why == "there is no GPUClass of this name"
 
 
 def test_a_demand_carries_what_the_model_says() -> None:

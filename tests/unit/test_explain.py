@@ -314,6 +314,13 @@ def test_refused_arguments_and_missing_classes_are_told_as_the_operator_tells_th
     assert "--tp-size is owned by Shoal" in done.output
 
 
+def test_a_listed_class_that_does_not_exist_is_told_beside_those_that_do(shell: Shell) -> None:
+    asked = model(variants=[{"class": "b300"}, {"class": LARGE["name"]}])
+    found = classes(shell.report("--fleet", shell.fleet(gpu_class(LARGE)), models=(asked,)))
+    assert (found["b300"]["replicas"], found["b300"]["why"]) == (0, "there is no GPUClass of this name")
+    assert found[LARGE["name"]]["replicas"] == 1
+
+
 WRONG = {
     "is not YAML": ("a:\n\t- 1", "line 2: not YAML"),
     "is no object": ("- 1", "document 1: no Kubernetes object"),

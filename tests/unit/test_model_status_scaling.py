@@ -6,7 +6,7 @@ from shoal.api.meta import Condition
 from shoal.core.conditions import find
 from shoal.core.facts import Container, Deployment, Pod
 from shoal.core.models import Observed, status
-from shoal.core.placement import Placement, VariantPlan
+from shoal.core.placement import Excluded, Placement, VariantPlan
 from shoal.core.readiness import TRIED_AGAIN
 from shoal.core.scaling import Decision
 from tests.unit.test_model_status import NOW, deployment, observed
@@ -138,6 +138,33 @@ def test_a_rollout_past_its_deadline_is_stalled_though_nothing_says_why() -> Non
     assert ready(seen)[2].endswith('ReplicaSet "x" has timed out.')
     first = replace(deployment(ready=0), overdue='ReplicaSet "x" has timed out.')
     assert ready(observed(deployments=(first,), wanted=1, pods=(pod(),)))[1] == "EngineFailed"
+
+
+def test_a_replica_that_never_gets_ready_and_says_nothing_is_for_a_person_once_every_class_was_tried() -> None:
+    late = replace(deployment(ready=0), overdue='ReplicaSet "x" has timed out progressing.')
+    hanging = observed(placement=ONE, wanted=1, deployments=(late,), pods=(pod(),), untried=frozenset({"l4", "h100"}))
+    assert ready(hanging) == (
+        "False",
+        "EngineFailed",
+        'no replica on l4 becomes ready: ReplicaSet "x" has timed out progressing.',
+    )
+    assert says(hanging, "Stalled") is None, "another class is about to be tried, and requests are worth holding"
+    assert says(hanging, "Reconciling") is not None
+    tried = says(replace(hanging, untried=frozenset()), "Stalled")
+    assert tried is not None
+    assert tried.reason == "EngineFailed"
+
+
+def test_of_listed_classes_one_that_disappears_is_named_and_the_others_are_used() -> None:
+    gone = Excluded("l4", "there is no GPUClass of this name", "ClassNotFound")
+    found = says(observed(placement=replace(ONE, excluded=(gone,)), wanted=1), "Accepted")
+    assert found is not None
+    assert (found.status, found.reason) == ("True", "ClassNotFound")
+    assert found.message == "spec.variants: there is no GPUClass 'l4'; the others that are listed are used"
+    serving = replace(ONE.variants[0], retired=True, why="there is no GPUClass of this name")
+    still = says(observed(placement=replace(ONE, variants=(serving,)), wanted=1), "Accepted")
+    assert still is not None
+    assert still.message == found.message
 
 
 def test_a_rollout_without_a_free_gpu_says_that_it_replaces_in_place() -> None:

@@ -8,8 +8,9 @@ Model + Considered + ... -> Demand                       (once per plan)
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Final, Literal
 
+from shoal.api import reasons
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.gpuclass import GPUClass
 from shoal.api.model import Model, Variant
@@ -21,6 +22,7 @@ from shoal.core.sizing import GPU, Misfit, Sized, Tuning, gpu_of, size
 
 Tune = Callable[[Literal["FP8"] | None], Tuning]
 """What the engine's arguments mean for its memory, given a variant's quantization."""
+NO_SUCH_CLASS: Final = "there is no GPUClass of this name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Considered:
     candidates: tuple[Candidate, ...]
     """Classes on which a replica fits."""
     rejected: tuple[Rejected, ...]
-    """Classes on which none fits, with the sum that does not work out."""
+    """Classes on which none fits, with the sum that does not work out, and listed ones that do not exist."""
     sized: Mapping[str, Sized]
     """class -> the sums of a replica, for the candidates."""
 
@@ -98,7 +100,7 @@ def consider(
 ) -> Considered:
     """Sizes a replica on every class that the Model lists (none listed: on all), in that order.
 
-    A listed class that does not exist is left out: that the Model cannot be accepted then is decided elsewhere.
+    A listed class that does not exist is rejected as one on which the Model does not fit.
     """
     candidates: list[Candidate] = []
     rejected: list[Rejected] = []
@@ -107,6 +109,7 @@ def consider(
     for variant in listed:
         gpu_class = classes.get(variant.gpu_class)
         if gpu_class is None:
+            rejected.append(Rejected(variant.gpu_class, reasons.CLASS_NOT_FOUND, NO_SUCH_CLASS))
             continue
         found = size(
             facts,

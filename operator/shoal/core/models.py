@@ -10,9 +10,12 @@ from shoal.api.meta import ConditionStatus
 from shoal.api.model import Model, ModelStatus, ReplicaCounts, VariantStatus
 from shoal.api.sources import parse_source
 from shoal.core import servednames
+from shoal.core.candidates import NO_SUCH_CLASS
 from shoal.core.conditions import Finding, merge
 from shoal.core.diagnosis import Cause
+from shoal.core.facts import Deployment
 from shoal.core.observed import Observed, Problem, ServedNames
+from shoal.core.placement import Placement
 from shoal.core.readiness import cause_of, readiness, unread
 from shoal.core.variants import variants
 
@@ -72,7 +75,7 @@ def problems(
     except ValueError as error:
         found.append(Problem(reasons.SOURCE_INVALID, f"spec.source.uri: {error}"))
     missing = [v.gpu_class for v in model.spec.variants if v.gpu_class not in classes]
-    if missing:
+    if missing and len(missing) == len(model.spec.variants):  # else the others are used
         have = ", ".join(sorted(classes)) or "none"
         found.append(
             Problem(
@@ -178,8 +181,8 @@ def _findings(seen: Observed, desired: int, ready: int, shown: Sequence[VariantS
             or seen.failure
             or (seen.paused and not seen.scaled_by)  # else requests at zero are worth holding: somebody wakes it
             or summary.reason in _FOR_A_PERSON
-            or any(d.overdue and d.replicas for d in seen.deployments)
-            or (cause is not None and cause.waits_for_a_person and not _moves_on(seen, cause))
+            or any(_gives_up(seen, d, cause) for d in seen.deployments)
+            or (cause is not None and cause.waits_for_a_person and not _moves_on(seen, cause.gpu_class))
             or (not_read is not None and not_read.waits_for_a_person)
         )
         findings.append(
@@ -192,14 +195,21 @@ def _findings(seen: Observed, desired: int, ready: int, shown: Sequence[VariantS
     return findings
 
 
-def _moves_on(seen: Observed, cause: Cause) -> bool:
-    """Whether an engine that keeps ending sends the Model to another class, which the plan has yet to find out, or has
-    found out just now: said to be stalled for that moment, it would be given up by whoever waits for it."""
-    if cause.gpu_class is None or seen.placement is None:
+def _gives_up(seen: Observed, deployment: Deployment, cause: Cause | None) -> bool:
+    """Whether its replicas had three cold starts and are not ready, and nothing else is about to be tried."""
+    if not (deployment.overdue and deployment.replicas):
         return False
-    left = not any(v.replicas for v in seen.placement.variants if v.gpu_class == cause.gpu_class)
+    return cause is not None or not _moves_on(seen, deployment.gpu_class)
+
+
+def _moves_on(seen: Observed, gpu_class: str | None) -> bool:
+    """Whether replicas that do not start on a class send the Model to another one, which the plan has yet to find out,
+    or has found out just now: said to be stalled for that moment, it would be given up by whoever waits for it."""
+    if gpu_class is None or seen.placement is None:
+        return False
+    left = not any(v.replicas for v in seen.placement.variants if v.gpu_class == gpu_class)
     goes_elsewhere = left and any(v.replicas for v in seen.placement.variants)
-    return goes_elsewhere or (cause.gpu_class in seen.untried and len(seen.untried) > 1)
+    return goes_elsewhere or (gpu_class in seen.untried and len(seen.untried) > 1)
 
 
 def _accepted(seen: Observed) -> Finding:
@@ -209,7 +219,21 @@ def _accepted(seen: Observed) -> Finding:
     if seen.served.lost:
         text = servednames.told(seen.model.key, seen.served)
         return Finding(reasons.ACCEPTED, "True", reasons.NAME_CLAIMED, text)
+    if gone := _classes_gone(seen.placement):
+        text = (
+            f"spec.variants: there is no GPUClass {' or '.join(map(repr, gone))}; the others that are listed are used"
+        )
+        return Finding(reasons.ACCEPTED, "True", reasons.CLASS_NOT_FOUND, text)
     return Finding(reasons.ACCEPTED, "True", reasons.VALID, "the specification is valid")
+
+
+def _classes_gone(placement: Placement | None) -> list[str]:
+    """Listed classes that do not exist, besides others that do."""
+    if placement is None:
+        return []
+    unused = {e.gpu_class for e in placement.excluded if e.reason == reasons.CLASS_NOT_FOUND}
+    serving = {v.gpu_class for v in placement.variants if v.why == NO_SUCH_CLASS}
+    return sorted(unused | serving)
 
 
 def _placed(seen: Observed) -> Finding:

@@ -262,12 +262,19 @@ async def test_a_class_that_disappears_at_zero_leaves_the_model_to_the_next_one(
         await fleet.apply(model("listed", ns, variants=[{"class": "l4"}], scaling=_FAST))
         for name in ("chat", "listed"):
             await at_zero(fleet, name)
+        await fleet.apply(model("both", ns, variants=[{"class": "l4"}, {"class": "h100"}], scaling=_FAST))
+        await at_zero(fleet, "both")
         await client.delete(GPUCLASSES, "l4")
         await model_with(client, ns, "listed", "Ready", "False", reasons.CLASS_NOT_FOUND)
-        for name in ("chat", "listed"):
+        told = await model_with(client, ns, "both", "Accepted", "True", reasons.CLASS_NOT_FOUND)
+        assert condition(told, "Accepted")["message"] == (
+            "spec.variants: there is no GPUClass 'l4'; the others that are listed are used"
+        )
+        for name in ("chat", "listed", "both"):
             ears.ask(await uid_of(fleet, name))
-        await until_replicas(fleet, "chat-h100", 1)
-        await model_with(client, ns, "chat", "Ready", "True", reasons.REPLICAS_READY)
+        for name in ("chat", "both"):
+            await until_replicas(fleet, f"{name}-h100", 1)
+            await model_with(client, ns, name, "Ready", "True", reasons.REPLICAS_READY)
         assert await replicas(fleet, "listed-l4") == 0
 
 

@@ -250,7 +250,7 @@ def _model(
             waiting=variant.waiting if variant else 0,
             sized=considered.sized.get(name),
             hourly_cost=cost,
-            currency=currency(fleet.classes[name]),
+            currency=currency(fleet.classes[name]) if name in fleet.classes else None,
             reason="" if variant or out is None else out.reason,
             why="" if variant or out is None else out.why,
         )
