@@ -98,7 +98,28 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         model("spec.variants", [{"class": "H100"}]),
         "must be lower-case letters, digits, '-' and '.'",
     ),
+    # --- Model: scaling, hold, drain
     ("negative replicas", model("spec.scaling.minReplicas", -1), "should be greater than or equal to 0"),
+    (
+        "more at least than at most",
+        model("spec.scaling", {"minReplicas": 5, "maxReplicas": 2}),
+        "`minReplicas` may not be larger than `maxReplicas`",
+    ),
+    ("at most none", model("spec.scaling.maxReplicas", 0), "should be greater than or equal to 1"),
+    ("no KV cache", model("spec.scaling.kvUtilizationPercent", 0), "should be greater than or equal to 1"),
+    ("more than the KV cache", model("spec.scaling.kvUtilizationPercent", 101), "should be less than or equal to 100"),
+    ("no queue", model("spec.scaling.queuedRequestsPerReplica", 0), "should be greater than or equal to 1"),
+    ("idle for no time", model("spec.scaling.idleSeconds", 0), "should be greater than or equal to 1"),
+    ("a window back in time", model("spec.scaling.stabilizationSeconds", -1), "should be greater than or equal to 0"),
+    ("another driver", model("spec.scaling.driver", "HPA"), 'supported values: "BuiltIn", "KEDA"'),
+    ("fewer than nobody waits", model("spec.hold.maxRequests", -1), "should be greater than or equal to 0"),
+    ("no share of the hold", model("spec.hold.maxTenantPercent", 0), "should be greater than or equal to 1"),
+    ("more than all of the hold", model("spec.hold.maxTenantPercent", 101), "should be less than or equal to 100"),
+    ("held for no time", model("spec.hold.timeoutSeconds", 0), "should be greater than or equal to 1"),
+    ("held for a day", model("spec.hold.timeoutSeconds", 86_400), "should be less than or equal to 3600"),
+    ("bytes of the hold", model("spec.hold.maxBytes", "lots"), "must be a quantity, such as '80Gi'"),
+    ("a drain without end", model("spec.drainSeconds", 86_401), "should be less than or equal to 86400"),
+    ("stalled at once", model("spec.stallSeconds", 5), "should be greater than or equal to 30"),
     ("our label", model("spec.pod.labels", {"shoal.dev/model": "x"}), "`labels` may not use keys of 'shoal.dev/'"),
     ("our annotation", model("spec.pod.annotations", {"shoal.dev/x": "y"}), "`annotations` may not use keys of"),
     ("a label's value", model("spec.pod.labels", {"team": "a b"}), "must be a label's value"),
@@ -240,8 +261,9 @@ def test_columns_say_what_matters(apiserver: ApiServer) -> None:
     )
 
     head, row = apiserver.kubectl("get", "mdl", "m").splitlines()
-    assert head.split() == ["NAME", "READY", "REASON", "DESIRED", "UP", "CLASS", "AGE"]
+    assert head.split() == ["NAME", "READY", "REASON", "DESIRED", "UP", "CLASS", "AGE", "MESSAGE"]
     assert row.split()[:6] == ["m", "True", "ReplicasReady", "2", "1", "l40s-48gb"]
+    assert row.endswith("1 of 1 replicas serve")
     assert "hf://owner/repo" in apiserver.kubectl("get", "mdl", "m", "-o", "wide")
     assert apiserver.run("wait", "--for=condition=Ready", "model/m", "--timeout=5s").returncode == 0
 

@@ -385,8 +385,8 @@ class Model(Kind):
         Column("Up", ".status.replicas.ready", "integer"),
         Column("Class", ".status.variants[?(@.desired>0)].class"),
         Column("Source", ".spec.source.uri", "string", 1),
-        Column("Message", '.status.conditions[?(@.type=="Ready")].message', "string", 1),
         Column("Age", ".metadata.creationTimestamp", "date"),
+        Column("Message", '.status.conditions[?(@.type=="Ready")].message'),  # last: it is long
     )
 
     cel: ClassVar = (NAME_IS_LABEL,)
