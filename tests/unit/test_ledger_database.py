@@ -62,6 +62,28 @@ def test_tables_of_a_newer_version_are_left_alone(url: str) -> None:
         Database(url).open(stack)
 
 
+async def test_a_release_is_rolled_back_where_the_newer_tables_only_have_more(url: str) -> None:
+    with contextlib.ExitStack() as stack:
+        connection = Database(url).open(stack)
+        with connection.begin():
+            for table in ("hours", "usage", "records"):
+                connection.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN novel BIGINT NOT NULL DEFAULT 7")
+            connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999_from_0001'")
+    async with store(url) as rig:
+        for _ in range(2):
+            await rig.take(*(record(f"r{n}") for n in range(150)), record("cut", "open"))
+        assert await rig.count(schema.usage) == 151
+        await rig.balanced()
+    with contextlib.ExitStack() as stack:
+        connection = Database(url).open(stack)
+        with connection.begin():
+            version = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one()
+            connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999_from_9998'")
+    assert version == "9999_from_0001", "it is the newer one's to say"
+    with contextlib.ExitStack() as stack, pytest.raises(Unavailable, match="a newer ledger made them: run that one"):
+        Database(url).open(stack)
+
+
 def test_a_second_ledger_is_refused_until_the_first_has_gone(url: str) -> None:
     with contextlib.ExitStack() as first:
         Database(url).open(first)

@@ -96,7 +96,9 @@ def _run(connection: Connection, statement: str, values: tuple[Any, ...]) -> lis
 
 def _copy(connection: Connection, table: Table, rows: Sequence[Values], conflict: str) -> list[Row[Any]]:
     incoming, columns = f"incoming_{table.name}", _names(table)
-    connection.exec_driver_sql(f"CREATE TEMPORARY TABLE IF NOT EXISTS {incoming} (LIKE {table.name})")
+    # With defaults: a newer version may have added columns that this one does not fill.
+    like = f"LIKE {table.name} INCLUDING DEFAULTS"
+    connection.exec_driver_sql(f"CREATE TEMPORARY TABLE IF NOT EXISTS {incoming} ({like})")
     connection.exec_driver_sql(f"TRUNCATE {incoming}")
     driver: Any = connection.connection.driver_connection
     with driver.cursor() as cursor, cursor.copy(f"COPY {incoming} ({columns}) FROM STDIN") as copy:

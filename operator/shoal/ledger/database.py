@@ -13,13 +13,16 @@ import sqlite3
 import time
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import structlog
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 log = structlog.get_logger()
 
@@ -32,6 +35,9 @@ _STEPS: Final = 200_000
 """Of SQLite's machine between two looks at the clock: a few milliseconds."""
 _LOCK: Final = 0x73686F616C  # "shoal"
 _MIGRATIONS: Final = Path(__file__).parent / "migrations"
+OLDEST: Final = "_from_"
+"""In the name of a revision, before the oldest one whose ledger may write its tables: 0002_from_0001 adds only what an
+older ledger need not know, such as a column with a default. Then a release can be rolled back without its data."""
 
 
 class Unavailable(Exception):
@@ -169,7 +175,8 @@ def bounded(connection: Connection) -> Generator[None]:
 
 
 def migrate(connection: Connection) -> None:
-    """Brings the tables to this version's, in one transaction. Raises Unavailable where they are of a newer one."""
+    """Brings the tables to this version's, in one transaction. Those of a newer one are left as they are; raises
+    Unavailable where this one may not write them."""
     logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of its plugins while it is imported
     import alembic.command
     from alembic.config import Config
@@ -185,11 +192,25 @@ def migrate(connection: Connection) -> None:
                 connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
             alembic.command.upgrade(config, "head")
     except CommandError as error:
+        if (newer := _newer_that_takes(connection, config)) is not None:
+            log.warning("a newer ledger made the tables; this one goes on with them", version=newer)
+            return
         raise Unavailable(
             f"the database's tables are not of this version: {error}; a newer ledger made them: run that one, or "
             "restore a backup from before it"
         ) from error
     log.debug("tables are of this version", seconds=round(time.monotonic() - began, 3))
+
+
+def _newer_that_takes(connection: Connection, config: "Config") -> str | None:
+    """The version of tables that this ledger does not know and may write all the same: its name says so."""
+    from alembic.script import ScriptDirectory
+
+    with connection.begin():
+        version = str(connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar())
+    _, named, oldest = version.rpartition(OLDEST)
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    return version if named and oldest in known else None
 
 
 def reason(error: BaseException) -> str:
