@@ -28,6 +28,8 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 MODEL = "drained"
 TOKENS = int(os.environ.get("SHOAL_E2E_STREAM_TOKENS", "250"))
 """More where pods start slowly: an answer must last longer than that."""
+SPARE = os.environ.get("SHOAL_E2E_SPARE_NODE", "")
+"""A node that takes pods only while another one is drained, where the fleet has no other place for them."""
 DRAIN_SECONDS = 300
 """Far longer than any answer here: a pod that goes before has not waited for the time to be over."""
 SLOW = {"env": [{"name": "SHOAL_SIM_SPEED", "value": "0.1"}, {"name": "SHOAL_SIM_LOAD_SECONDS", "value": "1"}]}
@@ -203,8 +205,10 @@ def test_a_deleted_pod_finishes_its_stream_while_others_get_the_requests(
 
 def test_the_drain_of_a_node_waits_for_the_stream(fleet: Fleet, client: openai.OpenAI, requests: Requests) -> None:
     (pod,) = ready(fleet)
-    node = next(p["spec"]["nodeName"] for p in pods(fleet) if p["metadata"]["name"] == pod)
+    node = node_of(fleet, pod)
     stream = Stream(client).start()
+    if SPARE:
+        fleet.kubectl("uncordon", SPARE)
     options = ("--ignore-daemonsets", "--delete-emptydir-data", f"--pod-selector={names.LABEL_MODEL}={MODEL}")
     draining = threading.Thread(target=lambda: fleet.kubectl("drain", node, *options, "--timeout=300s", timeout=330))
     draining.start()
@@ -214,6 +218,23 @@ def test_the_drain_of_a_node_waits_for_the_stream(fleet: Fleet, client: openai.O
         assert not draining.is_alive()
     finally:
         fleet.kubectl("uncordon", node)
+        if SPARE:
+            fleet.kubectl("cordon", SPARE)
+    if SPARE:
+        come_back(fleet, node)
+
+
+def node_of(fleet: Fleet, pod: str) -> str:
+    """Empty: on none."""
+    return next((p["spec"].get("nodeName", "") for p in pods(fleet) if p["metadata"]["name"] == pod), "")
+
+
+def come_back(fleet: Fleet, node: str) -> None:
+    """What went to the spare node meanwhile is replaced on the one that the other tests are about."""
+    until(lambda: ready(fleet) != [], 240, lambda: phases(fleet))
+    for pod in [pod for pod in ready(fleet) if node_of(fleet, pod) == SPARE]:
+        fleet.kubectl("delete", "pod", pod, "-n", "demo", "--wait=false")
+    until(lambda: {node_of(fleet, pod) for pod in ready(fleet)} == {node}, 240, lambda: phases(fleet))
 
 
 def test_a_rollout_replaces_the_replica_after_its_stream(

@@ -1,6 +1,6 @@
 """`python -m tests.kubelet`: the pod life-cycle suite on one real kubelet with containerd and Shoal's own image.
 
-Makes a lab with a process node and a node with a real kubelet, runs the suite on the latter, removes the lab. Needs
+Makes a lab with process nodes and a node with a real kubelet, runs the suite on the latter, removes the lab. Needs
 root, Debian's or Ubuntu's apt-get for what is missing (runc, and for the image buildah and debootstrap), and about 10
 CPU minutes for a first build of kubelet and containerd. Nothing is skipped in silence: a skipped test is a failure.
 
@@ -25,19 +25,11 @@ from tests.kubelet import image
 
 NODE: Final = "real-1"
 SUITES: Final = ("tests/lab/test_pod_lifecycle.py", "tests/e2e/test_drain.py")
-ELSEWHERE: Final = {
-    "tests/e2e/test_drain.py::test_the_drain_of_a_node_waits_for_the_stream": (
-        "with its one GPU node drained the fleet has no other place; the life-cycle suite drains this node"
-    ),
-}
-_GPU_NODE: Final = {
-    "name": NODE,
-    "realKubelet": True,
-    "gpus": 8,
-    "gpuProduct": "NVIDIA-L40S",
-    "gpuMemoryMiB": 46068,
-}
+SPARE: Final = "spare-1"
+"""A process node that takes pods only while the real one is drained: it is cordoned otherwise."""
+_GPUS: Final = {"gpus": 8, "gpuProduct": "NVIDIA-L40S", "gpuMemoryMiB": 46068}
 """Of the class that the examples' Models name."""
+_NODES: Final = ({"name": "cpu-1"}, {"name": NODE, "realKubelet": True, **_GPUS}, {"name": SPARE, **_GPUS})
 _ROOT: Final = Path(__file__).resolve().parents[2]
 
 
@@ -78,14 +70,16 @@ def run(name: str, archive: Path | None, arguments: list[str], *, keep: bool) ->
     """Raises LabError."""
     api.require_root()
     found = archive or image.build(say)
-    fleet = Fleet.model_validate({"nodes": [{"name": "cpu-1"}, _GPU_NODE], "archives": [str(found.resolve())]})
+    fleet = Fleet.model_validate({"nodes": _NODES, "archives": [str(found.resolve())]})
     try:
         lab = api.Lab.up(name, fleet_data=fleet, faults=True, say=say)
+        lab.kubectl("cordon", SPARE)
         say(lab.kubectl("get", "nodes", "-o", "wide").rstrip())
         os.environ |= {
             "SHOAL_LIFECYCLE_LAB": name,
             "SHOAL_E2E_LAB": name,
             "SHOAL_E2E_STREAM_TOKENS": "700",
+            "SHOAL_E2E_SPARE_NODE": SPARE,
             "SHOAL_LIFECYCLE_NODE": NODE,
             "SHOAL_LIFECYCLE_IMAGE": image.NAME,
             # Containers of a real runtime take seconds to start where many start at once on few cores.
@@ -94,10 +88,7 @@ def run(name: str, archive: Path | None, arguments: list[str], *, keep: bool) ->
         }
         watcher = NothingSkipped()
         suites = [str(_ROOT / suite) for suite in SUITES]
-        for test, why in ELSEWHERE.items():
-            say(f"not here: {test}: {why}")
-        left_out = [f"--deselect={test}" for test in ELSEWHERE]
-        code = pytest.main(["-m", "lab", "-rs", *suites, *left_out, *arguments], plugins=[watcher])
+        code = pytest.main(["-m", "lab", "-rs", *suites, *arguments], plugins=[watcher])
         if watcher.skipped:
             say("tests.kubelet: skipped, and so not shown: " + ", ".join(watcher.skipped))
             return int(code) or 1
