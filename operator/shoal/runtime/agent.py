@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -73,10 +74,9 @@ def serve(
     from shoal.agent.observe import Observer
     from shoal.agent.serve import Agent
     from shoal.agent.serve import serve as run
-    from shoal.agent.stage.adapter import ROOM, stage_adapter
+    from shoal.agent.stage.adapter import IN_A_HURRY, stage_adapter
     from shoal.agent.stalls import Stalls
     from shoal.agent.stream import Hub
-    from shoal.artifacts import Settings
 
     configure(log_level)
     settings = _pool(pool)
@@ -98,7 +98,7 @@ def serve(
                 settings=settings,
                 secrets=secrets_dir,
                 cache=Path(cache) if cache else None,
-                sources=Settings(hub_endpoint=hub_endpoint.rstrip("/") or None, room_advice=ROOM),
+                sources=replace(IN_A_HURRY, hub_endpoint=hub_endpoint.rstrip("/") or None),
             )
             adapters = Adapters(settings, drain, Files(adapters_dir), bring)
         observer = Observer(hub, drain, stalls, run_dir, adapters)

@@ -259,7 +259,7 @@ async def _after(before: asyncio.Task[None] | None, work: Callable[[], Coroutine
 def _late(ask: Ask, registry: Registry) -> Denial:
     """What to say to a caller who has waited long enough."""
     name = ask.wanted.name
-    if ask.admitted is None:
+    if ask.admitted is None and not ask.slow:
         return Denial(503, reasons.SLOTS_FULL, f"all {registry.slots} slots are used by other adapters", 1)
     failure, entry = registry.failures.get(name), registry.entries.get(name)
     if failure is not None:

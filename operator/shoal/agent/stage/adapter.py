@@ -27,6 +27,8 @@ from shoal.core.adapters.sources import credentials_for
 CACHE_PATIENCE_SECONDS = 5.0
 """How long a node cache may be silent before the source itself is asked: a client waits for the answer."""
 ROOM = "fewer or smaller adapters fit there: lower cachedPerReplica or maxRank of the pool"
+IN_A_HURRY = Settings(room_advice=ROOM, connect_seconds=5.0, stall_seconds=20.0)
+"""Sources of adapters: clients wait for them, and one that is silent is tried again soon."""
 
 log = structlog.get_logger()
 
@@ -46,7 +48,7 @@ async def stage_adapter(
     Raises ArtifactError with one of `reasons.ADAPTER_REASONS`.
     """
     try:
-        facts = await _staged(wanted, folder, settings, secrets, cache, sources or Settings(room_advice=ROOM))
+        facts = await _staged(wanted, folder, settings, secrets, cache, sources or IN_A_HURRY)
     except ArtifactError as error:
         raise of_pool(error) from error
     except OSError as error:

@@ -14,7 +14,7 @@ What their objects say (operator):
 joining.py, owner.py, revisions.py, held.py, adapterstatus.py, poolstatus.py
 
 What an agent does about those of its engine:
-registry.py, turn.py, leases.py, claims.py, say.py
+registry.py, turn.py, staging.py, leases.py, claims.py, say.py
 """
 
 from shoal.core.adapters.place import place

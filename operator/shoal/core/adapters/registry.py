@@ -55,13 +55,16 @@ class Entry:
 
     state: State
     used: float
-    """When it was last loaded, leased, or said to run: those used longest ago go first."""
+    """When it was last loaded, leased, or said to run, those used longest ago go first; while it is fetched: since
+    when."""
     dropped: bool = False
     """It was on the floor and is not any more: it goes when no lease covers it."""
     retirement: Retirement | None = None
     """With `retiring`: once it was told."""
     staged_seconds: float = 0.0
     load_seconds: float = 0.0
+    keep_until: float = 0.0
+    """While it is fetched or staged: until then it is kept though nobody waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ class Ask:
     since: float
     admitted: float | None = None
     """Since when a slot is its own."""
+    slow: bool = False
+    """Its adapter's files take long to come: it has given its slot back, and gets one again when they are here."""
     missed: bool = False
     """It was not in the engine."""
 

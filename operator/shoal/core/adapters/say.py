@@ -11,7 +11,7 @@ def keys(registry: Registry) -> dict[str, object]:
         "adapters": states(registry),
         "adapter_slots": registry.slots,
         "adapter_slots_leased": len(registry.leases),
-        "adapters_waiting": sum(ask.admitted is None for ask in registry.asks),
+        "adapters_waiting": sum(ask.admitted is None and not ask.slow for ask in registry.asks),
         "adapter_loads_total": registry.loads,
         "adapter_evictions_total": registry.evictions,
     }
