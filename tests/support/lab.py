@@ -76,7 +76,7 @@ def get(lab: api.Lab, *arguments: str) -> dict[str, Any]:
     return orjson.loads(lab.kubectl("get", *arguments, "-o", "json"))
 
 
-def eventually(probe: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+def eventually(probe: Callable[[], Any], what: str, seconds: float = 120) -> Any:
     """The first true value of `probe`; LabErrors on the way count as "not yet"."""
     deadline = time.monotonic() + seconds
     last: object = None
