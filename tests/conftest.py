@@ -5,11 +5,16 @@ from typing import Any
 
 import pytest
 import structlog
+from hypothesis import settings
 
 from tests.support.apiserver import apiserver
 from tests.support.postgres import postgres_server
 
 __all__ = ["apiserver", "postgres_server"]
+
+# An example that took 0.2 s would fail its test: on a busy machine any of them may.
+settings.register_profile("patient", settings(), deadline=None)
+settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True, scope="session")
