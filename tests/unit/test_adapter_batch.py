@@ -1,5 +1,6 @@
 """The Job that reads a batch of adapters: what it is, what it reads, and what it says in 4 KiB."""
 
+import asyncio
 import hashlib
 import json
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 from aiohttp.test_utils import TestServer
 from click.testing import CliRunner
 
+from shoal.agent import adapterfacts
 from shoal.agent.adapterfacts import Reading, read_batch, run_batch
 from shoal.api import names, reasons
 from shoal.api.adapterfacts import BATCH_ADAPTERS, BATCH_ENV, AdapterBatch, AdapterFacts, AdapterToRead
@@ -191,6 +193,39 @@ async def test_a_source_that_hangs_has_its_own_time(tmp_path: Path):
         reasons.SOURCE_UNREACHABLE, "hf://team/a was not read within 1.5 s: it is too slow, or hangs"
     )
     assert isinstance(read_well, AdapterFacts)
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources with `hung` in their address never answer, others at once."""
+
+    async def read_one(wanted: AdapterToRead, _reading: Reading) -> AdapterFacts:
+        if "hung" in wanted.uri:
+            await asyncio.Event().wait()
+        return facts(1)
+
+    monkeypatch.setattr(adapterfacts, "read_one", read_one)
+
+
+@pytest.mark.usefixtures("hanging")
+async def test_the_answer_does_not_wait_for_long_for_sources_that_hang_however_many() -> None:
+    hung = [f"s3://a/hung{n}" for n in range(adapterfacts.AT_A_TIME + 1)]
+    *late, fine = await read(batch(*hung, "s3://a/fine"), seconds=600.0, turn=0.05, patience=0.3)
+    assert isinstance(fine, AdapterFacts)
+    assert {type(one) for one in late} == {Problem}
+    assert late[0] == Problem(
+        reasons.SOURCE_UNREACHABLE,
+        "s3://a/hung0 was not read within 0.3 s after others that were declared with it: it is slow, or hangs; "
+        "it is read again, beside fewer and with more time",
+    )
+
+
+@pytest.mark.usefixtures("hanging")
+async def test_what_is_read_by_itself_has_all_its_time() -> None:
+    (found,) = await read(batch("s3://a/hung"), seconds=0.5, turn=0.01, patience=0.01)
+    assert found == Problem(
+        reasons.SOURCE_UNREACHABLE, "s3://a/hung was not read within 0.5 s: it is too slow, or hangs"
+    )
 
 
 async def test_a_branch_is_resolved_and_no_weights_are_fetched(tmp_path: Path):

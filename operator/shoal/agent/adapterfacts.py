@@ -1,7 +1,9 @@
 """The facts of a batch of adapters: a container that reads their metadata and leaves it for the operator.
 
-One adapter's source never keeps the others from being read: each has its own time and its own line of the answer. The
-exit code is 0 whenever there is an answer.
+One adapter's source never keeps the others from being read: each has its own time and its own line of the answer, and
+one that takes long leaves its turn to others. All lines are told at once, when the container ends: so what is not read
+soon after the others is left out, and read by a later Job, beside fewer. The exit code is 0 whenever there is an
+answer.
 """
 
 import asyncio
@@ -24,7 +26,11 @@ from shoal.core.observed import Problem
 
 AT_A_TIME = 4
 EACH_SECONDS = 180.0
-"""Most that one adapter may take: four rounds of four stay below the Job's deadline."""
+"""Most that one adapter may take."""
+TURN_SECONDS = 5.0
+"""One that takes longer does not count among these."""
+PATIENCE_SECONDS = 20.0
+"""How long those that were read wait for a further one."""
 
 log = structlog.get_logger()
 
@@ -37,17 +43,56 @@ class Reading:
     secrets: Path = Path(names.ADAPTER_SECRETS_DIR)
     settings: Settings = field(default_factory=Settings)
     seconds: float = EACH_SECONDS
+    turn: float = TURN_SECONDS
+    patience: float = PATIENCE_SECONDS
 
 
 async def read_batch(reading: Reading) -> list[tuple[str, answers.Result]]:
     """(key, facts or what is wrong) of each, in the order of the batch."""
     free = asyncio.Semaphore(AT_A_TIME)
+    tasks = [asyncio.create_task(_in_turn(wanted, reading, free)) for wanted in reading.batch.adapters]
+    try:
+        left, patience = set(tasks), None
+        while left:
+            done, left = await asyncio.wait(left, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                break
+            patience = reading.patience
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return [
+        (wanted.key, _left(wanted, reading) if task.cancelled() else task.result())
+        for wanted, task in zip(reading.batch.adapters, tasks, strict=True)
+    ]
 
-    async def one(wanted: AdapterToRead) -> tuple[str, answers.Result]:
-        async with free:
-            return wanted.key, await _read(wanted, reading)
 
-    return list(await asyncio.gather(*(one(wanted) for wanted in reading.batch.adapters)))
+async def _in_turn(wanted: AdapterToRead, reading: Reading, free: asyncio.Semaphore) -> answers.Result:
+    await free.acquire()
+    passed = False
+
+    def pass_on() -> None:
+        nonlocal passed
+        passed = True
+        free.release()
+
+    timer = asyncio.get_running_loop().call_later(reading.turn, pass_on)
+    try:
+        return await _read(wanted, reading)
+    finally:
+        timer.cancel()
+        if not passed:
+            free.release()
+
+
+def _left(wanted: AdapterToRead, reading: Reading) -> Problem:
+    what = (
+        f"{shown(wanted.uri)} was not read within {reading.patience:g} s after others that were declared with it: "
+        "it is slow, or hangs; it is read again, beside fewer and with more time"
+    )
+    log.error("adapter.not_read", uri=shown(wanted.uri), reason=reasons.SOURCE_UNREACHABLE, problem=what)
+    return Problem(reasons.SOURCE_UNREACHABLE, what)
 
 
 async def _read(wanted: AdapterToRead, reading: Reading) -> answers.Result:
