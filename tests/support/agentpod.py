@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp.test_utils import TestServer, unused_port
+from aiohttp.test_utils import TestServer
 
 from shoal.agent import observe, serve
 from shoal.agent.adapters.files import Files
@@ -24,6 +24,7 @@ from shoal.agent.stalls import Stalls
 from shoal.agent.stream import Hub
 from shoal.api import names
 from shoal.api.adapters import AdapterSettings, AdapterWanted, Floor, FloorAdapter
+from tests.support.controlplane import free_ports
 from tests.support.fake_engine import FakeEngine
 from tests.support.waiting import until_async
 
@@ -48,7 +49,7 @@ class Stream:
         return self.messages[-1]["seq"]
 
     async def message(self) -> dict[str, object] | None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             line = await self._response.content.readline()
             await self._response.content.readline()
         if not line:
@@ -61,7 +62,7 @@ class Stream:
         return message
 
     async def until(self, **wanted: object) -> None:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while any(self.state.get(key) != value for key, value in wanted.items()):
                 assert await self.message() is not None
 
@@ -126,7 +127,7 @@ class Pod:
         observer = Observer(self.hub, self.drain, stalls, self.folder, self.adapters)
         url = self._engine_url or str(self.engine_server.make_url(""))
         agent = Agent(url, self.keys, self.hub, observer, self.drain, drain_token=TOKEN, adapters=self.adapters)
-        self._port = unused_port()
+        (self._port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{self._port}"
         task = asyncio.create_task(serve.serve(agent, self.hub, host="127.0.0.1", port=self._port, stop=self.stop))
         try:

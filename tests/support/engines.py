@@ -4,7 +4,6 @@ import contextlib
 import http.client
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
+from tests.support.controlplane import free_ports
 
 Kind = Literal["sim", "sglang"]
 
@@ -33,12 +34,6 @@ LORA = (
 SILENT = "silent"
 """What an engine shows that takes a connection and does not answer for seconds: its event loop is busy loading."""
 START_SECONDS = {"sim": 120.0, "sglang": 300.0}
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def sglang_launcher() -> Path:
@@ -117,7 +112,7 @@ def running_engine(
     make_models()
     config = folder / "engine.yaml"
     config.write_text(f"api-key: {API_KEY}\nadmin-api-key: {ADMIN_KEY}\n")
-    port, log = free_port(), folder / "engine.log"
+    port, log = free_ports(1)[0], folder / "engine.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
             command(kind, port, config, *more),

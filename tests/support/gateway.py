@@ -142,7 +142,7 @@ class GatewayUnderTest:
 
     async def records(self, kind: str = "final", count: int = 1) -> list[UsageRecord]:
         """Waits until `count` rows of the kind are there."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while True:
                 reader = SpoolReader(self.settings.spool_dir)
                 rows = [r.record for r in reader.newest(1000) if kind in ("", r.kind)]
