@@ -283,6 +283,22 @@ def test_commands_that_cannot_be_done_say_why(tmp_path: Path) -> None:
     assert "SHOAL_LEDGER_DATABASE_URL: Value error, mysql is not supported: sqlite:////path/file or" in result.output
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("u:ca@nary@host/db", "there is more than one @: in the password write it as %40"),
+        ("u:ca@nary:12@host:5432/db", "there is more than one @"),
+        ("u:pass@host:canary/db", "what stands behind the host's colon is no port"),
+    ],
+)
+def test_no_part_of_a_password_is_repeated(given: str, says: str) -> None:
+    """An @ that is not escaped ends the password for whoever reads the URL: the rest would be the host's name."""
+    result = _run(f"postgresql://{given}", "migrate")
+    assert result.exit_code == 1
+    assert says in result.output
+    assert "nary" not in result.output
+
+
 def test_migrate_backup_and_restore_by_command(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/ledger.sqlite"
     assert "the tables in" in _run(url, "migrate").output

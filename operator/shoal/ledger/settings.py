@@ -55,10 +55,15 @@ class LedgerSettings(BaseSettings):
     @field_validator("database_url")
     @classmethod
     def _known_database(cls, value: str) -> str:
+        # Else the host would begin within the password, and stand in logs and errors.
+        if not value.startswith("sqlite") and value.partition("?")[0].count("@") > 1:
+            raise ValueError("there is more than one @: in the password write it as %40 (: as %3A, / as %2F, % as %25)")
         try:
             url = make_url(value)
         except ArgumentError:
             raise ValueError("not a database URL; such as sqlite:////var/lib/shoal-ledger/ledger.sqlite") from None
+        except ValueError:
+            raise ValueError("not a database URL: what stands behind the host's colon is no port") from None
         if url.drivername in ("postgresql", "postgres"):
             url = url.set(drivername="postgresql+psycopg")
         if url.drivername not in ("sqlite", "postgresql+psycopg"):
