@@ -501,15 +501,19 @@ async def test_swaps_under_load_never_reach_the_base_and_never_fail(
     agents = [AdapterAgent(n) for n in (1, 2)]
     async with tuned(tmp_path, *agents) as it:
         revisions = [f"sha256:{digit * 64}" for digit in "12345678"]
+        answered = 0
 
         async def client() -> None:
+            nonlocal answered
             for _ in range(12):
                 assert (await it.ask()).status == 200
+                answered += 1
 
         async def swap() -> None:
             before = revisions[0]
-            for revision in revisions[1:]:
-                await asyncio.sleep(0.05)
+            for number, revision in enumerate(revisions[1:], 1):
+                # By answers, not by the clock: no request meets more swaps than it has tries.
+                await until(lambda least=12 * number: answered >= least)
                 it.declare(adapter(revision=revision))
                 for agent in agents:  # the agent lets the one before last go
                     await agent.set(**{name_of(revision=before): "gone"})
