@@ -12,6 +12,7 @@ from aiohttp import web
 
 from shoal.api import keys, names
 from shoal.api.usage import UsageRecord
+from tests.support.controlplane import free_ports
 from tests.support.gateway import INSTALL_KEY
 
 
@@ -70,8 +71,8 @@ class FakeLedger:
         # aiohttp would take the compression off by itself, and must not: a ledger gets the bytes as they come.
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, auto_decompress=False)
         await self._runner.setup()
+        self.port = self.port or free_ports(1)[0]  # nobody takes it while this one is down
         await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
-        self.port = self._runner.addresses[0][1]
 
     async def down(self) -> None:
         if self._runner is not None:

@@ -15,6 +15,7 @@ from shoal.gateway.process import Process
 from shoal.gateway.settings import GatewaySettings
 from shoal.kube.client import Client
 from tests.support.addresses import pod_ip
+from tests.support.controlplane import free_ports
 from tests.support.gateway import API_KEY, INSTALL_KEY, tenant
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -107,9 +108,9 @@ class FakeApiServer:
         # Who watches and is killed leaves a handler that waits.
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
+        self.port = self.port or free_ports(1)[0]  # nobody takes it while this one is down
         site = web.TCPSite(self._runner, "127.0.0.1", self.port)
         await site.start()
-        self.port = self._runner.addresses[0][1]
 
     async def down(self) -> None:
         if self._runner is not None:

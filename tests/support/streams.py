@@ -16,6 +16,7 @@ from shoal.gateway.ops import Ops
 from shoal.serving.server import make_server
 from shoal.signals.hub import Caller, Hub
 from shoal.signals.stream import Peer
+from tests.support.controlplane import free_ports
 
 CURRENT = b"the current install key ........"
 PREVIOUS = b"the install key before .........."
@@ -44,11 +45,11 @@ class ToldGateway:
         registry = CollectorRegistry()
         registry.register(Figures(self.teller.hub.boot, self.book, lambda: {"uid-llama": "chat/llama"}))
         ops = Ops(registry, dict, lambda: None, self.teller.hub, self.ring)
+        self.port = self.port or free_ports(1)[0]  # nobody takes it while this one is down
         self._server = make_server(ops, host=self.host, port=self.port, keep_alive=5, stop_seconds=1)
         self._serving = asyncio.create_task(self._server.serve())
         while not self._server.started:
             await asyncio.sleep(0.005)
-        self.port = self._server.port
 
     async def down(self) -> None:
         self.teller.close()

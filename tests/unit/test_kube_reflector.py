@@ -14,6 +14,7 @@ from shoal.kube.auth import Credentials
 from shoal.kube.client import Client
 from shoal.kube.reflector import Reflector
 from shoal.kube.resources import MODELS
+from tests.support.controlplane import free_ports
 
 
 class Server:
@@ -33,9 +34,9 @@ class Server:
         app.router.add_get("/apis/shoal.dev/v1alpha1/models", self._serve)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
+        self.port = self.port or free_ports(1)[0]  # nobody takes it while this one is down
         site = web.TCPSite(self._runner, "127.0.0.1", self.port)
         await site.start()
-        self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
 
     async def stop(self) -> None:
         for stream in self.streams:
