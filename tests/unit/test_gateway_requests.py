@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import structlog.testing
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -17,6 +18,7 @@ from cryptography.x509.oid import NameOID
 from shoal.api import keys
 from shoal.core.hold.limits import Limits
 from shoal.core.resolve import ServedModel
+from shoal.gateway import request
 from shoal.gateway.upstream import Target
 from tests.support.gateway import API_KEY, INSTALL_KEY, MODEL, gateway, lines, replica, tenant
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
@@ -755,6 +757,33 @@ async def test_a_slow_reader_slows_the_engine_and_fills_no_memory(tmp_path: Path
         assert sent < 40_000_000
         response.close()
         assert (await it.records())[0].data.outcome == "cancelled"
+
+
+@pytest.mark.parametrize("where", ["parse", "head_of", "choose"])
+async def test_a_mistake_of_our_own_is_logged_without_what_was_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+):
+    """Python's errors repeat the value at fault, which may be a prompt."""
+
+    def fail(*_: object) -> None:
+        raise KeyError("canary-prompt")
+
+    async with gateway(tmp_path, ScriptedEngine()) as it:
+        it.pods["chat/llama-2"] = replica(2)
+        it.changed()
+        monkeypatch.setattr(type(it.fleet) if where == "choose" else request, where, fail)
+        with structlog.testing.capture_logs() as logs:
+            response = await it.post({**CHAT, "messages": [{"role": "user", "content": "canary-prompt"}]})
+        assert response.status == 500
+        error = (await response.json())["error"]
+        assert (error["message"], error["code"]) == ("The gateway failed.", "internal_error")
+        # What has a beginning has an end.
+        rows = await it.records("final", 1 if where == "choose" else 0)
+        assert len(await it.records("open", 0)) == len(rows)
+    (said,) = [entry for entry in logs if entry["event"] == "request failed"]
+    assert said["error"] == "KeyError"
+    assert said["at"][-1].endswith(" fail")
+    assert "canary" not in str(logs)
 
 
 async def test_nothing_is_served_that_cannot_be_recorded(tmp_path: Path):

@@ -11,7 +11,7 @@ import structlog
 from shoal.api.names import LOGS_PATH, USAGE_PATH
 from shoal.core.access import Denied, Identity, authenticate
 from shoal.core.affinity import head_of
-from shoal.gateway import errors, ids, modellist, sse
+from shoal.gateway import errors, ids, mishap, modellist, sse
 from shoal.gateway.attempts import Attempts
 from shoal.gateway.attempts_adapter import AdapterAttempts
 from shoal.gateway.body import ALLOWED, Disconnected, bound_answer, engine_body, parse, prompts, read_body
@@ -93,8 +93,8 @@ class Request:
             await self._reply.error(error)
         except (Disconnected, ClientGone):
             self._app.metrics.rejected.labels("disconnected").inc()
-        except Exception:
-            log.exception("request failed", request=self._id)
+        except Exception as error:
+            log.error("request failed", request=self._id, **mishap.told(error))
             if not self._reply.started:
                 await self._reply.error(ApiError(500, "The gateway failed.", "internal_error"))
         finally:
@@ -204,6 +204,7 @@ class Request:
             self._reserved = self._quota.reserve(model, identity.plan, len(raw), answers, bound)
         # Before the open row: whatever is wrong with the body is said while nothing has begun that must be ended.
         self._raw = engine_body(parsed, self._path, model.engine_name, self._id)
+        head = head_of(identity.tenant, fields) if len(app.directory.snapshot.replicas_of(model)) > 1 else None
         try:
             kept = app.spool.commit(meter.open_row())
         except SpoolUnavailable:
@@ -230,7 +231,7 @@ class Request:
             choices,
             identity.priority,
             several,
-            head_of(identity.tenant, fields) if len(app.directory.snapshot.replicas_of(model)) > 1 else None,
+            head,
         )
 
     async def _serve(self, prepared: Prepared) -> None:
@@ -264,8 +265,8 @@ class Request:
         except ApiError as error:
             meter.outcome = meter.outcome or ("rejected" if error.status < 500 else "failed")
             await self._tell(error)
-        except Exception:
-            log.exception("request failed", request=self._id)
+        except Exception as error:
+            log.error("request failed", request=self._id, **mishap.told(error))
             meter.outcome = "failed"
             await self._tell(ApiError(500, "The gateway failed.", "internal_error"))
         finally:
