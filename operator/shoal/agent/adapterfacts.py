@@ -20,6 +20,7 @@ from shoal.api.adapterfacts import AdapterBatch, AdapterFacts, AdapterToRead
 from shoal.api.sources import shown
 from shoal.artifacts import ArtifactError, Credentials, Settings, adapter, open_source
 from shoal.artifacts.errors import of_os_error
+from shoal.artifacts.turns import Turns
 from shoal.core.adapters import facts as answers
 from shoal.core.adapters.sources import credentials_for
 from shoal.core.observed import Problem
@@ -49,8 +50,8 @@ class Reading:
 
 async def read_batch(reading: Reading) -> list[tuple[str, answers.Result]]:
     """(key, facts or what is wrong) of each, in the order of the batch."""
-    free = asyncio.Semaphore(AT_A_TIME)
-    tasks = [asyncio.create_task(_in_turn(wanted, reading, free)) for wanted in reading.batch.adapters]
+    turns = Turns(AT_A_TIME, reading.turn)
+    tasks = [asyncio.create_task(_in_turn(wanted, reading, turns)) for wanted in reading.batch.adapters]
     try:
         left, patience = set(tasks), None
         while left:
@@ -68,22 +69,9 @@ async def read_batch(reading: Reading) -> list[tuple[str, answers.Result]]:
     ]
 
 
-async def _in_turn(wanted: AdapterToRead, reading: Reading, free: asyncio.Semaphore) -> answers.Result:
-    await free.acquire()
-    passed = False
-
-    def pass_on() -> None:
-        nonlocal passed
-        passed = True
-        free.release()
-
-    timer = asyncio.get_running_loop().call_later(reading.turn, pass_on)
-    try:
+async def _in_turn(wanted: AdapterToRead, reading: Reading, turns: Turns) -> answers.Result:
+    async with turns.turn():
         return await _read(wanted, reading)
-    finally:
-        timer.cancel()
-        if not passed:
-            free.release()
 
 
 def _left(wanted: AdapterToRead, reading: Reading) -> Problem:

@@ -15,12 +15,17 @@ import structlog
 
 from shoal.api.cache import FetchLine
 from shoal.artifacts import File, Manifest, Source, archive, folders
+from shoal.artifacts.turns import Turns
 from shoal.cache.disk import CachedFile, CachedModel, Disk, inside, sha256_of
 from shoal.cache.index import Index
 from shoal.cache.room import Room
 
 PARALLEL: Final = 4
-"""Files under way at one time, over all models: in the order in which pods asked for them."""
+"""Files under way at one time, over all models: in the order in which pods asked for them. And as many of adapters."""
+SMALL_BYTES: Final = 1 << 30
+"""What is not larger is taken for an adapter: clients wait for it, who shall not wait for models before it as well."""
+SLOW_SECONDS: Final = 5.0
+"""A file of an adapter that takes longer leaves its turn to others: its source may hang."""
 _URIS: Final = 32
 """Addresses remembered per model."""
 
@@ -52,7 +57,7 @@ class Bringer:
         self._disk = disk
         self._index = index
         self._room = room
-        self._turns = asyncio.Semaphore(PARALLEL)  # first come, first served
+        self._large, self._small = Turns(PARALLEL), Turns(PARALLEL, SLOW_SECONDS)
 
     async def bring(self, key: str, uri: str, source: Source, manifest: Manifest, progress: Progress) -> CachedModel:
         """`uri` is the hash of the address. Raises ArtifactError and OSError."""
@@ -85,7 +90,7 @@ class Bringer:
             missing = [f for f in manifest.files if f.name not in here or here[f.name].sha256 in bad]
             progress.done = manifest.total_bytes - sum(file.size for file in missing)
             async with self._room.promise(key, sum(f.size for f in missing), await self._arrived(key)):
-                paths = await self._download(key, source, missing, progress)
+                paths = await self._download(key, source, missing, manifest.total_bytes, progress)
                 progress.state = "verifying"
                 hashes = {f.name: f.sha256 or await asyncio.to_thread(sha256_of, paths[f.name]) for f in missing}
                 files = tuple(
@@ -101,13 +106,17 @@ class Bringer:
                 new = {hashes[name]: path for name, path in paths.items()}
                 return await self._keep(key, uri, manifest, files, new, folder_digest(files), lasting)
 
-    async def _download(self, key: str, source: Source, files: Sequence[File], progress: Progress) -> dict[str, Path]:
+    async def _download(
+        self, key: str, source: Source, files: Sequence[File], whole: int, progress: Progress
+    ) -> dict[str, Path]:
+        """`whole`: bytes of all that it is part of."""
         folder = self._disk.partial(key)
         await asyncio.to_thread(folder.mkdir, exist_ok=True)
+        turns = self._small if whole <= SMALL_BYTES else self._large
         paths = {file.name: folder / hashlib.sha256(file.name.encode()).hexdigest()[:32] for file in files}
 
         async def one(file: File) -> None:
-            async with self._turns:
+            async with turns.turn():
                 progress.state = "fetching"
                 if await asyncio.to_thread(_is_whole, paths[file.name], file.size):
                     progress.done += file.size
@@ -128,7 +137,7 @@ class Bringer:
         (packed,) = manifest.files
         # Its own bytes and those of its content, which are hardly fewer: weights do not compress.
         async with self._room.promise(key, 2 * packed.size, await self._arrived(key)):
-            (path,) = (await self._download(key, source, [packed], progress)).values()
+            (path,) = (await self._download(key, source, [packed], packed.size, progress)).values()
             progress.state = "verifying"
             digest = packed.sha256 or await asyncio.to_thread(sha256_of, path)
             folder = self._disk.partial(key) / "files"
