@@ -163,10 +163,7 @@ class Request:
             # What is not recorded cannot be billed, so it is not served.
             raise errors.cannot_record()
         try:
-            prepared = await self._accept(identity)
-            if self._spans is not None:
-                self._spans.accepted(self._meter, prepared)
-            await self._serve(prepared)
+            await self._serve(await self._accept(identity))
         finally:
             app.budget.give(self._body_bytes)
             if self._reserved is not None:
@@ -204,7 +201,20 @@ class Request:
             self._reserved = self._quota.reserve(model, identity.plan, len(raw), answers, bound)
         # Before the open row: whatever is wrong with the body is said while nothing has begun that must be ended.
         self._raw = engine_body(parsed, self._path, model.engine_name, self._id)
-        head = head_of(identity.tenant, fields) if len(app.directory.snapshot.replicas_of(model)) > 1 else None
+        prepared = Prepared(
+            self._path,
+            parsed.word,
+            parsed.stream,
+            parsed.wants_usage,
+            parsed.wants_continuous,
+            model,
+            sse.ModelName(model.engine_name, parsed.word),
+            bound,
+            choices,
+            identity.priority,
+            several,
+            head_of(identity.tenant, fields) if len(app.directory.snapshot.replicas_of(model)) > 1 else None,
+        )
         try:
             kept = app.spool.commit(meter.open_row())
         except SpoolUnavailable:
@@ -219,20 +229,7 @@ class Request:
         app.demand.arrived(model.uid)
         if identity.logging is not None:
             self._reply.log = app.logs.book.begin(identity, self._key_hash, raw, parsed.fields)
-        return Prepared(
-            self._path,
-            parsed.word,
-            parsed.stream,
-            parsed.wants_usage,
-            parsed.wants_continuous,
-            model,
-            sse.ModelName(model.engine_name, parsed.word),
-            bound,
-            choices,
-            identity.priority,
-            several,
-            head,
-        )
+        return prepared
 
     async def _serve(self, prepared: Prepared) -> None:
         app, meter = self._app, self._meter
@@ -246,6 +243,8 @@ class Request:
         else:
             watcher = asyncio.create_task(self._watch(abort))
         try:
+            if self._spans is not None:
+                self._spans.accepted(meter, prepared)
             with app.deadlines_of(prepared.model).start() as deadline:
                 raw, self._raw = self._raw, b""  # what waits keeps a copy that is no larger than it must be
                 adapter = prepared.model.adapter
