@@ -110,6 +110,15 @@ async def test_a_bill_as_a_table(world: World) -> None:
     ]
 
 
+@pytest.mark.parametrize("note", ["[ticket 7] of the 3rd", "see [/docs] :smile:"])
+async def test_a_note_is_shown_as_it_was_written(world: World, note: str) -> None:
+    about = ("--tenant", "acme", "--month", "2026-11")
+    made = await world.shoal("credits", "add", *about, "--amount", "1", "--note", note, "--id", "c1")
+    assert made.exit_code == 0
+    assert f"Credit c1: 1.00 EUR {note}" in text(await world.shoal("bill", *about))
+    assert note in text(await world.shoal("credits", "list"))[1]
+
+
 async def test_a_month_at_other_prices(world: World, tmp_path: Path) -> None:
     (tmp_path / "next.yaml").write_text(OCTOBER.replace("2026-10-01", "2027-01-01").replace('"3"', '"5"'))
     told = text(

@@ -56,9 +56,9 @@ def bill(tenant: str, month: str | None, prices: tuple[Path, ...], output: str, 
         click.echo(both.model_dump_json(by_alias=True, indent=2))
         return
     out = console()
-    out.print("[bold]With the price lists in force[/bold]")
+    out.print("With the price lists in force", style="bold")
     _print(both.bill)
-    out.print(f"\n[bold]With {', '.join(one.file for one in sent)}[/bold]")
+    out.print(f"\nWith {', '.join(one.file for one in sent)}", style="bold")
     _print(both.other)
     if both.difference is None:
         out.print("\nNo difference can be told: the currencies differ, or one of them has no price list.")
@@ -92,7 +92,7 @@ def _print(found: BillStatement) -> None:
     for one in found.foreign_credits:
         out.print(f"Credit {one.id}: {one.amount} {one.currency} {one.note} (another currency: not taken off)")
     if currency is not None:
-        out.print(f"[bold]Total: {found.total} {currency}[/bold]")
+        out.print(f"Total: {found.total} {currency}", style="bold")
     for one in found.unpriced:
         what = (
             f"{one.model}{f', adapter {one.adapter}' if one.adapter else ''}{f', plan {one.plan}' if one.plan else ''}"

@@ -15,8 +15,9 @@ NONE: Final = "-"
 
 
 def console() -> Console:
-    """Where tables go."""
-    return Console(highlight=False, width=None if Console().is_terminal else WIDTH)
+    """Where tables go. It takes texts as they are: a note such as "[ticket 7]" is no markup."""
+    width = None if Console().is_terminal else WIDTH
+    return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
 def table(
