@@ -34,6 +34,7 @@ class Api:
 
     def __init__(self) -> None:
         self.jobs: list[JsonObject] = []
+        self.patched: list[tuple[str, JsonObject]] = []
         self.refuses = False
 
     async def apply(self, _resource: object, body: JsonObject, *, manager: str) -> JsonObject:
@@ -43,6 +44,13 @@ class Api:
         made = body | {"metadata": body["metadata"] | {"uid": f"job-{len(self.jobs)}", "resourceVersion": "1"}}
         self.jobs.append(made)
         return made
+
+    async def merge_patch(
+        self, _resource: object, name: str, namespace: str, patch: JsonObject, *, manager: str
+    ) -> JsonObject:
+        assert manager == names.MANAGER_LORAPOOL
+        self.patched.append((f"{namespace}/{name}", patch))
+        return {}
 
 
 class Fixture:
@@ -61,7 +69,9 @@ class Fixture:
     def answer(self, number: int) -> None:
         """The pod of the Job with this number ends."""
         job = self.api.jobs[number]
-        self._end(job, *self.sources.said(job["spec"]["template"]))
+        template = job["spec"]["template"]
+        pod = template | {"metadata": template["metadata"] | {"uid": f"pod-{job['metadata']['uid']}"}}
+        self._end(job, *self.sources.said(pod))
 
     def crash(self, number: int) -> None:
         """It ends without a word, and the Job has failed."""
@@ -148,6 +158,30 @@ async def test_one_that_fails_is_tried_again_when_its_job_is_gone_and_alone(it: 
     assert it.api.jobs[1]["spec"]["ttlSecondsAfterFinished"] > it.api.jobs[0]["spec"]["ttlSecondsAfterFinished"]
     it.answer(1)
     assert it.ask("away").found is not None
+
+
+async def test_what_failed_is_read_at_once_when_a_secret_has_come(it: Fixture) -> None:
+    gated = "s3://adapters/gated/v1"
+    it.sources.known[gated] = room.Problem(reasons.GATED, "it needs credentials")
+    it.ask("gated")
+    await until(lambda: len(it.api.jobs) == 1)
+    await it.reader.again("chat/pool")
+    assert it.api.patched == [], "it is read just now"
+    it.answer(0)
+    it.complete(0)
+    it.ask("fine")
+    await until(lambda: len(it.api.jobs) == 2)
+    it.answer(1)
+    it.complete(1)
+    await it.reader.again("chat/pool")
+    name = it.api.jobs[0]["metadata"]["name"]
+    assert it.api.patched == [(f"chat/{name}", {"spec": {"ttlSecondsAfterFinished": 0}})], "and of no other"
+    it.sources.known[gated] = found_at(gated)
+    it.go(0)
+    await until(lambda: len(it.api.jobs) == 3)
+    assert it.api.jobs[2]["spec"]["ttlSecondsAfterFinished"] == it.api.jobs[0]["spec"]["ttlSecondsAfterFinished"]
+    it.answer(2)
+    assert it.ask("gated").found is not None
 
 
 async def test_what_is_wrong_with_the_files_is_final(it: Fixture) -> None:

@@ -30,6 +30,7 @@ class LoRA:
         self.pools = PoolController(world, choices, WorkQueue("lorapool", workers=2))
         self.book = Book(world, self.placer, ears)
         self.adapters = AdapterController(world, choices, self.placer, _queue())
+        self.pools.mended = self.adapters.reader.again
 
     @property
     def queues(self) -> tuple[WorkQueue, ...]:

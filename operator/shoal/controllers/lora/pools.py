@@ -1,5 +1,6 @@
 """LoRAPool: whether it and its Model go together, and how its adapters are."""
 
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import orjson
@@ -14,7 +15,7 @@ from shoal.controllers.lora.chosen import Choices, Chosen
 from shoal.controllers.status import write_status
 from shoal.controllers.world import World
 from shoal.core.adapters import poolstatus
-from shoal.core.conditions import Finding, find, merge
+from shoal.core.conditions import Finding, find, merge, shorten
 from shoal.kube.errors import NotFound
 from shoal.kube.projections import Child, Custom
 from shoal.kube.queue import WorkQueue
@@ -32,6 +33,8 @@ class PoolController:
 
     def __init__(self, world: World, choices: Choices, queue: WorkQueue) -> None:
         self._world, self._choices, self.queue = world, choices, queue
+        self.mended: Callable[[str], Awaitable[None]] = _nobody
+        """Hears of a pool whose Secrets are there, of which one was missing."""
         world.pools.listeners.append(self._pool)
         world.models.listeners.append(self._model)
         world.adapters.listeners.append(self._adapter)
@@ -78,6 +81,8 @@ class PoolController:
         if chosen is None:
             return None
         missing = await self._missing_secrets(chosen.pool)
+        if _told_missing(chosen.pool) not in ("", shorten(missing)):
+            await self.mended(key)
         await self._write(custom, poolstatus.status(self._seen(chosen, missing), world.now()))
         return LOOK_AGAIN_SECONDS if missing else None
 
@@ -139,6 +144,16 @@ class PoolController:
     async def _write(self, custom: Custom[LoRAPool], status: LoRAPoolStatus) -> None:
         table = self._world.pools
         await write_status(self._world, LORA_POOLS, table, custom, status, manager=names.MANAGER_LORAPOOL)
+
+
+async def _nobody(_key: str) -> None:
+    """Nothing is to be read."""
+
+
+def _told_missing(pool: LoRAPool) -> str:
+    """What was said last of Secrets that do not exist; "" when all did."""
+    ready = find(pool.status.conditions, reasons.READY) if pool.status else None
+    return ready.message if ready is not None and ready.reason == reasons.SECRET_NOT_FOUND else ""
 
 
 def _advice(prefix: str) -> str:

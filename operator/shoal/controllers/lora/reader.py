@@ -18,6 +18,7 @@ from shoal.api.adapterfacts import BATCH_ADAPTERS, AdapterBatch, AdapterFacts, A
 from shoal.api.adapters import AdapterSettings
 from shoal.api.loraadapter import LoRAAdapter
 from shoal.api.lorapool import LoRAPool
+from shoal.api.meta import JsonObject
 from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.core.adapters.facts import results
@@ -66,6 +67,11 @@ class _Source:
     adapters: set[str] = field(default_factory=set[str])
     answer: Answer | None = None
     tries: int = 0
+
+    @property
+    def problem(self) -> bool:
+        """It could not be read, and may be later."""
+        return self.answer is not None and not self.answer.final
 
 
 class Reader:
@@ -116,6 +122,18 @@ class Reader:
             del self._sources[source.key]
             if (waiting := self._pending.get(source.pool_key)) is not None:
                 waiting.pop(source.key, None)
+
+    async def again(self, pool_key: str) -> None:
+        """What kept sources of a pool from being read is mended, perhaps: those that failed are read at once, as if it
+        were their first time. Their Jobs go now and not when their time is over. Raises KubeError."""
+        for job in self._world.jobs.by("pool", pool_key):
+            failed = [s for key in job.reads if (s := self._sources.get(key)) is not None and s.problem]
+            if job.active or not failed:
+                continue
+            at_once: JsonObject = {"spec": {"ttlSecondsAfterFinished": 0}}
+            await self._world.client.merge_patch(JOBS, job.name, job.namespace, at_once, manager=names.MANAGER_LORAPOOL)
+            for source in failed:
+                source.tries = 0
 
     def _want(self, source: _Source) -> None:
         if not self._jobs(source.key):
