@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from shoal.core.routing import Replica
 from shoal.gateway.ids import uuid7
 from shoal.ledger.spool import Spool
@@ -121,6 +123,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=500_000, help="in the spool that is opened; 0: none")
     parser.add_argument("--folder", type=Path, help="on the disk to be measured; default: that of temporary files")
     given = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     print(f"JSON of an open row {len(OPEN[3])} bytes, of a final row {len(FINAL[3])} bytes")
     print(f"{'requests at a time':>18}{'rows/s':>10}{'waits p50 ms':>14}{'p99 ms':>9}{'disk bytes/row':>16}")
     with tempfile.TemporaryDirectory(dir=given.folder) as name:
