@@ -40,6 +40,11 @@ def release(server: ApiServer, verb: str, name: str, chart: Path, values: dict[s
     return helm(server, verb, name, str(chart), "--namespace=shoal-system", "--create-namespace", values=values)
 
 
+def policies(server: ApiServer) -> list[str]:
+    kinds = "validatingadmissionpolicies,validatingadmissionpolicybindings"
+    return server.kubectl("get", kinds, "-l=app.kubernetes.io/part-of=shoal", "-o=name").split()
+
+
 def test_install_upgrade_uninstall(bare: ApiServer) -> None:
     # The release does not need the definitions to be there; operator and gateway wait for them.
     told = release(bare, "install", "shoal", CHART)
@@ -52,7 +57,9 @@ def test_install_upgrade_uninstall(bare: ApiServer) -> None:
     claims = bare.json("get", "statefulset", "shoal-gateway", "-n=shoal-system")["spec"]["volumeClaimTemplates"]
     assert claims[0]["spec"]["resources"]["requests"]["storage"] == "2Gi"
     bare.kubectl("create", "namespace", "demo")
+    # Although the policies were there before the kinds that they compare.
     bare.kubectl("apply", "-f", str(CHART.parents[1] / "examples" / "models.yaml"))
+    assert len(policies(bare)) == 6
 
     # What may be changed on a running release: everything but the size of existing volumes.
     values = {
@@ -62,7 +69,10 @@ def test_install_upgrade_uninstall(bare: ApiServer) -> None:
     release(bare, "upgrade", "shoal", CHART, values)
     release(bare, "upgrade", "shoal-crds", CRDS)
     assert bare.json("get", "statefulset", "shoal-gateway", "-n=shoal-system")["spec"]["replicas"] == 3
+    release(bare, "upgrade", "shoal", CHART, {"admission": {"loraPools": {"enabled": False}}})
+    assert policies(bare) == []
     helm(bare, "rollback", "shoal", "1", "--namespace=shoal-system")
+    assert len(policies(bare)) == 6
     assert bare.json("get", "statefulset", "shoal-gateway", "-n=shoal-system")["spec"]["replicas"] == 2
 
     helm(bare, "uninstall", "shoal", "--namespace=shoal-system")
@@ -76,8 +86,50 @@ def test_install_upgrade_uninstall(bare: ApiServer) -> None:
     )
     assert left == ""
     assert "shoal" not in bare.kubectl("get", "clusterroles,clusterrolebindings", "-o=name")
+    assert policies(bare) == []
     # People's Models outlive the chart.
     assert len(bare.json("get", "models", "-n=demo")["items"]) == 2
+
+
+def test_the_installed_chart_alone_refuses_what_engines_refuse(bare: ApiServer) -> None:
+    """A pool on a Model whose engines run no adapters, and the other way round."""
+    name = "refusals"
+    bare.kubectl("create", "namespace", name)
+
+    def own(kind: str, named: str, spec: dict[str, Any]) -> dict[str, Any]:
+        metadata = {"name": named, "namespace": name}
+        return {"apiVersion": "shoal.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec}
+
+    def model(named: str, *extra: str) -> dict[str, Any]:
+        return own("Model", named, {"source": {"uri": "hf://o/r"}, "engine": {"extraArgs": list(extra)}})
+
+    def pool(of: str) -> dict[str, Any]:
+        return own("LoRAPool", f"of-{of}", {"modelRef": {"name": of}})
+
+    def refused(one: dict[str, Any], words: str) -> None:
+        # What was written a moment ago reaches a policy by a watch; which definitions there are, every 30 s.
+        until(lambda: words in bare.apply(one, dry_run=True).stderr, 90, lambda: bare.apply(one, dry_run=True))
+
+    bare.install_crds()
+    release(bare, "install", "shoal", CHART)
+    said = "with --attn-dp-size or --dp-size SGLang runs no adapters that come and go"
+    assert bare.apply(model("split", "--attn-dp-size=2"), pool("later")).returncode == 0
+    refused(pool("split"), f"Model split: {said}")
+    refused(model("later", "--data-parallel-size=4"), f"LoRAPool of-later gives this Model adapters: {said}")
+    done = bare.apply(model("later", "--attn-dp-size=1"))
+    assert done.returncode == 0, done.stderr
+
+    # What was there before the policies stays anyone's to label; only its arguments may not become worse.
+    switch = {"admission": {"loraPools": {"enabled": False}}}
+    release(bare, "upgrade", "shoal", CHART, switch)
+    until(lambda: bare.apply(pool("split"), dry_run=True).returncode == 0, 60)
+    assert bare.apply(pool("split")).returncode == 0
+    switch["admission"]["loraPools"]["enabled"] = True
+    release(bare, "upgrade", "shoal", CHART, switch)
+    refused(model("split", "--attn-dp-size=4"), f"LoRAPool of-split gives this Model adapters: {said}")
+    bare.kubectl("label", "models.shoal.dev/split", "-n", name, "team=a")
+    bare.kubectl("label", "lorapools.shoal.dev/of-split", "-n", name, "team=a")
+    helm(bare, "uninstall", "shoal", "--namespace=shoal-system")
 
 
 def test_what_tenants_used_outlives_every_change_of_the_release(bare: ApiServer) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import click
 import httpx
 import openai
 import pytest
@@ -211,20 +212,35 @@ def test_a_pool_that_goes_takes_its_adapters_out_and_brings_them_back(fleet: Fle
     assert base.heard["demo/tuned"] == {()}
 
 
-def test_an_argument_that_does_not_go_with_adapters_is_told_on_the_pool(fleet: Fleet) -> None:
-    def extra(argument: str) -> None:
-        spec = f'{{"spec":{{"engine":{{"extraArgs":["{argument}"]}}}}}}'
-        fleet.kubectl("patch", "models.shoal.dev", "tuned", "-n", "demo", "--type=merge", "-p", spec)
+def extra(fleet: Fleet, argument: str) -> None:
+    spec = f'{{"spec":{{"engine":{{"extraArgs":["{argument}"]}}}}}}'
+    fleet.kubectl("patch", "models.shoal.dev", "tuned", "-n", "demo", "--type=merge", "-p", spec)
 
-    extra("--load-format=runai_streamer")
+
+def test_an_argument_that_does_not_go_with_adapters_is_refused_at_once(fleet: Fleet) -> None:
+    """By the chart's own policies: nobody has applied any."""
+    before = engines(fleet)
+    refusals = {
+        "--attn-dp-size=2": "with --attn-dp-size or --dp-size SGLang runs no adapters that come and go",
+        "--load-format=runai_streamer": "with this --load-format SGLang cannot read adapters: use auto",
+    }
+    for argument, words in refusals.items():
+        with pytest.raises(click.ClickException, match=f"LoRAPool tuned gives this Model adapters: {words}"):
+            extra(fleet, argument)
+    assert engines(fleet) == before
+
+
+def test_an_argument_that_does_not_go_with_adapters_is_told_on_the_pool(fleet: Fleet) -> None:
+    """One that may go with what the platform gives every engine, which admission does not see."""
+    extra(fleet, "--moe-runner-backend=lora_triton")
     until(
         lambda: conditions(fleet, "lorapools", "tuned").get("Accepted", {}).get("reason") == "EngineRefuses",
         60,
         lambda: conditions(fleet, "lorapools", "tuned"),
     )
     message = conditions(fleet, "lorapools", "tuned")["Accepted"]["message"]
-    assert "--load-format=runai_streamer is how SGLang would read adapters too, and it cannot: use auto" in message
-    extra("--load-format=safetensors")
+    assert "--moe-runner-backend=lora_triton needs another LoRA backend than SGLang's default: leave it out" in message
+    extra(fleet, "--load-format=safetensors")
     until_pooled(fleet, 4)
 
 

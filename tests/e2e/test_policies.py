@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 
+from shoal.api.lorapool import LoRAPool
+from shoal.api.model import Model
+from shoal.core.adapters.pool import pool_problem
+from shoal.engine.arguments import parsed
 from tests.support.apiserver import ApiServer
 
 POLICIES = Path(__file__).resolve().parents[2] / "policies"
@@ -120,27 +124,50 @@ def eventually_refused(server: ApiServer, one: dict[str, Any], words: str) -> No
         time.sleep(0.2)
 
 
-NEITHER = "--speculative-adaptive, --is-embedding and --dllm-algorithm do not go with adapters"
-REFUSED = [
-    ("--attn-dp-size=2", "with --attn-dp-size or --dp-size SGLang runs no adapters"),
-    ("--load-format=runai_streamer", "with this --load-format SGLang cannot read adapters: use auto"),
-    ("--speculative-algorithm=STANDALONE", "this --speculative-algorithm does not go with adapters: use NGRAM"),
-    ("--speculative-adaptive", NEITHER),
-    ("--is-embedding", NEITHER),
-    ("--dllm-algorithm=LowConfidence", NEITHER),
+NONE = "--is-embedding, --dllm-algorithm and --startup-weight-load-mode=overlap do not go with adapters"
+DRAFT = "--speculative-adaptive and the MoE runner experimental_sgl_trtllm do not go with adapters and this"
+REFUSED: list[tuple[tuple[str, ...], str]] = [
+    (("--attn-dp-size=2",), "with --attn-dp-size or --dp-size SGLang runs no adapters"),
+    (("--data-parallel-size=16",), "with --attn-dp-size or --dp-size SGLang runs no adapters"),
+    (("--load-format=runai_streamer",), "with this --load-format SGLang cannot read adapters: use auto"),
+    (("--speculative-algorithm=STANDALONE",), "this --speculative-algorithm does not go with adapters: use NGRAM"),
+    (("--speculative-algorithm=EAGLE", "--speculative-adaptive"), DRAFT),
+    (("--speculative-algorithm=EAGLE", "--moe-runner-backend=experimental_sgl_trtllm"), DRAFT),
+    (
+        ("--speculative-algorithm=NGRAM", "--speculative-moe-runner-backend=lora_triton"),
+        "this --speculative-moe-runner-backend is for adapters, which the draft has not: leave it out",
+    ),
+    (("--is-embedding",), NONE),
+    (("--dllm-algorithm=LowConfidence",), NONE),
+    (("--startup-weight-load-mode=overlap",), NONE),
 ]
+TAKEN: list[tuple[str, ...]] = [
+    ("--speculative-algorithm=eagle3", "--load-format=safetensors", "--attn-dp-size=1"),
+    ("--speculative-algorithm=NGRAM", "--speculative-adaptive"),
+]
+
+
+def refused_by_the_operator(arguments: tuple[str, ...]) -> bool:
+    """Whether a pool's status would say EngineRefuses."""
+    base, own_pool = Model.model_validate(model("m", *arguments)), LoRAPool.model_validate(pool("p", "m"))
+    return pool_problem(own_pool, base, None, given=parsed(arguments), env={}) is not None
+
+
+def test_the_policies_refuse_nothing_that_the_operator_takes() -> None:
+    assert [refused_by_the_operator(arguments) for arguments, _ in REFUSED] == [True] * len(REFUSED)
+    assert [refused_by_the_operator(arguments) for arguments in TAKEN] == [False] * len(TAKEN)
 
 
 @pytest.mark.apiserver
 def test_a_pool_whose_models_engines_refuse_adapters_is_refused_at_once(guarded: ApiServer) -> None:
-    for number, (argument, words) in enumerate(REFUSED):
-        assert send(guarded, PERSON, "create", model(f"m{number}", argument)).returncode == 0
+    for number, (arguments, words) in enumerate(REFUSED):
+        assert send(guarded, PERSON, "create", model(f"m{number}", *arguments)).returncode == 0
         eventually_refused(guarded, pool("p", f"m{number}"), f"Model m{number}: {words}")
-    fits = model("fits", "--speculative-algorithm=eagle3", "--load-format=safetensors", "--attn-dp-size=1")
-    assert send(guarded, PERSON, "create", fits).returncode == 0
-    eventually_refused(guarded, pool("p", "m0"), "Model m0")  # the policy has seen more than one of them
-    done = send(guarded, PERSON, "create", pool("of-fits", "fits"))
-    assert done.returncode == 0, done.stderr
+    for number, arguments in enumerate(TAKEN):
+        assert send(guarded, PERSON, "create", model(f"fits{number}", *arguments)).returncode == 0
+        eventually_refused(guarded, pool("p", "m0"), "Model m0")  # the policy has seen more than one of them
+        done = send(guarded, PERSON, "create", pool(f"of-fits{number}", f"fits{number}"))
+        assert done.returncode == 0, done.stderr
     # A pool may come before its Model.
     assert send(guarded, PERSON, "create", pool("early", "later")).returncode == 0
 
@@ -148,8 +175,8 @@ def test_a_pool_whose_models_engines_refuse_adapters_is_refused_at_once(guarded:
 @pytest.mark.apiserver
 def test_a_model_that_has_a_pool_keeps_to_arguments_that_go_with_adapters(guarded: ApiServer) -> None:
     assert send(guarded, PERSON, "create", pool("pooled", "base")).returncode == 0
-    for argument, words in REFUSED:
-        eventually_refused(guarded, model("base", argument), f"LoRAPool pooled gives this Model adapters: {words}")
+    for arguments, words in REFUSED:
+        eventually_refused(guarded, model("base", *arguments), f"LoRAPool pooled gives this Model adapters: {words}")
     done = send(guarded, PERSON, "create", model("base", "--mem-fraction-static=0.8"))
     assert done.returncode == 0, done.stderr
     assert send(guarded, PERSON, "create", model("another", "--attn-dp-size=2")).returncode == 0
@@ -162,6 +189,11 @@ def test_a_second_pool_for_a_model_is_refused_and_the_first_may_change(guarded: 
     resized = pool("first", "shared")
     resized["spec"]["maxRank"] = 8
     assert send(guarded, PERSON, "apply", resized).returncode == 0
+
+    # Nor by turning another Model's pool to it.
+    assert send(guarded, PERSON, "create", pool("turned", "elsewhere")).returncode == 0
+    done = send(guarded, PERSON, "apply", pool("turned", "shared"))
+    assert "Model shared has LoRAPool first already: one pool per Model" in done.stderr
 
 
 # --- health in GitOps tools -------------------------------------------------------------------------------------------

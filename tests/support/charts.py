@@ -98,6 +98,7 @@ EVERYTHING: dict[str, Any] = {
     "hubEndpoint": "https://hub.example.com",
     "tracing": {"endpoint": "http://otel:4318", "sampler": "traceidratio", "ratio": 0.25, "engines": True},
     "networkPolicy": {"apiServers": ["10.0.0.0/28"]},
+    "admission": {"children": {"enabled": True}},
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     "podMonitor": {"enabled": True},
     "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
@@ -117,6 +118,7 @@ SMALL: dict[str, Any] = {
     "networkPolicy": {"enabled": False},
     "podDisruptionBudget": {"enabled": False},
     "rbac": {"aggregate": False},
+    "admission": {"loraPools": {"enabled": False}},
     "cache": {"enabled": False},
 }
 SETS: dict[str, dict[str, Any]] = {"defaults": {}, "everything": EVERYTHING, "small": SMALL}

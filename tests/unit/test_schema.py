@@ -45,7 +45,7 @@ class Sample(Object):
 
 def test_every_generated_file_is_what_the_code_says() -> None:
     root = repository_root()
-    for name, text in generated_files().items():
+    for name, text in generated_files(root).items():
         assert (root / name).read_text(encoding="utf-8") == text, f"{name} is stale: run `shoal generate`"
 
 

@@ -171,3 +171,16 @@ capabilities:
 {{- $unit := dict "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "M" 1000000 "G" 1000000000 "T" 1000000000000 -}}
 {{- mul (regexFind "^[0-9]+" .) (get $unit (regexFind "[A-Za-z]+$" .)) -}}
 {{- end }}
+
+{{/* Whether an admission policy is installed. Call with (dict "root" $ "value" "children"). Rendered without a cluster
+     helm knows groups but not kinds, not even Pod: then the chart's kubeVersion says that there are such policies. */}}
+{{- define "shoal.admission" -}}
+{{- $kinds := .root.Capabilities.APIVersions -}}
+{{- if (index .root.Values.admission .value).enabled -}}
+{{- if or (not ($kinds.Has "v1/Pod")) ($kinds.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy") -}}
+true
+{{- else if eq .value "children" -}}
+{{- fail "admission.children.enabled: this API server has no ValidatingAdmissionPolicy of admissionregistration.k8s.io/v1; set it to false" -}}
+{{- end -}}
+{{- end -}}
+{{- end }}

@@ -26,7 +26,7 @@ def command(*, check: bool) -> None:
     """Write crds/, chart schemas and reference docs."""
     root = repository_root()
     stale: list[str] = []
-    for name, text in generated_files().items():
+    for name, text in generated_files(root).items():
         path = root / name
         old = path.read_text(encoding="utf-8") if path.is_file() else ""
         if old == text:

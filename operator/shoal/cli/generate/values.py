@@ -313,6 +313,25 @@ class Rbac(Section):
     """Let the cluster's own view, edit and admin roles cover Models (and view GPUClasses and Tenants)."""
 
 
+class LoRAPoolPolicies(Section):
+    enabled: bool = True
+    """Refuse, when they are applied, a LoRAPool and a Model whose engine arguments do not go together, and a second
+    pool for one Model. Off: their status says so."""
+
+
+class ChildrenPolicy(Section):
+    enabled: bool = False
+    """Refuse that anybody but Shoal and the cluster's own controllers writes what Shoal made for a Model, or passes a
+    pod off as an engine."""
+
+
+class Admission(Section):
+    lora_pools: LoRAPoolPolicies = LoRAPoolPolicies()
+    """On LoRAPools and their Models."""
+    children: ChildrenPolicy = ChildrenPolicy()
+    """On what Shoal makes for a Model."""
+
+
 class Monitor(Section):
     enabled: bool = False
     """Needs the CustomResourceDefinitions of the Prometheus operator."""
@@ -379,6 +398,8 @@ class Values(Section):
     """Drains of nodes."""
     rbac: Rbac = Rbac()
     """Roles for people."""
+    admission: Admission = Admission()
+    """ValidatingAdmissionPolicies, which the API server itself evaluates (policies/admission)."""
     service_monitor: Monitor = Monitor()
     """A ServiceMonitor for operator, gateway, ledger and node cache."""
     pod_monitor: Monitor = Monitor()
