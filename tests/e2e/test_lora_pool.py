@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -259,3 +260,32 @@ def test_a_pool_at_zero_wakes_for_an_adapter_whose_own_weights_answer(fleet: Fle
     finally:
         fleet.make_model("tuned", scaling={"minReplicas": 2, "maxReplicas": 2}, drainSeconds=60)
     until_pooled(fleet, 4)
+
+
+def test_what_is_deleted_or_taken_from_a_tenant_is_refused_at_once_and_the_base_goes_on(fleet: Fleet) -> None:
+    url = f"http://127.0.0.1:{fleet.lab.forward_port()}"
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, timeout=120, max_retries=0)
+
+    def asked(model: str) -> int:
+        try:
+            client.completions.create(model=model, prompt="hi", max_tokens=2)
+        except openai.APIStatusError as error:
+            return error.status_code
+        return 200
+
+    others = '{"spec":{"tenants":["lora-pool-others"]}}'
+    with asking(fleet, "demo/tuned") as base:
+        for name, command in (
+            ("counsel", ("patch", "loraadapters.shoal.dev", "counsel", "-n", "demo", "--type=merge", "-p", others)),
+            ("bard", ("delete", "loraadapters.shoal.dev", "bard", "-n", "demo")),
+        ):
+            assert asked(name) == 200
+            fleet.kubectl(*command)
+            done = time.monotonic()
+            until(lambda name=name: asked(name) == 404, 20)
+            print(
+                f"{command[0]} {name}: 404 at most {1000 * (time.monotonic() - done):.0f} ms after the command returned"
+            )
+        so_far = base.answers
+        until(lambda: base.answers > so_far + 3, 60, lambda: base.problems)
+    assert base.problems == []
