@@ -53,7 +53,7 @@ class ApiServer:
     def install_crds(self) -> None:
         """Installs crds/ and waits until they serve."""
         crds = Path(__file__).resolve().parents[2] / "crds"
-        self.kubectl("apply", "--server-side", "-f", str(crds))
+        self.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(crds))  # a chart may have been here
         self.kubectl("wait", "--for=condition=Established", "--timeout=50s", "-f", str(crds))
         # Established is not yet published: kubectl finds the kinds by discovery.
         deadline = time.monotonic() + 60
