@@ -72,7 +72,8 @@ async def test_the_charts_role_is_enough_and_not_more(fleet: Fleet, tmp_path: Pa
     roles = [o for o in rendered({}) if o["kind"] in kinds]
     fleet.plane.run_kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(roles))
     # The API server hears of its own rules a moment later.
-    for what in (("list", "models.shoal.dev", "-A"), ("update", f"leases.coordination.k8s.io/{names.LEASE_NAME}", f"-n={NAMESPACE}")):
+    lease = f"leases.coordination.k8s.io/{names.LEASE_NAME}"
+    for what in (("list", "models.shoal.dev", "-A"), ("update", lease, f"-n={NAMESPACE}")):
         await eventually(lambda w=what: may(fleet, *w), bool, what=f"may {' '.join(what)}")
     kubeconfig = service_account_kubeconfig(fleet, tmp_path / "kubeconfig")
     await install_keda_crds(client)
