@@ -239,11 +239,21 @@ def _faults(storm: faults.Storm, weather: Weather, load: "subprocess.Popen[bytes
                     until(lambda: storm.ground.whole() or over(), max(0.0, ends - time.monotonic()))
             if time.monotonic() > ends or over():
                 return
+            _restart_dead(storm)
             try:
                 faults.EVERY[name](storm)
             except (LabError, click.ClickException) as error:
                 # A fault that could not be done is a weaker storm, not a lost request.
                 storm.say(f"{name} could not be done: {error}")
+
+
+def _restart_dead(storm: faults.Storm) -> None:
+    """A lab starts nothing again by itself; a kubelet does, when the scheduler ends itself over a cache that it does
+    not believe any more."""
+    with contextlib.suppress(LabError):
+        for process in storm.ground.lab.status().dead():
+            storm.say(f"{process.name} ended by itself, and is started again")
+            storm.ground.lab.start(process.name)
 
 
 def _answers(folder: Path) -> bool:
