@@ -21,8 +21,8 @@ FAULTS = (
     "ledger_killed",
 )
 """What begins idle windows anew comes first, so that the ebb after it, of 40 seconds, is long enough to go to zero also
-where answers of the flood before it are late. All are played once before the second flood ends, and nearly once only: an
-operator that is killed again within the ebb would begin the idle window anew."""
+where answers of the flood before it are late. All are played once before the second flood ends, and nearly once only:
+an operator that is killed again within the ebb would begin the idle window anew."""
 
 
 @pytest.fixture(autouse=True)
