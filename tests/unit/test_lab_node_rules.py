@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from shoal.lab.kubeapi import ApiError
 from shoal.lab.node import disk
 from shoal.lab.node.affinity import admits
 from shoal.lab.node.context import Gpus
 from shoal.lab.node.ownnode import HEALTHY_GPUS, healthy_gpus, taken_for_lost
+from shoal.lab.node.pod import is_of_another_pod
 
 
 def volume(*terms: list[dict[str, Any]], key: str = "matchExpressions") -> dict[str, Any]:
@@ -89,3 +91,22 @@ def test_a_node_notices_that_it_is_taken_for_lost() -> None:
     assert taken_for_lost(node(("MemoryPressure", "False"), ("Ready", "Unknown")))
     assert not taken_for_lost(node(("MemoryPressure", "Unknown"), ("Ready", "True")))
     assert not taken_for_lost(node())
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "gone"),
+    [
+        (422, 'Pod "a-0" is invalid: metadata.uid: Invalid value: "1": field is immutable', True),
+        (
+            403,
+            'pods "a-0" is forbidden: node "n" can only update pod status for pods with spec.nodeName set to itself',
+            True,
+        ),
+        (422, 'Pod "a-0" is invalid: status.phase: Invalid value: "x"', False),
+        (403, 'pods "a-0" is forbidden: User "system:node:n" cannot patch resource "pods/status"', False),
+        (500, "metadata.uid", False),
+    ],
+)
+def test_a_pod_whose_name_another_one_has_tells_nothing_more(status: int, message: str, gone: bool) -> None:
+    """It was deleted by force while its kubelet did not hear of it: told on and on, it would never end."""
+    assert is_of_another_pod(ApiError(status, message)) is gone

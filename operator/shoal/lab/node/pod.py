@@ -10,6 +10,7 @@ import contextlib
 import shutil
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal
 
@@ -430,8 +431,8 @@ class Pod:
                 self._reported = body
                 return
             except ApiError as error:
-                if error.status in (404, 409):
-                    return  # gone, or another pod has the name
+                if error.status in (404, 409) or is_of_another_pod(error):
+                    return
                 _log.warning("status_refused", pod=self._path, error=str(error))
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 _log.info("status_waits", pod=self._path, error=str(error))
@@ -485,6 +486,14 @@ class Pod:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+
+def is_of_another_pod(error: ApiError) -> bool:
+    """Whether a status was refused because the pod is gone and another one has its name already: here with another uid,
+    or on another node. A pod that went on telling of itself would never end."""
+    if error.status == HTTPStatus.UNPROCESSABLE_ENTITY:
+        return "metadata.uid" in str(error)
+    return error.status == HTTPStatus.FORBIDDEN and "spec.nodeName set to itself" in str(error)
 
 
 def _remove(folder: Path) -> None:
