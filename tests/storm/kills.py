@@ -28,8 +28,8 @@ _GONE_SECONDS: Final = 3.0
 @contextlib.contextmanager
 def killing(ground: Ground, count: int, seconds: float, say: Say) -> Generator[None]:
     """Kills `count` times within `seconds`, while the block runs; none while a former victim is not back, so
-    that somebody always serves. What could not be done meanwhile is not made up for by kills in quick succession: clients
-    that find a new gateway killed three times in a row give up, and prove nothing."""
+    that somebody always serves. What could not be done meanwhile is not made up for by kills in quick succession:
+    clients that find a new gateway killed three times in a row give up, and prove nothing."""
     stop = threading.Event()
     thread = threading.Thread(target=_kill, args=(ground, count, seconds, say, stop), name="kills")
     thread.start()

@@ -214,8 +214,10 @@ def _as_engines_say(books: Books, at_engines: Mapping[str, list[Sequence]]) -> l
 
 
 def _fits(row: LedgerRow, sequence: Sequence) -> bool:
-    if sequence.finished is None:  # the engine was killed at it, and kept no count
-        return row.source == "continuous"
+    if sequence.finished is None:
+        # The engine was killed at it, and kept no count; or right after its last byte, before it wrote that down: what
+        # the client read of it is compared with a final row in any case.
+        return row.source in ("continuous", "final")
     if sequence.tokens is None or row.input != sequence.tokens[0]:
         return False
     return row.output == sequence.tokens[1] if row.source == "final" else (row.output or 0) <= sequence.tokens[1]
