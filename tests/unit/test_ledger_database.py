@@ -14,14 +14,14 @@ from alembic.migration import MigrationContext
 from click.testing import CliRunner
 from sqlalchemy import Connection, func, inspect, select
 
-from shoal.ledger import schema
+from shoal.ledger import ingest, schema
 from shoal.ledger.backup import BackupError, backup, restore
 from shoal.ledger.database import Busy, Database, Unavailable
 from shoal.ledger.maintenance import retain_once, retake_once
 from shoal.ledger.parse import UsageRow
-from shoal.ledger.sums import GatewayKey, GatewaySums, HourKey, Sums
+from shoal.ledger.sums import Changes, GatewayKey, GatewaySums, HourKey, Sums
 from shoal.runtime.ledger import command
-from tests.support.ledger import NOON, NOW_MS, check_balance, record, server, store, url
+from tests.support.ledger import NOON, NOW_MS, check_balance, record, server, store, url, usage_row
 from tests.support.postgres import Postgres
 
 __all__ = ["server", "url"]
@@ -49,6 +49,30 @@ def test_migrations_make_what_the_schema_says(url: str) -> None:
             assert compare_metadata(MigrationContext.configure(connection), schema.metadata) == []
             indexes = {i["name"] for t in schema.metadata.tables for i in inspect(connection).get_indexes(t)}
     assert {index.name for table in schema.metadata.tables.values() for index in table.indexes} <= indexes
+
+
+def test_estimates_of_before_are_summed_up(url: str) -> None:
+    """Migration 0002: of tables that an older ledger filled."""
+    with contextlib.ExitStack() as stack:
+        connection = opened(url, stack)
+        rows = [
+            usage_row(record("e1", countSource="estimated", inputTokens=50, outputTokens=None)),
+            usage_row(record("e2", countSource="estimated", inputTokens=7, outputTokens=None)),
+            usage_row(record("r1")),
+        ]
+        changes = Changes()
+        for row in rows:
+            changes.add(row)
+        with connection.begin():
+            ingest.store(connection, rows, changes, NOW_MS)
+            connection.exec_driver_sql("ALTER TABLE hours DROP COLUMN estimated_input")
+            connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
+    with contextlib.ExitStack() as stack:
+        connection = opened(url, stack)
+        with connection.begin():
+            hours = schema.hours.c
+            found = connection.execute(select(hours.billed, hours.estimated_input).order_by(hours.billed)).all()
+    assert [tuple(row) for row in found] == [(False, 57), (True, 0)]
 
 
 def test_rows_are_in_the_order_of_their_columns() -> None:

@@ -126,7 +126,9 @@ async def test_attempts_and_estimates_are_counted_apart_and_not_billed(url: str)
         hours = {hour["billed"]: hour for hour in await rig.rows(schema.hours) if hour["gpu_class"] == "l4"}
         assert (hours[True]["requests"], hours[True]["input_tokens"]) == (1, 100)
         assert (hours[False]["requests"], hours[False]["input_tokens"]) == (1, 50), "the estimate is a request"
+        assert (hours[True]["estimated_input"], hours[False]["estimated_input"]) == (0, 50)
         (tries,) = [hour for hour in await rig.rows(schema.hours) if hour["gpu_class"] == ""]
+        assert tries["estimated_input"] == 0
         assert (tries["billed"], tries["requests"], tries["input_tokens"], tries["output_tokens"]) == (False, 0, 14, 6)
         assert sum(hour["requests"] for hour in await rig.rows(schema.hours)) == 2
         assert [g["tokens"] for g in await rig.rows(schema.gateways)] == [110]

@@ -70,13 +70,14 @@ async def test_billed_and_unattributed_are_the_engines_counters(desk: Desk):
     desk.engine(1_000, 500)
     desk.used(700, 400, tenant="acme")
     desk.used(200, 90, tenant="globex")
-    desk.used(50, 4, tenant="acme", billed=False)
+    desk.used(50, 4, tenant="acme", billed=False, estimated_input=30)
     answer = await desk.ask()
     (row,) = answer["rows"]
     assert row["model"] == LLAMA
     assert numbers(row, "engine") == (1_000, 500)
     assert numbers(row, "billed") == (900, 490)
     assert numbers(row, "notBilled") == (50, 4)
+    assert row["estimatedInput"] == answer["total"]["estimatedInput"] == 30
     assert numbers(row, "unattributed") == (100, 10)
     assert row["share"] == pytest.approx(110 / 1_500)
     assert "class" not in row
@@ -104,7 +105,7 @@ async def test_an_engine_that_counted_nothing_has_no_share(desk: Desk):
     desk.engine(0, 0)
     (row,) = (await desk.ask())["rows"]
     assert numbers(row, "unattributed") == (0, 0)
-    assert row["share"] is None
+    assert (row["share"], row["estimatedInput"]) == (None, 0)
 
 
 async def test_by_time_and_class(desk: Desk):

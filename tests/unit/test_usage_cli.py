@@ -10,7 +10,7 @@ from click.testing import Result
 
 from shoal.ledger.reconcile.watch import Standing
 from tests.support.ledgerworld import World, world
-from tests.support.questions import OCTOBER, gpu_hour
+from tests.support.questions import OCTOBER, gpu_hour, hour
 
 __all__ = ["world"]
 
@@ -217,6 +217,14 @@ async def test_what_engines_counted_is_shown_beside_what_was_billed(world: World
     assert told[-1] == (
         "2 engines are heard; not heard: chat/llama-7: their counters are as old as their last reading."
     )
+
+
+async def test_estimates_are_told_beside_what_is_not_billed(world: World) -> None:
+    await world.books.fill(hour("2026-11-03T00:00", billed=False, input_tokens=1_250, estimated_input=1_200))
+    told = text(await world.shoal("unattributed", "--model", "chat/llama"))
+    assert told[-2] == "Of what is not billed 1,200 input tokens are estimates: prompts without a word back."
+    rows = csv.DictReader(io.StringIO((await world.shoal("unattributed", "-o", "csv")).stdout))
+    assert [row["estimatedInput"] for row in rows if row["model"] == "chat/llama"] == ["1200"]
 
 
 async def test_what_engines_counted_for_programs(world: World) -> None:

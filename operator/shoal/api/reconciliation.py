@@ -38,7 +38,7 @@ class UnattributedRow(Message):
     """Tries whose answer nobody got, and estimates."""
     not_billed_output: int = 0
     estimated_input: int | None = None
-    """With `engine`: of `notBilledInput`, prompts that it took and of which it said nothing."""
+    """Of `notBilledInput`, prompts that an engine took and of which it said nothing."""
     unattributed_input: int | None = None
     unattributed_output: int | None = None
     share: float | None = None

@@ -84,7 +84,7 @@ class Compared:
     not_billed: Tokens = Tokens()
     """Counted and never billed: tries whose answer nobody got, and estimates."""
     estimated_input: int | None = None
-    """Of `not_billed`: prompts that an engine took and of which it said nothing. None: not told apart."""
+    """Of `not_billed`: prompts that an engine took and of which it said nothing. None: nothing was looked at."""
 
     @property
     def unattributed(self) -> Tokens | None:

@@ -114,6 +114,13 @@ hours: Final = Table(
         nullable=False,
         comment="requests that an engine had and whose tokens are unknown",
     ),
+    Column(
+        "estimated_input",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="of input_tokens: prompts that an engine took and of which it said nothing; never billed",
+    ),
     PrimaryKeyConstraint(
         "hour", "tenant", "external_id", "key_name", "plan", "model", "adapter", "gpu_class", "billed"
     ),

@@ -33,6 +33,7 @@ class Sums(NamedTuple):
     output_tokens: int = 0
     reasoning_tokens: int = 0
     unknown_requests: int = 0
+    estimated_input: int = 0
 
 
 class GatewayKey(NamedTuple):
@@ -108,6 +109,7 @@ def sums_of(row: UsageRow) -> Sums:
         output_tokens=row.output_tokens or 0,
         reasoning_tokens=row.reasoning_tokens or 0,
         unknown_requests=1 if given is None and row.attempts > 0 and row.outcome != "rejected" else 0,
+        estimated_input=(given or 0) if row.count_source == "estimated" else 0,
     )
 
 

@@ -60,6 +60,10 @@ def unattributed(
         ]
         total = ["total", *[""] * (len(words) - 1), *_numbers(found.total)]
         out.print(table([_title(name) for name in words], _NUMBERS, lines, total))
+        if estimated := found.total.estimated_input:
+            out.print(
+                f"Of what is not billed {count(estimated)} input tokens are estimates: prompts without a word back."
+            )
         if not_heard := _not_heard(found):
             out.print(not_heard)
 

@@ -37,16 +37,16 @@ def by_sums(
 ) -> dict[Key, Compared]:
     """What is in the hours of the span, by model, class, and one of hour, day and month. A request is in the hour in
     which it was admitted, what an engine counted in the hour in which it was read. Raises TooMany."""
-    rows: defaultdict[Key, Compared] = defaultdict(lambda: Compared(None))
-    for key, tokens in _grouped(
-        connection, engine_hours, (engine_hours.c.prompt_tokens, engine_hours.c.generation_tokens), span, by, model
-    ):
-        rows[key] += Compared(tokens)
+    rows: defaultdict[Key, Compared] = defaultdict(lambda: Compared(None, estimated_input=0))
+    counted = (engine_hours.c.prompt_tokens, engine_hours.c.generation_tokens)
+    for key, (prompt, answer) in _grouped(connection, engine_hours, counted, span, by, model):
+        rows[key] += Compared(Tokens(prompt, answer))
     counts = (hours.c.input_tokens, hours.c.output_tokens)
-    for key, tokens in _grouped(connection, hours, counts, span, by, model, grains.billed(True)):
-        rows[key] += Compared(None, tokens)
-    for key, tokens in _grouped(connection, hours, counts, span, by, model, grains.billed(False)):
-        rows[key] += Compared(None, Tokens(), tokens)
+    for key, (prompt, answer) in _grouped(connection, hours, counts, span, by, model, grains.billed(True)):
+        rows[key] += Compared(None, Tokens(prompt, answer))
+    unpaid = (*counts, hours.c.estimated_input)
+    for key, (prompt, answer, estimated) in _grouped(connection, hours, unpaid, span, by, model, grains.billed(False)):
+        rows[key] += Compared(None, Tokens(), Tokens(prompt, answer), estimated)
     _bounded(rows)
     return dict(rows)
 
@@ -93,7 +93,7 @@ def _grouped(
     by: Collection[str],
     model: Collection[str],
     *where: ColumnElement[bool],
-) -> Iterator[tuple[Key, Tokens]]:
+) -> Iterator[tuple[Key, list[int]]]:
     groups: dict[str, ColumnElement[Any]] = {}
     if "hour" in by:
         groups["at"] = table.c.hour
@@ -114,9 +114,10 @@ def _grouped(
         inner = inner.where(table.c.model.in_(model))
     within = inner.subquery()
     keys = [within.c[f"by_{name}"] for name in groups]
-    query = select(func.sum(within.c.sum_0), func.sum(within.c.sum_1), *keys).group_by(*keys).limit(MOST_ROWS + 1)
+    summed = [func.sum(within.c[f"sum_{number}"]) for number in range(len(sums))]
+    query = select(*summed, *keys).group_by(*keys).limit(MOST_ROWS + 1)
     for row in connection.execute(query if keys else query.having(func.count() > 0)):
-        yield Key(**dict(zip(groups, row[2:], strict=True))), Tokens(int(row[0]), int(row[1]))
+        yield Key(**dict(zip(groups, row[len(sums) :], strict=True))), [int(number) for number in row[: len(sums)]]
 
 
 def _bounded(rows: Sized) -> None:

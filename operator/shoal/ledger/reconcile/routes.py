@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 _NAMED: Final = 100
 """Pods that are not heard and are named."""
-_OF_ENGINES: Final = ("replica", "lastHeard", "estimatedInput")
+_OF_ENGINES: Final = ("replica", "lastHeard")
 """Fields that rows by engine have."""
 _TIME_TEXTS: Final = {"hour": times.text, "day": times.day_of, "month": times.month_of}
 
