@@ -1,7 +1,10 @@
 """`make bench`: all figures, one after the other. Each bench also runs by itself and has its own options (-h)."""
 
+import signal
 import subprocess
 import sys
+
+_TIDY_SECONDS = 60.0
 
 BENCHES = {
     "bench_gateway": "the gateway beside no proxy, Envoy and smg",
@@ -34,14 +37,28 @@ BENCHES = {
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     failed: list[str] = []
     for module, what in BENCHES.items():
         print(f"\n=== {what} (python -m tests.bench.{module})", flush=True)
-        if subprocess.run([sys.executable, "-m", f"tests.bench.{module}", *sys.argv[1:]], check=False).returncode:
+        if _run([sys.executable, "-m", f"tests.bench.{module}", *sys.argv[1:]]):
             failed.append(module)
     if failed:
         print(f"\nfailed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _run(command: list[str]) -> int:
+    """Exit status of a bench. Who stops all benches stops it too, and waits until it has tidied up."""
+    process = subprocess.Popen(command)
+    try:
+        return process.wait()
+    except SystemExit:
+        # Told by us alone; Ctrl-C tells the whole group.
+        process.send_signal(signal.SIGTERM)
+        raise
+    finally:
+        process.wait(_TIDY_SECONDS)
 
 
 if __name__ == "__main__":
