@@ -319,7 +319,7 @@ def _shipped(folder: Path, behind: float, paced_since: float) -> str:
     return (
         f"at 200 requests/s a final row is in the ledger's hands p50 {late[len(late) // 2]:.0f} ms, "
         f"p99 {late[len(late) * 99 // 100]:.0f} ms after it was made ({len(late)} rows).\n"
-        f"everything on: {usage:,} requests in the ledger, which had all {behind:.1f} s after the end of the most load; "
+        f"everything on: {usage:,} requests in the ledger, which had all {behind:.1f} s after the most load; "
         f"of the {rows:,} rows that the spool still keeps, one has {size:.0f} bytes."
     )
 
