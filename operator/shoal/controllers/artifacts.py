@@ -58,7 +58,8 @@ class Artifacts:
         world = self._world
         return artifacts.read(
             model,
-            same_source=[m.object for m in world.models.by("source", key) if m.object is not None],
+            # Looked at only where this Model's own status says nothing: there may be many.
+            same_source=(m.object for m in world.models.by("source", key) if m.object is not None),
             job=world.jobs.get(key),
             pods=world.pods.by("job", key),
             now=world.now(),

@@ -39,7 +39,8 @@ SETTLE_SECONDS: Final = 0.1
 PACE_SECONDS: Final = 0.3
 """From one plan to the next at least."""
 SHARE: Final = 5
-"""A plan that takes long makes the next one wait, so that planning takes at most this fraction of the time."""
+"""A plan that takes long makes the next one wait, so that planning takes at most this fraction of the time; half of it
+while somebody is in a hurry."""
 SLICE_SECONDS: Final = 0.002
 """Of a plan at a stretch, as far as it can be cut: who wakes does not wait for a whole plan."""
 PATIENCE_SECONDS: Final = 3.0
@@ -86,6 +87,15 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a Model asked of the last plan, and from what that was made."""
+
+    wish: Wish
+    looked: Considered
+    demand: Demand
+
+
+@dataclass(frozen=True, slots=True)
 class _Moment:
     """What one plan is made of."""
 
@@ -114,6 +124,7 @@ class Planner:
         self._world, self._capacity, self.standings, self._moves = world, capacity, standings, moves
         self._wishes: dict[str, Wish] = {}
         self._considered: dict[str, tuple[Wish, int, Considered]] = {}
+        self._demands: dict[str, _Asked] = {}
         self._decided: dict[str, tuple[Wish, Decision]] = {}
         self._gpus: dict[str, GPU] = {}
         self._costs: dict[str, object] = {}
@@ -157,6 +168,7 @@ class Planner:
             self._dirty.set()
         self._decided.pop(uid, None)
         self._considered.pop(uid, None)
+        self._demands.pop(uid, None)
         self._looked.pop(uid, None)
         self.standings.forget(uid)
         self.calibration.forget(uid)
@@ -238,8 +250,9 @@ class Planner:
             self._hurry.clear()
             took = await self._in_slices()
             SECONDS.observe(took)
-            await asyncio.sleep(took * (SHARE - 1))
-            await self._pause(PACE_SECONDS - SETTLE_SECONDS - took * SHARE)
+            # Half of the time is others' in any case; for the rest nobody waits who is in a hurry.
+            await asyncio.sleep(took)
+            await self._pause(max(took * (SHARE - 2), PACE_SECONDS - SETTLE_SECONDS - 2 * took))
 
     async def _pause(self, seconds: float) -> None:
         """Waits, unless somebody is in a hurry."""
@@ -279,8 +292,8 @@ class Planner:
         for uid, wish in tuple(self._wishes.items()):
             self._consider(uid, wish, classes)
             yield True
-        found: dict[str, Placement] = {}
         moment = self._moment(self._world.accepted_classes())
+        found: dict[str, Placement] = {}
         for uid, placement in parts(moment.demands, moment.supplies, moves=self._moves):
             found[uid] = placement
             yield True
@@ -303,19 +316,32 @@ class Planner:
         }
         self._looked = looked  # before anybody is asked: the first decision of a term reads which classes there are
         wanted = {uid: self.wanted(wish.model) for uid, wish in self._wishes.items()}
-        demands = [
-            candidates.demand(
-                wish.model,
-                looked[uid],
-                wanted=wanted[uid],
-                minimum=models.minimum(wish.model),
-                standing=self.standings.of(uid),
-                setbacks=self.setbacks(uid),
-                frozen=wish.role == "frozen",
-            )
-            for uid, wish in self._wishes.items()
-        ]
+        demands = [self._demand(uid, wish, looked[uid], wanted[uid]) for uid, wish in self._wishes.items()]
         return _Moment(dict(self._wishes), looked, wanted, demands, supplies, seen)
+
+    def _demand(self, uid: str, wish: Wish, looked: Considered, wanted: int) -> Demand:
+        """Most Models ask the same from one plan to the next, and a moment is one stretch of work: who wakes waits."""
+        standing, setbacks = self.standings.of(uid), self.setbacks(uid)
+        known = self._demands.get(uid)
+        if (
+            known is not None
+            and known.wish is wish
+            and known.looked is looked
+            and known.demand.standing is standing
+            and (known.demand.wanted, known.demand.setbacks) == (wanted, setbacks)
+        ):
+            return known.demand
+        found = candidates.demand(
+            wish.model,
+            looked,
+            wanted=wanted,
+            minimum=models.minimum(wish.model),
+            standing=standing,
+            setbacks=setbacks,
+            frozen=wish.role == "frozen",
+        )
+        self._demands[uid] = _Asked(wish, looked, found)
+        return found
 
     def _take(self, moment: _Moment, found: Mapping[str, Placement]) -> None:
         """The plan counts from now on."""

@@ -54,10 +54,10 @@ class Applier:
 
     async def keys(self, model: Model, install: InstallKeys) -> None:
         """The key Secret of the current install key. Raises NameTaken."""
-        wanted = manifests.keys_secret(model, install.current)
-        seen = (model.metadata.uid, wanted["metadata"]["name"])
+        seen = (model.metadata.uid, children.keys_secret(model.metadata.name, install.fingerprint))
         if seen in self._secrets:
             return
+        wanted = manifests.keys_secret(model, install.current)
         if await self._children.is_free(SECRETS, model, wanted):
             await self._world.client.apply(SECRETS, wanted, manager=names.MANAGER_MODEL)
         self._secrets[seen] = None
