@@ -205,11 +205,11 @@ async def until_ready(session: aiohttp.ClientSession, process: Process) -> None:
             await asyncio.sleep(0.05)
 
 
-def ask(session: aiohttp.ClientSession, process: Process, **body: Any) -> Any:
+def ask(session: aiohttp.ClientSession, process: Process, *, key: str = API_KEY, **body: Any) -> Any:
     return session.post(
         f"http://127.0.0.1:{process.server.port}/v1/chat/completions",
         json={"model": "llama", "messages": [], **body},
-        headers={"authorization": f"Bearer {API_KEY}"},
+        headers={"authorization": f"Bearer {key}"},
     )
 
 

@@ -27,8 +27,10 @@ async def test_from_nothing_to_an_answer_and_on_without_the_api_server(tmp_path:
         assert why["installKey"].endswith("the operator makes it")
         async with session.get(f"http://127.0.0.1:{process.ops.port}/healthz") as alive:
             assert alive.status == 200
+        # A key that is not known yet may be right: an SDK tries again after a 503, and gives up after a 401.
         async with ask(session, process) as refused:
-            assert refused.status == 401
+            assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+            assert (await refused.json())["error"]["code"] == "starting"
 
         # 2. an API server without the CustomResourceDefinitions
         await server.up()
@@ -60,6 +62,8 @@ async def test_from_nothing_to_an_answer_and_on_without_the_api_server(tmp_path:
                 await asyncio.sleep(0.05)
         async with ask(session, process) as answer:
             assert (await answer.json())["model"] == "llama"
+        async with ask(session, process, key="sk-of-nobody") as refused:
+            assert refused.status == 401
 
         # 4. a suspended tenant is refused at once
         await server.change("tenants", {**acme, "spec": {**acme["spec"], "suspended": True}})
@@ -101,3 +105,21 @@ async def test_custom_resource_definitions_from_before_there_were_adapters_are_e
         await until_ready(session, process)
         assert process._reflectors["adapters"].missing
         assert not process._reflectors["models"].missing
+
+
+async def test_nothing_is_answered_before_every_list_was_read(tmp_path: Path):
+    """A word may be an adapter's, and a key of one more Tenant, that have not come yet."""
+    server = FakeApiServer()
+    server.crds = True
+    async with running(tmp_path, server) as process, aiohttp.ClientSession() as session:
+        (tmp_path / "key" / "current").write_bytes(INSTALL_KEY)
+        process.directory.listed = lambda: False
+        await server.up()
+        await server.change("models", MODEL)
+        await server.change("tenants", tenant().model_dump(mode="json", by_alias=True, exclude_none=True))
+        await until_ready(session, process)
+        async with ask(session, process) as refused:
+            assert refused.status == 503
+        process.directory.listed = lambda: True
+        async with ask(session, process, key="sk-of-nobody") as refused:
+            assert refused.status == 401

@@ -63,6 +63,9 @@ class Directory:
         self.snapshot = Snapshot()
         self.changed = list(changed)
         """Called after each new snapshot."""
+        self.listed: Callable[[], bool] = lambda: True
+        """Whether each mapping was filled once."""
+        self._complete = False
         self._models = models
         self._tenants = tenants
         self._pods = pods
@@ -70,6 +73,14 @@ class Directory:
         self._adapters: Mapping[str, DeclaredAdapter] = {} if adapters is None else adapters
         self._dirty: set[Source] = set()
         self._stale: set[str | None] = set()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every list was read once, and is in the snapshot: from then on for good. Before that, what is not
+        found may be there all the same, and what is found may be somebody else's word."""
+        if not self._complete:
+            self._complete = not self._dirty and self.listed()
+        return self._complete
 
     def mark(self, source: Source, key: str | None = None) -> None:
         """Says that a mapping changed; of adapters, which one (None: any). The snapshot follows in the next turn of the

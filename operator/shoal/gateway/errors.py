@@ -149,6 +149,10 @@ def unavailable(message: str, code: str, retry_after: int) -> ApiError:
     return ApiError(503, message, code, type="server_error", retry_after=retry_after)
 
 
+def starting() -> ApiError:
+    return unavailable("This gateway has just started and does not know all keys and models yet.", "starting", 1)
+
+
 def unauthorized(status: int, message: str, code: str) -> ApiError:
     headers = ((b"www-authenticate", b"Bearer"),) if status == 401 else ()
     return ApiError(status, message, code, headers=headers)

@@ -138,6 +138,7 @@ class Process:
             pools=self._reflectors["pools"].objects,
             adapters=self._reflectors["adapters"].objects,
         )
+        self.directory.listed = lambda: not self._not_listed()
         self.logs = LogsApi(
             RequestLog(settings, gateway=settings.pod_name, days=self._retention), self.key_ring, self._other_gateways
         )
@@ -199,6 +200,16 @@ class Process:
         missing: dict[str, str] = {}
         if self._stop.is_set():
             missing["stopping"] = "asked to stop"
+        missing |= self._not_listed()
+        if not self.key_ring:
+            missing["installKey"] = f"no install key in {self.settings.install_key_dir}: the operator makes it"
+        if self.spool.refusing is not None:
+            missing["spool"] = self.spool.refusing
+        return missing
+
+    def _not_listed(self) -> dict[str, str]:
+        """Why a list was never read, by what it is of."""
+        missing: dict[str, str] = {}
         for source, reflector in self._reflectors.items():
             if reflector.synced.is_set():
                 continue  # once it knows, it goes on with what it knows, whatever becomes of the API server
@@ -208,10 +219,6 @@ class Process:
                 missing[source] = "the API server does not know this kind: the CustomResourceDefinitions are missing"
             else:
                 missing[source] = "not listed yet: the API server is not reachable, or does not allow it"
-        if not self.key_ring:
-            missing["installKey"] = f"no install key in {self.settings.install_key_dir}: the operator makes it"
-        if self.spool.refusing is not None:
-            missing["spool"] = self.spool.refusing
         return missing
 
     def notes(self) -> dict[str, str]:

@@ -296,6 +296,9 @@ class Request:
         key = key.strip()
         if scheme.lower() != b"bearer" or not key:
             raise errors.unauthorized(401, "No API key. Send `Authorization: Bearer <key>`.", "missing_api_key")
+        if not self._app.directory.complete:
+            # Nobody is told that a key is wrong by a gateway that has not read them all: SDKs do not try that again.
+            raise errors.starting()
         self._key_hash = hashlib.sha256(key).hexdigest()
         identity = self._check_key()
         self._quota = self._reply.quota = self._app.quotas.of(identity)
