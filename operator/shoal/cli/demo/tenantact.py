@@ -1,6 +1,7 @@
 """The act on tenants: one meets its limit, one hangs up; then what each used, a bill, and what engines counted."""
 
 import asyncio
+import json
 import sys
 import time
 from collections import Counter
@@ -28,6 +29,8 @@ REQUESTS: Final = 12
 TOKENS: Final = 24
 LONG: Final = 2000
 """Tokens of the answer that nobody hears to its end."""
+READ_SECONDS: Final = 15.0
+"""For so long at most the ledger is waited for, which reads the engines' counters every few seconds."""
 
 
 @dataclass
@@ -64,6 +67,8 @@ def run(cluster: Cluster, stages: Stages, timeout: float) -> None:
             console.print(f"  after {asyncio.run(_hang_up(url))} events of {LONG}")
         with stages.stage("The ledger has every request of both"):
             rows = _until_counted(url, heard, timeout)
+    with stages.stage("The ledger has read what the engines counted"):
+        _until_read(cluster)
     console.print(_picture(rows))
     month = time.strftime("%Y-%m", time.gmtime())
     for args in (("bill", "--tenant", BILLED, "--month", month), ("unattributed",)):
@@ -139,6 +144,17 @@ def _until_counted(url: str, heard: dict[str, Heard], timeout: float) -> dict[st
         if time.monotonic() > deadline:
             raise click.ClickException(f"the ledger has {rows}, the clients had {asked} requests")
         time.sleep(2)  # how often a tenant may ask is bounded, too
+
+
+def _until_read(cluster: Cluster) -> None:
+    """Waits until no Model was billed more than its engines have counted as far as they were read. Where that does not
+    come, as after an engine was killed, the table says so."""
+    deadline = time.monotonic() + READ_SECONDS
+    while time.monotonic() < deadline:
+        rows = json.loads(_shoal(cluster, "unattributed", "-o", "json"))["rows"]
+        if all((row.get(name) or 0) >= 0 for row in rows for name in ("unattributedInput", "unattributedOutput")):
+            return
+        time.sleep(1)
 
 
 def _usage(url: str, key: str) -> dict[str, int]:
