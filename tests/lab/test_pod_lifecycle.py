@@ -571,6 +571,57 @@ def test_init_containers_run_in_order(timeline: Timeline) -> None:
     timeline.in_order(("agent", "listen"), ("engine", "start"))
 
 
+@scenario
+async def local_volume(cluster: Cluster, name: str) -> None:
+    """As the node cache's: who fills it writes by a hostPath, and engines see it through a read-only `local` volume."""
+    folder, volume, mounts = f"/run/{cluster.namespace}", cluster.namespace, [{"name": "weights", "mountPath": "/data"}]
+    fill = "import pathlib; pathlib.Path('/data/weights').write_text('whole')"
+    writer = {"name": "fill", "image": cluster.image, "command": ["python3", "-c", fill], "volumeMounts": mounts}
+    path = {"name": "weights", "hostPath": {"path": folder, "type": "DirectoryOrCreate"}}
+    as_root = writer | {"securityContext": {"runAsUser": 0}}
+    await cluster.create(cluster.pod(f"{name}-writer", [as_root], cluster.engine(), grace=1, volumes=[path]))
+    await cluster.until(lambda: cluster.ready(f"{name}-writer"), "Ready")
+    where = {"key": "kubernetes.io/hostname", "operator": "In", "values": [cluster.node_of(f"{name}-writer")]}
+    shared = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
+    spec = shared | {
+        "capacity": {"storage": "1Gi"},
+        "mountOptions": ["ro"],
+        "local": {"path": folder},
+        "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [where]}]}},
+    }
+    claim = shared | {"volumeName": volume, "resources": {"requests": {"storage": "1Gi"}}}
+    await cluster.create(
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume}, "spec": spec},
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "weights"}, "spec": claim},
+    )
+    try:
+        look = (
+            "import errno, pathlib\n"
+            "assert pathlib.Path('/data/weights').read_text() == 'whole'\n"
+            "try: pathlib.Path('/data/mine').touch()\n"
+            "except OSError as error: raise SystemExit(0 if error.errno == errno.EROFS else 3)\n"
+            "raise SystemExit(4)"
+        )
+        reader = {"name": "look", "image": cluster.image, "command": ["python3", "-c", look], "volumeMounts": mounts}
+        volumes = [{"name": "weights", "persistentVolumeClaim": {"claimName": "weights"}}]
+        # Twice: what lies there outlives the pods that read it, and their end takes nothing along.
+        for number in (1, 2):
+            one = f"{name}-{number}"
+            as_user = reader | {"securityContext": {"runAsUser": 65532}}
+            pod = cluster.pod(one, [as_user], cluster.engine(), grace=1, volumes=volumes, restartPolicy="Never")
+            await cluster.create(pod)
+            await cluster.until(lambda one=one: cluster.ready(one), "Ready")
+            cluster.timelines.setdefault(name, Timeline()).add("test", f"read {number}")
+            await cluster.delete(one)
+            await cluster.gone(one)
+    finally:
+        await cluster.kubectl("delete", "persistentvolume", volume, "--wait=false", check=False)
+
+
+def test_local_volume(timeline: Timeline) -> None:
+    timeline.in_order(("test", "read 1"), ("test", "read 2"))
+
+
 # --- the node -------------------------------------------------------------------------------------------------------
 
 

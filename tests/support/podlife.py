@@ -232,6 +232,10 @@ class Cluster:
         records = status.get("initContainerStatuses", []) + status["containerStatuses"]
         return next(record for record in records if record["name"] == container)
 
+    def node_of(self, name: str) -> str:
+        """Where the pod runs."""
+        return self.pods[name]["spec"]["nodeName"]
+
     async def tell(self, name: str, port: int, path: str) -> None:
         """A GET to the pod through the API server; what it answers does not matter (it may die of it)."""
         await self.kubectl(
