@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Generator
 import pytest
 
 from shoal.lab import api
+from shoal.manifests.pod import HAND_ON, SETTLE
 from tests.support.lab import make_lab
 from tests.support.podlife import Cluster, Node, Timeline, drain
 
@@ -620,6 +621,28 @@ async def local_volume(cluster: Cluster, name: str) -> None:
 
 def test_local_volume(timeline: Timeline) -> None:
     timeline.in_order(("test", "read 1"), ("test", "read 2"))
+
+
+@scenario
+async def deleted_while_it_starts(cluster: Cluster, name: str) -> None:
+    """The kubelet then stops containers in the first milliseconds of their lives. Started as an engine pod's are."""
+    await asyncio.gather(*(_deleted_so_soon(cluster, f"{name}-{tenths}", tenths / 10) for tenths in range(0, 20, 3)))
+    cluster.timelines.setdefault(name, Timeline()).add("test", "all gone")
+
+
+async def _deleted_so_soon(cluster: Cluster, name: str, seconds: float) -> None:
+    agent, engine = cluster.agent(lifecycle={"preStop": SETTLE}), cluster.engine(hook=drain(1))
+    for container in (agent, engine):
+        container["command"] = ["sh", "-c", HAND_ON, container["name"], *container["command"]]
+    await cluster.create(cluster.pod(name, [agent], engine, grace=600))
+    await cluster.until(lambda: cluster.pods[name]["spec"]["nodeName"], "a node")
+    await asyncio.sleep(seconds)
+    await cluster.delete(name)
+    await cluster.gone(name)  # waits less than the grace period
+
+
+def test_deleted_while_it_starts(timeline: Timeline) -> None:
+    timeline.at("test", "all gone")
 
 
 # --- the node -------------------------------------------------------------------------------------------------------

@@ -210,6 +210,7 @@ def test_the_agent_container() -> None:
                 "timeoutSeconds": 5,
                 "failureThreshold": 60,
             },
+            "lifecycle": {"preStop": {"exec": {"command": ["sleep", "1"]}}},
             "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "128Mi"}},
             "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
             "terminationMessagePolicy": "FallbackToLogsOnError",

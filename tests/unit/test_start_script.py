@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.manifests.pod import start_script
+from shoal.manifests.pod import HAND_ON, start_script
 
 GRACEFUL = """
 import signal, sys, time
@@ -56,6 +56,15 @@ def test_each_start_has_another_boot_id(tmp_path: Path) -> None:
     first = (tmp_path / "boot").read_text()
     end(start(tmp_path, "pass"))
     assert (tmp_path / "boot").read_text() != first
+
+
+def test_a_signal_at_the_start_is_not_swallowed() -> None:
+    """By a child that has its parent's trap until it has become the program."""
+    for number in range(120):
+        process = subprocess.Popen(["sh", "-c", HAND_ON, "x", "sleep", "5"], stderr=subprocess.DEVNULL)
+        time.sleep(number % 30 / 10_000)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(4) in (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

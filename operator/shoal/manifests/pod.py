@@ -24,10 +24,8 @@ STALLED_GRACE_SECONDS: Final = 30
 
 
 HAND_ON: Final = """\
-child= told=
-trap 'told=1; [ -z "$child" ] || kill -TERM $child' TERM
 "$@" & child=$!
-[ -z "$told" ] || kill -TERM $child
+trap 'kill -TERM $child' TERM
 wait $child; code=$?
 while kill -0 $child 2>/dev/null; do wait $child; code=$?; done
 wait $child 2>/dev/null; last=$?
@@ -36,17 +34,23 @@ exit $code"""
 """Runs a program, given as the script's arguments, and hands SIGTERM on to it.
 
 Number 1 of a container has no default action for signals: a program that is still starting, before it has a handler,
-would ignore SIGTERM, and its pod would hold its GPUs for the whole grace period. So the shell stays number 1. Its trap
-stands before the program starts, so that no signal falls between; the program itself, not being number 1, ends by the
-signal's default action as long as it has no handler. The exit code is the program's.
+would ignore SIGTERM, and its pod would hold its GPUs for the whole grace period. So the shell stays number 1; the
+program itself, not being number 1, ends by the signal's default action as long as it has no handler. The trap stands
+only after the fork: a child that inherits it swallows a signal that comes before it has become the program. Until then,
+for the first milliseconds, number 1 ignores the signal as any would: SETTLE keeps the kubelet from sending it so early.
+The exit code is the program's.
 """
+
+SETTLE: Final[JsonObject] = {"exec": {"command": ["sleep", "1"]}}
+"""A preStop hook for who starts by HAND_ON. A pod may be deleted while the kubelet starts its container, which then
+gets SIGTERM in its first milliseconds. A sidecar's hook runs while the engine drains and ends, so it costs no time."""
 
 
 def start_script(boot_file: str, stalled_file: str) -> str:
     """What runs the engine, given as the script's arguments.
 
     A new boot id per start of the process tells the agent of a restart without any Kubernetes token. The rest is
-    HAND_ON (a second SIGTERM changes nothing for SGLang).
+    HAND_ON; the engine's own hook, the drain, is its SETTLE.
     """
     return f"cat /proc/sys/kernel/random/uuid > {boot_file} && rm -f {stalled_file} || exit 1\n{HAND_ON}"
 
@@ -153,6 +157,7 @@ def _agent(shape: Shape) -> JsonObject:
             *pool.agent_env(shape),
         ],
         "startupProbe": _http_probe("/healthz", names.AGENT_PORT, period=1, failures=60),
+        "lifecycle": {"preStop": SETTLE},
         "resources": pool.agent_resources(shape),
         "securityContext": LOCKED_DOWN,
         "terminationMessagePolicy": "FallbackToLogsOnError",
