@@ -281,8 +281,9 @@ async def test_a_keda_too_old_for_the_scaled_object_is_told(fleet: Fleet, ears: 
         await remove_keda_crds(fleet.client)
 
 
+@pytest.mark.parametrize(("priority", "reason"), [(0, reasons.NO_CAPACITY), (-1, reasons.OUTRANKED)])
 async def test_what_keda_was_told_and_did_not_write_yet_holds_its_gpus(
-    fleet: Fleet, ears: FakeEars, keda: StandIn
+    fleet: Fleet, ears: FakeEars, keda: StandIn, priority: int, reason: str
 ) -> None:
     """Two GPUs; the first Model was promised both while its HPA has not looked yet. The second gets none of them."""
     async with keda.running(), operator(fleet, ears, keda) as running:
@@ -292,9 +293,12 @@ async def test_what_keda_was_told_and_did_not_write_yet_holds_its_gpus(
         await set_scaling(fleet, {"driver": "KEDA", "minReplicas": 2})
         await eventually(_number(running, fleet, "chat-l4"), lambda n: n == 2, what="two are answered")
         assert await replicas(fleet, "chat-l4") == 1
-        late = model("late", fleet.namespace, variants=[{"class": "l4"}], scaling={"minReplicas": 1})
-        await fleet.apply(late)
-        await model_with(fleet.client, fleet.namespace, "late", "Placed", "False", reasons.NO_CAPACITY)
+        await asyncio.sleep(1)  # the older of two goes first, and of one second the one that the uid puts first
+        scaling = {"minReplicas": 1}
+        await fleet.apply(
+            model("late", fleet.namespace, variants=[{"class": "l4"}], scaling=scaling, priority=priority)
+        )
+        await model_with(fleet.client, fleet.namespace, "late", "Placed", "False", reason)
         assert not await replicas(fleet, "late-l4")
         keda.slow.clear()
         await until_replicas(fleet, "chat-l4", 2)
