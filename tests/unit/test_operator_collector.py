@@ -65,3 +65,17 @@ async def test_it_never_looks_through_everything_by_itself_and_leaves_all_as_it_
     await asyncio.wait([running])
     assert gc.get_threshold() == before
     assert gc.get_freeze_count() == 0
+
+
+async def test_where_much_is_new_it_looks_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look stops the process for as long as it takes to go through what is new."""
+    monkeypatch.setattr(collector, "OFTEN_SECONDS", 0.0)
+    running = asyncio.create_task(collector.run())
+    await asyncio.sleep(0)
+    frozen = gc.get_freeze_count()
+    kept = [[number] for number in range(40_000)]
+    async with asyncio.timeout(collector.EVERY_SECONDS / 2):
+        while gc.get_freeze_count() < frozen + len(kept):
+            await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait([running])

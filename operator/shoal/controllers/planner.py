@@ -101,7 +101,6 @@ class _Moment:
 
     wishes: Mapping[str, Wish]
     looked: Mapping[str, Considered]
-    wanted: Mapping[str, int]
     demands: Sequence[Demand]
     supplies: Sequence[ClassSupply]
     seen: Mapping[str, object]
@@ -293,16 +292,17 @@ class Planner:
             self._consider(uid, wish, classes)
             yield True
         moment = self._moment(self._world.accepted_classes())
+        yield True
         found: dict[str, Placement] = {}
-        for uid, placement in parts(moment.demands, moment.supplies, moves=self._moves):
-            found[uid] = placement
+        for part in parts(moment.demands, moment.supplies, moves=self._moves):
+            found.update([part] if part is not None else ())
             yield True
         for demand in moment.demands:
             if demand.frozen and moment.wishes[demand.uid].facts is not None and not demand.standing:
                 # Nothing of it runs, and nothing is kept for it: only what would be decided now is shown.
                 found |= plan([replace(demand, frozen=False)], moment.supplies, moves=self._moves)
                 yield True
-        self._take(moment, found)
+        yield from self._take(moment, found)
 
     def _moment(self, classes: Mapping[str, GPUClass]) -> _Moment:
         """What one plan is made of, all as of now."""
@@ -317,7 +317,7 @@ class Planner:
         self._looked = looked  # before anybody is asked: the first decision of a term reads which classes there are
         wanted = {uid: self.wanted(wish.model) for uid, wish in self._wishes.items()}
         demands = [self._demand(uid, wish, looked[uid], wanted[uid]) for uid, wish in self._wishes.items()]
-        return _Moment(dict(self._wishes), looked, wanted, demands, supplies, seen)
+        return _Moment(dict(self._wishes), looked, demands, supplies, seen)
 
     def _demand(self, uid: str, wish: Wish, looked: Considered, wanted: int) -> Demand:
         """Most Models ask the same from one plan to the next, and a moment is one stretch of work: who wakes waits."""
@@ -343,26 +343,33 @@ class Planner:
         self._demands[uid] = _Asked(wish, looked, found)
         return found
 
-    def _take(self, moment: _Moment, found: Mapping[str, Placement]) -> None:
-        """The plan counts from now on."""
+    def _take(self, moment: _Moment, found: Mapping[str, Placement]) -> Iterator[Literal[True]]:
+        """The plan counts from now on. Who asks while it is being taken gets what was decided last for each Model, with
+        what was lifted since."""
         self._looked = {uid: looked for uid, looked in moment.looked.items() if uid in self._wishes}
-        untried = {d.uid: _untried(d) for d in moment.demands}
-        for uid, wish in moment.wishes.items():
-            placement = found.get(uid)
-            if placement is None or uid not in self._wishes:  # it may have gone meanwhile
-                continue
-            part = Decision(placement, moment.looked[uid], moment.wanted[uid], untried[uid])
-            known = self._decided.get(uid)
-            self._decided[uid] = (wish, part)
-            if known is not None and known[0].same(wish) and known[1] == part:
-                continue
-            urgent = known is None or not known[0].same(wish) or known[1].placement.variants != placement.variants
-            for listener in self.wake:
-                listener(wish.model.key, 0.0 if urgent else PATIENCE_SECONDS)
+        for demand in moment.demands:
+            placement = found.get(demand.uid)
+            if placement is not None and demand.uid in self._wishes:  # it may have gone meanwhile
+                self._decide(demand, placement, moment)
+                yield True
         self.standings.planned(moment.seen)
         decided = {uid: decision.placement for uid, (_, decision) in self._decided.items()}
         self.promises.planned(decided, moment.demands)
         self.calibration.measure(self._gpus, self._sized)
+
+    def _decide(self, demand: Demand, placement: Placement, moment: _Moment) -> None:
+        uid, wish = demand.uid, moment.wishes[demand.uid]
+        part = Decision(placement, moment.looked[uid], demand.wanted, _untried(demand))
+        known = self._decided.get(uid)
+        if known is not None and known[0].same(wish) and known[1] == part:
+            # What is equal stays the same objects: thousands of new ones would be the garbage collector's to look at.
+            if known[0] is not wish:
+                self._decided[uid] = (wish, known[1])
+            return
+        self._decided[uid] = (wish, part)
+        urgent = known is None or not known[0].same(wish) or known[1].placement.variants != placement.variants
+        for listener in self.wake:
+            listener(wish.model.key, 0.0 if urgent else PATIENCE_SECONDS)
 
     def _look_at(self, classes: Mapping[str, GPUClass]) -> None:
         gpus = self._capacity.gpus()
@@ -389,11 +396,14 @@ class Planner:
 
     def _proven(self, uid: str, wish: Wish, considered: Considered, classes: Mapping[str, GPUClass]) -> Considered:
         """An engine's own figure wins over what is computed: see `keep_what_runs`."""
+        told = self.calibration.tokens(uid)
+        if not told:
+            return considered
         spec = wish.model.spec
         named = {v.gpu_class for v in spec.variants if v.tensor}
         said = {
             name: tokens
-            for name, tokens in self.calibration.tokens(uid).items()
+            for name, tokens in told.items()
             if name not in named and spec.engine.parallelism.tensor is None and name in classes
         }
         if not said:

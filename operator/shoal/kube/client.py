@@ -41,6 +41,9 @@ CALL_TIMEOUT: Final = 30.0
 """Seconds for one call with all its retries."""
 ATTEMPT_TIMEOUT: Final = 15.0
 ATTEMPTS: Final = 5
+IDLE_SECONDS: Final = 75.0
+"""A connection is kept that long for the next request: a TLS handshake is milliseconds of the loop, and work comes in
+bursts that need several. The API server closes them itself after 90 s."""
 TOKEN_SECONDS: Final = 60.0
 """Age at which a service account's token is read again; the kubelet replaces it at 80 % of its hour."""
 WATCH_SECONDS: Final = 300
@@ -479,7 +482,8 @@ class Client:
         for last in (False, True):
             used = self._credentials
             if self._session is None:
-                self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60))
+                connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=60, keepalive_timeout=IDLE_SECONDS)
+                self._session = aiohttp.ClientSession(connector=connector)
             response = await self._session.request(
                 method,
                 used.server + path,

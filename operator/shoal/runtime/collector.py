@@ -7,6 +7,7 @@ then waited as long. So what has stayed is taken out of its sight, and only what
 
 import asyncio
 import gc
+import time
 from typing import Final
 
 NEW_OBJECTS: Final = (5_000, 4)
@@ -14,9 +15,13 @@ NEW_OBJECTS: Final = (5_000, 4)
 that stayed then, too: a few milliseconds."""
 NEVER: Final = 1_000_000
 EVERY_SECONDS: Final = 5.0
-"""Between two looks at what is new since the last one."""
-WHOLE_EVERY: Final = 4320
-"""Looks, after which everything is looked through once (six hours): cycles of old objects are rare, not impossible."""
+"""Between two looks at what is new since the last one, at most."""
+OFTEN_SECONDS: Final = 0.5
+"""At least, where much is new: a look stops the process, and takes the longer the more there is."""
+MUCH: Final = 1
+"""Rounds of NEW_OBJECTS, 25,000 containers, since the last look."""
+WHOLE_SECONDS: Final = 6 * 3600.0
+"""After which everything is looked through once: cycles of old objects are rare, not impossible."""
 
 
 async def run() -> None:
@@ -25,11 +30,14 @@ async def run() -> None:
     gc.set_threshold(*NEW_OBJECTS, NEVER)
     try:
         look(whole=True)
-        looks = 0
+        whole_at, due = time.monotonic() + WHOLE_SECONDS, time.monotonic() + EVERY_SECONDS
         while True:
-            await asyncio.sleep(EVERY_SECONDS)
-            looks += 1
-            look(whole=looks % WHOLE_EVERY == 0)
+            await asyncio.sleep(OFTEN_SECONDS)
+            now = time.monotonic()
+            if now >= due or gc.get_count()[2] >= MUCH:
+                look(whole=now >= whole_at)
+                due = now + EVERY_SECONDS
+                whole_at = now + WHOLE_SECONDS if now >= whole_at else whole_at
     finally:
         gc.set_threshold(*before)
         gc.unfreeze()

@@ -8,7 +8,7 @@
 Which nodes replicas will get is an assumption of the plan, made anew each time: the scheduler binds them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
 from shoal.core.placement.case import Case, rank
 from shoal.core.placement.fill import fill
@@ -24,16 +24,16 @@ def plan(
 ) -> dict[str, Placement]:
     """uid -> where its replicas go. No GPU is given away twice; a replica for which GPUs are not free yet is counted as
     `waiting`. `moves` None: the default pace."""
-    return dict(parts(demands, supplies, moves=moves))
+    return dict(part for part in parts(demands, supplies, moves=moves) if part is not None)
 
 
 def parts(
     demands: Iterable[Demand], supplies: Iterable[ClassSupply], *, moves: Moves | None = None
-) -> Iterator[tuple[str, Placement]]:
+) -> Iterator[tuple[str, Placement] | None]:
     """`plan`, one Model after the other. All is decided before the first; then each is put into words when it is asked
-    for: two thirds of the work."""
+    for: two thirds of the work. None: a stop while it is being decided, where who plans may do something else."""
     pace = moves or Moves()
-    cases, rooms = decide(demands, supplies, pace)
+    cases, rooms = yield from _deciding(demands, supplies, pace)
     words = Words(cases, rooms, pace)
     for case in cases:
         yield case.demand.uid, words.placement(case)
@@ -43,14 +43,28 @@ def decide(
     demands: Iterable[Demand], supplies: Iterable[ClassSupply], moves: Moves
 ) -> tuple[list[Case], dict[str, Room]]:
     """The plan before it is put into words."""
+    steps = _deciding(demands, supplies, moves)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def _deciding(
+    demands: Iterable[Demand], supplies: Iterable[ClassSupply], moves: Moves
+) -> Generator[None, None, tuple[list[Case], dict[str, Room]]]:
     cases = [Case(demand) for demand in sorted(demands, key=rank)]
+    yield
     mix = _Mix(cases)
     rooms = {supply.name: Room(supply, mix.of(supply.name)) for supply in supplies}
     _mark_sick(cases, rooms)
     outranker = Outranker(cases, rooms)
     for case in cases:
         fill(case, rooms, outranker)
+        yield
     move(cases, rooms, moves)
+    yield
     return cases, rooms
 
 
