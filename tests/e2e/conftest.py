@@ -17,8 +17,18 @@ from tests.support.waiting import until
 
 HUB_NAMESPACE = "hub"
 """Where the chart's hub mirror would be; tests that need one start it."""
-VALUES = {"hubEndpoint": f"http://hub.{HUB_NAMESPACE}.svc"}
-"""Of the chart, beside the demo's own."""
+NEXT_ENGINE = "0.5.23-next"
+"""A second row of the engine table."""
+VALUES = {
+    "hubEndpoint": f"http://hub.{HUB_NAMESPACE}.svc",
+    "engines": {
+        "simulator": {"enabled": True},
+        "cpuPerGPU": "100m",
+        "memoryPerGPU": "512Mi",
+        "versions": {NEXT_ENGINE: {"image": "sglang:next"}},
+    },
+}
+"""Of the chart, over the demo's own."""
 
 
 STAY = ("tiny-chat", "tiny-code")

@@ -11,10 +11,11 @@ from typing import Any
 import openai
 import pytest
 
+from shoal.api import names
 from shoal.api.keys import hash_api_key
 from shoal.cli.demo.clusters import NAMESPACE
 from shoal.cli.demo.crowd import Crowd
-from tests.e2e.conftest import Fleet
+from tests.e2e.conftest import NEXT_ENGINE, Fleet
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
@@ -120,16 +121,20 @@ def test_a_rollout_under_load_has_no_gap_and_a_revision_that_fails_replaces_noth
     fleet.make_model("rolled", **two)
     until_counts(fleet, "rolled", 2, 2)
     before = {p["metadata"]["uid"] for p in pods(fleet, "rolled")}
-    with asking(fleet, "rolled", 4) as crowd:
-        changed = {"env": [{"name": "SHOAL_SIM_SEED", "value": "7"}]}
-        fleet.make_model("rolled", **two, pod=changed)
+
+    def replaced(old: set[str]) -> set[str]:
         until(
-            lambda: len(now := {p["metadata"]["uid"] for p in pods(fleet, "rolled")}) == 2 and not now & before,
+            lambda: len(now := {p["metadata"]["uid"] for p in pods(fleet, "rolled")}) == 2 and not now & old,
             240,
             lambda: pods(fleet, "rolled"),
         )
         until(lambda: ready(fleet, "rolled")["status"] == "True", 60, lambda: ready(fleet, "rolled"))
-        after = {p["metadata"]["uid"] for p in pods(fleet, "rolled")}
+        return {p["metadata"]["uid"] for p in pods(fleet, "rolled")}
+
+    with asking(fleet, "rolled", 4) as crowd:
+        changed = {"env": [{"name": "SHOAL_SIM_SEED", "value": "7"}]}
+        fleet.make_model("rolled", **two, pod=changed)
+        after = replaced(before)
 
         wrong = {"env": [{"name": "SHOAL_SIM_GPU", "value": "abacus"}]}
         fleet.make_model("rolled", **two, pod=wrong)
@@ -141,6 +146,13 @@ def test_a_rollout_under_load_has_no_gap_and_a_revision_that_fails_replaces_noth
         assert fleet.condition("rolled", "Stalled")["status"] == "True"
         assert fleet.condition("rolled", "Available")["status"] == "True"
         assert after <= {p["metadata"]["uid"] for p in pods(fleet, "rolled")}
+
+        # Put right, and with another version of the engine at once.
+        fleet.make_model("rolled", **two, pod=changed, engine={"version": NEXT_ENGINE})
+        replaced(after)
+        versions = {p["metadata"]["annotations"][names.ANNOTATION_ENGINE_VERSION] for p in pods(fleet, "rolled")}
+        assert versions == {NEXT_ENGINE}
+        assert fleet.condition("rolled", "Stalled").get("status") != "True"
     assert not crowd.problems
     assert crowd.answers
     fleet.delete_model("rolled")
