@@ -10,9 +10,10 @@ from shoal.api.artifact import ArtifactFacts
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.controllers.capacity import Capacity
-from shoal.controllers.planner import Planner, Wish
+from shoal.controllers.planner import Planner
 from shoal.controllers.scaling.scale import GOES_FIRST, ScaleWriter, deletion_costs
 from shoal.controllers.standing import Standings
+from shoal.controllers.wishes import Wish
 from shoal.controllers.world import World
 from shoal.core.facts import Pod
 from shoal.core.placement import Moves, VariantPlan

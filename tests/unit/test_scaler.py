@@ -10,11 +10,12 @@ from shoal.api.model import Model
 from shoal.controllers.capacity import Capacity
 from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.keda.driver import Driver
-from shoal.controllers.planner import Planner, Wish
+from shoal.controllers.planner import Planner
 from shoal.controllers.scaling import scaler as module
 from shoal.controllers.scaling.scaler import PACE_SECONDS, Scaler
 from shoal.controllers.scaling.wake import Waker
 from shoal.controllers.standing import Standings
+from shoal.controllers.wishes import Wish
 from shoal.core.candidates import Considered
 from shoal.core.placement import Moves
 from shoal.kube.queue import WorkQueue

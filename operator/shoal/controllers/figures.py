@@ -114,6 +114,6 @@ class EngineFigures:
         labels = (key, gpu_class)
         self._shown.setdefault(key, set()).add(labels)
         ENGINE.labels(*labels).set(tokens)
-        predicted = self._planner.predicted(custom.metadata.uid, gpu_class)
+        predicted = self._planner.sizes.predicted(custom.metadata.uid, gpu_class)
         if predicted is not None:
             PREDICTED.labels(*labels).set(predicted)

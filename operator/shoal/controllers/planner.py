@@ -10,27 +10,21 @@ from typing import Final, Literal
 import prometheus_client
 import structlog
 
-from shoal.api import reasons
-from shoal.api.artifact import ArtifactFacts
 from shoal.api.gpuclass import GPUClass
-from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
 from shoal.controllers.calibration import Calibration
 from shoal.controllers.capacity import Capacity
 from shoal.controllers.promises import Promises
+from shoal.controllers.sizes import Sizes
 from shoal.controllers.standing import Standings
 from shoal.controllers.surges import Surges
+from shoal.controllers.wishes import Decision, Wish
 from shoal.controllers.world import World
-from shoal.core import candidates, facts, models, quantity
+from shoal.core import candidates, facts, models
 from shoal.core.adapters.pool import same_engines
 from shoal.core.candidates import Considered
-from shoal.core.placement import ClassSupply, Demand, Moves, Placement, Rejected, parts, plan
-from shoal.core.proven import keep_what_runs
-from shoal.core.sizing import GPU, Sized, Tuning
-from shoal.engine.launch import pool_args
-from shoal.engine.tuning import tuning_of
+from shoal.core.placement import ClassSupply, Demand, Moves, Placement, parts, plan
 from shoal.kube.projections import Child, Custom
-from shoal.manifests.shape import engine_row
 
 log = structlog.get_logger()
 
@@ -48,42 +42,6 @@ PATIENCE_SECONDS: Final = 3.0
 SECONDS = prometheus_client.Histogram(
     "shoal_plan_seconds", "Duration of one plan of the whole fleet.", buckets=(0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
 )
-
-Role = Literal["placed", "frozen"]
-"""Whether a Model is to be placed, or keeps what it has: it is paused, not accepted, or its facts are not known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """A Model as the planner counts with it."""
-
-    model: Model
-    facts: ArtifactFacts | None
-    role: Role
-    pool: LoRAPool | None = None
-    """Whose adapters its engines serve."""
-
-    def same(self, other: "Wish | None") -> bool:
-        return (
-            other is not None
-            and self.role == other.role
-            and (self.facts is other.facts or self.facts == other.facts)
-            and self.model.metadata.uid == other.model.metadata.uid
-            and (self.model is other.model or self.model.spec == other.model.spec)
-            and same_engines(self.pool, other.pool)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What was decided for one Model."""
-
-    placement: Placement
-    considered: Considered
-    wanted: int = 1
-    """Replicas, as the scaler said."""
-    untried: frozenset[str] = frozenset()
-    """Classes that fit and on which the Model had no setback when this was decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +80,12 @@ class Planner:
     def __init__(self, world: World, capacity: Capacity, standings: Standings, moves: Moves) -> None:
         self._world, self._capacity, self.standings, self._moves = world, capacity, standings, moves
         self._wishes: dict[str, Wish] = {}
-        self._considered: dict[str, tuple[Wish, int, Considered]] = {}
         self._demands: dict[str, _Asked] = {}
         self._decided: dict[str, tuple[Wish, Decision]] = {}
-        self._gpus: dict[str, GPU] = {}
-        self._costs: dict[str, object] = {}
-        self._fleet = 0
-        """Grows when a class is another one, as far as sizing and prices see it."""
         self._supplies: dict[str, ClassSupply] = {}
         self.promises = Promises(capacity, standings, Surges(world))
         self.calibration = Calibration(self.changed)
+        self.sizes = Sizes(world, capacity, standings, self.calibration)
         self.wanted: Callable[[Model], int] = models.first_wanted
         """How many replicas a Model is to have: the scaler says it."""
         self.setbacks: Callable[[str], Mapping[str, str]] = _none
@@ -166,7 +120,7 @@ class Planner:
         if self._wishes.pop(uid, None) is not None:
             self._dirty.set()
         self._decided.pop(uid, None)
-        self._considered.pop(uid, None)
+        self.sizes.forget(uid)
         self._demands.pop(uid, None)
         self._looked.pop(uid, None)
         self.standings.forget(uid)
@@ -203,20 +157,6 @@ class Planner:
         now = known[1].placement.variants if known is not None else ()
         replicas = next((v.replicas for v in now if v.gpu_class == gpu_class), planned)
         return max(replicas, self.standings.lifted(model_uid, gpu_class))
-
-    def predicted(self, model_uid: str, gpu_class: str) -> int | None:
-        """KV tokens of one replica, as computed."""
-        found = self._sized(model_uid, gpu_class)
-        return found[0].kv_tokens if found else None
-
-    def _sized(self, model_uid: str, gpu_class: str) -> tuple[Sized, Tuning] | None:
-        """The sums of a replica, and the engine's arguments that they are of."""
-        known = self._considered.get(model_uid)
-        sized = known[2].sized.get(gpu_class) if known else None
-        if known is None or sized is None:
-            return None
-        variant = next((v for v in known[0].model.spec.variants if v.gpu_class == gpu_class), None)
-        return sized, self._tune(known[0])(variant.quantization if variant else None)
 
     def may_surge(self, model_uid: str, gpu_class: str, gpus: int) -> bool:
         """Promises the GPUs of one further replica to a rollout, if there are any that nobody waits for."""
@@ -287,9 +227,9 @@ class Planner:
         """A plan, with a stop wherever others may have their turn. It is of one moment: what is sized before and what
         is put into words after it cannot change it; what happens meanwhile makes the next plan."""
         classes = self._world.accepted_classes()
-        self._look_at(classes)
-        for uid, wish in tuple(self._wishes.items()):
-            self._consider(uid, wish, classes)
+        self.sizes.look(classes)
+        for wish in tuple(self._wishes.values()):
+            self.sizes.computed(wish, classes)
             yield True
         moment = self._moment(self._world.accepted_classes())
         yield True
@@ -306,14 +246,11 @@ class Planner:
 
     def _moment(self, classes: Mapping[str, GPUClass]) -> _Moment:
         """What one plan is made of, all as of now."""
-        self._look_at(classes)
+        self.sizes.look(classes)
         seen = self.standings.seen_by_plan()
         supplies = self._capacity.supplies()
         self._supplies = {supply.name: supply for supply in supplies}
-        looked = {
-            uid: self._proven(uid, wish, self._consider(uid, wish, classes), classes)
-            for uid, wish in self._wishes.items()
-        }
+        looked = {uid: self.sizes.proven(wish, classes) for uid, wish in self._wishes.items()}
         self._looked = looked  # before anybody is asked: the first decision of a term reads which classes there are
         wanted = {uid: self.wanted(wish.model) for uid, wish in self._wishes.items()}
         demands = [self._demand(uid, wish, looked[uid], wanted[uid]) for uid, wish in self._wishes.items()]
@@ -355,7 +292,7 @@ class Planner:
         self.standings.planned(moment.seen)
         decided = {uid: decision.placement for uid, (_, decision) in self._decided.items()}
         self.promises.planned(decided, moment.demands)
-        self.calibration.measure(self._gpus, self._sized)
+        self.sizes.measure()
 
     def _decide(self, demand: Demand, placement: Placement, moment: _Moment) -> None:
         uid, wish = demand.uid, moment.wishes[demand.uid]
@@ -370,61 +307,3 @@ class Planner:
         urgent = known is None or not known[0].same(wish) or known[1].placement.variants != placement.variants
         for listener in self.wake:
             listener(wish.model.key, 0.0 if urgent else PATIENCE_SECONDS)
-
-    def _look_at(self, classes: Mapping[str, GPUClass]) -> None:
-        gpus = self._capacity.gpus()
-        costs: dict[str, object] = {
-            name: (c.spec.hourly_cost, c.spec.interruptible, c.spec.tolerations) for name, c in classes.items()
-        }
-        if gpus != self._gpus or costs != self._costs:
-            self._gpus, self._costs = gpus, costs
-            self._fleet += 1
-
-    def _consider(self, uid: str, wish: Wish, classes: Mapping[str, GPUClass]) -> Considered:
-        known = self._considered.get(uid)
-        if known is not None and known[1] == self._fleet and known[0].same(wish):
-            return known[2]
-        try:
-            found = candidates.consider(wish.model, wish.facts, classes, self._gpus, self._tune(wish))
-        except (ValueError, ArithmeticError) as error:
-            # A figure that nobody foresaw is this Model's problem, not that of the fleet.
-            log.warning("a Model cannot be sized", model=wish.model.key, error=str(error))
-            why = f"the sums of this model do not work out: {error}"
-            found = Considered((), tuple(Rejected(name, reasons.SIZE_UNKNOWN, why) for name in sorted(classes)), {})
-        self._considered[uid] = (wish, self._fleet, found)
-        return found
-
-    def _proven(self, uid: str, wish: Wish, considered: Considered, classes: Mapping[str, GPUClass]) -> Considered:
-        """An engine's own figure wins over what is computed: see `keep_what_runs`."""
-        told = self.calibration.tokens(uid)
-        if not told:
-            return considered
-        spec = wish.model.spec
-        named = {v.gpu_class for v in spec.variants if v.tensor}
-        said = {
-            name: tokens
-            for name, tokens in told.items()
-            if name not in named and spec.engine.parallelism.tensor is None and name in classes
-        }
-        if not said:
-            return considered
-        prices = {n: c.spec.hourly_cost for n in said if (c := classes[n])}
-        return keep_what_runs(
-            considered,
-            self.standings.of(uid),
-            said,
-            context_length=spec.engine.context_length or (wish.facts.context_length if wish.facts else None),
-            hourly_cost={n: quantity.parse(p.amount) if p else None for n, p in prices.items()},
-            max_replicas={v.gpu_class: v.max_replicas for v in spec.variants},
-            interruptible={n: classes[n].spec.interruptible for n in said},
-        )
-
-    def _tune(self, wish: Wish) -> Callable[[Literal["FP8"] | None], Tuning]:
-        model = wish.model
-        args = [*pool_args(wish.pool), *model.spec.engine.extra_args]
-        try:
-            platform = engine_row(model, self._world.config).args
-        except KeyError:  # a version that is not in the table: the Model is not accepted
-            platform = ()
-        env = {e.name: e.value for e in model.spec.pod.env}
-        return lambda quantization: tuning_of(args, platform_args=platform, quantization=quantization, env=env)

@@ -19,10 +19,11 @@ from shoal.controllers.installkey import InstallKeyError, InstallKeySource
 from shoal.controllers.keda.driver import Driver
 from shoal.controllers.model.apply import Applier, current
 from shoal.controllers.model.tell import invalid, tell_of_placement
-from shoal.controllers.planner import Decision, Planner, Wish
+from shoal.controllers.planner import Planner
 from shoal.controllers.scaling.scale import ScaleWriter
 from shoal.controllers.scaling.scaler import Scaler
 from shoal.controllers.status import write_status
+from shoal.controllers.wishes import Decision, Wish
 from shoal.controllers.world import World
 from shoal.core import facts, keda, models, scaling
 from shoal.core.artifacts import Reading
