@@ -8,7 +8,8 @@ import sys
 import threading
 import time
 from base64 import b64decode
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from shoal.cli.demo import steps
 from shoal.cli.demo.clusters import GATEWAY_SERVICE, NAMESPACE, LabCluster
 from shoal.lab import images
 from shoal.lab.api import Lab
+from shoal.lab.errors import LabError
 from shoal.lab.fleet import Fleet
 from shoal.lab.node.config import Bind, Image
 from shoal.lab.volumes import FOLDER
@@ -203,14 +205,26 @@ class Ground(LabCluster):
         found = json.loads(self.kubectl("get", "sts", f"shoal-{component}", "-n", NAMESPACE, "-o", "json"))
         return int(found["spec"]["replicas"])
 
-    def settle(self) -> None:
+    def revive(self, say: Callable[[str], None]) -> None:
+        """Starts processes of the lab again that ended by themselves. A lab does not; a kubelet does, when the
+        scheduler ends itself over a cache that it does not believe any more."""
+        with contextlib.suppress(LabError):
+            for process in self.lab.status().dead():
+                say(f"{process.name} ended by itself, and is started again")
+                self.lab.start(process.name)
+
+    def settle(self, say: Callable[[str], None]) -> None:
         """Waits until every gateway has opened its spool again, which closes what a killed one left open, and until the
         ledger has all of it."""
+
+        def there(component: str, want: int) -> bool:
+            self.revive(say)
+            return len(self.pods(component)) == want
+
         for component in (names.COMPONENT_GATEWAY, names.COMPONENT_LEDGER):
-            want = self.wanted(component)
             # Without it the judge has fewer spools to read and says so: half an hour of journals is worth a verdict.
             with contextlib.suppress(AssertionError):
-                until(lambda c=component, n=want: len(self.pods(c)) == n, _BACKOFF_SECONDS)
+                until(partial(there, component, self.wanted(component)), _BACKOFF_SECONDS)
         # What was not shipped is lost to the ledger: the judge says so.
         with contextlib.suppress(AssertionError):
             until(lambda: not any(journals.unshipped(file) for file in self._spools()), 60)

@@ -82,7 +82,7 @@ def run(weather: Weather, folder: Path) -> Findings:
                 _faults(storm, weather, load)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 load.wait(_END_SECONDS + weather.requests / weather.rate)
-        ground.settle()
+        ground.settle(storm.say)
         ground.copy_spools(folder / "spools")
         ground.copy_ledger(folder / "ledger")
     return judge_folder(folder)
@@ -239,21 +239,12 @@ def _faults(storm: faults.Storm, weather: Weather, load: "subprocess.Popen[bytes
                     until(lambda: storm.ground.whole() or over(), max(0.0, ends - time.monotonic()))
             if time.monotonic() > ends or over():
                 return
-            _restart_dead(storm)
+            storm.ground.revive(storm.say)
             try:
                 faults.EVERY[name](storm)
             except (LabError, click.ClickException) as error:
                 # A fault that could not be done is a weaker storm, not a lost request.
                 storm.say(f"{name} could not be done: {error}")
-
-
-def _restart_dead(storm: faults.Storm) -> None:
-    """A lab starts nothing again by itself; a kubelet does, when the scheduler ends itself over a cache that it does
-    not believe any more."""
-    with contextlib.suppress(LabError):
-        for process in storm.ground.lab.status().dead():
-            storm.say(f"{process.name} ended by itself, and is started again")
-            storm.ground.lab.start(process.name)
 
 
 def _answers(folder: Path) -> bool:
