@@ -26,6 +26,7 @@ from tests.support.adapters import ALL, make_adapter
 from tests.support.cache import Shop, running, shop_with, short_folder
 from tests.support.flaky import Flaky
 from tests.support.s3 import S3, s3_server
+from tests.support.slowdisk import SlowDisk
 from tests.support.slowhub import SlowHub
 from tests.support.sources import HubServer, safetensors, tar_of, write_files
 from tests.support.waiting import until_async
@@ -346,6 +347,37 @@ async def test_who_gives_up_in_the_middle_leaves_nothing(adapters: Path, files: 
         with pytest.raises(asyncio.CancelledError):
             await task
     assert names_in(adapters) == []
+
+
+async def test_a_file_that_is_refused_while_another_is_on_its_way_leaves_nothing(
+    adapters: Path, s3: S3, monkeypatch: pytest.MonkeyPatch
+):
+    """Many that fail so would fill the folder, which has a limit."""
+    values = s3.secret()
+    given = Credentials({name: value.decode() for name, value in values.items()}, given=True)
+    digest = await revision("s3://models/private", given)
+    secret(adapters, 1, s3.secret(s3.user("lists", "s3:ListBucket")))
+    disk = SlowDisk(monkeypatch, quick=1)
+    failing = asyncio.create_task(refused(adapters, "s3://models/private/", digest))
+    await until_async(disk.asked.is_set)
+    asyncio.get_running_loop().call_later(0.5, disk.goes_on.set)
+    assert (await failing).reason == reasons.GATED
+    await until_async(disk.done.is_set)
+    assert names_in(adapters) == []
+
+
+async def test_who_gives_up_at_any_time_leaves_no_half_adapter(adapters: Path, files: dict[str, bytes], tmp_path: Path):
+    uri = f"file://{write_files(tmp_path / 'v1', files)}"
+    digest = await revision(uri)
+    tries = 0
+    while names_in(adapters) == []:
+        task = asyncio.create_task(staged(adapters, uri, digest))
+        await asyncio.sleep(tries * 0.002)
+        task.cancel()
+        await asyncio.wait({task})
+        assert not any(name.startswith(".") for name in names_in(adapters))
+        tries += 1
+    assert content(only(adapters)) == files
 
 
 async def test_an_agent_that_is_killed_leaves_no_half_adapter(adapters: Path, files: dict[str, bytes]):

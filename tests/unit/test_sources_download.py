@@ -20,7 +20,9 @@ from shoal.artifacts.errors import NoRanges
 from shoal.artifacts.manifest import sort
 from shoal.artifacts.ranges import RangedSource
 from tests.support.flaky import Flaky
+from tests.support.slowdisk import SlowDisk
 from tests.support.sources import HubServer, model_files
+from tests.support.waiting import until_async
 
 CONTENT = bytes(i * 7 % 256 for i in range(100_000))
 PIECE = 1000
@@ -113,6 +115,29 @@ async def test_a_killed_download_goes_on_with_what_is_missing(tmp_path: Path):
     assert (tmp_path / "x").read_bytes() == CONTENT
     assert sum(end - start for start, end in again.asked) == len(CONTENT) - 4 * PIECE
     assert (came[0], sum(came)) == (4 * PIECE, len(CONTENT))
+
+
+def open_below(folder: Path) -> list[Path]:
+    """Files of the folder that this process has open."""
+    found = [Path(entry).resolve() for entry in Path("/proc/self/fd").iterdir()]
+    return [path for path in found if folder in path.parents]
+
+
+async def test_who_gives_up_while_the_disk_is_slow_leaves_nothing_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A part that is opened afterwards would be cut to nothing under the hands of the next try."""
+    disk = SlowDisk(monkeypatch)
+    task = asyncio.create_task(fetch(Scripted(), tmp_path / "x"))
+    await until_async(disk.asked.is_set)
+    task.cancel()
+    asyncio.get_running_loop().call_later(0.1, disk.goes_on.set)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    there = os.listdir(tmp_path)
+    await until_async(disk.done.is_set)
+    assert os.listdir(tmp_path) == there
+    assert open_below(tmp_path) == []
 
 
 async def test_what_was_killed_between_two_notes_is_fetched_again(tmp_path: Path):

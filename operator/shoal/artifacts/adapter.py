@@ -10,10 +10,10 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from shoal.api import reasons
 from shoal.api.adapterfacts import AdapterFacts
@@ -21,6 +21,7 @@ from shoal.artifacts import archive, folders, safetensors
 from shoal.artifacts.errors import ArtifactError, gib
 from shoal.artifacts.manifest import File, Manifest
 from shoal.artifacts.source import Source
+from shoal.artifacts.threads import in_thread
 from shoal.core.adapters import peft
 from shoal.core.observed import Problem
 
@@ -35,8 +36,6 @@ _HEADER_LIMIT: Final = 2 << 20
 multiple of it in the memory of an agent, which has little."""
 _HEAD_BYTES: Final = 128 << 10
 _PIECE: Final = 8 << 20
-
-_T = TypeVar("_T")
 
 
 def files_of(manifest: Manifest) -> tuple[File, ...]:
@@ -145,18 +144,6 @@ async def content_digest(source: Source, manifest: Manifest) -> str:
     lines = sorted((os.fsencode(f"./{name}"), value) for name, value in hashes.items())
     text = b"".join(f"{value}  ".encode() + name + b"\n" for name, value in lines)
     return "sha256:" + hashlib.sha256(text).hexdigest()
-
-
-async def in_thread(work: Callable[[], _T]) -> _T:
-    """Runs `work` in a thread, and waits for its end even when cancelled: who then cleans up must not meet it."""
-    running = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait({running})
-        if not running.cancelled():
-            running.exception()  # nobody is there to hear it
-        raise
 
 
 @dataclass(frozen=True, slots=True)

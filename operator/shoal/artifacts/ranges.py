@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -17,6 +18,7 @@ from shoal.artifacts.errors import ArtifactError, Interrupted, NoRanges, gib, is
 from shoal.artifacts.manifest import File, Manifest
 from shoal.artifacts.part import Part, Span
 from shoal.artifacts.source import Settings
+from shoal.artifacts.threads import in_thread
 
 _SAVE_SECONDS = 2.0
 """How often what is missing is noted: what a killed process fetched since is fetched again."""
@@ -112,7 +114,7 @@ class Download:
         except OSError as error:
             raise self._explain(error) from error
         finally:
-            await asyncio.to_thread(self._part.close)
+            await in_thread(self._part.close)
         if problem:
             raise ArtifactError(
                 reasons.DIGEST_MISMATCH,
@@ -128,16 +130,17 @@ class Download:
             await self._discard()
             self._whole = True
             await self._fetch()
+        # Only reads, for minutes where the file is large: who gives up does not wait for it.
         problem = await asyncio.to_thread(self._part.problem)
         if problem is None:
-            await asyncio.to_thread(self._part.finish)
+            await in_thread(self._part.finish)
             return None
         log.warning("source.corrupt", file=self._file.name, problem=problem)
         await self._discard()
         return problem
 
     async def _fetch(self) -> None:
-        missing = await asyncio.to_thread(self._part.open)
+        missing = await in_thread(self._part.open)
         self._on_bytes(self._file.size - sum(end - start for start, end in missing))
         await asyncio.to_thread(
             require_room, self._path.parent, sum(end - start for start, end in missing), self._settings.room_advice
@@ -180,7 +183,7 @@ class Download:
         async with self._free, contextlib.aclosing(self._source.stream(self._file, segment.at, segment.end)) as pieces:
             async for piece in pieces:
                 piece = piece[: segment.end - segment.at]
-                await asyncio.to_thread(self._part.write, segment.at, piece)
+                await in_thread(partial(self._part.write, segment.at, piece))
                 segment.at += len(piece)
                 self._on_bytes(len(piece))
                 if segment.at >= segment.end:
@@ -197,13 +200,13 @@ class Download:
             # Read before the bytes go to disk: what comes meanwhile is fetched again, which does no harm.
             missing: list[Span] = [(s.at, s.end) for s in self._segments if s.at < s.end]
             if not self._whole and (missing or len(self._segments) > 1):
-                await asyncio.to_thread(self._part.save, missing)
+                await in_thread(partial(self._part.save, missing))
             if ended.is_set():
                 return
 
     async def _discard(self) -> None:
         self._on_bytes(-(self._file.size - sum(s.end - s.at for s in self._segments)))
-        await asyncio.to_thread(self._part.discard)
+        await in_thread(self._part.discard)
 
     def _explain(self, error: OSError) -> ArtifactError:
         if is_full(error):

@@ -19,8 +19,8 @@ from shoal.api.adapters import AdapterSettings, AdapterWanted
 from shoal.api.cache import CACHED_SCHEMES, FetchRequest
 from shoal.api.sources import shown
 from shoal.artifacts import ArtifactError, Credentials, Settings, adapter, folders, open_source
-from shoal.artifacts.adapter import in_thread
 from shoal.artifacts.errors import of_os_error
+from shoal.artifacts.threads import in_thread
 from shoal.core.adapters.check import check_adapter, of_settings
 from shoal.core.adapters.sources import credentials_for
 
@@ -43,7 +43,7 @@ async def stage_adapter(
     sources: Settings | None = None,
 ) -> AdapterFacts:
     """Brings the adapter to `folder`; one that is there already is only looked at. `cache`: the namespace's folder of
-    the node cache. May be cancelled at any time, and then leaves nothing.
+    the node cache. May be cancelled at any time, and then leaves nothing half done.
 
     Raises ArtifactError with one of `reasons.ADAPTER_REASONS`.
     """
@@ -68,8 +68,8 @@ async def _staged(
     if await asyncio.to_thread(folder.is_dir):
         return await asyncio.to_thread(_checked, wanted, folder, settings)
     work = folder.with_name(f".{folder.name}.{random.token_hex(4)}")
-    await asyncio.to_thread(work.mkdir, parents=True)
     try:
+        await in_thread(lambda: work.mkdir(parents=True))
         await _bring(wanted, work, settings, secrets, cache, sources)
         return await in_thread(lambda: _finish(wanted, work, folder, settings))
     finally:
