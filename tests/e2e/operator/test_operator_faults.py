@@ -1,11 +1,14 @@
 """Classes and wishes that make no sense, or change under what runs: what the Model says, and what goes on meanwhile."""
 
+import asyncio
+
 import pytest
 
 from shoal.api.meta import JsonObject
 from shoal.core import candidates
 from shoal.core.placement import ClassSupply
-from shoal.kube.resources import DEPLOYMENTS, GPUCLASSES, MODELS
+from shoal.kube.client import Client
+from shoal.kube.resources import DEPLOYMENTS, GPUCLASSES, MODELS, Resource
 from tests.e2e.operator.test_operator_fleet import engine_pods, never_more_than_there_is, stands, until_model, variant
 from tests.support.controlplane import FACTS, Fleet, add_node
 from tests.support.operators import condition, eventually, gpu_class, model, model_with, running_operator
@@ -146,6 +149,39 @@ async def test_gpus_of_a_pod_that_terminates_are_waited_for(fleet: Fleet) -> Non
         found = await until_model(fleet, "high", lambda m: stands(m, l4=1) and not variant(m, "l4").get("waiting"))
         assert condition(found, "Placed")["reason"] == "Placed"
         fleet.kubelet.linger = 0
+
+
+async def test_a_model_that_goes_while_it_is_looked_at_leaves_its_gpus_to_others(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, ns = fleet.client, fleet.namespace
+    only: list[JsonObject] = [{"class": "l4"}]
+    goes_on, asked, honest = asyncio.Event(), asyncio.Event(), Client.get_metadata
+    goes_on.set()
+
+    async def slow(self: Client, resource: Resource, name: str, namespace: str | None = None) -> JsonObject:
+        asked.set()
+        await goes_on.wait()
+        return await honest(self, resource, name, namespace)
+
+    monkeypatch.setattr(Client, "get_metadata", slow)
+    fleet.plane.run_kubectl("create", "secret", "generic", "hub", f"-n={ns}", "--from-literal=token=t")
+    source = {"uri": "hf://meta-llama/Llama-3.1-8B", "secretRef": {"name": "hub"}}
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(model("first", ns, source=source, variants=only, scaling={"minReplicas": 2}))
+        await until_model(fleet, "first", lambda m: stands(m, l4=2) and condition(m, "Ready").get("status") == "True")
+        goes_on.clear()
+        asked.clear()
+        # Something makes the operator look at it, and it is deleted meanwhile.
+        fleet.plane.run_kubectl("annotate", f"-n={ns}", "models.shoal.dev/first", "example.com/touched=1")
+        await asyncio.wait_for(asked.wait(), 30)
+        await client.delete(MODELS, "first", ns)
+        await eventually(
+            lambda: client.get(GPUCLASSES, "l4"), lambda c: c["status"]["gpus"]["allocated"] == 0, seconds=120
+        )
+        goes_on.set()
+        await fleet.apply(model("second", ns, variants=only, scaling={"minReplicas": 2}))
+        await until_model(fleet, "second", lambda m: stands(m, l4=2) and condition(m, "Ready").get("status") == "True")
 
 
 async def test_the_watch_over_promised_gpus_can_fail(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

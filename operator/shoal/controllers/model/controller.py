@@ -181,6 +181,8 @@ class ModelController:
         known = reading.facts if reading is not None else None
         pool = applied(world.pool_of(model.key), model, known, world.config)
         wish = Wish(model, known, "frozen" if paused or known is None else "placed", pool)
+        if self._now(custom) is None:
+            return None  # gone while it was asked about: its wish would keep GPUs from others for ever
         self._planner.enter(wish)
         decided = self._planner.decided(wish)
         if known is not None and decided is None:
@@ -191,8 +193,8 @@ class ModelController:
             failure = await self._carry_out(model, classes, wish, decided)
         else:
             self._driver.hold(model)
-        latest = world.models.get(key)
-        if latest is None or latest.object is None or latest.metadata.uid != custom.metadata.uid:
+        latest = self._now(custom)
+        if latest is None or latest.object is None:
             return None
         if problems or known is None:
             decided = None  # what stands is shown
@@ -203,6 +205,13 @@ class ModelController:
             missing or failure or self._driver.conditions.refused(model) or (reading is not None and reading.silent)
         )
         return LOOK_AGAIN_SECONDS if unsettled else None
+
+    def _now(self, custom: Custom[Model]) -> Custom[Model] | None:
+        """It, as it is now; None: deleted since, or something that this version does not understand."""
+        found = self._world.models.get(f"{custom.metadata.namespace}/{custom.metadata.name}")
+        if found is None or found.object is None or found.metadata.uid != custom.metadata.uid:
+            return None
+        return found if found.metadata.deletion_timestamp is None else None
 
     def _status(
         self,
