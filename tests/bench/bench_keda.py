@@ -6,6 +6,7 @@ sudo python -m tests.bench.bench_keda [--wakes 50] [--many 500] [--seconds 60] [
 import json
 import statistics
 import sys
+from typing import Any
 
 import click
 
@@ -25,13 +26,18 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, round(share * len(ordered)))]
 
 
-def _print(found: dict[str, float], wakes: list[float]) -> None:
+def _print_wakes(when: str, wakes: list[float]) -> None:
     milli = [w * 1000 for w in wakes]
     print(
-        f"push -> 1 replica seen by a watch, {len(milli)} times: p50 {statistics.median(milli):.0f} ms, "
+        f"push {when} -> 1 replica seen by a watch, {len(milli)} times: p50 {statistics.median(milli):.0f} ms, "
         f"p99 {percentile(milli, 0.99):.0f} ms, all {min(milli):.0f} to {max(milli):.0f} ms"
     )
+
+
+def _print(found: dict[str, Any]) -> None:
+    _print_wakes("at any moment", found["wakes"])
     print(f"  beside it: {_PLAIN}")
+    _print_wakes("right after KEDA wrote zero, so that the operator has to push again", found["wakes_at_once"])
     if "many" in found:
         print(
             f"{found['many']:.0f} ScaledObjects at zero, polled every 5 s: {found['calls_per_second']:.0f} calls/s, "
@@ -51,7 +57,7 @@ def main(wakes: int, many: int, seconds: float, name: str | None) -> None:
         arguments = [f"--wakes={wakes}", f"--many={many}", f"--seconds={seconds}"]
         command = (sys.executable, "-m", "tests.bench.keda_process", f"--kubeconfig={lab.paths.admin_kubeconfig}")
         found = json.loads(lab.exec(*command, *arguments, timeout=1800).splitlines()[-1])
-        _print(found, found.pop("wakes"))
+        _print(found)
     finally:
         if name:
             lab.kubectl("delete", "namespace", SPACE, "--ignore-not-found", timeout=120)

@@ -6,6 +6,7 @@ Its last line is JSON.
 import argparse
 import asyncio
 import json
+import random
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -89,10 +90,17 @@ class Bench:
                 self._news.clear()
                 await self._news.wait()
 
-    async def wakes(self, name: str, count: int) -> list[float]:
-        """Seconds from a push to 1 replica, as a watch tells it; back to zero between two."""
+    async def wakes(self, name: str, count: int, *, at_once: bool) -> list[float]:
+        """Seconds from a push to 1 replica, as a watch tells it; back to zero between two.
+
+        `at_once`: each push comes as KEDA has just written zero, which is when it does not act on one. Else a push
+        comes at any moment between two of KEDA's polls.
+        """
         taken: list[float] = []
+        moments = random.Random(1)  # noqa: S311
         for _ in range(count):
+            if not at_once:
+                await asyncio.sleep(self._polling * moments.uniform(1, 2))
             begun = time.monotonic()
             self._book.push(name, 1)
             await self.until(lambda: self.seen.get(name) == 1)
@@ -124,8 +132,8 @@ async def _measure(api: Api, wakes: int, many: int, seconds: float) -> dict[str,
             while server.streams < 2:
                 await asyncio.sleep(0.2)
         await asyncio.sleep(_SETTLE_SECONDS)
-        taken = await bench.wakes("woken", wakes)
-        found: dict[str, Any] = {"wakes": taken}
+        found: dict[str, Any] = {"wakes": await bench.wakes("woken", wakes, at_once=False)}
+        found["wakes_at_once"] = await bench.wakes("woken", wakes, at_once=True)
         if many:
             others = Bench(api, book, server.port, polling=5)
             for number in range(many):
