@@ -37,7 +37,7 @@ def _print_wakes(when: str, wakes: list[float]) -> None:
 def _print(found: dict[str, Any]) -> None:
     _print_wakes("at any moment", found["wakes"])
     print(f"  beside it: {_PLAIN}")
-    _print_wakes("right after KEDA wrote zero, so that the operator has to push again", found["wakes_at_once"])
+    _print_wakes("right after KEDA wrote zero, most of which the operator has to repeat", found["wakes_at_once"])
     if "many" in found:
         print(
             f"{found['many']:.0f} ScaledObjects at zero, polled every 5 s: {found['calls_per_second']:.0f} calls/s, "

@@ -93,8 +93,8 @@ class Bench:
     async def wakes(self, name: str, count: int, *, at_once: bool) -> list[float]:
         """Seconds from a push to 1 replica, as a watch tells it; back to zero between two.
 
-        `at_once`: each push comes as KEDA has just written zero, which is when it does not act on one. Else a push
-        comes at any moment between two of KEDA's polls.
+        `at_once`: each push comes as KEDA has just written zero, when it does not act on most of them. Else a push
+        comes at any moment between two of KEDA's polls, the one that wrote zero being a poll or more ago.
         """
         taken: list[float] = []
         moments = random.Random(1)  # noqa: S311
