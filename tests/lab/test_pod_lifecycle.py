@@ -563,12 +563,13 @@ async def init_containers_run_in_order(cluster: Cluster, name: str) -> None:
     await cluster.until(lambda: cluster.ready(name), "Ready")
     assert cluster.status(name, "flaky")["restartCount"] == 1
     assert cluster.status(name, "flaky")["state"]["terminated"]["reason"] == "Completed"
+    before = cluster.status(name, "flaky")["lastState"]["terminated"]  # a watch may miss it: the restart comes at once
+    assert (before["reason"], before["exitCode"]) == ("Error", 4)
     await cluster.delete(name)
     await cluster.gone(name)
 
 
 def test_init_containers_run_in_order(timeline: Timeline) -> None:
-    timeline.at("api", "flaky: terminated Error 4")
     timeline.in_order(("agent", "listen"), ("engine", "start"))
 
 
