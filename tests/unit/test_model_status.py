@@ -18,6 +18,9 @@ NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 PLACED = Placement((VariantPlan("l4", 1, 1, "0.43"),), (), 0, "Placed", "1 on l4, 1 GPU each")
 
 
+SERVING = Pod("ns", "old", "old", "n1", False, False, True, {}, "u", gpu_class="l4", was_ready=True)
+
+
 def model(name: str = "chat", *, created: datetime = NOW, uid: str = "u", names: tuple[str, ...] = ()) -> Model:
     return Model.model_validate(
         {
@@ -47,7 +50,7 @@ def observed(**changes) -> Observed:
         "served": ServedNames(("chat",), ()),
         "placement": PLACED,
         "deployments": (deployment(),),
-        "pods": (),
+        "pods": (SERVING,),
     }
     return Observed(**(base | changes))
 
@@ -123,7 +126,10 @@ def test_what_a_replica_cannot_fetch_is_told_while_the_others_serve(reason: str,
         | {"spec": {"source": {"uri": "hf://team/m"}, "scaling": {"minReplicas": 2}}}
     )
     seen = observed(
-        model=wants_two, placement=placed, deployments=(deployment(ready=1, updated=2, total=2),), pods=(starting,)
+        model=wants_two,
+        placement=placed,
+        deployments=(deployment(ready=1, updated=2, total=2),),
+        pods=(SERVING, starting),
     )
     found = {c.type: c for c in status(seen, NOW).conditions}
     assert (found["Ready"].status, found["Ready"].reason) == ("False", reason)
@@ -139,7 +145,7 @@ def test_a_replacement_that_does_not_start_is_told_though_all_that_is_wanted_ser
     waiting = Pod("ns", "new", "new", None, False, False, False, {}, "u", gpu_class="h100", unschedulable="0/6 nodes")
 
     def ready(pod: Pod) -> tuple[str, str]:
-        found = {c.type: c for c in status(observed(pods=(pod,)), NOW).conditions}["Ready"]
+        found = {c.type: c for c in status(observed(pods=(SERVING, pod)), NOW).conditions}["Ready"]
         return found.status, found.message
 
     assert ready(starting) == (

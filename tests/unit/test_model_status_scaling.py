@@ -73,9 +73,12 @@ def test_waking_is_told_with_how_far_it_is() -> None:
 
 def test_more_replicas_on_their_way_leave_a_model_ready_until_one_that_was_there_is_missing() -> None:
     live = deployment(ready=2, updated=3, total=3)
-    seen = observed(placement=THREE, wanted=3, scaling=UP, deployments=(replace(live, replicas=3),), pods=(pod(),))
+    one, other = pod("one", ready=True), pod("other", ready=True)
+    seen = observed(
+        placement=THREE, wanted=3, scaling=UP, deployments=(replace(live, replicas=3),), pods=(one, other, pod())
+    )
     assert ready(seen) == ("True", "ScalingUp", f"{UP.message}; 2 of 3 replicas ready; 1 scheduled")
-    lost = replace(seen, deployments=(replace(live, replicas=3, ready=1),))
+    lost = replace(seen, deployments=(replace(live, replicas=3, ready=1),), pods=(one, pod()))
     assert ready(lost)[:2] == ("False", "Starting")
 
 

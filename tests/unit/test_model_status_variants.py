@@ -1,5 +1,6 @@
 """What a Model's status says of each class, and how what runs is protected from corrections."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -69,8 +70,9 @@ def test_a_class_that_is_not_used_says_why_and_what_it_would_cost() -> None:
         "ns", "chat-h100", "d", "1", "u", "h100", 4, "nvidia.com/gpu", 1, 1, 2,
         frozenset(), 2, 1, 2, None, deleting=False,
     )  # fmt: skip
+    serves = replace(pod(ready=True), gpu_class="h100")
     used, left = variants(
-        placement, deployments=[deployed], pods=(), sized={}, tokens={"h100": 415_000}, cold_starts={"h100": 91}
+        placement, deployments=[deployed], pods=[serves], sized={}, tokens={"h100": 415_000}, cold_starts={"h100": 91}
     )
     assert (used.desired, used.ready, used.waiting, used.step) == (2, 1, 1, "Waiting")
     assert used.kv_tokens_per_replica is not None
@@ -80,6 +82,29 @@ def test_a_class_that_is_not_used_says_why_and_what_it_would_cost() -> None:
     assert left.excluded.startswith("weights 65 GiB")
     assert len(left.excluded) <= 512
     assert (left.gpus_per_replica, left.hourly_cost) == (1, "0.43")
+
+
+def test_a_move_ends_without_a_moment_in_which_none_seems_to_serve() -> None:
+    """The new replica's pod is ready and the old class is decided to go; the Deployments, whose numbers come of the
+    pods and later, still say it the other way round."""
+
+    def deployed(gpu_class: str, *, ready: int) -> Deployment:
+        return Deployment(
+            "ns", f"chat-{gpu_class}", "d", "1", "u", gpu_class, 1, "nvidia.com/gpu", 1, 1, 1,
+            frozenset(), 1, ready, 1, None, deleting=False,
+        )  # fmt: skip
+
+    placement = Placement((VariantPlan("l4", 1, 1, "0.43"), VariantPlan("h100", 0, 1, None)), (), 0, "Placed", "")
+    old = replace(pod(ready=True), uid="old", gpu_class="h100")
+
+    def ready(deployments: list[Deployment], pods: list[Pod]) -> dict[str, tuple[int, int]]:
+        found = variants(placement, deployments=deployments, pods=pods, sized={}, tokens={}, cold_starts={})
+        return {v.gpu_class: (v.desired, v.ready) for v in found}
+
+    before = [deployed("l4", ready=0), deployed("h100", ready=1)]
+    assert ready(before, [pod(ready=True), old]) == {"l4": (1, 1), "h100": (0, 0)}
+    late = [deployed("l4", ready=1), deployed("h100", ready=0)]
+    assert ready(late, [replace(pod(ready=True), deleting=True)]) == {"l4": (1, 0), "h100": (0, 0)}
 
 
 def kept(considered: Considered, tokens: int | None, *, ready: int = 1) -> Considered:

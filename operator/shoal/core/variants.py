@@ -33,7 +33,7 @@ def variants(
                 gpusPerReplica=d.gpus_per_replica,
                 kv_tokens_per_replica=_tokens(None, tokens.get(name)),
                 desired=d.replicas,
-                ready=min(d.ready, d.replicas),
+                ready=min(_ready(pods, name), d.replicas),
                 step=step(d.replicas, _of(pods, name)),
                 cold_start_seconds=cold_starts.get(name),
             )
@@ -45,7 +45,7 @@ def variants(
             gpusPerReplica=plan.gpus,
             kv_tokens_per_replica=_predicted(plan.gpu_class, sized, tokens),
             desired=plan.replicas,
-            ready=min(found.ready, plan.replicas) if (found := by_class.get(plan.gpu_class)) else 0,
+            ready=min(_ready(pods, plan.gpu_class), plan.replicas),
             waiting=plan.waiting or None,
             step=step(plan.replicas, _of(pods, plan.gpu_class)),
             hourly_cost=plan.hourly_cost if plan.replicas else None,
@@ -96,6 +96,12 @@ def cold_start(pod: Pod) -> int | None:
     if pod.ready_since is None or pod.created is None or (engine is not None and engine.restarts):
         return None
     return max(0, round((pod.ready_since - pod.created).total_seconds()))
+
+
+def _ready(pods: Sequence[Pod], gpu_class: str) -> int:
+    """By the pods, as placement and routing count. A Deployment's own count is made of them and comes later: a move
+    that ends because the new replica is ready would look for a moment as if none served."""
+    return sum(pod.ready and not pod.deleting for pod in _of(pods, gpu_class))
 
 
 def _of(pods: Sequence[Pod], gpu_class: str) -> list[Pod]:
