@@ -10,6 +10,7 @@ BENCHES = {
     "bench_gateway": "the gateway beside no proxy, Envoy and smg",
     "bench_metrics": "what metrics and traces cost the gateway, side by side",
     "bench_prefix": "prompts that find their prefix in a cache, by rule of routing",
+    "bench_transport": "what mutual TLS costs the gateway and beside each engine, side by side",
     "bench_quota": "limits that four gateways share: a burst, the bound, and what a request costs",
     "bench_spool": "durable records of a gateway: per second, bytes, and how long a start takes",
     "bench_ledger": "records taken and questions answered, SQLite beside PostgreSQL",

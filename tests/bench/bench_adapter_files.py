@@ -48,6 +48,7 @@ from tests.bench.bench_cache import wait_for_file
 from tests.support.adapters import ALL, make_adapter
 from tests.support.engines import ADMIN_KEY, API_KEY, LORA, MODEL, SERVED, EngineProcess, running_engine
 from tests.support.s3pod import BUCKET, KEYS, PREFIX
+from tests.support.sources import LOCAL
 
 LLAMA: Final = LayerWidths(layers=32, hidden=4096, query=4096, key=1024, feed_forward=14336)
 TINY: Final = LayerWidths(layers=2, hidden=64, query=64, key=32, feed_forward=128)
@@ -122,7 +123,7 @@ class Ground:
         return f"s3://{BUCKET}/{PREFIX}/{name}"
 
     async def revision(self, name: str) -> str:
-        async with open_source(self.uri(name), self.credentials, Settings()) as source:
+        async with open_source(self.uri(name), self.credentials, Settings(network=LOCAL)) as source:
             return (await source.manifest()).digest
 
 
@@ -154,7 +155,7 @@ async def from_store(at: Ground, name: str, told: AdapterSettings, rows: Rows) -
     """What `stage_adapter` does, stage by stage."""
     row, work, place = f"{name}, from the store", at.folder / ".work", at.folder / "adapters" / name
     await asyncio.to_thread(work.mkdir)
-    async with open_source(at.uri(name), at.credentials, Settings()) as source:
+    async with open_source(at.uri(name), at.credentials, Settings(network=LOCAL)) as source:
         manifest = await rows.time(row, "list", source.manifest())
         await rows.time(row, "fetch", adapter.fetch_adapter(source, manifest, work, told.max_bytes))
     facts = await rows.time(row, "check", asyncio.to_thread(adapter.read_folder, work, name, manifest.digest))
@@ -175,7 +176,9 @@ async def from_cache(at: Ground, name: str, told: AdapterSettings, rows: Rows, r
     revision = await at.revision(name)
     wanted = AdapterWanted(name=f"bench.a@{revision[7:19]}", revision=revision, uri=at.uri(name))
     place = at.folder / "adapters" / wanted.name
-    staging = stage_adapter(wanted, place, told, secrets=at.folder / "secrets", cache=at.cache)
+    staging = stage_adapter(
+        wanted, place, told, secrets=at.folder / "secrets", cache=at.cache, sources=Settings(network=LOCAL)
+    )
     await rows.time(f"{name}, {row}", "staged", staging)
     return place
 

@@ -26,6 +26,7 @@ from shoal.api import names
 from shoal.artifacts import Settings
 from shoal.runtime import logs
 from tests.bench.bench_fetch import copy, make, wait_for
+from tests.support.sources import LOCAL
 
 URI = "hf://team/m"
 
@@ -75,7 +76,7 @@ def main() -> None:
             wait_for(f"{endpoint}/models")
             shares = {name: root / "node" / "namespaces" / name for name in ("a", "b")}
             wait_for_file(shares["b"] / names.CACHE_SOCKET)
-            request = StageRequest(URI, settings=Settings(hub_endpoint=endpoint))
+            request = StageRequest(URI, settings=Settings(network=LOCAL, hub_endpoint=endpoint))
             rows.append(("cp and fsync", timed(lambda: copy(model, out))))
             for title, share in (
                 ("without the cache, each pod", None),

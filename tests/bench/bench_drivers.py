@@ -25,6 +25,7 @@ from shoal.api import names
 from shoal.api.keys import hash_api_key
 from shoal.cli.demo import steps
 from shoal.cli.demo.clusters import LabCluster
+from shoal.lab.addons import prometheus
 from shoal.lab.api import Lab
 from shoal.lab.fleet import Fleet
 from tests.bench.drivers_load import Ask, Client, Heard, pieces
@@ -265,8 +266,7 @@ def main(count: int, seconds: float, silence: float, speed: float, chosen: tuple
     results: list[Result] = []
     try:
         bench = Bench(lab)
-        monitors = {"enabled": True, "interval": "5s"}
-        values = {"engines": _ENGINES, "cache": {"enabled": False}, "serviceMonitor": monitors, "podMonitor": monitors}
+        values = {"engines": _ENGINES, "cache": {"enabled": False}, **prometheus.values("5s")}
         steps.install(bench, "simulator", steps.LAB_IMAGE, values)
         bench.kubectl("create", "namespace", SPACE)
         bench.kubectl("apply", "-f", str(steps.EXAMPLES / "gpuclasses.yaml"))

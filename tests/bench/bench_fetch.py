@@ -25,6 +25,7 @@ from pathlib import Path
 from aiohttp.test_utils import unused_port
 
 from shoal.artifacts import Credentials, Settings, open_source
+from tests.support.sources import LOCAL
 
 
 def make(folder: Path, size: int) -> str:
@@ -98,11 +99,11 @@ def main() -> None:
             keys = Credentials(
                 {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_ENDPOINT_URL": endpoint}, given=True
             )
-            hub = Settings(hub_endpoint=endpoint)
+            hub = Settings(network=LOCAL, hub_endpoint=endpoint)
             sources = (
                 ("hf:// (ranges, SHA-256 verified)", "hf://team/m", Credentials(), hub),
-                ("s3:// (ranges)", "s3://models/m", keys, Settings()),
-                ("file://", f"file://{model}", Credentials(), Settings()),
+                ("s3:// (ranges)", "s3://models/m", keys, Settings(network=LOCAL)),
+                ("file://", f"file://{model}", Credentials(), Settings(network=LOCAL)),
             )
             rows.append(("cp and fsync", *measure(lambda folder: copy(model, folder), out)))
             for title, uri, credentials, settings in sources:

@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.gateway_process import API_KEY, INSTALL_KEY
+from tests.support import envoy
+from tests.support.rolekeys import give
 
 PROXY_CORE, LOAD_CORE = "0", "1"
 HERE = Path(__file__).parent
@@ -155,51 +157,6 @@ class Bench:
         }
 
 
-def envoy_config(port: int, upstream: int) -> str:
-    def address(p: int) -> dict[str, Any]:
-        return {"socket_address": {"address": "127.0.0.1", "port_value": p}}
-
-    cluster = {
-        "name": "engine",
-        "type": "STATIC",
-        "connect_timeout": "2s",
-        "circuit_breakers": {
-            "thresholds": [{"max_connections": 8192, "max_pending_requests": 8192, "max_requests": 8192}]
-        },
-        "load_assignment": {
-            "cluster_name": "engine",
-            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address(upstream)}}]}],
-        },
-    }
-    extensions = "type.googleapis.com/envoy.extensions.filters"
-    manager = {
-        "@type": f"{extensions}.network.http_connection_manager.v3.HttpConnectionManager",
-        "stat_prefix": "in",
-        "http_filters": [
-            {
-                "name": "envoy.filters.http.router",
-                "typed_config": {"@type": f"{extensions}.http.router.v3.Router"},
-            }
-        ],
-        "route_config": {
-            "virtual_hosts": [
-                {
-                    "name": "all",
-                    "domains": ["*"],
-                    "routes": [{"match": {"prefix": "/"}, "route": {"cluster": "engine", "timeout": "900s"}}],
-                }
-            ]
-        },
-    }
-    listener = {
-        "address": address(port),
-        "filter_chains": [
-            {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
-        ],
-    }
-    return json.dumps({"static_resources": {"listeners": [listener], "clusters": [cluster]}})
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
@@ -238,12 +195,12 @@ def main() -> None:
             _until_shipped(folder)
             kept = _shipped(folder, behind, began)
 
-        if (envoy := scripts / "envoy").exists():
+        if envoy.PROGRAM.exists():
             port = free_port()
             config = folder / "envoy.json"
-            config.write_text(envoy_config(port, upstream))
+            config.write_text(envoy.config(port, upstream))
             command = [
-                str(envoy),
+                str(envoy.PROGRAM),
                 "-c",
                 str(config),
                 "--concurrency",
@@ -275,10 +232,10 @@ def _ledger(folder: Path) -> Generator[int]:
     """A ledger of its own; yields its port."""
     home, port = folder / "ledger", free_port()
     (home / "key").mkdir(parents=True)
-    (home / "key" / "current").write_bytes(INSTALL_KEY)
+    give(home / "key", INSTALL_KEY)
     environment = {
         "DATABASE_URL": f"sqlite:///{home}/ledger.sqlite",
-        "INSTALL_KEY_DIR": str(home / "key"),
+        "KEYS_DIR": str(home / "key"),
         "PRICES_DIR": str(home),
         "PORT": str(port),
         "OPS_PORT": str(free_port()),

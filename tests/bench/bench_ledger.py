@@ -79,7 +79,10 @@ class Ledger:
 def run(database_url: str, folder: Path) -> Generator[Ledger]:
     """A ledger until the end; it listens when it is yielded."""
     port, ops = free_ports(2)
-    for name, file, content in (("keys", "current", INSTALL_KEY), ("prices", "list.yaml", _PRICES.encode())):
+    for name, file, content in (
+        ("keys", "current", keys.bundle(INSTALL_KEY, "ledger").model_dump_json().encode()),
+        ("prices", "list.yaml", _PRICES.encode()),
+    ):
         (folder / name).mkdir(exist_ok=True)
         (folder / name / file).write_bytes(content)
     settings = {
@@ -88,7 +91,7 @@ def run(database_url: str, folder: Path) -> Generator[Ledger]:
         "PORT": str(port),
         "OPS_HOST": "127.0.0.1",
         "OPS_PORT": str(ops),
-        "INSTALL_KEY_DIR": str(folder / "keys"),
+        "KEYS_DIR": str(folder / "keys"),
         "PRICES_DIR": str(folder / "prices"),
         "RECONCILE": "false",
         "RETENTION_DAYS": "3650",
@@ -192,7 +195,7 @@ async def ask(ledger: Ledger, path: str, times: int = 5) -> str:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
         for _ in range(times):
             began = time.perf_counter()
-            async with session.get(ledger.url + path, headers=ledger.headers("admin")) as answer:
+            async with session.get(ledger.url + path, headers=ledger.headers("billing")) as answer:
                 body = await answer.read()
                 if answer.status != 200:
                     return f"{answer.status} {body[:80]!r}"

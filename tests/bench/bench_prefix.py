@@ -1,5 +1,5 @@
 """What prefix affinity is worth: conversations and questions on documents, over replicas with caches of their own, by
-routing rule; and what it costs per request.
+routing rule; what it costs per request; and what keeping tenants' prompts apart costs.
 
 Virtual time; each replica keeps what its engine's radix cache would, by least recent use, in tokens. A gateway sees
 only what it sent itself. No request is slowed down by another one: hit rate and evenness of the load, not latency.
@@ -28,6 +28,14 @@ _LETTERS = 4
 class Asked:
     at: float
     head: int | None
+    prompt: Segments
+    answer: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Tenancy:
+    at: float
+    tenant: int
     prompt: Segments
     answer: tuple[int, int]
 
@@ -115,6 +123,53 @@ def run(asked: Sequence[Asked], rule: Rule, replicas: int, gateways: int, cache:
     return hit / tokens, sum(uneven) / max(1, len(uneven)), max(uneven, default=0.0)
 
 
+def tenancy(requests: int, tenants: int, share: float, dice: random.Random) -> Iterator[Tenancy]:
+    """`traffic` of many tenants: a share of the conversations begins with one system prompt that all of them have (the
+    product's own), the others with their tenant's."""
+    names = iter(range(1 << 30))
+    product, own = (next(names), 1500), [(next(names), 1500) for _ in range(tenants)]
+    now = 0.0
+    due: list[tuple[float, int, Segments, int]] = []
+    for _ in range(requests):
+        now += dice.expovariate(40.0)
+        if due and due[0][0] <= now:
+            _, turns, prompt, who = heapq.heappop(due)
+        else:
+            who = min(int(dice.paretovariate(0.9)) - 1, 1 << 30) % tenants
+            prompt = (product if dice.random() < share else own[who],)
+            turns = min(12, 1 + int(dice.expovariate(0.3)))
+        prompt += ((next(names), dice.randrange(20, 400)),)
+        answer = (next(names), dice.randrange(50, 500))
+        yield Tenancy(now, who, prompt, answer)
+        if turns > 1:
+            heapq.heappush(due, (now + dice.expovariate(1 / 20), turns - 1, (*prompt, answer), who))
+
+
+def isolation(requests: int, count: int, gateways: int, cache: int) -> None:
+    """The same requests with and without a salt, side by side."""
+    uids = [f"2f6c1f0e-0000-4000-8000-{n:012}" for n in range(count)]
+    pods: list[Any] = list(range(count))
+
+    def affine(one: Asked, loads: Sequence[int]) -> int:
+        return favourite(one.head or 0, pods, uids, loads)
+
+    print("\n| tenants | conversations on a shared system prompt | before | Tenant | Shared |\n|---|---|---|---|---|")
+    for tenants, share in ((1, 0.0), (1, 1.0), (20, 0.0), (20, 0.5), (20, 1.0), (500, 1.0)):
+        trace = list(tenancy(requests, tenants, share, random.Random(4)))  # noqa: S311
+        found: list[str] = []
+        # Before: the engine's cache was everybody's, and heads were a tenant's own.
+        for salted, headed in ((False, True), (True, True), (False, False)):
+            asked: list[Asked] = []
+            for one in trace:
+                texts = [f"{name}:".ljust(tokens * _LETTERS, "x") for name, tokens in one.prompt[:2]]
+                messages = [{"role": r, "content": t} for r, t in zip(("system", "user"), texts, strict=True)]
+                salt = (((1 << 31) + one.tenant, 0),) if salted else ()
+                head = head_of(f"tenant/{one.tenant}" if headed else "", {"messages": messages})
+                asked.append(Asked(one.at, head, (*salt, *one.prompt), one.answer))
+            found.append(f"{100 * run(asked, affine, count, gateways, cache)[0]:.1f} %")
+        print(f"| {tenants} | {100 * share:.0f} % | {' | '.join(found)} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=40_000)
@@ -148,6 +203,7 @@ def main() -> None:
     for name, rule in rules.items():
         found, mean, most = run(asked, rule, count, options.gateways, options.cache)
         print(f"| {name} | {100 * found:.1f} % | {mean:.2f} | {most:.2f} |")
+    isolation(options.requests, count, options.gateways, options.cache)
     for length in (400, 40_000):
         fields = {"messages": [{"role": r, "content": "x" * length} for r in ("system", "user")]}
         head = head_of("acme", fields) or 0

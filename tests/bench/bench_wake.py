@@ -111,7 +111,7 @@ class Fleet:
             await add_node(client, f"node-{i}", {"nvidia.com/gpu.product": "L4"}, _GPUS_PER_NODE)
         await client.apply(GPUCLASSES, gpu_class("l4", "L4", cost="0.43", memory="24Gi"), manager=_BENCH)
         key = {"current": base64.b64encode(CURRENT).decode()}
-        secret = {"name": names.INSTALL_KEY_SECRET, "namespace": NAMESPACE}
+        secret = {"name": names.ROOT_KEY_SECRET, "namespace": NAMESPACE}
         body = {"apiVersion": "v1", "kind": "Secret", "metadata": secret, "data": key}
         await client.apply(SECRETS, body, manager=_BENCH)
         self.say(_QUIET)

@@ -12,6 +12,7 @@ from shoal.cache.index import Index
 from shoal.cache.room import Room
 from shoal.cache.server import Server
 from shoal.runtime import logs
+from tests.support.sources import LOCAL
 
 
 async def main(root: Path, hub: str, namespaces: list[str]) -> None:
@@ -19,7 +20,9 @@ async def main(root: Path, hub: str, namespaces: list[str]) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     disk, index = Disk(root), Index()
     index.fill(await asyncio.to_thread(disk.open))
-    async with Fetcher(disk, index, Room(disk, index, 1 << 50, free_percent=1), Settings(hub_endpoint=hub)) as fetcher:
+    async with Fetcher(
+        disk, index, Room(disk, index, 1 << 50, free_percent=1), Settings(network=LOCAL, hub_endpoint=hub)
+    ) as fetcher:
         server = Server(disk, index, fetcher)
         for namespace in namespaces:
             await server.add(namespace)

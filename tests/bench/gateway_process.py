@@ -7,7 +7,8 @@ With `asleep` its Model has no replica until `wake` is read from standard input;
 has limits of each kind and a budget, none of which is met, and a log of each request's metadata; records are shipped.
 
 BENCH_METRICS=off: nothing is counted. BENCH_OPS_PORT: /metrics is served there, with BENCH_MODELS more Models' series.
-Traces are on by OpenTelemetry's own variables.
+Traces are on by OpenTelemetry's own variables. BENCH_TLS_DIR: the engines are called over mutual TLS, with the
+certificate in that folder.
 """
 
 import asyncio
@@ -42,12 +43,14 @@ from shoal.gateway.tracing import Traces
 from shoal.gateway.upstream import Pool
 from shoal.ledger.shipper import Shipper
 from shoal.ledger.spool import Spool
+from shoal.net.tls import Credentials
 from shoal.runtime import logs as structured
 from shoal.serving import tracing
 from shoal.serving.installkey import KeyRing
 from shoal.serving.server import make_server
 from shoal.signals.stream import Me
 from shoal.signals.totals import Totals
+from tests.support.rolekeys import give
 
 API_KEY = "sk-bench"
 INSTALL_KEY = b"bench"
@@ -88,10 +91,11 @@ def crowd(metrics: Metrics, models: int) -> None:
 
 async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool, ledger_url: str = "") -> None:
     (folder / "key").mkdir(parents=True, exist_ok=True)
-    (folder / "key" / "current").write_bytes(INSTALL_KEY)
+    give(folder / "key", INSTALL_KEY)
     settings = GatewaySettings(
-        install_key_dir=folder / "key", spool_dir=folder / "spool", log_dir=folder / "logs", ledger_url=ledger_url
+        keys_dir=folder / "key", spool_dir=folder / "spool", log_dir=folder / "logs", ledger_url=ledger_url
     )
+    tls = os.environ.get("BENCH_TLS_DIR", "")
     limits = Limits(max_requests=100_000, max_bytes=2**30, max_tenant_percent=100)
     model = ServedModel("bench/model", "uid", "bench/model", ("bench",), None, limits=limits)
     key = {"name": "key", "sha256": hashlib.sha256(API_KEY.encode()).hexdigest()}
@@ -110,10 +114,13 @@ async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool, led
             keys.fingerprint(INSTALL_KEY),
             "c",
             "n",
+            mtls=bool(tls),
         )
         for n in range(4)
     }
-    ring = KeyRing(settings.install_key_dir)
+    credentials = Credentials(Path(tls) if tls else None)
+    credentials.refresh()
+    ring = KeyRing(settings.keys_dir)
     ring.refresh()
     book = DemandBook()
     teller = Teller(book)
@@ -127,7 +134,7 @@ async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool, led
         directory.mark(source)
     spool = Spool(settings.spool_dir)
     spool.start()
-    pool = Pool()
+    pool = Pool(credentials=credentials, secured_keep_alive=50.0)
     logs = LogsApi(RequestLog(settings, gateway=me.name), ring)
     background = [asyncio.create_task(logs.book.run())]
     quotas = Quotas(book.tenants)

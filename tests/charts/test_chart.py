@@ -12,6 +12,7 @@ import yaml
 from shoal.api import names, permissions
 from shoal.api.config import OperatorConfig
 from shoal.cache.settings import CacheSettings
+from shoal.gateway import mediafetch
 from shoal.gateway.settings import GatewaySettings
 from tests.support.charts import CHART, CRDS, EVERYTHING, ROOT, SETS, SMALL, helm, rendered
 
@@ -97,6 +98,76 @@ def test_scrapers_do_not_shut_operators_and_gateways_out_of_the_demand() -> None
         assert {"ipBlock": {"cidr": "10.0.0.0/28"}} in ops["from"]
 
 
+def test_pages_are_for_those_whose_token_may_read_them_or_behind_the_network() -> None:
+    readers = [{"name": "prometheus-k8s", "namespace": "monitoring"}]
+    objects = rendered({"metrics": {"auth": {"readers": readers}}, "serviceMonitor": {"enabled": True}})
+    for component, variable in (("gateway", "GATEWAY"), ("ledger", "LEDGER"), ("cache", "CACHE")):
+        kinds = {"gateway": "StatefulSet", "ledger": "StatefulSet", "cache": "DaemonSet"}
+        pod = one(objects, kinds[component], f"shoal-{component}")["spec"]["template"]["spec"]
+        assert {"name": f"SHOAL_{variable}_METRICS_AUTH", "value": "true"} in pod["containers"][0]["env"]
+    assert config(objects).metrics_auth
+    subjects = one(objects, "ClusterRoleBinding", "shoal-metrics-reader")["subjects"]
+    assert subjects == [{"kind": "ServiceAccount", **readers[0]}]
+    monitor = one(objects, "ServiceMonitor", "shoal")["spec"]
+    assert monitor["endpoints"][0]["bearerTokenFile"].endswith("/serviceaccount/token")
+    # A token is shown to pods of Shoal's own namespace, never to one that somebody labelled elsewhere.
+    assert "namespaceSelector" not in monitor
+    agents = rendered({"podMonitor": {"enabled": True}, "pods": {"scraperNamespaces": ["monitoring"]}})
+    (endpoint,) = one(agents, "PodMonitor", "shoal-engines")["spec"]["podMetricsEndpoints"]
+    assert not {"bearerTokenFile", "authorization", "bearerTokenSecret"} & set(endpoint)
+
+    # The wall switched off: then the network is the wall, and no scraper is named here.
+    off = rendered({"metrics": {"auth": {"enabled": False}}})
+    assert not config(off).metrics_auth
+    assert not [
+        o for o in off if o["metadata"]["name"] in ("shoal-access", "shoal-metrics-reader", "shoal-decisions-reader")
+    ]
+    for component in ("operator", "gateway", "ledger", "cache"):
+        rules = one(off, "NetworkPolicy", f"shoal-{component}")["spec"]["ingress"]
+        (ops,) = [rule for rule in rules if rule["ports"][0]["port"] == names.OPS_PORT]
+        assert [peer["podSelector"]["matchLabels"][names.LABEL_COMPONENT] for peer in ops["from"]] == [
+            "operator",
+            "gateway",
+        ]
+
+
+def rights(role: dict[str, Any]) -> set[tuple[str, str, str]]:
+    return {
+        (g, r, v) for rule in role["rules"] for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]
+    }
+
+
+def test_for_some_namespaces_the_cluster_grants_only_what_is_in_none() -> None:
+    scoped, everywhere = rendered({"scope": {"namespaces": ["team-a"]}}), rendered({})
+    assert config(scoped).scope_namespaces == ("shoal-system", "team-a")
+    for component in ("operator", "gateway", "ledger"):
+        (whole,) = [
+            rights(o) for o in everywhere if (o["kind"], o["metadata"]["name"]) == ("ClusterRole", f"shoal-{component}")
+        ]
+        (cluster,) = [
+            rights(o) for o in scoped if (o["kind"], o["metadata"]["name"]) == ("ClusterRole", f"shoal-{component}")
+        ]
+        assert {resource.partition("/")[0] for _, resource, _ in cluster} <= permissions.CLUSTER_SCOPED
+        roles = {
+            o["metadata"]["namespace"]: rights(o)
+            for o in scoped
+            if (o["kind"], o["metadata"]["name"]) == ("Role", f"shoal-{component}-scope")
+        }
+        # Its own namespace is among them: gateways are there.
+        assert set(roles) == {"shoal-system", "team-a"}
+        assert all(found | cluster == whole and not found & cluster for found in roles.values())
+        # The wall down: everything in every namespace.
+        assert component != "operator" or ("", "secrets", "get") in whole - cluster
+    environment = {e["name"]: e.get("value") for e in pod_spec(scoped, "gateway")["containers"][0]["env"]}
+    assert json.loads(environment["SHOAL_GATEWAY_SCOPE_NAMESPACES"] or "") == ["shoal-system", "team-a"]
+
+
+def test_a_pod_monitor_without_a_namespace_that_may_scrape_is_refused() -> None:
+    done = helm("template", "shoal", str(CHART), values={"podMonitor": {"enabled": True}})
+    assert done.returncode != 0
+    assert "podMonitor.enabled needs pods.scraperNamespaces" in done.stderr
+
+
 def test_a_changed_configuration_rolls_the_operator() -> None:
     def checksum(values: dict[str, Any]) -> str:
         template = one(rendered(values), "Deployment", "shoal-operator")["spec"]["template"]
@@ -114,16 +185,21 @@ def test_names_ports_and_paths_agree_with_the_code() -> None:
     assert {p["name"]: p["containerPort"] for p in container["ports"]} == {
         "api": names.GATEWAY_PORT,
         "ops": names.OPS_PORT,
+        "ops-tls": names.OPS_TLS_PORT,
     }
     assert operator["containers"][0]["ports"][0]["containerPort"] == names.OPS_PORT
     assert {m["name"]: m["mountPath"] for m in container["volumeMounts"]} == {
         "spool": names.SPOOL_DIR,
         "logs": names.LOGS_DIR,
+        "keys": names.ROLE_KEYS_DIR,
         "install-key": names.INSTALL_KEY_DIR,
+        "mtls": names.TLS_DIR,
+        "ledger-token": str(Path(names.LEDGER_TOKEN_FILE).parent),
         "tmp": "/tmp",
     }
-    secret = next(v["secret"] for v in gateway["volumes"] if v["name"] == "install-key")
-    assert secret == {"secretName": names.INSTALL_KEY_SECRET, "optional": True}
+    for volume, name in (("keys", names.key_secret("gateway")), ("install-key", names.INSTALL_KEY_SECRET)):
+        secret = next(v["secret"] for v in gateway["volumes"] if v["name"] == volume)
+        assert secret == {"secretName": name, "optional": True}
     lease = one(objects, "Role", "shoal-operator")["rules"][1]["resourceNames"]
     assert lease == [names.LEASE_NAME]
     for component in (names.COMPONENT_GATEWAY, names.COMPONENT_OPERATOR, names.COMPONENT_LEDGER):
@@ -150,8 +226,36 @@ def test_the_gateways_settings_are_ones_that_it_reads(name: str) -> None:
     settings = GatewaySettings.model_validate(given)
     # Long enough for the longest request and the longest wait for a replica, and for what comes before and after.
     longest = settings.settle_seconds + settings.hold_seconds + settings.request_seconds + settings.body_seconds
-    longest += settings.ship_seconds
+    longest += settings.ship_seconds + (2 * mediafetch.SECONDS if settings.media_egress else 0)
     assert spec["terminationGracePeriodSeconds"] > longest
+
+
+def test_mutual_tls_reaches_every_process() -> None:
+    off = rendered({"transport": {"mtls": {"enabled": False}}})
+    assert not config(off).transport.mtls.enabled
+    assert names.ANNOTATION_TRANSPORT not in str(off)
+    assert str(names.OPS_TLS_PORT) not in str(off)
+    objects = rendered({})
+    assert config(objects).transport.mtls.enabled
+    ports = {"gateway": names.OPS_TLS_PORT, "ledger": names.LEDGER_TLS_PORT}
+    for component in ("operator", "gateway", "ledger"):
+        kind = "Deployment" if component == "operator" else "StatefulSet"
+        template = one(objects, kind, f"shoal-{component}")["spec"]["template"]
+        assert template["metadata"]["annotations"][names.ANNOTATION_TRANSPORT] == names.TRANSPORT_MTLS
+        if component not in ports:
+            continue
+        container = template["spec"]["containers"][0]
+        assert ports[component] in [port["containerPort"] for port in container["ports"]]
+        mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+        assert mounts["mtls"] == names.TLS_DIR
+        (volume,) = [v for v in template["spec"]["volumes"] if v["name"] == "mtls"]
+        assert volume["secret"] == {"secretName": f"shoal-{component}-tls", "optional": True}
+        allowed = one(objects, "NetworkPolicy", f"shoal-{component}")["spec"]["ingress"]
+        assert ports[component] in [port["port"] for rule in allowed for port in rule["ports"]]
+    env = {e["name"]: e.get("value") for e in pod_spec(objects, "gateway")["containers"][0]["env"]}
+    url = f"https://shoal-ledger.shoal-system.svc:{names.LEDGER_TLS_PORT}"
+    assert (env["SHOAL_GATEWAY_MTLS"], env["SHOAL_GATEWAY_LEDGER_URL"]) == ("true", url)
+    assert names.LEDGER_TLS_PORT in [p["port"] for p in one(objects, "Service", "shoal-ledger")["spec"]["ports"]]
 
 
 def test_tls_reaches_gateway_and_service() -> None:
@@ -239,7 +343,9 @@ def test_cache_and_operator_agree_on_what_is_cached_where(name: str) -> None:
         prefix = "SHOAL_CACHE_"
         given = {k.removeprefix(prefix).lower(): v for k, v in env.items() if k.startswith(prefix)}
         assert set(given) <= set(CacheSettings.model_fields)
+        given["sources"] = json.loads(given["sources"])
         settings = CacheSettings.model_validate(given)
+        assert settings.sources == config(objects).sources
         assert settings.size == said.size
         assert spec["containers"][0]["volumeMounts"][0] == {"name": "cache", "mountPath": str(settings.root)}
         assert spec["nodeSelector"] == (said.node_selector or {"kubernetes.io/os": "linux"})

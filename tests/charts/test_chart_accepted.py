@@ -141,7 +141,9 @@ def test_who_may_do_what(apiserver: ApiServer, namespace: str, who: str, verb: s
 @pytest.mark.parametrize(
     ("role", "verb", "what", "allowed"),
     [
-        ("shoal-billing", "get", "secrets/shoal-install-key", True),
+        ("shoal-billing", "get", "secrets/shoal-key-billing", True),
+        ("shoal-billing", "get", "secrets/shoal-root-key", False),
+        ("shoal-billing", "get", "secrets/shoal-key-gateway", False),
         ("shoal-billing", "get", "secrets/other", False),
         ("shoal-billing", "list", "pods", True),
         ("shoal-billing", "create", "pods/x --subresource=proxy", True),

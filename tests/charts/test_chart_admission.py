@@ -42,13 +42,13 @@ def test_the_chart_refuses_what_the_files_refuse_that_people_apply_by_hand() -> 
         assert one["metadata"]["labels"]["app.kubernetes.io/part-of"] == "shoal"
 
 
-def test_what_people_may_not_touch_is_off_unless_asked_for() -> None:
+def test_the_policies_are_there_unless_they_are_switched_off() -> None:
     assert set(policies(rendered({}))) == {
         f"{kind}/{name}"
         for kind in ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
-        for name in ("shoal-lora-pools", "shoal-lora-models", "shoal-lora-pool-per-model")
+        for name in ("shoal-children", "shoal-lora-pools", "shoal-lora-models", "shoal-lora-pool-per-model")
     }
-    assert policies(rendered({"admission": {"loraPools": {"enabled": False}}})) == {}
+    assert policies(rendered({"admission": {"loraPools": {"enabled": False}, "children": {"enabled": False}}})) == {}
 
 
 def test_each_release_has_policies_of_its_own_names_and_trusts_its_own_operator() -> None:
@@ -64,13 +64,14 @@ def test_each_release_has_policies_of_its_own_names_and_trusts_its_own_operator(
 
 
 def test_an_api_server_without_such_policies_gets_the_rest() -> None:
-    without = template("shoal", str(CHART), "--api-versions", "v1/Pod")
+    off = {"admission": {"children": {"enabled": False}}}
+    without = template("shoal", str(CHART), "--api-versions", "v1/Pod", values=off)
     assert policies(without) == {}
     assert {o["kind"] for o in without} >= {"Deployment", "StatefulSet", "ClusterRole"}
     assert policies(template("shoal", str(CHART), "--api-versions", "v1/Pod", "--api-versions", SERVED))
 
-    # Who asks for one by name is not left to believe that it is there.
-    done = helm("template", "shoal", str(CHART), "--api-versions", "v1/Pod", values=ALL)
+    # Nobody is left to believe that the one that keeps pods out is there.
+    done = helm("template", "shoal", str(CHART), "--api-versions", "v1/Pod")
     assert done.returncode != 0
     assert "admission.children.enabled: this API server has no ValidatingAdmissionPolicy" in done.stderr
 

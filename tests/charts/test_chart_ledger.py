@@ -1,10 +1,11 @@
 """The ledger in the chart: its database, its disk, its price lists, who reaches it, what gateways hear of it."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shoal.api import names
+from shoal.api import names, permissions
 from shoal.ledger.settings import LedgerSettings
 from tests.support.charts import CHART, EVERYTHING, SETS, SMALL, helm, rendered
 
@@ -39,7 +40,9 @@ def test_it_is_one_pod_with_sqlite_on_a_volume_that_outlives_the_release() -> No
     mounts = {m["name"]: m["mountPath"] for m in spec["containers"][0]["volumeMounts"]}
     assert mounts == {
         "ledger": names.LEDGER_DIR,
+        "keys": names.ROLE_KEYS_DIR,
         "install-key": names.INSTALL_KEY_DIR,
+        "mtls": names.TLS_DIR,
         "prices": names.PRICES_DIR,
         "tmp": "/tmp",
     }
@@ -47,8 +50,9 @@ def test_it_is_one_pod_with_sqlite_on_a_volume_that_outlives_the_release() -> No
     assert {p["name"]: p["containerPort"] for p in spec["containers"][0]["ports"]} == {
         "api": names.LEDGER_PORT,
         "ops": names.OPS_PORT,
+        "api-tls": names.LEDGER_TLS_PORT,
     }
-    (port,) = one(objects, "Service", "shoal-ledger")["spec"]["ports"]
+    port, _ = one(objects, "Service", "shoal-ledger")["spec"]["ports"]
     assert (port["port"], port["targetPort"]) == (names.LEDGER_PORT, "api")
 
 
@@ -70,7 +74,29 @@ def test_its_settings_are_ones_that_it_reads(name: str) -> None:
 
 def test_gateways_hear_where_it_is() -> None:
     said = env(pod(rendered({}), "shoal-gateway"))
-    assert said["SHOAL_GATEWAY_LEDGER_URL"] == f"http://shoal-ledger.shoal-system.svc:{names.LEDGER_PORT}"
+    assert said["SHOAL_GATEWAY_LEDGER_URL"] == f"https://shoal-ledger.shoal-system.svc:{names.LEDGER_TLS_PORT}"
+
+
+def test_gateways_prove_from_which_pod_they_send() -> None:
+    objects = rendered({"metrics": {"auth": {"enabled": False}}})
+    assert env(pod(objects))["SHOAL_LEDGER_GATEWAY_TOKENS"] == "true"
+    gateway = pod(objects, "shoal-gateway")
+    assert gateway["serviceAccountName"] == LedgerSettings().gateway_account
+    (volume,) = [v["projected"] for v in gateway["volumes"] if v["name"] == "ledger-token"]
+    (token,) = [source["serviceAccountToken"] for source in volume["sources"]]
+    assert token["audience"] == names.LEDGER_AUDIENCE
+    assert token["path"] == Path(names.LEDGER_TOKEN_FILE).name
+    # The ledger may ask, also where nobody asks who reads metrics.
+    role = one(objects, "ClusterRole", "shoal-ledger-senders")
+    assert role["rules"] == permissions.rules(permissions.SENDERS)
+    (subject,) = one(objects, "ClusterRoleBinding", "shoal-ledger-senders")["subjects"]
+    assert subject["name"] == pod(objects)["serviceAccountName"]
+
+    off = rendered({"ledger": {"gatewayTokens": {"enabled": False}}})
+    assert env(pod(off))["SHOAL_LEDGER_GATEWAY_TOKENS"] == "false"
+    assert not named(off, "shoal-ledger-senders")
+    # Gateways have it all the same: it can be switched on while they serve.
+    assert "ledger-token" in {v["name"] for v in pod(off, "shoal-gateway")["volumes"]}
 
 
 def test_with_postgresql_there_is_no_disk_and_the_url_comes_from_the_secret() -> None:

@@ -35,7 +35,7 @@ def test_pages_of_ones_own() -> None:
 
 
 def test_engine_pods_series_name_their_model_and_class_as_shoals_own_do() -> None:
-    objects = rendered({"podMonitor": {"enabled": True}})
+    objects = rendered({"podMonitor": {"enabled": True}, "pods": {"scraperNamespaces": ["monitoring"]}})
     (monitor,) = [o for o in objects if o["kind"] == "PodMonitor"]
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     model, gpu_class = endpoint["relabelings"]

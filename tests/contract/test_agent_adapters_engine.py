@@ -23,6 +23,7 @@ from tests.support.adapters import ALL, make_adapter
 from tests.support.agentpod import KEYS, Pod, Stream, make_quick
 from tests.support.engines import ADMIN_KEY, API_KEY, LORA, LORA_LOADED, LORA_RANK, LORA_SLOTS, Kind, running_engine
 from tests.support.lora_calls import ask, loaded, rest, streaming, text
+from tests.support.sources import LOCAL
 
 POOL = AdapterSettings(
     pool="chat/tiny", slots=LORA_SLOTS, cached=LORA_LOADED, max_rank=LORA_RANK, target_modules=ALL, max_bytes=1 << 20
@@ -43,7 +44,7 @@ async def published(folder: Path, seed: int) -> FloorAdapter:
     """An adapter in `folder`, as an operator would tell of it."""
     make_adapter(folder, seed=seed)
     uri = f"file://{folder}"
-    async with open_source(uri, Credentials(), Settings()) as source:
+    async with open_source(uri, Credentials(), Settings(network=LOCAL)) as source:
         digest = (await source.manifest()).digest
     return FloorAdapter(name=engine_name("chat/acme", digest), revision=digest, uri=uri)
 

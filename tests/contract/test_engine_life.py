@@ -26,7 +26,7 @@ LONG: dict[str, Any] = {"model": SERVED, "max_tokens": 3000, "ignore_eos": True}
 FULL = {"object": "error", "message": "The request queue is full.", "param": None, "code": 503}
 
 
-def long_request(path: str, content: str, **more: Any) -> dict[str, Any]:
+def long_request(path: str, content: str | list[str], **more: Any) -> dict[str, Any]:
     prompt = {"prompt": content} if path == COMPLETIONS else {"messages": [{"role": "user", "content": content}]}
     return LONG | prompt | more
 
@@ -66,6 +66,32 @@ async def test_abort_by_id_ends_an_answer_as_abort(client: Client):
     assert choice["text"]
     *_, end, done = (await stream).events
     assert (end["choices"][0]["finish_reason"], done) == ("abort", "[DONE]")
+
+
+async def test_an_id_ends_all_that_begin_with_it_once_one_has_it(client: Client):
+    whole = [client.background(COMPLETIONS, long_request(COMPLETIONS, rid, rid=rid)) for rid in ("same", "same.2")]
+    await client.until("both run", lambda load: load["num_running_reqs"] == 2)
+    for nothing in ({"rid": ""}, {}, {"rid": "sam"}):
+        assert (await client.admin("/abort_request", nothing)).status == 200
+    assert (await client.load())["num_running_reqs"] == 2, "neither an empty id nor one that nobody has"
+    assert (await client.admin("/abort_request", {"rid": "same"})).status == 200
+    for task in whole:
+        assert (await task).json["choices"][0]["finish_reason"] == "abort"
+
+
+async def test_prompts_in_a_list_have_an_id_each(client: Client):
+    whole = client.background(COMPLETIONS, long_request(COMPLETIONS, ["one", "two"], rid="list"))
+    await client.until("both run", lambda load: load["num_running_reqs"] == 2)
+    await client.admin("/abort_request", {"rid": "list_1"})
+    await client.until("one runs", lambda load: load["num_running_reqs"] == 1)
+    await client.admin("/abort_request", {"rid": "list_0"})
+    answer = (await whole).json
+    assert answer["id"] == "list_0"
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["abort", "abort"]
+    single = client.background(COMPLETIONS, long_request(COMPLETIONS, ["one"], rid="single"))
+    await client.until("it runs", lambda load: load["num_running_reqs"] == 1)
+    await client.admin("/abort_request", {"rid": "single_0"})
+    assert (await single).json["id"] == "single_0"
 
 
 async def test_an_id_can_be_used_by_one_running_request_only(client: Client):

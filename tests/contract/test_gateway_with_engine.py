@@ -81,11 +81,23 @@ async def test_a_stream_through_the_openai_sdk(front: GatewayUnderTest):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_engine_judges_the_rest_of_the_body(front: GatewayUnderTest, stream: bool):
+async def test_the_gateway_judges_the_fields_and_records_nothing(front: GatewayUnderTest, stream: bool):
     response = await front.post({"model": "tiny", "stream": stream})
+    error = (await response.json())["error"]
+    assert (response.status, error["type"]) == (400, "invalid_request_error")
+    assert (error["param"], error["code"]) == ("messages", "missing_value")
+    await (await front.post(CHAT)).read()
+    (record,) = await front.records()
+    assert record.data.outcome == "answered"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_engine_judges_the_rest_of_the_body(front: GatewayUnderTest, stream: bool):
+    """Such as whether prompt and answer fit its context together: only it has the prompt's tokens."""
+    response = await front.post({**CHAT, "max_tokens": 9000, "stream": stream})
     assert response.status == 400
     error = (await response.json())["error"]
-    assert "messages" in error["message"]
+    assert "context length" in error["message"]
     assert error["type"] == "invalid_request_error"
     (record,) = await front.records()
     assert (record.data.outcome, record.data.status) == ("rejected", 400)

@@ -30,12 +30,15 @@ from shoal.ledger.spoolreader import SpoolReader
 from shoal.ledger.store import Store
 from shoal.serving.installkey import KeyRing
 from shoal.signals.hub import Caller
+from shoal.signals.stream import Peer
 from tests.contract.conftest import Client
+from tests.support import envoy
 from tests.support.agentpod import Pod, make_quick
 from tests.support.engines import ADMIN_KEY, MAX_RUNNING, SERVED, EngineProcess, Kind, running_engine
 from tests.support.engines import API_KEY as ENGINE_KEY
-from tests.support.gateway import INSTALL_KEY, GatewayUnderTest, gateway, replica, tenant
+from tests.support.gateway import API_KEY, INSTALL_KEY, GatewayUnderTest, gateway, replica, tenant
 from tests.support.gateway_process import FakeApiServer, kubeconfig
+from tests.support.rolekeys import give
 from tests.support.waiting import until_async
 
 MODEL = ServedModel(SERVED, "uid-tiny", SERVED, ("tiny",), None)
@@ -64,6 +67,7 @@ class Fleet:
     store: Store
     asking: EngineClient
     reconciler: Reconciler
+    agent: Peer
     shipped: int = 0
     report: list[str] = field(default_factory=list[str])
 
@@ -97,11 +101,17 @@ class Fleet:
     async def _ask(self) -> dict[str, Any] | None:
         routes = Routes(self.store, lambda: self.reconciler.standing, lambda: time.time_ns() // 1_000_000)
         answer = await routes.unattributed(
-            Request("GET", names.UNATTRIBUTED_PATH, {"by": ["engine"]}, {}, b"", Caller("admin"))
+            Request("GET", names.UNATTRIBUTED_PATH, {"by": ["engine"]}, {}, b"", Caller("billing"))
         )
         assert isinstance(answer.body, bytes)
         rows = orjson.loads(answer.body)["rows"]
         return rows[0] if rows else None
+
+    async def hear_the_agent(self) -> None:
+        """From now on the gateway has a stream to the agent, and may ask it."""
+        self.front.fleet.streams.start()
+        self.front.fleet.streams.set_peers([self.agent])
+        await until_async(lambda: bool(self.front.fleet.streams.keys()))
 
     async def idle(self) -> None:
         async with asyncio.timeout(60):
@@ -149,7 +159,7 @@ async def fleet(
     server.objects["gpuclasses"] = []
     (tmp_path / "run").mkdir()
     pod = Pod(tmp_path / "run", engine_url=engine.url)
-    callers = {"ledger": keys.derive(INSTALL_KEY, "ledger", MODEL.uid)}
+    callers = {role: keys.derive(INSTALL_KEY, role, MODEL.uid) for role in ("ledger", "gateway")}
     pod.keys.write_text(json.dumps({"callers": callers, "engine": ENGINE_KEY, "admin": ADMIN_KEY}))
     pod.boot("boot-1")
     async with AsyncExitStack() as stack:
@@ -164,6 +174,9 @@ async def fleet(
         front.app.key_ring = OneKey(tmp_path)
         front.changed()
         front.hear(1)
+        await server.change(
+            "models", {"metadata": {"name": "tiny", "namespace": SERVED.partition("/")[0], "uid": MODEL.uid}}
+        )
         await server.change("pods", _pod())
         kube = await KubeClient.from_environment(kubeconfig=kubeconfig(tmp_path, server))
         await stack.enter_async_context(kube)
@@ -171,14 +184,20 @@ async def fleet(
         store.start()
         stack.push_async_callback(store.stop)
         await until_async(lambda: store.error is None)
-        reconciler = Reconciler(kube, front.ring, store, agent_port=int(pod.url.rpartition(":")[2]))
+        (tmp_path / "ledger-keys").mkdir()
+        give(tmp_path / "ledger-keys", INSTALL_KEY, "ledger")
+        ring = KeyRing(tmp_path / "ledger-keys")
+        ring.refresh()
+        reconciler = Reconciler(kube, ring, store, agent_port=int(pod.url.rpartition(":")[2]))
         task = asyncio.create_task(reconciler.run())
         session = await stack.enter_async_context(aiohttp.ClientSession())
         asking = EngineClient(session, engine.url, api_key=ENGINE_KEY, admin_key=ADMIN_KEY)
-        it = Fleet(engine, front, store, asking, reconciler)
+        peer = Peer("pod-1", "tiny-1", "127.0.0.1", callers["gateway"], int(pod.url.rpartition(":")[2]))
+        it = Fleet(engine, front, store, asking, reconciler, peer)
         try:
             yield it
         finally:
+            await front.fleet.streams.close()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             if it.report:
@@ -259,16 +278,72 @@ async def test_clients_that_leave(fleet: Fleet):
     assert grown["billedInput"] == grown["engineInput"] > 0
     assert 0 < grown["billedOutput"] <= grown["engineOutput"]
 
+
+@pytest.mark.parametrize("body", [CHAT, PROMPT, {**PROMPT, "prompt": ["a b c", "d e"]}])
+async def test_clients_that_leave_while_a_whole_answer_is_made(fleet: Fleet, body: dict[str, Any]):
+    several = len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1
+    path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
+
     async def while_it_is_answered() -> None:
-        task = asyncio.create_task(front.post({**CHAT, "max_tokens": 400}))
+        task = asyncio.create_task(fleet.front.post({**body, "max_tokens": 3000}, path))
+        async with asyncio.timeout(30):
+            while (await fleet.asking.loads()).running != several:
+                await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        (record, *_) = await fleet.front.records()
+        assert record.data.outcome == "cancelled"
+
+    await fleet.hear_the_agent()
+    grown = await fleet.difference("left while a whole answer was made", while_it_is_answered)
+    assert grown["billedInput"] == grown["engineInput"] > 0
+    assert grown["billedOutput"] == grown["engineOutput"] > 0
+    assert grown["estimatedInput"] == 0
+
+
+async def test_clients_that_leave_a_proxy(fleet: Fleet):
+    """An ingress closes its connection to the gateway when the client leaves: that is all that the gateway hears."""
+    front = fleet.front
+    headers = {"authorization": f"Bearer {API_KEY}"}
+    async with envoy.in_front_of(front.server.port) as proxy:
+        url = f"{proxy}/v1/chat/completions"
+
+        async def while_it_is_answered() -> None:
+            body = {**CHAT, "max_tokens": 3000}
+            async with aiohttp.ClientSession() as client:
+                task = asyncio.create_task(client.post(url, json=body, headers=headers))
+                async with asyncio.timeout(60):
+                    while not (await fleet.asking.loads()).running:
+                        await asyncio.sleep(0.01)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            (record,) = await front.records()
+            assert (record.data.outcome, record.data.count_source) == ("cancelled", "final")
+            assert record.data.output_tokens is not None
+            # The engine ended it, and did not compute to the end for nobody.
+            assert 0 < record.data.output_tokens < 3000
+
+        await fleet.hear_the_agent()
+        grown = await fleet.difference("left a proxy while a whole answer was made", while_it_is_answered)
+        assert grown["billedInput"] == grown["engineInput"] > 0
+        assert grown["billedOutput"] == grown["engineOutput"] > 0
+        assert grown["estimatedInput"] == 0
+        # The proxy goes on for others.
+        async with aiohttp.ClientSession() as client, client.post(url, json=CHAT, headers=headers) as response:
+            assert response.status == 200, await response.text()
+
+
+async def test_clients_that_leave_where_the_agent_is_away(fleet: Fleet):
+    async def while_it_is_answered() -> None:
+        task = asyncio.create_task(fleet.front.post({**CHAT, "max_tokens": 400}))
         async with asyncio.timeout(30):
             while not (await fleet.asking.loads()).running:
                 await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await front.records(count=2)
+        await fleet.front.records()
 
-    grown = await fleet.difference("left while a whole answer was made", while_it_is_answered)
+    grown = await fleet.difference("the same, and the agent is away", while_it_is_answered)
     assert grown["billedInput"] == grown["billedOutput"] == 0, "nobody knows what it would have been billed"
     assert grown["engineInput"] == grown["unattributedInput"] > 0
     assert grown["estimatedInput"] == grown["notBilledInput"] > 0
@@ -306,8 +381,11 @@ async def test_requests_that_are_aborted(fleet: Fleet, client: Client):
     assert grown["billedInput"] >= grown["engineInput"] > 0
 
 
-async def test_a_client_that_leaves_while_it_waits_in_the_engine(fleet: Fleet, client: Client):
+@pytest.mark.parametrize("agent", ["asked", "away"])
+async def test_a_client_that_leaves_while_it_waits_in_the_engine(fleet: Fleet, client: Client, agent: str):
     front = fleet.front
+    if agent == "asked":
+        await fleet.hear_the_agent()
 
     async def waiting() -> None:
         streams = [await front.post({**CHAT, "stream": True, "max_tokens": 3000}) for _ in range(MAX_RUNNING)]
@@ -330,7 +408,7 @@ async def test_a_client_that_leaves_while_it_waits_in_the_engine(fleet: Fleet, c
             await stream.read()
         await front.records(count=MAX_RUNNING + 1)
 
-    grown = await fleet.difference("left while it waited", waiting)
+    grown = await fleet.difference(f"left while it waited, agent {agent}", waiting)
     # The engine took its prompt and never counted it: of our record nothing is billed.
     assert grown["engineInput"] == grown["billedInput"] > 0
     assert grown["engineOutput"] == grown["billedOutput"]

@@ -64,7 +64,11 @@ def scraping(folder: Path) -> Generator[Prometheus]:
     config = yaml.safe_load((ROOT / "policies" / "prometheus" / "scrape.yaml").read_text())
     (folder / "found.json").write_text(json.dumps(FOUND))
     for job in config["scrape_configs"]:
-        assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]
+        (discovery,) = job.pop("kubernetes_sd_configs")
+        # Prometheus' own token is shown to pods of Shoal's namespace alone: elsewhere anybody may label a pod.
+        assert ("authorization" in job) == (discovery.get("namespaces") == {"names": ["shoal-system"]})
+        assert ("authorization" in job) == (job["job_name"] == "shoal")
+        job.pop("authorization", None)
         job["file_sd_configs"] = [{"files": [str(folder / "found.json")]}]
     (folder / "prometheus.yaml").write_text(json.dumps(config))
     it.start()

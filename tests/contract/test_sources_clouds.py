@@ -14,11 +14,11 @@ from shoal.artifacts import ArtifactError, Credentials, Manifest, Settings, fold
 from tests.support.azure import Azure, azure_server
 from tests.support.flaky import Flaky
 from tests.support.google import Google, google_server
-from tests.support.sources import model_files, safetensors, tar_of, write_files
+from tests.support.sources import LOCAL, model_files, safetensors, tar_of, write_files
 
 # A server is built or installed once, which takes minutes on a fresh machine.
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
-QUICK = Settings(pause_seconds=0.001)
+QUICK = Settings(network=LOCAL, pause_seconds=0.001)
 Store = Google | Azure
 
 

@@ -55,8 +55,7 @@ def played() -> Generator[Played]:
     lab = Lab.up(f"boards-{os.getpid()}", addons=("prometheus",))
     try:
         cluster = LabCluster(lab)
-        monitor = {"enabled": True, "interval": f"{SCRAPE_SECONDS}s"}
-        values = {"serviceMonitor": monitor, "podMonitor": monitor, "dashboards": {"enabled": True}}
+        values = {**prometheus.values(f"{SCRAPE_SECONDS}s"), "dashboards": {"enabled": True}}
         steps.install(cluster, "simulator", steps.LAB_IMAGE, values)
         start = time.time()
         steps.apply_examples(cluster)

@@ -13,6 +13,7 @@ from shoal.cli.demo.clusters import LabCluster
 from tests.support import s3pod
 from tests.support.helperpods import helper_pod
 from tests.support.lab import make_lab
+from tests.support.pages import page
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
@@ -61,7 +62,7 @@ class Cached(LabCluster):
         """What the daemon of the GPU node answered so far, by result; holds beside."""
         (pod,) = [p for p in self.get("pods", "-n", "shoal-system", "-l", f"{names.LABEL_COMPONENT}=cache")
                   if p["spec"]["nodeName"] == NODE]  # fmt: skip
-        text = self.lab.exec("curl", "-sf", f"http://{pod['status']['podIP']}:{names.OPS_PORT}/metrics")
+        text = page(self, pod["status"]["podIP"])
         found = {m[1]: int(float(m[2])) for m in re.finditer(r'shoal_cache_fetches_total{result="(\w+)"} (\S+)', text)}
         held = re.search(r"^shoal_cache_holds (\S+)", text, re.M)
         assert held
@@ -77,7 +78,11 @@ def cached() -> Generator[Cached]:
             cluster,
             "simulator",
             steps.LAB_IMAGE,
-            {"cache": {"size": "1Gi", "freePercent": 1}, "operator": {"replicas": 1}},
+            {
+                "cache": {"size": "1Gi", "freePercent": 1},
+                "operator": {"replicas": 1},
+                "sources": {"allowPrivateAddresses": True, "ports": [80, 443, 8080]},
+            },
         )
         service = {"selector": {"app": "s3"}, "ports": [{"port": 80, "targetPort": 8080}]}
         metadata = {"name": "s3", "namespace": "shoal-system"}

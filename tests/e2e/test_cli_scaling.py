@@ -22,6 +22,7 @@ from shoal.cli.demo.stages import Stages
 from shoal.kube.client import Client
 from shoal.kube.errors import Unavailable
 from tests.e2e.conftest import Fleet, serves
+from tests.support.pages import token
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
@@ -160,7 +161,8 @@ def test_the_operator_that_does_not_lead_names_the_one_that_does(fleet: Fleet) -
 
     async def ask() -> None:
         async with await Client.from_environment(kubeconfig=str(fleet.lab.kubeconfig)) as client:
-            await client.proxy(other, NAMESPACE, port=names.OPS_PORT, path=names.DECISIONS_PATH)
+            shown = {names.HEADER_KEY: token(fleet)}
+            await client.proxy(other, NAMESPACE, port=names.OPS_PORT, path=names.DECISIONS_PATH, headers=shown)
 
     with pytest.raises(Unavailable, match=f"{other} does not lead: {leader} leads"):
         asyncio.run(ask())

@@ -88,6 +88,16 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("slash in a name", model("spec.servedNames", ["other/model"]), "':' and '/' have a meaning of their own"),
     ("the same name twice", model("spec.servedNames", ["a", "a"]), 'Duplicate value: "a"'),
     ("too many names", model("spec.servedNames", [f"n{i}" for i in range(17)]), "must have at most 16 items"),
+    *(
+        (f"host of media {host}", model("spec.media.allowedHosts", [host]), "must be a host's whole name in lower case")
+        for host in ("Images.example.com", "*.example.com", "10.0.0.1", "[::1]", "a.example.com:443", "localhost")
+    ),
+    ("the same host twice", model("spec.media.allowedHosts", ["a.example"] * 2), 'Duplicate value: "a.example"'),
+    (
+        "too many hosts",
+        model("spec.media.allowedHosts", [f"a{i}.example" for i in range(33)]),
+        "must have at most 32 items",
+    ),
     (
         "the same class twice",
         model("spec.variants", [{"class": "a"}, {"class": "a"}]),

@@ -49,7 +49,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "credentials for everything",
         pool("spec.credentials", [{"uriPrefix": "adapters/", "secretRef": {"name": "s"}}]),
-        "must be the beginning of a source, such as 's3://adapters/' or 'hf://acme/'",
+        "must be a source's scheme and host",
     ),
     # --- LoRAAdapter
     ("nobody may use it", adapter("spec.tenants", []), "should have at least 1 items"),

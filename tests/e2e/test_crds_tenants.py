@@ -34,6 +34,21 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("rule of two kinds", rule(builtin="Email", pattern="x"), "give either `builtin` or `pattern`"),
     ("rule of none", rule(), "give either `builtin` or `pattern`"),
     (
+        "adapters of one namespace twice",
+        changed(TENANT, "spec.adapters", [{"namespace": "a"}, {"namespace": "a", "names": ["x"]}]),
+        "spec.adapters[1]: Duplicate value",
+    ),
+    (
+        "adapters of no name",
+        changed(TENANT, "spec.adapters", [{"namespace": "a", "names": []}]),
+        "spec.adapters[0].names",
+    ),
+    (
+        "adapters of every namespace",
+        changed(TENANT, "spec.models", [{"namespace": "a", "name": "m", "adapters": "All"}]),
+        'supported values: "Same", "None"',
+    ),
+    (
         "the same rule twice",
         changed(TENANT, "spec.logging.redact", [{"name": "r", "builtin": "Email"}] * 2),
         "spec.logging.redact[1]: Duplicate value",

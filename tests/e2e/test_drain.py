@@ -312,6 +312,13 @@ def stall_engine(fleet: Fleet, pod: str) -> None:
     volume = next(v for v in found["spec"]["volumes"] if v["name"] == "engine-key")
     secret = json.loads(fleet.kubectl("get", "secret", volume["secret"]["secretName"], "-n", "demo", "-o", "json"))
     key = yaml.safe_load(base64.b64decode(secret["data"]["engine.yaml"]))["admin-api-key"]
-    url = f"http://{found['status']['podIP']}:{names.ENGINE_PORT}/sim/faults"
-    headers = ("-H", f"Authorization: Bearer {key}", "-H", "Content-Type: application/json")
-    fleet.lab.exec("curl", "-fsS", "--max-time", "5", *headers, "-d", '{"kind": "stall"}', url)
+    # From within the pod: others reach serving paths only.
+    url = f"http://127.0.0.1:{names.ENGINE_PORT}/sim/faults"
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    code = (
+        "import sys, json, urllib.request as r\n"
+        "url, headers = sys.argv[1], json.loads(sys.argv[2])\n"
+        'r.urlopen(r.Request(url, b\'{"kind": "stall"}\', headers), timeout=5).read()'
+    )
+    within = ("exec", pod, "-n", "demo", "-c", names.CONTAINER_ENGINE, "--", "python", "-c", code)
+    fleet.kubectl(*within, url, json.dumps(headers))

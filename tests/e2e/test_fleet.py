@@ -8,6 +8,7 @@ import pytest
 from shoal.api import names
 from shoal.cli.demo.clusters import NAMESPACE
 from tests.e2e.conftest import Fleet, serves
+from tests.support.pages import page
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
@@ -165,10 +166,7 @@ def test_a_lost_nodes_replica_is_replaced(fleet: Fleet) -> None:
 
 def test_the_operator_shows_how_far_the_engines_are_from_what_it_computed(fleet: Fleet) -> None:
     selector = f"{names.LABEL_COMPONENT}={names.COMPONENT_OPERATOR}"
-    pods = [p["metadata"]["name"] for p in fleet.get("pods", "-n", NAMESPACE, "-l", selector)]
-    text = "".join(
-        fleet.kubectl("get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{p}:9090/proxy/metrics") for p in pods
-    )
+    text = "".join(page(fleet, p["status"]["podIP"]) for p in fleet.get("pods", "-n", NAMESPACE, "-l", selector))
     assert 'shoal_kv_tokens_engine{gpu_class="' in text
 
 

@@ -21,6 +21,7 @@ from shoal.cli.demo.clusters import NAMESPACE
 from shoal.cli.main import main
 from shoal.lab import network
 from tests.e2e.conftest import VALUES, Fleet
+from tests.support.pages import page
 from tests.support.postgres import Postgres, postgres
 from tests.support.tenanthouse import LEDGER, House, admitted
 from tests.support.waiting import until
@@ -148,7 +149,9 @@ def test_the_ledger_moves_to_postgresql_and_back(fleet: Fleet, house: House, ser
     assert PASSWORD in base64.b64decode(secret["data"]["url"]).decode()
     texts = [fleet.kubectl("logs", POD, "-n", NAMESPACE, *more) for more in ((), ("--previous",))]
     texts += [fleet.kubectl("get", "pod,statefulset,events", "-n", NAMESPACE, "-o", "json")]
-    texts += [fleet.kubectl("get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{POD}:9090/proxy/metrics")]
+    texts += [
+        page(fleet, json.loads(fleet.kubectl("get", "pod", POD, "-n", NAMESPACE, "-o", "json"))["status"]["podIP"])
+    ]
     assert any("postgresql" in text for text in texts), "its log does not say where it keeps records"
     assert not [text for text in texts if PASSWORD in text]
 

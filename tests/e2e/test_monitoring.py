@@ -20,10 +20,8 @@ from tests.support.waiting import until
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
 URL: Final = f"http://{prometheus.SERVICE}.{prometheus.NAMESPACE}.svc:{prometheus.PORT}"
-MONITOR: Final = {"enabled": True, "interval": "1s"}
 VALUES: Final[dict[str, Any]] = {
-    "serviceMonitor": MONITOR,
-    "podMonitor": MONITOR,
+    **prometheus.values(),
     "prometheusRule": {"enabled": True},
     "operator": {"signals": {"source": "Prometheus", "prometheus": {"url": URL, "scrapeSeconds": 1}}},
 }

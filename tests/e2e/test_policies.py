@@ -22,6 +22,13 @@ CONTROLLER = "--as=system:serviceaccount:kube-system:replicaset-controller"
 PERSON = "--as=alice"
 MASTERS = "--as-group=system:masters"
 
+OWNED_BY = {
+    "apiVersion": "shoal.dev/v1alpha1",
+    "kind": "Model",
+    "name": "m",
+    "uid": "5fb1b9b5-4e0c-4b8a-8a2c-0c7b8e0c4b8a",
+    "controller": True,
+}
 LABELS = {"shoal.dev/model": "m", "shoal.dev/model-uid": "u", "app.kubernetes.io/managed-by": "shoal"}
 
 
@@ -81,6 +88,9 @@ def test_only_shoal_writes_the_children_of_a_model(guarded: ApiServer) -> None:
 def test_nobody_passes_a_pod_off_as_an_engine(guarded: ApiServer) -> None:
     done = send(guarded, PERSON, "create", pod("fake", LABELS))
     assert "only Shoal's Deployments make such pods" in done.stderr
+    # A ReplicaSet would take it for one of its own: it selects by the uid.
+    done = send(guarded, PERSON, "create", pod("fake", {"shoal.dev/model-uid": "u"}))
+    assert "only Shoal's Deployments make such pods" in done.stderr
 
     assert send(guarded, PERSON, "create", pod("other", {"app": "x"})).returncode == 0
     relabelled = guarded.run("label", "-n=guarded", "pod/other", "shoal.dev/model=m", PERSON, MASTERS)
@@ -89,9 +99,75 @@ def test_nobody_passes_a_pod_off_as_an_engine(guarded: ApiServer) -> None:
     assert send(guarded, CONTROLLER, "create", pod("engine", LABELS)).returncode == 0
     moved = guarded.run("label", "-n=guarded", "--overwrite", "pod/engine", "shoal.dev/model=n", PERSON, MASTERS)
     assert "may not be changed" in moved.stderr
+    for owners in ([OWNED_BY], []):
+        patch = json.dumps({"metadata": {"ownerReferences": owners}})
+        given = guarded.run("patch", "-n=guarded", "pod/engine", "--type=merge", "-p", patch, PERSON, MASTERS)
+        assert ("may not be changed" in given.stderr) is bool(owners)
     # What people do to pods otherwise stays possible.
     assert guarded.run("label", "-n=guarded", "pod/engine", "note=seen", PERSON, MASTERS).returncode == 0
     assert guarded.run("delete", "-n=guarded", "pod/engine", "--wait=false", PERSON, MASTERS).returncode == 0
+
+
+def workload(kind: str, name: str, labels: dict[str, str], version: str = "apps/v1") -> dict[str, Any]:
+    """A workload with no label of Shoal's own, whose pods have these."""
+    app = {"app": name}
+    template: dict[str, Any] = {"metadata": {"labels": labels | app}, "spec": pod("x", {})["spec"]}
+    spec: dict[str, Any] = {"selector": {"matchLabels": app}, "template": template}
+    match kind:
+        case "StatefulSet":
+            spec["serviceName"] = "x"
+        case "ReplicationController":
+            spec["selector"] = app
+        case "Job" | "CronJob":
+            template["spec"] = template["spec"] | {"restartPolicy": "Never"}
+            spec = {"template": template}
+            if kind == "CronJob":
+                spec = {"schedule": "@daily", "jobTemplate": {"spec": spec}}
+        case _:
+            pass
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, "namespace": "guarded"}, "spec": spec}
+
+
+WORKLOADS = [
+    ("ReplicaSet", "apps/v1"),
+    ("Deployment", "apps/v1"),
+    ("StatefulSet", "apps/v1"),
+    ("DaemonSet", "apps/v1"),
+    ("ReplicationController", "v1"),
+    ("Job", "batch/v1"),
+    ("CronJob", "batch/v1"),
+]
+
+
+@pytest.mark.apiserver
+@pytest.mark.parametrize(("kind", "version"), WORKLOADS)
+def test_nobody_has_a_controller_make_pods_that_pass_for_engines(guarded: ApiServer, kind: str, version: str) -> None:
+    for labels in (LABELS, {"shoal.dev/model-uid": "u"}):
+        done = send(guarded, PERSON, "create", workload(kind, "sneaky", labels, version))
+        assert "belongs to a Model" in done.stderr, done.stderr
+    mine = workload(kind, "mine", {}, version)
+    done = send(guarded, PERSON, "create", mine)
+    assert done.returncode == 0, done.stderr
+    later = workload(kind, "mine", LABELS, version)
+    if kind not in ("Job",):  # whose template nobody may change
+        assert "belongs to a Model" in send(guarded, PERSON, "replace", later).stderr
+    assert send(guarded, PERSON, "delete", mine).returncode == 0
+
+
+@pytest.mark.apiserver
+def test_nobody_passes_a_secret_off_as_a_models_keys(guarded: ApiServer) -> None:
+    for metadata in ({"labels": LABELS}, {"ownerReferences": [OWNED_BY]}):
+        secret = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "m-keys-1", "namespace": "guarded"} | metadata,
+        }
+        assert "belongs to a Model" in send(guarded, PERSON, "create", secret).stderr
+        assert send(guarded, OPERATOR, "create", secret).returncode == 0
+        assert "belongs to a Model" in send(guarded, PERSON, "delete", secret).stderr
+        assert send(guarded, OPERATOR, "delete", secret).returncode == 0
+    own = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "mine", "namespace": "guarded"}}
+    assert send(guarded, PERSON, "create", own).returncode == 0
 
 
 @pytest.mark.apiserver

@@ -19,6 +19,7 @@ from shoal.cli.demo import steps
 from shoal.lab.errors import LabError
 from shoal.lab.network import require_programs
 from tests.e2e.conftest import VALUES, Fleet
+from tests.support.pages import binding
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
@@ -32,7 +33,8 @@ SCRAPE_SECONDS: Final = 1
 
 def _configuration() -> dict[str, Any]:
     interval = f"{SCRAPE_SECONDS}s"
-    job = {"job_name": "shoal", "file_sd_configs": [{"files": ["/etc/scrape/targets.json"]}]}
+    job: dict[str, Any] = {"job_name": "shoal", "file_sd_configs": [{"files": ["/etc/scrape/targets.json"]}]}
+    job["authorization"] = {"credentials_file": "/var/run/secrets/kubernetes.io/serviceaccount/token"}
     return {"global": {"scrape_interval": interval, "scrape_timeout": interval}, "scrape_configs": [job]}
 
 
@@ -109,6 +111,7 @@ def scraped(fleet: Fleet, folder: Path) -> Generator[None]:
     metadata = {"name": "scraped-tests"}
     fleet.apply(
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}},
+        binding("shoal-metrics-reader", account="default", namespace=SPACE),
         service | {"spec": ports},
         {"apiVersion": "shoal.dev/v1alpha1", "kind": "Tenant", "metadata": metadata, "spec": tenant},
     )

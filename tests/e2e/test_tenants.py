@@ -23,6 +23,7 @@ from shoal.api.meta import API_VERSION
 from shoal.cli.demo.clusters import NAMESPACE
 from shoal.cli.main import main
 from tests.e2e.conftest import Fleet, serves
+from tests.support.pages import page
 from tests.support.tenanthouse import LEDGER, MODEL, OTHER, PROMPT, TENANT, House, admitted, turn, wait_ready
 from tests.support.waiting import until
 
@@ -36,7 +37,9 @@ def house(fleet: Fleet) -> Generator[House]:
     made = House(fleet)
     grant = [{"namespace": "demo", "name": "tiny-chat"}]
     for tenant in (TENANT, OTHER):
-        spec = {"models": grant, "externalID": f"cus_{tenant}"}
+        # One of them grants the adapters of the namespace, whatever Model is under them.
+        adapters = [{"namespace": "demo"}] if tenant == OTHER else []
+        spec = {"models": grant, "adapters": adapters, "externalID": f"cus_{tenant}"}
         fleet.apply({"apiVersion": API_VERSION, "kind": "Tenant", "metadata": {"name": tenant}, "spec": spec})
     fleet.kubectl("rollout", "status", "statefulset/shoal-ledger", "-n", NAMESPACE, "--timeout=120s", timeout=130)
     try:
@@ -75,6 +78,62 @@ def test_a_key_that_the_command_made_opens_what_was_granted_and_nothing_else(fle
     assert asked(TENANT, "demo/tiny-code") == 404
     until(lambda: asked(OTHER, "solo") == 503, 60, lambda: asked(OTHER, "solo"))
     assert asked(TENANT, "solo") == 404
+
+
+def test_nobody_else_can_put_a_name_before_a_tenant(fleet: Fleet, house: House) -> None:
+    """Whoever can write Models, pools and adapters in some namespace, and lists the tenant."""
+    space, names_wanted = "tenants-e2e-evil", ["tiny-chat", "bait"]
+
+    def theirs(kind: str, **spec: Any) -> dict[str, Any]:
+        metadata = {"name": "theft", "namespace": space}
+        return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
+
+    source = {"uri": "file:///opt/shoal/adapters/legal"}
+    fleet.apply(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space}},
+        theirs("Model", source={"uri": "file:///models/tiny-chat"}, variants=[{"class": "no-such-class"}]),
+        theirs("LoRAPool", modelRef={"name": "theft"}),
+        theirs(
+            "LoRAAdapter",
+            poolRef={"name": "theft"},
+            source=source,
+            tenants=[TENANT, OTHER, "*"],
+            servedNames=names_wanted,
+        ),
+    )
+    try:
+
+        def asked(model: str, tenant: str = TENANT) -> int:
+            try:
+                with house.client(tenant) as client:
+                    client.completions.create(model=model, prompt=PROMPT, max_tokens=1)
+            except openai.APIStatusError as error:
+                return error.status_code
+            return 200
+
+        # With the tenant's own half of the consent it is there: 503 says that it does not answer yet. The Model's name
+        # stays the Model's, and another tenant sees nothing.
+        house.patch({"adapters": [{"namespace": space, "names": ["theft", "none"]}]})
+        until(lambda: asked("bait") == 503, 60, lambda: asked("bait"))
+        assert (asked("tiny-chat"), asked("bait", OTHER), asked(f"{space}/theft", OTHER)) == (200, 404, 404)
+
+        def ready() -> dict[str, Any]:
+            (tenant,) = [t for t in fleet.get("tenants.shoal.dev") if t["metadata"]["name"] == TENANT]
+            return next((c for c in tenant["status"]["conditions"] if c["type"] == "AdaptersReady"), {})
+
+        until(lambda: ready().get("reason") == "AdapterNotFound", 60, ready)
+        assert f"{space}/none" in ready()["message"]
+        assert f"{space}/theft" not in ready()["message"]
+        # Without it there is nothing, though every gateway knows of the adapter by now.
+        house.patch({"adapters": None})
+        # Asked several times: each gateway hears of it by itself.
+        until(lambda: {asked(name) for name in ("bait", f"{space}/theft") * 4} == {404}, 60, lambda: asked("bait"))
+        assert asked("tiny-chat") == 200
+        listed = house.get("/v1/models").json()["data"]
+        assert not [one for one in listed if "theft" in one["id"] or "bait" in one["id"]]
+    finally:
+        house.patch({"adapters": None})
+        fleet.kubectl("delete", "namespace", space, "--wait=false")
 
 
 def test_what_is_taken_away_is_refused_by_every_gateway_at_once(house: House) -> None:
@@ -277,12 +336,11 @@ def test_keys_prompts_and_answers_are_nowhere(house: House) -> None:
 
     metrics = 0
     for pod in filter(serves, fleet.get("pods", "-A")):  # others start or go, and may not answer
-        name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+        name = pod["metadata"]["name"]
         for port in (names.OPS_PORT, names.AGENT_PORT):
             listed = [p["containerPort"] for c in containers(pod) for p in c.get("ports", [])]
             if port in listed:
-                path = f"/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy/metrics"
-                text = fleet.kubectl("get", "--raw", path)
+                text = page(fleet, pod["status"]["podIP"], port=port)
                 metrics += 1
                 assert "# HELP" in text
                 assert not [word for word in secrets if word in text], f"{name}:{port}"

@@ -10,6 +10,7 @@ from shoal.core.rating import money
 from shoal.core.rating.bill import Bill, Counts, Credit, Usage, bill
 from shoal.core.rating.price import Book
 from shoal.core.rating.schedule import InForce, Schedule
+from tests.support.billing import of_cents
 
 PLANS = (None, "gold")
 MODELS = ("m/a", "m/b", "m/c")
@@ -63,7 +64,7 @@ def requests(draw: st.DrawFn) -> Usage:
 credits = st.builds(
     Credit,
     id=st.uuids().map(str),
-    amount=st.integers(-(10**9), 10**9).map(lambda cents: money.of_cents(cents, "EUR")),
+    amount=st.integers(-(10**9), 10**9).map(lambda cents: of_cents(cents, "EUR")),
     currency=st.just("EUR"),
     note=st.just(""),
 )
@@ -120,7 +121,7 @@ def test_it_is_exact_but_for_one_rounding_of_each_line(
     assert abs(Fraction(found.usage_cents, 100) - due) <= Fraction(len(found.lines), 200)
     for line in found.lines:
         assert abs(Fraction(line.cents, 100) - Fraction(line.amount, money.UNIT)) <= Fraction(1, 200)
-    assert found.total_cents == found.usage_cents - sum(one.amount for one in found.credits) // money.of_cents(1, "EUR")
+    assert found.total_cents == found.usage_cents - sum(one.amount for one in found.credits) // of_cents(1, "EUR")
     # Nothing falls between the lines and what is unpriced.
     assert sum(line.counts.tokens for line in found.lines) == priced
     assert sum(one.counts.tokens for one in found.unpriced) == sum(one.counts.tokens for one in usage) - priced
@@ -128,7 +129,7 @@ def test_it_is_exact_but_for_one_rounding_of_each_line(
 
 @given(st.integers(-(10**18), 10**18), st.sampled_from(["EUR", "JPY", "KWD"]))
 def test_an_amount_survives_being_written(count: int, currency: str) -> None:
-    amount = money.of_cents(count, currency)
+    amount = of_cents(count, currency)
     assert money.cents(amount, currency) == count
     if abs(amount) < 10**6 * money.UNIT:
         assert money.parse(money.cents_text(count, currency), currency) == amount

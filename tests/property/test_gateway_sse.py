@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,6 +96,33 @@ def test_only_the_model_changes(event: dict[str, Any], word: str, spaced: bool):
     raw = encode(event, spaced)
     event_with_word = {**event, "model": word}
     assert decode(sse.ModelName("chat/llama", word).rewrite(raw)) == event_with_word
+
+
+def fed(most: int, piece: bytes) -> int:
+    """Bytes of an event that never ends, until it is refused, or until 16 MiB are kept of it."""
+    splitter = sse.Splitter()
+    for number in range(most // len(piece)):
+        try:
+            assert splitter.feed(piece) == []
+        except sse.EventTooLarge:
+            return (number + 1) * len(piece)
+    assert len(splitter._rest) > most // 2
+    return most
+
+
+PIECES = [b"x" * 65_536, b"x\n" * 32_768, b"data: x\r" * 8_192]
+
+
+@pytest.mark.parametrize("piece", PIECES, ids=["one line", "lines", "carriage returns"])
+def test_an_event_without_end_is_refused(piece: bytes, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 1 << 20)
+    assert fed(16 << 20, piece) <= (1 << 20) + 2 * len(piece)
+
+
+@pytest.mark.parametrize("piece", PIECES, ids=["one line", "lines", "carriage returns"])
+def test_without_the_bound_it_is_kept_for_as_long_as_the_engine_sends(piece: bytes, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 1 << 60)
+    assert fed(16 << 20, piece) == 16 << 20
 
 
 def test_usage_that_is_null_is_none():

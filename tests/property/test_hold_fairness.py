@@ -26,13 +26,11 @@ def test_nothing_is_lost_and_each_tenants_own_order_stays(pushes: list[tuple[str
                 assert queue.remove(pushes[victim][0], victim)
                 gone.add(victim)
             assert not queue.remove(pushes[victim][0], victim)
-        if rng.random() < 0.3 and (expected := queue.peek()) is not None:
-            assert queue.pop() == expected
-            came.append(expected)
+        if rng.random() < 0.3 and (first := queue.pop()) is not None:
+            came.append(first)
     while (item := queue.pop()) is not None:
         came.append(item)
     assert len(queue) == 0
-    assert queue.peek() is None
     assert sorted([*came, *gone]) == list(range(len(pushes)))
     for tenant in "abcde":
         own = [n for n in came if pushes[n][0] == tenant]

@@ -16,6 +16,7 @@ from shoal.api import reasons
 from shoal.api import replica as replica_api
 from shoal.core.scaling import Policy, Voice
 from shoal.gateway.demand import DemandBook
+from shoal.signals import replica as replica_stream
 from shoal.signals.demand import DemandStream
 from shoal.signals.listen import demand_of, load_of
 from shoal.signals.replica import ReplicaStream
@@ -134,6 +135,13 @@ class _StrictKeys(replica_api.ReplicaKeys):
     model_config = ConfigDict(extra="forbid")
 
 
+class _Anything(frozenset[str]):
+    """Has every key: with it for what is known, a follower passes over nothing."""
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+
 class _Zeros(demand_api.ModelDemand):
     @property
     def whole(self) -> bool:
@@ -160,4 +168,6 @@ def test_versions_mix_no_more_where_news_is_refused_or_silence_is_zero(
     module: Any, name: str, mutant: type, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, name, mutant)
+    if mutant is _StrictKeys:
+        monkeypatch.setattr(replica_stream, "_KNOWN", _Anything())  # passes news over before anybody may refuse it
     breaks(error)

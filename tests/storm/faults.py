@@ -267,7 +267,8 @@ def etcd_restarted(storm: Storm) -> None:
 def streams_cut(storm: Storm) -> None:
     """Gateways and operators reach no agent and no peer for a while; requests still flow."""
     seconds = CUT_SECONDS * storm.pace
-    ports = f"{{ {names.AGENT_PORT}, {names.OPS_PORT} }}"
+    numbers = (names.AGENT_PORT, names.OPS_PORT, names.AGENT_TLS_PORT, names.OPS_TLS_PORT)
+    ports = f"{{ {', '.join(map(str, numbers))} }}"
     rules = f"""
 table inet storm {{
   chain out {{
@@ -466,7 +467,7 @@ def _nft(pid: int, rules: str) -> None:
 
 
 def _arm(storm: Storm, pod: str, fault: dict[str, Any]) -> None:
-    """Through the engine's own port, with its admin key."""
+    """Through the engine's own port, with its admin key, from within its pod: others reach serving paths only."""
     found = [p for p in storm.ground.engines() if p["metadata"]["name"] == pod]
     if not found:
         return
@@ -474,11 +475,15 @@ def _arm(storm: Storm, pod: str, fault: dict[str, Any]) -> None:
     secret = next(v["secret"]["secretName"] for v in volumes if v["name"] == "engine-key")
     data = orjson.loads(storm.ground.kubectl("get", "secret", secret, "-n", STORM, "-o", "json"))["data"]
     key = yaml.safe_load(b64decode(data["engine.yaml"]))["admin-api-key"]
-    url = f"http://{found[0]['status']['podIP']}:{names.ENGINE_PORT}/sim/faults"
+    url = f"http://127.0.0.1:{names.ENGINE_PORT}/sim/faults"
     # The key comes in by standard input: arguments are printed when a command fails.
     config = f'header = "Authorization: Bearer {key}"\nheader = "Content-Type: application/json"\n'
-    command = ("curl", "-fsS", "--max-time", "5", "-K", "-", "-d", orjson.dumps(fault).decode(), url)
-    storm.ground.lab.exec(*command, stdin=config)
+    pid = storm.ground.lab.first_process(f"{STORM}/{pod}:{names.CONTAINER_ENGINE}")
+    command = ["nsenter", "--target", str(pid), "--net", "curl", "-fsS", "--max-time", "5", "-K", "-"]
+    command += ["-d", orjson.dumps(fault).decode(), url]
+    done = subprocess.run(command, input=config, text=True, check=False, timeout=20, capture_output=True)
+    if done.returncode:
+        raise LabError(f"the fault was not armed: {done.stderr.strip()}")
 
 
 def _leader(storm: Storm) -> str | None:

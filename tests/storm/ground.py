@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from base64 import b64decode
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from pathlib import Path
@@ -247,9 +246,7 @@ class Ground(LabCluster):
     @contextlib.contextmanager
     def heard_agents(self, journal: Path) -> Generator[None]:
         """Writes down which adapters each replica says it has, and for how many it has given leases."""
-        secret = json.loads(self.kubectl("get", "secret", names.INSTALL_KEY_SECRET, "-n", NAMESPACE, "-o", "json"))
-        install_key = b64decode(secret["data"]["current"])
-        config = VoicesConfig(namespace=STORM, install_key=install_key, journal=journal)
+        config = VoicesConfig(namespace=STORM, shoal_namespace=NAMESPACE, journal=journal)
         file = self.folder / "voices.json"
         file.touch(0o600)
         file.write_text(config.model_dump_json())

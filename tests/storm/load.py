@@ -46,6 +46,8 @@ class LoadConfig(BaseModel):
     rate: float
     sdk_rate: float
     long: float
+    attacks: bool = True
+    """Not where gateways answer that are of a version without the check of fields."""
     targets: tuple[Target, ...]
     adapters: dict[str, tuple[Path, ...]] = {}
     """By name, where the files of the revisions are whose words may answer."""
@@ -96,7 +98,7 @@ class Journal:
 
 def check(end: End, ask: Ask, answers: Answers) -> None:
     """An answer with other words than its own is none; a part of an answer must be the beginning of its own."""
-    if ask.kind == "wrong" or end.outcome in ("refused", "lost"):
+    if ask.kind in ("wrong", "attack") or end.outcome in ("refused", "lost"):
         return
     expected = answers.right(ask)
     whole = end.outcome == "answered"
@@ -133,7 +135,13 @@ class Load:
                         continue
                     count = round(config.requests * rate / total)
                     planned = asks(
-                        config.seed, count, rate, config.targets, "s" if number == 0 else "sdk", long=config.long
+                        config.seed,
+                        count,
+                        rate,
+                        config.targets,
+                        "s" if number == 0 else "sdk",
+                        long=config.long,
+                        attacks=config.attacks,
                     )
                     group.create_task(self._send(group, planned, one))
         finally:

@@ -154,6 +154,8 @@ def _accepted(
     seen |= dict.fromkeys(at_engines, "an engine had it")
     known = {row.client_id for row in books.rows}
     for id, attempt in attempts.items():
+        if attempt.kind == "attack":
+            continue  # its 400 comes before a request is accepted
         begun = attempt.first is not None and attempt.outcome != "refused"  # refusals come before a request is accepted
         if attempt.outcome == "answered" or begun:
             if attempt.gateway_id is not None:

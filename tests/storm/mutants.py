@@ -102,7 +102,7 @@ def no_close_open() -> None:
     """A gateway does not close what a killed one left open in its spool."""
     from shoal.ledger import spoolfile
 
-    spoolfile._close_open_rows = lambda _connection: 0
+    spoolfile.SpoolFile._close_open_rows = lambda self: 0
 
 
 def early_mark() -> None:

@@ -12,16 +12,29 @@ from shoal.sim.answers import SimulatedAnswer
 from shoal.sim.signatures import signature
 from shoal.sim.tokenizer import ModelFolder
 
-Kind = Literal["short", "chat", "stream", "long", "leaver", "wrong"]
+Kind = Literal["short", "chat", "stream", "long", "leaver", "wrong", "attack"]
 STREAMS: Final = frozenset({"stream", "long", "leaver"})
 _SHARES: Final[dict[Kind, float]] = {
-    "short": 0.59,
+    "short": 0.58,
     "chat": 0.08,
     "stream": 0.24,
     "long": 0.0,
     "leaver": 0.06,
     "wrong": 0.03,
+    "attack": 0.01,
 }
+ATTACKS: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
+    ("stop_token_ids", {"min_tokens": 2, "stop_token_ids": [10_000_000]}),
+    ("stop_token_ids", {"min_tokens": 2, "stop_token_ids": [-1]}),
+    ("logprobs", {"logprobs": 1_000_000}),
+    ("prompt", {"prompt": [10_000_000]}),
+    ("stop_regex", {"stop_regex": "(a+)+b"}),
+    ("n", {"n": 3000}),
+    ("repetition_penalty", {"repetition_penalty": 1e-300}),
+    ("lora_path", {"lora_path": "someone-elses"}),
+)
+"""Fields of completions that end or stall an engine for everybody, each with the field that the gateway must name in
+its 400. In the simulator they end the engine as they end the real one: a storm finds that as a loss without a kill."""
 LONG: Final = 0.01
 """Share of long answers, taken from the short ones. Where it is high, every engine always works on some."""
 PROMPTS: Final = 256
@@ -76,6 +89,7 @@ class Ask:
         else:
             fields["prompt"] = prompt_text(self.prompt)
             fields["ignore_eos"] = True
+        fields |= attack_of(self)
         if self.kind in STREAMS:
             fields["stream"] = True
             if (
@@ -85,15 +99,33 @@ class Ask:
         return orjson.dumps(fields)
 
 
+def attack_of(ask: Ask) -> Mapping[str, Any]:
+    """The fields with which it attacks the engine; none of any other kind."""
+    return ATTACKS[ask.prompt % len(ATTACKS)][1] if ask.kind == "attack" else {}
+
+
+def attacked_field(ask: Ask) -> str:
+    """The field that the gateway must name when it refuses an attack."""
+    return ATTACKS[ask.prompt % len(ATTACKS)][0]
+
+
 def prompt_text(number: int) -> str:
     return f"Question {number}: how deep is the water where {number * 7919 % 1009} fish swim?"
 
 
 def asks(
-    seed: int, count: int, rate: float, targets: tuple[Target, ...], prefix: str = "s", *, long: float = LONG
+    seed: int,
+    count: int,
+    rate: float,
+    targets: tuple[Target, ...],
+    prefix: str = "s",
+    *,
+    long: float = LONG,
+    attacks: bool = True,
 ) -> Iterator[Ask]:
     """`count` requests with exponential gaps of mean 1/rate seconds. A Model that is not asked at that moment passes
-    its requests on to the next one that is; at least one Target must always be active."""
+    its requests on to the next one that is; at least one Target must always be active. Without `attacks` those are
+    short ones."""
     source = random.Random(seed)  # noqa: S311 - reproducible on purpose
     shares = _SHARES | {"long": long, "short": _SHARES["short"] - long}
     kinds, weights = zip(*shares.items(), strict=True)
@@ -103,6 +135,8 @@ def asks(
         active = [t for t in targets if t.phase.active(at)]
         (target,) = source.choices(active, [t.share for t in active])
         (kind,) = source.choices(kinds, weights)
+        if kind == "attack" and not attacks:
+            kind = "short"
         yield Ask(
             id=f"{prefix}{seed}-{number:07d}",
             at=at,
@@ -115,9 +149,14 @@ def asks(
 
 
 def _tokens(kind: Kind, source: random.Random) -> int:
-    low, high = {"short": (1, 8), "chat": (2, 8), "stream": (8, 24), "long": (150, _LONGEST), "leaver": (20, 120)}.get(
-        kind, (_TOO_MANY, _TOO_MANY)
-    )
+    low, high = {
+        "short": (1, 8),
+        "chat": (2, 8),
+        "stream": (8, 24),
+        "long": (150, _LONGEST),
+        "leaver": (20, 120),
+        "attack": (1, 8),
+    }.get(kind, (_TOO_MANY, _TOO_MANY))
     return source.randint(low, high)
 
 

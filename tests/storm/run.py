@@ -85,7 +85,10 @@ def run(weather: Weather, folder: Path) -> Findings:
         ground.settle(storm.say)
         ground.copy_spools(folder / "spools")
         ground.copy_ledger(folder / "ledger")
-    return judge_folder(folder)
+    findings = judge_folder(folder)
+    if weather.adapters and not journals.read_residencies(folder / "voices.jsonl"):
+        findings.violations.append("invariant 10 was not judged: no agent was heard")
+    return findings
 
 
 @contextlib.contextmanager
@@ -184,6 +187,7 @@ def _load(ground: Ground, weather: Weather, folder: Path) -> Generator["subproce
         rate=weather.rate,
         sdk_rate=weather.sdk_rate,
         long=weather.long,
+        attacks=weather.since is None,
         targets=(
             Target(STEADY, 0.5 if adapters else 0.75),
             Target(TIDAL, 0.25, tide),

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import openai
 
-from tests.storm.plan import STREAMS, Answers, Ask, prompt_text
-from tests.storm.wire import ANSWER_SECONDS, End
+from tests.storm.plan import STREAMS, Answers, Ask, attack_of, attacked_field, prompt_text
+from tests.storm.wire import ANSWER_SECONDS, LOST_TWICE, End
 
 if TYPE_CHECKING:
     from tests.storm.load import Journal
@@ -45,6 +45,8 @@ class Sdk:
                 end.outcome, end.why = "failed", str(error)
             elif isinstance(wait, int) and 1 <= wait <= 60:
                 end.outcome, end.why = "refused", str(error)
+            elif error.code == LOST_TWICE:
+                end.outcome, end.why = "failed", LOST_TWICE
             else:
                 end.outcome, end.why = "lost", f"an error event before the answer: {error}"
         except httpx.HTTPError as error:
@@ -68,7 +70,7 @@ class Sdk:
                 prompt=prompt_text(ask.prompt),
                 max_tokens=ask.max_tokens,
                 extra_headers=headers,
-                extra_body={"ignore_eos": True},
+                extra_body={"ignore_eos": True, **attack_of(ask)},
             )
             end.text = raw.parse().choices[0].text
         end.gateway_id = raw.headers.get("x-shoal-request-id")
@@ -108,7 +110,11 @@ class Sdk:
         wait = error.response.headers.get("retry-after", "")
         if ask.kind == "wrong" and error.status_code == 400:
             end.outcome, end.why = "answered", "the engine's own 400"
+        elif ask.kind == "attack" and (error.status_code, error.param) == (400, attacked_field(ask)):
+            end.outcome, end.why = "answered", "the gateway's own 400"
         elif error.status_code in (429, 503) and wait.isdigit() and 1 <= int(wait) <= 60:
             end.outcome, end.why = "refused", str(error)
+        elif error.status_code == 502 and error.code == LOST_TWICE:
+            end.outcome, end.why = "failed", LOST_TWICE
         else:
             end.outcome, end.why = "lost", f"{error.status_code}, Retry-After {wait or None}: {error}"

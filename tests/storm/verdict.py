@@ -3,9 +3,11 @@
 | the client saw | and | verdict |
 |---|---|---|
 | the whole answer, right words, or the engine's own 400 where that is right | | answered |
+| a 400 of the gateway that names the field with which the request attacks an engine | | answered |
 | 429 or 503 with Retry-After 1..60; in a held stream an error event with retry_after | | refused |
 | it left by its own plan | | cancelled |
 | after the first byte: an error event | its engine was killed then | failed |
+| before any answer: 502 `replica_lost_twice`, or an event that says so | two engines that had it were killed | failed |
 | the connection ended without a word | its gateway was killed then | cut |
 | the same, after the first byte | its engine was killed then | failed |
 | the same, before any answer | no gateway has a record of it: never accepted | not counted |
@@ -20,6 +22,7 @@ from typing import Final, Literal
 from tests.storm.books import Books
 from tests.storm.journals import WRONG, Attempt, Journals, Kill, Sequence, UsageRow, by_client
 from tests.storm.metered import Account, account
+from tests.storm.wire import LOST_TWICE
 
 Outcome = Literal["answered", "refused", "cancelled", "failed", "cut", "lost", "unaccepted"]
 COUNTED: Final[tuple[Outcome, ...]] = ("answered", "refused", "cancelled", "failed", "cut", "lost")
@@ -139,6 +142,12 @@ def verdict(attempt: Attempt, trail: Trail, kills: Mapping[str, Iterable[Kill]])
     if outcome == "lost":
         return Verdict("lost", attempt.why)
     engine = killed(trail.engines, "engine", attempt.sent, ended, kills)
+    if outcome == "failed" and attempt.why == LOST_TWICE:
+        both = deaths(trail.engines, attempt.sent, ended, kills)
+        if len(both) >= 2:
+            told = ", ".join(f"{kill.fault} of {kill.pod}" for kill in both)
+            return Verdict("failed", f"{LOST_TWICE} ({told})")
+        return Verdict("lost", f"{LOST_TWICE}, with {len(both)} kills of engines that had it")
     if outcome == "failed":
         if engine:
             return Verdict("failed", f"{attempt.why} ({engine.fault} of {engine.pod})")
@@ -166,6 +175,16 @@ def killed(
             if kill.what == what and kill.since <= ended + SLACK_SECONDS and kill.until >= max(sent, ended - 1):
                 return kill
     return None
+
+
+def deaths(pods: Iterable[str], sent: float, ended: float, kills: Mapping[str, Iterable[Kill]]) -> list[Kill]:
+    """The kills of engines of these pods that fell into the request's life."""
+    return [
+        kill
+        for pod in sorted(pods)
+        for kill in kills.get(pod, ())
+        if kill.what == "engine" and kill.since <= ended + SLACK_SECONDS and kill.until >= sent - SLACK_SECONDS
+    ]
 
 
 def _never_accepted(attempts: Mapping[str, Attempt], verdicts: dict[str, Verdict]) -> None:
@@ -247,7 +266,8 @@ def crowded(journals: Journals, cached: int | None) -> list[str]:
 
 
 def records(attempts: Mapping[str, Attempt], known: Mapping[str, Trail]) -> list[str]:
-    """Every accepted request has exactly one final usage record in the spools, and every answered one was accepted.
+    """Every accepted request has exactly one final usage record in the spools, and every answered one was accepted. (An
+    attack is refused before that.)
     Spools keep final rows for a while after the ledger has them, other rows not."""
     found: list[str] = []
     for id, attempt in attempts.items():
@@ -255,6 +275,6 @@ def records(attempts: Mapping[str, Attempt], known: Mapping[str, Trail]) -> list
         finals = Counter(row.request for row in rows if row.kind == "final")
         accepted = {row.request for row in rows}
         found += [f"usage: {id} ({r}) has {finals[r]} final records" for r in sorted(accepted) if finals[r] != 1]
-        if attempt.outcome == "answered" and not accepted:
+        if attempt.outcome == "answered" and attempt.kind != "attack" and not accepted:
             found.append(f"usage: {id} was answered and no gateway has a record of it")
     return found

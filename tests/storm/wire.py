@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import h11
 import orjson
 
-from tests.storm.plan import STREAMS, Ask
+from tests.storm.plan import STREAMS, Ask, attacked_field
 
 RawOutcome = Literal["answered", "refused", "cancelled", "failed", "broken", "lost"]
 """As the client saw it. broken: the connection ended without a word; the other journals tell whether it was cut."""
@@ -29,6 +29,8 @@ ANSWER_SECONDS: Final = 300.0
 """Longer than any hold, drain and stall of the storm: whoever waits so long was forgotten."""
 _CHUNK: Final = 65536
 _RETRY_AFTER_MAX: Final = 60
+LOST_TWICE: Final = "replica_lost_twice"
+"""What a gateway says of a request under which two replicas died; the judge wants to see both kills."""
 
 
 @dataclass(slots=True)
@@ -238,6 +240,12 @@ def judge(end: End, ask: Ask, raw: bytes, events: Events, retry_after: str | Non
     elif ask.kind == "wrong":
         end.outcome = "answered" if status == 400 else "lost"
         end.why = "the engine's own 400" if status == 400 else f"{status} where the engine says 400: {_message(raw)}"
+    elif ask.kind == "attack":
+        field, refused = attacked_field(ask), _field_at_fault(raw)
+        end.outcome = "answered" if (status, refused) == (400, field) else "lost"
+        end.why = f"{status}, which names {refused!r}, where the gateway refuses {field!r} with 400"
+    elif status == 502 and _code(raw) == LOST_TWICE:
+        end.outcome, end.why = "failed", LOST_TWICE
     elif status != 200:
         end.outcome, end.why = "lost", f"{status}: {_message(raw)}"
     elif ask.kind in STREAMS:
@@ -269,6 +277,8 @@ def _judge_stream(end: End, events: Events) -> None:
             wait = chunk["error"].get("retry_after")
             if end.first is None and isinstance(wait, int) and 1 <= wait <= _RETRY_AFTER_MAX:
                 end.outcome, end.why = "refused", str(chunk["error"].get("message"))
+            elif end.first is None and chunk["error"].get("code") == LOST_TWICE:
+                end.outcome, end.why = "failed", LOST_TWICE
             elif end.first is None:
                 end.outcome, end.why = "lost", f"an error event before the answer, retry_after {wait}: {payload!r}"
             else:
@@ -286,6 +296,18 @@ def _judge_stream(end: End, events: Events) -> None:
 def _usage(body: dict[str, Any]) -> tuple[int, int] | None:
     usage = body.get("usage")
     return (usage["prompt_tokens"], usage["completion_tokens"]) if usage else None
+
+
+def _code(raw: bytes) -> str | None:
+    with contextlib.suppress(orjson.JSONDecodeError, LookupError, TypeError):
+        return orjson.loads(raw)["error"]["code"]
+    return None
+
+
+def _field_at_fault(raw: bytes) -> str | None:
+    with contextlib.suppress(orjson.JSONDecodeError, LookupError, TypeError):
+        return orjson.loads(raw)["error"]["param"]
+    return None
 
 
 def _message(raw: bytes) -> str:

@@ -5,6 +5,7 @@ import json
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,19 +18,22 @@ from shoal.agent import observe, serve
 from shoal.agent.adapters.files import Files
 from shoal.agent.adapters.service import Adapters, Bring
 from shoal.agent.drain import Drain
+from shoal.agent.hook import Hook
 from shoal.agent.observe import Observer
 from shoal.agent.serve import Agent
-from shoal.agent.stage.adapter import stage_adapter
+from shoal.agent.stage.adapter import IN_A_HURRY, stage_adapter
 from shoal.agent.stalls import Stalls
 from shoal.agent.stream import Hub
 from shoal.api import names
 from shoal.api.adapters import AdapterSettings, AdapterWanted, Floor, FloorAdapter
+from shoal.manifests.pod import SILENT_ROUNDS, drain_script
+from shoal.net.tls import Credentials
 from tests.support.controlplane import free_ports
 from tests.support.fake_engine import FakeEngine
+from tests.support.sources import LOCAL
 from tests.support.waiting import until_async
 
 KEYS = {"callers": {"gateway": "gateway-key", "operator": "operator-key"}, "engine": "engine-key", "admin": "admin-key"}
-TOKEN = "drain-token"
 
 
 class Stream:
@@ -91,7 +95,12 @@ class Pod:
         self.files = Files(folder / "adapters")
         self.adapters = None
         if pool is not None:
-            self.adapters = Adapters(pool, self.drain, self.files, bring or partial(stage_adapter, settings=pool))
+            self.adapters = Adapters(
+                pool,
+                self.drain,
+                self.files,
+                bring or partial(stage_adapter, settings=pool, sources=replace(IN_A_HURRY, network=LOCAL)),
+            )
         self._stall_seconds = stall_seconds
         self._engine_url = engine_url
         self._port = 0
@@ -121,15 +130,21 @@ class Pod:
             return probe.connect_ex(("127.0.0.1", self._port)) == 0
 
     @asynccontextmanager
-    async def running(self) -> AsyncGenerator["Pod"]:
+    async def running(
+        self, credentials: Credentials | None = None, tls_port: int = names.AGENT_TLS_PORT
+    ) -> AsyncGenerator["Pod"]:
         await self.engine_server.start_server()
         stalls = Stalls(self._stall_seconds, self.stalled_file)
         observer = Observer(self.hub, self.drain, stalls, self.folder, self.adapters)
         url = self._engine_url or str(self.engine_server.make_url(""))
-        agent = Agent(url, self.keys, self.hub, observer, self.drain, drain_token=TOKEN, adapters=self.adapters)
+        agent = Agent(url, self.keys, self.hub, observer, self.drain, self.adapters, credentials)
         (self._port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{self._port}"
-        task = asyncio.create_task(serve.serve(agent, self.hub, host="127.0.0.1", port=self._port, stop=self.stop))
+        beside = [Hook(self.drain, self.folder).run]
+        serving = serve.serve(
+            agent, self.hub, host="127.0.0.1", port=self._port, tls_port=tls_port, stop=self.stop, beside=beside
+        )
+        task = asyncio.create_task(serving)
         try:
             await until_async(self.up)
             if self.has_keys:
@@ -178,6 +193,15 @@ class Pod:
         ):
             return response.status, await response.text()
 
+    async def abort(self, key: str | None = "gateway-key", **body: Any) -> tuple[int, str]:
+        """Asks for the end of a request, as a gateway does."""
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.post(self.url + names.ABORT_PATH, json=body) as response,
+        ):
+            return response.status, await response.text()
+
     async def ensure(
         self,
         stream: Stream | None,
@@ -208,14 +232,22 @@ class Pod:
         ):
             return response.status, await response.text()
 
-    async def hook(self, token: str = TOKEN) -> tuple[int, str]:
-        """What the kubelet does when the engine is to stop."""
-        headers = {names.HEADER_DRAIN: token}
-        async with (
-            aiohttp.ClientSession(headers=headers) as session,
-            session.get(self.url + names.DRAIN_PATH) as response,
-        ):
-            return response.status, await response.text()
+    @property
+    def drain_file(self) -> Path:
+        return self.folder / "drain"
+
+    async def hook(self, rounds: int = SILENT_ROUNDS) -> str:
+        """What the kubelet runs when the engine is to stop. Returns why the agent let it go; empty: it did not."""
+        script = drain_script(str(self.drain_file), str(self.folder / "draining"), settle=0, rounds=rounds)
+        process = await asyncio.create_subprocess_exec("sh", "-c", script)
+        try:
+            assert await process.wait() == 0
+        except asyncio.CancelledError:
+            process.kill()
+            await process.wait()
+            raise
+        stop = self.drain.stopped
+        return f"{stop.reason}: {stop.message}" if stop is not None and not self.drain_file.exists() else ""
 
 
 def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:

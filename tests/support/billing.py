@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from shoal.core.rating import money
 from tests.support.questions import MID_NOVEMBER, OCTOBER, Ledger, gpu_hour, hour, ledger
 
 MILLION = 1_000_000
@@ -54,3 +55,8 @@ def credit(**changes: Any) -> dict[str, Any]:
 async def empty(tmp_path: Path) -> AsyncGenerator[Ledger]:
     async with ledger(f"sqlite:///{tmp_path}/ledger.sqlite", tmp_path, october=OCTOBER) as found:
         yield found
+
+
+def of_cents(count: int, currency: str) -> int:
+    """Whole smallest units of a currency as an amount."""
+    return count * 10 ** (money.SCALE - money.decimals(currency))

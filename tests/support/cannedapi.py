@@ -38,14 +38,20 @@ class CannedApi:
 
             do_DELETE = do_GET  # noqa: N815 - the base class's way to name methods
 
+            def do_POST(self) -> None:
+                # A token of an account: an installation that has no such account asks for none.
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self._answer(asked=False)
+
             def do_PATCH(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 api.patches.append((unquote(self.path), json.loads(body)))
                 self._answer(api.on_patch)
 
-            def _answer(self, given: tuple[int, str] | None = None) -> None:
+            def _answer(self, given: tuple[int, str] | None = None, *, asked: bool = True) -> None:
                 path = unquote(self.path).partition("?")[0]
-                api.asked.append(unquote(self.path))
+                if asked:
+                    api.asked.append(unquote(self.path))
                 answer = given or api.answers.get(path, (404, "the server could not find the requested resource"))
                 status, body = (200, answer) if not isinstance(answer, tuple) else answer
                 if status >= 400 and isinstance(body, str):

@@ -34,6 +34,7 @@ EVERYTHING: dict[str, Any] = {
         "requestSeconds": 1800,
         "holdSeconds": 1200,
         "maxBodyBytes": 33554432,
+        "media": {"egress": True},
         "service": {"type": "LoadBalancer", "port": 443, "annotations": {"lb": "internal"}},
         "persistence": {"size": "10Gi", "storageClassName": "fast"},
         "requestLog": {
@@ -97,7 +98,8 @@ EVERYTHING: dict[str, Any] = {
     "caBundle": {"configMap": "ca"},
     "hubEndpoint": "https://hub.example.com",
     "tracing": {"endpoint": "http://otel:4318", "sampler": "traceidratio", "ratio": 0.25, "engines": True},
-    "networkPolicy": {"apiServers": ["10.0.0.0/28"]},
+    "transport": {"mtls": {"enabled": True, "trustDomain": "example.org", "caSecretName": "our-ca"}},
+    "networkPolicy": {"apiServers": ["10.0.0.0/28"], "gatewayEgress": True},
     "admission": {"children": {"enabled": True}},
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     "podMonitor": {"enabled": True},

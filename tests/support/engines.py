@@ -90,13 +90,16 @@ class EngineProcess:
         return self.log.read_text(errors="replace")[-3000:]
 
 
-def command(kind: Kind, port: int, config: Path, *more: str) -> list[str]:
+def command(
+    kind: Kind, port: int, config: Path, *more: str, model: Path = MODEL, program: list[str] | None = None
+) -> list[str]:
     """The command line that both kinds understand, after the program's own name."""
-    program = [sys.executable, "-m", "shoal", "sim", "engine"] if kind == "sim" else [str(sglang_launcher())]
+    own = [sys.executable, "-m", "shoal", "sim", "engine"] if kind == "sim" else [str(sglang_launcher())]
+    program = program or own
     simulated = ["--sim-load-seconds", "0.3", "--sim-warmup-seconds", "1"] if kind == "sim" else []
     return [
         *program,
-        *("--model-path", str(MODEL), "--served-model-name", SERVED, "--host", "127.0.0.1", "--port", str(port)),
+        *("--model-path", str(model), "--served-model-name", SERVED, "--host", "127.0.0.1", "--port", str(port)),
         *("--max-total-tokens", "20000", "--max-running-requests", str(MAX_RUNNING)),
         *("--max-queued-requests", str(MAX_QUEUED), "--enable-metrics", "--enable-cache-report"),
         *("--config", str(config), *simulated, *more),
@@ -105,7 +108,13 @@ def command(kind: Kind, port: int, config: Path, *more: str) -> list[str]:
 
 @contextlib.contextmanager
 def running_engine(
-    kind: Kind, folder: Path, *more: str, wait: bool = True, environment: Mapping[str, str] | None = None
+    kind: Kind,
+    folder: Path,
+    *more: str,
+    wait: bool = True,
+    environment: Mapping[str, str] | None = None,
+    model: Path = MODEL,
+    program: list[str] | None = None,
 ) -> Generator[EngineProcess]:
     """Starts an engine with its keys in a --config file, as in a pod, and kills it at the end."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -115,7 +124,7 @@ def running_engine(
     port, log = free_ports(1)[0], folder / "engine.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command(kind, port, config, *more),
+            command(kind, port, config, *more, model=model, program=program),
             stdout=out,
             stderr=out,
             start_new_session=True,

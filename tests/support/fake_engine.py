@@ -32,6 +32,8 @@ class FakeEngine:
     """Loads and unloads wait while it is not set. It is, unless a test clears it."""
     refuses: dict[str, str] = field(default_factory=dict)
     """What loading an adapter is answered with, by name."""
+    aborted: list[str] = field(default_factory=list)
+    """Ids that it was asked to abort."""
     in_call: int = 0
     most_in_call: int = 0
 
@@ -43,7 +45,16 @@ class FakeEngine:
         app.router.add_get("/{path:.*}", self._answer)
         app.router.add_post("/load_lora_adapter", self._load)
         app.router.add_post("/unload_lora_adapter", self._unload)
+        app.router.add_post("/abort_request", self._abort)
         return app
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        if self.hang:
+            await asyncio.sleep(30)
+        if request.headers.get("Authorization") != "Bearer admin-key":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        self.aborted.append((await request.json())["rid"])
+        return web.Response()
 
     async def _load(self, request: web.Request) -> web.Response:
         body = await request.json()

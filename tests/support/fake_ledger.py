@@ -21,6 +21,8 @@ class FakeLedger:
     install_keys: tuple[bytes, ...] = (INSTALL_KEY,)
     refuse: Callable[[], int | None] = lambda: None
     """Status of the answer instead of taking the batch."""
+    rejects: Callable[[dict[str, Any]], bool] = lambda _record: False
+    """Whether a record is one because of which the whole batch is refused."""
     before_answer: Callable[[], Any] | None = None
     """Awaited after the records were kept, before the answer."""
     batches: list[bytes] = field(default_factory=list)
@@ -51,9 +53,15 @@ class FakeLedger:
         self.encodings.append(encoding)
         if encoding == "zstd":
             body = zstandard.ZstdDecompressor().decompress(body)
-        self.batches.append(body)
         new = known = 0
-        for each in orjson.loads(body):
+        try:
+            elements = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return web.Response(status=400)
+        if any(self.rejects(each) for each in elements):
+            return web.Response(status=400)
+        self.batches.append(body)
+        for each in elements:
             record = UsageRecord.model_validate(each)
             if (key := (record.source, record.id)) in self.records:
                 known += 1

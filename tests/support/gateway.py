@@ -15,6 +15,7 @@ from shoal.api import keys
 from shoal.api.replica import ReplicaKeys
 from shoal.api.tenant import Tenant
 from shoal.api.usage import UsageRecord
+from shoal.core.fields.kinds import Facts
 from shoal.core.resolve import ServedModel
 from shoal.core.resolve_adapters import DeclaredAdapter, DeclaredPool
 from shoal.core.routing import Replica
@@ -29,11 +30,13 @@ from shoal.ledger.spoolreader import SpoolReader
 from shoal.serving.installkey import KeyRing
 from shoal.serving.server import Server, make_server
 from shoal.signals.stream import Me
+from tests.support.rolekeys import give
 from tests.support.scripted_engine import ScriptedEngine
 
 API_KEY = "sk-test-acme"
 INSTALL_KEY = b"an install key of 32 bytes......"
-MODEL = ServedModel("chat/llama", "uid-llama", "chat/llama", ("llama",), datetime(2026, 1, 1, tzinfo=UTC))
+FACTS = Facts(vocabulary=32_000, context_length=8192, media=frozenset({"image", "audio"}))
+MODEL = ServedModel("chat/llama", "uid-llama", "chat/llama", ("llama",), datetime(2026, 1, 1, tzinfo=UTC), facts=FACTS)
 
 
 def tenant(name: str = "acme", key: str = API_KEY, models: Sequence[str] = ("chat/llama",), **spec: Any) -> Tenant:
@@ -74,8 +77,8 @@ class GatewayUnderTest:
     def __init__(self, tmp_path: Path, engines: Sequence[ScriptedEngine], **settings: Any) -> None:
         key_dir = tmp_path / "install-key"
         key_dir.mkdir(exist_ok=True)
-        (key_dir / "current").write_bytes(INSTALL_KEY)
-        self.settings = GatewaySettings(install_key_dir=key_dir, spool_dir=tmp_path / "spool", **settings)
+        give(key_dir, INSTALL_KEY)
+        self.settings = GatewaySettings(keys_dir=key_dir, spool_dir=tmp_path / "spool", **settings)
         self.models = {MODEL.key: MODEL}
         self.tenants = {"acme": tenant()}
         self.pods = {f"chat/llama-{n}": replica(n) for n in range(1, len(engines) + 1)}
@@ -181,6 +184,7 @@ async def gateway(tmp_path: Path, *engines: ScriptedEngine, live: bool = True, *
             await serving
             await it.app.leases.close()
             await it.app.usage.close()
+            await it.app.media.close()
             it.agents.close()
             it.pool.close()
             await it.spool.stop()

@@ -17,6 +17,8 @@ from shoal.kube.client import Client
 from tests.support.addresses import pod_ip
 from tests.support.controlplane import free_ports
 from tests.support.gateway import API_KEY, INSTALL_KEY, tenant
+from tests.support.owners import owned
+from tests.support.rolekeys import give
 from tests.support.scripted_engine import ScriptedEngine
 
 POD_IP = pod_ip(1)
@@ -45,13 +47,18 @@ POD = {
 }
 
 
+_BUILT_IN = ("pods", "replicasets", "deployments")
+
+
 class FakeApiServer:
     """Lists and watches, as far as a reflector needs it."""
 
     def __init__(self) -> None:
-        kinds = ("models", "tenants", "pods", "lorapools", "loraadapters")
+        kinds = ("models", "tenants", "lorapools", "loraadapters", *_BUILT_IN)
         self.objects: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
         self.crds = False
+        self.controllers = True
+        """An engine pod gets its owners, as in a cluster."""
         self.version = 1
         self.port = 0
         self._removed: list[tuple[str, dict[str, Any]]] = []
@@ -68,6 +75,14 @@ class FakeApiServer:
             self._changed.notify_all()
 
     async def change(self, plural: str, obj: dict[str, Any]) -> None:
+        metadata = obj["metadata"]
+        if self.controllers and plural == "pods" and names.LABEL_MODEL_UID in metadata.get("labels", {}):
+            obj, replica_set, deployment = owned(obj)
+            await self._change("replicasets", replica_set)
+            await self._change("deployments", deployment)
+        await self._change(plural, obj)
+
+    async def _change(self, plural: str, obj: dict[str, Any]) -> None:
         self.version += 1
         obj = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self.version)}}
         self.objects[plural] = [o for o in self.objects[plural] if o["metadata"]["name"] != obj["metadata"]["name"]]
@@ -77,7 +92,7 @@ class FakeApiServer:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         plural = request.path.rpartition("/")[2]
-        if plural not in self.objects or (plural != "pods" and not self.crds):
+        if plural not in self.objects or (plural not in _BUILT_IN and not self.crds):
             return web.json_response(
                 {"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404, "message": "not found"},
                 status=404,
@@ -175,7 +190,7 @@ async def running(tmp_path: Path, server: FakeApiServer, **settings: Any) -> Asy
             port=0,
             ops_host="127.0.0.1",
             ops_port=0,
-            install_key_dir=tmp_path / "key",
+            keys_dir=tmp_path / "key",
             **fields,
         ),
         client,
@@ -208,7 +223,7 @@ async def until_ready(session: aiohttp.ClientSession, process: Process) -> None:
 def ask(session: aiohttp.ClientSession, process: Process, *, key: str = API_KEY, **body: Any) -> Any:
     return session.post(
         f"http://127.0.0.1:{process.server.port}/v1/chat/completions",
-        json={"model": "llama", "messages": [], **body},
+        json={"model": "llama", "messages": [{"role": "user", "content": "hi"}], **body},
         headers={"authorization": f"Bearer {key}"},
     )
 
@@ -220,7 +235,7 @@ async def serving(
     """A gateway that is ready: one Model, one Tenant, one pod whose engine is `engine`."""
     server = server or FakeApiServer()
     async with running(tmp_path, server, **settings) as process, aiohttp.ClientSession() as session:
-        (tmp_path / "key" / "current").write_bytes(INSTALL_KEY)
+        give(tmp_path / "key", INSTALL_KEY)
         server.crds = True
         await server.up()
         for plural, obj in (

@@ -14,6 +14,7 @@ from shoal.signals.stream import Me
 from tests.support.addresses import pod_ip
 from tests.support.gateway import INSTALL_KEY
 from tests.support.gateway_process import FakeApiServer, kubeconfig
+from tests.support.rolekeys import give
 
 OWN, FIRST, SECOND, THIRD = (pod_ip(n) for n in (4, 5, 6, 7))
 
@@ -44,7 +45,7 @@ async def following(tmp_path: Path, port: int, *pods: dict[str, Any]) -> AsyncGe
     await server.up()
     for pod in pods:
         await server.change("pods", pod)
-    (tmp_path / "current").write_bytes(INSTALL_KEY)
+    give(tmp_path, INSTALL_KEY)
     ring = KeyRing(tmp_path)
     ring.refresh()
     client = await Client.from_environment(kubeconfig=kubeconfig(tmp_path, server))

@@ -17,10 +17,11 @@ from shoal.api.keys import hash_api_key
 from shoal.cli.demo import steps
 from shoal.cli.demo.clusters import NAMESPACE
 from shoal.cli.demo.crowd import Crowd
-from shoal.lab.addons import keda
+from shoal.lab.addons import keda, prometheus
 from shoal.lab.errors import LabError
 from shoal.lab.gobuild import MANIFESTS
 from tests.e2e.conftest import Fleet
+from tests.support.pages import token
 from tests.support.waiting import until
 from tests.support.watching import Recorder
 
@@ -34,9 +35,10 @@ NODES: Final = {
 }
 VALUES: Final[Mapping[str, Any]] = {
     "operator": {"scaling": {"keda": {"pollingSeconds": 1}}},
-    "serviceMonitor": {"enabled": True, "interval": "1s"},
-    "podMonitor": {"enabled": True, "interval": "1s"},
+    **prometheus.values(),
     "ledger": {"enabled": False},
+    # These tests edit what Shoal made, as somebody in a cluster without the policy could.
+    "admission": {"children": {"enabled": False}},
 }
 DRIVEN: Final = {"driver": "KEDA", "minReplicas": 0, "idleSeconds": 5, "stabilizationSeconds": 3}
 """`spec.scaling` of a Model of these tests."""
@@ -129,9 +131,12 @@ class KEDAFleet(Fleet):
 
     def metric(self, pod: str, name: str) -> float:
         """What one of Shoal's pods counts under a series' name and labels, summed; 0 where it says nothing."""
-        [found] = [p for p in self.get("pods", "-n", NAMESPACE) if p["metadata"]["name"] == pod]
-        url = f"http://{found['status']['podIP']}:{names.OPS_PORT}/metrics"
-        lines = self.lab.exec("curl", "-s", "--max-time", "5", url, check=False).splitlines()
+        found = [p for p in self.get("pods", "-n", NAMESPACE) if p["metadata"]["name"] == pod]
+        if not found or "podIP" not in found[0]["status"]:
+            return 0.0  # it has just gone, or has just been made
+        url = f"http://{found[0]['status']['podIP']}:{names.OPS_PORT}/metrics"
+        shown = ("-H", f"Authorization: Bearer {token(self)}")
+        lines = self.lab.exec("curl", "-s", "--max-time", "5", *shown, url, check=False).splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
     # --- requests -----------------------------------------------------------------------------------------------------

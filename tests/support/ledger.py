@@ -23,6 +23,7 @@ from shoal.ledger.settings import LedgerSettings
 from shoal.ledger.store import Store
 from shoal.ledger.sums import Changes
 from tests.support.postgres import Postgres
+from tests.support.rolekeys import give
 
 INSTALL_KEY = b"an install key of a test"
 NOON = datetime(2026, 11, 20, 12, 30, tzinfo=UTC)
@@ -188,11 +189,12 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def served(url: str, folder: Path, **settings: Any) -> AsyncGenerator[Served]:
-    """A ledger that serves until the end; ready when it is yielded, unless `ready=False`."""
+    """A ledger that serves until the end; ready when it is yielded, unless `ready=False`. `client`: of its cluster."""
     ready = settings.pop("ready", True)
+    client = settings.pop("client", None)
     key_dir = folder / "install-key"
     key_dir.mkdir(exist_ok=True)
-    (key_dir / "current").write_bytes(INSTALL_KEY)
+    give(key_dir, INSTALL_KEY, "ledger")
     given: dict[str, Any] = {
         "host": "127.0.0.1",
         "ops_host": "127.0.0.1",
@@ -200,7 +202,7 @@ async def served(url: str, folder: Path, **settings: Any) -> AsyncGenerator[Serv
         "ops_port": 0,
         "reconcile": False,
     } | settings
-    process = Process(LedgerSettings(database_url=url, install_key_dir=key_dir, prices_dir=folder / "prices", **given))
+    process = Process(LedgerSettings(database_url=url, keys_dir=key_dir, prices_dir=folder / "prices", **given), client)
     started = asyncio.Event()
     running = asyncio.create_task(process.run(started.set))
     try:

@@ -10,6 +10,7 @@ import aiohttp
 import yaml
 from aiohttp import web
 
+from shoal.api import keys
 from tests.support.gateway import INSTALL_KEY
 
 ROOT = "/api/v1/namespaces/shoal-system"
@@ -36,8 +37,9 @@ class LedgerPod:
                 return web.json_response(
                     {"kind": "Status", "code": status, "message": message, "reason": reason}, status=status
                 )
-        if path == f"{ROOT}/secrets/shoal-install-key":
-            return web.json_response({"data": {"current": base64.b64encode(INSTALL_KEY).decode()}})
+        if path == f"{ROOT}/secrets/shoal-key-billing":
+            said = keys.derive(INSTALL_KEY, "billing", keys.LEDGER)
+            return web.json_response({"data": {"key": base64.b64encode(said.encode()).decode()}})
         if path == f"{ROOT}/pods":
             assert request.query["labelSelector"] == "app.kubernetes.io/component=ledger"
             return web.json_response({"metadata": {}, "items": [self._pod()] if self.there else []})

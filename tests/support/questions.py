@@ -23,8 +23,9 @@ from shoal.ledger.store import Store
 from shoal.serving.installkey import KeyRing
 from shoal.serving.server import make_server
 from tests.support.gateway import INSTALL_KEY
+from tests.support.rolekeys import give
 
-ADMIN = keys.derive(INSTALL_KEY, "admin", keys.LEDGER)
+ADMIN = keys.derive(INSTALL_KEY, "billing", keys.LEDGER)
 GATEWAY = keys.derive(INSTALL_KEY, "gateway", keys.LEDGER)
 NOW = "2026-11-22T12:00"
 HOUR_MS = 3_600_000
@@ -184,7 +185,7 @@ def price_folder(path: Path, **lists: str) -> PriceFolder:
 async def ledger(url: str, path: Path, **lists: str) -> AsyncGenerator[Ledger]:
     """`url` of a database that is empty; `lists` are price lists by file name without .yaml."""
     (path / "key").mkdir()
-    (path / "key" / "current").write_bytes(INSTALL_KEY)
+    give(path / "key", INSTALL_KEY, "ledger")
     ring = KeyRing(path / "key")
     ring.refresh()
     store = Store(url)

@@ -17,7 +17,7 @@ from tests.support.gateway import INSTALL_KEY, GatewayUnderTest, gateway, tenant
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 
 CANARY = "sk-canary-0123456789abcdef"
-ADMIN = {"x-shoal-key": keys.derive(INSTALL_KEY, "admin", keys.DEMAND)}
+ADMIN = {"x-shoal-key": keys.derive(INSTALL_KEY, "logs", keys.DEMAND)}
 PEER = {"authorization": f"Bearer {keys.derive(INSTALL_KEY, 'gateway', keys.DEMAND)}"}
 
 

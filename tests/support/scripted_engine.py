@@ -105,17 +105,36 @@ class ScriptedEngine:
     requests: list[EngineRequest] = field(default_factory=list)
     connections: int = 0
     keep_alive: float = 5.0
+    ready: int = 200
+    """What it answers to GET /ready; those are not among `requests`."""
     _handlers: set[asyncio.Task[None]] = field(default_factory=set)
+    _server: asyncio.Server | None = None
+    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    @property
+    def dead(self) -> bool:
+        """Its process has ended."""
+        return self._server is None
+
+    def die(self) -> None:
+        """Its process ends by force: no connection lives on, and nobody listens."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for writer in self._writers:
+            writer.transport.abort()
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         task = asyncio.current_task()
         assert task is not None
         self._handlers.add(task)
+        self._writers.add(writer)
         try:
             await self._requests(reader, writer)
         finally:
             self._handlers.discard(task)
+            self._writers.discard(writer)
             writer.close()
 
     async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -123,6 +142,9 @@ class ScriptedEngine:
             while True:
                 async with asyncio.timeout(self.keep_alive):
                     head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                if head.startswith("GET /ready "):
+                    writer.write(f"HTTP/1.1 {self.ready} X\r\ncontent-length: 0\r\n\r\n".encode())
+                    continue
                 lines = head.split("\r\n")
                 headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines[1:] if line)}
                 body = await reader.readexactly(int(headers["content-length"]))
@@ -145,12 +167,13 @@ class ScriptedEngine:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator["ScriptedEngine", None]:
-        server = await asyncio.start_server(self.handle, "127.0.0.1", 0)
+        self._server = server = await asyncio.start_server(self.handle, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         try:
             yield self
         finally:
             server.close()
+            self._server = None
             handlers = list(self._handlers)
             for handler in handlers:
                 handler.cancel()

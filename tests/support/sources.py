@@ -20,6 +20,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from shoal.core.network import EVERYWHERE
+
+LOCAL = EVERYWHERE
+"""Rules by which a test's own servers on loopback are sources, and its folders."""
+LOCAL_ENV = {
+    "SHOAL_SOURCES": json.dumps({"allowedHosts": ["127.0.0.1", "localhost"], "folders": ["/"]}),
+}
+"""The same for a process."""
+
 
 def safetensors(size: int = 64) -> bytes:
     """A whole safetensors file with one tensor of `size` bytes."""

@@ -28,7 +28,7 @@ from shoal.runtime.facts import facts as facts_command
 from tests.support.adapters import make_adapter
 from tests.support.operators import CONFIG
 from tests.support.s3 import s3_server
-from tests.support.sources import HubServer, tar_of, write_files
+from tests.support.sources import LOCAL, LOCAL_ENV, HubServer, tar_of, write_files
 
 WIDTHS = {"q_proj": (4096, 4096), "k_proj": (4096, 1024), "v_proj": (4096, 1024), "o_proj": (4096, 4096),
           "gate_proj": (4096, 14336), "up_proj": (4096, 14336), "down_proj": (14336, 4096)}  # fmt: skip
@@ -60,7 +60,7 @@ def batch(*uris: str, digest: str | None = None, max_bytes: int = 1 << 20) -> Ad
 
 
 async def read(wanted: AdapterBatch, **more: object) -> list[Result]:
-    quick = Settings(pause_seconds=0.001)
+    quick = Settings(network=LOCAL, pause_seconds=0.001)
     found = await read_batch(Reading(wanted, **{"settings": quick, **more}))  # pyright: ignore[reportArgumentType]
     assert [k for k, _ in found] == [one.key for one in wanted.adapters]
     return [result for _, result in found]
@@ -186,7 +186,7 @@ async def test_a_source_that_hangs_has_its_own_time(tmp_path: Path):
     hub.silent_file = "adapter_model.safetensors"
     server = TestServer(hub.app())
     await server.start_server()
-    settings = Settings(hub_endpoint=f"http://127.0.0.1:{server.port}")
+    settings = Settings(network=LOCAL, hub_endpoint=f"http://127.0.0.1:{server.port}")
     hanging, read_well = await read(batch("hf://team/a", f"file://{good}"), settings=settings, seconds=1.5)
     await server.close()
     assert hanging == Problem(
@@ -233,7 +233,9 @@ async def test_a_branch_is_resolved_and_no_weights_are_fetched(tmp_path: Path):
     hub = HubServer(files | {"tokenizer.json": b"{}"}, repo="team/a")
     server = TestServer(hub.app())
     await server.start_server()
-    (found,) = await read(batch("hf://team/a@main"), settings=Settings(hub_endpoint=f"http://127.0.0.1:{server.port}"))
+    (found,) = await read(
+        batch("hf://team/a@main"), settings=Settings(network=LOCAL, hub_endpoint=f"http://127.0.0.1:{server.port}")
+    )
     await server.close()
     assert isinstance(found, AdapterFacts)
     assert (found.commit, found.rank, found.layers) == ("a" * 40, 64, 40)
@@ -247,7 +249,7 @@ async def test_the_pools_secret_opens_its_prefix_only(tmp_path: Path):
         hub = HubServer(files, repo=repo, private=True, token="right")
         server = TestServer(hub.app())
         await server.start_server()
-        settings = Settings(hub_endpoint=f"http://127.0.0.1:{server.port}")
+        settings = Settings(network=LOCAL, hub_endpoint=f"http://127.0.0.1:{server.port}")
         (found,) = await read(batch(f"hf://{repo}"), settings=settings, secrets=tmp_path / "secrets")
         await server.close()
         assert isinstance(found, AdapterFacts) == opened
@@ -285,7 +287,7 @@ async def test_an_archive_is_read_and_held_to_its_digest(tmp_path: Path):
 def test_the_container_leaves_its_answer_and_ends_well(tmp_path: Path):
     said: list[str] = []
     wanted = batch(f"file://{make_adapter(tmp_path / 'a')}", "file:///nowhere")
-    assert run_batch(Reading(wanted), said.append) == 0
+    assert run_batch(Reading(wanted, settings=Settings(network=LOCAL)), said.append) == 0
     found = parse(said[0])
     assert [type(found[one.key]) for one in wanted.adapters] == [AdapterFacts, Problem]
 
@@ -297,7 +299,7 @@ def test_the_command_reads_the_batch_of_its_environment(tmp_path: Path):
     wanted = batch(f"file://{make_adapter(tmp_path / 'a')}")
     log = tmp_path / "log"
     command = [sys.executable, "-m", "shoal", "agent", "facts", "--adapters", "--termination-log", str(log)]
-    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": "operator", BATCH_ENV: wanted.model_dump_json()}
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": "operator", BATCH_ENV: wanted.model_dump_json(), **LOCAL_ENV}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert isinstance(parse(log.read_text())[wanted.adapters[0].key], AdapterFacts)

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from shoal.core.resolve import ServedModel
 from tests.support.adapter_agents import AdapterAgent, adapter, name_of, tuned
 from tests.support.adapter_words import BODIES, MEANS_IT, MEANS_NOTHING, NOT_A_WORD
 from tests.support.gateway import tenant
 
 ENDPOINTS: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"messages": []},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"prompt": "x"},
     "/v1/embeddings": {"input": "x"},
 }
@@ -45,7 +44,7 @@ async def test_a_word_that_means_nothing_reaches_nothing(tmp_path: Path, granted
 @pytest.mark.parametrize("value", NOT_A_WORD, ids=repr)
 async def test_what_is_no_word_reaches_nothing(tmp_path: Path, value: object):
     async with tuned(tmp_path, AdapterAgent(1)) as it:
-        response = await it.it.post({"model": value, "messages": []})
+        response = await it.it.post({"model": value, "messages": [{"role": "user", "content": "hi"}]})
         assert response.status == 400
         assert it.asked() == []
 
@@ -54,7 +53,11 @@ async def test_what_is_no_word_reaches_nothing(tmp_path: Path, value: object):
 @pytest.mark.parametrize(("word", "reached"), [("support", name_of()), ("llama", None)])
 async def test_nothing_beside_the_word_says_which_weights_answer(tmp_path: Path, beside: str, word: str, reached):
     async with tuned(tmp_path, AdapterAgent(1, adapters={name_of(): {"state": "loaded"}})) as it:
-        response = await it.it.post({"model": word, "messages": [], **BODIES[beside]})
+        response = await it.it.post({"model": word, "messages": [{"role": "user", "content": "hi"}], **BODIES[beside]})
+        if beside not in ("nothing", "nested"):
+            assert response.status == 400
+            assert it.asked() == []
+            return
         assert response.status == 200
         (sent,) = it.engines[0].requests
         assert sent.body["model"] == "chat/llama"
@@ -64,7 +67,10 @@ async def test_nothing_beside_the_word_says_which_weights_answer(tmp_path: Path,
 
 async def test_of_a_field_that_is_there_twice_the_last_counts_for_us_and_ours_for_the_engine(tmp_path: Path):
     async with tuned(tmp_path, AdapterAgent(1)) as it:
-        body = b'{"lora_path":"rival.x@0123456789ab","model":"llama","messages":[],"model":"support","lora_path":""}'
+        body = (
+            b'{"lora_path":"rival.x@0123456789ab","model":"llama","messages":[{"role":"user","content":"hi"}],'
+            b'"model":"support","lora_path":null}'
+        )
         response = await it.it.post(body, headers={"content-type": "application/json"})
         assert response.status == 200
         assert it.asked() == [name_of()]
@@ -73,7 +79,7 @@ async def test_of_a_field_that_is_there_twice_the_last_counts_for_us_and_ours_fo
 async def test_a_query_and_headers_say_nothing(tmp_path: Path):
     async with tuned(tmp_path, AdapterAgent(1)) as it:
         response = await it.it.post(
-            {"model": "support", "messages": []},
+            {"model": "support", "messages": [{"role": "user", "content": "hi"}]},
             "/v1/chat/completions?model=llama&lora_path=",
             headers={"x-lora-path": "", "x-model": "llama"},
         )
@@ -104,15 +110,21 @@ async def test_one_that_the_engine_evicted_unseen_is_answered_by_nobody_else(tmp
         assert len(agent.ensured) == 2
 
 
-async def test_a_deleted_one_and_one_that_is_not_ready_do_not_make_room_for_a_model_of_their_name(tmp_path: Path):
+async def test_one_that_is_not_ready_does_not_make_room_for_a_younger_one_of_its_name(tmp_path: Path):
     async with tuned(tmp_path, AdapterAgent(1)) as it:
-        young = ServedModel("chat/young", "uid-llama", "chat/llama", ("support",), None)
-        it.it.models[young.key] = young
-        it.it.tenants["acme"] = tenant(models=["chat/young"])
-        it.declare(adapter(revision=None, reason="Corrupt"))
+        younger = adapter("younger", served=("support",), created="2026-03-01T00:00:00Z")
+        it.declare(adapter(revision=None, reason="Corrupt"), younger)
         response = await it.ask()
         assert response.status == 503
         assert it.asked() == []
+
+
+async def test_a_model_that_is_granted_has_its_name_before_every_adapter(tmp_path: Path):
+    async with tuned(tmp_path, AdapterAgent(1)) as it:
+        it.it.model(claims=("llama", "support"), created=None)  # younger than everything
+        assert (await it.ask()).status == 200
+        assert (await it.ask("chat/support")).status == 200
+        assert it.asked() == [None, name_of()]
 
 
 async def test_whoever_answers_the_answer_names_what_was_asked_for(tmp_path: Path):

@@ -25,6 +25,7 @@ from shoal.kube.queue import WorkQueue
 from shoal.signals.stream import Me
 from tests.support.lora_fleet import POOLED_FACTS, adapter, pool, revision_of
 from tests.support.operators import CONFIG, model
+from tests.support.owners import LabelsSuffice
 from tests.support.streams import until
 
 V1 = AdapterRevision(revision=revision_of("v1"), uri="s3://a/v1", rank=16, size_bytes=27)
@@ -66,7 +67,7 @@ class Told(Floors):
 
 class Fixture:
     def __init__(self) -> None:
-        self.world = World(cast("Any", None), CONFIG, "shoal-system", cast("Any", None))
+        self.world = World(cast("Any", None), CONFIG, "shoal-system", cast("Any", None), ownership=LabelsSuffice())
         self.ears = Ears()
         self.told = Told(self.world, self.ears)
         self.placer = Placer(self.world, Choices(self.world), self.told, self.ears)

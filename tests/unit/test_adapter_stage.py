@@ -28,10 +28,10 @@ from tests.support.flaky import Flaky
 from tests.support.s3 import S3, s3_server
 from tests.support.slowdisk import SlowDisk
 from tests.support.slowhub import SlowHub
-from tests.support.sources import HubServer, safetensors, tar_of, write_files
+from tests.support.sources import LOCAL, HubServer, safetensors, tar_of, write_files
 from tests.support.waiting import until_async
 
-QUICK = Settings(pause_seconds=0.001)
+QUICK = Settings(network=LOCAL, pause_seconds=0.001)
 POOL = AdapterSettings(
     pool="chat/tiny",
     slots=4,

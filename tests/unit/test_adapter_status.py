@@ -6,10 +6,13 @@ from typing import Any
 from shoal.api import reasons
 from shoal.api.loraadapter import AdapterRevision, LoRAAdapter, LoRAAdapterStatus
 from shoal.api.lorapool import AdapterCounts, LoRAPool
+from shoal.api.tenant import TenantSpec
 from shoal.core.adapters import poolstatus, revisions
 from shoal.core.adapters.adapterstatus import Held, Seen, status
 from shoal.core.adapters.joining import may_join
 from shoal.core.adapters.revisions import Revisions
+from shoal.core.conditions import find
+from shoal.core.consent import not_granted
 from shoal.core.observed import Problem, ServedNames
 from shoal.core.servednames import served_names
 from tests.support.lora_fleet import adapter, pool, revision_of
@@ -74,10 +77,34 @@ def test_a_short_name_belongs_to_the_oldest_model_or_adapter() -> None:
     young, old = lora("young", age=1, servedNames=["fine", "mine"]), lora("old", age=9, servedNames=["fine"])
     served = served_names(young, [young, old])
     assert served.owned == ("mine",)
-    assert served.lost == (("fine", "LoRAAdapter chat/old"),)
+    assert served.lost == (("fine", "the older LoRAAdapter chat/old"),)
     found = told(served=served)
     assert said(found)[reasons.ACCEPTED] == ("True", reasons.NAME_CLAIMED)
     assert found.served_names == ("mine",)
+
+
+def test_tenants_that_are_listed_and_do_not_grant_it_are_named_and_no_more_is_told_of_them() -> None:
+    specs = {name: TenantSpec.model_validate(spec) for name, spec in GRANTING.items()}
+    many = tuple(f"t{n}" for n in range(9))
+    listed = ("*", "acme", "globex", "nobody", *many)
+    missing = not_granted(listed, specs.get, adapter="chat/poet", model="chat/base")
+    assert missing == ("globex", "nobody", *many), "one that does not exist is as one that does not grant it"
+    found = told(not_granted=missing)
+    assert said(found)[reasons.ACCEPTED] == ("True", reasons.NOT_GRANTED)
+    accepted = find(found.conditions, reasons.ACCEPTED)
+    assert accepted is not None
+    assert accepted.message.startswith("for globex, nobody, t0, t1, t2 and 6 more it does not exist: a Tenant that is")
+    named = told(not_granted=("globex",), served=ServedNames((), (("poet", "Model chat/poet"),)))
+    accepted = find(named.conditions, reasons.ACCEPTED)
+    assert accepted is not None
+    assert accepted.reason == reasons.NAME_CLAIMED
+    assert "for globex it does not exist" in accepted.message
+
+
+GRANTING: dict[str, dict[str, Any]] = {
+    "acme": {"models": [{"namespace": "chat", "name": "base"}]},
+    "globex": {"models": [{"namespace": "chat", "name": "base", "adapters": "None"}]},
+}
 
 
 # --- revisions ------------------------------------------------------------------------------------------------------

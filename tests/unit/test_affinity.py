@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from shoal.core.affinity import HEAD_CHARACTERS, LEAST_CHARACTERS, SLACK, favourite, head_of
-from shoal.core.routing import Choice, Heard, NoReplica, choose
+from shoal.core.routing import Choice, Heard, NoReplica
 from shoal.core.routing_adapters import AdapterChoice, Home, choose_home
 from tests.support.gateway import replica
+from tests.support.routing import choose
 
 LONG = "You are a helpful assistant. " * 20
 PODS = [f"pod-{n}" for n in range(8)]

@@ -322,7 +322,7 @@ async def test_a_load_that_hangs_is_told_and_holds_up_neither_stream_nor_acknowl
         hook = asyncio.create_task(pod.hook())
         await stream.until(phase="draining")
         await acks(pod, stream)
-        assert (await asyncio.wait_for(hook, 20))[1].startswith("idle")
+        assert (await asyncio.wait_for(hook, 20)).startswith("idle")
         assert (await hanging)[1]["reason"] in ("Draining", "LoadHangs")
         pod.engine.gate.set()
 

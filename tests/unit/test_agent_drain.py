@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import os
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from shoal.agent import hook as hooks
 from shoal.core import drain
 from tests.support.agentpod import KEYS, Pod, make_quick
 from tests.support.fake_engine import load
@@ -32,7 +35,7 @@ async def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator
 
 
 @asynccontextmanager
-async def hooked(pod: Pod) -> AsyncGenerator[asyncio.Task[tuple[int, str]]]:
+async def hooked(pod: Pod) -> AsyncGenerator[asyncio.Task[str]]:
     """A kubelet that waits for the hook."""
     task = asyncio.create_task(pod.hook())
     try:
@@ -42,7 +45,7 @@ async def hooked(pod: Pod) -> AsyncGenerator[asyncio.Task[tuple[int, str]]]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def still_waits(task: asyncio.Task[tuple[int, str]]) -> bool:
+async def still_waits(task: asyncio.Task[str]) -> bool:
     await asyncio.wait([task], timeout=0.4)
     return not task.done()
 
@@ -59,8 +62,8 @@ async def test_the_hook_returns_when_the_last_stream_has_ended_and_was_acknowled
             pod.engine.ranks, pod.engine.active = [load()], 0
             assert await still_waits(hook)
             assert (await pod.ack(stream, 0))[0] == 204
-            status, text = await asyncio.wait_for(hook, 20)
-    assert (status, text) == (200, "idle: no gateway has anything in flight here, and the engine is idle\n")
+            text = await asyncio.wait_for(hook, 20)
+    assert text == "idle: no gateway has anything in flight here, and the engine is idle"
 
 
 async def test_draining_is_told_at_once_and_to_those_who_come_later(pod: Pod) -> None:
@@ -82,11 +85,11 @@ async def test_zero_in_flight_of_before_the_barrier_does_not_count(pod: Pod) -> 
             assert (await pod.ack(stream, 0, seq=before["seq"]))[0] == 204
             assert await still_waits(hook)
             assert (await pod.ack(stream, 0))[0] == 204
-            assert (await asyncio.wait_for(hook, 20))[1].startswith("idle")
+            assert (await asyncio.wait_for(hook, 20)).startswith("idle")
 
 
 async def test_without_gateways_the_idle_engine_may_go(pod: Pod) -> None:
-    assert (await asyncio.wait_for(pod.hook(), 20))[1].startswith("idle")
+    assert (await asyncio.wait_for(pod.hook(), 20)).startswith("idle")
 
 
 async def test_an_engine_that_still_loads_may_go(pod: Pod) -> None:
@@ -94,7 +97,7 @@ async def test_an_engine_that_still_loads_may_go(pod: Pod) -> None:
     pod.boot("boot-2")
     async with pod.stream() as stream:
         await stream.until(phase="loading", engineBoot="boot-2")
-    assert (await asyncio.wait_for(pod.hook(), 20))[1] == "gone: nothing listens on the engine's port\n"
+    assert await asyncio.wait_for(pod.hook(), 20) == "gone: nothing listens on the engine's port"
 
 
 async def test_an_engine_that_cannot_be_asked_is_waited_for(pod: Pod) -> None:
@@ -102,7 +105,7 @@ async def test_an_engine_that_cannot_be_asked_is_waited_for(pod: Pod) -> None:
     async with hooked(pod) as hook:
         assert await still_waits(hook)
         pod.engine.raw_loads = None
-        assert (await asyncio.wait_for(hook, 20))[1].startswith("idle")
+        assert (await asyncio.wait_for(hook, 20)).startswith("idle")
 
 
 async def test_scrapers_see_the_drain(pod: Pod) -> None:
@@ -117,7 +120,7 @@ async def test_scrapers_see_the_drain(pod: Pod) -> None:
 
 async def test_an_operators_stream_holds_nothing_up(pod: Pod) -> None:
     async with pod.stream("operator-key", caller="op-0", boot="o"):
-        assert (await asyncio.wait_for(pod.hook(), 20))[1].startswith("idle")
+        assert (await asyncio.wait_for(pod.hook(), 20)).startswith("idle")
 
 
 async def test_a_gateway_that_vanishes_holds_the_engine_for_its_claim(
@@ -128,7 +131,7 @@ async def test_a_gateway_that_vanishes_holds_the_engine_for_its_claim(
         await stream.message()
     async with hooked(pod) as hook:
         assert await still_waits(hook)
-        assert (await asyncio.wait_for(hook, 20))[1].startswith("idle")
+        assert (await asyncio.wait_for(hook, 20)).startswith("idle")
 
 
 async def test_a_gateway_of_an_older_version_never_acknowledges_and_is_not_waited_for_for_ever(
@@ -137,7 +140,7 @@ async def test_a_gateway_of_an_older_version_never_acknowledges_and_is_not_waite
     monkeypatch.setattr(drain, "CLAIM_SECONDS", 3.0)
     async with pod.stream(), hooked(pod) as hook:  # without a name
         assert await still_waits(hook)
-        assert (await asyncio.wait_for(hook, 20))[1].startswith("idle")
+        assert (await asyncio.wait_for(hook, 20)).startswith("idle")
 
 
 async def test_a_request_that_the_engine_still_answers_holds_it_though_nobody_claims_it(pod: Pod) -> None:
@@ -145,7 +148,7 @@ async def test_a_request_that_the_engine_still_answers_holds_it_though_nobody_cl
     async with hooked(pod) as hook:
         assert await still_waits(hook)
         pod.engine.active = 0
-        assert (await asyncio.wait_for(hook, 20))[1].startswith("idle")
+        assert (await asyncio.wait_for(hook, 20)).startswith("idle")
 
 
 async def test_the_hook_may_be_called_again_and_both_calls_return(pod: Pod) -> None:
@@ -161,8 +164,8 @@ async def test_the_hook_may_be_called_again_and_both_calls_return(pod: Pod) -> N
             assert stream.seq == barrier
             pod.engine.active = 0
             await pod.ack(stream, 0)
-            assert (await asyncio.wait_for(second, 20))[1].startswith("idle")
-        assert (await asyncio.wait_for(pod.hook(), 20))[1].startswith("idle")
+            assert (await asyncio.wait_for(second, 20)).startswith("idle")
+        assert (await asyncio.wait_for(pod.hook(), 20)).startswith("idle")
 
 
 async def test_an_engine_that_was_not_stopped_serves_again(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +182,7 @@ async def test_an_engine_that_was_not_stopped_serves_again(pod: Pod, monkeypatch
             await stream.until(phase="draining")
             assert await still_waits(hook)
             await pod.ack(stream, 0)
-            assert (await asyncio.wait_for(hook, 20))[1].startswith("idle")
+            assert (await asyncio.wait_for(hook, 20)).startswith("idle")
 
 
 async def test_a_new_process_of_the_engine_ends_the_drain(pod: Pod) -> None:
@@ -188,7 +191,7 @@ async def test_a_new_process_of_the_engine_ends_the_drain(pod: Pod) -> None:
     async with pod.stream(caller="gw-0", boot="g") as stream, hooked(pod) as hook:
         await stream.until(phase="draining")
         pod.boot("boot-2")
-        assert (await asyncio.wait_for(hook, 20))[1] == "restarted: the engine to be stopped is gone\n"
+        assert await asyncio.wait_for(hook, 20) == "restarted: the engine to be stopped is gone"
         await stream.until(phase="ready", engineBoot="boot-2")
 
 
@@ -199,7 +202,7 @@ async def test_drain_seconds_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     pod.boot("boot-1")
     async with pod.running(), pod.stream(caller="gw-0", boot="g") as stream:
         await stream.until(phase="ready")
-        assert (await asyncio.wait_for(pod.hook(), 20))[1] == "time-over: drainSeconds (0.5) are over\n"
+        assert await asyncio.wait_for(pod.hook(), 20) == "time-over: drainSeconds (0.5) are over"
 
 
 async def test_an_agent_that_restarted_beside_its_engine_does_not_trust_what_it_sees(
@@ -213,17 +216,76 @@ async def test_an_agent_that_restarted_beside_its_engine_does_not_trust_what_it_
     pod.boot("boot-1")  # before the agent
     async with pod.running(), hooked(pod) as hook:
         assert await still_waits(hook)
-        assert (await asyncio.wait_for(hook, 20))[1].startswith("idle")
+        assert (await asyncio.wait_for(hook, 20)).startswith("idle")
 
 
-@pytest.mark.parametrize("token", ["", "wrong", "gateway-key"])
-async def test_only_the_pods_token_drains(pod: Pod, token: str) -> None:
-    status, text = await pod.hook(token)
-    assert status == 401
-    assert "the pod's drain token is needed, in the header x-shoal-drain" in text
+async def test_nobody_drains_from_outside_the_pod(pod: Pod) -> None:
+    """Earlier versions had a hook on the agent's port, for a token that stood in the pod."""
+    for path in ("/v1/drain", "/v1/replica/drain"):
+        assert (await pod.get(path, "gateway-key"))[0] == 404
     async with pod.stream() as stream:
         await stream.message()
         assert stream.state["phase"] == "ready"
+
+
+async def test_an_agent_that_restarts_during_the_drain_goes_on_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_quick(monkeypatch)
+    monkeypatch.setattr(drain, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(drain, "RESTART_SECONDS", 1.0)
+    pod = Pod(tmp_path)
+    pod.engine.active = pod.engine.requests = 1
+    pod.keys.write_text(json.dumps(KEYS))
+    pod.boot("boot-1")
+    async with hooked(pod) as hook:
+        async with pod.running(), pod.stream() as stream:
+            await stream.until(phase="draining")
+        assert await still_waits(hook)
+        successor = Pod(tmp_path)
+        successor.engine.active = successor.engine.requests = 1
+        async with successor.running(), successor.stream() as stream:
+            await stream.until(phase="draining")
+            assert await still_waits(hook)
+            successor.engine.active = 0
+            await asyncio.wait_for(hook, 20)
+            assert successor.drain.stopped is not None
+            assert successor.drain.stopped.reason == "idle"
+
+
+async def test_the_restart_of_an_agent_gives_a_drain_no_further_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_quick(monkeypatch)
+    pod = Pod(tmp_path, drain_seconds=100)
+    pod.engine.active = pod.engine.requests = 1
+    pod.keys.write_text(json.dumps(KEYS))
+    pod.boot("boot-1")
+    pod.drain_file.touch()
+    os.utime(pod.drain_file, (0, time.time() - 101))  # as an earlier agent left it
+    async with pod.running():
+        assert await asyncio.wait_for(pod.hook(), 20) == "time-over: drainSeconds (100) are over"
+
+
+async def test_an_agent_that_is_dead_is_not_waited_for(tmp_path: Path) -> None:
+    """A kubelet does not start it again while the pod terminates."""
+    pod = Pod(tmp_path)
+    assert await asyncio.wait_for(pod.hook(rounds=3), 20) == ""
+    assert pod.drain_file.exists()
+
+
+async def test_an_agent_that_lives_is_waited_for_however_long(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutation: without its beat the hook takes it for dead."""
+    pod.engine.active = pod.engine.requests = 1
+    for beat, waits in ((0.2, True), (60, False)):
+        monkeypatch.setattr(hooks, "BEAT_SECONDS", beat)
+        hook = asyncio.create_task(pod.hook(rounds=5))
+        await asyncio.wait([hook], timeout=3)
+        assert hook.done() != waits
+        pod.engine.active = 0
+        await asyncio.wait_for(hook, 20)
+        await until_async(lambda: not pod.drain_file.exists())
+        pod.engine.active = 1
 
 
 async def test_acknowledgements_that_are_none_are_refused_with_the_reason(pod: Pod) -> None:
@@ -273,7 +335,7 @@ async def test_the_hook_of_a_stalled_engine_returns_at_once(quick_to_stall: Pod)
         pod.engine.ranks = [load(running=1, used=100)]
         await stream.until(phase="stalled")
         await pod.ack(stream, 1)
-        assert (await asyncio.wait_for(pod.hook(), 20))[1] == "stalled: the engine makes no progress\n"
+        assert await asyncio.wait_for(pod.hook(), 20) == "stalled: the engine makes no progress"
         # Restarted by the kubelet: another process, which has not stalled yet.
         pod.engine.ranks = [load()]
         pod.stalled_file.unlink()  # as the engine's command does

@@ -3,10 +3,15 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
+from pydantic import BaseModel
 
 from shoal.agent import serve
+from shoal.engine.client import EngineClient
+from shoal.gateway import ids
 from tests.support.agentpod import KEYS, Pod, make_quick
 from tests.support.fake_engine import load
 
@@ -160,3 +165,90 @@ async def test_stopping_ends_open_streams(pod: Pod):
         pod.stop.set()
         while await stream.message() is not None:
             pass
+
+
+# --- aborts -----------------------------------------------------------------------------------------------------------
+
+RID = "01935b0a-7c1e-7f00-8a1b-0123456789ab"
+
+
+async def test_a_gateway_has_the_engine_end_a_request(pod: Pod):
+    assert await pod.abort(rid=RID) == (204, "")
+    assert await pod.abort(rid=f"{RID}.2", prompts=2) == (204, "")
+    assert pod.engine.aborted == [RID, f"{RID}.2", f"{RID}.2_0", f"{RID}.2_1"]
+
+
+async def test_ids_that_gateways_make_are_let_through(pod: Pod):
+    made = ids.uuid7()
+    assert (await pod.abort(rid=made))[0] == 204
+    assert pod.engine.aborted == [made]
+
+
+@pytest.mark.parametrize(
+    "rid",
+    [
+        "",
+        "0",
+        RID[:-1],
+        RID[:8],
+        RID + "0",
+        RID.upper(),
+        RID + "\n",
+        RID + ".",
+        RID + ".0",
+        RID + ".99999",
+        RID + "_0",
+        RID.replace("7f00", "4f00"),
+        "x" * 100_000,
+        None,
+        [RID],
+        7,
+    ],
+)
+async def test_what_may_begin_the_ids_of_others_never_reaches_the_engine(pod: Pod, rid: object):
+    """SGLang ends every request whose id begins so: with an empty one all of them."""
+    status, text = await pod.abort(rid=rid)
+    assert (status, pod.engine.aborted) == (400, [])
+    assert json.loads(text) == {"error": {"message": "not an abort: rid"}}
+
+
+async def test_where_the_form_is_not_checked_a_few_letters_end_the_requests_of_all(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch
+):
+    class AnyAbort(BaseModel):
+        rid: str
+        prompts: int = 0
+
+    monkeypatch.setattr(serve, "Abort", AnyAbort)
+    assert ((await pod.abort(rid=RID[:2]))[0], pod.engine.aborted) == (204, [RID[:2]])
+
+
+@pytest.mark.parametrize("body", [{}, {"abort_all": True}, {"rid": RID, "prompts": 65}, {"rid": RID, "prompts": -1}])
+async def test_neither_all_requests_nor_an_endless_list_can_be_ended(pod: Pod, body: dict[str, Any]):
+    assert ((await pod.abort(**body))[0], pod.engine.aborted) == (400, [])
+
+
+@pytest.mark.parametrize("key", [None, "wrong", "operator-key", "engine-key", "admin-key"])
+async def test_only_gateways_end_requests(pod: Pod, key: str | None):
+    assert ((await pod.abort(key, rid=RID))[0], pod.engine.aborted) == (401, [])
+
+
+async def test_an_engine_that_is_not_there_or_hangs_is_said(pod: Pod, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(serve, "ABORT_SECONDS", 0.1)
+    pod.engine.hang = True
+    status, text = await pod.abort(rid=RID)
+    assert (status, json.loads(text)["error"]["message"]) == (503, "the engine could not be asked within 0.1 s")
+    monkeypatch.setattr(serve, "ABORT_SECONDS", 5.0)
+    await pod.engine_server.close()
+    status, text = await pod.abort(rid=RID)
+    assert status == 503
+    assert "/abort_request" in text
+    assert "admin-key" not in text
+
+
+async def test_the_engines_client_never_aborts_all(pod: Pod):
+    async with aiohttp.ClientSession() as session:
+        client = EngineClient(session, str(pod.engine_server.make_url("")), api_key=None, admin_key="admin-key")
+        with pytest.raises(ValueError, match="empty"):
+            await client.abort("")
+    assert pod.engine.aborted == []

@@ -17,9 +17,9 @@ from shoal.agent.stage.run import stage
 from shoal.api import names, reasons
 from shoal.api.cache import FetchLine, FetchRequest
 from shoal.api.replica import StageProgress
-from shoal.artifacts import ArtifactError
+from shoal.artifacts import ArtifactError, Settings
 from tests.support.cache import Cache, Shop, running, shop_with, short_folder
-from tests.support.sources import HubServer, model_files, write_files
+from tests.support.sources import LOCAL, HubServer, model_files, write_files
 from tests.support.waiting import until_async
 
 URI = "hf://team/tiny"
@@ -104,7 +104,7 @@ async def test_files_of_the_image_need_no_cache(root: Path, shop: Shop, tmp_path
     model = write_files(tmp_path / "tiny", model_files())
     async with running(root, shop, "a") as cache:
         paths = pod(tmp_path, cache)
-        await stage(StageRequest(f"file://{model}"), paths)
+        await stage(StageRequest(f"file://{model}", settings=Settings(network=LOCAL)), paths)
         assert paths.target.is_dir()
         assert not paths.target.is_symlink()
         assert not paths.cache_model.exists()

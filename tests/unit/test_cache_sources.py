@@ -12,7 +12,7 @@ from shoal.api import reasons
 from shoal.artifacts import ArtifactError, Settings, open_source
 from shoal.artifacts.trust import with_public_roots
 from tests.support.cache import Cache, running, short_folder
-from tests.support.sources import ArchiveServer, HubServer, localhost_tls, model_files, safetensors, tar_of
+from tests.support.sources import LOCAL, ArchiveServer, HubServer, localhost_tls, model_files, safetensors, tar_of
 
 URI = "hf://team/tiny"
 
@@ -23,6 +23,9 @@ def root() -> Generator[Path]:
         yield folder
 
 
+HERE = Settings(network=LOCAL)
+
+
 @pytest.fixture
 async def hub() -> HubServer:
     return HubServer(model_files(5000))
@@ -31,7 +34,7 @@ async def hub() -> HubServer:
 @pytest.fixture
 async def hub_settings(hub: HubServer) -> AsyncGenerator[Settings]:
     async with TestServer(hub.app()) as server:
-        yield Settings(hub_endpoint=str(server.make_url("")).rstrip("/"), pause_seconds=0.01)
+        yield Settings(network=LOCAL, hub_endpoint=str(server.make_url("")).rstrip("/"), pause_seconds=0.01)
 
 
 @pytest.fixture
@@ -102,7 +105,7 @@ def bodies(archive: ArchiveServer) -> int:
 async def test_an_archive_is_unpacked_once(root: Path, archives: tuple[ArchiveServer, str]) -> None:
     archive, uri = archives
     archive.token = "right"
-    async with running(root, open_source, "a", "b") as cache:
+    async with running(root, open_source, "a", "b", settings=HERE) as cache:
         done = await cache.fetch("a", uri, token="right")
         assert cache.content("a", done) == model_files(5000), "without the folder around it"
         assert done.digest == "sha256:" + hashlib.sha256(archive.body).hexdigest()
@@ -115,7 +118,7 @@ async def test_an_archive_is_unpacked_once(root: Path, archives: tuple[ArchiveSe
             await cache.fetch("b", uri, token="wrong")
         assert caught.value.reason == reasons.GATED
         assert bodies(archive) == fetched
-    async with running(root, open_source, "a") as cache:
+    async with running(root, open_source, "a", settings=HERE) as cache:
         await damage(cache, "config.json")
         assert cache.content("a", await cache.fetch("a", uri, token="right")) == model_files(5000)
         assert bodies(archive) > fetched
@@ -132,7 +135,7 @@ async def test_an_archive_that_leads_out_of_its_folder_leaves_nothing(
 ) -> None:
     archive, uri = archives
     archive.body = tar_of({"../../escaped": b"x", **model_files()})
-    async with running(root, open_source, "a") as cache:
+    async with running(root, open_source, "a", settings=HERE) as cache:
         with pytest.raises(ArtifactError) as caught:
             await cache.fetch("a", uri)
         assert caught.value.reason == reasons.SOURCE_INVALID

@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import json
 import time
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -16,8 +17,10 @@ from shoal.api.demand import ModelDemand
 from shoal.signals import hub as hubs
 from shoal.signals import stream
 from shoal.signals.demand import DemandStream, DemandStreams
+from shoal.signals.replica import ReplicaStream
 from shoal.signals.stream import Me, Peer
 from tests.support.streams import CURRENT, PREVIOUS, ToldGateway, told_gateway, until
+from tests.support.waiting import until_async
 
 Heard = list[tuple[str, list[str] | None]]
 
@@ -190,23 +193,66 @@ async def test_what_is_not_understood_ends_the_stream_and_what_was_known_is_unkn
     assert follower.boot is None
 
 
-async def test_a_message_without_end_is_not_read_into_memory(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stream, "LONGEST_MESSAGE", 1 << 20)
+def endless(sent: list[int]) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    """A peer whose message has no end. `sent`: the bytes of it that were taken."""
 
-    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
             await reader.readuntil(b"\r\n\r\n")
             writer.write(b"HTTP/1.1 200 OK\r\n\r\ndata: ")
             while True:
                 writer.write(b"x" * 65536)
                 await writer.drain()
+                sent.append(65536)
+        writer.close()
 
-    server = await asyncio.start_server(endless, "127.0.0.1", 0)
+    return serve
+
+
+async def test_a_message_without_end_is_not_read_into_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(DemandStream, "longest", 1 << 20)
+    server = await asyncio.start_server(endless([]), "127.0.0.1", 0)
     peer = Peer("g", "g", "127.0.0.1", "key", server.sockets[0].getsockname()[1])
     async with server, aiohttp.ClientSession() as session:
         follower = DemandStream(peer, session, lambda _uid, _models: None, Me())
         with pytest.raises(stream.StreamBroken, match="too long"):
             await asyncio.wait_for(_to_the_end(follower), 20)
+
+
+async def test_without_the_bound_it_is_read_for_as_long_as_the_peer_sends(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(DemandStream, "longest", 1 << 60)
+    sent = list[int]()
+    server = await asyncio.start_server(endless(sent), "127.0.0.1", 0)
+    peer = Peer("g", "g", "127.0.0.1", "key", server.sockets[0].getsockname()[1])
+    async with server, aiohttp.ClientSession() as session:
+        follower = DemandStream(peer, session, lambda _uid, _models: None, Me())
+        reading = asyncio.create_task(_to_the_end(follower))
+        await until_async(lambda: sum(sent) > 16 << 20 or reading.done(), 60)
+        assert not reading.done()  # sixteen times what ended the other
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+@pytest.mark.parametrize("kind", [DemandStream, ReplicaStream])
+def test_a_whole_message_that_is_too_long_is_not_taken(kind: type[stream.Follower]):
+    with pytest.raises(stream.StreamBroken, match="too long"):
+        padded(kind)
+
+
+@pytest.mark.parametrize("kind", [DemandStream, ReplicaStream])
+def test_without_the_bound_it_is_taken(kind: type[stream.Follower], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kind, "longest", 1 << 60)
+    assert padded(kind) == "b"
+
+
+def padded(kind: type[stream.Follower]) -> str | None:
+    """The peer's process, as heard from a message of nothing but room."""
+    field = "keys" if kind is ReplicaStream else "models"
+    keys = {"phase": "ready", "engineBoot": "b"} if kind is ReplicaStream else {}
+    message = {"boot": "b", "seq": 1, "full": True, field: keys, "padding": "x" * (16 << 20)}
+    follower = cast(Any, kind)(Peer("g", "g", "h", "k"), None, lambda *_: None, Me())
+    follower.take(json.dumps(message).encode())
+    return follower.boot
 
 
 async def _to_the_end(follower: stream.Follower) -> None:

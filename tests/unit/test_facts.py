@@ -22,7 +22,16 @@ from shoal.api.artifact import ArtifactFacts, KVGeometry
 from shoal.artifacts import ArtifactError, Credentials, Settings, inside, open_source
 from tests.support.flaky import Flaky
 from tests.support.s3 import s3_server
-from tests.support.sources import ArchiveServer, HubServer, localhost_tls, tar_of, weights, write_files
+from tests.support.sources import (
+    LOCAL,
+    LOCAL_ENV,
+    ArchiveServer,
+    HubServer,
+    localhost_tls,
+    tar_of,
+    weights,
+    write_files,
+)
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
@@ -61,9 +70,12 @@ async def hub() -> AsyncGenerator[tuple[HubServer, int]]:
     await running.close()
 
 
+HERE = Settings(network=LOCAL)
+
+
 def at(port: int | str, **more: float) -> Settings:
     address = port if isinstance(port, str) else f"127.0.0.1:{port}"
-    return replace(Settings(hub_endpoint=f"http://{address}", pause_seconds=0.001), **more)
+    return replace(Settings(network=LOCAL, hub_endpoint=f"http://{address}", pause_seconds=0.001), **more)
 
 
 def check(facts: ArtifactFacts) -> None:
@@ -261,16 +273,16 @@ async def test_a_bucket_is_known_without_its_weights(tmp_path: Path):
     with s3_server() as s3:
         s3.put("tiny", MODEL)
         secret = write_files(tmp_path / "secret", s3.secret())
-        facts = await read_facts(FactsRequest("s3://models/tiny", secret=secret))
+        facts = await read_facts(FactsRequest("s3://models/tiny", secret=secret, settings=HERE))
         check(facts)
-        async with open_source("s3://models/tiny", Credentials.read(secret), Settings()) as source:
+        async with open_source("s3://models/tiny", Credentials.read(secret), HERE) as source:
             assert (await source.manifest()).digest == facts.digest
 
 
 @pytest.mark.parametrize(("uri", "folder"), [("pvc://weights/llama", "llama"), ("oci://registry/llama:1", "")])
 async def test_a_mounted_volume_is_read_in_place(tmp_path: Path, secret: Path, uri: str, folder: str):
     write_files(tmp_path / "mount" / folder, MODEL)
-    request = FactsRequest(uri, tmp_path / "mount", secret)
+    request = FactsRequest(uri, tmp_path / "mount", secret, settings=HERE)
     facts = await read_facts(request)
     check(facts)
     write_files(tmp_path / "mount" / folder, {"notes.md": b"of no importance"})
@@ -291,7 +303,10 @@ async def test_a_volume_that_is_not_there_is_told_so(tmp_path: Path, secret: Pat
 
 async def test_copies_of_a_folder_have_one_digest(tmp_path: Path, secret: Path):
     one, two = (write_files(tmp_path / name, MODEL) for name in ("one", "two"))
-    digests = [(await read_facts(FactsRequest(f"file://{folder}", secret=secret))).digest for folder in (one, two)]
+    digests = [
+        (await read_facts(FactsRequest(f"file://{folder}", secret=secret, settings=HERE))).digest
+        for folder in (one, two)
+    ]
     assert digests[0] == digests[1]
 
 
@@ -337,14 +352,14 @@ async def test_an_archive_is_looked_into(archives: Serve, secret: Path, kind: st
     files = {f"./tiny-1/{name}": content for name, content in MODEL.items()} if wrapped else MODEL
     body = tar_of(files, {"tar": "w", "tar.gz": "w:gz", "tar.xz": "w:xz"}[kind])
     port = await archives(ArchiveServer(body, ranges=ranges))
-    facts = await read_facts(FactsRequest(f"https://localhost:{port}/x.{kind}", secret=secret))
+    facts = await read_facts(FactsRequest(f"https://localhost:{port}/x.{kind}", secret=secret, settings=HERE))
     check(facts)
     assert facts.file_bytes == len(body) + sum(map(len, MODEL.values()))
 
 
 async def test_a_zip_is_looked_into(archives: Serve, secret: Path):
     port = await archives(ArchiveServer(zip_of({f"tiny/{name}": content for name, content in MODEL.items()})))
-    check(await read_facts(FactsRequest(f"https://localhost:{port}/x.zip", secret=secret)))
+    check(await read_facts(FactsRequest(f"https://localhost:{port}/x.zip", secret=secret, settings=HERE)))
 
 
 async def test_the_weights_in_a_plain_tar_are_skipped(archives: Serve, secret: Path):
@@ -352,7 +367,7 @@ async def test_the_weights_in_a_plain_tar_are_skipped(archives: Serve, secret: P
     port = await archives(ArchiveServer(body))
     async with Flaky(port) as counter:
         address = counter.address.replace("127.0.0.1", "localhost")
-        await read_facts(FactsRequest(f"https://{address}/x.tar", secret=secret))
+        await read_facts(FactsRequest(f"https://{address}/x.tar", secret=secret, settings=HERE))
         assert counter.carried < len(body) / 4
 
 
@@ -361,11 +376,11 @@ async def test_a_compressed_archive_is_read_to_a_limit(archives: Serve, secret: 
     noise = weights(head=("U8", (400_000,)))[:-400_000] + random.Random(1).randbytes(400_000)  # noqa: S311
     first = {"config.json": MODEL["config.json"], "model.safetensors": noise, "tokenizer.json": b"{}"}
     port = await archives(ArchiveServer(tar_of(first)))
-    facts = await read_facts(FactsRequest(f"https://localhost:{port}/x.tar.gz", secret=secret))
+    facts = await read_facts(FactsRequest(f"https://localhost:{port}/x.tar.gz", secret=secret, settings=HERE))
     assert (facts.architecture, facts.parameters, facts.weight_bytes) == ("LlamaForCausalLM", None, None)
     last = {"model.safetensors": noise, "config.json": MODEL["config.json"]}
     port = await archives(ArchiveServer(tar_of(last)))
-    error = await refusal(FactsRequest(f"https://localhost:{port}/x.tar.gz", secret=secret))
+    error = await refusal(FactsRequest(f"https://localhost:{port}/x.tar.gz", secret=secret, settings=HERE))
     assert error.reason == reasons.SOURCE_INVALID
     assert "is compressed and has no config.json within its first" in str(error)
     assert "pack it as a plain .tar (weights hardly compress), or with config.json first" in str(error)
@@ -383,7 +398,7 @@ async def test_a_compressed_archive_is_read_to_a_limit(archives: Serve, secret: 
 )
 async def test_an_archive_that_holds_no_model_is_told_so(archives: Serve, secret: Path, body: bytes, message: str):
     port = await archives(ArchiveServer(body))
-    error = await refusal(FactsRequest(f"https://localhost:{port}/x.tar.gz?sig=s3cret", secret=secret))
+    error = await refusal(FactsRequest(f"https://localhost:{port}/x.tar.gz?sig=s3cret", secret=secret, settings=HERE))
     assert error.reason == reasons.SOURCE_INVALID
     assert message in str(error)
     assert "s3cret" not in str(error)
@@ -428,8 +443,8 @@ def test_a_failure_fits_a_termination_message():
 def test_the_container_ends_with_a_code_and_a_message(tmp_path: Path, secret: Path):
     folder = write_files(tmp_path / "tiny", MODEL)
     left: list[str] = []
-    assert run_facts(FactsRequest(f"file://{folder}", secret=secret), left.append) == 0
-    assert run_facts(FactsRequest("file:///nowhere", secret=secret), left.append) == 1
+    assert run_facts(FactsRequest(f"file://{folder}", secret=secret, settings=HERE), left.append) == 0
+    assert run_facts(FactsRequest("file:///nowhere", secret=secret, settings=HERE), left.append) == 1
     check(ArtifactFacts.model_validate(json.loads(left[0])["facts"]))
     assert json.loads(left[1]) == {
         "reason": "SourceNotFound",
@@ -444,7 +459,7 @@ def test_the_command_reads_what_the_environment_names(tmp_path: Path):
             sys.executable, "-c", "from shoal.cli.main import main; main()", "agent", "facts",
             f"--termination-log={log}", f"--secret-dir={tmp_path / 'secret'}",
         ],
-        env={"SHOAL_STAGE_URI": f"file://{folder}", "PATH": "/usr/bin:/bin"},
+        env={"SHOAL_STAGE_URI": f"file://{folder}", "PATH": "/usr/bin:/bin", **LOCAL_ENV},
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

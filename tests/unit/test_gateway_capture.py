@@ -41,8 +41,8 @@ async def test_a_body_that_cannot_be_passed_on_is_refused_before_anything_is_ope
         nested = [nested]
     async with gateway(tmp_path, ScriptedEngine()) as it:
         answer = await it.post({**CHAT, "tools": nested})
-        assert answer.status == 400
-        assert b"nested too deeply" in await answer.read()
+        assert answer.status == 413
+        assert b"more than 128 levels" in await answer.read()
         assert await it.records("open", 0) == []
 
 

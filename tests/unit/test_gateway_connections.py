@@ -10,7 +10,7 @@ from shoal.gateway.deadlines import Deadlines
 from tests.support.gateway import API_KEY, gateway
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine
 
-BODY = json.dumps({"model": "llama", "messages": []}).encode()
+BODY = json.dumps({"model": "llama", "messages": [{"role": "user", "content": "hi"}]}).encode()
 REQUEST = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\ncontent-length: %d\r\n\r\n%s"
     % (

@@ -34,24 +34,24 @@ def of_requests() -> Counter[str]:
 
 
 async def whole(it: GatewayUnderTest) -> None:
-    response = await it.post({"model": "llama", "messages": []})
+    response = await it.post({"model": "llama", "messages": [{"role": "user", "content": "hi"}]})
     assert response.status == 200
     await response.read()
 
 
 async def stream(it: GatewayUnderTest) -> None:
-    response = await it.post({"model": "llama", "messages": [], "stream": True})
+    response = await it.post({"model": "llama", "messages": [{"role": "user", "content": "hi"}], "stream": True})
     assert [line async for line in lines(response)][-1] == b"[DONE]"
 
 
 async def refused_by_the_engine(it: GatewayUnderTest) -> None:
-    response = await it.post({"model": "llama", "messages": [], "seed": 400})
+    response = await it.post({"model": "llama", "messages": [{"role": "user", "content": "hi"}], "seed": 400})
     assert response.status == 400
     await response.read()
 
 
 async def another_try(it: GatewayUnderTest) -> None:
-    response = await it.post({"model": "llama", "messages": [], "seed": 503})
+    response = await it.post({"model": "llama", "messages": [{"role": "user", "content": "hi"}], "seed": 503})
     assert response.status == 200
     await response.read()
 

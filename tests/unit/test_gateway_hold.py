@@ -96,7 +96,7 @@ async def test_whoever_comes_later_waits_behind_those_who_wait(tmp_path: Path):
     ("limits", "told"),
     [
         (Limits(max_requests=2, max_tenant_percent=100), "as many requests wait for it as may"),
-        (Limits(max_bytes=300, max_tenant_percent=100), "are as large as they may be together"),
+        (Limits(max_bytes=400, max_tenant_percent=100), "are as large as they may be together"),
         (Limits(max_requests=4, max_tenant_percent=50), "you have as many requests waiting for it as one account may"),
     ],
 )

@@ -15,6 +15,7 @@ from shoal.gateway.upstream import Pool
 from shoal.serving.installkey import KeyRing
 from tests.support.addresses import pod_ip
 from tests.support.gateway import INSTALL_KEY, MODEL, replica
+from tests.support.rolekeys import give
 from tests.support.streams import until
 from tests.unit.test_gateway_acks import ME, FakeAgent
 
@@ -23,7 +24,7 @@ async def test_a_replica_whose_model_is_gone_hears_that_its_gateways_turned_away
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(acks, "HEARTBEAT_SECONDS", 600.0)  # only what is said at once
-    (tmp_path / "current").write_bytes(INSTALL_KEY)
+    give(tmp_path, INSTALL_KEY)
     ring = KeyRing(tmp_path)
     ring.refresh()
     fleet, pool, agent = Fleet(ring, ME), Pool(keep_alive=30.0), FakeAgent()

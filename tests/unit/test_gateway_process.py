@@ -9,6 +9,7 @@ import aiohttp
 from shoal.api import keys, names
 from tests.support.gateway import API_KEY, INSTALL_KEY, tenant
 from tests.support.gateway_process import MODEL, POD, POD_IP, FakeApiServer, agent, ask, readyz, running, until_ready
+from tests.support.rolekeys import give
 from tests.support.scripted_engine import ScriptedEngine
 
 
@@ -24,7 +25,7 @@ async def test_from_nothing_to_an_answer_and_on_without_the_api_server(tmp_path:
         status, why = await readyz(session, process)
         assert status == 503
         assert "not reachable" in why["models"]
-        assert why["installKey"].endswith("the operator makes it")
+        assert why["installKey"].endswith("the operator makes them")
         async with session.get(f"http://127.0.0.1:{process.ops.port}/healthz") as alive:
             assert alive.status == 200
         # A key that is not known yet may be right: an SDK tries again after a 503, and gives up after a 401.
@@ -53,7 +54,7 @@ async def test_from_nothing_to_an_answer_and_on_without_the_api_server(tmp_path:
         stack.push_async_callback(runner.cleanup)
         listener = await asyncio.start_server(engine.handle, POD_IP, names.ENGINE_PORT)
         stack.callback(listener.close)
-        (tmp_path / "key" / "current").write_bytes(INSTALL_KEY)
+        give(tmp_path / "key", INSTALL_KEY)
         await until_ready(session, process)
         assert process.metrics.registry.get_sample_value("shoal_gateway_invalid_objects_total", {"kind": "Model"}) == 1
         assert process.metrics.registry.get_sample_value("shoal_gateway_invalid_objects_total", {"kind": "Tenant"}) == 1
@@ -101,7 +102,7 @@ async def test_custom_resource_definitions_from_before_there_were_adapters_are_e
     del server.objects["lorapools"], server.objects["loraadapters"]
     async with running(tmp_path, server) as process, aiohttp.ClientSession() as session:
         await server.up()
-        (tmp_path / "key" / "current").write_bytes(INSTALL_KEY)
+        give(tmp_path / "key", INSTALL_KEY)
         await until_ready(session, process)
         assert process._reflectors["adapters"].missing
         assert not process._reflectors["models"].missing
@@ -112,7 +113,7 @@ async def test_nothing_is_answered_before_every_list_was_read(tmp_path: Path):
     server = FakeApiServer()
     server.crds = True
     async with running(tmp_path, server) as process, aiohttp.ClientSession() as session:
-        (tmp_path / "key" / "current").write_bytes(INSTALL_KEY)
+        give(tmp_path / "key", INSTALL_KEY)
         process.directory.listed = lambda: False
         await server.up()
         await server.change("models", MODEL)

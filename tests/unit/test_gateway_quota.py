@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from shoal.api.ledger import Prices, Rate
+from shoal.core.quota.abandoned import abandoned_tokens
+from shoal.core.quota.limits import Cost
 from shoal.core.quota.month import PICO, Total
 from shoal.core.quota.others import Peer
 from shoal.core.rating.price import Book
 from shoal.gateway import quota
-from shoal.gateway.quota import Months
+from shoal.gateway.quota import Months, Quota
 from shoal.gateway.quotawords import duration
 from shoal.ledger.spool import SpoolUnavailable
 from tests.support.gateway import MODEL, GatewayUnderTest, gateway, lines, tenant
@@ -142,7 +144,7 @@ async def test_headers_are_on_every_answer(tmp_path: Path):
             await it.post({**CHAT, "stream": True}),
             await it.post({"model": "llama", "input": "x"}, "/v1/embeddings"),
             await it.post(b"{"),
-            await it.post({"model": "another", "messages": []}),
+            await it.post({"model": "another", "messages": [{"role": "user", "content": "hi"}]}),
             await it.post(CHAT, "/v1/images"),
             await it.post(CHAT, "/v1/usage"),
             await it.session.get(f"{it.url}/v1/models", headers={"authorization": "Bearer sk-test-acme"}),
@@ -210,7 +212,7 @@ async def test_of_an_engine_that_said_nothing_the_prompt_counts_but_is_not_booke
 async def test_without_a_bound_of_the_client_an_answer_is_assumed(tmp_path: Path):
     async with gateway(tmp_path, ScriptedEngine()) as it:
         limit(it, limits={"tokensPerMinute": 3000})
-        body = {"model": "llama", "messages": []}
+        body = {"model": "llama", "messages": [{"role": "user", "content": "hi"}]}
         left = int(standing(await served(it, body))["x-ratelimit-remaining-tokens"])
         assert 3000 - quota.ASSUMED_ANSWER_TOKENS - 20 < left < 3000 - quota.ASSUMED_ANSWER_TOKENS
         left = int(standing(await served(it, {**body, "n": 2, "max_tokens": 1000}))["x-ratelimit-remaining-tokens"])
@@ -369,7 +371,6 @@ async def test_a_request_that_cannot_be_recorded_gives_back_what_was_reserved(tm
         ({"max_tokens": 20}, "/v1/chat/completions", {"max_tokens": 20}),
         ({}, "/v1/completions", {"max_tokens": 16}),
         ({"max_tokens": 5000}, "/v1/completions", {"max_tokens": 100}),
-        ({"max_tokens": 0}, "/v1/completions", {"max_tokens": 0}),
     ],
 )
 async def test_an_answer_is_no_longer_than_the_model_allows(
@@ -378,7 +379,8 @@ async def test_an_answer_is_no_longer_than_the_model_allows(
     engine = ScriptedEngine()
     async with gateway(tmp_path, engine) as it:
         it.model(max_output_tokens=100)
-        response = await it.post({"model": "llama", "messages": [], "prompt": "x", **asked}, path)
+        prompt = {"prompt": "x"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "hi"}]}
+        response = await it.post({"model": "llama", **prompt, **asked}, path)
         assert response.status == 200
         body = engine.requests[0].body
         assert {name: body[name] for name in ("max_tokens", "max_completion_tokens") if name in body} == sent
@@ -397,25 +399,25 @@ async def test_a_bound_that_an_engine_may_read_as_none_is_refused_where_there_is
         assert engine.requests == []
 
 
-async def test_without_a_cap_the_bound_is_the_engines_to_judge(tmp_path: Path):
+async def test_without_a_cap_a_bound_goes_to_the_engine_as_it_is(tmp_path: Path):
     engine = ScriptedEngine()
     async with gateway(tmp_path, engine) as it:
-        await served(it, {"model": "llama", "messages": [], "max_tokens": "5000"})
-        assert engine.requests[0].body["max_tokens"] == "5000"
-        await served(it, {"model": "llama", "messages": []})
+        await served(it, {"model": "llama", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5000})
+        assert engine.requests[0].body["max_tokens"] == 5000
+        await served(it, {"model": "llama", "messages": [{"role": "user", "content": "hi"}]})
         assert "max_tokens" not in engine.requests[1].body
 
 
 async def test_a_request_takes_no_longer_than_its_model_allows(tmp_path: Path):
     async def slow(request: EngineRequest) -> None:
-        if request.model == MODEL.engine_name and len(request.body["messages"]) == 0:
+        if request.model == MODEL.engine_name and request.body.get("seed") == 1:
             await request.gone.wait()
         else:
             await serve_normally(request)
 
     async with gateway(tmp_path, ScriptedEngine(slow), request_seconds=60) as it:
         it.model(request_seconds=1.5)
-        response = await it.post({"model": "llama", "messages": []})
+        response = await it.post({"model": "llama", "messages": [{"role": "user", "content": "hi"}], "seed": 1})
         assert response.status == 504
         assert (await response.json())["error"]["message"] == "The request took longer than 1.5 s."
         await served(it)
@@ -477,3 +479,62 @@ def test_a_month_is_asked_for_once_and_turns_at_midnight_utc():
     assert months.now() == "2027-01"
     now -= 40 * 86400
     assert months.now() == "2026-11"
+
+
+# --- clients that leave -----------------------------------------------------------------------------------------------
+
+
+async def abandons(it: GatewayUnderTest, engine: ScriptedEngine, times: int) -> list[int]:
+    """Asks for long answers that are no streams, and leaves each as soon as the engine has it. The status of those
+    that were refused."""
+    refusals: list[int] = []
+    for _ in range(times):
+        had = len(engine.requests)
+        post = asyncio.create_task(it.post({**CHAT, "max_tokens": 100}))
+        while len(engine.requests) == had and not post.done():
+            await asyncio.sleep(0.005)
+        if post.done():
+            refusals.append((await post).status)
+            continue
+        post.cancel()
+        async with asyncio.timeout(10):
+            while it.app.demand.tenants.of("acme").told().in_flight:
+                await asyncio.sleep(0.005)
+    return refusals
+
+
+async def never(request: EngineRequest) -> None:
+    await request.gone.wait()
+
+
+@pytest.mark.parametrize("spec", [{"limits": {"tokensPerMinute": 400}}, {"budget": {"tokens": 400}}])
+async def test_who_always_leaves_before_the_answer_uses_up_what_the_tenant_has(tmp_path: Path, spec: dict[str, Any]):
+    engine = ScriptedEngine(never)
+    async with gateway(tmp_path, engine) as it:
+        limit(it, **spec)
+        refusals = await abandons(it, engine, 60)
+        assert refusals
+        assert set(refusals) == {429}
+        told = it.app.demand.tenants.of("acme").told()
+        assert told.booked > 0
+        records = await it.records()
+        assert {(r.data.outcome, r.data.count_source) for r in records} == {("cancelled", "estimated")}
+
+
+async def test_without_the_estimate_a_budget_is_never_used_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def as_before(self: Quota, asked: Cost, *_: Any) -> None:
+        self.account.settle(self._all.clock(), asked, 0, 0, 0)
+
+    monkeypatch.setattr(Quota, "settle", as_before)
+    engine = ScriptedEngine(never)
+    async with gateway(tmp_path, engine) as it:
+        limit(it, budget={"tokens": 400})
+        assert await abandons(it, engine, 60) == []
+
+
+def test_an_abandoned_answer_counts_as_far_as_it_may_have_come():
+    assert abandoned_tokens(1, 1000, 0.1) == 25
+    assert abandoned_tokens(3, 1000, 0.1) == 75
+    assert abandoned_tokens(1, 1000, 60.0) == 1000
+    assert abandoned_tokens(0, 1000, 60.0) == 0
+    assert abandoned_tokens(1, 1000, -1.0) == 0

@@ -2,11 +2,14 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import pytest
 
 from shoal.ledger.spoolreader import SpoolReader
 from tests.support.fake_ledger import FakeLedger, until
+from tests.support.full_spool import fill
 from tests.support.gateway_process import ask, readyz, serving
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 
@@ -67,16 +70,20 @@ async def test_a_ledger_that_is_away_is_told_and_does_not_stop_serving(tmp_path:
     await ledger.down()
 
 
-async def test_a_full_spool_is_told(tmp_path: Path):
-    async with aiohttp.ClientSession() as session, serving(tmp_path, ScriptedEngine()) as process:
-        process.spool._full = "the spool is full: 1228 MiB of 1536 wait for the ledger"
-        assert await readyz(session, process) == (503, {"status": "not ready", "spool": process.spool._full})
-        async with ask(session, process) as answer:
-            assert answer.status == 503
-            assert (await answer.json())["error"]["code"] == "cannot_record_usage"
-        process.spool._serves = True
+@pytest.mark.parametrize("when_full", ["Refuse", "Serve"])
+async def test_a_full_spool_is_told(tmp_path: Path, when_full: str):
+    settings: dict[str, Any] = {"spool_max_bytes": 16 * 1024 * 1024, "when_spool_full": when_full}
+    async with aiohttp.ClientSession() as session, serving(tmp_path, ScriptedEngine(), **settings) as process:
+        await fill(process.spool)
+        full = process.spool.error or ""
+        assert "wait for the ledger" in full
         status, said = await readyz(session, process)
-        assert (status, said["status"]) == (200, "ok")
-        assert said["spool"].endswith("requests are served, their usage may be lost")
         async with ask(session, process) as answer:
-            assert answer.status == 200
+            if when_full == "Refuse":
+                assert (status, said) == (503, {"status": "not ready", "spool": full})
+                assert answer.status == 503
+                assert (await answer.json())["error"]["code"] == "cannot_record_usage"
+            else:
+                assert (status, said["status"]) == (200, "ok")
+                assert said["spool"] == f"{full}; requests are served, their usage may be lost"
+                assert answer.status == 200

@@ -74,7 +74,7 @@ async def test_until_it_is_out_of_the_endpoints_a_stopping_gateway_serves_and_se
 
 
 async def test_a_request_that_is_on_its_way_when_the_port_closes_is_answered(tmp_path: Path):
-    body = json.dumps({"model": "llama", "messages": []}).encode()
+    body = json.dumps({"model": "llama", "messages": [{"role": "user", "content": "hi"}]}).encode()
     head = (
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\ncontent-length: %d\r\n\r\n"
         % (

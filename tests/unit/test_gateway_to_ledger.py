@@ -18,7 +18,7 @@ from tests.support.gateway import GatewayUnderTest, gateway, lines
 from tests.support.ledger import INSTALL_KEY, Served, served
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 
-CHAT = {"model": "llama", "messages": []}
+CHAT = {"model": "llama", "messages": [{"role": "user", "content": "hi"}]}
 
 
 async def usage(ledger: Served) -> list[dict]:

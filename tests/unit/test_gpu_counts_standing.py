@@ -1,20 +1,28 @@
 """What the planner is told of a Model's Deployments and pods, and which pods go first."""
 
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from shoal.api.meta import GROUP
 from shoal.controllers.scaling.scale import GOES_FIRST, deletion_costs
 from shoal.controllers.standing import BROKEN, Standings
 from shoal.controllers.world import World
 from shoal.core.facts import Deployment, Pod
 from shoal.core.keda import ScaledObject
+from shoal.core.ownership import Link, Owner
 from shoal.core.placement import Held, Standing
 from shoal.kube.projections import Child
 from shoal.kube.store import Table
+from tests.support.operators import CONFIG
 
 GPU = "nvidia.com/gpu"
+MODEL = {
+    "apiVersion": "shoal.dev/v1alpha1",
+    "kind": "Model",
+    "metadata": {"name": "chat", "namespace": "ns", "uid": "u", "resourceVersion": "1", "generation": 1},
+    "spec": {"source": {"uri": "hf://org/model"}},
+}
 
 
 def pod(name: str, node: str | None, *, ready: bool = True, deleting: bool = False, **more: Any) -> Pod:
@@ -27,7 +35,8 @@ def deployment(replicas: int, *, updated: int | None = None, total: int | None =
         "ns", "chat-l4", "d", "1", "u", "l4", 2, GPU, 1, 1, replicas,
         frozenset(), count if updated is None else updated, count, count, None, deleting=False,
     )  # fmt: skip
-    return Child("ns", "chat-l4", "d", "u", b"{}", found)
+    link = Link("d", "ns", "chat-l4", "chat", "u", "l4", Owner(GROUP, "Model", "u"))
+    return Child("ns", "chat-l4", "d", "u", b"{}", found, link)
 
 
 def standings(*pods: Pod, deployments: tuple[Child, ...] = (), scaled_objects: tuple[Child, ...] = ()) -> Standings:
@@ -39,12 +48,13 @@ def standings(*pods: Pod, deployments: tuple[Child, ...] = (), scaled_objects: t
             )
         return found
 
-    return Standings(
-        cast(
-            "World",
-            SimpleNamespace(pods=table(pods), deployments=table(deployments), scaled_objects=table(scaled_objects)),
-        )
+    nothing = cast("Any", None)
+    world = World(
+        nothing, CONFIG, "shoal-system", nothing, deployments=table(deployments), scaled_objects=table(scaled_objects)
     )
+    world.pods = table(pods)
+    world.models.upsert(MODEL)
+    return Standings(world)
 
 
 def test_pods_stand_where_they_are_bound_and_terminating_ones_hold_their_gpus() -> None:

@@ -26,6 +26,9 @@ class Server:
         self.listed: list[str] = []
         self.streams: list[asyncio.Event] = []
 
+    def spaces(self, *_: Any) -> tuple[None]:
+        return (None,)
+
     async def discover(self, *_: Any) -> frozenset[str]:
         self.discoveries += 1
         if self.broken:

@@ -22,6 +22,7 @@ from shoal.ledger.store import Unavailable
 from tests.support.controlplane import free_ports
 from tests.support.ledger import INSTALL_KEY, NOON, check_balance, chunks, record, served, server, store, until, url
 from tests.support.postgres import Postgres
+from tests.support.rolekeys import give
 
 __all__ = ["server", "url"]
 
@@ -32,7 +33,7 @@ class Mortal:
     def __init__(self, url: str, folder: Path) -> None:
         self.port, ops = free_ports(2)
         (folder / "keys").mkdir()
-        (folder / "keys" / "current").write_bytes(INSTALL_KEY)
+        give(folder / "keys", INSTALL_KEY, "ledger")
         self._log = folder / "log"
         self._environment = os.environ | {
             "SHOAL_LEDGER_DATABASE_URL": url,
@@ -40,7 +41,7 @@ class Mortal:
             "SHOAL_LEDGER_PORT": str(self.port),
             "SHOAL_LEDGER_OPS_HOST": "127.0.0.1",
             "SHOAL_LEDGER_OPS_PORT": str(ops),
-            "SHOAL_LEDGER_INSTALL_KEY_DIR": str(folder / "keys"),
+            "SHOAL_LEDGER_KEYS_DIR": str(folder / "keys"),
             "SHOAL_LEDGER_PRICES_DIR": str(folder / "prices"),
             "SHOAL_LEDGER_RECONCILE": "false",
         }

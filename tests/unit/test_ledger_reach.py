@@ -14,7 +14,7 @@ async def test_the_ledger_is_reached_through_the_api_server(world: World) -> Non
     assert told.exit_code == 0, told.output
     assert told.stdout.splitlines()[1].startswith("acme,1202,2000049")
     assert world.pod.asked == [
-        ("GET", f"{ROOT}/secrets/shoal-install-key"),
+        ("GET", f"{ROOT}/secrets/shoal-key-billing"),
         ("GET", f"{ROOT}/pods"),
         ("GET", f"{PROXY}/v1/usage"),
     ]
@@ -27,8 +27,8 @@ async def test_the_ledger_is_reached_through_the_api_server(world: World) -> Non
 @pytest.mark.parametrize(
     ("path", "status", "message", "told"),
     [
-        (f"{ROOT}/secrets", 403, 'secrets "shoal-install-key" is forbidden', "needs the right to get the Secret"),
-        (f"{ROOT}/secrets", 404, "not found", "there is no Secret shoal-install-key in namespace shoal-system"),
+        (f"{ROOT}/secrets", 403, 'secrets "shoal-key-billing" is forbidden', "needs the right to get the Secret"),
+        (f"{ROOT}/secrets", 404, "not found", "there is no Secret shoal-key-billing in namespace shoal-system"),
         (f"{ROOT}/pods", 403, "pods is forbidden", "needs the right to list pods and to use pods/proxy"),
         (PROXY, 403, "pods/proxy is forbidden", "needs the right to list pods and to use pods/proxy"),
         (PROXY, 503, "error trying to reach service: dial tcp", "port-forward service/shoal-ledger 8500"),

@@ -14,7 +14,7 @@ from tests.support.cannedapi import CannedApi
 
 INSTALL_KEY = b"an install key of 32 bytes......"
 SYSTEM = "/api/v1/namespaces/shoal-system"
-SECRET = f"{SYSTEM}/secrets/shoal-install-key"
+SECRET = f"{SYSTEM}/secrets/shoal-key-logs"
 PODS = f"{SYSTEM}/pods"
 CLAIMS = f"{SYSTEM}/persistentvolumeclaims"
 
@@ -55,11 +55,11 @@ def page(*entries: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def api() -> CannedApi:
-    data = {"current": base64.b64encode(INSTALL_KEY).decode()}
+    data = {"key": base64.b64encode(keys.derive(INSTALL_KEY, "logs", keys.DEMAND).encode()).decode()}
     pods = [pod("shoal-gateway-1", ready=False), pod("shoal-gateway-0")]
     return CannedApi(
         {
-            SECRET: {"metadata": {"name": "shoal-install-key"}, "data": data},
+            SECRET: {"metadata": {"name": "shoal-key-logs"}, "data": data},
             PODS: {"metadata": {"resourceVersion": "1"}, "items": pods},
             CLAIMS: claims("spool-shoal-gateway-0", "logs-shoal-gateway-0", "logs-shoal-gateway-1"),
             proxy("shoal-gateway-0"): page(entry(2), entry(1)),
@@ -87,7 +87,7 @@ def test_entries_are_shown_in_their_order_and_obey_no_terminal(api: CannedApi, t
     assert " - " in first  # output tokens are not known
     method, path, headers = asked(api)
     assert (method, path) == ("GET", f"{proxy('shoal-gateway-0')}?tenant=acme&user=u-1&model=llama&limit=5")
-    assert headers["x-shoal-key"] == keys.derive(INSTALL_KEY, "admin", keys.DEMAND)
+    assert headers["x-shoal-key"] == keys.derive(INSTALL_KEY, "logs", keys.DEMAND)
 
 
 def test_json_is_one_whole_entry_per_line(api: CannedApi, tmp_path: Path):
@@ -122,11 +122,11 @@ def test_another_gateway_is_asked_when_one_is_not_reached(api: CannedApi, tmp_pa
 
 
 def test_who_may_not_is_told_what_it_takes(api: CannedApi, tmp_path: Path):
-    api.answers[SECRET] = (403, 'secrets "shoal-install-key" is forbidden')
+    api.answers[SECRET] = (403, 'secrets "shoal-key-logs" is forbidden')
     result = run(api, tmp_path, "--tenant", "acme")
     assert result.exit_code == 1
     assert (
-        "needs the right to get the Secret shoal-install-key, to list pods and persistentvolumeclaims, and"
+        "needs the right to get the Secret shoal-key-logs, to list pods and persistentvolumeclaims, and"
         in result.output
     )
     assert "A tenant reads its own log with its own key: GET /v1/logs of the gateway." in result.output
@@ -134,7 +134,7 @@ def test_who_may_not_is_told_what_it_takes(api: CannedApi, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("missing", "says"),
-    [(SECRET, "there is no Secret shoal-install-key in namespace"), (PODS, "there is no gateway in namespace")],
+    [(SECRET, "there is no Secret shoal-key-logs in namespace"), (PODS, "there is no gateway in namespace")],
 )
 def test_another_namespace_is_suggested(api: CannedApi, tmp_path: Path, missing: str, says: str):
     if missing == PODS:

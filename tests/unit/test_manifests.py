@@ -2,19 +2,21 @@
 
 import base64
 import json
+from ipaddress import ip_address, ip_network
 
 import pytest
 import yaml
 from inline_snapshot import snapshot
 
 from shoal.api import keys, names
-from shoal.api.config import CABundle, OperatorConfig, Pods, Proxy
+from shoal.api.config import MTLS, CABundle, OperatorConfig, Pods, Proxy, Sources, Transport
 from shoal.api.gpuclass import GPUClass
 from shoal.api.model import Model
 from shoal.core import children
 from shoal.kube.projections import pod_requests
 from shoal.manifests import model as manifests
-from shoal.manifests.pod import HAND_ON, start_script
+from shoal.manifests.facts import facts_job
+from shoal.manifests.pod import HAND_ON, drain_script, start_script
 from shoal.manifests.shape import Shape
 from tests.support.operators import CONFIG
 
@@ -37,7 +39,7 @@ def shape(config: OperatorConfig = CONFIG, *, gpus: int = 1, **spec) -> Shape:
             "spec": {"source": {"uri": "hf://org/model"}, **spec},
         }
     )
-    return Shape(model, CLASS, gpus, "0.5.23", config, "abcd1234", "token")
+    return Shape(model, CLASS, gpus, "0.5.23", config, "abcd1234")
 
 
 def pod_spec(given: Shape) -> dict:
@@ -99,6 +101,23 @@ def test_a_rollout_surges_only_where_there_is_room() -> None:
     assert rolling(surge=False) == {"maxSurge": 0, "maxUnavailable": 1}
 
 
+@pytest.mark.parametrize("read_only", [True, False])
+def test_containers_write_to_volumes_alone(read_only: bool) -> None:
+    """An engine image that writes elsewhere has a way out; Shoal's own image needs none."""
+    config = CONFIG.model_copy(update={"pods": Pods(read_only_root=read_only)})
+    given = shape(config)
+    pods = [pod_spec(given), facts_job(given.model, config, keep_seconds=60)["spec"]["template"]["spec"]]
+    for spec in pods:
+        writable = {v["name"] for v in spec["volumes"] if "emptyDir" in v}
+        for container in [*spec.get("initContainers", ()), *spec["containers"]]:
+            engine = container["name"] == names.CONTAINER_ENGINE
+            assert container["securityContext"].get("readOnlyRootFilesystem", False) == (read_only or not engine)
+            mounts = {m["mountPath"]: m["name"] for m in container["volumeMounts"] if not m.get("readOnly")}
+            assert mounts["/tmp"] in writable
+            home = next((e["value"] for e in container.get("env", ()) if e["name"] == "HOME"), "/tmp")
+            assert mounts[home] in writable
+
+
 def test_the_order_in_the_pod_is_agent_stage_engine() -> None:
     spec = pod_spec(shape())
     assert [(c["name"], c.get("restartPolicy")) for c in spec["initContainers"]] == [
@@ -118,7 +137,7 @@ def test_the_engine_container() -> None:
             "command": [
                 "sh",
                 "-c",
-                start_script("/shoal/run/boot", "/shoal/run/stalled"),
+                start_script("/shoal/run/boot", "/shoal/run/stalled", "/shoal/run/drain", "/shoal/run/draining"),
                 "engine",
                 "python3",
                 "-m",
@@ -135,7 +154,10 @@ def test_the_engine_container() -> None:
                 "--enable-metrics",
                 "--enable-cache-report",
             ],
-            "env": [{"name": "HOME", "value": "/shoal/home"}],
+            "env": [
+                {"name": "HOME", "value": "/shoal/home"},
+                {"name": "SGLANG_SANITIZE_NAN_LOGITS", "value": "1"},
+            ],
             "ports": [{"name": "engine", "containerPort": 30000, "protocol": "TCP"}],
             "startupProbe": {
                 "httpGet": {"path": "/ready", "port": 30000, "scheme": "HTTP"},
@@ -157,25 +179,23 @@ def test_the_engine_container() -> None:
                 "terminationGracePeriodSeconds": 30,
             },
             "lifecycle": {
-                "preStop": {
-                    "httpGet": {
-                        "path": "/v1/drain",
-                        "port": 8400,
-                        "scheme": "HTTP",
-                        "httpHeaders": [{"name": "x-shoal-drain", "value": "token"}],
-                    }
-                }
+                "preStop": {"exec": {"command": ["sh", "-c", drain_script("/shoal/run/drain", "/shoal/run/draining")]}}
             },
             "resources": {
                 "requests": {"cpu": "2", "memory": "2Gi", "nvidia.com/gpu": "2"},
                 "limits": {"memory": "2Gi", "nvidia.com/gpu": "2"},
             },
-            "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+                "readOnlyRootFilesystem": True,
+            },
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "volumeMounts": [
                 {"name": "models", "mountPath": "/shoal/models", "readOnly": True},
                 {"name": "run", "mountPath": "/shoal/run"},
                 {"name": "home", "mountPath": "/shoal/home"},
+                {"name": "tmp", "mountPath": "/tmp"},
                 {"name": "shm", "mountPath": "/dev/shm"},
                 {"name": "engine-key", "mountPath": "/shoal/keys", "readOnly": True},
             ],
@@ -202,7 +222,6 @@ def test_the_agent_container() -> None:
                 {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "spec.nodeName"}}},
                 {"name": "SHOAL_AGENT_DRAIN_SECONDS", "value": "900"},
                 {"name": "SHOAL_AGENT_STALL_SECONDS", "value": "180"},
-                {"name": "SHOAL_AGENT_DRAIN_TOKEN", "value": "token"},
             ],
             "startupProbe": {
                 "httpGet": {"path": "/healthz", "port": 8400, "scheme": "HTTP"},
@@ -212,10 +231,15 @@ def test_the_agent_container() -> None:
             },
             "lifecycle": {"preStop": {"exec": {"command": ["sleep", "1"]}}},
             "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "128Mi"}},
-            "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+                "readOnlyRootFilesystem": True,
+            },
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "volumeMounts": [
                 {"name": "run", "mountPath": "/shoal/run"},
+                {"name": "agent-tmp", "mountPath": "/tmp"},
                 {"name": "agent-key", "mountPath": "/shoal/keys", "readOnly": True},
             ],
         }
@@ -247,6 +271,7 @@ def test_the_stage_container_gets_what_fetching_needs_and_no_engine_key() -> Non
             "/shoal/models": False,
             "/shoal/run": False,
             "/shoal/home": False,
+            "/tmp": False,
             "/shoal/source-secret": True,
             "/shoal/ca": True,
         }
@@ -277,7 +302,11 @@ def test_pods_keep_to_the_restricted_standard() -> None:
         }
     )
     for container in spec["initContainers"] + spec["containers"]:
-        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        }
     assert not any("hostPath" in volume for volume in spec["volumes"])
     root = CONFIG.model_copy(update={"pods": Pods(run_as_root=True)})
     assert "runAsUser" not in pod_spec(shape(root))["securityContext"]
@@ -327,14 +356,14 @@ def test_a_models_own_image_and_environment() -> None:
 
 def test_each_side_gets_its_keys_and_only_those() -> None:
     install = b"k" * 64
-    secret = manifests.keys_secret(shape().model, install)
+    secret = manifests.keys_secret(shape().model, keys.InstallKey(install))
     assert secret["immutable"] is True
     assert secret["metadata"]["name"] == f"chat-keys-{keys.fingerprint(install)}"
     engine = yaml.safe_load(base64.b64decode(secret["data"]["engine.yaml"]))
     agent = keys.AgentKeys.model_validate_json(base64.b64decode(secret["data"]["agent.json"]))
     assert engine == {
         "api-key": keys.derive(install, "gateway", "u-1"),
-        "admin-api-key": keys.derive(install, "agent", "u-1"),
+        "admin-api-key": keys.derive(install, "admin", "u-1"),
     }
     assert (agent.engine, agent.admin) == (engine["api-key"], engine["admin-api-key"])
     assert set(agent.callers) == {"gateway", "operator", "ledger"}
@@ -348,11 +377,20 @@ def test_each_side_gets_its_keys_and_only_those() -> None:
 def test_who_may_reach_the_pods() -> None:
     assert manifests.network_policy(shape().model, CONFIG, "shoal-system")["spec"] == snapshot(
         {
-            "podSelector": {"matchLabels": {"app.kubernetes.io/component": "engine", "shoal.dev/model-uid": "u-1"}},
-            "policyTypes": ["Ingress"],
+            "podSelector": {
+                "matchLabels": {"shoal.dev/model": "chat", "app.kubernetes.io/managed-by": "shoal"},
+                "matchExpressions": [
+                    {
+                        "key": "app.kubernetes.io/component",
+                        "operator": "In",
+                        "values": ["engine", "facts", "adapter-facts"],
+                    }
+                ],
+            },
+            "policyTypes": ["Ingress", "Egress"],
             "ingress": [
                 {
-                    "ports": [{"protocol": "TCP", "port": 30000}],
+                    "ports": [{"protocol": "TCP", "port": 30000}, {"protocol": "TCP", "port": 30443}],
                     "from": [
                         {
                             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "shoal-system"}},
@@ -365,7 +403,59 @@ def test_who_may_reach_the_pods() -> None:
                         }
                     ],
                 },
-                {"ports": [{"protocol": "TCP", "port": 8400}]},
+                {
+                    "ports": [{"protocol": "TCP", "port": 8400}, {"protocol": "TCP", "port": 8443}],
+                    "from": [
+                        {
+                            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "shoal-system"}},
+                            "podSelector": {
+                                "matchLabels": {
+                                    "app.kubernetes.io/component": "gateway",
+                                    "app.kubernetes.io/part-of": "shoal",
+                                }
+                            },
+                        },
+                        {
+                            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "shoal-system"}},
+                            "podSelector": {
+                                "matchLabels": {
+                                    "app.kubernetes.io/component": "operator",
+                                    "app.kubernetes.io/part-of": "shoal",
+                                }
+                            },
+                        },
+                        {
+                            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "shoal-system"}},
+                            "podSelector": {
+                                "matchLabels": {
+                                    "app.kubernetes.io/component": "ledger",
+                                    "app.kubernetes.io/part-of": "shoal",
+                                }
+                            },
+                        },
+                    ],
+                },
+            ],
+            "egress": [
+                {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]},
+                {
+                    "ports": [{"protocol": "TCP", "port": 443}],
+                    "to": [
+                        {
+                            "ipBlock": {
+                                "cidr": "0.0.0.0/0",
+                                "except": [
+                                    "169.254.0.0/16",
+                                    "168.63.129.16/32",
+                                    "100.100.100.200/32",
+                                    "192.0.0.192/32",
+                                ],
+                            }
+                        },
+                        {"ipBlock": {"cidr": "::/0", "except": ["fe80::/10", "fd00:ec2::/64", "fd20:ce::/64"]}},
+                        {"namespaceSelector": {}},
+                    ],
+                },
             ],
         }
     )
@@ -377,6 +467,47 @@ def test_who_may_reach_the_pods() -> None:
     (agent,) = [rule["from"] for rule in rules if rule["ports"][0]["port"] == names.AGENT_PORT]
     ours = {p["podSelector"]["matchLabels"][names.LABEL_COMPONENT] for p in agent if "podSelector" in p}
     assert ours == {"gateway", "operator", "ledger"}
+
+
+def test_a_switch_of_mutual_tls_closes_no_port_of_pods_that_are_not_replaced_yet() -> None:
+    pods = Pods(scraper_namespaces=("monitoring",))
+    off, on = (
+        CONFIG.model_copy(update={"transport": Transport(mtls=MTLS(enabled=enabled)), "pods": pods})
+        for enabled in (False, True)
+    )
+    policies = [manifests.network_policy(shape().model, config, "shoal-system") for config in (off, on)]
+    assert policies[0] == policies[1]
+    open_to_somebody = {port["port"] for rule in policies[0]["spec"]["ingress"] for port in rule["ports"]}
+    assert open_to_somebody == {30000, 30001, 30443, 8400, 8443}
+
+
+def test_the_pods_and_the_jobs_of_a_model_reach_sources_and_nothing_of_the_node() -> None:
+    config = CONFIG.model_copy(
+        update={
+            "sources": Sources(ports=(443, 9000)),
+            "hub_endpoint": "http://hub.example:8081",
+            "proxy": Proxy(https="http://proxy.example:3128"),
+        }
+    )
+    spec = manifests.network_policy(shape().model, config, "shoal-system")["spec"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    (components,) = spec["podSelector"]["matchExpressions"]
+    assert components["values"] == ["engine", "facts", "adapter-facts"]
+    names_, sources = spec["egress"]
+    assert {(p["protocol"], p["port"]) for p in names_["ports"]} == {("UDP", 53), ("TCP", 53)}
+    assert {p["port"] for p in sources["ports"]} == {443, 3128, 8081, 9000}
+    blocks = {peer["ipBlock"]["cidr"]: peer["ipBlock"]["except"] for peer in sources["to"] if "ipBlock" in peer}
+    for network, address in (("0.0.0.0/0", "169.254.169.254"), ("::/0", "fd00:ec2::254"), ("::/0", "fe80::1")):
+        assert any(ip_address(address) in ip_network(never) for never in blocks[network])
+
+
+def test_a_model_with_a_cloud_s_identity_may_ask_the_node_who_it_is() -> None:
+    rules = manifests.network_policy(
+        shape(source={"uri": "s3://weights/m"}, pod={"serviceAccountName": "reader"}).model, CONFIG, "shoal-system"
+    )["spec"]["egress"]
+    asked = {(peer["ipBlock"]["cidr"], rule["ports"][0]["port"]) for rule in rules[2:] for peer in rule["to"]}
+    assert ("169.254.170.23/32", 80) in asked
+    assert ("169.254.169.252/32", 988) in asked
 
 
 def test_one_replica_at_a_time_may_be_disrupted() -> None:

@@ -34,7 +34,7 @@ def model(**spec: object) -> Model:
 
 
 def pod(config: OperatorConfig = CONFIG, *, gpus: int = 1, facts: ArtifactFacts | None = FACTS, **spec: object) -> dict:
-    shape = Shape(model(**spec), CLASS, gpus, "0.5.23", config, "abcd1234", "token", facts)
+    shape = Shape(model(**spec), CLASS, gpus, "0.5.23", config, "abcd1234", facts)
     return manifests.deployment(shape, surge=False)["spec"]["template"]["spec"]
 
 

@@ -37,7 +37,7 @@ def test_rules_and_alerts_ask_for_metrics_that_are_exported(shown: dict[str, lis
 
 async def test_what_a_gateway_exports_stands_on_the_page(shown: dict[str, list[Shown]], tmp_path: Path) -> None:
     async with gateway(tmp_path, ScriptedEngine()) as it:
-        response = await it.post({"model": "llama", "messages": []})
+        response = await it.post({"model": "llama", "messages": [{"role": "user", "content": "hi"}]})
         assert response.status == 200
         await it.records(count=1)
         page = {(one.name, one.type, frozenset(one.labels)) for one in shown["gateway"]}

@@ -183,5 +183,5 @@ def test_a_name_belongs_to_the_oldest_and_of_equals_to_the_lower_uid() -> None:
     first, second = model("b", uid="b", names=("llama",)), model("c", uid="c", names=("llama", "own"))
     everyone = [older, first, second]
     assert served_names(older, everyone) == ServedNames(("llama",), ())
-    assert served_names(second, everyone) == ServedNames(("own",), (("llama", "Model ns/a"),))
+    assert served_names(second, everyone) == ServedNames(("own",), (("llama", "the older Model ns/a"),))
     assert served_names(first, [first, second]) == ServedNames(("llama",), ())

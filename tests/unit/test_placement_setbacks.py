@@ -6,7 +6,7 @@ import pytest
 
 from shoal.core.facts import Container, Pod
 from shoal.core.placement import Held, Moves, Standing, plan
-from shoal.core.placement.setbacks import RETRY_SECONDS, Setback, due, look, other_than_gpus
+from shoal.core.placement.setbacks import RETRY_SECONDS, Setback, look, other_than_gpus
 from tests.support.fleets import candidate, demand, standing, supply
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -76,12 +76,6 @@ def test_the_schedulers_sentence() -> None:
     )
     assert other_than_gpus("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.") is None
     assert other_than_gpus("") is None
-
-
-def test_when_to_look_again() -> None:
-    assert due([pod(), pod("h100-80gb", None, unschedulable=NO_CPU)], patience=patience) == at(300)
-    assert due([pod()], patience=patience) == at(900)
-    assert due([pod(ready=True)], patience=patience) is None
 
 
 # --- what the plan makes of it --------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def make_model(*extra: str, env: dict[str, str] | None = None, **spec: Any) -> M
 
 
 def pod(pool: LoRAPool | None, *, gpus: int = 1, facts: ArtifactFacts = LLAMA, **spec: Any) -> dict[str, Any]:
-    shape = Shape(make_model(**spec), CLASS, gpus, VERSION, CONFIG, "abcd1234", "token", facts, pool)
+    shape = Shape(make_model(**spec), CLASS, gpus, VERSION, CONFIG, "abcd1234", facts, pool=pool)
     return manifests.deployment(shape, surge=False)["spec"]["template"]["spec"]
 
 

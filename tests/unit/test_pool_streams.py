@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from shoal.api.keys import InstallKey
 from shoal.api.meta import API_VERSION, JsonObject
 from shoal.controllers.installkey import InstallKeys
 from shoal.controllers.scaling.ears import Streams
@@ -29,7 +30,7 @@ class Ring:
     """An install key that is known from the start."""
 
     def __init__(self) -> None:
-        self.keys = InstallKeys(current=b"k" * 32, previous=None)
+        self.keys = InstallKeys(InstallKey(b"k" * 32))
         self.changed: list[Any] = []
         self.known = asyncio.Event()
         self.known.set()

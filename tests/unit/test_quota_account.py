@@ -278,3 +278,35 @@ def test_amounts_are_exact(said: str, most: int):
 def test_limits_as_a_tenant_says_them():
     said = TenantLimits(requests_per_minute=1, tokens_per_minute=2, concurrent_requests=3)
     assert limits_of(said, TenantBudget(tokens=4)) == Limits(1, 2, 3, Budget("tokens", 4))
+
+
+def test_a_request_that_grows_is_counted_once_and_asked_for_when_it_is_whole():
+    it = account(requests=2, concurrent=2, tokens=100, budget=Budget("tokens", 200, None, refuse_unknown=False))
+    assert it.begin(0.0, Cost(10), lambda: (), month=NOVEMBER, ledger=True) is None
+    assert (it.told().requests, it.told().in_flight, it.told().reserved_tokens) == (1, 1, 0)
+    assert it.reserve(0.5, Cost(90), lambda: (), month=NOVEMBER, ledger=True, begun=True) is None
+    assert (it.told().requests, it.told().in_flight, it.told().reserved_tokens) == (1, 1, 90)
+    it.settle(1.0, Cost(90), 90, 90)
+    # What is over in the end was counted, and takes nothing else.
+    assert it.begin(2.0, Cost(10), lambda: (), month=NOVEMBER, ledger=True) is None
+    over = it.reserve(2.5, Cost(50), lambda: (), month=NOVEMBER, ledger=True, begun=True)
+    assert over is not None
+    assert over.limit == "tokens"
+    it.settle(3.0, Cost(0), 0)
+    assert (it.told().requests, it.told().in_flight, it.told().reserved_tokens) == (2, 0, 0)
+    # What is over from the beginning is refused there.
+    assert (over := it.begin(4.0, Cost(1), lambda: (), month=NOVEMBER, ledger=True)) is not None
+    assert over.limit == "requests"
+    assert (over := it.begin(62.0, Cost(150), lambda: (), month=NOVEMBER, ledger=True)) is not None
+    assert over.limit == "budget"
+    assert it.told().requests == 2
+
+
+def test_what_grows_may_take_as_much_of_a_share_as_what_comes_whole():
+    """It took none of the tokens when it began: else a request larger than a share would never fit."""
+    crowd = (Peer("b", 0.0),)
+    for grows in (False, True):
+        it = account(tokens=100)
+        if grows:
+            assert it.begin(100.0, Cost(1), lambda: crowd) is None
+        assert it.reserve(100.0, Cost(90), lambda: crowd, begun=grows) is None

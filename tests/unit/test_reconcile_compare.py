@@ -41,7 +41,7 @@ class Desk:
     async def raw(self, **query: str) -> Response:
         routes = Routes(self, lambda: self.standing, lambda: TEN)
         lists = {name.rstrip("_"): [value] for name, value in query.items()}
-        return await routes.unattributed(Request("GET", "/v1/unattributed", lists, {}, b"", Caller("admin")))
+        return await routes.unattributed(Request("GET", "/v1/unattributed", lists, {}, b"", Caller("billing")))
 
     async def ask(self, **query: str) -> Any:
         answer = await self.raw(**query)

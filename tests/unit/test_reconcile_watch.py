@@ -20,6 +20,7 @@ from shoal.serving.installkey import KeyRing
 from tests.support.agentpod import KEYS, Pod, make_quick
 from tests.support.gateway import INSTALL_KEY
 from tests.support.gateway_process import FakeApiServer, kubeconfig
+from tests.support.rolekeys import give
 from tests.support.waiting import until_async
 
 T = TypeVar("T")
@@ -136,7 +137,7 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     monkeypatch.setattr(watch, "ROUND_SECONDS", 0.05)
     monkeypatch.setattr(watch, "GPU_SECONDS", 0.05)
     (tmp_path / "key").mkdir()
-    (tmp_path / "key" / "current").write_bytes(INSTALL_KEY)
+    give(tmp_path / "key", INSTALL_KEY, "ledger")
     (tmp_path / "run").mkdir()
     pod = Pod(tmp_path / "run")
     pod.keys.write_text(
@@ -148,6 +149,7 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     await until_async(lambda: it.store.error is None)
     await it.server.up()
     await it.server.change("gpuclasses", GPU_CLASS)
+    await it.server.change("models", {"metadata": {"name": "llama", "namespace": "chat", "uid": MODEL_UID}})
     async with pod.running():
         yield it
     await it.server.down()

@@ -14,15 +14,16 @@ from shoal.gateway.requestlog.api import LogsApi
 from shoal.gateway.requestlog.entry import user_hash
 from shoal.gateway.requestlog.logkeys import LogKeys
 from tests.support.gateway import API_KEY
+from tests.support.pictures import data_url, png
 from tests.support.requestlog import CANARY, echo, entries, logged, raw_bytes
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 
-IMAGE = "data:image/png;base64," + "A" * 900_000
+IMAGE = data_url("image/png", png(2, 2) + bytes(675_000))
 
 
 async def test_full_logs_prompt_parameters_answer_and_what_came_of_it(tmp_path: Path):
     async with logged(tmp_path, ScriptedEngine(echo)) as it:
-        await it.ask("what is up?", user="u-1", temperature=0.5, logit_bias={"1": 2}, priority=9)
+        await it.ask("what is up?", user="u-1", temperature=0.5, logit_bias={"1": 2})
         (entry,) = await it.written()
     assert entry["request"] == {"temperature": 0.5, "messages": [{"role": "user", "content": "what is up?"}]}
     assert entry["answer"] == [{"index": 0, "content": "what is up?", "finish_reason": "stop"}]
@@ -150,7 +151,7 @@ async def test_how_a_request_ended_stands_in_its_entry(tmp_path: Path):
         request.writer.close()
 
     async with logged(tmp_path, ScriptedEngine(breaks)) as it:
-        body = {"model": "llama", "messages": [], "stream": True}
+        body = {"model": "llama", "messages": [{"role": "user", "content": "hi"}], "stream": True}
         response = await it.it.post(body)
         assert b"replica_lost" in await response.read()
         response = await it.it.post({**body, "seed": 400}, headers={"x-request-id": "mine"})

@@ -100,12 +100,12 @@ async def test_a_gateway_that_is_away_is_named(two: Two):
     assert "the other gateways are not known" in (await two.it.page())["missing"][0]["reason"]
 
 
-async def test_operators_read_with_the_admin_key_and_other_gateways_only_what_is_here(two: Two):
+async def test_people_read_with_the_key_for_logs_and_other_gateways_only_what_is_here(two: Two):
     assert texts(await two.call("GET", ADMIN, tenant="acme")) == ["there", "here"]
     assert texts(await two.call("GET", PEER, tenant="acme")) == ["here"]
     assert (await two.call("GET", ADMIN, tenant="globex"))["data"] == []
     refused = await two.call("GET", {"x-shoal-key": "wrong"}, 401, tenant="acme")
-    assert refused["error"]["message"] == "A key of a gateway or an admin is needed."
+    assert refused["error"]["message"] == "A key for logs, or of a gateway, is needed."
     await two.call("GET", ADMIN, 400)
     await two.call("GET", ADMIN, 400, tenant="../globex")
     await two.call("POST", ADMIN, 405, tenant="acme")

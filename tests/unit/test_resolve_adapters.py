@@ -1,11 +1,14 @@
 """Which adapter a word means, and who may use it."""
 
 import dataclasses
+import functools
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from shoal.core.access import Identity
+from shoal.core.consent import NO_ADAPTERS, AdapterConsent
 from shoal.core.resolve import ServedModel
 from shoal.core.resolve_adapters import DeclaredAdapter
 from shoal.core.words import Words
@@ -23,11 +26,19 @@ class Meant:
     listed: list[tuple[str, str]]
 
 
+ALL_OF_CHAT = AdapterConsent(namespaces=frozenset({"chat"}))
+
+
 def words(
-    *adapters: DeclaredAdapter, tenant: str = "acme", grants: tuple[str, ...] = (), models=MODELS, pools=None
+    *adapters: DeclaredAdapter,
+    tenant: str = "acme",
+    grants: tuple[str, ...] = (),
+    consent: AdapterConsent = ALL_OF_CHAT,
+    models=MODELS,
+    pools=None,
 ) -> Meant:
     """What every word means that anybody claims."""
-    identity = Identity(tenant, None, "key", None, False, False, frozenset(grants))
+    identity = Identity(tenant, None, "key", None, False, False, frozenset(grants), consent)
     index = Words()
     index.set_models(models)
     index.set_pools({"chat/pool": pool()} if pools is None else pools)
@@ -73,24 +84,67 @@ def test_a_short_name_belongs_to_the_oldest_adapter(created: str, means: str):
     assert found["chat/other"].address == "chat/other"
 
 
-def test_a_short_name_belongs_to_the_oldest_of_models_and_adapters():
-    taken = adapter(served=("llama",))
-    assert words(taken, grants=("chat/llama",)).served["llama"].adapter is None
-    old = adapter(served=("llama",), created=OLDER)
-    assert words(old, grants=("chat/llama",)).served["llama"].address == "chat/support"
-    assert words(taken).served["llama"].address == "chat/support"  # of what this tenant may use, it is the oldest
-
-
-def test_an_adapter_nobody_gave_me_takes_no_name_from_me():
-    stolen = adapter("thief", "evil", served=("support",), created=OLDER, tenants=("other",), pool_namespace="chat")
-    pools = {"chat/pool": pool(allowedNamespaces={"from": "All"})}
-    assert words(adapter(), stolen, pools=pools).served["support"].address == "chat/support"
-
-
 @pytest.mark.parametrize("created", [OLDER, "2026-03-01T00:00:00Z"])
-def test_a_model_and_an_adapter_of_one_name_are_two_claimants_of_it(created: str):
-    found = words(adapter("llama", created=created), grants=("chat/llama",)).served
-    assert (found["chat/llama"].adapter is not None) == (created == OLDER)
+def test_a_granted_model_comes_before_every_adapter_however_old(created: str):
+    taken = adapter(served=("llama",), created=created)
+    assert words(taken, grants=("chat/llama",)).served["llama"].adapter is None
+    assert words(taken).served["llama"].address == "chat/support"  # the Model is nothing to this tenant
+    namesake = adapter("llama", created=created)
+    assert words(namesake, grants=("chat/llama",)).served["chat/llama"].adapter is None
+    assert words(namesake).served["chat/llama"].adapter is not None
+
+
+PICKY = AdapterConsent(adapters=frozenset({"team/support"}))
+BY_MODEL = AdapterConsent(models=frozenset({"chat/llama"}))
+
+
+@pytest.mark.parametrize(
+    ("consent", "reached"),
+    [
+        (NO_ADAPTERS, set()),
+        (ALL_OF_CHAT, {"chat/support"}),
+        (PICKY, {"team/support"}),
+        (BY_MODEL, {"chat/support"}),  # of the Model's own namespace, and no other
+        (AdapterConsent(models=frozenset({"chat/other"})), set()),
+        (AdapterConsent(namespaces=frozenset({"team"})), {"team/support", "team/other"}),
+    ],
+)
+@pytest.mark.parametrize("lists", ["acme", "*"])
+def test_an_adapter_is_used_where_the_tenant_grants_it_and_it_lists_the_tenant(consent, reached, lists: str):
+    declared = [
+        adapter("support", tenants=(lists,)),
+        adapter("support", "team", tenants=(lists,), pool_namespace="chat", created=OLDER),
+        adapter("other", "team", tenants=(lists,), pool_namespace="chat"),
+        adapter("foreign", "team", tenants=("globex",), pool_namespace="chat"),
+        adapter("strange", "chat", tenants=("globex",)),
+    ]
+    pools = {"chat/pool": pool(allowedNamespaces={"from": "All"})}
+    grants = ("chat/llama",) if lists == "*" else ()
+    found = words(*declared, pools=pools, consent=consent, grants=grants)
+    assert {one.address for one in found.served.values() if one.adapter} == reached
+    assert {address for _, address in found.listed} - {"chat/llama"} == reached
+    assert not found.waiting
+
+
+@pytest.mark.parametrize("tenants", [("acme",), ("*",), ("acme", "*")])
+def test_an_adapter_nobody_gave_me_takes_no_name_from_me(tenants: tuple[str, ...]):
+    """The theft: whoever can write a LoRAAdapter anywhere lists a tenant, and is older."""
+    thieves = [
+        adapter("thief", "evil", served=("support", "llama"), created=OLDER, tenants=tenants, pool_namespace="chat"),
+        # With a pool and a Model of its own, it needs nobody's leave.
+        adapter("own", "evil", served=("support", "llama"), created=OLDER, tenants=tenants),
+    ]
+    pools = {"chat/pool": pool(allowedNamespaces={"from": "All"}), "evil/pool": pool(namespace="evil")}
+    rogue = ServedModel("evil/llama", "uid-evil", "evil/llama", ("support", "llama"), datetime(2025, 1, 1, tzinfo=UTC))
+    models = {**MODELS, rogue.key: rogue}
+    known = functools.partial(words, models=models, pools=pools, grants=("chat/llama",))
+    alone, beside = known(adapter(), consent=BY_MODEL), known(adapter(), *thieves, consent=BY_MODEL)
+    assert alone == beside
+    assert beside.served["support"].address == "chat/support"
+    # With the tenant's half of the consent switched off it works.
+    trusting = AdapterConsent(namespaces=frozenset({"chat", "evil"}))
+    stolen = known(adapter(), *thieves, consent=trusting)
+    assert stolen.served["support"].address.startswith("evil/")
 
 
 @pytest.mark.parametrize(
@@ -105,11 +159,20 @@ def test_a_model_and_an_adapter_of_one_name_are_two_claimants_of_it(created: str
     ids=["refused", "not read yet", "pool not accepted", "namespace", "no Model"],
 )
 def test_one_that_cannot_answer_keeps_its_names_and_says_why(changes, pools, models, reason):
-    """So that a word which means an adapter never begins to mean a Model."""
+    """So that a word which means an adapter never begins to mean another one."""
     young = ServedModel("chat/young", "u", "chat/young", ("support",), datetime(2026, 10, 1, tzinfo=UTC))
-    found = words(adapter(**changes), pools=pools, models={**models, "chat/young": young}, grants=("chat/young",))
-    assert set(found.served) == {"chat/young"}
+    consent = AdapterConsent(namespaces=frozenset({"chat", "team"}))
+    models = {**models, "chat/young": young}
+    found = words(adapter(**changes), pools=pools, models=models, consent=consent)
+    assert not found.served
     assert found.waiting["support"] == reason
+    # A Model that the tenant was granted has the name in any case.
+    assert (
+        words(adapter(**changes), pools=pools, models=models, consent=consent, grants=("chat/young",))
+        .served["support"]
+        .adapter
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,7 +186,8 @@ def test_one_that_cannot_answer_keeps_its_names_and_says_why(changes, pools, mod
 )
 def test_the_pool_says_from_which_namespaces(allowed: dict, reason: str, answers: bool):
     other = adapter(namespace="team", pool_namespace="chat", reason=reason)
-    found = words(other, pools={"chat/pool": pool(allowedNamespaces=allowed)})
+    consent = AdapterConsent(namespaces=frozenset({"team"}))
+    found = words(other, pools={"chat/pool": pool(allowedNamespaces=allowed)}, consent=consent)
     assert ("team/support" in found.served) == answers
 
 
@@ -155,7 +219,7 @@ def test_it_waits_within_the_bounds_of_its_model():
 
 def test_one_that_changes_or_goes_leaves_no_name_behind():
     """The index is kept up one object at a time: it must be as if it had been made anew."""
-    acme = Identity("acme", None, "key", None, False, False, frozenset())
+    acme = Identity("acme", None, "key", None, False, False, frozenset(), ALL_OF_CHAT)
     index = Words()
     index.set_models(MODELS)
     index.set_pools({"chat/pool": pool()})
@@ -178,3 +242,31 @@ def test_one_that_changes_or_goes_leaves_no_name_behind():
     assert found.kv_percent == 33  # the Model's own changes reach its adapters
     index.retain(())
     assert (index.find("support", acme), list(index.adapter_uids), index.listed(acme)) == (None, [], [])
+
+
+def test_what_others_claim_costs_a_request_nothing(monkeypatch: pytest.MonkeyPatch):
+    """20,000 adapters of somebody that claim a name would else be looked at by each request for it."""
+    looked: list[object] = []
+    granted = Words._granted
+
+    def counted(self: Words, claim: Any, identity: Identity) -> bool:
+        looked.append(claim)
+        return granted(self, claim, identity)
+
+    monkeypatch.setattr(Words, "_granted", counted)
+    acme = Identity("acme", None, "key", None, False, False, frozenset({"chat/llama"}), BY_MODEL)
+    index = Words()
+    index.set_models(MODELS)
+    index.set_pools({"chat/pool": pool(), "evil/pool": pool(namespace="evil")})
+    index.put("chat/support", adapter())
+    for number in range(300):
+        index.put(f"evil/{number}", adapter(str(number), "evil", served=("support", "llama"), created=OLDER))
+    for word, address in (("support", "chat/support"), ("llama", "chat/llama")):
+        looked.clear()
+        found = index.find(word, acme)
+        assert found is not None
+        assert found.address == address
+        assert len(looked) == 1
+    looked.clear()
+    assert [word for word, _ in index.listed(acme)] == ["llama", "support"]
+    assert len(looked) < 10

@@ -7,9 +7,10 @@ import pytest
 from shoal.api.tenant import Tenant
 from shoal.core.access import DenialReason, Denied, Identity, authenticate, index_keys
 from shoal.core.resolve import ServedModel
-from shoal.core.routing import Choice, Heard, NoReplica, Replica, choose
+from shoal.core.routing import Choice, Heard, NoReplica, Replica
 from shoal.core.words import Words
 from tests.support.gateway import replica
+from tests.support.routing import choose
 
 READY = Heard("ready", "boot")
 NOW = datetime(2026, 11, 1, tzinfo=UTC)

@@ -7,7 +7,7 @@ import pytest
 
 from shoal.api import names
 from shoal.api.artifact import ArtifactFacts
-from shoal.api.meta import JsonObject
+from shoal.api.meta import API_VERSION, JsonObject
 from shoal.api.model import Model
 from shoal.controllers.capacity import Capacity
 from shoal.controllers.planner import Planner
@@ -23,6 +23,7 @@ from shoal.kube.errors import Conflict, Unavailable
 from shoal.kube.events import Recorder
 from tests.support.controlplane import FACTS
 from tests.support.operators import CONFIG, gpu_class, model
+from tests.support.owners import LabelsSuffice
 
 UID = "model-uid"
 
@@ -46,8 +47,8 @@ def deployment(replicas: int, *, version: int = 1, manager: str = names.MANAGER_
             "uid": "deployment-uid",
             "resourceVersion": str(version),
             "generation": version,
-            "labels": {names.LABEL_GPU_CLASS: "l4"},
-            "ownerReferences": [{"uid": UID, "controller": True}],
+            "labels": {names.LABEL_MODEL: "chat", names.LABEL_MODEL_UID: UID, names.LABEL_GPU_CLASS: "l4"},
+            "ownerReferences": [{"apiVersion": API_VERSION, "kind": "Model", "uid": UID, "controller": True}],
             "managedFields": [{"manager": manager, "fieldsV1": {"f:spec": {"f:replicas": {}}}}],
         },
         "spec": {"replicas": replicas, "template": {"spec": {"containers": [{"resources": resources}]}}},
@@ -85,7 +86,7 @@ class Plane:
     def __init__(self, replicas: int = 0) -> None:
         self.server = ScaleServer(replicas)
         client = cast("Client", self.server)
-        self.world = World(client, CONFIG, "shoal-system", Recorder(client, "test"))
+        self.world = World(client, CONFIG, "shoal-system", Recorder(client, "test"), ownership=LabelsSuffice())
         self.world.classes.upsert(_versioned(gpu_class("l4", "L4", cost="0.43", memory="24Gi")))
         self.world.nodes.upsert(node("l4-0", 2))
         raw = _versioned(model("chat", "ns"), uid=UID)

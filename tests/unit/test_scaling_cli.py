@@ -74,6 +74,8 @@ IDLE = ModelFigures(
     model="chat/idle", wanted=0, ready=0, reason="ScaledToZero", message="", held=0, in_flight=0, hourly_cost="0"
 )
 
+ACCOUNT = "/api/v1/namespaces/shoal-system/serviceaccounts/shoal-decisions/token"
+
 
 def answer(*models: ModelFigures) -> dict[str, Any]:
     return Decisions(operator="shoal-operator-1", leads=True, time=NOW, models=models).model_dump(mode="json")
@@ -207,6 +209,21 @@ def test_without_a_leader_it_says_what_to_look_at(kubeconfig: Path, api: CannedA
     done = shoal(kubeconfig, "why", "llama")
     assert done.exit_code == 1
     assert "no operator leads at the moment: look at kubectl -n shoal-system get pods" in done.output
+
+
+def test_it_shows_the_operator_a_token_that_it_asked_for(kubeconfig: Path, api: CannedApi) -> None:
+    """A person's own token stays with the API server; the operator is shown one that opens its decisions alone."""
+    api.answers[ACCOUNT] = {"status": {"token": "short-lived"}}
+    assert shoal(kubeconfig, "why", "llama").exit_code == 0
+    shown = [headers for _, path, headers in api.calls if "proxy/v1/decisions" in path]
+    assert {headers["x-shoal-key"] for headers in shown} == {"short-lived"}
+
+
+def test_without_the_right_to_a_token_it_says_which_one_is_needed(kubeconfig: Path, api: CannedApi) -> None:
+    api.answers[ACCOUNT] = (403, "you cannot create serviceaccounts/token")
+    done = shoal(kubeconfig, "why", "llama")
+    assert done.exit_code == 1
+    assert "create a token of the ServiceAccount shoal-decisions" in done.output
 
 
 def test_without_the_rights_it_says_which_ones_are_needed(kubeconfig: Path, api: CannedApi) -> None:

@@ -1,27 +1,26 @@
 """The operator notices that a Model has no luck with a class, tells the planner once, and forgets after a while."""
 
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 from typing import Any, cast
 
-from shoal.api.model import Model
+from shoal.api.meta import GROUP
 from shoal.controllers.coldstarts import LONGEST_PATIENCE_SECONDS, ColdStarts
 from shoal.controllers.setbacks import Setbacks
 from shoal.controllers.world import World
 from shoal.core.facts import Deployment, Pod
+from shoal.core.ownership import Link, Owner
 from shoal.core.placement.setbacks import RETRY_SECONDS
 from shoal.kube.projections import Child
 from shoal.kube.store import Table
+from tests.support.operators import CONFIG
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-MODEL = Model.model_validate(
-    {
-        "apiVersion": "shoal.dev/v1alpha1",
-        "kind": "Model",
-        "metadata": {"name": "a", "namespace": "chat", "uid": "m", "resourceVersion": "1", "generation": 1},
-        "spec": {"source": {"uri": "hf://org/model"}},
-    }
-)
+MODEL = {
+    "apiVersion": "shoal.dev/v1alpha1",
+    "kind": "Model",
+    "metadata": {"name": "a", "namespace": "chat", "uid": "m", "resourceVersion": "1", "generation": 1},
+    "spec": {"source": {"uri": "hf://org/model"}},
+}
 
 
 class Cluster:
@@ -35,14 +34,16 @@ class Cluster:
             "chat", "a-l4", "d", "1", "m", "l4", 1, "nvidia.com/gpu", 1, 1, 1, frozenset(), updated, 0, 1, None,
             deleting=False,
         )  # fmt: skip
-        self.put(deployments, Child("chat", "a-l4", "d", "m", b"{}", found))
-        world = SimpleNamespace(
-            pods=self.pods,
-            deployments=deployments,
-            now=lambda: START + timedelta(seconds=self.seconds),
-            model_by_uid=lambda uid: SimpleNamespace(object=MODEL) if uid == "m" else None,
-        )
-        self.setbacks = Setbacks(cast("World", world), ColdStarts(cast("World", world)), self._tell)
+        link = Link("d", "chat", "a-l4", "a", "m", "l4", Owner(GROUP, "Model", "m"))
+        self.put(deployments, Child("chat", "a-l4", "d", "m", b"{}", found, link))
+        nothing = cast("Any", None)
+        world = World(
+            nothing, CONFIG, "shoal-system", nothing,
+            now=lambda: START + timedelta(seconds=self.seconds), deployments=deployments,
+        )  # fmt: skip
+        world.pods = self.pods
+        world.models.upsert(MODEL)
+        self.setbacks = Setbacks(world, ColdStarts(world), self._tell)
         self.pod(ready=False)
 
     def put(self, table: Table[Any], value: Any) -> None:

@@ -7,10 +7,12 @@ import pytest
 
 from shoal.agent.facts import FactsRequest, read_facts
 from shoal.api.model import Sizing
+from shoal.artifacts import Settings
 from shoal.core.sizing import GPU, Sized, implied_overhead, size
 from shoal.engine.tuning import tuning_of
 from shoal.sim import memory, timing
 from shoal.sim.args import parse
+from tests.support.sources import LOCAL
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512, "hidden_size": 64,
@@ -32,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("extra", [(), ("--mem-fraction-static=0.5",), ("--max-total-tokens=5000",)])
 async def test_the_engine_says_what_was_predicted(folder: Path, extra: tuple[str, ...]) -> None:
     gpu = GPU("l4-24gb", 23034 << 20)
-    facts = await read_facts(FactsRequest(f"file://{folder}"))
+    facts = await read_facts(FactsRequest(f"file://{folder}", settings=Settings(network=LOCAL)))
     tuning = tuning_of(extra)
     predicted = size(facts, gpu, tensor=None, context_length=4096, overrides=Sizing.model_validate({}), tuning=tuning)
     assert isinstance(predicted, Sized)

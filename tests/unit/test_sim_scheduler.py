@@ -237,3 +237,40 @@ async def test_a_stalled_engine_is_not_alive_until_it_recovers():
     assert not await loop.alive(0.01)
     loop.recover()
     assert await loop.alive(0.01)
+
+
+def test_what_is_aborted_while_its_prompt_is_computed_ends_with_a_token():
+    s = scheduler()
+    one = sequence("a", range(10))
+    s.submit(one, 0.0)
+    assert s.begin(0.0) is not None
+    s.abort_by_id(one, 0.0)
+    assert one.finish is None
+    s.complete(1.0)
+    assert one.finish is not None
+    assert (one.finish.type, len(one.output), one.admitted) == ("abort", 1, 0.0)
+
+
+def test_what_is_aborted_in_a_piece_of_its_prompt_or_while_it_waits_was_never_admitted():
+    s = scheduler(chunk=4, running=1)
+    one, two = sequence("a", range(10)), sequence("b", range(10))
+    s.submit(one, 0.0)
+    s.submit(two, 0.0)
+    assert s.begin(0.0) is not None
+    for each in (one, two):
+        s.abort_by_id(each, 0.0)
+        assert each.finish is not None
+        assert (each.finish.type, each.output, each.admitted) == ("abort", [], None)
+    s.complete(1.0)
+    assert s.idle
+    assert s.kv.used == 0
+
+
+def test_what_is_aborted_while_it_answers_has_what_it_wrote():
+    s = scheduler()
+    one = sequence("a", range(10))
+    s.submit(one, 0.0)
+    turn(s)
+    s.abort_by_id(one, 1.0)
+    assert one.finish is not None
+    assert (one.finish.type, one.output, one.admitted) == ("abort", [1000], 0.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.sim.kv import KVCache
+from shoal.sim.kv import KVCache, Space
 from shoal.sim.scheduler import Scheduler, Sequence
 from shoal.sim.slots import COPY_BYTES_PER_SECOND, Slots
 from shoal.sim.timing import Timing
@@ -82,10 +82,11 @@ def test_a_request_whose_adapter_finds_no_slot_waits_and_others_pass_it():
 def test_one_adapters_prefix_is_no_others():
     cache = KVCache(100)
     assert cache.take(4)
-    cache.insert((1, 2, 3, 4), 4, "a")
-    assert cache.match((1, 2, 3, 4), "a")[1] == 4
-    assert cache.match((1, 2, 3, 4), "b")[1] == 0
+    a, b = Space("a"), Space("b")
+    cache.insert((1, 2, 3, 4), 4, a)
+    assert cache.match((1, 2, 3, 4), a)[1] == 4
+    assert cache.match((1, 2, 3, 4), b)[1] == 0
     assert cache.match((1, 2, 3, 4))[1] == 0
     # It is one pool all the same: what one adapter cached makes room for another.
     assert cache.take(98)
-    assert cache.match((1, 2, 3, 4), "a")[1] == 0
+    assert cache.match((1, 2, 3, 4), a)[1] == 0

@@ -18,7 +18,7 @@ from shoal.artifacts import ArtifactError, Credentials, Manifest, Settings, fold
 from shoal.artifacts.trust import with_public_roots
 from tests.support.flaky import Flaky
 from tests.support.s3 import S3, s3_server
-from tests.support.sources import localhost_tls, model_files, safetensors, tar_of, write_files
+from tests.support.sources import LOCAL, localhost_tls, model_files, safetensors, tar_of, write_files
 
 GOOGLE_KEY = json.dumps(
     {
@@ -29,7 +29,7 @@ GOOGLE_KEY = json.dumps(
         "private_key_id": "",
     }
 )
-QUICK = Settings(pause_seconds=0.001)
+QUICK = Settings(network=LOCAL, pause_seconds=0.001)
 
 
 @pytest.fixture(scope="module")

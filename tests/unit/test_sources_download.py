@@ -21,12 +21,12 @@ from shoal.artifacts.manifest import sort
 from shoal.artifacts.ranges import RangedSource
 from tests.support.flaky import Flaky
 from tests.support.slowdisk import SlowDisk
-from tests.support.sources import HubServer, model_files
+from tests.support.sources import LOCAL, HubServer, model_files
 from tests.support.waiting import until_async
 
 CONTENT = bytes(i * 7 % 256 for i in range(100_000))
 PIECE = 1000
-QUICK = Settings(pause_seconds=0.0001, segment_bytes=9_973, connections=4)
+QUICK = Settings(network=LOCAL, pause_seconds=0.0001, segment_bytes=9_973, connections=4)
 
 
 @dataclass
@@ -179,6 +179,22 @@ async def test_a_host_that_is_down_is_tried_a_few_times(tmp_path: Path):
     assert caught.value.reason == reasons.SOURCE_UNREACHABLE
 
 
+async def test_a_server_that_breaks_off_after_every_byte_is_given_up(tmp_path: Path):
+    settings = replace(QUICK, connections=1, segment_bytes=1 << 30, stall_seconds=0.2)
+    source = Scripted(settings=settings, breaks=[1] * len(CONTENT))
+    with pytest.raises(Interrupted):
+        await fetch(source, tmp_path / "x")
+    assert len(source.asked) == settings.attempts
+
+
+async def test_a_proxy_that_cuts_every_connection_after_some_kib_brings_the_file(tmp_path: Path):
+    settings = replace(QUICK, connections=1, segment_bytes=1 << 30)
+    source = Scripted(settings=settings, breaks=[10_000] * 100)
+    await fetch(source, tmp_path / "x")
+    assert (tmp_path / "x").read_bytes() == CONTENT
+    assert len(source.asked) > settings.attempts
+
+
 async def test_a_corrupt_transfer_is_thrown_away_and_fetched_once_more(tmp_path: Path):
     source = Scripted(corrupt=1)
     came = await fetch(source, tmp_path / "x")
@@ -284,7 +300,11 @@ async def test_a_hub_that_hangs_is_left_and_the_transfer_goes_on(tmp_path: Path)
     try:
         async with Flaky(server.port) as flaky:
             settings = Settings(
-                hub_endpoint=f"http://{flaky.address}", stall_seconds=0.3, pause_seconds=0.001, connections=1
+                network=LOCAL,
+                hub_endpoint=f"http://{flaky.address}",
+                stall_seconds=0.3,
+                pause_seconds=0.001,
+                connections=1,
             )
             async with open_source("hf://team/tiny", Credentials(), settings) as source:
                 manifest = await source.manifest()

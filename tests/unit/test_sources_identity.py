@@ -20,9 +20,9 @@ from shoal.artifacts import ArtifactError, Credentials, Settings, open_source
 from shoal.artifacts.identity import with_identity
 from tests.support.cache import running, short_folder
 from tests.support.s3 import S3, s3_server
-from tests.support.sources import model_files, write_files
+from tests.support.sources import LOCAL, model_files, write_files
 
-QUICK = Settings(pause_seconds=0.001)
+QUICK = Settings(network=LOCAL, pause_seconds=0.001)
 CLOUDS = ("AWS_", "AZURE_", "GOOGLE_", "GCE_")
 
 

@@ -1,12 +1,17 @@
 """What a source URI means."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
-from shoal.api import names
+from shoal.api import names, sources
 from shoal.api.sources import SourceUri, engine_model_path, parse_source, shown
-from shoal.artifacts import secret_advice
+from shoal.artifacts import ArtifactError, Credentials, Settings, open_source, secret_advice
+from shoal.artifacts.web import Web
+from shoal.core.adapters.sources import credentials_for
+from shoal.core.network import SourceNetwork
+from tests.support.hostile import Server, listening, telling
 
 
 @pytest.mark.parametrize(
@@ -44,6 +49,26 @@ def test_a_source_is_taken_apart(uri: str, expected: SourceUri):
         ("oci://host/lla ma", "does not name an image"),
         ("pvc://claim/../x", "does not name a folder of a volume"),
         ("https://user:s3cret@host/x", "carries no user or password"),
+        ("https://host@/x", "carries no user or password"),
+        ("https://host.example\\@attacker.example/x", "which no source has"),
+        ("https://host/a\nb", "which no source has"),
+        ("https://h\u00f6st/x", "has a host that is no name of DNS"),
+        ("https://\uff11\uff12\uff17.0.0.1/x", "has a host that is no name of DNS"),
+        ("https://host/team-a/../team-b/x", "has a path that does not stand for itself"),
+        ("https://host/team-a/%2e%2e/team-b/x", "has a path that does not stand for itself"),
+        ("https://host/team-a/..%2fteam-b/x", "has a path that does not stand for itself"),
+        ("https://host/%252e%252e/x", "has a path that does not stand for itself"),
+        ("https://host:0/x", "names a host"),
+        ("https://host:99999/x", "is not a URL"),
+        ("hf://team/../x", "does not name a repository"),
+        ("hf://team/tiny@../../x", "does not name a repository"),
+        ("hf://team/tiny?x", "does not name a repository"),
+        ("hf://t%2fx/tiny", "does not name a repository"),
+        ("s3://buck%2fet/x", "does not name a bucket and a prefix"),
+        ("s3://attacker.example#/x", "does not name a bucket and a prefix"),
+        ("s3://models/%2e%2e/x", "does not name a bucket and a prefix"),
+        ("file:///models/../etc", "has no absolute path"),
+        ("oci://host/../x", "does not name an image"),
     ],
 )
 def test_what_makes_no_sense_is_told(uri: str, message: str):
@@ -85,3 +110,52 @@ def test_what_is_signed_is_not_shown():
 )
 def test_a_missing_secret_is_asked_for_with_the_keys_of_its_source(uri: str, advice: str):
     assert secret_advice(uri).startswith(advice)
+
+
+# --- what the patterns are for --------------------------------------------------------------------------------------
+
+NOTHING = re.compile(r"(?!)")
+QUICK = Settings(network=SourceNetwork(allowed_hosts=("127.0.0.1",)), attempts=1, connect_seconds=5, stall_seconds=5)
+
+
+@pytest.mark.parametrize("climbing", ["team-a/../team-b/x.tar", "team-a/%2e%2e/team-b/x.tar"])
+async def test_if_a_path_might_climb_one_teams_token_would_fetch_what_is_anothers(
+    climbing: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sources, "_climbs", lambda _: False)
+    monkeypatch.setattr(sources, "_CODED", NOTHING)
+    uri, prefix = f"https://models.example/{climbing}", "https://models.example/team-a"
+    parse_source(uri)
+    assert credentials_for(uri, [prefix]) == 0
+    async with Server(telling(b"what is another's")).running() as server:
+        opened = Web(QUICK, "token of team-a", lambda url, status, _: None)
+        await opened.open()
+        try:
+            assert await opened.text(server.url(f"/{climbing}"), 100) == b"what is another's"
+        finally:
+            await opened.close()
+    assert server.paths == ["/team-b/x.tar"]
+    assert server.asked[0]["authorization"] == "Bearer token of team-a"
+
+
+async def test_if_a_repository_might_climb_the_mirror_would_be_asked_for_anything(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sources, "_hub", lambda uri, rest: SourceUri("hf", uri, repo=rest))
+    async with Server(telling(b"{}")).running() as mirror:
+        settings = replace(QUICK, hub_endpoint=mirror.url(""))
+        async with open_source("hf://../../private/keys#", Credentials({"token": "t"}, given=True), settings) as source:
+            with pytest.raises(ArtifactError):
+                await source.manifest()
+    assert mirror.paths == ["/private/keys"]
+
+
+async def test_if_a_bucket_might_be_any_text_it_would_be_an_address_inside(monkeypatch: pytest.MonkeyPatch):
+    """Where the bucket is a part of the host's name, what follows it is cut off."""
+    monkeypatch.setattr(sources, "_BUCKET", re.compile(r"[^/]+"))
+    values = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "s", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true"}
+    async with (
+        listening() as (port, began),
+        open_source(f"s3://127.0.0.1:{port}#/x", Credentials(values, given=True), QUICK) as source,
+    ):
+        with pytest.raises(ArtifactError):
+            await source.manifest()
+    assert len(began) == 1

@@ -12,31 +12,16 @@ import pytest
 import structlog
 
 from shoal.ledger.shipper import Shipper
-from shoal.ledger.spool import Spool, SpoolUnavailable
+from shoal.ledger.spool import Spool
 from tests.support.fake_ledger import FakeLedger, until
+from tests.support.full_spool import fill
 from tests.support.gateway import gateway
 from tests.support.records import meter
 from tests.support.scripted_engine import ScriptedEngine
 from tests.unit.test_shipper import OURS, shipping, stored
 
 MIB = 1024 * 1024
-CHAT = {"model": "llama", "messages": []}
-
-
-async def fill(spool: Spool, most: int = 200_000) -> int:
-    """Requests until one is refused; returns how many were taken."""
-    for n in range(most):
-        it = meter(f"fill-{n}")
-        it._base["modelRequested"] = "x" * 4_000
-        try:
-            await spool.commit(it.open_row())
-        except SpoolUnavailable:
-            return n
-        it.outcome = "answered"
-        spool.put(it.final_row())
-        if n % 20 == 0:
-            spool.check()
-    raise AssertionError("it never became full")
+CHAT = {"model": "llama", "messages": [{"role": "user", "content": "hi"}]}
 
 
 async def recovered(spool: Spool) -> None:

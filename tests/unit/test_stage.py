@@ -33,6 +33,8 @@ from shoal.artifacts.trust import with_public_roots
 from shoal.artifacts.wanted import wanted_files
 from tests.support.flaky import Flaky
 from tests.support.sources import (
+    LOCAL,
+    LOCAL_ENV,
     ArchiveServer,
     HubServer,
     localhost_tls,
@@ -80,7 +82,7 @@ async def failure(request: StageRequest, paths: StagePaths) -> ArtifactError:
 
 
 async def test_a_folder_of_the_image_is_copied_whole(model: Path, paths: StagePaths):
-    result = await stage(StageRequest(f"file://{model}"), paths)
+    result = await stage(StageRequest(f"file://{model}", settings=HERE), paths)
     assert staged_files(paths) == model_files()
     assert result.bytes == sum(map(len, model_files().values()))
     progress = StageProgress.model_validate_json(paths.progress.read_bytes())
@@ -91,7 +93,7 @@ async def test_a_folder_of_the_image_is_copied_whole(model: Path, paths: StagePa
 async def test_links_inside_the_image_become_files(model: Path, paths: StagePaths, tmp_path: Path):
     (tmp_path / "elsewhere").write_bytes(b"{}")
     (model / "generation_config.json").symlink_to(tmp_path / "elsewhere")
-    await stage(StageRequest(f"file://{model}"), paths)
+    await stage(StageRequest(f"file://{model}", settings=HERE), paths)
     assert (paths.target / "generation_config.json").read_bytes() == b"{}"
     assert not (paths.target / "generation_config.json").is_symlink()
 
@@ -100,34 +102,34 @@ async def test_a_read_only_folder_becomes_one_that_can_be_moved(model: Path, pat
     write_files(model, {"sub/a.json": b"{}"})
     for folder in (model, model / "sub"):
         folder.chmod(0o555)
-    await stage(StageRequest(f"file://{model}"), paths)
+    await stage(StageRequest(f"file://{model}", settings=HERE), paths)
     assert (paths.target.stat().st_mode & 0o200, (paths.target / "sub").stat().st_mode & 0o200) == (0o200, 0o200)
     for folder in (model, model / "sub"):
         folder.chmod(0o755)
 
 
 async def test_a_finished_stage_is_not_done_again(model: Path, paths: StagePaths):
-    first = await stage(StageRequest(f"file://{model}"), paths)
+    first = await stage(StageRequest(f"file://{model}", settings=HERE), paths)
     shutil.rmtree(model)
-    again = await stage(StageRequest(f"file://{model}"), paths)
+    again = await stage(StageRequest(f"file://{model}", settings=HERE), paths)
     assert again.bytes == first.bytes
 
 
 async def test_a_target_without_its_marker_is_not_trusted(model: Path, paths: StagePaths):
     write_files(paths.target, {"config.json": b"{}", "model.safetensors": b"half"})
-    await stage(StageRequest(f"file://{model}"), paths)
+    await stage(StageRequest(f"file://{model}", settings=HERE), paths)
     assert staged_files(paths) == model_files()
 
 
 async def test_another_source_replaces_what_was_there(model: Path, paths: StagePaths, tmp_path: Path):
-    await stage(StageRequest(f"file://{model}"), paths)
+    await stage(StageRequest(f"file://{model}", settings=HERE), paths)
     other = write_files(tmp_path / "other", model_files(128))
-    await stage(StageRequest(f"file://{other}"), paths)
+    await stage(StageRequest(f"file://{other}", settings=HERE), paths)
     assert staged_files(paths) == model_files(128)
 
 
 async def test_a_missing_folder_is_told_so(paths: StagePaths):
-    error = await failure(StageRequest("file:///nowhere"), paths)
+    error = await failure(StageRequest("file:///nowhere", settings=HERE), paths)
     assert error.reason == reasons.SOURCE_NOT_FOUND
     assert str(error) == (
         "file:///nowhere does not exist: file:// names a folder inside the image of the stage container"
@@ -154,13 +156,13 @@ def shell_digest(folder: Path) -> str:
 
 async def test_the_digest_of_a_folder_is_the_one_that_the_documented_command_gives(model: Path, paths: StagePaths):
     write_files(model, {"sub/a.json": b"{}", "sub.json": b"{}", "Z.json": b"{}"})
-    request = StageRequest(f"file://{model}", digest=shell_digest(model))
+    request = StageRequest(f"file://{model}", digest=shell_digest(model), settings=HERE)
     assert (await stage(request, paths)).digest == request.digest
 
 
 async def test_a_wrong_digest_tells_both(model: Path, paths: StagePaths):
     wanted = "sha256:" + "0" * 64
-    error = await failure(StageRequest(f"file://{model}", digest=wanted), paths)
+    error = await failure(StageRequest(f"file://{model}", digest=wanted, settings=HERE), paths)
     assert error.reason == reasons.DIGEST_MISMATCH
     assert str(error) == (
         f"file://{model} has digest {shell_digest(model)}, but source.digest says {wanted}: "
@@ -200,7 +202,7 @@ async def test_what_is_not_a_model_is_refused(
             (model / name).unlink()
         else:
             (model / name).write_bytes(content)
-    error = await failure(StageRequest(f"file://{model}"), paths)
+    error = await failure(StageRequest(f"file://{model}", settings=HERE), paths)
     assert error.reason == reasons.SOURCE_INVALID
     assert message in str(error)
 
@@ -235,9 +237,14 @@ PROBE = "bytes=0-0"
 """How a server is asked for size and version of a file."""
 
 
+HERE = Settings(network=LOCAL)
+
+
 def quick(uri: str, *, digest: str | None = None, manifest: str | None = None, attempts: int = 3) -> StageRequest:
     """A request that is not patient."""
-    return StageRequest(uri, digest, manifest=manifest, settings=Settings(pause_seconds=0.001, attempts=attempts))
+    return StageRequest(
+        uri, digest, manifest=manifest, settings=Settings(network=LOCAL, pause_seconds=0.001, attempts=attempts)
+    )
 
 
 @pytest.fixture
@@ -475,7 +482,7 @@ Hub = tuple[HubServer, str]
 
 
 def at(endpoint: str) -> Settings:
-    return Settings(hub_endpoint=endpoint, pause_seconds=0.001)
+    return Settings(network=LOCAL, hub_endpoint=endpoint, pause_seconds=0.001)
 
 
 @pytest.fixture
@@ -603,7 +610,7 @@ async def test_too_little_room_is_told_before_anything_is_copied(
     model: Path, paths: StagePaths, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10))  # pyright: ignore
-    error = await failure(StageRequest(f"file://{model}"), paths)
+    error = await failure(StageRequest(f"file://{model}", settings=HERE), paths)
     assert error.reason == reasons.DISK_FULL
     assert "free: give the node more ephemeral storage, or keep the model on a volume and use pvc://" in str(error)
 
@@ -613,7 +620,7 @@ async def test_a_disk_that_fills_up_is_told_so(model: Path, paths: StagePaths, m
         raise OSError(errno.ENOSPC, "No space left on device", "/shoal/models/x")
 
     monkeypatch.setattr(os, "pwrite", full)
-    error = await failure(StageRequest(f"file://{model}"), paths)
+    error = await failure(StageRequest(f"file://{model}", settings=HERE), paths)
     assert error.reason == reasons.DISK_FULL
     assert re.match(
         r"no space left while fetching \S+: \d+ bytes of it are still to come and .* are free: ", str(error)
@@ -625,8 +632,8 @@ async def test_a_disk_that_fills_up_is_told_so(model: Path, paths: StagePaths, m
 
 def test_the_termination_message_fits_and_names_the_reason(model: Path, paths: StagePaths):
     left: list[str] = []
-    assert run_stage(StageRequest(f"file://{model}"), paths, left.append) == 0
-    assert run_stage(StageRequest("file:///nowhere"), paths, left.append) == 1
+    assert run_stage(StageRequest(f"file://{model}", settings=HERE), paths, left.append) == 0
+    assert run_stage(StageRequest("file:///nowhere", settings=HERE), paths, left.append) == 1
     assert json.loads(left[0])["bytes"] > 0
     assert json.loads(left[1])["reason"] == "SourceNotFound"
     long = termination_message(ArtifactError(reasons.GATED, "ü" * 9000))
@@ -643,7 +650,7 @@ def test_the_command_stages_and_leaves_a_message(model: Path, tmp_path: Path, pa
                 f"--target={paths.target}", f"--progress={paths.progress}", f"--termination-log={log}",
                 f"--secret-dir={paths.secret}",
             ],
-            env={"SHOAL_STAGE_URI": uri, "SHOAL_STAGE_DIGEST": digest, "PATH": "/usr/bin:/bin"},
+            env={"SHOAL_STAGE_URI": uri, "SHOAL_STAGE_DIGEST": digest, "PATH": "/usr/bin:/bin", **LOCAL_ENV},
             capture_output=True, text=True, check=False, timeout=60,
         )  # fmt: skip
         return done.returncode, json.loads(log.read_text())
@@ -664,7 +671,7 @@ def test_the_command_leaves_at_once_when_it_is_told_to(tmp_path: Path, paths: St
                 f"--uri=https://127.0.0.1:{silent.getsockname()[1]}/x.tar", f"--target={paths.target}",
                 f"--progress={paths.progress}", f"--termination-log={tmp_path / 'log'}",
                 f"--secret-dir={paths.secret}",
-            ],
+            ], env={**os.environ, **LOCAL_ENV},
         )  # fmt: skip
         try:
             connection, _ = silent.accept()

@@ -20,7 +20,7 @@ while True: time.sleep(1)
 
 
 def start(tmp_path: Path, program: str) -> subprocess.Popen[str]:
-    script = start_script(str(tmp_path / "boot"), str(tmp_path / "stalled"))
+    script = start_script(*(str(tmp_path / name) for name in ("boot", "stalled", "drain")))
     return subprocess.Popen(
         ["sh", "-c", script, "engine", sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
     )
@@ -37,10 +37,11 @@ def end(process: subprocess.Popen[str]) -> int:
 
 @pytest.mark.parametrize("code", [0, 7])
 def test_the_exit_code_is_the_engines(tmp_path: Path, code: int) -> None:
-    (tmp_path / "stalled").touch()
+    for stale in ("stalled", "drain"):
+        (tmp_path / stale).touch()
     assert end(start(tmp_path, f"raise SystemExit({code})")) == code
     assert (tmp_path / "boot").read_text().strip()
-    assert not (tmp_path / "stalled").exists()
+    assert [file.name for file in tmp_path.iterdir()] == ["boot"]
 
 
 def test_an_engine_that_drains_is_waited_for(tmp_path: Path) -> None:
@@ -71,7 +72,7 @@ def test_a_signal_at_the_start_is_not_swallowed() -> None:
 def test_as_number_one_an_engine_without_a_handler_ends_at_sigterm(tmp_path: Path) -> None:
     """As in a container. The mutation beside it: without the shell the signal is ignored."""
     loading = 'import time; print("loading", flush=True); time.sleep(60)'
-    script = start_script(str(tmp_path / "boot"), str(tmp_path / "stalled"))
+    script = start_script(*(str(tmp_path / name) for name in ("boot", "stalled", "drain")))
     for command, ends in ((["sh", "-c", script, "engine"], True), ([], False)):
         process = subprocess.Popen(
             ["unshare", "--pid", "--fork", "--kill-child", *command, sys.executable, "-c", loading],

@@ -18,6 +18,7 @@ from tests.storm.journals import (
 )
 from tests.storm.story import stories
 from tests.storm.verdict import Findings, judge
+from tests.storm.wire import LOST_TWICE
 
 GATEWAY, ENGINE = "shoal-gateway-0", "storm-steady-abc"
 
@@ -72,6 +73,27 @@ def test_a_failed_answer_needs_the_kill_of_its_engine() -> None:
         assert findings.totals == {"lost": 1}
         assert not findings.good
         assert "failed without a kill" in findings.verdicts["a"].why
+
+
+def test_a_request_that_was_lost_twice_needs_two_kills_of_engines_that_had_it() -> None:
+    one = replace(attempt("failed", head=11.9), why=LOST_TWICE)
+    tries = [Sequence("req", ENGINE, "b", 10.5), Sequence("req", "another", "c", 11.0)]
+    first, second = killed("engine", 10.6, 10.9), Kill("engine", "another", 11.5, 13.0, "engine_killed")
+    assert judged(one, kills=(first, second), sequences=tries).totals == {"failed": 1}
+    elsewhere, before = replace(second, pod="a third"), replace(second, since=1.0, until=2.0)
+    for kills in (
+        (),
+        (first,),
+        (second,),
+        (first, elsewhere),
+        (first, before),
+        (first, replace(second, what="gateway")),
+    ):
+        findings = judged(one, kills=kills, sequences=tries)
+        assert findings.totals == {"lost": 1}
+        assert LOST_TWICE in findings.verdicts["a"].why
+    # Where it had been on one of the two only, the other's end says nothing of it.
+    assert judged(one, kills=(first, second), sequences=tries[:1]).totals == {"lost": 1}
 
 
 def test_a_cut_answer_needs_the_kill_of_its_own_gateway() -> None:

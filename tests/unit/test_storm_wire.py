@@ -9,11 +9,13 @@ from typing import Any
 import orjson
 import pytest
 
+from shoal.core.fields.check import check as check_fields
+from shoal.core.fields.kinds import Facts
 from tests.storm import swaps
 from tests.storm.ground import MODEL_PATH
 from tests.storm.journals import WRONG
 from tests.storm.load import check
-from tests.storm.plan import Answers, Ask, Phase, Target, asks
+from tests.storm.plan import ATTACKS, Answers, Ask, Phase, Target, asks, attacked_field
 from tests.storm.wire import Clients, End, exchange
 from tests.support.engines import make_models
 
@@ -93,6 +95,8 @@ OK = b'{"choices": [{"text": "all of it"}]}'
         (SHORT, whole(503, b"{}", b"retry-after: 61\r\n"), "lost"),
         (SHORT, whole(503, b"{}"), "lost"),
         (SHORT, whole(502, b"{}"), "lost"),
+        (SHORT, whole(502, b'{"error": {"code": "replica_lost_twice"}}'), "failed"),
+        (SHORT, whole(500, b'{"error": {"code": "replica_lost_twice"}}'), "lost"),
         (SHORT, whole(504, b"{}"), "lost"),
         (SHORT, whole(400, b"{}"), "lost"),
         (replace(SHORT, kind="wrong"), whole(400, b"{}"), "answered"),
@@ -106,6 +110,7 @@ OK = b'{"choices": [{"text": "all of it"}]}'
         (STREAM, chunked(b": waiting\n\n", error(retry_after=5)), "refused"),
         (STREAM, chunked(b": waiting\n\n", error()), "lost"),
         (STREAM, chunked(error(code="x")), "lost"),
+        (STREAM, chunked(b": waiting\n\n", error(code="replica_lost_twice")), "failed"),
         (STREAM, chunked(b"data: what\n\n"), "lost"),
         (STREAM, whole(503, b"{}", b"retry-after: 1\r\n"), "refused"),
     ],
@@ -170,4 +175,15 @@ def test_a_plan_is_the_same_for_the_same_seed_and_follows_the_tide() -> None:
     assert len({ask.id for ask in plan}) == 2000
     assert abs(plan[-1].at - 20.0) < 2.0
     assert all(ask.at % 10.0 < 5.0 for ask in plan if ask.model == "tidal")
-    assert {ask.kind for ask in plan} == {"short", "chat", "stream", "long", "leaver", "wrong"}
+    assert {ask.kind for ask in plan} == {"short", "chat", "stream", "long", "leaver", "wrong", "attack"}
+
+
+@pytest.mark.parametrize("number", range(len(ATTACKS)))
+def test_an_attack_is_refused_by_its_field_alone(number: int) -> None:
+    ask = Ask("a", 0.0, "m", "attack", number, 4)
+    facts = Facts(vocabulary=512, context_length=4096)
+    refused = check_fields(orjson.loads(ask.body()), ask.path, facts)
+    assert refused is not None
+    assert refused.param == attacked_field(ask)
+    harmless = replace(ask, kind="short").body()
+    assert check_fields(orjson.loads(harmless), ask.path, facts) is None

@@ -13,19 +13,20 @@ import pytest
 from shoal.api.tenant import Tenant
 from shoal.core import access
 from shoal.core.access import Denied, Identity
+from shoal.core.consent import AdapterConsent
 from shoal.core.words import Words
 from shoal.gateway import directory, request
-from tests.support.adapter_agents import AdapterAgent, TunedGateway, adapter, tuned
+from tests.support.adapter_agents import AdapterAgent, TunedGateway, adapter, pool, tuned
 from tests.support.gateway import API_KEY, tenant
 
-WORDS = ("llama", "support", "open")
-"""A Model, an adapter for acme, and one for all who may use the Model."""
+WORDS = ("llama", "support", "open", "bait")
+"""A Model, an adapter for acme, one for all who may use the Model, and one of somebody else that lists acme."""
 TAKEN_BACK: Mapping[str, dict[str, Any]] = {
     "disabled": {"disabled": True},
     "expired": {"expires": datetime(2020, 1, 1, tzinfo=UTC)},
     "suspended": {"suspended": True},
 }
-OURS = {("acme", word) for word in WORDS}
+OURS = {("acme", word) for word in WORDS if word != "bait"}
 
 
 async def reached(it: TunedGateway) -> set[tuple[str, str]]:
@@ -35,7 +36,16 @@ async def reached(it: TunedGateway) -> set[tuple[str, str]]:
     gateway.tenants["globex"] = tenant("globex", keys["globex"], models=())
     for who, spec in TAKEN_BACK.items():
         gateway.tenants[who] = tenant(who, keys[who], **spec)
-    it.declare(adapter("open", tenants=("*",)))
+    it.pools["chat/pool"] = pool(allowedNamespaces={"from": "All"})
+    bait = adapter(
+        "bait",
+        "evil",
+        tenants=("acme", "*"),
+        pool_namespace="chat",
+        served=("bait", "support"),
+        created="2025-01-01T00:00:00Z",
+    )
+    it.declare(adapter("open", tenants=("*",)), bait)
     found: set[tuple[str, str]] = set()
     for who, key in keys.items():
         for word in WORDS:
@@ -58,7 +68,14 @@ class Everything(frozenset[str]):
         return True
 
 
+def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request is not looked for only where its tenant was granted something."""
+    monkeypatch.setattr(Words, "_shared", lambda _self, claims, _identity: list(claims))
+
+
 def no_grants(monkeypatch: pytest.MonkeyPatch) -> None:
+    everywhere(monkeypatch)
+
     def index(tenants: Iterable[Tenant]) -> dict[str, Identity]:
         return {key: replace(one, grants=Everything(one.grants)) for key, one in access.index_keys(tenants).items()}
 
@@ -66,7 +83,13 @@ def no_grants(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_tenants_of_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    everywhere(monkeypatch)
     monkeypatch.setattr(Words, "_may_use", lambda *_: True)
+
+
+def no_consent_of_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
+    everywhere(monkeypatch)
+    monkeypatch.setattr(AdapterConsent, "covers", lambda *_, **__: True)
 
 
 def no_look_whether(reason: str) -> Callable[[pytest.MonkeyPatch], None]:
@@ -85,12 +108,13 @@ def no_look_whether(reason: str) -> Callable[[pytest.MonkeyPatch], None]:
 @pytest.mark.parametrize(
     ("off", "leaks"),
     [
-        (no_grants, {("globex", "llama"), ("globex", "open")}),
-        (no_tenants_of_adapters, {("globex", "support"), ("globex", "open")}),
-        (no_look_whether("unknown"), {("nobody", word) for word in WORDS}),
+        (no_grants, {("globex", "llama")}),
+        (no_tenants_of_adapters, {("globex", "support"), ("globex", "open"), ("globex", "bait"), ("acme", "bait")}),
+        (no_consent_of_tenants, {("acme", "bait")}),
+        (no_look_whether("unknown"), {("nobody", word) for _, word in OURS}),
         *((no_look_whether(who), {(who, "llama"), (who, "open")}) for who in TAKEN_BACK),
     ],
-    ids=["grants of Models", "tenants of adapters", "unknown", *TAKEN_BACK],
+    ids=["grants of Models", "tenants of adapters", "consent of tenants", "unknown", *TAKEN_BACK],
 )
 async def test_without_one_of_the_walls_somebody_gets_through(
     tmp_path: Path,

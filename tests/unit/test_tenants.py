@@ -4,7 +4,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from shoal.api import reasons
 from shoal.api.tenant import Tenant
+from shoal.core.conditions import find
 from shoal.core.tenants import decide
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -151,3 +153,22 @@ def test_a_missing_model_is_named() -> None:
 
 def test_suspension_comes_first() -> None:
     assert ready(tenant(suspended=True, keys=[]))[0] == "Suspended"
+
+
+def granting(*grants: dict, listing: set[str]) -> tuple[str, str] | None:
+    found = decide(tenant(keys=[key("k")], adapters=list(grants)), rivals=[], models=(), adapters=listing, now=NOW)
+    condition = find(found.status.conditions, reasons.ADAPTERS_READY)
+    return None if condition is None else (condition.reason, condition.message)
+
+
+def test_grants_of_adapters_that_match_none_are_named() -> None:
+    everything, two = {"namespace": "acme"}, {"namespace": "tunes", "names": ["support", "legal"]}
+    assert granting(listing={"acme/x"}) is None
+    assert granting(everything, two, listing={"acme/x", "tunes/support", "tunes/legal"}) == (
+        "Active",
+        "each grant of adapters matches one that lists this tenant",
+    )
+    assert granting(everything, two, listing={"tunes/support"}) == (
+        "AdapterNotFound",
+        "no adapter that lists this tenant: acme/*, tunes/legal; the others can be used",
+    )

@@ -73,6 +73,9 @@ proxy:
 caBundle:
   {{- toYaml .Values.caBundle | nindent 2 }}
 hubEndpoint: {{ .Values.hubEndpoint | quote }}
+sources:
+  {{- toYaml (omit .Values.sources "ports") | nindent 2 }}
+  ports: [{{ range $i, $port := .Values.sources.ports }}{{ if $i }}, {{ end }}{{ int64 $port }}{{ end }}]
 pods:
   {{- $pods := omit .Values.pods "runAsUser" }}
   {{- toYaml $pods | nindent 2 }}
@@ -89,6 +92,15 @@ scaling:
   {{- toYaml .Values.operator.scaling | nindent 2 }}
 tracing:
   {{- toYaml .Values.tracing | nindent 2 }}
+scopeNamespaces: {{ include "shoal.scope" . }}
+metricsAuth: {{ .Values.metrics.auth.enabled }}
+transport:
+  mtls:
+    {{- omit .Values.transport.mtls "certificateHours" "authorityDays" | toYaml | nindent 4 }}
+    certificateHours: {{ int64 .Values.transport.mtls.certificateHours }}
+    authorityDays: {{ int64 .Values.transport.mtls.authorityDays }}
+  sidecar:
+    {{- toYaml .Values.transport.sidecar | nindent 4 }}
 resyncSeconds: {{ int64 .Values.operator.resyncSeconds }}
 logLevel: {{ .Values.operator.logLevel }}
 {{- end }}
@@ -107,6 +119,17 @@ logLevel: {{ .Values.operator.logLevel }}
   value: {{ $value | quote }}
 {{- end }}
 {{- end }}
+{{- end -}}
+{{- end }}
+
+{{/* Annotations of Shoal's own pods: the component's, and whether it speaks mutual TLS. Call with
+     (dict "root" $ "of" .Values.gateway). */}}
+{{- define "shoal.podAnnotations" -}}
+{{- if .root.Values.transport.mtls.enabled -}}
+shoal.dev/transport: mtls
+{{ end -}}
+{{- with .of.podAnnotations -}}
+{{- toYaml . }}
 {{- end -}}
 {{- end }}
 
@@ -182,5 +205,26 @@ true
 {{- else if eq .value "children" -}}
 {{- fail "admission.children.enabled: this API server has no ValidatingAdmissionPolicy of admissionregistration.k8s.io/v1; set it to false" -}}
 {{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* TCP ports that the node cache reaches: of sources, the hub's mirror, proxies, and of the API server. As JSON. */}}
+{{- define "shoal.fetchPorts" -}}
+{{- $ports := list (int64 443) (int64 6443) -}}
+{{- range .Values.sources.ports }}{{ $ports = append $ports (int64 .) }}{{ end -}}
+{{- range compact (list .Values.hubEndpoint .Values.proxy.http .Values.proxy.https) -}}
+{{- $url := urlParse . -}}
+{{- $port := regexFind ":[0-9]+$" $url.host | trimPrefix ":" | default (ternary "80" "443" (eq $url.scheme "http")) -}}
+{{- $ports = append $ports (int64 $port) -}}
+{{- end -}}
+{{- $ports | uniq | toJson -}}
+{{- end }}
+
+{{/* The namespaces that Shoal reads and writes, its own among them, as a JSON list; [] means all. */}}
+{{- define "shoal.scope" -}}
+{{- if .Values.scope.namespaces -}}
+{{ append .Values.scope.namespaces .Release.Namespace | uniq | sortAlpha | toJson }}
+{{- else -}}
+[]
 {{- end -}}
 {{- end }}

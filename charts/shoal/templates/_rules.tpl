@@ -47,6 +47,14 @@
   verbs:
   - list
   - watch
+# whether an engine pod belongs to its Model
+- apiGroups:
+  - apps
+  resources:
+  - replicasets
+  verbs:
+  - list
+  - watch
 # which of a variant's pods goes first
 - apiGroups:
   - ''
@@ -225,6 +233,15 @@
   verbs:
   - list
   - watch
+# whether an engine pod belongs to its Model
+- apiGroups:
+  - apps
+  resources:
+  - deployments
+  - replicasets
+  verbs:
+  - list
+  - watch
 {{- end }}
 {{- define "shoal.rules.ledger" -}}
 # engines, whose own counters it compares with what was billed
@@ -235,11 +252,21 @@
   verbs:
   - list
   - watch
-# what a GPU of a class costs
+# whether an engine pod belongs to its Model
+- apiGroups:
+  - apps
+  resources:
+  - deployments
+  - replicasets
+  verbs:
+  - list
+  - watch
+# what a GPU of a class costs, and which Models there are
 - apiGroups:
   - shoal.dev
   resources:
   - gpuclasses
+  - models
   verbs:
   - list
   - watch
@@ -253,6 +280,31 @@
   verbs:
   - list
   - watch
+{{- end }}
+{{- define "shoal.rules.access" -}}
+# whose token a caller of /metrics has
+- apiGroups:
+  - authentication.k8s.io
+  resources:
+  - tokenreviews
+  verbs:
+  - create
+# whether that may read it
+- apiGroups:
+  - authorization.k8s.io
+  resources:
+  - subjectaccessreviews
+  verbs:
+  - create
+{{- end }}
+{{- define "shoal.rules.senders" -}}
+# from which pod usage records come
+- apiGroups:
+  - authentication.k8s.io
+  resources:
+  - tokenreviews
+  verbs:
+  - create
 {{- end }}
 {{- define "shoal.rules.viewers" -}}
 # reading
@@ -305,6 +357,15 @@
   - deletecollection
 {{- end }}
 {{- define "shoal.rules.decisions" -}}
+# what the operator is shown for it
+- apiGroups:
+  - ''
+  resources:
+  - serviceaccounts/token
+  resourceNames:
+  - shoal-decisions
+  verbs:
+  - create
 # which pod of the operator leads
 - apiGroups:
   - coordination.k8s.io
@@ -323,13 +384,13 @@
   - get
 {{- end }}
 {{- define "shoal.rules.billing" -}}
-# the key of a person is derived from the install key; who may read that may call every process of Shoal
+# the key of such a person, which opens nothing else
 - apiGroups:
   - ''
   resources:
   - secrets
   resourceNames:
-  - shoal-install-key
+  - shoal-key-billing
   verbs:
   - get
 # where the ledger is
@@ -349,13 +410,13 @@
   - create
 {{- end }}
 {{- define "shoal.rules.logs" -}}
-# the key of a person is derived from the install key; who may read that may call every process of Shoal
+# the key of such a person, which opens nothing else
 - apiGroups:
   - ''
   resources:
   - secrets
   resourceNames:
-  - shoal-install-key
+  - shoal-key-logs
   verbs:
   - get
 # where the gateways are
@@ -380,4 +441,290 @@
   verbs:
   - get
   - delete
+{{- end }}
+{{- define "shoal.rules.operatorInCluster" -}}
+# what is declared
+- apiGroups:
+  - shoal.dev
+  resources:
+  - gpuclasses
+  - tenants
+  verbs:
+  - list
+  - watch
+# what was found and decided
+- apiGroups:
+  - shoal.dev
+  resources:
+  - gpuclasses/status
+  - tenants/status
+  verbs:
+  - patch
+# free GPUs, and why a replica does not start
+- apiGroups:
+  - ''
+  resources:
+  - nodes
+  verbs:
+  - list
+  - watch
+# which namespaces' adapters a LoRAPool allows
+- apiGroups:
+  - ''
+  resources:
+  - namespaces
+  verbs:
+  - list
+  - watch
+# a namespace's share in the node cache: a volume and its claim
+- apiGroups:
+  - ''
+  resources:
+  - persistentvolumes
+  verbs:
+  - list
+  - watch
+  - create
+  - patch
+  - delete
+{{- end }}
+{{- define "shoal.rules.operatorInNamespace" -}}
+# what is declared
+- apiGroups:
+  - shoal.dev
+  resources:
+  - loraadapters
+  - lorapools
+  - models
+  verbs:
+  - list
+  - watch
+# what was found and decided
+- apiGroups:
+  - shoal.dev
+  resources:
+  - loraadapters/status
+  - lorapools/status
+  - models/status
+  verbs:
+  - patch
+# children are owned by their Model (asked for where OwnerReferencesPermissionEnforcement is on)
+- apiGroups:
+  - shoal.dev
+  resources:
+  - models/finalizers
+  verbs:
+  - update
+# free GPUs, and why a replica does not start
+- apiGroups:
+  - ''
+  resources:
+  - pods
+  verbs:
+  - list
+  - watch
+# whether an engine pod belongs to its Model
+- apiGroups:
+  - apps
+  resources:
+  - replicasets
+  verbs:
+  - list
+  - watch
+# which of a variant's pods goes first
+- apiGroups:
+  - ''
+  resources:
+  - pods
+  verbs:
+  - patch
+# one Deployment per variant of a Model
+- apiGroups:
+  - apps
+  resources:
+  - deployments
+  verbs:
+  - get
+  - list
+  - watch
+  - create
+  - patch
+  - delete
+# replicas, through a field manager of their own
+- apiGroups:
+  - apps
+  resources:
+  - deployments/scale
+  verbs:
+  - patch
+# Jobs that read a source's metadata; they end, and their time to live takes them away
+- apiGroups:
+  - batch
+  resources:
+  - jobs
+  verbs:
+  - list
+  - watch
+  - create
+  - patch
+# a namespace's share in the node cache: a volume and its claim
+- apiGroups:
+  - ''
+  resources:
+  - persistentvolumeclaims
+  verbs:
+  - list
+  - watch
+  - create
+  - patch
+  - delete
+# children of a Model; garbage collection takes them away
+- apiGroups:
+  - policy
+  resources:
+  - poddisruptionbudgets
+  verbs:
+  - get
+  - list
+  - watch
+  - create
+  - patch
+# children of a Model, unless switched off
+- apiGroups:
+  - networking.k8s.io
+  resources:
+  - networkpolicies
+  verbs:
+  - get
+  - list
+  - watch
+  - create
+  - patch
+  - delete
+# the install key, the key Secrets of Models, and whether a source's Secret is there
+- apiGroups:
+  - ''
+  resources:
+  - secrets
+  verbs:
+  - get
+  - create
+  - patch
+  - delete
+# one ScaledObject per variant of a Model whose driver is KEDA, and how KEDA knows the operator
+- apiGroups:
+  - keda.sh
+  resources:
+  - scaledobjects
+  - triggerauthentications
+  verbs:
+  - get
+  - list
+  - watch
+  - create
+  - patch
+  - delete
+# the CA of the external scaler, for KEDA
+- apiGroups:
+  - ''
+  resources:
+  - configmaps
+  verbs:
+  - get
+  - create
+  - patch
+  - delete
+# who else scales a Model's Deployments
+- apiGroups:
+  - autoscaling
+  resources:
+  - horizontalpodautoscalers
+  verbs:
+  - list
+  - watch
+# what happened, for people
+- apiGroups:
+  - events.k8s.io
+  resources:
+  - events
+  verbs:
+  - get
+  - create
+  - patch
+{{- end }}
+{{- define "shoal.rules.gatewayInCluster" -}}
+# whose keys, and which models
+- apiGroups:
+  - shoal.dev
+  resources:
+  - tenants
+  verbs:
+  - list
+  - watch
+{{- end }}
+{{- define "shoal.rules.gatewayInNamespace" -}}
+# whose keys, and which models
+- apiGroups:
+  - shoal.dev
+  resources:
+  - loraadapters
+  - lorapools
+  - models
+  verbs:
+  - list
+  - watch
+# replicas, and the other gateways
+- apiGroups:
+  - ''
+  resources:
+  - pods
+  verbs:
+  - list
+  - watch
+# whether an engine pod belongs to its Model
+- apiGroups:
+  - apps
+  resources:
+  - deployments
+  - replicasets
+  verbs:
+  - list
+  - watch
+{{- end }}
+{{- define "shoal.rules.ledgerInCluster" -}}
+# what a GPU of a class costs, and which Models there are
+- apiGroups:
+  - shoal.dev
+  resources:
+  - gpuclasses
+  verbs:
+  - list
+  - watch
+{{- end }}
+{{- define "shoal.rules.ledgerInNamespace" -}}
+# engines, whose own counters it compares with what was billed
+- apiGroups:
+  - ''
+  resources:
+  - pods
+  verbs:
+  - list
+  - watch
+# whether an engine pod belongs to its Model
+- apiGroups:
+  - apps
+  resources:
+  - deployments
+  - replicasets
+  verbs:
+  - list
+  - watch
+# what a GPU of a class costs, and which Models there are
+- apiGroups:
+  - shoal.dev
+  resources:
+  - models
+  verbs:
+  - list
+  - watch
 {{- end }}

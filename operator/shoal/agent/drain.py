@@ -53,6 +53,10 @@ class Drain:
         self._episode: _Episode | None = None
         self._changed = asyncio.Event()
         self.tell: Callable[[], int] = lambda: 0
+        self.waits_for = ""
+        """Of the drain under way, or the last one: its reason and sentence, for people."""
+        self.stopped: Stop | None = None
+        """How the last hook was answered."""
 
     @property
     def draining(self) -> bool:
@@ -126,11 +130,14 @@ class Drain:
 
     # --- the hook -----------------------------------------------------------------------------------------------------
 
-    async def wait(self) -> Stop:
-        """Begins a drain, or joins the one that is under way; returns when the engine may be stopped."""
+    async def wait(self, asked_ago: float = 0.0) -> Stop:
+        """Begins a drain, or joins the one that is under way; returns when the engine may be stopped.
+
+        `asked_ago` is for how many seconds the hook has waited: longer where this agent restarted during the drain.
+        """
         episode = self._episode
         if episode is None:
-            episode = self._episode = _Episode(self._engine.boot, self.clock(), 0)
+            episode = self._episode = _Episode(self._engine.boot, self.clock() - asked_ago, 0)
             # Gateways turn away at once, and their acknowledgements of this very message count.
             episode.barrier = self.tell()
             log.info("drain.began", barrier=episode.barrier, gateways=len(self._gateways), seconds=self._seconds)
@@ -138,10 +145,12 @@ class Drain:
         while True:
             self._changed.clear()
             if self._episode is not episode:
-                return Stop("restarted", "the engine to be stopped is gone")
+                self.stopped = Stop("restarted", "the engine to be stopped is gone")
+                return self.stopped
             now = self.clock()
             decision = self._decide(episode, now)
             if isinstance(decision, Stop):
+                self.stopped = decision
                 episode.returned = now
                 log.info(
                     "drain.done", reason=decision.reason, why=decision.message, seconds=round(now - episode.began, 2)
@@ -149,6 +158,7 @@ class Drain:
                 return decision
             if decision.reason != said or now - said_at >= REMIND_SECONDS:
                 said, said_at = decision.reason, now
+                self.waits_for = f"{decision.reason}: {decision.message}"
                 log.info("drain.waits", reason=decision.reason, why=decision.message)
             try:
                 async with asyncio.timeout(TICK_SECONDS):

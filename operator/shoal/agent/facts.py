@@ -16,6 +16,7 @@ from shoal.agent import outcome
 from shoal.agent.credentials import credentials_of
 from shoal.api import names, reasons
 from shoal.api.artifact import ArtifactFacts
+from shoal.api.meta import MOST_COUNT
 from shoal.api.sources import shown
 from shoal.artifacts import ArtifactError, Manifest, Settings, folders, open_source, safetensors
 from shoal.artifacts.errors import of_os_error
@@ -102,7 +103,7 @@ def _weight_bytes(metadata: Metadata, index: Mapping[str, Any] | None) -> int | 
     """Of weights without readable headers: what the index says, else the size of the older formats' files."""
     told = index.get("metadata") if index is not None else None
     size = cast("dict[str, object]", told).get("total_size") if isinstance(told, dict) else None
-    if isinstance(size, int | float) and size > 0:
+    if isinstance(size, int | float) and 0 < size <= MOST_COUNT:
         return int(size)
     older = _loaded((name for name in metadata.sizes if name.endswith(folders.WEIGHTS)), None)
     return sum(metadata.sizes[name] for name in older) if older and metadata.whole else None

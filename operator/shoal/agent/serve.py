@@ -1,12 +1,13 @@
-"""The agent's HTTP server: the replica's stream, its acknowledgements and its adapters for those who have a key, the
-kubelet's hook for its token, /healthz and /metrics for all."""
+"""The agent's HTTP server: the replica's stream, its acknowledgements, its aborts and its adapters for those who have a
+key, /healthz and /metrics for all."""
 
 import asyncio
 import contextlib
 import hmac
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import aiohttp
 import structlog
@@ -14,7 +15,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from shoal.agent.adapters.service import Adapters
 from shoal.agent.adapters.web import BODY_BYTES, AdaptersApi
@@ -24,9 +25,10 @@ from shoal.agent.observe import Observer
 from shoal.agent.stream import Hub
 from shoal.api import names
 from shoal.api.keys import AgentKeys
-from shoal.api.replica import HEARTBEAT_SECONDS, Ack
+from shoal.api.replica import HEARTBEAT_SECONDS, Abort, Ack
 from shoal.engine.adapters import EngineAdapters
-from shoal.engine.client import EngineClient
+from shoal.engine.client import EngineClient, EngineError
+from shoal.net.tls import Credentials, refusal
 from shoal.signals.hub import Caller, Reader, TooManyReaders
 
 WRITE_SECONDS: Final = 10.0
@@ -34,10 +36,18 @@ WRITE_SECONDS: Final = 10.0
 KEYS_SECONDS: Final = 2.0
 """Between two tries to read a key file that is not there or not usable."""
 ACK_SECONDS: Final = 5.0
+ABORT_SECONDS: Final = 2.0
+"""In which a request is aborted, with the wait for its turn."""
+_ABORTS_AT_ONCE: Final = 8
+"""Calls to the engine; the agent's own look at it must find a connection."""
+CERTIFICATE_SECONDS: Final = 5.0
+"""Between two looks at the certificate's files."""
 _NAME: Final = 253
 """Longest name of a pod; what a caller says of itself is cut there."""
 
 log = structlog.get_logger()
+
+_T = TypeVar("_T", bound=BaseModel)
 
 
 def read_keys(path: Path) -> AgentKeys:
@@ -61,18 +71,21 @@ class Agent:
         hub: Hub,
         observer: Observer,
         drain: Drain,
-        *,
-        drain_token: str,
         adapters: Adapters | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
+        """With `credentials` whoever has a key is answered over mutual TLS only."""
         self._engine_url = engine_url
         self._keys_file = keys_file
         self._hub = hub
         self._observer = observer
         self._drain = drain
-        self._drain_token = drain_token
         self._adapters = adapters
+        self.credentials = credentials
         self._keys: AgentKeys | None = None
+        self._engine: EngineClient | None = None
+        """None: not observed yet."""
+        self._aborting = asyncio.Semaphore(_ABORTS_AT_ONCE)
         self._registry = CollectorRegistry()
         self._registry.register(_Metrics(hub, observer, drain))
         self._registry.register(Figures(hub.boot, lambda: hub.told))
@@ -86,7 +99,7 @@ class Agent:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get(names.REPLICA_PATH, self._replica)
         app.router.add_post(names.ACK_PATH, self._ack)
-        app.router.add_get(names.DRAIN_PATH, self._hook)
+        app.router.add_post(names.ABORT_PATH, self._abort)
         app.router.add_routes(AdaptersApi(self._adapters, self._drain, self._hub.boot, self._asked_by).routes())
         return app
 
@@ -97,10 +110,14 @@ class Agent:
         # trust_env stays off: the engine is in this pod, and a proxy must not come between.
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=4)) as session:
             engine = EngineClient(session, self._engine_url, api_key=self._keys.engine, admin_key=self._keys.admin)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._observer.run(engine))
-                if self._adapters is not None:
-                    tasks.create_task(self._adapters.run(EngineAdapters(engine)))
+            self._engine = engine
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._observer.run(engine))
+                    if self._adapters is not None:
+                        tasks.create_task(self._adapters.run(EngineAdapters(engine)))
+            finally:
+                self._engine = None
 
     async def _load_keys(self) -> None:
         problem = ""
@@ -127,6 +144,8 @@ class Agent:
         role = self._role(request.headers.get("Authorization", ""), self._keys)
         if role is None:
             return _refusal(401, "a key of this replica is needed, as a bearer token")
+        if (why := self._unproved(request, role)) is not None:
+            return _refusal(403, why)
         said = (request.headers.get(header, "")[:_NAME] for header in (names.HEADER_CALLER, names.HEADER_BOOT))
         caller = Caller(role, *said)
         try:
@@ -158,18 +177,9 @@ class Agent:
         return response
 
     async def _ack(self, request: web.Request) -> web.Response:
-        if self._keys is None:
-            return _refusal(503, "the agent has no keys yet")
-        if self._role(request.headers.get("Authorization", ""), self._keys) != "gateway":
-            return _refusal(401, "a gateway's key of this replica is needed, as a bearer token")
-        try:
-            async with asyncio.timeout(ACK_SECONDS):
-                ack = Ack.model_validate_json(await request.read())
-        except TimeoutError:
-            return _refusal(408, f"the acknowledgement did not arrive within {ACK_SECONDS:g} s")
-        except ValidationError as error:
-            faults = ", ".join(".".join(map(str, fault["loc"])) or fault["type"] for fault in error.errors())
-            return _refusal(400, f"not an acknowledgement: {faults}")
+        ack = await self._from_gateway(request, Ack, "an acknowledgement")
+        if isinstance(ack, web.Response):
+            return ack
         if ack.agent_boot != self._hub.boot:
             return _refusal(409, "this agent has restarted since: connect again")
         if ack.seq > self._hub.seq or min((ack.running, *ack.running_by_adapter.values())) < 0:
@@ -179,12 +189,40 @@ class Agent:
             self._adapters.acked(ack)
         return web.Response(status=204)
 
-    async def _hook(self, request: web.Request) -> web.Response:
-        given = request.headers.get(names.HEADER_DRAIN, "")
-        if not self._drain_token or not hmac.compare_digest(given.encode(), self._drain_token.encode()):
-            return _refusal(401, f"the pod's drain token is needed, in the header {names.HEADER_DRAIN}")
-        stop = await self._drain.wait()
-        return web.Response(text=f"{stop.reason}: {stop.message}\n")
+    async def _abort(self, request: web.Request) -> web.Response:
+        """Lets whole ids of gateways' requests through (`replica.Abort`): the engine takes one for a prefix."""
+        asked = await self._from_gateway(request, Abort, "an abort")
+        if isinstance(asked, web.Response):
+            return asked
+        try:
+            async with asyncio.timeout(ABORT_SECONDS), self._aborting:
+                if (engine := self._engine) is None:
+                    return _refusal(503, "the engine is not observed yet")
+                await engine.abort(asked.rid)
+                for number in range(asked.prompts):
+                    await engine.abort(f"{asked.rid}_{number}")
+        except TimeoutError:
+            return _refusal(503, f"the engine could not be asked within {ABORT_SECONDS:g} s")
+        except EngineError as error:
+            return _refusal(503, str(error))
+        return web.Response(status=204)
+
+    async def _from_gateway(self, request: web.Request, kind: type[_T], what: str) -> _T | web.Response:
+        """The body of a call that is for gateways, or the refusal."""
+        if self._keys is None:
+            return _refusal(503, "the agent has no keys yet")
+        if self._role(request.headers.get("Authorization", ""), self._keys) != "gateway":
+            return _refusal(401, "a gateway's key of this replica is needed, as a bearer token")
+        if (why := self._unproved(request, "gateway")) is not None:
+            return _refusal(403, why)
+        try:
+            async with asyncio.timeout(ACK_SECONDS):
+                return kind.model_validate_json(await request.read())
+        except TimeoutError:
+            return _refusal(408, f"the body did not arrive within {ACK_SECONDS:g} s")
+        except ValidationError as error:
+            faults = ", ".join(".".join(map(str, fault["loc"])) or fault["type"] for fault in error.errors())
+            return _refusal(400, f"not {what}: {faults}")
 
     def _asked_by(self, request: web.Request) -> str | web.Response:
         if self._keys is None:
@@ -192,7 +230,18 @@ class Agent:
         role = self._role(request.headers.get("Authorization", ""), self._keys)
         if role not in ("gateway", "operator"):
             return _refusal(401, "a gateway's or an operator's key of this replica is needed, as a bearer token")
+        if (why := self._unproved(request, role)) is not None:
+            return _refusal(403, why)
         return role
+
+    def _unproved(self, request: web.Request, role: str) -> str | None:
+        """Why whoever has a key of `role` is not answered on this connection; None: it is."""
+        transport = request.transport
+        if self.credentials is None or transport is None:
+            return None
+        secured = transport.get_extra_info("sslcontext") is not None
+        shown = self.credentials.role(transport.get_extra_info) if secured else None
+        return refusal(self.credentials, role, secured=secured, shown=shown)
 
     @staticmethod
     def _role(authorization: str, keys: AgentKeys) -> str | None:
@@ -226,8 +275,15 @@ class _Metrics(Collector):
 
 
 def _refusal(status: int, message: str) -> web.Response:
-    headers = {"Retry-After": "2"} if status == 503 else {"WWW-Authenticate": "Bearer"}
+    headers = {503: {"Retry-After": "2"}, 401: {"WWW-Authenticate": "Bearer"}}.get(status)
     return web.json_response({"error": {"message": message}}, status=status, headers=headers)
+
+
+async def _keep_fresh(credentials: Credentials) -> None:
+    """Reads the certificate again whenever the operator has renewed it."""
+    while True:
+        await asyncio.sleep(CERTIFICATE_SECONDS)
+        credentials.refresh()
 
 
 async def serve(
@@ -237,18 +293,24 @@ async def serve(
     host: str,
     port: int,
     stop: asyncio.Event,
-    holding: Callable[[], Coroutine[None, None, None]] | None = None,
+    tls_port: int = names.AGENT_TLS_PORT,
+    beside: Sequence[Callable[[], Coroutine[None, None, None]]] = (),
 ) -> None:
-    """Serves until `stop`, then ends every stream and returns at once. `holding` runs beside it until then."""
+    """Serves until `stop`, then ends every stream and returns at once. What is `beside` it runs until then."""
     runner = web.AppRunner(agent.app(), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()
-        log.info("agent.serving", host=host, port=port, boot=hub.boot)
+        working: list[Callable[[], Coroutine[None, None, None]]] = [agent.observe, *beside]
+        if (credentials := agent.credentials) is not None:
+            credentials.refresh()
+            await web.TCPSite(runner, host, tls_port, ssl_context=credentials.server()).start()
+            working.append(partial(_keep_fresh, credentials))
+        log.info("agent.serving", host=host, port=port, boot=hub.boot, tls=agent.credentials is not None)
         async with asyncio.TaskGroup() as tasks:
-            working = [tasks.create_task(each()) for each in (agent.observe, holding) if each is not None]
+            running = [tasks.create_task(each()) for each in working]
             await stop.wait()
-            for task in working:
+            for task in running:
                 task.cancel()
     finally:
         hub.close()

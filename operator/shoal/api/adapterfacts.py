@@ -9,6 +9,7 @@ from typing import Annotated, Final
 from pydantic import Field, StringConstraints
 
 from shoal.api.loraadapter import Digest
+from shoal.api.meta import MOST_COUNT, Bytes, Count, Positive
 from shoal.api.replica import Message
 
 BATCH_ENV: Final = "SHOAL_ADAPTER_FACTS"
@@ -16,7 +17,13 @@ BATCH_ENV: Final = "SHOAL_ADAPTER_FACTS"
 BATCH_ADAPTERS: Final = 16
 """Most of one Job: their facts have to fit into a termination message."""
 
-Widths = tuple[int, int]
+MOST_RANK: Final = 1_000_000
+MOST_MODULES: Final = 256
+"""Different ones, of one adapter; no base has so many."""
+MOST_LAYERS: Final = 100_000
+
+ModuleName = Annotated[str, StringConstraints(max_length=256)]
+Widths = tuple[Count, Count]
 """What a layer reads and what it writes."""
 
 
@@ -25,24 +32,24 @@ class AdapterFacts(Message):
 
     revision: Digest
     """Digest of the manifest of its source: names, sizes and validators of all files."""
-    commit: str | None = None
+    commit: Annotated[str, StringConstraints(max_length=128)] | None = None
     """hf: the commit to which the source's branch was resolved."""
-    rank: Annotated[int, Field(ge=1)]
-    alpha: float
+    rank: Annotated[int, Field(ge=1, le=MOST_RANK)]
+    alpha: Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
     """The adapter is scaled by alpha / rank."""
-    size_bytes: Annotated[int, Field(ge=0)]
+    size_bytes: Bytes
     """Of the weights' file."""
-    file_bytes: Annotated[int, Field(ge=0)]
+    file_bytes: Bytes
     """Of all files that a replica needs."""
-    modules: dict[str, Widths | None]
+    modules: Annotated[dict[ModuleName, Widths | None], Field(max_length=MOST_MODULES)]
     """Modules that its tensors change -> widths; None: layers differ. An expert's begin with `experts.`."""
-    targets: tuple[str, ...]
+    targets: Annotated[tuple[ModuleName, ...], Field(max_length=MOST_MODULES)]
     """Modules that its config names, without what stands before the last dot; ("all",): it says all-linear."""
-    layers: Annotated[int, Field(ge=0)]
+    layers: Annotated[int, Field(ge=0, le=MOST_LAYERS)]
     """Decoder layers that its base needs at least."""
-    base: str | None = None
+    base: Annotated[str, StringConstraints(max_length=256)] | None = None
     """The base that its config names: nobody checks that name, so it is for people only."""
-    added_token: int | None = None
+    added_token: Annotated[int, Field(ge=-MOST_COUNT, le=MOST_COUNT)] | None = None
     """The highest id in added_tokens.json: one outside the base's vocabulary is a new token."""
 
 
@@ -62,5 +69,5 @@ class AdapterBatch(Message):
     adapters: Annotated[tuple[AdapterToRead, ...], Field(max_length=BATCH_ADAPTERS)]
     credentials: tuple[str, ...] = ()
     """Prefixes of sources, in the order of the folders of ADAPTER_SECRETS_DIR."""
-    max_bytes: Annotated[int, Field(ge=1)]
+    max_bytes: Positive
     """Most that the files of one adapter may have: an archive that is larger is not fetched."""

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from shoal.api.meta import Bytes, Object
+from shoal.api.meta import Bytes, Count, Object, Positive
 
 Short = Annotated[str, StringConstraints(max_length=128)]
 
@@ -20,31 +20,31 @@ class KVGeometry(Object):
     """Full: every layer keeps every token (multi-head and grouped-query attention). SlidingWindow: some layers keep a
     window only. MLA: one latent per token, shared by all heads. DSA: MLA with an index. Hybrid: some layers keep a
     state of fixed size (linear attention, Mamba) instead. Unknown: Shoal does not know this architecture."""
-    layers: Annotated[int, Field(ge=0)] | None = None
+    layers: Count | None = None
     """Layers that keep something in the KV cache."""
-    full_layers: Annotated[int, Field(ge=0)] | None = None
+    full_layers: Count | None = None
     """SlidingWindow and Hybrid: layers that keep every token."""
-    sliding_window: Annotated[int, Field(ge=1)] | None = None
+    sliding_window: Positive | None = None
     """SlidingWindow: tokens that the other layers keep."""
-    kv_heads: Annotated[int, Field(ge=1)] | None = None
+    kv_heads: Positive | None = None
     """Key-value heads of one layer (not of MLA)."""
-    head_dim: Annotated[int, Field(ge=1)] | None = None
+    head_dim: Positive | None = None
     """Width of a key."""
-    v_head_dim: Annotated[int, Field(ge=1)] | None = None
+    v_head_dim: Positive | None = None
     """Width of a value, where it is not that of a key."""
-    kv_lora_rank: Annotated[int, Field(ge=1)] | None = Field(None, alias="kvLoRARank")
+    kv_lora_rank: Positive | None = Field(None, alias="kvLoRARank")
     """MLA and DSA: width of the latent."""
-    qk_rope_head_dim: Annotated[int, Field(ge=0)] | None = Field(None, alias="qkRopeHeadDim")
+    qk_rope_head_dim: Count | None = Field(None, alias="qkRopeHeadDim")
     """MLA and DSA: width of the positional part."""
-    index_head_dim: Annotated[int, Field(ge=1)] | None = None
+    index_head_dim: Positive | None = None
     """DSA: width of the index of one layer."""
-    index_layers: Annotated[int, Field(ge=0)] | None = None
+    index_layers: Count | None = None
     """DSA: layers with an index of their own."""
-    swa_kv_heads: Annotated[int, Field(ge=1)] | None = None
+    swa_kv_heads: Positive | None = None
     """SlidingWindow: key-value heads of a layer with a window, where they are not those of the others."""
-    swa_head_dim: Annotated[int, Field(ge=1)] | None = None
+    swa_head_dim: Positive | None = None
     """SlidingWindow: width of a key of a layer with a window, where it is not that of the others."""
-    swa_v_head_dim: Annotated[int, Field(ge=1)] | None = None
+    swa_v_head_dim: Positive | None = None
     """SlidingWindow: width of a value of a layer with a window, where it is not that of a key."""
     dtype: Short | None = None
     """The type that the checkpoint asks for, such as fp8_e4m3; absent: the one that computations run in."""
@@ -55,15 +55,15 @@ class KVGeometry(Object):
 class LayerWidths(Object):
     """Widths of the linear layers that LoRA adapters change, over all GPUs of a replica. The same in every layer."""
 
-    layers: Annotated[int, Field(ge=1)]
+    layers: Positive
     """Decoder layers."""
-    hidden: Annotated[int, Field(ge=1)]
+    hidden: Positive
     """Hidden size: what q_proj, k_proj, v_proj, gate_proj and up_proj read, what o_proj and down_proj write."""
-    query: Annotated[int, Field(ge=1)]
+    query: Positive
     """All query heads together: what q_proj writes and o_proj reads."""
-    key: Annotated[int, Field(ge=1)]
+    key: Positive
     """All key-value heads together: what k_proj writes, and v_proj."""
-    feed_forward: Annotated[int, Field(ge=1)] | None = None
+    feed_forward: Positive | None = None
     """What gate_proj and up_proj write and down_proj reads; absent: the layers have experts instead."""
 
 
@@ -78,7 +78,7 @@ class ArtifactFacts(Object):
     """Digest of the manifest: names, sizes and validators of all files. Replicas refuse a source with another one."""
     architecture: Short | None = None
     """The first of `architectures` of config.json, such as LlamaForCausalLM."""
-    parameters: Annotated[int, Field(ge=0)] | None = None
+    parameters: Count | None = None
     """Parameters, counted from the tensors' shapes; absent where the weights are not safetensors."""
     weight_bytes: Bytes | None = None
     """Bytes of all tensors."""
@@ -88,31 +88,31 @@ class ArtifactFacts(Object):
     """The type that computations run in, as the config says: bfloat16, float16, float32."""
     quantization: Short | None = None
     """How the weights are quantized, as the checkpoint says (fp8, awq, gptq, ...); absent: they are not."""
-    context_length: Annotated[int, Field(ge=1)] | None = None
+    context_length: Positive | None = None
     """The longest context that the model was made for, in tokens."""
     embedding_bytes: Bytes | None = None
     """Bytes of the embeddings and the output layer in the config's type; quantizing while loading leaves them."""
     attention_bytes: Bytes | None = None
     """Bytes of the attention layers' weights, estimated from their shapes: attention data parallelism repeats them."""
-    attention_heads: Annotated[int, Field(ge=1)] | None = None
+    attention_heads: Positive | None = None
     """Query heads: tensor parallelism must divide them."""
-    tensor_divisor: Annotated[int, Field(ge=1)] | None = None
+    tensor_divisor: Positive | None = None
     """Tensor parallelism must divide this too: the widths of the other layers, in blocks of the quantization."""
-    expert_divisor: Annotated[int, Field(ge=1)] | None = None
+    expert_divisor: Positive | None = None
     """The same of the experts, for tensor parallelism divided by expert parallelism."""
     widths: LayerWidths | None = None
     """Of a decoder whose layers are all alike; absent for any other (latents, states, layers of several shapes)."""
-    vocabulary: Annotated[int, Field(ge=1)] | None = None
+    vocabulary: Positive | None = None
     """Size of the vocabulary."""
-    experts: Annotated[int, Field(ge=1)] | None = None
+    experts: Positive | None = None
     """Routed experts of a mixture of experts."""
     task: Literal["Generate", "Embed"] | None = None
     """What the architecture is for: it generates text, or it embeds."""
     multimodal: bool = False
     """Whether it also reads images, sound or video."""
-    vision_layers: Annotated[int, Field(ge=0)] | None = None
+    vision_layers: Count | None = None
     """Layers of the vision encoder."""
-    vision_width: Annotated[int, Field(ge=0)] | None = None
+    vision_width: Count | None = None
     """Hidden size of the vision encoder."""
     chat_template: bool | None = None
     """Whether the tokenizer brings a chat template. Without one SGLang puts chat messages together in a way of its own,

@@ -3,12 +3,17 @@
 One file, because it decides the shape of every engine pod: the engine table, proxy, hub mirror, security defaults.
 """
 
-from typing import Literal, Self
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
 
 from shoal.api.model import Driver
+
+SOURCES_ENV: Final = "SHOAL_SOURCES"
+"""`Sources` as JSON, for whatever fetches; without it, the defaults hold."""
+HUB_STORES: Final = ("huggingface.co", ".huggingface.co", ".hf.co")
+"""Where the public hub redirects to for the content of files."""
 
 
 class _Section(BaseModel):
@@ -73,6 +78,28 @@ class CABundle(_Section):
     """Its key that holds the certificates."""
 
 
+_HOST = r"^(\.?[A-Za-z0-9_]([-A-Za-z0-9_.]{0,251}[A-Za-z0-9_])?|[0-9A-Fa-f:.]+(/[0-9]{1,3})?)$"
+SourceHost = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=_HOST)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class Sources(_Section):
+    """From where weights and adapters may be fetched. Metadata servers and link-local addresses never are sources."""
+
+    allowed_hosts: tuple[SourceHost, ...] = ()
+    """Hosts (".example.com": every name below it) and networks (CIDR) with private addresses that sources may name,
+    such as minio.storage.svc. The hub's mirror and the proxies need not be named again."""
+    allow_private_addresses: bool = False
+    """Sources may name any host with a private address: of your network, and of the cluster's own Services."""
+    redirect_hosts: tuple[SourceHost, ...] = HUB_STORES
+    """Hosts to which a source's server may redirect, beside itself. Credentials are never sent along."""
+    folders: tuple[Annotated[str, StringConstraints(pattern=r"^/")], ...] = ("/opt/shoal",)
+    """Folders of Shoal's own image that `file://` may name: those of the demo's models, as it ships them."""
+    ports: tuple[Port, ...] = (443,)
+    """TCP ports of sources, for the NetworkPolicies of what fetches; those of hubEndpoint and proxies are added. Of a
+    Service in the cluster it is mostly the pods' port that counts."""
+
+
 class PriorityBand(_Section):
     """A PriorityClass for engine pods, for Models from this priority on."""
 
@@ -91,6 +118,8 @@ class Pods(_Section):
     """Numeric user and group of all containers of an engine pod."""
     run_as_root: bool = False
     """For an engine image that does not work as a numeric user; leaves the restricted pod standard."""
+    read_only_root: bool = True
+    """Engines write to volumes alone: /tmp, their HOME, /dev/shm. Off: for an engine image that writes elsewhere."""
     image_pull_secrets: tuple[str, ...] = ()
     """Names of pull secrets that each Model's namespace has."""
     priority_class_name: str = ""
@@ -99,9 +128,9 @@ class Pods(_Section):
     """PriorityClasses that the chart makes, by a Model's priority: its pods get that of the band with the highest
     minimum that the priority reaches. They never preempt."""
     network_policy: bool = True
-    """A NetworkPolicy per Model: engine port from gateways; agent port from gateways and operators."""
+    """A NetworkPolicy per Model: engine port from gateways; agent port from gateways, operators and the ledger."""
     scraper_namespaces: tuple[str, ...] = ()
-    """Namespaces from which metrics may be scraped; empty: all."""
+    """Namespaces from which engine pods may be scraped; empty: none. Given, nobody else reaches Shoal's own metrics."""
 
 
 class Cache(_Section):
@@ -206,6 +235,43 @@ class Tracing(_Section):
         return self
 
 
+class MTLS(_Section):
+    """Mutual TLS between Shoal's processes, and in front of each engine."""
+
+    enabled: bool = False
+    """Processes show certificates that the operator issues. Off where a service mesh does it already; turning it on or
+    off rolls the engine pods."""
+    trust_domain: str = Field(default="shoal.internal", pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")
+    """First part of the names in the certificates (spiffe://TRUST DOMAIN/...)."""
+    ca_secret_name: str = ""
+    """Secret of type kubernetes.io/tls in the release's namespace with an authority (tls.crt, tls.key), such as a
+    Certificate of cert-manager's with isCA. When it changes, trust moves to the new one first. Empty: the operator
+    makes and renews one, in the Secret shoal-ca."""
+    certificate_hours: int = Field(default=168, ge=1, le=8760)
+    """Life of a certificate. Each is renewed after a third of it: the operator may be away for the rest."""
+    authority_days: int = Field(default=365, ge=1, le=3650)
+    """Life of the authority that the operator makes. The next one is made after two thirds of it."""
+
+
+class Sidecar(_Section):
+    """What ends mutual TLS in front of each engine: Envoy, of Shoal's own image."""
+
+    cpu: str = "50m"
+    """CPU request in each engine pod (a Quantity)."""
+    memory: str = "256Mi"
+    """Memory request and limit in each engine pod (a Quantity): 70 MiB, and 128 KiB for each stream whose client does
+    not take it."""
+
+
+class Transport(_Section):
+    """How Shoal's processes reach each other and the engines."""
+
+    mtls: MTLS = MTLS()
+    """Mutual TLS between Shoal's processes, and in front of each engine."""
+    sidecar: Sidecar = Sidecar()
+    """What ends mutual TLS in front of each engine: Envoy, of Shoal's own image."""
+
+
 class OperatorConfig(_Section):
     """The whole file."""
 
@@ -215,10 +281,18 @@ class OperatorConfig(_Section):
     ca_bundle: CABundle = CABundle()
     hub_endpoint: str = ""
     """HF_ENDPOINT of the stage containers: a mirror of the Hugging Face hub."""
+    sources: Sources = Sources()
+    """From where weights may be fetched."""
     pods: Pods = Pods()
     cache: Cache = Cache()
     signals: Signals = Signals()
     scaling: Scaling = Scaling()
     tracing: Tracing = Tracing()
+    scope_namespaces: tuple[str, ...] = ()
+    """The only namespaces that Shoal reads and writes, its own among them; empty: all."""
+    metrics_auth: bool = False
+    """Whether the operator's pages (/metrics, /v1/decisions, /v1/adapters) are for those alone whose Kubernetes token
+    may `get` them."""
+    transport: Transport = Transport()
     resync_seconds: float = 600.0
     log_level: str = "info"

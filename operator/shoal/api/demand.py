@@ -7,8 +7,10 @@ carries `models`; a heartbeat every 5 s repeats the last one. Demand is a state 
 
 from typing import Final
 
-from shoal.api.replica import Message
+from shoal.api.replica import Amount, Id, Message, Seconds, Tally
 
+MOST_NAMED: Final = 200_000
+"""Models, adapters or tenants that one gateway may name, all its messages together."""
 _READ_BY_DECISIONS: Final = frozenset({"arrivals", "in_flight", "held"})
 
 
@@ -16,15 +18,15 @@ class ModelDemand(Message):
     """What one gateway has of one Model. What a gateway leaves out, as one of another version may, has its default here
     and is unknown all the same: see `whole`."""
 
-    arrivals: int = 0
+    arrivals: Tally = 0
     """Accepted requests, monotonic per boot of the gateway."""
-    in_flight: int = 0
+    in_flight: Tally = 0
     """Requests at replicas."""
-    held: int = 0
+    held: Tally = 0
     """Requests that wait here."""
-    held_tokens: int = 0
+    held_tokens: Tally = 0
     """Their prompts and bounded answers, estimated."""
-    oldest_seconds: float = 0.0
+    oldest_seconds: Seconds = 0.0
     """Age of the oldest that waits, when the message was made."""
 
     @property
@@ -36,42 +38,42 @@ class ModelDemand(Message):
 class AdapterDemand(Message):
     """What one gateway has of one adapter."""
 
-    model: str
+    model: Id
     """Uid of the Model whose replicas serve it."""
-    arrivals: int = 0
+    arrivals: Tally = 0
     """Accepted requests, monotonic per boot of the gateway."""
-    in_flight: int = 0
-    held: int = 0
+    in_flight: Tally = 0
+    held: Tally = 0
     """Requests that wait here for a replica, a slot or the adapter itself."""
-    misses: int = 0
+    misses: Tally = 0
     """Of the arrivals, those that found it at no replica; monotonic."""
 
 
 class TenantUse(Message):
     """What one gateway has of one tenant that has limits or a budget."""
 
-    requests: int = 0
+    requests: Tally = 0
     """Accepted requests, monotonic per boot of the gateway."""
-    tokens: int = 0
+    tokens: Tally = 0
     """Input and output tokens of requests that ended, monotonic per boot of the gateway."""
-    booked: int = 0
+    booked: Tally = 0
     """Of `tokens`, those that the engine counted: what the ledger's total has, or will have. Monotonic per boot."""
-    reserved_tokens: int = 0
+    reserved_tokens: Tally = 0
     """Of requests that have not ended: what they may still use."""
-    in_flight: int = 0
+    in_flight: Tally = 0
     """Accepted requests that have not ended."""
-    spent: int = 0
+    spent: Amount = 0
     """Money of requests that ended, at the price list in force, in 10^-12 of its currency; monotonic per boot."""
-    reserved_spend: int = 0
+    reserved_spend: Amount = 0
     """Of requests that have not ended, in the same unit."""
 
 
 class DemandMessage(Message):
     """One event of the stream."""
 
-    boot: str
+    boot: Id
     """The gateway's boot id."""
-    seq: int
+    seq: Tally
     full: bool = False
     models: dict[str, ModelDemand | None] | None = None
     """By uid of the Model; None in a heartbeat. In a full message a Model that is absent has nothing."""

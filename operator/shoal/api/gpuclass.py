@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from shoal.api.meta import NAME_IS_LABEL, Column, Conditions, K8s, Kind, LabelValue, Object, Quantity, Rule
+from shoal.api.meta import NAME_IS_LABEL, Column, Conditions, Count, K8s, Kind, LabelValue, Object, Quantity, Rule
 
 
 class Toleration(Object):
@@ -87,15 +87,15 @@ class GPUClassSpec(Object):
 class GPUCounts(Object):
     """GPUs of the class, counted over its nodes and over every pod that asks for GPUs, not only Shoal's."""
 
-    capacity: Annotated[int, Field(ge=0)]
+    capacity: Count
     """GPUs that the nodes have."""
-    allocatable: Annotated[int, Field(ge=0)]
+    allocatable: Count
     """GPUs that healthy, schedulable nodes offer."""
-    allocated: Annotated[int, Field(ge=0)]
+    allocated: Count
     """GPUs that pods bound to these nodes hold; terminating pods hold theirs until they are gone."""
-    free: Annotated[int, Field(ge=0)]
+    free: Count
     """GPUs that a new pod could get: allocatable minus allocated, on schedulable nodes."""
-    largest_free_on_one_node: Annotated[int, Field(ge=0)]
+    largest_free_on_one_node: Count
     """The largest replica, in GPUs, that still fits on one node."""
 
 
@@ -116,15 +116,15 @@ class GPUClassStatus(Object):
 
     conditions: Conditions = ()
     """Condition Ready says whether the class has nodes: NodesFound, NoNodes, LabelsDisagree, Overlaps, Invalid."""
-    observed_generation: Annotated[int, Field(ge=0)] | None = None
+    observed_generation: Count | None = None
     """The generation that this status is about."""
-    nodes: Annotated[int, Field(ge=0)] | None = None
+    nodes: Count | None = None
     """Nodes that match the selector."""
     gpus: GPUCounts | None = None
     """Counts over all nodes of the class."""
     memory: GPUMemory | None = None
     """Memory of one GPU as sizing counts with it."""
-    largest_node: Annotated[int, Field(ge=0)] | None = None
+    largest_node: Count | None = None
     """GPUs of the largest node: no replica can have more."""
 
 

@@ -1,19 +1,27 @@
-"""Keys between Shoal's processes: all derived from one install key, so that none has to be distributed.
+"""Keys between Shoal's processes: all derived from one install key, in two steps, so that none has to be distributed.
 
-    key(role, model) = HMAC-SHA256(install key, role + ":" + model uid), hex
+    role key    = HMAC-SHA256(install key, "role:" + role)
+    key         = HMAC-SHA256(role key, subject), hex
 
-`role` is that of the caller. The engine's client key is the gateway's; its admin key is the agent's. An agent accepts
-the keys of gateways, operators and the ledger. Two install keys can be valid at a time: a pod names its own by
+`role` is that of the caller, `subject` whom it calls: a Model's uid (its pods), LEDGER or DEMAND. The operator alone
+has the install key. Every other process has a `KeyBundle`: its own role key, and of those who call it the keys for its
+own subject, which open nothing else. The engine's client key is the gateway's; its admin key is of a role that nobody
+calls by: it is in the pod's own Secret only. Two install keys can be valid at a time: a pod names its own by
 fingerprint in an annotation, so a gateway knows which one to use.
+
+Up to 0.1 every process had the install key itself, and derived in one step (`derive_old`): `InstallKey.old` serves the
+pods that were made then, until they are replaced (controllers/installkey.py).
 """
 
 import hashlib
 import hmac
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
-Role = Literal["gateway", "operator", "ledger", "agent", "admin"]
+Role = Literal["gateway", "operator", "ledger", "admin", "billing", "logs"]
+"""`admin`: of an engine; `billing` and `logs`: of people who read bills, or request logs."""
 ROLES: tuple[Role, ...] = get_args(Role)
 
 LEDGER = "ledger"
@@ -22,18 +30,96 @@ DEMAND = "demand"
 """Stands for the model's uid in keys between gateways, and from operators to gateways (`GET /v1/demand`)."""
 
 
-def derive(install_key: bytes, role: Role, model_uid: str) -> str:
-    """The key with which `role` calls the pods of the Model with this uid: 64 hex digits."""
-    return hmac.new(install_key, f"{role}:{model_uid}".encode(), hashlib.sha256).hexdigest()
+CACHE_SALT = "cache-salt"
+"""Stands for the model's uid in the key from which gateways make `cache_salt` of requests to engines."""
 
 
-def drain_token(install_key: bytes, model_uid: str) -> str:
-    """With which a kubelet asks an agent of the Model whether its engine may be stopped (`GET /v1/drain`).
+def role_key(install_key: bytes, role: Role) -> bytes:
+    """From which a role's keys are derived, and no other's."""
+    return hmac.digest(install_key, f"role:{role}".encode(), hashlib.sha256)
 
-    A hook's header cannot come from a Secret, so it stands in the pods for whoever may read them, and opens nothing
-    but that.
-    """
-    return hmac.new(install_key, f"drain:{model_uid}".encode(), hashlib.sha256).hexdigest()
+
+def said(own: bytes, subject: str) -> str:
+    """What the role with the role key `own` says to `subject`: 64 hex digits."""
+    return hmac.digest(own, subject.encode(), hashlib.sha256).hex()
+
+
+def derive(install_key: bytes, role: Role, subject: str) -> str:
+    """Both steps at once, for who has the install key."""
+    return said(role_key(install_key, role), subject)
+
+
+def derive_old(install_key: bytes, role: Role, subject: str) -> str:
+    """As every process derived up to 0.1."""
+    return hmac.digest(install_key, f"{_OLD_WORDS.get(role, role)}:{subject}".encode(), hashlib.sha256).hex()
+
+
+_OLD_WORDS: Final[dict[Role, str]] = {"admin": "agent", "billing": "admin", "logs": "admin"}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class InstallKey:
+    """From which all keys come. Never logged: hence no repr."""
+
+    value: bytes
+    old: bool = False
+    """Of before: derived from in one step, and known to every process."""
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.value)
+
+    def said(self, role: Role, subject: str) -> str:
+        """What `role` says to `subject`."""
+        return derive_old(self.value, role, subject) if self.old else derive(self.value, role, subject)
+
+
+class KeyBundle(BaseModel):
+    """All that a gateway or a ledger has of one install key: a file of its Secret."""
+
+    model_config = ConfigDict(frozen=True)
+
+    fingerprint: str
+    """Of the install key."""
+    role: Role
+    own: str
+    """The role key, hex."""
+    subject: str
+    """By which others call this role."""
+    callers: dict[Role, str]
+    """What they say to `subject`."""
+
+    def said(self, role: Role, subject: str) -> str | None:
+        """What `role` says to `subject`; None where this process has no business to know."""
+        if role == self.role:
+            return said(bytes.fromhex(self.own), subject)
+        return self.callers.get(role) if subject == self.subject else None
+
+    def __repr__(self) -> str:  # never logged
+        return f"KeyBundle({self.fingerprint}, {self.role})"
+
+
+_CALLED: Final[dict[Role, tuple[str, tuple[Role, ...]]]] = {
+    "gateway": (DEMAND, ("operator", "logs")),
+    "ledger": (LEDGER, ("gateway", "billing")),
+}
+"""Who calls whom, agents apart; gateways call each other with the key of their own role."""
+BUNDLES: Final[tuple[Role, ...]] = tuple(_CALLED)
+"""Roles of processes that have a Secret with a KeyBundle."""
+PEOPLE: Final[dict[Role, str]] = {"billing": LEDGER, "logs": DEMAND}
+"""Roles of people -> whom they call: their Secret has that one key."""
+
+
+def bundle(install_key: bytes, role: Role) -> KeyBundle:
+    """Of a role in BUNDLES."""
+    subject, callers = _CALLED[role]
+    return KeyBundle(
+        fingerprint=fingerprint(install_key),
+        role=role,
+        own=role_key(install_key, role).hex(),
+        subject=subject,
+        callers={caller: derive(install_key, caller, subject) for caller in callers},
+    )
 
 
 def fingerprint(install_key: bytes) -> str:

@@ -4,7 +4,9 @@
 with `Content-Encoding: zstd`. It is answered after the commit with `Taken`. A record that is known already (source,
 id) is
 taken again without effect, so a batch may be sent as often as it takes. A record that does not validate is kept aside
-and counted, never refused: a gateway could do nothing but send it again.
+and counted, never refused: a gateway could do nothing but send it again. So is one that is another gateway's, where
+the ledger asks for the pod's token (`names.HEADER_POD_TOKEN`); without a token that proves a pod the whole batch gets a
+403 and is sent again.
 
 `GET /v1/totals`: a stream like the others (`replica.py`): the first message is full, later ones carry the tenants that
 changed; a heartbeat every 5 s; 12 s of silence: the totals are unknown.
@@ -25,7 +27,7 @@ class Taken(Message):
     known: int
     """Already there."""
     aside: int = 0
-    """Kept aside, because they do not validate."""
+    """Kept aside, because they do not validate or are another gateway's."""
 
 
 class Counted(Message):

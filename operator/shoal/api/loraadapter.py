@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from shoal.api.meta import Bytes, Column, Conditions, K8s, Kind, Name, Object, ResourceName, Rule
+from shoal.api.meta import Bytes, Column, Conditions, Count, K8s, Kind, Name, Object, Positive, ResourceName, Rule
 from shoal.api.model import ServedName
 
 Digest = Annotated[str, StringConstraints(max_length=71, pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -54,8 +54,8 @@ class LoRAAdapterSpec(Object):
     pool_ref: PoolReference
     """The pool on whose replicas it is loaded."""
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16), K8s(list_type="set")] = ()
-    """Names that clients put in `model`. Default: the object's name. `namespace/name` always works. A short name
-    belongs to the oldest object, Model or adapter, that claims it among those that a tenant may use."""
+    """Names that clients put in `model`. Default: the object's name. `namespace/name` works too. Among what a tenant
+    may use, a name belongs to the oldest Model that claims it, and where there is none to the oldest adapter."""
     source: AdapterSource
     """The adapter's files."""
     residency: Annotated[Literal["OnDemand", "Warm", "Pinned"], K8s(default_in_code=True)] = "OnDemand"
@@ -64,7 +64,8 @@ class LoRAAdapterSpec(Object):
     min_copies: Annotated[int, Field(ge=1, le=1000), K8s(default_in_code=True)] = 1
     """With Warm and Pinned: replicas that keep it, or all where there are fewer. Default: 1."""
     tenants: Annotated[tuple[TenantName, ...], Field(min_length=1, max_length=256), K8s(list_type="set")]
-    """Tenants that may use it. '*' says everyone who may use the pool's Model."""
+    """Tenants that may use it, if they grant it: by `models` of the Tenant (the pool's Model, where the adapter is in
+    its namespace) or by `adapters`. '*' says everyone who may use the pool's Model and grants the adapter."""
 
     cel: ClassVar = (
         Rule(
@@ -81,7 +82,7 @@ class AdapterRevision(Object):
     """Digest of the manifest: names, sizes and validators of all files."""
     uri: Annotated[str, StringConstraints(max_length=1024)]
     """The source that it was read from; a hub's branch is resolved to its commit."""
-    rank: Annotated[int, Field(ge=1)]
+    rank: Positive
     """Rank of the adapter."""
     size_bytes: Bytes
     """Bytes of its weights' file."""
@@ -93,15 +94,15 @@ class LoRAAdapterStatus(Object):
     conditions: Conditions = ()
     """Accepted, Available and Ready: RankTooHigh, ModulesNotInPool, BaseMismatch, SourceUnreachable, TooLarge, Corrupt,
     NoRoom say what is wrong."""
-    observed_generation: Annotated[int, Field(ge=0)] | None = None
+    observed_generation: Count | None = None
     """The generation that this status is about."""
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16), K8s(list_type="set")] = ()
-    """Short names that it owns; a name that an older object claims is not among them."""
+    """Short names that it owns; a name that a Model or an older adapter claims is not among them."""
     revision: Digest | None = None
     """The revision that answers requests: gateways send to no other."""
     uri: Annotated[str, StringConstraints(max_length=1024)] | None = None
     """Where that revision was read from."""
-    rank: Annotated[int, Field(ge=1)] | None = None
+    rank: Positive | None = None
     """Its rank."""
     size_bytes: Bytes | None = None
     """Bytes of its weights."""

@@ -8,6 +8,7 @@ from shoal.api.meta import (
     NAME_IS_LABEL,
     Column,
     Conditions,
+    Count,
     K8s,
     Kind,
     LabelValue,
@@ -62,13 +63,22 @@ class SourceCredentials(Object):
 
     uri_prefix: Annotated[
         str,
-        StringConstraints(min_length=6, max_length=512, pattern=r"^(hf|s3|gs|az|https)://\S*$"),
-        K8s(pattern_message="must be the beginning of a source, such as 's3://adapters/' or 'hf://acme/'"),
+        StringConstraints(
+            min_length=6,
+            max_length=512,
+            pattern=r"^((hf|s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*|https://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?)"
+            r"(/[A-Za-z0-9_,;=+~][A-Za-z0-9._,;=+~-]*)*/?$",
+        ),
+        K8s(
+            pattern_message="must be a source's scheme and host (or bucket, or owner) and perhaps folders, such as "
+            "'s3://adapters/', 'hf://acme/' or 'https://files.example.com/adapters/'"
+        ),
     ]
-    """How a source begins. The longest prefix that matches counts."""
+    """How a source begins: scheme, host (or bucket, or owner), and perhaps folders. It ends where a folder does:
+    `s3://adapters` is not the beginning of `s3://adapters-of-others/a`. The longest prefix that matches counts."""
     secret_ref: SecretReference
     """Secret in the pool's namespace, with the keys of a Model's `source.secretRef`. Its adapters' sources are read
-    with it whoever declared them: a prefix should end with '/', and name no more than the pool may read."""
+    with it whoever declared them: a prefix should name no more than the pool may read."""
 
 
 class LoRAPoolSpec(Object):
@@ -120,11 +130,11 @@ class LoRAPoolSpec(Object):
 class AdapterCounts(Object):
     """The pool's adapters."""
 
-    total: Annotated[int, Field(ge=0)]
+    total: Count
     """Adapters that name the pool and may."""
-    available: Annotated[int, Field(ge=0)]
+    available: Count
     """Those that answer, at once or after being loaded."""
-    failed: Annotated[int, Field(ge=0)]
+    failed: Count
     """Those that cannot be used as they are."""
 
 
@@ -133,7 +143,7 @@ class LoRAPoolStatus(Object):
 
     conditions: Conditions = ()
     """Accepted and Ready."""
-    observed_generation: Annotated[int, Field(ge=0)] | None = None
+    observed_generation: Count | None = None
     """The generation that this status is about."""
     adapters: AdapterCounts | None = None
     """How many adapters the pool has."""

@@ -135,7 +135,11 @@ NAME_IS_LABEL = Rule(
     "self.metadata.name.size() <= 63",
     "`metadata.name` may not be longer than 63 characters: it becomes a label of every pod",
 )
-Bytes = Annotated[int, Field(ge=0)]
+MOST_COUNT = 2**53 - 1
+"""Whole numbers up to here are the same to everybody who reads JSON, and sums of them fit everywhere."""
+Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
+Positive = Annotated[int, Field(ge=1, le=MOST_COUNT)]
+Bytes = Count
 
 ConditionStatus = Literal["True", "False", "Unknown"]
 
@@ -147,7 +151,7 @@ class Condition(Object):
     """Type of condition in CamelCase."""
     status: ConditionStatus
     """Status of the condition: True, False or Unknown."""
-    observed_generation: Annotated[int, Field(ge=0)] | None = None
+    observed_generation: Count | None = None
     """The generation of the spec that this condition was computed from."""
     last_transition_time: datetime
     """When the status last flipped."""

@@ -9,6 +9,7 @@ from shoal.api.meta import (
     NAME_IS_LABEL,
     Column,
     Conditions,
+    Count,
     K8s,
     Kind,
     LabelValue,
@@ -32,6 +33,19 @@ ParserName = Annotated[
     str,
     StringConstraints(min_length=1, max_length=64, pattern=r"^[a-z0-9_.-]+$"),
     K8s(pattern_message="must be the name of an SGLang parser: lower-case letters, digits, '_', '.' and '-'"),
+]
+MediaHost = Annotated[
+    str,
+    # As in `core/fields/remote.py`. The last part begins with a letter, so that no address is a name.
+    StringConstraints(
+        min_length=1,
+        max_length=253,
+        pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\.)+[a-z]([-a-z0-9]{0,61}[a-z0-9])?$",
+    ),
+    K8s(
+        pattern_message="must be a host's whole name in lower case, such as 'images.example.com' (a foreign one as "
+        "'xn--...'): no address, no '*', no port"
+    ),
 ]
 
 
@@ -242,6 +256,24 @@ class RequestLimits(Object):
     """Longest time at replicas, to the last byte; the gateway's own bound holds too. Default: the gateway's."""
 
 
+class PrefixCache(Object):
+    """What engines keep of prompts that they have read, so as not to read the same beginning twice."""
+
+    isolation: Annotated[Literal["Tenant", "Shared"], K8s(default_in_code=True)] = "Tenant"
+    """Tenant: a request finds only what its own tenant, or a Tenant of the same `prefixCacheGroup`, asked before.
+    Shared: what anybody asked this Model. With Shared a tenant can find out, by the time that an answer takes and by
+    `cached_tokens`, whether another tenant has sent a prompt that begins like its own. Default: Tenant."""
+
+
+class Media(Object):
+    """Images and sound of requests."""
+
+    allowed_hosts: Annotated[tuple[MediaHost, ...], Field(max_length=32), K8s(list_type="set")] = ()
+    """Hosts from which gateways fetch what a client names by an https URL, by exactly these names: redirects are not
+    followed, and private addresses are refused. It takes the chart's `gateway.media.egress` too. Empty: such URLs are
+    refused, and media come as `data:` URLs. Engines get `data:` URLs in any case."""
+
+
 class PodTemplate(Object):
     """Additions to the engine pods."""
 
@@ -279,8 +311,8 @@ class ModelSpec(Object):
     """What is served, from where, on what."""
 
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16), K8s(list_type="set")] = ()
-    """Names that clients put in `model`. Default: the object's name. `namespace/name` always works. A short name
-    belongs to the oldest object that claims it."""
+    """Names that clients put in `model`. Default: the object's name. `namespace/name` always works. Among what a tenant
+    may use, a short name belongs to the oldest Model that claims it; a Model comes before every adapter."""
     source: Source
     """Where the weights are."""
     engine: Engine = Engine()
@@ -304,6 +336,10 @@ class ModelSpec(Object):
     180."""
     limits: RequestLimits = RequestLimits()
     """Caps for one request, whoever asks."""
+    prefix_cache: PrefixCache = PrefixCache()
+    """Whether tenants find each other's prompts in the engines' caches."""
+    media: Media = Media()
+    """Images and sound of requests."""
     pod: PodTemplate = PodTemplate()
     """Additions to the engine pods."""
 
@@ -311,9 +347,9 @@ class ModelSpec(Object):
 class KVTokens(Object):
     """Tokens that the KV cache of one replica holds."""
 
-    predicted: Annotated[int, Field(ge=0)] | None = None
+    predicted: Count | None = None
     """As Shoal computes them."""
-    engine: Annotated[int, Field(ge=0)] | None = None
+    engine: Count | None = None
     """As the engine itself says, once one has started on this class."""
 
 
@@ -322,22 +358,22 @@ class VariantStatus(Object):
 
     gpu_class: Annotated[ResourceName, Field(alias="class")]
     """Name of the GPUClass."""
-    gpus_per_replica: Annotated[int, Field(ge=0)] | None = Field(None, alias="gpusPerReplica")
+    gpus_per_replica: Count | None = Field(None, alias="gpusPerReplica")
     """GPUs of one replica."""
     kv_tokens_per_replica: KVTokens | None = None
     """Tokens that the KV cache of one replica holds."""
-    desired: Annotated[int, Field(ge=0)] = 0
+    desired: Count = 0
     """Replicas wanted."""
-    ready: Annotated[int, Field(ge=0)] = 0
+    ready: Count = 0
     """Replicas that serve."""
-    waiting: Annotated[int, Field(ge=0)] | None = None
+    waiting: Count | None = None
     """Replicas that are wanted and wait for GPUs which others still hold; absent: none."""
     step: Literal["Waiting", "Fetching", "Loading", "Ready"] | None = None
     """How far the replica that is the least far is: it waits for GPUs, its weights are fetched, its engine loads, it
     serves. `kubectl shoal status` shows the per cent."""
     hourly_cost: Quantity | None = None
     """Cost of one replica per hour where none is wanted, else of the wanted replicas."""
-    cold_start_seconds: Annotated[int, Field(ge=0)] | None = None
+    cold_start_seconds: Count | None = None
     """Measured from the pod's creation to Ready, of the last replica that started on this class."""
     excluded: Annotated[str, StringConstraints(max_length=512)] | None = None
     """Why the class is not used."""
@@ -346,9 +382,9 @@ class VariantStatus(Object):
 class ReplicaCounts(Object):
     """Replicas over all variants."""
 
-    desired: Annotated[int, Field(ge=0)]
+    desired: Count
     """Replicas wanted."""
-    ready: Annotated[int, Field(ge=0)]
+    ready: Count
     """Replicas that serve."""
 
 
@@ -357,17 +393,17 @@ class ModelStatus(Object):
 
     conditions: Conditions = ()
     """Conditions Accepted, Placed, Available and Ready; Reconciling, Stalled and SignalsUnknown only while true."""
-    observed_generation: Annotated[int, Field(ge=0)] | None = None
+    observed_generation: Count | None = None
     """The generation that this status is about."""
     served_names: Annotated[tuple[ServedName, ...], Field(max_length=16), K8s(list_type="set")] = ()
-    """Short names that this Model owns; a name that an older Model or adapter claims is not among them."""
+    """Short names that this Model owns; a name that an older Model claims is not among them."""
     artifact: ArtifactFacts | None = None
     """What is known of the weights."""
     variants: Annotated[tuple[VariantStatus, ...], Field(max_length=32), K8s(list_type="map", keys=("class",))] = ()
     """One entry per GPU class that is used or was looked at."""
     replicas: ReplicaCounts | None = None
     """Replicas over all variants."""
-    cold_start_seconds: Annotated[int, Field(ge=0)] | None = None
+    cold_start_seconds: Count | None = None
     """The longest of the measured cold starts of the classes in use."""
 
 

@@ -35,6 +35,8 @@ COMPONENT_CACHE: Final = "cache"
 # --- annotations ----------------------------------------------------------------------------------------------------
 ANNOTATION_INSTALL_KEY: Final = f"{GROUP}/install-key"
 """On engine pods: fingerprint of the install key from which the pod's keys were derived (`keys.fingerprint`)."""
+ANNOTATION_KEYS: Final = f"{GROUP}/keys"
+"""On gateways: which keys they know. Absent: only the install key of before (up to 0.1)."""
 ANNOTATION_ENGINE_VERSION: Final = f"{GROUP}/engine-version"
 ANNOTATION_PAUSED: Final = f"{GROUP}/paused"
 """On a Model, "true": Shoal decides but applies nothing and says so."""
@@ -44,8 +46,22 @@ ANNOTATION_READS: Final = f"{GROUP}/reads"
 """On a Job that reads adapters: the `read_by` of each, separated by blanks: a restarted operator finds what is being
 read already."""
 
+ANNOTATION_TRANSPORT: Final = f"{GROUP}/transport"
+"""On pods of Shoal and of engines, TRANSPORT_MTLS: they speak mutual TLS, on ports of their own. Without it: plain
+HTTP."""
+TRANSPORT_MTLS: Final = "mtls"
+ANNOTATION_CERTIFICATE: Final = f"{GROUP}/certificate"
+"""On Secrets with a certificate: its dates, names and authorities (`certificates.Leaf`), so that whoever renews it need
+not read the key."""
+
 ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 """Kubernetes' own: of the pods of a Deployment that shrinks, those with the lowest cost go first."""
+
+
+def key_secret(role: str) -> str:
+    """Name of the Secret with a role's keys, in Shoal's namespace."""
+    return f"shoal-key-{role}"
+
 
 # --- field managers (architecture, section 5) -----------------------------------------------------------------------
 MANAGER_MODEL: Final = "shoal-model"
@@ -57,10 +73,18 @@ MANAGER_SCALER: Final = "shoal-scaler"
 MANAGER_INSTALL: Final = "shoal-install"
 
 # --- Shoal's own objects --------------------------------------------------------------------------------------------
+ROOT_KEY_SECRET: Final = "shoal-root-key"  # noqa: S105 - a name, not a secret
+"""The install key, for the operator alone. Others have what `key_secret` names."""
 INSTALL_KEY_SECRET: Final = "shoal-install-key"  # noqa: S105 - a name, not a secret
+"""The install key of before: up to 0.1 every process had it."""
 """Secret in Shoal's namespace, made by the operator, mounted by gateways. Data: `current`, and `previous` while two
 are valid."""
+AUTHORITY_SECRET: Final = "shoal-ca"  # noqa: S105 - a name, not a secret
+"""Secret in Shoal's namespace, made by the operator, read by nobody else: the authority of every certificate."""
 LEASE_NAME: Final = "shoal-operator"
+DECISIONS_ACCOUNT: Final = "shoal-decisions"
+"""ServiceAccount in Shoal's namespace that may read the operator's decisions and nothing else: the command line asks
+the API server for a token of it."""
 SCALER_SERVICE: Final = "shoal-scaler"
 """Service without a selector in Shoal's namespace: the operator that leads writes its own address into the one
 EndpointSlice of the same name."""
@@ -76,6 +100,8 @@ CACHE_SOCKET: Final = "cache.sock"
 CONTAINER_ENGINE: Final = "engine"
 CONTAINER_AGENT: Final = "agent"
 CONTAINER_STAGE: Final = "stage"
+CONTAINER_TLS: Final = "tls"
+"""Native sidecar: ends mutual TLS in front of the engine."""
 
 ENGINE_PORT: Final = 30000
 AGENT_PORT: Final = 8400
@@ -87,9 +113,26 @@ OPS_PORT: Final = 9090
 SCALER_PORT: Final = 9666
 """Of the operator that leads: KEDA's external scaler, gRPC."""
 
+ENGINE_TLS_PORT: Final = 30443
+"""Of an engine pod with TRANSPORT_MTLS: the serving paths of its engine, which itself listens on localhost only."""
+ENGINE_PROBE_PORT: Final = 30001
+"""Of an engine pod with TRANSPORT_MTLS, plain: /ready for the kubelet, /metrics for scrapers."""
+AGENT_TLS_PORT: Final = 8443
+"""Of an agent with TRANSPORT_MTLS: everything that takes a key."""
+OPS_TLS_PORT: Final = 9443
+"""Of a gateway with TRANSPORT_MTLS: what takes a key on OPS_PORT."""
+LEDGER_TLS_PORT: Final = 8543
+"""Of a ledger with TRANSPORT_MTLS: what LEDGER_PORT has."""
+
+SERVING_PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+"""Of an engine: what gateways call. Nothing else of it can be reached from outside a pod with TRANSPORT_MTLS."""
+HEADER_SIDECAR: Final = "x-shoal-sidecar"
+"""On answers that are not the engine's but of what ends mutual TLS in front of it: Envoy's response flags, which say
+why (UF: the engine took no connection; UC: it ended it)."""
 REPLICA_PATH: Final = "/v1/replica"
 ACK_PATH: Final = "/v1/replica/ack"
-DRAIN_PATH: Final = "/v1/drain"
+ABORT_PATH: Final = "/v1/replica/abort"
+"""Of the agent, for gateways: `replica.Abort`."""
 ADAPTERS_PATH: Final = "/v1/adapters"
 """Of the agent (streams.md); `/v1/adapters/{name}/ensure` for one."""
 DEMAND_PATH: Final = "/v1/demand"
@@ -111,20 +154,25 @@ LOGS_PATH: Final = "/v1/logs"
 """Of the gateway, for a tenant's own key: its request log."""
 HEADER_KEY: Final = "x-shoal-key"
 """Instead of `Authorization`, through the API server's proxy, which keeps that one for itself."""
+HEADER_POD_TOKEN: Final = "x-shoal-pod-token"  # noqa: S105 - a name, not a secret
+"""With a gateway's batch of records: the token that the kubelet made for its pod, for LEDGER_AUDIENCE."""
+LEDGER_AUDIENCE: Final = "shoal-ledger"
+"""Who takes that token: the API server itself does not."""
 DECISIONS_PATH: Final = "/v1/decisions"
 """Of the operator, on OPS_PORT: `decisions.Decisions`; `/v1/decisions/<namespace>/<name>` for one Model."""
 HEADER_CALLER: Final = "x-shoal-caller"
 """Who opens a stream: the name of its pod."""
 HEADER_BOOT: Final = "x-shoal-boot"
-"""The caller's boot id, random per start of its process."""
-
-HEADER_DRAIN: Final = "x-shoal-drain"
-"""The token of the kubelet's hook (`keys.drain_token`)."""
+"""The caller's boot id, random per start of its process; a gateway's begins with its pod (`usage.gateway_boot`)."""
 
 RUN_DIR: Final = "/shoal/run"
-"""emptyDir shared by agent and engine: `boot` (the engine's boot id), `stalled` (liveness)."""
+"""emptyDir shared by agent and engine: `boot` (the engine's boot id), `stalled` (liveness), the two of the drain."""
 BOOT_FILE: Final = f"{RUN_DIR}/boot"
 STALLED_FILE: Final = f"{RUN_DIR}/stalled"
+DRAIN_FILE: Final = f"{RUN_DIR}/drain"
+"""Made by the engine's preStop hook, which waits until the agent removes it."""
+DRAIN_STATE_FILE: Final = f"{RUN_DIR}/draining"
+"""Written by the agent every second of a drain: a number that changes, and what the drain waits for."""
 STAGE_PROGRESS_FILE: Final = f"{RUN_DIR}/stage.json"
 """Written by the stage container, read by the agent: `replica.StageProgress`."""
 MODELS_DIR: Final = "/shoal/models"
@@ -153,12 +201,26 @@ AGENT_KEYS_FILE: Final = f"{KEYS_DIR}/agent.json"
 """`keys.AgentKeys` as JSON."""
 HOME_DIR: Final = "/shoal/home"
 """emptyDir: HOME and the engine's compile caches."""
+TLS_DIR: Final = "/shoal/tls"
+"""Where a process of Shoal, or the agent of an engine pod, has its certificate: CERTIFICATE_FILE, CERTIFICATE_KEY_FILE,
+TRUST_FILE."""
+CERTIFICATE_FILE: Final = "tls.crt"
+CERTIFICATE_KEY_FILE: Final = "tls.key"
+TRUST_FILE: Final = "ca.crt"
+"""Every authority that is trusted: the one in force, the next one, the one before."""
+STRICT_FILE: Final = "strict"
+"""There once every process of Shoal speaks mutual TLS: nobody is answered without from then on."""
 SCALER_TLS_DIR: Final = "/shoal/scaler-tls"
 """Where the operator mounts SCALER_TLS_SECRET."""
+ROLE_KEYS_DIR: Final = "/shoal/role-keys"
+"""Of gateways and the ledger: their Secret of `key_secret`."""
 INSTALL_KEY_DIR: Final = "/shoal/install-key"
+"""Of the same: the install key of before, while there is one."""
 """Where gateways mount the install key's Secret."""
 PRICES_DIR: Final = "/shoal/prices"
 """Where the ledger mounts the price lists."""
+LEDGER_TOKEN_FILE: Final = "/shoal/ledger-token/token"  # noqa: S105 - a path
+"""Where a gateway has the token of HEADER_POD_TOKEN; the kubelet renews it."""
 LEDGER_DIR: Final = "/var/lib/shoal-ledger"
 """The ledger's persistent volume: its SQLite file, where no PostgreSQL is set."""
 LOGS_DIR: Final = "/var/lib/shoal-logs"

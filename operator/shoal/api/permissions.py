@@ -4,7 +4,7 @@ One row per use, with its reason. A verb that nothing uses is a finding in a sec
 a 403 in production: change the row together with the call.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from shoal.api import names
@@ -45,6 +45,7 @@ OPERATOR: Final = (
     ),
     Permission("free GPUs, and why a replica does not start", "", ("nodes", "pods"), FOLLOW),
     Permission("which namespaces' adapters a LoRAPool allows", "", ("namespaces",), FOLLOW),
+    Permission("whether an engine pod belongs to its Model", "apps", ("replicasets",), FOLLOW),
     Permission("which of a variant's pods goes first", "", ("pods",), ("patch",)),
     Permission("one Deployment per variant of a Model", "apps", ("deployments",), KEEP),
     Permission("replicas, through a field manager of their own", "apps", ("deployments/scale",), ("patch",)),
@@ -64,6 +65,8 @@ OPERATOR: Final = (
         "children of a Model; garbage collection takes them away", "policy", ("poddisruptionbudgets",), KEEP[:-1]
     ),
     Permission("children of a Model, unless switched off", "networking.k8s.io", ("networkpolicies",), KEEP),
+    # No `list` and no `watch`: a Secret is read by a name that somebody gave, and of all but Shoal's own only the
+    # metadata, which RBAC cannot tell from the content. What bounds this is `scope.namespaces`.
     Permission(
         "the install key, the key Secrets of Models, and whether a source's Secret is there",
         "",
@@ -99,14 +102,16 @@ OPERATOR_OWN_NAMESPACE: Final = (
 GATEWAY: Final = (
     Permission("whose keys, and which models", GROUP, ("loraadapters", "lorapools", "models", "tenants"), FOLLOW),
     Permission("replicas, and the other gateways", "", ("pods",), FOLLOW),
+    Permission("whether an engine pod belongs to its Model", "apps", ("deployments", "replicasets"), FOLLOW),
 )
-"""The gateway, in all namespaces. No Secrets: the install key is mounted."""
+"""The gateway, in all namespaces. No Secrets: its keys are mounted."""
 
 LEDGER: Final = (
     Permission("engines, whose own counters it compares with what was billed", "", ("pods",), FOLLOW),
-    Permission("what a GPU of a class costs", GROUP, ("gpuclasses",), FOLLOW),
+    Permission("whether an engine pod belongs to its Model", "apps", ("deployments", "replicasets"), FOLLOW),
+    Permission("what a GPU of a class costs, and which Models there are", GROUP, ("gpuclasses", "models"), FOLLOW),
 )
-"""The ledger, in all namespaces. No Secrets: the install key is mounted."""
+"""The ledger, in all namespaces. No Secrets: its keys are mounted."""
 
 CACHE: Final = (Permission("which namespaces have a share in the cache", "", ("persistentvolumes",), FOLLOW),)
 """The node cache, in the whole cluster. No Secrets: credentials come with each request."""
@@ -119,20 +124,37 @@ EDITORS: Final = (
 )
 PLATFORM: Final = (Permission("the fleet and its tenants", GROUP, ("gpuclasses", "tenants"), (*READ, *WRITE)),)
 """For those who run the fleet: bound by hand, never aggregated."""
+ACCESS: Final = (
+    Permission("whose token a caller of /metrics has", "authentication.k8s.io", ("tokenreviews",), ("create",)),
+    Permission("whether that may read it", "authorization.k8s.io", ("subjectaccessreviews",), ("create",)),
+)
+"""Operator, gateway, ledger and node cache, in the whole cluster, unless `metrics.auth` is off."""
+SENDERS: Final = (
+    Permission("from which pod usage records come", "authentication.k8s.io", ("tokenreviews",), ("create",)),
+)
+"""The ledger, in the whole cluster, unless `ledger.gatewayTokens` is off."""
 DECISIONS: Final = (
+    Permission(
+        "what the operator is shown for it",
+        "",
+        ("serviceaccounts/token",),
+        ("create",),
+        (names.DECISIONS_ACCOUNT,),
+    ),
     Permission("which pod of the operator leads", "coordination.k8s.io", ("leases",), ("get",), (names.LEASE_NAME,)),
     Permission("`kubectl shoal why` and `top` ask it through the API server", "", ("pods/proxy",), ("get",)),
 )
 """For those who may see load and decisions of all Models, in Shoal's namespace: bound by hand."""
-_PERSON_KEY: Final = Permission(
-    "the key of a person is derived from the install key; who may read that may call every process of Shoal",
-    "",
-    ("secrets",),
-    ("get",),
-    (names.INSTALL_KEY_SECRET,),
-)
+
+
+def _key(role: str) -> Permission:
+    return Permission(
+        "the key of such a person, which opens nothing else", "", ("secrets",), ("get",), (names.key_secret(role),)
+    )
+
+
 BILLING: Final = (
-    _PERSON_KEY,
+    _key("billing"),
     Permission("where the ledger is", "", ("pods",), ("list",)),
     Permission(
         "`kubectl shoal usage` and `bill` ask it through the API server", "", ("pods/proxy",), ("get", "create")
@@ -140,12 +162,29 @@ BILLING: Final = (
 )
 """For those who see what tenants used and paid, in Shoal's namespace: bound by hand."""
 LOGS: Final = (
-    _PERSON_KEY,
+    _key("logs"),
     Permission("where the gateways are", "", ("pods",), ("list",)),
     Permission("which gateways were scaled away and left their volume", "", ("persistentvolumeclaims",), ("list",)),
     Permission("`kubectl shoal logs` asks them through the API server", "", ("pods/proxy",), ("get", "delete")),
 )
 """For those who may read and delete tenants' request logs, in Shoal's namespace: bound by hand."""
+
+
+CLUSTER_SCOPED: Final = frozenset(
+    {"gpuclasses", "tenants", "nodes", "namespaces", "persistentvolumes", "tokenreviews", "subjectaccessreviews"}
+)
+"""Of the resources above, those that no Role can grant."""
+
+
+def in_cluster(permissions: tuple[Permission, ...], *, scoped: bool) -> tuple[Permission, ...]:
+    """The rows for a ClusterRole where `scope.namespaces` is set (`scoped`: what is in no namespace), or the rest, for
+    a Role in each of them."""
+    found: list[Permission] = []
+    for row in permissions:
+        kept = tuple(r for r in row.resources if (r.partition("/")[0] in CLUSTER_SCOPED) == scoped)
+        if kept:
+            found.append(replace(row, resources=kept))
+    return tuple(found)
 
 
 def rules(permissions: tuple[Permission, ...]) -> list[dict[str, list[str]]]:

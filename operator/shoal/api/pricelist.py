@@ -1,6 +1,6 @@
 """A price list as people write it: a YAML file in Git, mounted into the ledger (docs/billing.md)."""
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
@@ -8,36 +8,48 @@ from pydantic.alias_generators import to_camel
 
 from shoal.api.ledger import Rate, UnknownCached
 
+MOST_ROWS: Final = 10_000
 DECIMALS: Final = 6
 """Of a price: 0.000001 of the currency per million tokens is the smallest."""
 _LABEL: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _OBJECT: Final = rf"^(\*|{_LABEL}/[a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?)$"
 
 
+def _short(text: object) -> str:
+    """As it may stand in a message. What is no scalar is not written out: it may be of any size and depth."""
+    return repr(text)[:80] if isinstance(text, str | int | float) else f"a {type(text).__name__}"
+
+
 def _price(text: Any) -> int:
+    if not isinstance(text, str | int | float):
+        raise ValueError(f"{_short(text)} is not a price")
     whole, _, fraction = str(text).partition(".")
     if not (whole.isascii() and whole.isdigit()) or (
         "." in str(text) and not (fraction.isascii() and fraction.isdigit())
     ):
-        raise ValueError(f'{text!r} is not a price: write a decimal number such as "0.25", without sign or exponent')
+        raise ValueError(
+            f'{_short(text)} is not a price: write a decimal number such as "0.25", without sign or exponent'
+        )
     if len(whole) > 9:
-        raise ValueError(f"{text!r} is too large for a price of a million tokens")
+        raise ValueError(f"{_short(text)} is too large for a price of a million tokens")
     if len(fraction) > DECIMALS:
-        raise ValueError(f"{text!r} has more than {DECIMALS} decimals")
+        raise ValueError(f"{_short(text)} has more than {DECIMALS} decimals")
     return int(whole + fraction.ljust(DECIMALS, "0"))
 
 
 def _moment(text: Any) -> datetime:
+    if not isinstance(text, str | datetime | date):
+        raise ValueError(f"{_short(text)} is no date")
     try:
         found = datetime.fromisoformat(str(text))
     except ValueError:
-        raise ValueError(f"{text!r} is no date: write 2026-11-01, or 2026-11-01T06:00:00Z") from None
+        raise ValueError(f"{_short(text)} is no date: write 2026-11-01, or 2026-11-01T06:00:00Z") from None
     try:
         found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
     except OverflowError:
-        raise ValueError(f"{text!r} is out of all time") from None
+        raise ValueError(f"{_short(text)} is out of all time") from None
     if found.minute or found.second or found.microsecond:
-        raise ValueError(f"{text!r} is not on the hour (UTC): usage is summed by the hour")
+        raise ValueError(f"{_short(text)} is not on the hour (UTC): usage is summed by the hour")
     return found
 
 
@@ -93,4 +105,4 @@ class PriceFile(_Part):
     """Exclusive. Default: until the next list begins."""
     unknown_cached: UnknownCached = "Fresh"
     """How input counts of which it is not known how much was cached, as after a cut stream."""
-    prices: Annotated[tuple[PriceRow, ...], Field(min_length=1)]
+    prices: Annotated[tuple[PriceRow, ...], Field(min_length=1, max_length=MOST_ROWS)]

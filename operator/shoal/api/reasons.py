@@ -13,6 +13,8 @@ LOGGING_READY: Final = "LoggingReady"
 """Of a Tenant that asks for a request log."""
 BUDGET_READY: Final = "BudgetReady"
 """Of a Tenant with a budget in money."""
+ADAPTERS_READY: Final = "AdaptersReady"
+"""Of a Tenant that grants adapters by `spec.adapters`."""
 
 SCALING_ACTIVE: Final = "ScalingActive"
 """Of a Model whose driver is KEDA: KEDA and its HPA carry out what was decided."""
@@ -24,6 +26,8 @@ PENDING: Final = "Pending"
 """Seen, not yet worked on."""
 PAUSED: Final = "Paused"
 """shoal.dev/paused is set: decided, not applied."""
+INTERNAL_ERROR: Final = "InternalError"
+"""Shoal itself failed on this object, which keeps what it has; others are not concerned. Please report it."""
 
 # --- GPUClass -------------------------------------------------------------------------------------------------------
 NODES_FOUND: Final = "NodesFound"
@@ -36,10 +40,12 @@ OVERLAPS: Final = "Overlaps"
 # --- Model: Accepted ------------------------------------------------------------------------------------------------
 VALID: Final = "Valid"
 CLASS_NOT_FOUND: Final = "ClassNotFound"
+TOO_EXPENSIVE: Final = "TooExpensive"
+"""Deciding about it would take more steps than one Model may cause; the message says what to change."""
 ARGUMENTS_REFUSED: Final = "ArgumentsRefused"
 VERSION_UNKNOWN: Final = "VersionUnknown"
 NAME_CLAIMED: Final = "NameClaimed"
-"""A short name belongs to an older Model or adapter; namespace/name still works."""
+"""A short name belongs to an older one, or an adapter's to a Model; namespace/name still works."""
 SECRET_NOT_FOUND: Final = "SecretNotFound"  # noqa: S105
 
 # --- Model: the facts of its source ---------------------------------------------------------------------------------
@@ -97,6 +103,9 @@ SIGNALS_UNKNOWN: Final = "SignalsUnknown"
 NOT_HEARD: Final = "NotHeard"
 """Reason of the condition SignalsUnknown."""
 
+ROGUE_POD: Final = "RoguePod"
+"""Of an event: a pod carries the labels of the Model's replicas and does not belong to it."""
+
 # --- Model: ScalingActive (driver KEDA) -----------------------------------------------------------------------------
 DRIVEN_BY_KEDA: Final = "DrivenByKEDA"
 SWITCHING_DRIVER: Final = "SwitchingDriver"
@@ -117,8 +126,13 @@ OTHER_AUTOSCALER: Final = "OtherAutoscaler"
 # --- staging (also in the stage container's termination message) ----------------------------------------------------
 SOURCE_UNREACHABLE: Final = "SourceUnreachable"
 SOURCE_NOT_FOUND: Final = "SourceNotFound"
+SOURCE_REFUSED: Final = "SourceRefused"
+"""The platform's rules do not let it be fetched: a host, an address, a redirect (core/network.py)."""
 SOURCE_INVALID: Final = "SourceInvalid"
 """Fetched, but not a model: no config.json, no weights, a broken archive."""
+TOO_LARGE: Final = "TooLarge"
+"""More bytes, files or memory than the source may take: an archive that unpacks to a multiple of itself, an adapter
+larger than its pool allows."""
 GATED: Final = "Gated"
 """The repository needs credentials that were not given or not accepted."""
 DIGEST_MISMATCH: Final = "DigestMismatch"
@@ -131,8 +145,10 @@ STAGE_REASONS: Final = frozenset(
     {
         SOURCE_UNREACHABLE,
         SOURCE_NOT_FOUND,
+        SOURCE_REFUSED,
         SOURCE_INVALID,
         SOURCE_CHANGED,
+        TOO_LARGE,
         GATED,
         DIGEST_MISMATCH,
         DISK_FULL,
@@ -151,6 +167,8 @@ RULE_REFUSED: Final = "RuleRefused"
 """A redaction rule cannot be used: nothing that it should take out is written."""
 OTHER_CURRENCY: Final = "OtherCurrency"
 """The price list is in another currency than the budget, which therefore counts as unknown."""
+ADAPTER_NOT_FOUND: Final = "AdapterNotFound"
+"""A grant of adapters matches none that lists the Tenant."""
 PRICES_UNKNOWN: Final = "PricesUnknown"
 """No gateway has said in which currency the price list is: there is none, or no ledger."""
 
@@ -166,12 +184,13 @@ ROLLING: Final = "Rolling"
 # --- LoRAAdapter ----------------------------------------------------------------------------------------------------
 POOL_NOT_FOUND: Final = "PoolNotFound"
 NAMESPACE_NOT_ALLOWED: Final = "NamespaceNotAllowed"
+NOT_GRANTED: Final = "NotGranted"
+"""A tenant that the adapter lists does not grant it: to that tenant it does not exist."""
 READING_ADAPTER: Final = "ReadingAdapter"
 """The Job that reads the adapter's metadata has not ended yet."""
 RANK_TOO_HIGH: Final = "RankTooHigh"
 MODULES_NOT_IN_POOL: Final = "ModulesNotInPool"
 BASE_MISMATCH: Final = "BaseMismatch"
-TOO_LARGE: Final = "TooLarge"
 CORRUPT: Final = "Corrupt"
 UNSUPPORTED: Final = "Unsupported"
 """A kind of adapter that SGLang refuses, or takes and then answers with other weights (DoRA, rsLoRA, new tokens)."""
@@ -193,7 +212,6 @@ ADAPTER_REASONS: Final = STAGE_REASONS | {
     RANK_TOO_HIGH,
     MODULES_NOT_IN_POOL,
     BASE_MISMATCH,
-    TOO_LARGE,
     CORRUPT,
     UNSUPPORTED,
 }

@@ -12,6 +12,14 @@ Scheme = Literal["hf", "https", "s3", "gs", "az", "oci", "pvc", "file"]
 BucketScheme = Literal["s3", "gs", "az"]
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 
+_UNREADABLE = re.compile(r"[\x00-\x1f\x7f\\]")
+_BUCKET = re.compile(r"[a-zA-Z0-9$][a-zA-Z0-9._-]{0,221}")
+_CLAIM = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_REPO = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
+_REVISION = re.compile(r"\w[\w./+-]{0,254}", re.ASCII)
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?|[0-9a-f:.]+", re.ASCII)
+_CODED = re.compile(r"%(2e|2f|5c|25|[01][0-9a-f]|7f)", re.IGNORECASE)
+
 
 @dataclass(frozen=True, slots=True)
 class SourceUri:
@@ -45,50 +53,88 @@ def shown(uri: str) -> str:
 
 
 def parse_source(uri: str) -> SourceUri:
-    """Takes a source URI apart. Raises ValueError with a message for the person who wrote it."""
+    """Takes a source URI apart. Raises ValueError with a message for the person who wrote it.
+
+    One address has one reading: what libraries, servers and prefixes of credentials could read differently is refused.
+    """
     scheme, separator, rest = uri.partition("://")
     if not separator or scheme not in SCHEMES or not rest:
         raise ValueError(
             f"{uri!r} is not a source: write hf://owner/repo, s3://bucket/prefix (or gs://, az://), "
             "https://host/archive.tar, oci://registry/image:tag or pvc://claim/path"
         )
-    if scheme == "hf":
-        repo, at, revision = rest.partition("@")
-        owner, slash, name = repo.partition("/")
-        if not (owner and slash and name) or "/" in name or (at and not revision):
-            raise ValueError(f"{uri!r} does not name a repository: write hf://owner/repo or hf://owner/repo@revision")
-        return SourceUri("hf", uri, repo=repo, revision=revision or None)
-    if scheme == "https":
-        try:
-            parts = urlsplit(uri)
-            port = parts.port
-        except ValueError as error:
-            raise ValueError(f"{shown(uri)!r} is not a URL: {error}") from None
-        if not parts.hostname or parts.username is not None or port == 0:
-            raise ValueError(
-                "an https:// source names a host and carries no user or password: use `secretRef` for a token"
-            )
-        return SourceUri("https", uri)
-    if scheme in get_args(BucketScheme):
-        bucket, _, path = rest.partition("/")
-        if not bucket or "@" in bucket or any(part in (".", "..") for part in path.split("/")):
-            raise ValueError(f"{uri!r} does not name a bucket and a prefix: write {scheme}://bucket/prefix")
-        return SourceUri(scheme, uri, bucket=bucket, path="/".join(part for part in path.split("/") if part))
-    if scheme == "oci":
-        host, slash, name = rest.partition("/")
-        if not (host and slash and name) or "@" in host or re.search(r"\s", rest):
-            raise ValueError(f"{uri!r} does not name an image: write oci://registry/image:tag")
-        return SourceUri("oci", uri, image=rest)
-    if scheme == "pvc":
-        claim, _, path = rest.partition("/")
-        if not claim or ".." in path.split("/"):
-            raise ValueError(f"{uri!r} does not name a folder of a volume: write pvc://claim or pvc://claim/path")
-        return SourceUri(
-            "pvc", uri, claim=claim, path="" if not path.strip("/") else posixpath.normpath(path.strip("/"))
+    if (found := _UNREADABLE.search(rest)) is not None:
+        raise ValueError(f"{shown(uri)!r} has the character {found[0]!r}, which no source has")
+    match scheme:
+        case "hf":
+            return _hub(uri, rest)
+        case "https":
+            return _web(uri)
+        case "s3" | "gs" | "az":
+            bucket, _, path = rest.partition("/")
+            if not _BUCKET.fullmatch(bucket) or ".." in bucket or _climbs(path) or "%" in path:
+                raise ValueError(f"{uri!r} does not name a bucket and a prefix: write {scheme}://bucket/prefix")
+            return SourceUri(scheme, uri, bucket=bucket, path="/".join(part for part in path.split("/") if part))
+        case "oci":
+            host, slash, name = rest.partition("/")
+            if not (host and slash and name) or "@" in host or re.search(r"[\s%]", rest) or _climbs(name):
+                raise ValueError(f"{uri!r} does not name an image: write oci://registry/image:tag")
+            return SourceUri("oci", uri, image=rest)
+        case "pvc":
+            claim, _, path = rest.partition("/")
+            if not _CLAIM.fullmatch(claim) or ".." in path.split("/"):
+                raise ValueError(f"{uri!r} does not name a folder of a volume: write pvc://claim or pvc://claim/path")
+            folder = posixpath.normpath(path.strip("/")) if path.strip("/") else ""
+            return SourceUri("pvc", uri, claim=claim, path="" if folder == "." else folder)
+        case _:
+            if not rest.startswith("/") or ".." in rest.split("/"):
+                raise ValueError(f"{uri!r} has no absolute path: write file:///path, with three slashes")
+            return SourceUri("file", uri, path=posixpath.normpath(f"/{rest.lstrip('/')}"))
+
+
+def _hub(uri: str, rest: str) -> SourceUri:
+    repo, at, revision = rest.partition("@")
+    valid = _REPO.fullmatch(repo) and not any(part.startswith(".") for part in repo.split("/"))
+    if not valid or ".." in repo or (at and (not _REVISION.fullmatch(revision) or ".." in revision)):
+        raise ValueError(f"{uri!r} does not name a repository: write hf://owner/repo or hf://owner/repo@revision")
+    return SourceUri("hf", uri, repo=repo, revision=revision or None)
+
+
+def _web(uri: str) -> SourceUri:
+    try:
+        parts = urlsplit(uri)
+        port, host = parts.port, parts.hostname
+    except ValueError as error:
+        raise ValueError(f"{shown(uri)!r} is not a URL: {error}") from None
+    if not host or "@" in parts.netloc or port == 0:
+        raise ValueError("an https:// source names a host and carries no user or password: use `secretRef` for a token")
+    if not _HOST.fullmatch(host):
+        raise ValueError(f"{shown(uri)!r} has a host that is no name of DNS: write it in ASCII (xn--...)")
+    # Where a server stands for another path than the one that was written, a prefix of credentials means nothing.
+    if _climbs(parts.path) or _CODED.search(parts.path):
+        raise ValueError(
+            f"{shown(uri)!r} has a path that does not stand for itself (., .., or such a character as %2e, %2f): write "
+            "the path that is meant"
         )
-    if not rest.startswith("/"):
-        raise ValueError(f"{uri!r} has no absolute path: write file:///path, with three slashes")
-    return SourceUri("file", uri, path=posixpath.normpath(rest))
+    return SourceUri("https", uri)
+
+
+def _climbs(path: str) -> bool:
+    return any(part in (".", "..") for part in path.split("/"))
+
+
+def covers(prefix: str, uri: str) -> bool:
+    """Whether an address begins with a prefix of addresses, and the prefix ends where a part of the address does.
+
+    `s3://adapters` covers `s3://adapters/a`, not `s3://adapters-of-others/a`; `https://host` covers no other host or
+    port. A prefix without a host covers nothing.
+    """
+    scheme, separator, rest = prefix.partition("://")
+    if not separator or not rest.partition("/")[0] or not uri.startswith(prefix):
+        return False
+    after = uri[len(prefix) :]
+    ends = {"hf": "/@", "https": "/?"}.get(scheme, "/")
+    return not after or prefix.endswith("/") or after[0] in ends
 
 
 def engine_model_path(uri: str) -> str:

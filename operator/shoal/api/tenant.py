@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from shoal.api.meta import Column, Conditions, K8s, Kind, Name, Object, Quantity, Rule
+from shoal.api.meta import Column, Conditions, Count, K8s, Kind, Name, Object, Quantity, Rule
 
 
 class TenantKey(Object):
@@ -41,6 +41,25 @@ class TenantModel(Object):
         K8s(pattern_message="must be lower-case letters, digits, '-' and '.', with a letter or digit at both ends"),
     ]
     """Name of the Model."""
+    adapters: Annotated[Literal["Same", "None"], K8s(default_in_code=True)] = "Same"
+    """Same: also the adapters of the Model's pool that list the tenant and are in the Model's own namespace, where
+    whoever may write decides what the Model itself answers, too. None: the Model alone. Adapters of other namespaces
+    are granted by `spec.adapters`. Default: Same."""
+
+
+AdapterName = Annotated[
+    # No words of our own for a name that does not fit: a rule that has them costs more than the API server allows here.
+    str, StringConstraints(min_length=1, max_length=128, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+]
+
+
+class TenantAdapters(Object):
+    """LoRAAdapters of one namespace that the tenant may use, if they list it."""
+
+    namespace: Name
+    """Namespace of the adapters."""
+    names: Annotated[tuple[AdapterName, ...], Field(min_length=1, max_length=256), K8s(list_type="set")] | None = None
+    """Names of the adapters. Default: every one of the namespace that lists the tenant, now and later."""
 
 
 class TenantLimits(Object):
@@ -121,9 +140,19 @@ class TenantSpec(Object):
         tuple[TenantModel, ...], Field(max_length=256), K8s(list_type="map", keys=("namespace", "name"))
     ] = ()
     """Models that the tenant may use."""
+    adapters: Annotated[
+        tuple[TenantAdapters, ...], Field(max_length=256), K8s(list_type="map", keys=("namespace",))
+    ] = ()
+    """Adapters that the tenant may use besides those that come with `models`. An adapter is used only where both agree:
+    the Tenant by this list or by `models`, the adapter by its own list of tenants. The Model under it need not be
+    granted."""
     priority: Annotated[int, Field(ge=1, le=1000), K8s(default_in_code=True)] = 50
     """Where requests of several tenants wait for the same Model, each tenant's share of what is let go, in tokens, is
     in proportion to this number. Within one gateway it is exact. Default: 50."""
+    prefix_cache_group: Name | None = None
+    """Tenants that name the same group share the engines' caches of prompts: what one has asked answers the other
+    faster, and each can find out whether the other has sent a prompt that begins like its own. For the tenants of one
+    organisation. Default: this tenant alone."""
     plan: Name | None = None
     """Which prices of the price list count; copied to every usage record. Default: those without a plan."""
     limits: TenantLimits = TenantLimits()
@@ -147,10 +176,11 @@ class TenantStatus(Object):
     conditions: Conditions = ()
     """Condition Ready says whether the tenant can ask: Active, Suspended, NoUsableKey, ModelNotFound, KeyClaimed,
     Invalid. BudgetReady, where there is a budget in money: Active, OtherCurrency, PricesUnknown. LoggingReady, where a
-    request log is asked for: Active, RuleRefused."""
-    observed_generation: Annotated[int, Field(ge=0)] | None = None
+    request log is asked for: Active, RuleRefused. AdaptersReady, where `adapters` are granted: Active,
+    AdapterNotFound."""
+    observed_generation: Count | None = None
     """The generation that this status is about."""
-    active_keys: Annotated[int, Field(ge=0)] | None = None
+    active_keys: Count | None = None
     """Keys that are neither disabled nor expired."""
 
 

@@ -4,8 +4,9 @@ Rows of the spool are (id, kind): `open` at admission, `checkpoint` while it str
 happened. Token counts are the engine's own; None is "unknown", which an explicit 0 is not.
 """
 
+import re
 from datetime import datetime
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
@@ -24,6 +25,22 @@ CountSource = Literal["final", "continuous", "estimated", "none"]
 prompt that an engine took and of which it said nothing, or nowhere (no engine had the request)."""
 
 
+_POD: Final = re.compile(r"[a-z0-9][-.a-z0-9]{0,252}")
+
+
+def gateway_boot(pod: str, start: str) -> str:
+    """Boot id of a gateway: `<pod>/<start>`, or `start` alone where it does not know its pod. `start` is random per
+    start of its process and has no `/`. So each row says which pod wrote it, and the ledger can hold that against the
+    pod that sends it (`ledger/ownrows.py`)."""
+    return f"{pod}/{start}" if _POD.fullmatch(pod) else start
+
+
+def pod_and_start(boot: str) -> tuple[str, str]:
+    """Of a gateway's boot id; the pod is empty where it says none."""
+    pod, _, start = boot.rpartition("/")
+    return pod, start
+
+
 class UsageData(BaseModel):
     """`data` of the event."""
 
@@ -39,7 +56,8 @@ class UsageData(BaseModel):
     plan: str | None = None
     """Of the tenant: which prices count."""
     gateway: str | None = None
-    """Boot id of the gateway: the ledger's totals say how much of each gateway's own counters they contain."""
+    """Boot id of the gateway (`gateway_boot`): the ledger's totals say how much of each gateway's own counters they
+    contain."""
     admitted_at: datetime | None = None
     """When the request was accepted; the hour and the month that it is counted in."""
     attempt: int | None = None
@@ -89,7 +107,8 @@ class UsageRecord(BaseModel):
     id: str
     """<request id>:<kind> for open and final rows, <request id>:checkpoint:<n> and <request id>:attempt:<n>."""
     source: str
-    """Names the installation, never a pod: a re-ship by another pod must keep the key."""
+    """Names the installation, never a pod: whoever ships a row again must keep the key. Which pod wrote it is in
+    `data.gateway`."""
     type: str = EVENT_TYPE
     subject: str
     """The tenant."""

@@ -199,7 +199,7 @@ def _require_text(name: str, size: int, source: str) -> None:
 
 def _header_bytes(head: bytes, size: int, source: str) -> int:
     with _corrupt():
-        length = safetensors.header_bytes(head, size, f"{source}: {WEIGHTS}")
+        length = safetensors.header_bytes(head, size, f"{source}: {WEIGHTS}", size)
     if length > _HEADER_LIMIT:
         raise ArtifactError(reasons.CORRUPT, f"{source}: {WEIGHTS} has a header of {gib(length)}, which no adapter has")
     return length

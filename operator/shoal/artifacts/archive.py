@@ -1,121 +1,117 @@
-"""Unpacks an archive from outside: regular files and folders only, and none outside the target."""
+"""Unpacks an archive from outside: bounded in bytes, files, memory and time, in a process of its own (`unpacker`)."""
 
-import gzip
-import lzma
-import shutil
-import tarfile
-import zipfile
-import zlib
+import json
+import subprocess
+import sys
 from collections.abc import Collection
-from pathlib import Path, PurePosixPath
-from typing import IO
+from pathlib import Path
+from typing import Final
 
 from shoal.api import reasons
+from shoal.artifacts import unpacker
 from shoal.artifacts.errors import ArtifactError, gib, require_room
+from shoal.artifacts.unpacker import BROKEN, ZSTD
 
-ZSTD = b"\x28\xb5\x2f\xfd"
-_CHUNK = 1 << 20
+RATIO: Final = 4
+"""Weights hardly compress; what unpacks to more is no model, or should be a plain tar."""
+SMALL: Final = 64 << 20
+"""Bytes that any archive may unpack to: configs and tokenizers compress well."""
+_ENTRIES = unpacker.ENTRIES
 _SKIPPED_LIMIT = 2 << 30
 """Bytes of files that nobody wants: a compressed archive has to be read through them."""
-BROKEN = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
-"""What the archives' libraries raise for content that is not what it should be."""
+_MEMORY: Final = (32 << 20, 256 << 20)
+"""Bytes for the process beside the interpreter: at least, and at most; a quarter of the container's between them."""
+_SECONDS: Final = 120
+_BYTES_PER_SECOND: Final = 10 << 20
+"""Slower than any decompressor: bzip2, which is the slowest, makes 20 MiB per second."""
+_WAIT: Final = 10
+"""Times the processor's seconds that the process may take by the clock: the disk may be slow."""
 
 
-def unpack(archive: Path, target: Path, source: str, *, only: Collection[str] = (), limit: int | None = None) -> None:
-    """Unpacks a tar (plain, gzip, bzip2, xz) or a zip into `target`. `source` names it in messages.
+def content_limit(packed: int) -> int:
+    """Bytes to which an archive of `packed` bytes may unpack."""
+    return max(RATIO * packed, SMALL)
 
-    `only`: files with other names are skipped. Raises ArtifactError(TooLarge) when what is kept has more than `limit`
-    bytes, or what is skipped more than any archive needs.
 
-    Raises ArtifactError(SourceInvalid) for anything that is not a file or a folder inside the target: links, devices,
-    absolute or climbing names. Links are refused altogether: without them no name can lead out.
+def unpack(archive: Path, target: Path, source: str, *, only: Collection[str] = (), limit: int) -> None:
+    """Unpacks a tar (plain, gzip, bzip2, xz) or a zip into `target`. `source` names it in messages. Blocks.
+
+    `only`: files with other names are skipped. `limit`: bytes on the disk that the content may take, each file in
+    whole blocks. Raises ArtifactError: TooLarge for more than that, or than an archive has files; SourceInvalid for
+    anything that is not a file or a folder inside the target (links, devices, absolute or climbing names), DiskFull.
     """
-    wanted = _Wanted(source, only, limit)
+    seconds = _SECONDS + limit // _BYTES_PER_SECOND
+    task = {
+        "archive": str(archive),
+        "target": str(target),
+        "only": list(only),
+        "limit": limit,
+        "skip": _SKIPPED_LIMIT,
+        "entries": _ENTRIES,
+        "memory": _memory(),
+        "seconds": seconds,
+    }
     try:
-        if zipfile.is_zipfile(archive):
-            _unpack_zip(archive, target, source, wanted)
-        else:
-            _unpack_tar(archive, target, source, wanted)
-    except BROKEN as error:
-        with archive.open("rb") as file:
-            first = file.read(len(ZSTD))
-        raise broken(error, first, source) from None
+        done = subprocess.run(
+            [sys.executable, "-I", str(Path(unpacker.__file__))],
+            input=json.dumps(task),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_WAIT * seconds,
+        )
+    except subprocess.TimeoutExpired:
+        raise _too_large(source, "takes longer to unpack than any model does") from None
+    try:
+        answer: dict[str, str] = json.loads(done.stdout)
+    except ValueError:
+        # A signal of a limit: of the processor's time, or of the container's memory.
+        raise _too_large(
+            source, f"cannot be unpacked within its limits (the process ended with {done.returncode})"
+        ) from (None)
+    if answer:
+        raise _refusal(answer, target, source, limit)
 
 
-class _Wanted:
-    """Which files are unpacked, and how many bytes they may have."""
+def _refusal(answer: dict[str, str], target: Path, source: str, limit: int) -> ArtifactError:
+    detail = answer["detail"]
+    match answer["problem"]:
+        case "too-large":
+            return _too_large(source, f"unpacks to more than {gib(int(detail))}")
+        case "too-many":
+            return _too_large(source, f"has more than {detail} files and folders")
+        case "memory":
+            return _too_large(source, "takes more memory to unpack than it is given")
+        case "full":
+            try:
+                require_room(target, int(detail) if detail.isdigit() else limit)
+            except ArtifactError as error:
+                return error
+            return ArtifactError(reasons.DISK_FULL, f"no space left while unpacking {source}")
+        case "io":
+            return ArtifactError(reasons.SOURCE_INVALID, f"{source} cannot be unpacked: {detail}")
+        case _:
+            return ArtifactError(
+                reasons.SOURCE_INVALID, f"{source} {detail}" if "whole" in answer else f"{source}: {detail}"
+            )
 
-    def __init__(self, source: str, only: Collection[str], limit: int | None) -> None:
-        self._source, self._only, self._limit = source, only, limit
-        self._kept = self._skipped = 0
 
-    def take(self, path: Path, size: int) -> bool:
-        """Raises ArtifactError(TooLarge): a few kilobytes may unpack to more than any disk has, or take hours."""
-        keep = not self._only or path.name in self._only
-        self._kept += size if keep else 0
-        self._skipped += 0 if keep else size
-        for seen, limit in ((self._kept, self._limit), (self._skipped, _SKIPPED_LIMIT)):
-            if limit is not None and seen > limit:
-                raise ArtifactError(
-                    reasons.TOO_LARGE, f"{self._source} unpacks to more than {gib(limit)}: pack what is needed only"
-                )
-        return keep
+def _too_large(source: str, what: str) -> ArtifactError:
+    return ArtifactError(reasons.TOO_LARGE, f"{source} {what}: pack what is needed only, as a plain .tar")
 
 
 def broken(error: Exception, first: bytes, source: str) -> ArtifactError:
     """What an error of `BROKEN` means for an archive that begins with the bytes `first`."""
-    if first == ZSTD:
-        return ArtifactError(reasons.SOURCE_INVALID, f"{source} is compressed with zstd: use .tar, .tar.gz or .zip")
-    detail = next(iter(str(error).splitlines()), "").rstrip(":") or "it ends too early"
-    return ArtifactError(reasons.SOURCE_INVALID, f"{source} is not a whole tar or zip archive: {detail}")
+    return ArtifactError(reasons.SOURCE_INVALID, f"{source} {unpacker.told(error, first)}")
 
 
-def _unpack_tar(archive: Path, target: Path, source: str, wanted: _Wanted) -> None:
-    with tarfile.open(archive, "r:*") as tar:
-        for member in tar:
-            path = _inside(member.name, target, source)
-            if member.isdir():
-                path.mkdir(parents=True, exist_ok=True)
-            elif member.isreg() and (content := tar.extractfile(member)) is not None:
-                with content:
-                    if wanted.take(path, member.size):
-                        _write(content, path, member.size)
-            else:
-                raise _unwanted(member.name, source)
+def _memory() -> int:
+    least, most = _MEMORY
+    try:
+        text = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return most
+    return max(least, min(most, int(text) // 4)) if text.isdigit() else most
 
 
-def _unpack_zip(archive: Path, target: Path, source: str, wanted: _Wanted) -> None:
-    with zipfile.ZipFile(archive) as file:
-        for member in file.infolist():
-            path = _inside(member.filename, target, source)
-            kind = (member.external_attr >> 28) & 0xF  # the file type of a Unix mode: 0 unknown, 4 folder, 8 file
-            if member.is_dir():
-                path.mkdir(parents=True, exist_ok=True)
-            elif kind not in (0, 8):
-                raise _unwanted(member.filename, source)
-            elif member.flag_bits & 1:
-                raise ArtifactError(reasons.SOURCE_INVALID, f"{source}: {member.filename} is encrypted")
-            elif wanted.take(path, member.file_size):
-                with file.open(member) as content:
-                    _write(content, path, member.file_size)
-
-
-def _write(content: IO[bytes], path: Path, size: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    require_room(path.parent, size)
-    with path.open("wb") as out:
-        shutil.copyfileobj(content, out, _CHUNK)
-
-
-def _inside(name: str, target: Path, source: str) -> Path:
-    pure = PurePosixPath(name.replace("\\", "/"))
-    if pure.is_absolute() or ".." in pure.parts or "\0" in name:
-        raise ArtifactError(reasons.SOURCE_INVALID, f"{source}: {name!r} leads out of the archive; nothing was kept")
-    return target.joinpath(*pure.parts)
-
-
-def _unwanted(name: str, source: str) -> ArtifactError:
-    return ArtifactError(
-        reasons.SOURCE_INVALID,
-        f"{source}: {name!r} is neither a file nor a folder; pack files only (tar -h follows links)",
-    )
+__all__ = ["BROKEN", "ZSTD", "broken", "content_limit", "unpack"]

@@ -6,15 +6,16 @@ import re
 from collections.abc import AsyncGenerator
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from shoal.api import reasons
 from shoal.api.sources import SourceUri
-from shoal.artifacts.bucketkeys import KEYS, host, proving_keys, store_config
+from shoal.artifacts.bucketkeys import KEYS, endpoint, host, proving_keys, store_config
 from shoal.artifacts.credentials import Credentials
-from shoal.artifacts.errors import ArtifactError, Interrupted
-from shoal.artifacts.manifest import File, Manifest, sort
+from shoal.artifacts.errors import ArtifactError, Interrupted, Unreached
+from shoal.artifacts.manifest import File, Manifest, require_count, sort
 from shoal.artifacts.ranges import RangedSource, patiently
+from shoal.artifacts.relay import Relay
 from shoal.artifacts.source import Settings
 from shoal.artifacts.wanted import wanted_files
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     Store = AzureStore | GCSStore | S3Store
 
 _PIECE = 1 << 20
+_LONGEST = 10
+"""Times the longest silence that a list of objects may take: a page of one object a minute would never end."""
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 
 
@@ -39,6 +42,18 @@ class BucketSource(RangedSource):
         self._prefix, _, self._only = source.path.rpartition("/") if self._archive else (source.path, "", "")
         self._config = store_config(source, credentials)
         self._store: Store | None = None
+        named = endpoint(source.scheme, credentials)
+        self._relay = Relay(named, source.bucket, settings.network, settings.connect_seconds) if named else None
+
+    async def __aenter__(self) -> Self:
+        if self._relay is not None:
+            await self._relay.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._store = None
+        if self._relay is not None:
+            await self._relay.__aexit__(*error)
 
     async def manifest(self) -> Manifest:
         files = await patiently(self.settings, self._list)
@@ -61,12 +76,15 @@ class BucketSource(RangedSource):
             else:
                 objects: list[Any] = []
                 pages = obstore.list(store, chunk_size=1000)  # pyright: ignore[reportUnknownMemberType]
+                ends = asyncio.get_running_loop().time() + _LONGEST * self.settings.stall_seconds
                 while True:
-                    async with asyncio.timeout(self.settings.stall_seconds):
+                    stalled = asyncio.get_running_loop().time() + self.settings.stall_seconds
+                    async with asyncio.timeout_at(min(ends, stalled)):
                         page = await anext(pages, None)
                     if page is None:
                         break
                     objects += page
+                    require_count(len(objects), self._source.uri)
         except Exception as error:
             raise self._explain(error) from None
         found = {
@@ -119,6 +137,8 @@ class BucketSource(RangedSource):
         }
         if any(self._config.get(key, "").startswith("http://") for key in ("endpoint", "base_url")):
             options["allow_http"] = True
+        if self._relay is not None:
+            options["proxy_url"] = self._relay.url
         if bundle := os.environ.get("SSL_CERT_FILE"):
             options["root_certificate"] = Path(bundle).read_bytes()
         store: Any = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}[self._source.scheme]
@@ -147,6 +167,11 @@ class BucketSource(RangedSource):
         if isinstance(error, ArtifactError):
             return error
         text, uri = str(error), self._source.uri
+        if self._relay is not None and (refusal := self._relay.refusal) is not None:
+            self._relay.refusal = None
+            if isinstance(refusal, Unreached):
+                return Interrupted(f"{uri} cannot be reached ({refusal}): {_ADVICE}")
+            return refusal
         found = re.search(r"status code: (\d{3})", text)
         status = int(found[1]) if found else None
         if isinstance(error, PreconditionError) or status in (412, 416):

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final, cast
+from urllib.parse import urlsplit
 
 from shoal.api import reasons
 from shoal.api.sources import SourceUri
@@ -58,9 +60,59 @@ _TOKENS: Final = {"gs": "GOOGLE_BEARER_TOKEN", "az": "AZURE_STORAGE_TOKEN"}
 """The same, of a ServiceAccount's identity. It ends within hours: nothing to keep in a Secret."""
 
 
+_VALUES: Final[Mapping[str, re.Pattern[str]]] = {
+    "AWS_REGION": re.compile(r"^[a-z0-9-]{1,63}$"),
+    "AZURE_STORAGE_ACCOUNT_NAME": re.compile(r"^[a-z0-9]{1,24}$"),
+    "AZURE_TENANT_ID": re.compile(r"^[A-Za-z0-9.-]{1,253}$"),
+    "AZURE_CLIENT_ID": re.compile(r"^[A-Za-z0-9-]{1,128}$"),
+    "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": re.compile(r"^(true|false|1|0)$", re.IGNORECASE),
+}
+"""What these keys may say: parts of a cloud's address are made of them, and "x/" would make another address of it."""
+_ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "GOOGLE_BASE_URL", "AZURE_ENDPOINT")
+
+
+def endpoint(scheme: str, credentials: Credentials) -> str | None:
+    """The address that the Secret names in place of the cloud's own. Raises ArtifactError for one that is none."""
+    named = [(key, credentials.values[key]) for key in _ENDPOINTS if key in KEYS[scheme] and key in credentials.values]
+    if scheme == "gs" and (key := credentials.values.get("GOOGLE_SERVICE_ACCOUNT_KEY")):
+        named.append(("gcs_base_url", _google_url(key)))
+    named = [(key, url) for key, url in named if url]
+    if not named:
+        return None
+    if len({url for _, url in named}) > 1:
+        raise _unusable("gcs_base_url", "it names another address than GOOGLE_BASE_URL")
+    key, url = named[0]
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        valid, parts = False, None
+    if parts is None or not valid or parts.username is not None or parts.query or parts.fragment or not url.isascii():
+        raise _unusable(key, "it is no http:// or https:// address")
+    return url
+
+
+def _google_url(key: str) -> str:
+    """Of a service account's key, which may name another server (for emulators)."""
+    try:
+        found = json.loads(key)
+    except (ValueError, RecursionError):
+        return ""
+    url = cast("dict[str, Any]", found).get("gcs_base_url") if isinstance(found, dict) else None
+    return url if isinstance(url, str) else ""
+
+
+def _unusable(key: str, why: str) -> ArtifactError:
+    return ArtifactError(reasons.GATED, f"key {key} of the Secret in source.secretRef cannot be used: {why}")
+
+
 def store_config(source: SourceUri, credentials: Credentials) -> dict[str, str]:
     """The settings of the store. Raises ArtifactError(Gated)."""
     scheme = source.scheme
+    for key in KEYS[scheme]:
+        value, pattern = credentials.values.get(key), _VALUES.get(key)
+        if value is not None and pattern is not None and not pattern.fullmatch(value):
+            raise _unusable(key, "its value is not of the kind that the cloud has")
     config = {ours: credentials.values[key] for key, ours in KEYS[scheme].items() if key in credentials.values}
     proven = proves(scheme, credentials)
     # A Secret may also name no more than where a public bucket is.

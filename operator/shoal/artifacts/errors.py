@@ -26,6 +26,10 @@ class Interrupted(ArtifactError):
         super().__init__(reasons.SOURCE_UNREACHABLE, message)
 
 
+class Unreached(Interrupted):
+    """No answer came at all, or it broke off."""
+
+
 class NoRanges(ArtifactError):
     """The server answers a request for a range with the whole file."""
 

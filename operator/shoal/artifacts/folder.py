@@ -3,13 +3,13 @@
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 from shoal.api import reasons
 from shoal.api.sources import SourceUri
 from shoal.artifacts.errors import ArtifactError, of_os_error
-from shoal.artifacts.manifest import File, Manifest, sort
+from shoal.artifacts.manifest import File, Manifest, require_count, sort
 from shoal.artifacts.ranges import RangedSource
 from shoal.artifacts.source import Settings
 from shoal.artifacts.wanted import wanted_files
@@ -26,21 +26,23 @@ class FolderSource(RangedSource):
     between copies of one folder. What it cannot see is a change in the middle of a file: `source.digest` can.
     """
 
-    def __init__(self, source: SourceUri, folder: Path, settings: Settings) -> None:
+    def __init__(self, source: SourceUri, folder: Path, top: Path, settings: Settings) -> None:
+        """`top` is where the volume is mounted: links may lead about inside it, as a hub's own cache has them."""
         super().__init__(settings)
-        self._source, self._folder = source, folder
+        self._source, self._folder, self._top = source, folder, top
 
     async def manifest(self) -> Manifest:
         return await asyncio.to_thread(self._manifest)
 
     def _manifest(self) -> Manifest:
-        if not self._folder.is_dir():
+        top, folder = self._top.resolve(), self._folder.resolve()
+        if self._source.scheme == "file" and (problem := self.settings.network.folder_problem(str(folder))) is not None:
+            raise ArtifactError(reasons.SOURCE_REFUSED, problem)
+        if not self._is_inside(folder, top):
+            raise _leads_out(self._source, self._folder.relative_to(self._top))
+        if not folder.is_dir():
             raise ArtifactError(reasons.SOURCE_NOT_FOUND, _missing(self._source))
-        found = {
-            Path(root, name).relative_to(self._folder).as_posix()
-            for root, _, names in os.walk(self._folder, followlinks=True)
-            for name in names
-        }
+        found = set(self._names(folder, top))
         # An image's folder is the model and nothing else; a volume may hold what people left there.
         names = wanted_files(found) if self._source.in_place else found
         try:
@@ -75,6 +77,29 @@ class FolderSource(RangedSource):
         except OSError as error:
             raise of_os_error(error, f"reading {self._source.uri}") from error
 
+    def _is_inside(self, real: Path, top: Path) -> bool:
+        if self._source.scheme == "file":
+            return self.settings.network.folder_problem(str(real)) is None
+        return real.is_relative_to(top)
+
+    def _names(self, folder: Path, top: Path) -> Iterator[str]:
+        """Of every file below, also behind links. Raises ArtifactError where one leads out, or there are too many."""
+        waiting: list[tuple[Path, tuple[Path, ...]]] = [(folder, (folder,))]
+        count = 0
+        while waiting:
+            here, way = waiting.pop()
+            for entry in _entries(here):
+                path = Path(entry.path)
+                real = path.resolve() if entry.is_symlink() else path
+                if entry.is_symlink() and not self._is_inside(real, top):
+                    raise _leads_out(self._source, path.relative_to(folder))
+                count += 1
+                require_count(count, self._source.uri)
+                if not entry.is_dir():
+                    yield path.relative_to(folder).as_posix()
+                elif real not in way:  # a link to a folder above has no end
+                    waiting.append((path, (*way, real)))
+
     def _file(self, name: str) -> File:
         with (self._folder / name).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -83,6 +108,20 @@ class FolderSource(RangedSource):
                 file.seek(max(END_BYTES, size - END_BYTES))
                 hasher.update(file.read(END_BYTES))
         return File(name, size, f"ends:{hasher.hexdigest()}", hasher.hexdigest() if size <= 2 * END_BYTES else None)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except PermissionError:  # such as lost+found
+        return []
+
+
+def _leads_out(source: SourceUri, name: Path) -> ArtifactError:
+    return ArtifactError(
+        reasons.SOURCE_REFUSED, f"{source.uri}: {name} is a link that leads out of the volume; copy what it leads to"
+    )
 
 
 def _missing(source: SourceUri) -> str:

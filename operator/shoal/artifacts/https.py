@@ -53,7 +53,7 @@ class ArchiveSource(RangedSource):
     def stream(self, file: File, start: int, end: int) -> AsyncGenerator[bytes]:
         return self._web.stream(self._url, start, end, file.size, same_as=file.validator)
 
-    def _refusal(self, url: str, status: int) -> ArtifactError | None:
+    def _refusal(self, url: str, status: int, _: str) -> ArtifactError | None:
         where = shown(url)
         if status in (401, 403):
             return ArtifactError(

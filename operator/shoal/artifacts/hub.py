@@ -1,28 +1,30 @@
 """hf://: a repository of a Hugging Face hub, or of a mirror of one.
 
-The hub's own library asks for the metadata and knows the hub's errors; the files come by ranges like everybody else's.
+Its API is asked for the list of the files, and they come by ranges like everybody else's: over the one client that
+holds every address and redirect against the rules (`web`), with a bound on every answer.
 """
 
-import asyncio
-import os
-from collections.abc import AsyncGenerator, Iterator
-from typing import TYPE_CHECKING, Self
+import json
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any, Final, Self, cast
+from urllib.parse import quote
+
+from yarl import URL
 
 from shoal.api import reasons
 from shoal.api.sources import SourceUri
 from shoal.artifacts.credentials import Credentials
-from shoal.artifacts.errors import ArtifactError, Interrupted
-from shoal.artifacts.manifest import File, Manifest, sort
+from shoal.artifacts.errors import ArtifactError, Interrupted, Unreached
+from shoal.artifacts.manifest import File, Manifest, require_count, sort
 from shoal.artifacts.ranges import RangedSource, patiently
 from shoal.artifacts.source import Settings
 from shoal.artifacts.wanted import wanted_files
 from shoal.artifacts.web import Web
 
-if TYPE_CHECKING:
-    from huggingface_hub.hf_api import ModelInfo, RepoSibling
-
-API_SECONDS = 30.0
 HUB = "https://huggingface.co"
+_LIST_BYTES: Final = 64 << 20
+"""Of the list of a repository's files; the longest ones have 10 MiB."""
 
 
 class HubSource(RangedSource):
@@ -34,7 +36,10 @@ class HubSource(RangedSource):
         self._token = credentials.token
         self._endpoint = (settings.hub_endpoint or HUB).rstrip("/")
         self._commit = pinned
-        self._web = Web(settings, self._token, self._refusal)
+        # The platform names its mirror, which may lie anywhere but on a metadata server.
+        host = URL(self._endpoint).host
+        network = settings.network.with_hosts([host] if host else [])
+        self._web = Web(replace(settings, network=network), self._token, self._refusal)
 
     async def __aenter__(self) -> Self:
         await self._web.open()
@@ -44,86 +49,62 @@ class HubSource(RangedSource):
         await self._web.close()
 
     async def manifest(self) -> Manifest:
-        info = await patiently(self.settings, lambda: asyncio.to_thread(self._info))
-        if info.sha is None:
-            raise ArtifactError(
-                reasons.SOURCE_UNREACHABLE, f"{self._source.uri}: the hub named no commit; check the mirror"
-            )
-        self._commit = info.sha
-        siblings = {sibling.rfilename: sibling for sibling in info.siblings or ()}
+        commit, siblings = await patiently(self.settings, self._info)
+        self._commit = commit
         wanted = wanted_files(siblings)
         if not wanted:
             raise ArtifactError(reasons.SOURCE_INVALID, f"{self._source.uri} has no files that an engine could read")
         return Manifest(
             source=self._source.uri,
             origin=f"{self._endpoint}/{self._source.repo}",
-            revision=info.sha,
-            files=sort(self._file(siblings[name], info.sha) for name in wanted),
+            revision=commit,
+            files=sort(self._file(name, siblings[name], commit) for name in wanted),
         )
 
     def stream(self, file: File, start: int, end: int) -> AsyncGenerator[bytes]:
-        from huggingface_hub import hf_hub_url
-
         if self._commit is None:
             raise RuntimeError("the manifest of a repository is asked for before its files")
-        url = hf_hub_url(self._source.repo, file.name, revision=self._commit, endpoint=self._endpoint)
+        url = f"{self._endpoint}/{self._source.repo}/resolve/{quote(self._commit, safe='')}/{quote(file.name)}"
         return self._web.stream(url, start, end, file.size)
 
-    def _file(self, sibling: "RepoSibling", commit: str) -> File:
-        size = sibling.size
-        if size is None:
-            raise ArtifactError(
-                reasons.SOURCE_UNREACHABLE,
-                f"{self._source.uri}: the hub names no size of {sibling.rfilename}; check the mirror",
-            )
-        if sibling.lfs is not None:
-            return File(sibling.rfilename, size, f"sha256:{sibling.lfs.sha256}", sibling.lfs.sha256)
-        if sibling.blob_id is not None:
-            return File(sibling.rfilename, size, f"git:{sibling.blob_id}")
-        return File(sibling.rfilename, size, f"commit:{commit}")
-
-    def _info(self) -> "ModelInfo":
-        _prepare()
-        from huggingface_hub import HfApi
-
+    async def _info(self) -> tuple[str, dict[str, dict[str, Any]]]:
+        """The commit, and what the hub says of each of its files. Raises ArtifactError."""
+        revision = self._pinned or self._source.revision
+        at = f"/revision/{quote(revision, safe='')}" if revision else ""
+        url = f"{self._endpoint}/api/models/{self._source.repo}{at}?blobs=true"
         try:
-            return HfApi(endpoint=self._endpoint, token=self._token or False).model_info(
-                self._source.repo,
-                revision=self._pinned or self._source.revision,
-                files_metadata=True,
-                timeout=API_SECONDS,
-            )
-        except Exception as error:
-            raise self._explain(error) from None
+            content = await self._web.text(url, _LIST_BYTES)
+        except Unreached as error:
+            raise Interrupted(
+                f"the hub cannot be reached for {self._source.repo} ({error}): check the network, or the chart's hub "
+                "mirror and proxy settings"
+            ) from None
+        try:
+            told = json.loads(content)
+            commit, rows = told["sha"], cast("list[dict[str, Any]]", told.get("siblings") or [])
+            require_count(len(rows), self._source.uri)
+            siblings = {str(row["rfilename"]): row for row in rows}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise self._strange("does not list files as a hub does") from None
+        if not isinstance(commit, str) or not commit:
+            raise self._strange("the hub named no commit")
+        return commit, siblings
 
-    def _explain(self, error: Exception) -> ArtifactError:
-        """What an error of the library means for the person who wrote the Model."""
-        from huggingface_hub.errors import (
-            GatedRepoError,
-            HfHubHTTPError,
-            RepositoryNotFoundError,
-            RevisionNotFoundError,
-        )
+    def _file(self, name: str, row: dict[str, Any], commit: str) -> File:
+        size, lfs, blob = row.get("size"), row.get("lfs"), row.get("blobId")
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise self._strange(f"the hub names no size of {name}")
+        if isinstance(lfs, dict):
+            sha256 = cast("dict[str, Any]", lfs).get("sha256")
+            if not isinstance(sha256, str):
+                raise self._strange(f"the hub names no SHA-256 of {name}")
+            return File(name, size, f"sha256:{sha256}", sha256)
+        if isinstance(blob, str):
+            return File(name, size, f"git:{blob}")
+        return File(name, size, f"commit:{commit}")
 
-        repo = self._source.repo
-        chain = list(_chain(error))
-        for cause in chain:
-            if isinstance(cause, RevisionNotFoundError):
-                return self._no_revision()
-            if not isinstance(cause, HfHubHTTPError):
-                continue
-            status = cause.response.status_code
-            if isinstance(cause, GatedRepoError) or status in (401, 403):
-                return ArtifactError(reasons.GATED, self._gated(status))
-            if isinstance(cause, RepositoryNotFoundError) or status == 404:
-                return ArtifactError(reasons.SOURCE_NOT_FOUND, f"the hub has no repository {repo}: check source.uri")
-            return Interrupted(f"the hub answered {status} for {repo}; trying again")
-        last = chain[-1]
-        detail = next(iter(str(last).splitlines()), "") or type(last).__name__
-        return Interrupted(
-            f"the hub cannot be reached for {repo} ({detail}): check the network, or the chart's hub mirror and "
-            "proxy settings"
-        )
+    def _strange(self, what: str) -> ArtifactError:
+        return ArtifactError(reasons.SOURCE_UNREACHABLE, f"{self._source.uri}: {what}; check the mirror")
 
     def _no_revision(self) -> ArtifactError:
         repo = self._source.repo
@@ -137,9 +118,14 @@ class HubSource(RangedSource):
             reasons.SOURCE_NOT_FOUND, f"{repo} has no revision {self._source.revision!r}: check source.uri"
         )
 
-    def _refusal(self, url: str, status: int) -> ArtifactError | None:
+    def _refusal(self, url: str, status: int, code: str) -> ArtifactError | None:
+        repo = self._source.repo
+        if code == "RevisionNotFound":
+            return self._no_revision()
         if status in (401, 403):
             return ArtifactError(reasons.GATED, self._gated(status))
+        if status in (404, 410) and f"/api/models/{repo}" in url:
+            return ArtifactError(reasons.SOURCE_NOT_FOUND, f"the hub has no repository {repo}: check source.uri")
         if status in (404, 410):
             name = url.rpartition("/")[2]
             return ArtifactError(
@@ -147,7 +133,7 @@ class HubSource(RangedSource):
                 f"{self._source.uri} lists {name}, but does not have it any more ({status}): upload it again, or name "
                 "another revision in source.uri",
             )
-        return Interrupted(f"the hub answered {status} for {self._source.repo}; trying again")
+        return Interrupted(f"the hub answered {status} for {repo}; trying again")
 
     def _gated(self, status: int) -> str:
         repo = self._source.repo
@@ -160,18 +146,3 @@ class HubSource(RangedSource):
             f"{repo} is gated, private or does not exist ({status}): put a hub token into key `token` of a Secret and "
             "name the Secret in source.secretRef"
         )
-
-
-def _prepare() -> None:
-    # Read when the library is imported. Its progress bars and its telemetry have no place in a pod.
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    current: BaseException | None = error
-    seen: set[int] = set()
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        current = current.__cause__ or current.__context__

@@ -10,15 +10,16 @@ import io
 import tarfile
 import zipfile
 from collections.abc import AsyncGenerator, Callable
-from typing import IO
+from typing import IO, Any, cast
 
 from shoal.api import reasons
 from shoal.artifacts import archive, folders, safetensors
 from shoal.artifacts.errors import ArtifactError, NoRanges, gib
-from shoal.artifacts.manifest import File, Manifest
+from shoal.artifacts.manifest import File, Manifest, require_count
 from shoal.artifacts.metadata import TEXTS, Metadata, require_text
 from shoal.artifacts.safetensors import Tensors
 from shoal.artifacts.source import Source
+from shoal.artifacts.unpacker import BoundedHeader, members
 from shoal.artifacts.wanted import wanted_files
 
 COMPRESSED_LIMIT = 512 << 20
@@ -26,6 +27,10 @@ COMPRESSED_LIMIT = 512 << 20
 _AHEAD = (64 << 10, 8 << 20)
 """Bytes fetched at once: at first, and at most when they are read one after the other."""
 _PATIENCE_SECONDS = 900.0
+
+
+_DIRECTORY_BYTES = 8 << 20
+"""Of a zip's list of its files."""
 
 
 class _Enough(Exception):
@@ -48,9 +53,9 @@ async def look_inside(source: Source, manifest: Manifest) -> Metadata:
 
 
 def _look(file: "Ranged | Forward", manifest: Manifest, *, forward: bool) -> Metadata:
-    found = _Found(manifest.source)
+    found = _Found(manifest.source, archive.content_limit(manifest.total_bytes))
     try:
-        if not forward and zipfile.is_zipfile(file):
+        if not forward and zipfile.is_zipfile(cast("Any", file)):
             _read_zip(file, found)
         else:
             if not forward:
@@ -67,8 +72,8 @@ def _look(file: "Ranged | Forward", manifest: Manifest, *, forward: bool) -> Met
 class _Found:
     """What came to light so far, by the names in the archive."""
 
-    def __init__(self, source: str) -> None:
-        self.source = source
+    def __init__(self, source: str, limit: int) -> None:
+        self.source, self.limit = source, limit
         self.sizes: dict[str, int] = {}
         self.texts: dict[str, bytes] = {}
         self.tensors: dict[str, Tensors] = {}
@@ -77,6 +82,7 @@ class _Found:
     def take(self, name: str, size: int, content: Callable[[], IO[bytes] | None]) -> None:
         name = "/".join(part for part in name.split("/") if part not in ("", "."))
         self.sizes[name] = size
+        require_count(len(self.sizes), self.source)
         what, last = f"{self.source}: {name}", name.rpartition("/")[2]
         if last not in TEXTS and not name.endswith(".safetensors"):
             return
@@ -119,14 +125,24 @@ class _Found:
 
 
 def _read_tar(file: "Ranged | Forward", found: _Found, *, forward: bool) -> None:
-    with tarfile.open(fileobj=file, mode="r|*" if forward else "r:*") as tar:  # pyright: ignore[reportCallIssue, reportArgumentType]
-        for member in tar:
+    content: Any = file
+    with tarfile.open(fileobj=content, mode="r|*" if forward else "r:*", tarinfo=BoundedHeader) as tar:
+        for seen, member in enumerate(members(tar)):
+            require_count(seen, found.source)
+            if member.offset_data > found.limit:
+                raise ArtifactError(
+                    reasons.TOO_LARGE,
+                    f"{found.source} unpacks to more than {gib(found.limit)}: pack it as a plain .tar",
+                )
             if member.isreg():
                 found.take(member.name, member.size, lambda member=member: tar.extractfile(member))
 
 
 def _read_zip(file: "Ranged | Forward", found: _Found) -> None:
-    with zipfile.ZipFile(file) as packed:  # pyright: ignore[reportArgumentType]
+    file.most = _DIRECTORY_BYTES
+    content: Any = file
+    with zipfile.ZipFile(content) as packed:
+        file.most = COMPRESSED_LIMIT
         for member in packed.infolist():
             if not member.is_dir():
                 found.take(member.filename, member.file_size, lambda member=member: packed.open(member))
@@ -141,6 +157,8 @@ class Ranged(io.RawIOBase):
         self._at, self._start, self._buffer = 0, 0, b""
         self._ahead, self._budget = _AHEAD[0], COMPRESSED_LIMIT
         self.first = first
+        self.most = COMPRESSED_LIMIT
+        """Bytes that may be asked for at once: the library takes a file's word for how many it needs."""
 
     def readable(self) -> bool:
         return True
@@ -155,6 +173,11 @@ class Ranged(io.RawIOBase):
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
         self._at = max(0, base + offset)
         return self._at
+
+    def read(self, size: int = -1, /) -> bytes | None:
+        if size > self.most:
+            raise zipfile.BadZipFile(f"a list of {size} bytes")
+        return super().read(size)
 
     def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         if self._at >= self._file.size:
@@ -186,6 +209,7 @@ class Forward(io.RawIOBase):
         self._loop, self._pieces = loop, pieces
         self._rest, self._budget = b"", COMPRESSED_LIMIT
         self.first = b""
+        self.most = COMPRESSED_LIMIT
 
     def readable(self) -> bool:
         return True

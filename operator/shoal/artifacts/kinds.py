@@ -49,9 +49,9 @@ def open_source(
         case "file" | "pvc" | "oci":
             from shoal.artifacts.folder import FolderSource
 
-            return FolderSource(
-                source, Path(source.path) if source.scheme == "file" else mounted / source.path, settings
-            )
+            if source.scheme == "file":
+                return FolderSource(source, Path(source.path), Path("/"), settings)
+            return FolderSource(source, mounted / source.path, mounted, settings)
 
 
 def secret_advice(uri: str) -> str:

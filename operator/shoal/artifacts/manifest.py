@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from shoal.api import reasons
 from shoal.artifacts.errors import ArtifactError
@@ -68,13 +69,39 @@ class Manifest:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+FILES_LIMIT: Final = 20_000
+"""Files of one source; the largest repositories of models have some thousand."""
+_NAME_BYTES: Final = 1024
+_PART_BYTES: Final = 255
+
+
+def require_count(count: int, source: str) -> None:
+    """Raises ArtifactError(SourceInvalid): a bucket may hold more names than a small container has memory."""
+    if count > FILES_LIMIT:
+        raise ArtifactError(
+            reasons.SOURCE_INVALID,
+            f"{source} has more than {FILES_LIMIT} files, which no model has: name the folder of the model",
+        )
+
+
 def sort(files: Iterable[File]) -> tuple[File, ...]:
     """By name, as bytes: the same everywhere. Raises ArtifactError for a name that leads out of the model's folder."""
     ordered = tuple(sorted(files, key=lambda file: file.name.encode(errors="replace")))
     for file in ordered:
         parts = file.name.split("/")
+        if _too_long(file.name):
+            raise ArtifactError(
+                reasons.SOURCE_INVALID, f"the source names a file {file.name[:100]!r}..., longer than a disk takes"
+            )
+        if not file.name.isprintable() and "\0" not in file.name:
+            raise ArtifactError(reasons.SOURCE_INVALID, f"the source names a file {file.name!r}, which no disk takes")
         if any(part in ("", ".", "..") for part in parts) or "\0" in file.name:
             raise ArtifactError(
                 reasons.SOURCE_INVALID, f"the source names a file {file.name!r}, which leads out of its folder"
             )
     return ordered
+
+
+def _too_long(name: str) -> bool:
+    content = name.encode(errors="replace")
+    return len(content) > _NAME_BYTES or any(len(part) > _PART_BYTES for part in content.split(b"/"))

@@ -16,7 +16,7 @@ TOKENIZER = "tokenizer_config.json"
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
 """Where newer repositories keep the chat template instead."""
 TEXTS = (folders.CONFIG, folders.INDEX, QUANTIZATION, TOKENIZER)
-TEXT_LIMIT = 64 << 20
+TEXT_LIMIT = 16 << 20
 """Bytes; the index of a model with 100,000 tensors has 10 MiB."""
 HEAD_BYTES = 256 << 10
 """Read of each safetensors file at first: most headers are shorter."""

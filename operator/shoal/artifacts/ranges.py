@@ -42,12 +42,27 @@ async def patiently(settings: Settings, attempt: Callable[[], Awaitable[_Result]
         await asyncio.sleep(settings.pause_seconds * 2**failures)
 
 
+async def paced(settings: Settings, pieces: AsyncGenerator[bytes], name: str) -> AsyncGenerator[bytes]:
+    """The same pieces. Raises Interrupted when the server keeps the connection with hardly a byte now and then."""
+    loop = asyncio.get_running_loop()
+    since, came = loop.time(), 0
+    async for piece in pieces:
+        came += len(piece)
+        yield piece
+        if (now := loop.time()) - since >= settings.stall_seconds:
+            if came < settings.slow_bytes:
+                raise Interrupted(f"{name} comes with {came} bytes in {settings.stall_seconds:g} s, which never ends")
+            since, came = now, 0
+
+
 @dataclass(slots=True)
 class _Segment:
     """A range that one connection fetches. `at` moves."""
 
     at: int
     end: int
+    since: float = 0.0
+    """When its latest connection began, by the loop's clock."""
 
 
 class RangedSource(ABC):
@@ -78,7 +93,7 @@ class RangedSource(ABC):
 
         async def attempt() -> None:
             async with self._free, contextlib.aclosing(self.stream(file, start + len(content), end)) as pieces:
-                async for piece in pieces:
+                async for piece in paced(self.settings, pieces, file.name):
                     content.extend(piece[: end - start - len(content)])
                     if len(content) >= end - start:
                         return
@@ -170,7 +185,8 @@ class Download:
                 try:
                     await self._transfer(segment)
                 except Interrupted as error:
-                    failures = 0 if segment.at > before and not self._whole else failures + 1
+                    enough = self._enough(asyncio.get_running_loop().time() - segment.since)
+                    failures = 0 if segment.at - before >= enough and not self._whole else failures + 1
                     if failures >= self._settings.attempts:
                         raise
                     log.info("source.retry", file=self._file.name, at=segment.at, problem=str(error))
@@ -179,9 +195,21 @@ class Download:
                         self._on_bytes(-segment.at)
                         segment.at = 0
 
+    def _enough(self, seconds: float) -> int:
+        """What a connection that broke off after `seconds` has to have brought, to count as progress.
+
+        The pace of `paced`, with the pause before the next try: a byte at a time would never be given up, and a proxy
+        that cuts each connection after some KiB brings the file all the same.
+        """
+        settings = self._settings
+        share = min(1.0, (seconds + settings.pause_seconds) / settings.stall_seconds)
+        return max(1, min(int(settings.slow_bytes * share), settings.segment_bytes // 4))
+
     async def _transfer(self, segment: _Segment) -> None:
+        segment.since = asyncio.get_running_loop().time()
         async with self._free, contextlib.aclosing(self._source.stream(self._file, segment.at, segment.end)) as pieces:
-            async for piece in pieces:
+            segment.since = asyncio.get_running_loop().time()  # not while others had the connections
+            async for piece in paced(self._settings, pieces, self._file.name):
                 piece = piece[: segment.end - segment.at]
                 await in_thread(partial(self._part.write, segment.at, piece))
                 segment.at += len(piece)

@@ -12,8 +12,11 @@ from shoal.api import reasons
 from shoal.artifacts.errors import ArtifactError
 
 PREFIX_BYTES = 8
-HEADER_LIMIT = 100_000_000
-"""Bytes; the format's own limit."""
+HEADER_LIMIT = 16 << 20
+"""Bytes. The format allows 100 MB; the header of 100,000 tensors in one file has 10."""
+_DIMENSIONS = 16
+_TYPE_LETTERS = 32
+_MOST = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +30,14 @@ class Tensors:
     """Bytes per type, such as BF16."""
 
 
-def header_bytes(prefix: bytes, size: int, what: str) -> int:
+def header_bytes(prefix: bytes, size: int, what: str, limit: int = HEADER_LIMIT) -> int:
     """Length of the header of a file of `size` bytes that begins with `prefix`. Raises ArtifactError(SourceInvalid)."""
     length = struct.unpack("<Q", prefix[:PREFIX_BYTES])[0] if len(prefix) >= PREFIX_BYTES else size
-    if length > min(size - PREFIX_BYTES, HEADER_LIMIT):
+    if limit < length <= size - PREFIX_BYTES:
+        raise ArtifactError(
+            reasons.SOURCE_INVALID, f"{what} has a header of {length >> 20} MiB, which no model has: split the file"
+        )
+    if length > size - PREFIX_BYTES:
         raise ArtifactError(reasons.SOURCE_INVALID, f"{what} is not a whole safetensors file")
     return length
 
@@ -61,8 +68,10 @@ def entries(header: bytes, size: int, what: str) -> dict[str, Entry]:
         for name, tensor in cast("dict[str, Any]", json.loads(header)).items():
             if name == "__metadata__":
                 continue
-            start, stop = (int(offset) for offset in tensor["data_offsets"])
-            shape = tuple(int(length) for length in tensor["shape"])
+            start, stop = (_whole(offset) for offset in tensor["data_offsets"])
+            if len(tensor["shape"]) > _DIMENSIONS or stop < start or len(tensor["dtype"]) > _TYPE_LETTERS:
+                raise ValueError("no tensor is like this")
+            shape = tuple(_whole(length) for length in tensor["shape"])
             found[name] = Entry(str(tensor["dtype"]), shape, stop - start)
             end = max(end, stop)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
@@ -73,6 +82,13 @@ def entries(header: bytes, size: int, what: str) -> dict[str, Entry]:
     if size != expected:
         raise ArtifactError(reasons.SOURCE_INVALID, f"{what} has {size} bytes where its header promises {expected}")
     return found
+
+
+def _whole(value: object) -> int:
+    """A size or an offset. Raises ValueError for what cannot be one: products of them are computed."""
+    if type(value) is not int or not 0 <= value <= _MOST:
+        raise ValueError("no size")
+    return value
 
 
 def total(parts: Iterable[Tensors]) -> Tensors:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from shoal.artifacts.errors import POD_ROOM
 from shoal.artifacts.manifest import File, Manifest
+from shoal.core.network import PUBLIC, SourceNetwork
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +16,15 @@ class Settings:
 
     hub_endpoint: str | None = None
     """A mirror of the hub; None: the hub itself."""
+    network: SourceNetwork = PUBLIC
+    """Which hosts may be asked. The hub's mirror may lie anywhere: the platform names it."""
     connect_seconds: float = 15.0
     stall_seconds: float = 60.0
     """Longest silence of a connection."""
+    slow_bytes: int = 64 << 10
+    """What a connection brings in that time at least; its share of that, when it breaks off before."""
     attempts: int = 3
-    """Tries in a row that bring nothing, before the source counts as unreachable."""
+    """Tries in a row that bring less than `slow_bytes` asks, before the source counts as unreachable."""
     pause_seconds: float = 1.0
     """Wait before the second try; doubles with each."""
     connections: int = 8

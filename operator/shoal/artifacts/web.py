@@ -11,10 +11,15 @@ from yarl import URL
 
 from shoal.api import reasons
 from shoal.api.sources import shown
-from shoal.artifacts.errors import ArtifactError, Interrupted, NoRanges
+from shoal.artifacts.connect import CheckedResolver, refused, require_host
+from shoal.artifacts.errors import ArtifactError, Interrupted, NoRanges, Unreached, gib
 from shoal.artifacts.source import Settings
 
 _PIECE = 1 << 20
+_REDIRECTS = 5
+_LONGEST = 5
+"""Times the longest silence that a list of files may take."""
+_MOVED = (301, 302, 303, 307, 308)
 _RETRYABLE = (aiohttp.ClientError, TimeoutError, ConnectionError)
 
 
@@ -29,12 +34,12 @@ class Probed:
 
 
 class Web:
-    """A session to one host, and to where it redirects."""
+    """A session to one host, and to where it may redirect (`core.network`)."""
 
     def __init__(
-        self, settings: Settings, token: str | None, refusal: Callable[[str, int], ArtifactError | None]
+        self, settings: Settings, token: str | None, refusal: Callable[[str, int, str], ArtifactError | None]
     ) -> None:
-        """`refusal` says what an answer's status means for a URL; None: it may pass."""
+        """`refusal` says what an answer's status means for a URL, with a hub's X-Error-Code; None: it may pass."""
         self._settings, self._token, self._refusal = settings, token, refusal
         self._session: aiohttp.ClientSession | None = None
         self._moved: dict[str, URL] = {}
@@ -44,7 +49,9 @@ class Web:
         # A context of our own: it reads SSL_CERT_FILE, by which the chart's CA bundle comes, at this moment.
         context = await asyncio.to_thread(ssl.create_default_context)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=context, limit=0),
+            connector=aiohttp.TCPConnector(
+                ssl=context, limit=0, resolver=CheckedResolver(self._settings.network), use_dns_cache=False
+            ),
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=self._settings.connect_seconds, sock_read=self._settings.stall_seconds
             ),
@@ -72,6 +79,17 @@ class Web:
                 return Probed(int(total[1]) if total else None, validator)
             return Probed(response.content_length, validator)
 
+    async def text(self, url: str, limit: int) -> bytes:
+        """A whole answer of at most `limit` bytes. Raises Interrupted and ArtifactError."""
+        content = bytearray()
+        seconds = _LONGEST * self._settings.stall_seconds
+        async with _explained(url), asyncio.timeout(seconds), await self._get(url, {}) as response:
+            async for piece in response.content.iter_any():
+                content += piece
+                if len(content) > limit:
+                    raise ArtifactError(reasons.SOURCE_INVALID, f"{shown(url)} answers with more than {gib(limit)}")
+        return bytes(content)
+
     async def stream(
         self, url: str, start: int, end: int, size: int, *, same_as: str | None = None
     ) -> AsyncGenerator[bytes]:
@@ -86,6 +104,8 @@ class Web:
             if condition:
                 headers["If-Range"] = condition
         buffer = bytearray()
+        loop = asyncio.get_running_loop()
+        handed = loop.time()
         async with _explained(url):
             async with await self._get(url, headers) as response:
                 if headers:
@@ -95,9 +115,11 @@ class Web:
                 try:
                     async for chunk in response.content.iter_any():
                         buffer += chunk
-                        if len(buffer) >= _PIECE:
+                        # A slow server's bytes are handed on as well: whoever reads them judges its pace.
+                        if len(buffer) >= _PIECE or loop.time() - handed >= self._settings.stall_seconds / 4:
                             yield bytes(buffer)
                             buffer.clear()
+                            handed = loop.time()
                 except _RETRYABLE:
                     if buffer:  # what came before the break is worth keeping
                         yield bytes(buffer)
@@ -118,30 +140,58 @@ class Web:
                 if (response is None or not response.ok) and self._moved.get(url) is known:
                     del self._moved[url]  # unless another transfer has asked for it already
         asked = URL(url)
-        response = await self._request(asked, headers, token=self._token)
+        response = await self._follow(asked, headers)
         try:
-            if asked.scheme == "https" and response.url.scheme != "https":
-                raise ArtifactError(
-                    reasons.SOURCE_UNREACHABLE, f"{shown(url)} redirects to {response.url.scheme}://, refused"
-                )
-            refused = None if response.status in (200, 206, 416) else self._refusal(url, response.status)
-            if refused is not None:
-                raise refused
+            code = response.headers.get("X-Error-Code", "")
+            wrong = None if response.status in (200, 206, 416) else self._refusal(url, response.status, code)
+            if wrong is not None:
+                raise wrong
         except ArtifactError:
             response.close()
             raise
-        if response.history and response.url.origin() != asked.origin():
+        if response.url.origin() != asked.origin():
             self._moved[url] = response.url
         return response
+
+    async def _follow(self, asked: URL, headers: dict[str, str]) -> aiohttp.ClientResponse:
+        """The answer, after redirects to where the rules allow. The token goes to the origin that was asked, and to no
+        other, also not to the same host at another port."""
+        url = asked
+        for _ in range(_REDIRECTS + 1):
+            response = await self._request(url, headers, token=self._token if url.origin() == asked.origin() else None)
+            location = response.headers.get("Location")
+            if response.status not in _MOVED or location is None:
+                return response
+            response.close()
+            url = self._target(url, location)
+        raise ArtifactError(reasons.SOURCE_UNREACHABLE, f"{shown(str(asked))} redirects again and again")
+
+    def _target(self, url: URL, location: str) -> URL:
+        """Where a redirect leads. Raises ArtifactError unless it may."""
+        where = shown(str(url))
+        try:
+            target = url.join(URL(location))
+            host = target.host
+        except ValueError:
+            target, host = url, None
+        if host is None or target.scheme not in ("http", "https") or target.user is not None:
+            raise refused(f"{where} redirects to something that is no address of a file")
+        if url.scheme == "https" and target.scheme != "https":
+            raise refused(f"{where} redirects to {target.scheme}://, refused")
+        if (problem := self._settings.network.redirect_problem(url.host or "", host)) is not None:
+            raise refused(problem)
+        return target
 
     async def _request(self, url: URL, headers: dict[str, str], token: str | None) -> aiohttp.ClientResponse:
         if self._session is None:
             raise RuntimeError("a source is used as a context manager")
+        require_host(self._settings.network, url.host)
         # Identity: a byte range of a compressed transfer could not be put beside others.
         headers = {**headers, "Accept-Encoding": "identity"}
         if token:
-            headers["Authorization"] = f"Bearer {token}"  # aiohttp drops it when a redirect leads to another host
-        return await self._session.get(url, headers=headers)
+            headers["Authorization"] = f"Bearer {token}"
+        # Redirects are followed here: the library would ask whomever it is sent to.
+        return await self._session.get(url, headers=headers, allow_redirects=False)
 
 
 def _check_range(url: str, response: aiohttp.ClientResponse, start: int, condition: str) -> None:
@@ -200,4 +250,4 @@ def _unreachable(url: str, error: BaseException) -> ArtifactError:
             text = f"the connection to {host} broke off again and again"
         case _:
             text = f"the connection to {host} broke off ({error or type(error).__name__})"
-    return Interrupted(text)
+    return Unreached(text)

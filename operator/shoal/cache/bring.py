@@ -8,13 +8,16 @@ import shutil
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
 import structlog
 
+from shoal.api import reasons
 from shoal.api.cache import FetchLine
-from shoal.artifacts import File, Manifest, Source, archive, folders
+from shoal.artifacts import ArtifactError, File, Manifest, Source, archive, folders
+from shoal.artifacts.threads import in_thread
 from shoal.artifacts.turns import Turns
 from shoal.cache.disk import CachedFile, CachedModel, Disk, inside, sha256_of
 from shoal.cache.index import Index
@@ -26,6 +29,10 @@ SMALL_BYTES: Final = 1 << 30
 """What is not larger is taken for an adapter: clients wait for it, who shall not wait for models before it as well."""
 SLOW_SECONDS: Final = 5.0
 """A file of an adapter that takes longer leaves its turn to others: its source may hang."""
+FEW_BYTES: Final = 16 << 20
+"""Room for the content of a small archive: each of its files takes a block, and configs compress."""
+LARGE_SECONDS: Final = 300.0
+"""The same of a model's file: nobody's slow server holds up the models of others."""
 _URIS: Final = 32
 """Addresses remembered per model."""
 
@@ -57,7 +64,7 @@ class Bringer:
         self._disk = disk
         self._index = index
         self._room = room
-        self._large, self._small = Turns(PARALLEL), Turns(PARALLEL, SLOW_SECONDS)
+        self._large, self._small = Turns(PARALLEL, LARGE_SECONDS), Turns(PARALLEL, SLOW_SECONDS)
 
     async def bring(self, key: str, uri: str, source: Source, manifest: Manifest, progress: Progress) -> CachedModel:
         """`uri` is the hash of the address. Raises ArtifactError and OSError."""
@@ -135,15 +142,26 @@ class Bringer:
         self, key: str, uri: str, source: Source, manifest: Manifest, progress: Progress, lasting: bool
     ) -> CachedModel:
         (packed,) = manifest.files
-        # Its own bytes and those of its content, which are hardly fewer: weights do not compress.
-        async with self._room.promise(key, 2 * packed.size, await self._arrived(key)):
-            (path,) = (await self._download(key, source, [packed], packed.size, progress)).values()
-            progress.state = "verifying"
-            digest = packed.sha256 or await asyncio.to_thread(sha256_of, path)
-            folder = self._disk.partial(key) / "files"
-            root = await asyncio.to_thread(_unpack, path, folder, manifest.source)
-            files, new = await asyncio.to_thread(_files_of, root)
-            return await self._keep(key, uri, manifest, files, new, f"sha256:{digest}", lasting)
+        # Its own bytes and those of its content, which are hardly fewer: weights do not compress. What unpacks to more
+        # has to be promised that room before it takes it.
+        most = archive.content_limit(packed.size)
+        for content in (max(packed.size, FEW_BYTES), most):
+            last = content >= most
+            async with self._room.promise(key, packed.size + content, await self._arrived(key)):
+                (path,) = (await self._download(key, source, [packed], packed.size, progress)).values()
+                progress.state = "verifying"
+                digest = packed.sha256 or await asyncio.to_thread(sha256_of, path)
+                folder = self._disk.partial(key) / "files"
+                try:
+                    root = await in_thread(partial(_unpack, path, folder, manifest.source, content))
+                except ArtifactError as error:
+                    await in_thread(partial(shutil.rmtree, folder, ignore_errors=True))
+                    if error.reason == reasons.TOO_LARGE and not last:
+                        continue
+                    raise
+                files, new = await asyncio.to_thread(_files_of, root)
+                return await self._keep(key, uri, manifest, files, new, f"sha256:{digest}", lasting)
+        raise AssertionError("unreachable")
 
     # --- keeping ----------------------------------------------------------------------------------------------------
 
@@ -211,10 +229,10 @@ def folder_digest(files: Iterable[CachedFile]) -> str:
     return "sha256:" + hashlib.sha256(text).hexdigest()
 
 
-def _unpack(packed: Path, folder: Path, source: str) -> Path:
+def _unpack(packed: Path, folder: Path, source: str, limit: int) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    archive.unpack(packed, folder, source)
+    archive.unpack(packed, folder, source, limit=limit)
     root = folders.model_root(folder)
     folders.sync(root)
     return root

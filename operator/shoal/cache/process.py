@@ -21,7 +21,10 @@ from shoal.cache.scrub import Scrub
 from shoal.cache.server import Server
 from shoal.cache.settings import CacheSettings
 from shoal.cache.volumes import Volumes
+from shoal.core import network
+from shoal.kube.access import Access
 from shoal.kube.client import Client
+from shoal.serving.guard import guarded
 
 KEEP_PARTIAL_SECONDS: Final = 24 * 3600.0
 """What a fetch left that nobody went on with."""
@@ -39,7 +42,9 @@ async def run(settings: CacheSettings, client: Client) -> None:
     disk, index = Disk(settings.root), Index(settings.grace_seconds)
     index.fill(await asyncio.to_thread(disk.open))
     room = Room(disk, index, settings.size_bytes, settings.free_percent)
-    sources = Settings(hub_endpoint=settings.hub_endpoint.rstrip("/") or None)
+    sources = Settings(
+        hub_endpoint=settings.hub_endpoint.rstrip("/") or None, network=network.of_config(settings.sources)
+    )
     log.info("cache.opened", models=index.models, bytes=index.bytes, size=settings.size_bytes)
     async with contextlib.AsyncExitStack() as stack:
         fetcher = await stack.enter_async_context(Fetcher(disk, index, room, sources))
@@ -50,7 +55,7 @@ async def run(settings: CacheSettings, client: Client) -> None:
         metrics = _Metrics(disk, index, room, scrub)
         REGISTRY.register(metrics)
         stack.callback(REGISTRY.unregister, metrics)
-        await _serve_ops(stack, settings, volumes)
+        await _serve_ops(stack, settings, volumes, Access(client) if settings.metrics_auth else None)
         async with asyncio.TaskGroup() as tasks:
             working = [tasks.create_task(work) for work in (volumes.run(), _tidy(disk, room), scrub.run())]
             await stop.wait()
@@ -58,7 +63,9 @@ async def run(settings: CacheSettings, client: Client) -> None:
                 task.cancel()
 
 
-async def _serve_ops(stack: contextlib.AsyncExitStack, settings: CacheSettings, volumes: Volumes) -> None:
+async def _serve_ops(
+    stack: contextlib.AsyncExitStack, settings: CacheSettings, volumes: Volumes, access: Access | None
+) -> None:
     async def healthz(_: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
@@ -71,7 +78,7 @@ async def _serve_ops(stack: contextlib.AsyncExitStack, settings: CacheSettings, 
         body = await asyncio.to_thread(generate_latest, REGISTRY)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    app = web.Application()
+    app = web.Application(middlewares=[guarded(access)])
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/readyz", readyz)
     app.router.add_get("/metrics", metrics)

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shoal.api import names
+from shoal.api.config import Sources
 from shoal.cache.index import GRACE_SECONDS
 from shoal.cache.room import FREE_PERCENT
 from shoal.core import quantity
@@ -29,6 +30,8 @@ class CacheSettings(BaseSettings):
     """Share of the disk that is left free."""
     scrub_rate: Annotated[str, AfterValidator(_size)] = "16Mi"
     """Bytes per second (a Quantity) at which what is kept is read again and verified, each file once a week."""
+    sources: Sources = Sources()
+    """From where may be fetched, as JSON."""
     hub_endpoint: str = ""
     """A mirror of the hub; empty: the hub itself."""
     ca_bundle: str = ""
@@ -37,6 +40,8 @@ class CacheSettings(BaseSettings):
     """How long a model stays after its last use, and everything after a start."""
     ops_host: str = "0.0.0.0"  # noqa: S104 - a pod's own address; the NetworkPolicy decides who reaches it
     ops_port: int = Field(default=names.OPS_PORT, ge=0, le=65535)
+    metrics_auth: bool = False
+    """Whether /metrics and what /readyz says of causes are for those alone whose Kubernetes token may `get` them."""
     log_level: str = "info"
 
     @property

@@ -15,6 +15,7 @@ from shoal.kube.errors import NotFound
 from shoal.kube.projections import Child
 from shoal.kube.resources import Resource
 from shoal.kube.store import Table
+from shoal.manifests.shape import Named
 
 _REMEMBERED: Final = 20_000
 
@@ -58,9 +59,13 @@ class Children:
             found = await self._world.client.get_metadata(resource, metadata["name"], metadata["namespace"])
         except NotFound:
             return True
-        if owner(found) != model.metadata.uid:
-            raise NameTaken(_taken(resource, metadata["name"], model))
+        self.check_owner(resource, model, found)
         return False
+
+    def check_owner(self, resource: Resource, model: Named, found: JsonObject) -> None:
+        """Raises NameTaken where an object is not this Model's."""
+        if owner(found) != model.metadata.uid:
+            raise NameTaken(_taken(resource, found["metadata"]["name"], model))
 
     async def delete(self, resource: Resource, table: Table[Child], child: Child) -> None:
         await self._world.client.delete(resource, child.name, child.namespace, uid=child.uid)
@@ -72,7 +77,7 @@ def owner(found: JsonObject) -> str | None:
     return next((o["uid"] for o in owners if o.get("controller")), None)
 
 
-def _taken(resource: Resource, name: str, model: Model) -> str:
+def _taken(resource: Resource, name: str, model: Named) -> str:
     return (
         f"{resource.kind} {model.metadata.namespace}/{name} exists and does not belong to this Model: "
         "rename or delete one of them"

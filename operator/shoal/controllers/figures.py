@@ -7,15 +7,17 @@ import aiohttp
 import prometheus_client
 import structlog
 
-from shoal.api import keys, names
+from shoal.api import names
 from shoal.api.model import Model
+from shoal.controllers import peers
 from shoal.controllers.installkey import InstallKeySource
 from shoal.controllers.planner import Planner
 from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.kube.projections import Custom
 from shoal.kube.queue import WorkQueue
-from shoal.signals.replica import Peer, StreamBroken, read_once
+from shoal.net.tls import Credentials
+from shoal.signals.replica import StreamBroken, read_once
 
 log = structlog.get_logger()
 
@@ -39,8 +41,16 @@ ENGINE = prometheus_client.Gauge(
 class EngineFigures:
     """Hears of Ready pods, asks their agents, tells the planner."""
 
-    def __init__(self, world: World, planner: Planner, install: InstallKeySource, queue: WorkQueue) -> None:
+    def __init__(
+        self,
+        world: World,
+        planner: Planner,
+        install: InstallKeySource,
+        queue: WorkQueue,
+        credentials: Credentials | None = None,
+    ) -> None:
         self._world, self._planner, self._install, self.queue = world, planner, install, queue
+        self._credentials = credentials
         self._asked: dict[str, tuple[int, int]] = {}
         """Pod's uid -> (restarts of the engine, tries) that were asked about already."""
         self._session: aiohttp.ClientSession | None = None
@@ -64,7 +74,9 @@ class EngineFigures:
     def _pod(self, key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         if before is not None and (after is None or after.uid != before.uid):
             self._asked.pop(before.uid, None)
-        if after is not None and after.model_uid and after.ready and (before is None or not before.ready):
+        if after is None or not after.model_uid or not after.ready:
+            return
+        if before is None or not before.ready or before.model_uid != after.model_uid:
             self.queue.add(key)
 
     def _model(self, key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
@@ -90,10 +102,7 @@ class EngineFigures:
         if asked == boot and (tries < 0 or tries >= len(AGAIN_SECONDS)):
             return None
         tries = tries if asked == boot else 0
-        key_bytes = install.current
-        if pod.install_key == install.old_fingerprint and install.previous is not None:
-            key_bytes = install.previous
-        peer = Peer(pod.uid, pod.name, pod.ip, keys.derive(key_bytes, "operator", pod.model_uid))
+        peer = peers.agent(pod, install, pod.model_uid, self._credentials)
         try:
             found = await read_once(peer, self._session, seconds=SECONDS)
         except StreamBroken as error:

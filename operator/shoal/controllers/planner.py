@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -14,6 +14,7 @@ from shoal.api.gpuclass import GPUClass
 from shoal.api.model import Model
 from shoal.controllers.calibration import Calibration
 from shoal.controllers.capacity import Capacity
+from shoal.controllers.isolation import internal_error
 from shoal.controllers.promises import Promises
 from shoal.controllers.sizes import Sizes
 from shoal.controllers.standing import Standings
@@ -23,7 +24,8 @@ from shoal.controllers.world import World
 from shoal.core import candidates, facts, models
 from shoal.core.adapters.pool import same_engines
 from shoal.core.candidates import Considered
-from shoal.core.placement import ClassSupply, Demand, Moves, Placement, parts, plan
+from shoal.core.observed import Problem
+from shoal.core.placement import ClassSupply, Demand, Moves, Placement, Unplannable, parts, plan
 from shoal.kube.projections import Child, Custom
 
 log = structlog.get_logger()
@@ -39,9 +41,20 @@ SLICE_SECONDS: Final = 0.002
 """Of a plan at a stretch, as far as it can be cut: who wakes does not wait for a whole plan."""
 PATIENCE_SECONDS: Final = 3.0
 """A Model for which only the words have changed, such as how many GPUs are free elsewhere, is told so much later."""
+RETRY_SECONDS: Final = 60.0
+"""A Model whose part of the plan ends in an error is left out of plans for so long, unless it wishes something else."""
 SECONDS = prometheus_client.Histogram(
     "shoal_plan_seconds", "Duration of one plan of the whole fleet.", buckets=(0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A Model that cannot be planned for now."""
+
+    wish: Wish
+    problem: Problem
+    until: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +103,7 @@ class Planner:
         """How many replicas a Model is to have: the scaler says it."""
         self.setbacks: Callable[[str], Mapping[str, str]] = _none
         """Model's uid -> class -> why it is the last choice for now."""
+        self._failed: dict[str, _Failed] = {}
         self._looked: dict[str, Considered] = {}
         self.wake: list[Callable[[str, float], None]] = []
         """Heard with a Model's key, and seconds after which it is early enough."""
@@ -123,6 +137,7 @@ class Planner:
         self.sizes.forget(uid)
         self._demands.pop(uid, None)
         self._looked.pop(uid, None)
+        self._failed.pop(uid, None)
         self.standings.forget(uid)
         self.calibration.forget(uid)
 
@@ -141,6 +156,11 @@ class Planner:
         """What was decided last, for whatever wish."""
         known = self._decided.get(model_uid)
         return known[1] if known is not None else None
+
+    def failed(self, model_uid: str) -> Problem | None:
+        """Why no plan is made for the Model, which keeps what it has; None: one is made."""
+        known = self._failed.get(model_uid)
+        return known.problem if known is not None else None
 
     def wish(self, model_uid: str) -> Wish | None:
         """What the Model wishes, as far as its reconcile has said."""
@@ -183,7 +203,7 @@ class Planner:
         self.standings.begin()
         self._dirty.set()
         while True:
-            await self._dirty.wait()
+            await self._until_dirty()
             await self._pause(SETTLE_SECONDS)
             self._dirty.clear()
             self._hurry.clear()
@@ -192,6 +212,13 @@ class Planner:
             # Half of the time is others' in any case; for the rest nobody waits who is in a hurry.
             await asyncio.sleep(took)
             await self._pause(max(took * (SHARE - 2), PACE_SECONDS - SETTLE_SECONDS - 2 * took))
+
+    async def _until_dirty(self) -> None:
+        """Until something has changed, or a Model that could not be planned is to be tried again."""
+        due = min((failed.until for failed in self._failed.values()), default=None)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if due is None else max(0.1, due - time.monotonic())):
+                await self._dirty.wait()
 
     async def _pause(self, seconds: float) -> None:
         """Waits, unless somebody is in a hurry."""
@@ -231,8 +258,41 @@ class Planner:
         for wish in tuple(self._wishes.values()):
             self.sizes.computed(wish, classes)
             yield True
-        moment = self._moment(self._world.accepted_classes())
-        yield True
+        before = set(self._failed)
+        self._try_again()
+        while True:
+            moment = self._moment(self._world.accepted_classes())
+            yield True
+            try:
+                found = yield from self._placed(moment)
+            except Unplannable as error:
+                # One that cannot be planned must not keep the others from it: they are planned without it.
+                self._fail(moment.wishes[error.uid], error.__cause__ or error)
+                continue
+            break
+        yield from self._take(moment, found)
+        for uid in before ^ set(self._failed):
+            if (wish := self._wishes.get(uid)) is not None:
+                self._wake(wish.model, 0.0)
+
+    def _fail(self, wish: Wish, error: BaseException) -> None:
+        log.error("a Model cannot be planned; it keeps what it has", model=wish.model.key, exc_info=error)
+        problem = internal_error(error, "on the placement of this Model")
+        self._failed[wish.model.metadata.uid] = _Failed(wish, problem, time.monotonic() + RETRY_SECONDS)
+
+    def _try_again(self) -> None:
+        now = time.monotonic()
+        for uid, failed in list(self._failed.items()):
+            wish = self._wishes.get(uid)
+            if wish is None or now >= failed.until or not wish.same(failed.wish):
+                del self._failed[uid]
+
+    def _wake(self, model: Model, seconds: float) -> None:
+        for listener in self.wake:
+            listener(model.key, seconds)
+
+    def _placed(self, moment: _Moment) -> Generator[Literal[True], None, dict[str, Placement]]:
+        """Raises Unplannable."""
         found: dict[str, Placement] = {}
         for part in parts(moment.demands, moment.supplies, moves=self._moves):
             found.update([part] if part is not None else ())
@@ -242,7 +302,7 @@ class Planner:
                 # Nothing of it runs, and nothing is kept for it: only what would be decided now is shown.
                 found |= plan([replace(demand, frozen=False)], moment.supplies, moves=self._moves)
                 yield True
-        yield from self._take(moment, found)
+        return found
 
     def _moment(self, classes: Mapping[str, GPUClass]) -> _Moment:
         """What one plan is made of, all as of now."""
@@ -250,11 +310,29 @@ class Planner:
         seen = self.standings.seen_by_plan()
         supplies = self._capacity.supplies()
         self._supplies = {supply.name: supply for supply in supplies}
-        looked = {uid: self.sizes.proven(wish, classes) for uid, wish in self._wishes.items()}
+        wishes = {uid: wish for uid, wish in self._wishes.items() if uid not in self._failed}
+        looked: dict[str, Considered] = {}
+        for uid, wish in wishes.items():
+            with self._isolated(wish):
+                looked[uid] = self.sizes.proven(wish, classes)
         self._looked = looked  # before anybody is asked: the first decision of a term reads which classes there are
-        wanted = {uid: self.wanted(wish.model) for uid, wish in self._wishes.items()}
-        demands = [self._demand(uid, wish, looked[uid], wanted[uid]) for uid, wish in self._wishes.items()]
-        return _Moment(dict(self._wishes), looked, demands, supplies, seen)
+        wanted: dict[str, int] = {}
+        for uid in looked:
+            with self._isolated(wishes[uid]):
+                wanted[uid] = self.wanted(wishes[uid].model)
+        demands: list[Demand] = []
+        for uid, number in wanted.items():
+            with self._isolated(wishes[uid]):
+                demands.append(self._demand(uid, wishes[uid], looked[uid], number))
+        return _Moment(wishes, looked, demands, supplies, seen)
+
+    @contextlib.contextmanager
+    def _isolated(self, wish: Wish) -> Generator[None]:
+        """What cannot be found out of one Model leaves it out of the plan."""
+        try:
+            yield
+        except Exception as error:
+            self._fail(wish, error)
 
     def _demand(self, uid: str, wish: Wish, looked: Considered, wanted: int) -> Demand:
         """Most Models ask the same from one plan to the next, and a moment is one stretch of work: who wakes waits."""
@@ -305,5 +383,4 @@ class Planner:
             return
         self._decided[uid] = (wish, part)
         urgent = known is None or not known[0].same(wish) or known[1].placement.variants != placement.variants
-        for listener in self.wake:
-            listener(wish.model.key, 0.0 if urgent else PATIENCE_SECONDS)
+        self._wake(wish.model, 0.0 if urgent else PATIENCE_SECONDS)

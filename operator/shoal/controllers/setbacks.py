@@ -41,7 +41,12 @@ class Setbacks:
         """Once over the Models that something starts of, and over those that had a setback."""
         for uid in list(self._starting | set(self._known)):
             before = self._known.get(uid, {})
-            after = self._look(uid, before)
+            try:
+                after = self._look(uid, before)
+            except Exception:
+                # One Model that cannot be looked at must not end the operator.
+                log.exception("not known whether a Model has a setback", model_uid=uid)
+                continue
             if after:
                 self._known[uid] = after
             else:
@@ -61,7 +66,7 @@ class Setbacks:
             return {}
         rolling = {
             d.gpu_class
-            for child in self._world.deployments.by("model", uid)
+            for child in self._world.deployments_of(uid)
             if (d := child.deployment) is not None and (d.replacing or not d.rolled_out)
         }
         return look(

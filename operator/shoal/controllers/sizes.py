@@ -9,11 +9,14 @@ from shoal.api import reasons
 from shoal.api.gpuclass import GPUClass
 from shoal.controllers.calibration import Calibration
 from shoal.controllers.capacity import Capacity
+from shoal.controllers.isolation import internal_error
 from shoal.controllers.standing import Standings
 from shoal.controllers.wishes import Wish
 from shoal.controllers.world import World
 from shoal.core import candidates, quantity
+from shoal.core.budget import TooExpensive
 from shoal.core.candidates import Considered
+from shoal.core.observed import Problem
 from shoal.core.placement import Rejected
 from shoal.core.proven import keep_what_runs
 from shoal.core.sizing import GPU, Sized, Tuning
@@ -57,11 +60,16 @@ class Sizes:
             return known[2]
         try:
             found = candidates.consider(wish.model, wish.facts, classes, self._gpus, self._tune(wish))
+        except TooExpensive as error:
+            found = Considered((), (), {}, Problem(reasons.TOO_EXPENSIVE, str(error)))
         except (ValueError, ArithmeticError) as error:
             # A figure that nobody foresaw is this Model's problem, not that of the fleet.
             log.warning("a Model cannot be sized", model=wish.model.key, error=str(error))
             why = f"the sums of this model do not work out: {error}"
             found = Considered((), tuple(Rejected(name, reasons.SIZE_UNKNOWN, why) for name in sorted(classes)), {})
+        except Exception as error:
+            log.exception("a Model cannot be sized; it keeps what it has", model=wish.model.key)
+            found = Considered((), (), {}, internal_error(error, "on the sums of this Model"))
         self._known[uid] = (wish, self._fleet, found)
         return found
 
@@ -69,7 +77,7 @@ class Sizes:
         """An engine's own figure wins over what is computed: see `keep_what_runs`."""
         uid, considered = wish.model.metadata.uid, self.computed(wish, classes)
         told = self._calibration.tokens(uid)
-        if not told:
+        if not told or considered.problem is not None:
             return considered
         spec = wish.model.spec
         named = {v.gpu_class for v in spec.variants if v.tensor}

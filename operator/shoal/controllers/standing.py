@@ -135,7 +135,7 @@ class Standings:
                 pods.setdefault(pod.gpu_class, []).append(pod)
         found = {
             d.gpu_class: _standing(d, pods.pop(d.gpu_class, []))
-            for c in self._world.deployments.by("model", model_uid)
+            for c in self._world.deployments_of(model_uid)
             if (d := c.deployment) is not None and not d.deleting
         }
         for name, left in pods.items():

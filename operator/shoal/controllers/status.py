@@ -24,6 +24,7 @@ _TOLD = (
     reasons.SIGNALS_UNKNOWN,
     reasons.LOGGING_READY,
     reasons.BUDGET_READY,
+    reasons.ADAPTERS_READY,
 )
 """Conditions whose changes are events; Available goes with Ready."""
 _GOOD_BUT = (reasons.NAME_CLAIMED, reasons.LABELS_DISAGREE, reasons.NOT_HEARD)
@@ -40,6 +41,7 @@ _UNREMARKABLE = (
     reasons.SCALING_DOWN,
     reasons.WAKING,
     reasons.READING_ADAPTER,
+    reasons.NOT_GRANTED,
     reasons.LOADING_ADAPTER,
     reasons.ON_DEMAND,
     reasons.RESIDENT,

@@ -1,7 +1,7 @@
 """What every controller works with: the store's tables, the client, the configuration. Nothing here decides."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -12,14 +12,16 @@ from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.api.tenant import Tenant
-from shoal.core import facts
+from shoal.core import facts, ownership
 from shoal.core.adapters.owner import oldest
 from shoal.core.artifacts import source_key
 from shoal.core.keda import Autoscaler
+from shoal.core.ownership import Link
 from shoal.kube import cacheshares, kedaviews, projections
 from shoal.kube.cacheshares import CacheClaim, CacheVolume
 from shoal.kube.client import Client
 from shoal.kube.events import Recorder
+from shoal.kube.ownership import Ownership
 from shoal.kube.projections import Child, Custom
 from shoal.kube.store import Table
 
@@ -51,6 +53,21 @@ def _granted(custom: Custom[Tenant]) -> Iterable[str]:
     return [f"{m.namespace}/{m.name}" for m in custom.object.spec.models] if custom.object else ()
 
 
+def _claimed(pod: facts.Pod) -> Iterable[str]:
+    return (pod.claims,) if pod.claims else ()
+
+
+def _granted_adapters(custom: Custom[Tenant]) -> Iterable[str]:
+    return [grant.namespace for grant in custom.object.spec.adapters] if custom.object else ()
+
+
+def _adapter_tenants(custom: Custom[LoRAAdapter]) -> Iterable[str]:
+    """Each tenant that it lists, alone and with the adapter's namespace before it."""
+    for tenant in custom.object.spec.tenants if custom.object else ():
+        yield tenant
+        yield f"{custom.metadata.namespace}/{tenant}"
+
+
 def _job(pod: facts.Pod) -> Iterable[str]:
     return (f"{pod.namespace}/{pod.job}",) if pod.job else ()
 
@@ -61,6 +78,10 @@ def _job_pool(job: facts.Job) -> Iterable[str]:
 
 def _gateway(pod: facts.Pod) -> Iterable[str]:
     return (pod.namespace,) if pod.gateway else ()
+
+
+def _process(pod: facts.Pod) -> Iterable[str]:
+    return (pod.namespace,) if pod.process else ()
 
 
 def _source(custom: Custom[Model]) -> Iterable[str]:
@@ -86,7 +107,7 @@ def _pools() -> Table[Custom[LoRAPool]]:
 def _adapters() -> Table[Custom[LoRAAdapter]]:
     return Table(
         lambda raw: projections.custom(LoRAAdapter, raw),
-        indexes={"pool": _pool, "claim": _adapter_claims, "uid": _uid},
+        indexes={"pool": _pool, "claim": _adapter_claims, "uid": _uid, "tenant": _adapter_tenants},
     )
 
 
@@ -125,15 +146,16 @@ class World:
     )
     tenants: Table[Custom[Tenant]] = field(
         default_factory=lambda: Table(
-            lambda raw: projections.custom(Tenant, raw), indexes={"hash": _hashes, "model": _granted}
+            lambda raw: projections.custom(Tenant, raw),
+            indexes={"hash": _hashes, "model": _granted, "adapters": _granted_adapters},
         )
     )
     pools: Table[Custom[LoRAPool]] = field(default_factory=_pools)
     adapters: Table[Custom[LoRAAdapter]] = field(default_factory=_adapters)
     nodes: Table[facts.Node] = field(default_factory=lambda: Table(projections.node))
-    pods: Table[facts.Pod] = field(
-        default_factory=lambda: Table(projections.pod, indexes={"model": _model_uid, "job": _job, "gateway": _gateway})
-    )
+    ownership: Ownership = field(default_factory=Ownership)
+    """Which engine pods have proved that they are: the table of pods says of no other that it is a Model's."""
+    pods: Table[facts.Pod] = field(init=False)
     cache_volumes: Table[CacheVolume] = field(default_factory=lambda: Table(cacheshares.volume))
     cache_claims: Table[CacheClaim] = field(default_factory=lambda: Table(cacheshares.claim))
     jobs: Table[facts.Job] = field(
@@ -147,8 +169,28 @@ class World:
     autoscalers: Table[Autoscaler] = field(default_factory=_autoscalers)
     """Of Deployments: KEDA's, and anybody's. Only once KEDA is installed and a Model is driven by it."""
 
+    def __post_init__(self) -> None:
+        self.pods = Table(
+            self._pod,
+            indexes={"model": _model_uid, "claims": _claimed, "job": _job, "gateway": _gateway, "process": _process},
+        )
+        self.pods.listeners.append(self._forget_pod)
+        self.deployments.listeners.append(self._deployment)
+        self.models.listeners.append(self._model)
+        self.ownership.proved.append(self._proved)
+
     def model_by_uid(self, uid: str | None) -> Custom[Model] | None:
         return next(iter(self.models.by("uid", uid)), None) if uid else None
+
+    def deployments_of(self, model_uid: str) -> tuple[Child, ...]:
+        """The variants of a Model: what Shoal made and nobody else. An ownerReference with the Model's uid can be
+        written in any namespace."""
+        custom = self.model_by_uid(model_uid)
+        found = self.deployments.by("model", model_uid)
+        if custom is None:
+            return found
+        key = f"{custom.metadata.namespace}/{custom.metadata.name}"
+        return tuple(c for c in found if c.link is not None and ownership.is_variant(c.link, key, model_uid))
 
     def pool_of(self, model_key: str) -> LoRAPool | None:
         """The pool that has the Model `namespace/name`: the oldest that names it. Whether the two go together is asked
@@ -159,6 +201,18 @@ class World:
     def gateways(self) -> tuple[facts.Pod, ...]:
         """Pods of Shoal's own gateways that are not gone."""
         return tuple(p for p in self.pods.by("gateway", self.namespace) if not p.finished)
+
+    def processes(self) -> tuple[facts.Pod, ...]:
+        """Pods of Shoal's own gateways, operators and ledger."""
+        return self.pods.by("process", self.namespace)
+
+    def has_gateways_of_before(self) -> bool:
+        """Whether one lives that has no keys but those of the install key of before."""
+        return any(not pod.knows_role_keys for pod in self.gateways())
+
+    def install_keys_in_use(self) -> set[str | None]:
+        """Fingerprints that engine pods carry, whoever's they are."""
+        return {pod.install_key for pod in self.pods.values()}
 
     def voices(self) -> Iterable[facts.Pod]:
         """Pods that are listened to: engines and gateways."""
@@ -179,3 +233,30 @@ class World:
             for c in self.classes.values()
             if c.object is not None and c.metadata.deletion_timestamp is None
         }
+
+    # --- who is a replica ---------------------------------------------------------------------------------------------
+
+    def _pod(self, raw: JsonObject) -> facts.Pod | None:
+        found = projections.pod(raw)
+        if found is None or found.model_uid is None or self.ownership.pod(ownership.link(raw)):
+            return found
+        return replace(found, model_uid=None, claims=found.model_uid)
+
+    def _proved(self, pod: Link) -> None:
+        self.pods.amend(pod.key, pod.uid, lambda found: replace(found, model_uid=pod.model_uid, claims=None))
+
+    def _forget_pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
+        if before is not None and (after is None or after.uid != before.uid):
+            self.ownership.forget(before.uid)
+
+    def _deployment(self, _key: str, before: Child | None, after: Child | None) -> None:
+        if before is not None and before.link is not None and (after is None or after.uid != before.uid):
+            self.ownership.deployment_gone(before.uid)
+        if after is not None and after.link is not None and (before is None or after.link != before.link):
+            self.ownership.deployment(after.link)
+
+    def _model(self, key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
+        if before is not None and (after is None or after.metadata.uid != before.metadata.uid):
+            self.ownership.model_gone(before.metadata.uid)
+        if after is not None:
+            self.ownership.model(after.metadata.uid, key)

@@ -1,11 +1,12 @@
 """Who a bearer key is: Tenants hold SHA-256 hashes, so the lookup is by hash and never by the key itself."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 
 from shoal.api.tenant import Tenant, TenantBudget, TenantLimits, TenantLogging
+from shoal.core.consent import NO_ADAPTERS, AdapterConsent, consent_of, granted_models
 
 DenialReason = Literal["unknown", "disabled", "expired", "suspended"]
 
@@ -24,8 +25,12 @@ class Identity:
     suspended: bool
     grants: frozenset[str]
     """`namespace/name` of the Models that the tenant may use."""
+    consent: AdapterConsent = NO_ADAPTERS
+    """The adapters that the tenant may use, if they list it."""
     priority: int = 50
     """Its weight among the tenants whose requests wait for the same Model."""
+    prefix_cache_group: str | None = None
+    """Tenants that name the same one share what engines keep of their prompts."""
     plan: str | None = None
     """Which prices count."""
     limits: TenantLimits | None = None
@@ -33,6 +38,12 @@ class Identity:
     budget: TenantBudget | None = None
     logging: TenantLogging | None = None
     """None: nothing is logged."""
+    namespaces: frozenset[str] = field(init=False)
+    """Where all of that can be: what is elsewhere is nothing to this tenant."""
+
+    def __post_init__(self) -> None:
+        models = (key.partition("/")[0] for key in self.grants)
+        object.__setattr__(self, "namespaces", self.consent.touches().union(models))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +55,12 @@ class Denied:
 
 
 def index_keys(tenants: Iterable[Tenant]) -> dict[str, Identity]:
-    """SHA-256 of a key -> whose it is. A hash that two Tenants list belongs to the older one (then the smaller uid)."""
+    """SHA-256 of a key -> whose it is. A hash that two Tenants list belongs to the older one (then the smaller uid):
+    Tenants are cluster-scoped, so only those who run the fleet can list one twice."""
     index: dict[str, Identity] = {}
     for tenant in sorted(tenants, key=lambda t: (t.metadata.creation_timestamp or _FAR, t.metadata.uid)):
         spec = tenant.spec
-        grants = frozenset(f"{grant.namespace}/{grant.name}" for grant in spec.models)
+        grants, consent = granted_models(spec), consent_of(spec)
         for key in spec.keys:
             index.setdefault(
                 key.sha256,
@@ -60,7 +72,9 @@ def index_keys(tenants: Iterable[Tenant]) -> dict[str, Identity]:
                     disabled=key.disabled,
                     suspended=spec.suspended,
                     grants=grants,
+                    consent=consent,
                     priority=spec.priority,
+                    prefix_cache_group=spec.prefix_cache_group,
                     plan=spec.plan,
                     limits=None if spec.limits == TenantLimits() else spec.limits,
                     budget=spec.budget,

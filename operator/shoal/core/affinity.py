@@ -1,9 +1,10 @@
 """Which replica holds the beginning of a prompt in its cache already, guessed by where its like went before.
 
 The head of a prompt is what stands before the model's first answer: the system prompt and the first user message, each
-as far as `HEAD_CHARACTERS`. All turns of a conversation have the same head, and so have questions on one long document;
-a tenant's heads are its own. Heads belong to replicas by rendezvous hashing: every gateway sends the same one to the
-same replica without asking anybody, and a replica that comes or goes moves only its share.
+as far as `HEAD_CHARACTERS`. All turns of a conversation have the same head, and so have questions on one long document.
+Tenants that find each other's prompts (prefixcache.py) have the same heads; others never do. Heads belong to replicas
+by rendezvous hashing: every gateway sends the same one to the same replica without asking anybody, and a replica that
+comes or goes moves only its share.
 
 **Bounded load** (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads", 2016): a replica gets no
 more than 1.25 times the mean of what this gateway has in flight, and always a few; what is beyond goes to the head's
@@ -28,9 +29,10 @@ _MOST_MESSAGES: Final = 8
 R = TypeVar("R")
 
 
-def head_of(tenant: str, fields: Mapping[str, Any]) -> int | None:
-    """The head of a request's prompt, as a number of 64 bits; `fields` are those of its body, decoded. None: it has
-    none that is worth anything, or none that is understood."""
+def head_of(space: str, fields: Mapping[str, Any]) -> int | None:
+    """The head of a request's prompt, as a number of 64 bits; `fields` are those of its body, decoded, and `space`
+    says whose prompts it may find (prefixcache.py). None: it has none that is worth anything, or none that is
+    understood."""
     texts: list[str] = []
     messages = fields.get("messages")
     if isinstance(messages, list):
@@ -45,7 +47,7 @@ def head_of(tenant: str, fields: Mapping[str, Any]) -> int | None:
         texts.append(_text(fields.get("prompt"))[:HEAD_CHARACTERS])
     if sum(map(len, texts)) < LEAST_CHARACTERS:
         return None
-    head = "\0".join((tenant, *texts)).encode(errors="surrogatepass")
+    head = "\0".join((space, *texts)).encode(errors="surrogatepass")
     return int.from_bytes(hashlib.blake2b(head, digest_size=8).digest())
 
 

@@ -129,7 +129,7 @@ def facts_of(pod: Pod) -> ArtifactFacts | None:
         return None
     try:
         return ArtifactFacts.model_validate(json.loads(ended[1])["facts"])
-    except (ValueError, KeyError, TypeError):  # a ValidationError is a ValueError
+    except (ValueError, KeyError, TypeError, RecursionError):  # a ValidationError is a ValueError
         return None
 
 
@@ -140,7 +140,7 @@ def _failure(pod: Pod) -> Cause | None:
     code, text = ended
     try:
         content: Any = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     match content:
         case {"reason": str(reason), "message": str(message)} if reason in reasons.STAGE_REASONS:
@@ -158,7 +158,7 @@ def _problem(found: object) -> str:
     try:
         ArtifactFacts.model_validate(found)
     except ValidationError as error:
-        return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:3])
+        return "; ".join(f"{'.'.join(map(str, e['loc']))[:128]}: {e['msg'][:256]}" for e in error.errors()[:3])
     return "no message"
 
 

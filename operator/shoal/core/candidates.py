@@ -15,10 +15,12 @@ from shoal.api.artifact import ArtifactFacts
 from shoal.api.gpuclass import GPUClass
 from shoal.api.model import Model, Variant
 from shoal.core import quantity
+from shoal.core.budget import SIZING_STEPS, Budget
 from shoal.core.facts import Node
 from shoal.core.gpus import takes_pods
+from shoal.core.observed import Problem
 from shoal.core.placement import Candidate, ClassSupply, Demand, NodeRoom, Rejected, Standing
-from shoal.core.sizing import GPU, Misfit, Sized, Tuning, gpu_of, size
+from shoal.core.sizing import GPU, Misfit, Sized, Tuning, gpu_of, size, tries
 
 Tune = Callable[[Literal["FP8"] | None], Tuning]
 """What the engine's arguments mean for its memory, given a variant's quantization."""
@@ -35,6 +37,9 @@ class Considered:
     """Classes on which none fits, with the sum that does not work out, and listed ones that do not exist."""
     sized: Mapping[str, Sized]
     """class -> the sums of a replica, for the candidates."""
+    problem: Problem | None = None
+    """Why no class was looked at: it would take too long, or ends in an error of Shoal's own. The Model keeps what it
+    has."""
 
 
 def members(classes: Iterable[GPUClass], nodes: Iterable[Node]) -> dict[str, tuple[Node, ...]]:
@@ -100,8 +105,14 @@ def consider(
 ) -> Considered:
     """Sizes a replica on every class that the Model lists (none listed: on all), in that order.
 
-    A listed class that does not exist is rejected as one on which the Model does not fit.
+    A listed class that does not exist is rejected as one on which the Model does not fit. Raises TooExpensive where
+    there are too many classes to look at.
     """
+    budget = Budget(
+        SIZING_STEPS,
+        f"sizing the Model on {len(model.spec.variants) or len(classes)} classes",
+        "list in `spec.variants` the classes that it may use, or set `spec.engine.parallelism.tensor`",
+    )
     candidates: list[Candidate] = []
     rejected: list[Rejected] = []
     sized: dict[str, Sized] = {}
@@ -111,10 +122,12 @@ def consider(
         if gpu_class is None:
             rejected.append(Rejected(variant.gpu_class, reasons.CLASS_NOT_FOUND, NO_SUCH_CLASS))
             continue
+        tensor = variant.tensor or model.spec.engine.parallelism.tensor
+        budget.spend(tries(gpus[variant.gpu_class], tensor))
         found = size(
             facts,
             gpus[variant.gpu_class],
-            tensor=variant.tensor or model.spec.engine.parallelism.tensor,
+            tensor=tensor,
             context_length=model.spec.engine.context_length,
             overrides=model.spec.sizing,
             tuning=tune(variant.quantization),
@@ -162,5 +175,5 @@ def demand(
         setbacks=setbacks,
         interruptible_percent=model.spec.interruptible_percent,
         drain_seconds=model.spec.drain_seconds,
-        frozen=frozen,
+        frozen=frozen or considered.problem is not None,
     )

@@ -23,6 +23,11 @@ def keys_secret(model: str, fingerprint: str) -> str:
     return f"{bounded(model)}-keys-{fingerprint}"
 
 
+def certificate_secret(model: str) -> str:
+    """Of the certificate that a Model's pods show."""
+    return f"{bounded(model)}-tls"
+
+
 def facts_job(uri: str, digest: str | None, secret: str | None, service_account: str | None = None) -> str:
     """Of the Job that reads the metadata of a source: Models of one namespace that name the same source share it, if
     they name the same credentials.

@@ -15,7 +15,9 @@ _CONFIG_REASONS: Final = frozenset({"CreateContainerConfigError", "CreateContain
 _PERMANENT: Final = frozenset(
     {
         reasons.SOURCE_NOT_FOUND,
+        reasons.SOURCE_REFUSED,
         reasons.SOURCE_INVALID,
+        reasons.TOO_LARGE,
         reasons.SOURCE_CHANGED,
         reasons.GATED,
         reasons.DIGEST_MISMATCH,
@@ -72,7 +74,7 @@ def _termination(stage: Container) -> tuple[str, str]:
     text = (stage.exit_message or "").strip()
     try:
         said: Any = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         said = None
     match said:
         case {"reason": str(reason), "message": str(message)} if reason in reasons.STAGE_REASONS:

@@ -55,7 +55,8 @@ class Pod:
     requests: Mapping[str, int]
     """Extended resources that the pod holds once it is bound."""
     model_uid: str | None
-    """Set on engine pods; the fields below are read of these only."""
+    """Set on engine pods that have proved that they are (`core/ownership.py`); the fields below are read of these
+    only."""
     gpu_class: str | None = None
     install_key: str | None = None
     created: datetime | None = None
@@ -76,8 +77,16 @@ class Pod:
     """Set on pods of Jobs that read a source's metadata: the Job's name."""
     gateway: bool = False
     """Says of itself that it is a gateway; it is one in Shoal's own namespace only."""
+    mtls: bool = False
+    """It speaks mutual TLS, as its annotation says. Set on engine pods and on Shoal's own."""
+    process: bool = False
+    """Says of itself that it is a gateway, an operator or a ledger; it is one in Shoal's own namespace only."""
+    knows_role_keys: bool = False
+    """Of a gateway: it has keys of its own role, not only the install key of before."""
     was_ready: bool = False
     """Ready now, or once before."""
+    claims: str | None = None
+    """Uid of the Model whose engine the pod says it is, while it has not proved it."""
 
     @property
     def key(self) -> str:

@@ -22,17 +22,29 @@ _SUFFIXES: Final[dict[str, Decimal]] = {
     "Pi": Decimal(2) ** 50,
     "Ei": Decimal(2) ** 60,
 }
-_QUANTITY: Final = re.compile(r"^([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)([numkMGTPE]|[KMGTPE]i)?$")
+_QUANTITY: Final = re.compile(
+    # Two digits of an exponent are enough for everything that Kubernetes has room for.
+    r"^([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?)([numkMGTPE]|[KMGTPE]i)?$"
+)
+MOST: Final = 2**63 - 1
+"""As in Kubernetes, whatever the unit."""
+_LONGEST: Final = 64
 _GI: Final = 2**30
 _MI: Final = 2**20
 
 
 def parse(quantity: str | int | float) -> Decimal:
-    """The number that a Quantity stands for. Raises ValueError."""
-    match = _QUANTITY.match(str(quantity).strip())
+    """The number that a Quantity stands for. Raises ValueError, also for one that Kubernetes has no room for: what is
+    computed from it must not grow with an exponent."""
+    text = str(quantity).strip()
+    match = _QUANTITY.match(text) if len(text) <= _LONGEST else None
     if match is None:
-        raise ValueError(f"{quantity!r} is not a quantity: write a number with a unit such as 500m, 80Gi or 2.5")
-    return Decimal(match[1]) * _SUFFIXES[match[2] or ""]
+        told = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+        raise ValueError(f"{told!r} is not a quantity: write a number with a unit such as 500m, 80Gi or 2.5")
+    found = Decimal(match[1]) * _SUFFIXES[match[2] or ""]
+    if abs(found) > MOST:
+        raise ValueError(f"{text!r} is too large for a quantity: the most is {MOST}")
+    return found
 
 
 def count(quantity: str | int) -> int:

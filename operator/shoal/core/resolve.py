@@ -6,11 +6,15 @@ from datetime import datetime
 from typing import Final
 
 from shoal.api import reasons
+from shoal.api.artifact import ArtifactFacts
 from shoal.api.meta import Condition
 from shoal.api.model import Model, ModelStatus
 from shoal.core import quantity
+from shoal.core.architectures import names
+from shoal.core.fields.kinds import Facts, Medium
 from shoal.core.hold.limits import Limits
 
+_DETERMINISTIC: Final = ("--enable-deterministic-inference", "--rl-on-policy-target")
 _NO_PLACE: Final = frozenset({reasons.NO_FIT, reasons.NO_CAPACITY, reasons.OUTRANKED, reasons.NO_CLASS})
 
 
@@ -54,6 +58,8 @@ class ServedModel:
     embeds: bool = False
     """Whether the engine was started for embeddings. Such an engine makes nothing else, and SGLang dies of a chat or
     completion request then: one client's mistake would take the replica from everybody."""
+    facts: Facts = field(default_factory=Facts)
+    """What the bounds of a request's fields are made of."""
     limits: Limits = field(default_factory=Limits)
     """Of the requests that wait for a replica."""
     kv_percent: int = 80
@@ -66,6 +72,8 @@ class ServedModel:
     """Cap of one answer; None: what the context length leaves."""
     request_seconds: float | None = None
     """Cap of one request's time at replicas; None: the gateway's own."""
+    shares_prefixes: bool = False
+    """Whether a tenant finds in an engine's cache what another one has asked."""
     adapter: ServedAdapter | None = None
     """The adapter that answers, by replicas of this Model; then `claims` and `created` are its own. None: the Model
     itself."""
@@ -84,6 +92,7 @@ def served_model(model: Model) -> ServedModel:
         claims=model.claimed_names,
         created=model.metadata.creation_timestamp,
         embeds="--is-embedding" in model.spec.engine.extra_args,
+        facts=_facts(model),
         limits=Limits(
             max_requests=model.spec.hold.max_requests,
             max_bytes=quantity.count(model.spec.hold.max_bytes),
@@ -92,10 +101,29 @@ def served_model(model: Model) -> ServedModel:
         ),
         max_output_tokens=model.spec.limits.max_output_tokens,
         request_seconds=None if model.spec.limits.request_seconds is None else float(model.spec.limits.request_seconds),
+        shares_prefixes=model.spec.prefix_cache.isolation == "Shared",
         kv_percent=model.spec.scaling.kv_utilization_percent,
         cold_start_seconds=_cold_start(model.status) if model.status else None,
         dead_end=_dead_end(model.status.conditions) if model.status else None,
     )
+
+
+def _facts(model: Model) -> Facts:
+    artifact = None if model.status is None else model.status.artifact
+    return Facts(
+        vocabulary=None if artifact is None else artifact.vocabulary,
+        context_length=model.spec.engine.context_length or (None if artifact is None else artifact.context_length),
+        max_output_tokens=model.spec.limits.max_output_tokens,
+        media=_media(artifact) if artifact is not None and artifact.multimodal else frozenset(),
+        media_hosts=frozenset(model.spec.media.allowed_hosts),
+        deterministic=any(arg.startswith(_DETERMINISTIC) for arg in model.spec.engine.extra_args),
+    )
+
+
+def _media(artifact: ArtifactFacts) -> frozenset[Medium]:
+    name = artifact.architecture or ""
+    reads: dict[Medium, bool] = {"image": name not in names.HEARS_ONLY, "audio": name in names.HEARS}
+    return frozenset(medium for medium, does in reads.items() if does)
 
 
 def _cold_start(status: ModelStatus) -> float | None:

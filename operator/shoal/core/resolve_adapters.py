@@ -8,15 +8,13 @@ mean a Model because the adapter is not ready.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Literal
+from typing import Literal
 
 from shoal.api import reasons
 from shoal.api.loraadapter import LoRAAdapter, engine_name
 from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import Condition
 from shoal.core.resolve import ServedAdapter
-
-EVERYONE: Final = "*"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ class Replica:
     """Fingerprint of the install key that its keys come from."""
     gpu_class: str | None
     node: str | None
+    mtls: bool = False
+    """Engine and agent speak mutual TLS."""
 
     @property
     def key(self) -> str:
@@ -107,24 +109,6 @@ def usable(
     return Usable(hearsay, fallback=True) if hearsay else NoReplica("turned-away")
 
 
-def choose(
-    replicas: Sequence[Replica],
-    heard: Mapping[str, Heard],
-    in_flight: Mapping[str, int],
-    *,
-    tried: Collection[str] = (),
-    leaving: Collection[str] = (),
-    turn: int = 0,
-    head: int | None = None,
-) -> Choice | NoReplica:
-    """The usable replica to which the prompt's `head` belongs (affinity.py), within its share of the load; without a
-    head the one with the fewest requests of this gateway in flight.
-
-    `tried` are uids that have failed this request; `turn` is a growing number that spreads equals.
-    """
-    return pick(usable(replicas, heard, leaving), in_flight, tried=tried, turn=turn, head=head)
-
-
 def pick(
     found: Usable | NoReplica,
     in_flight: Mapping[str, int],
@@ -133,7 +117,11 @@ def pick(
     turn: int = 0,
     head: int | None = None,
 ) -> Choice | NoReplica:
-    """`choose` among what was found usable."""
+    """The usable replica to which the prompt's `head` belongs (affinity.py), within its share of the load; without a
+    head the one with the fewest requests of this gateway in flight.
+
+    `tried` are uids that have failed this request; `turn` is a growing number that spreads equals.
+    """
     if isinstance(found, NoReplica):
         return found
     left = [r for r in found.replicas if r.uid not in tried] if tried else found.replicas

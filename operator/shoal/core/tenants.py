@@ -1,6 +1,6 @@
 """What the status of a Tenant says."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -8,6 +8,7 @@ from typing import Final
 from shoal.api import reasons
 from shoal.api.tenant import Tenant, TenantKey, TenantStatus
 from shoal.core.conditions import Finding, find, merge
+from shoal.core.consent import some, unmatched
 from shoal.core.redaction.rules import refusals
 
 _FAR: Final = datetime.max.replace(tzinfo=UTC)
@@ -33,11 +34,13 @@ def decide(
     *,
     rivals: Iterable[Tenant],
     models: Collection[str],
+    adapters: Set[str] = frozenset(),
     now: datetime,
     currency: str | None = None,
     hears_gateways: bool = True,
 ) -> Decision:
-    """`rivals` are Tenants that list one of the same hashes; `models` are the keys of all Models; `currency` is that of
+    """`rivals` are Tenants that list one of the same hashes; `models` are the keys of all Models,
+    `adapters` those of adapters that list the tenant, or everyone, in namespaces that it grants; `currency` is that of
     the price list in force, None: it is not known. Who hears no gateway (`hears_gateways`) says nothing of budgets.
 
     A hash belongs to the oldest Tenant that lists it (creation time, then uid), as gateways look it up.
@@ -51,6 +54,7 @@ def decide(
         _ready(tenant, active, claimed, missing, now),
         *(_budget(tenant, currency) if hears_gateways else ()),
         *_logging(tenant),
+        *_adapters(tenant, adapters),
     ]
     expiries = [k.expires for k in tenant.spec.keys if usable(k, now) and k.expires is not None]
     old = tenant.status.conditions if tenant.status else ()
@@ -133,3 +137,14 @@ def _logging(tenant: Tenant) -> list[Finding]:
     rules = f"{count} rule{'' if count == 1 else 's'} of your own" if count else "no rule of your own"
     text = f"prompts and answers, {kept}; {rules} and the one for secrets take out what they match"
     return [Finding(reasons.LOGGING_READY, "True", reasons.ACTIVE, text)]
+
+
+def _adapters(tenant: Tenant, listing: Set[str]) -> list[Finding]:
+    """Nothing for a Tenant that grants no adapters besides those of its Models. What is used does not hang on it."""
+    if not tenant.spec.adapters:
+        return []
+    if missing := unmatched(tenant.spec, listing):
+        text = f"no adapter that lists this tenant: {some(missing)}; the others can be used"
+        return [Finding(reasons.ADAPTERS_READY, "False", reasons.ADAPTER_NOT_FOUND, text)]
+    text = "each grant of adapters matches one that lists this tenant"
+    return [Finding(reasons.ADAPTERS_READY, "True", reasons.ACTIVE, text)]

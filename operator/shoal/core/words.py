@@ -1,33 +1,35 @@
 """What a client can put in `model`, and what that means to its tenant.
 
-`namespace/name` means that object. A short name belongs to the oldest claimant (creationTimestamp, then uid) among the
-Models and adapters that the tenant may use, so that nobody outside its grants can take a name from it. A Model and an
-adapter of one `namespace/name` are two claimants of it.
+A name, short or `namespace/name`, has claimants: Models, and adapters. Of those that a tenant may use (consent.py), a
+Model comes before every adapter; among Models, and among adapters, the oldest comes first (creationTimestamp, then
+uid). What a tenant may not use counts for nothing, however old, so nobody outside its grants can take a name from it.
 
 An index, kept up to date one object at a time: of 20,000 adapters one that changes costs microseconds, and so does a
-request.
+request. It is by namespace, and a request looks only where its tenant was granted something: what is claimed elsewhere
+costs it nothing.
 """
 
 from bisect import insort
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from shoal.api import reasons
 from shoal.core.access import Identity
+from shoal.core.consent import EVERYONE, may_use
 from shoal.core.resolve import ServedModel
-from shoal.core.resolve_adapters import EVERYONE, DeclaredAdapter, DeclaredPool, problem_of
+from shoal.core.resolve_adapters import DeclaredAdapter, DeclaredPool, problem_of
 
 _FAR: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class _Claim(NamedTuple):
-    """Sorts the oldest first."""
+    """Sorts by precedence: Models first, then the oldest."""
 
+    of_adapter: bool
     created: datetime
     uid: str
-    of_adapter: bool
     key: str
 
 
@@ -39,11 +41,10 @@ class Words:
         self._pools: Mapping[str, DeclaredPool] = {}
         self._adapters: dict[str, DeclaredAdapter] = {}
         self._uids: dict[str, str] = {}
-        self._claims: dict[str, list[_Claim]] = {}
-        self._listing: dict[str, dict[str, None]] = {}
-        """By name of a Tenant: adapters that list it."""
-        self._open: dict[str, dict[str, None]] = {}
-        """By pool: adapters for everyone who may use its Model."""
+        self._claims: dict[str, dict[str, list[_Claim]]] = {}
+        """By word, then by namespace of who claims it."""
+        self._listing: dict[tuple[str, str], dict[str, None]] = {}
+        """By namespace and name of a Tenant, or `EVERYONE`: adapters that list it."""
         self._served: dict[str, tuple[ServedModel, DeclaredAdapter, ServedModel]] = {}
         """What was made of a Model and an adapter last."""
 
@@ -79,16 +80,17 @@ class Words:
             del self._adapters[key], self._uids[old.uid]
             self._served.pop(key, None)
             self._withdraw(_claim_of(old), (old.key, *old.claims))
-            for table, entry in self._tables(old):
-                del table[entry][key]
-                if not table[entry]:
-                    del table[entry]
+            for tenant in old.tenants:
+                listing = self._listing[old.namespace, tenant]
+                del listing[key]
+                if not listing:
+                    del self._listing[old.namespace, tenant]
         if adapter is not None:
             self._adapters[key] = adapter
             self._uids[adapter.uid] = key
             self._claim(_claim_of(adapter), (adapter.key, *adapter.claims))
-            for table, entry in self._tables(adapter):
-                table.setdefault(entry, {})[key] = None
+            for tenant in adapter.tenants:
+                self._listing.setdefault((adapter.namespace, tenant), {})[key] = None
 
     def retain(self, keys: Collection[str]) -> None:
         """Forgets adapters that are none of these."""
@@ -99,23 +101,15 @@ class Words:
 
     def find(self, word: str, identity: Identity) -> ServedModel | None:
         """What serves the tenant under this word; None: nothing does, or what the word means does not answer now."""
-        for claim in self._claims.get(word, ()):
-            if not claim.of_adapter:
-                if claim.key in identity.grants:
-                    return self.models[claim.key]
-            elif self._may_use(self._adapters[claim.key], identity):
-                return self._answering(self._adapters[claim.key])
-        return None
+        claim = self._meant(word, identity)
+        if claim is None:
+            return None
+        return self._answering(self._adapters[claim.key]) if claim.of_adapter else self.models[claim.key]
 
     def why_not(self, word: str, identity: Identity) -> str | None:
         """The reason for which an adapter that the tenant may use, and that the word means, does not answer now."""
-        for claim in self._claims.get(word, ()):
-            if not claim.of_adapter:
-                if claim.key in identity.grants:
-                    return None
-            elif self._may_use(self._adapters[claim.key], identity):
-                return self._problem(self._adapters[claim.key])
-        return None
+        claim = self._meant(word, identity)
+        return None if claim is None or not claim.of_adapter else self._problem(self._adapters[claim.key])
 
     def listed(self, identity: Identity) -> list[tuple[str, ServedModel]]:
         """What a list of models shows: the short names, and `namespace/name` of what owns no short name."""
@@ -136,20 +130,54 @@ class Words:
         for key in identity.grants:
             if (model := self.models.get(key)) is not None:
                 yield key, model.claims
-        keys = dict(self._listing.get(identity.tenant, {}))
-        for pool, adapters in self._open.items():
-            if (declared := self._pools.get(pool)) is not None and declared.model_key in identity.grants:
-                keys.update(adapters)
+        keys: dict[str, None] = {}
+        for namespace in identity.namespaces:
+            for tenant in (identity.tenant, EVERYONE):
+                keys.update(self._listing.get((namespace, tenant), {}))
         for key in keys:
-            if self._adapters[key].pool_key in self._pools:
+            if self._may_use(self._adapters[key], identity):
                 yield key, self._adapters[key].claims
+
+    def _meant(self, word: str, identity: Identity) -> _Claim | None:
+        """Whose claim to the word comes first of those that the tenant may use."""
+        claims = self._claims.get(word)
+        if claims is None:
+            return None
+        first: _Claim | None = None
+        for namespace in self._shared(claims, identity):
+            for claim in claims[namespace]:
+                if first is not None and first < claim:
+                    break
+                if self._granted(claim, identity):
+                    first = claim
+                    break
+        return first
+
+    def _shared(self, claims: Mapping[str, object], identity: Identity) -> Iterable[str]:
+        """Namespaces in which there are claims, and something that was granted to the tenant."""
+        mine = identity.namespaces
+        if len(claims) < len(mine):
+            return [namespace for namespace in claims if namespace in mine]
+        return [namespace for namespace in mine if namespace in claims]
+
+    def _granted(self, claim: _Claim, identity: Identity) -> bool:
+        if claim.of_adapter:
+            return self._may_use(self._adapters[claim.key], identity)
+        return claim.key in identity.grants
 
     def _may_use(self, adapter: DeclaredAdapter, identity: Identity) -> bool:
         """One whose pool does not exist belongs to no Model, and has no names."""
         pool = self._pools.get(adapter.pool_key)
         if pool is None:
             return False
-        return identity.tenant in adapter.tenants or (EVERYONE in adapter.tenants and pool.model_key in identity.grants)
+        return may_use(
+            identity.tenant,
+            identity.grants,
+            identity.consent,
+            adapter=adapter.key,
+            listed=adapter.tenants,
+            model=pool.model_key,
+        )
 
     def _problem(self, adapter: DeclaredAdapter) -> str | None:
         pool = self._pools[adapter.pool_key]
@@ -168,18 +196,21 @@ class Words:
 
     def _claim(self, claim: _Claim, words: tuple[str, ...]) -> None:
         for word in _words(claim, words):
-            insort(self._claims.setdefault(word, []), claim)
+            insort(self._claims.setdefault(word, {}).setdefault(_namespace(claim), []), claim)
 
     def _withdraw(self, claim: _Claim, words: tuple[str, ...]) -> None:
         for word in _words(claim, words):
             claims = self._claims[word]
-            claims.remove(claim)
+            here = claims[_namespace(claim)]
+            here.remove(claim)
+            if not here:
+                del claims[_namespace(claim)]
             if not claims:
                 del self._claims[word]
 
-    def _tables(self, adapter: DeclaredAdapter) -> Iterator[tuple[dict[str, dict[str, None]], str]]:
-        for tenant in adapter.tenants:
-            yield (self._open, adapter.pool_key) if tenant == EVERYONE else (self._listing, tenant)
+
+def _namespace(claim: _Claim) -> str:
+    return claim.key.partition("/")[0]
 
 
 def _words(claim: _Claim, words: tuple[str, ...]) -> Iterator[str]:
@@ -188,7 +219,7 @@ def _words(claim: _Claim, words: tuple[str, ...]) -> Iterator[str]:
 
 
 def _claim_of(one: ServedModel | DeclaredAdapter) -> _Claim:
-    return _Claim(one.created or _FAR, one.uid, isinstance(one, DeclaredAdapter), one.key)
+    return _Claim(isinstance(one, DeclaredAdapter), one.created or _FAR, one.uid, one.key)
 
 
 def _same_claims(old: ServedModel, new: ServedModel) -> bool:

@@ -17,6 +17,7 @@ LOADS_SECONDS: Final = 2.0
 METRICS_SECONDS: Final = 5.0
 SERVER_INFO_SECONDS: Final = 10.0
 """Goes through the scheduler, so it is slow while that is busy."""
+ABORT_SECONDS: Final = 2.0
 _LIMIT: Final = 8 << 20
 """Longest answer that is read, in bytes."""
 
@@ -123,6 +124,14 @@ class EngineClient:
     async def server_info(self) -> ServerInfo:
         """What the engine resolved its arguments to."""
         return parse_server_info(await self._get("/server_info", SERVER_INFO_SECONDS, auth="api"))
+
+    async def abort(self, rid: str) -> None:
+        """Has the engine end every request whose id begins with `rid`; one that it does not have is passed over."""
+        if not rid:
+            raise ValueError("an empty id begins all ids")
+        status, _ = await self.call("POST", "/abort_request", ABORT_SECONDS, auth="admin", body={"rid": rid})
+        if status != 200:
+            raise EngineRefused("/abort_request", status)
 
     async def _get(self, path: str, seconds: float, *, auth: Role | None) -> bytes:
         status, body = await self.call("GET", path, seconds, auth=auth)

@@ -2,17 +2,26 @@
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from shoal.api import names
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
 from shoal.api.sources import engine_model_path
+from shoal.core import quantity
 from shoal.engine.arguments import Argument, arguments_of, known_versions
+from shoal.engine.bounds import BOUNDS, LONGEST, LONGEST_ARG, bounds, within
 from shoal.engine.owned import OWNED, owner
 from shoal.engine.tuning import quantization_args
 
 __all__ = ["arguments_of", "check_extra_args", "engine_args", "engine_model_path", "known_versions", "pool_args"]
+
+_MOST_ARGS: Final = 64
+_LONGEST_TOLD: Final = 64
+"""Characters of what somebody wrote, in a sentence about it."""
+_MOST_TOLD: Final = 8
+_EMBEDS: Final = "--is-embedding"
+NO_PREFIX_CACHE: Final = "--disable-radix-cache"
 
 
 def engine_args(
@@ -25,6 +34,7 @@ def engine_args(
     platform_args: Sequence[str] = (),
     quantization: Literal["FP8"] | None = None,
     pool: LoRAPool | None = None,
+    host: str = "0.0.0.0",  # noqa: S104 - the pod's own address
 ) -> tuple[str, ...]:
     """Arguments of the engine for this Model, without the command that starts it.
 
@@ -41,7 +51,7 @@ def engine_args(
     return (
         f"--model-path={model_path}",
         f"--served-model-name={model.engine_model_name}",
-        "--host=0.0.0.0",
+        f"--host={host}",
         f"--port={port}",
         f"--tp-size={tensor}",
         # Two words: SGLang looks for exactly "--config" and would ignore --config=FILE, and with it the keys.
@@ -52,9 +62,16 @@ def engine_args(
         *(f"--{name}={value}" for name, value in fields.items() if value is not None),
         *platform_args,
         *quantization_args(quantization),
+        *prefix_args(model),
         *pool_args(pool),
         *engine.extra_args,
     )
+
+
+def prefix_args(model: Model) -> tuple[str, ...]:
+    """An engine for embeddings takes no `cache_salt`: where tenants may not find each other's prompts it keeps none."""
+    keeps = model.spec.prefix_cache.isolation == "Shared" or _EMBEDS not in model.spec.engine.extra_args
+    return () if keeps or NO_PREFIX_CACHE in model.spec.engine.extra_args else (NO_PREFIX_CACHE,)
 
 
 def pool_args(pool: LoRAPool | None) -> tuple[str, ...]:
@@ -76,7 +93,8 @@ def check_extra_args(version: str, extra_args: Sequence[str]) -> list[str]:
     """What is wrong with these extraArgs, one sentence each for the person who wrote them; empty when all is well.
 
     Refused are names that the version does not know, abbreviations (argparse would complete them, and so let an owned
-    argument through), arguments that Shoal owns, a value that is missing or not wanted, and a name given twice.
+    argument through), arguments that Shoal owns, a value that is missing, not wanted or out of its bounds, a name given
+    twice, and more or longer arguments than an admitted Model has.
     """
     if not extra_args:
         return []
@@ -84,13 +102,19 @@ def check_extra_args(version: str, extra_args: Sequence[str]) -> list[str]:
     if table is None:
         known = ", ".join(known_versions())
         return [f"extraArgs cannot be checked for engine version {version}: this release of Shoal knows {known}"]
+    if len(extra_args) > _MOST_ARGS:
+        return [f"there are {len(extra_args)} of them, and {_MOST_ARGS} are the most"]
     problems: list[str] = []
     seen: set[str] = set()
     for arg in extra_args:
+        if len(problems) == _MOST_TOLD:
+            return [*problems, "further ones are not looked at before these are mended"]
         spelling, equals, value = arg.removeprefix("--").partition("=")
         argument = table.get(spelling)
-        if not arg.startswith("--"):
-            problems.append(f"{arg!r} is not an argument: write '--name=value' or '--flag', one per item")
+        if len(arg) > LONGEST_ARG:
+            problems.append(f"{_told(arg)} has {len(arg)} characters, and {LONGEST_ARG} are the most")
+        elif not arg.startswith("--"):
+            problems.append(f"{_told(arg)} is not an argument: write '--name=value' or '--flag', one per item")
         elif argument is None:
             problems.append(_unknown(version, spelling, table))
         elif why := owner(argument.name):
@@ -104,12 +128,18 @@ def check_extra_args(version: str, extra_args: Sequence[str]) -> list[str]:
     return problems
 
 
+def _told(text: str) -> str:
+    return repr(text if len(text) <= _LONGEST_TOLD else f"{text[:_LONGEST_TOLD]}...")
+
+
 def _unknown(version: str, spelling: str, table: Mapping[str, Argument]) -> str:
     if not spelling.strip():
         return "an item of extraArgs has no name: write '--name=value' or '--flag'"
     first, _, rest = spelling.partition(" ")
     if rest and first in table:
         return f"'--{spelling}' has a blank where '=' belongs: write --{first}={rest.strip()}"
+    if len(spelling) > _LONGEST_TOLD:
+        return f"SGLang {version} has no argument --{spelling[:_LONGEST_TOLD]}..."
     completions = sorted({table[name].name for name in table if name.startswith(spelling)})
     if completions:
         owned = next((name for name in completions if owner(name)), None)
@@ -127,11 +157,36 @@ def _value_problem(argument: Argument, spelling: str, value: str | None) -> str 
     if value is None:
         return None if argument.takes == "optional" else f"--{spelling} needs a value: write --{spelling}=VALUE"
     if argument.choices and value not in argument.choices:
-        return f"--{spelling} must be one of {', '.join(argument.choices)}; got {value!r}"
-    if argument.type is not None:
-        try:
-            {"int": int, "float": float}[argument.type](value)
-        except ValueError:
-            wanted = "a whole number" if argument.type == "int" else "a number"
-            return f"--{spelling} must be {wanted}; got {value!r}"
+        return f"--{spelling} must be one of {', '.join(argument.choices)}; got {_told(value)}"
+    if argument.type is None:
+        return _word_problem(argument, spelling, value)
+    wanted = "a whole number" if argument.type == "int" else "a number"
+    number = _number(argument.type, value)
+    if number is None:
+        return f"--{spelling} must be {wanted}; got {_told(value)}"
+    if not within(argument.name, number):
+        least, most = bounds(argument.name, whole=argument.type == "int")
+        return f"--{spelling} must be {wanted} from {least:.15g} to {most:.15g}; got {_told(value)}"
     return None
+
+
+def _word_problem(argument: Argument, spelling: str, value: str) -> str | None:
+    """Of a number that the engine takes as a word too, such as 64k. What is no number here is the engine's to judge."""
+    if argument.name not in BOUNDS:
+        return None
+    try:
+        number = quantity.count(value)
+    except ValueError:
+        return None
+    least, most = bounds(argument.name, whole=True)
+    beyond = f"--{spelling} must be from {least} to {most}; got {_told(value)}"
+    return None if within(argument.name, number) else beyond
+
+
+def _number(kind: Literal["int", "float"], text: str) -> int | float | None:
+    if len(text) > LONGEST:
+        return None
+    try:
+        return int(text) if kind == "int" else float(text)
+    except ValueError:
+        return None

@@ -8,8 +8,9 @@ from typing import Any, Final, Literal, TypeVar, cast
 from shoal.core import quantity
 from shoal.core.sizing import AdapterSlots, Tuning
 from shoal.engine.arguments import parsed
+from shoal.engine.bounds import LONGEST, LONGEST_ARG, MOST_ARGS, within
 
-_Value = TypeVar("_Value")
+_Value = TypeVar("_Value", int, float)
 _LONGER: Final = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 _NO_DRAFT: Final = ("NGRAM",)
 """Speculative algorithms that guess from the text itself, without a model."""
@@ -34,19 +35,21 @@ def tuning_of(
     """What these arguments change in the memory arithmetic; a later argument wins over an earlier one, and the Model's
     own win over the platform's.
 
-    `env` is the environment that the Model gives its engine. A value that is no number is left out: that it is none is
-    told by `check_extra_args`.
+    `env` is the environment that the Model gives its engine. A value that is no number, or none within its bounds, is
+    left out: that it is wrong is told by `check_extra_args`.
     """
-    given = parsed([*platform_args, *quantization_args(quantization), *extra_args])
+    args = [arg for arg in extra_args[:MOST_ARGS] if len(arg) <= LONGEST_ARG]
+    given = parsed([*platform_args, *quantization_args(quantization), *args])
 
     def number(name: str, read: Callable[[str], _Value]) -> _Value | None:
         value = given.get(name)
-        if value is None:
+        if value is None or len(value) > LONGEST:
             return None
         try:
-            return read(value)
+            found = read(value)
         except (ValueError, ArithmeticError):
             return None
+        return found if within(name, found) else None
 
     graphs = _graphs(given)
     algorithm = (given.get("speculative-algorithm") or "").upper()
@@ -105,7 +108,8 @@ class _Graphs:
             self.prefill = value != "disabled"
 
     def batches(self, sizes: Sequence[object]) -> None:
-        numbers = [int(s) for s in map(str, sizes) if s.isdecimal()]
+        words = (s for s in map(str, sizes) if len(s) <= LONGEST and s.isdecimal())
+        numbers = [n for n in map(int, words) if within("cuda-graph-max-bs-decode", n)]
         if numbers:
             self.decode_batch = max(numbers)
 

@@ -18,7 +18,7 @@ import structlog
 from shoal.api.names import ACK_PATH
 from shoal.api.replica import HEARTBEAT_SECONDS, Phase
 from shoal.gateway.fleet import Fleet
-from shoal.gateway.upstream import AbortHandle, Target, Upstream, UpstreamError
+from shoal.gateway.upstream import AbortHandle, Target, Upstream, UpstreamError, to_agent
 from shoal.signals.replica import ReplicaStream
 from shoal.signals.stream import Me
 
@@ -136,7 +136,6 @@ class Acks:
 
 def _request(stream: ReplicaStream, me: Me, fleet: Fleet, uid: str) -> tuple[Target, bytes, bytes]:
     """Boot and number of the state that is acted on now, and what is in flight now, without a pause between."""
-    peer = stream.peer
     said: dict[str, object] = {
         "gateway": me.name,
         "boot": me.boot,
@@ -147,9 +146,4 @@ def _request(stream: ReplicaStream, me: Me, fleet: Fleet, uid: str) -> tuple[Tar
     if adapters := fleet.residency.running(uid):
         said["runningByAdapter"] = dict(adapters)
     body = orjson.dumps(said)
-    host = f"[{peer.host}]" if ":" in peer.host else peer.host
-    head = (
-        f"POST {ACK_PATH} HTTP/1.1\r\nhost: {host}:{peer.port}\r\nauthorization: Bearer {peer.key}\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
-    return Target(peer.host, peer.port), head.encode(), body
+    return to_agent(stream.peer, ACK_PATH, body)

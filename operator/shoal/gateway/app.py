@@ -3,11 +3,14 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from shoal.api.identity import model_server_name
 from shoal.api.keys import LEDGER
-from shoal.api.names import ENGINE_PORT
+from shoal.api.names import ENGINE_PORT, ENGINE_TLS_PORT
 from shoal.core.resolve import ServedModel
 from shoal.core.routing import Replica
+from shoal.gateway.bigbodies import BigBodies
 from shoal.gateway.body import Budget
+from shoal.gateway.cancellations import Cancellations
 from shoal.gateway.checkpoints import Checkpoints
 from shoal.gateway.deadlines import Deadlines
 from shoal.gateway.demand import DemandBook
@@ -15,21 +18,29 @@ from shoal.gateway.directory import Directory
 from shoal.gateway.fleet import Fleet
 from shoal.gateway.hold import Holds
 from shoal.gateway.leases import Leases
+from shoal.gateway.mediafetch import MediaFetcher
+from shoal.gateway.memory import container_limit, json_bounds, memory_bounds
 from shoal.gateway.metrics import Metrics
 from shoal.gateway.quota import Quotas
 from shoal.gateway.request import Request
 from shoal.gateway.requestlog.api import LogsApi
 from shoal.gateway.requestlog.book import RequestLog
 from shoal.gateway.settings import GatewaySettings
-from shoal.gateway.upstream import Upstream
+from shoal.gateway.upstream import Target, Upstream
 from shoal.gateway.usageapi import UsageApi
 from shoal.ledger.spool import Spool
+from shoal.net.tls import Credentials
 from shoal.serving.asgi import Receive, Scope, Send
 from shoal.serving.installkey import KeyRing
 from shoal.signals.stream import Me
 
 if TYPE_CHECKING:
     from shoal.gateway.tracing import Traces
+
+
+def engine_port(replica: Replica) -> int:
+    """On which its engine is called."""
+    return ENGINE_TLS_PORT if replica.mtls else ENGINE_PORT
 
 
 class Gateway:
@@ -51,10 +62,11 @@ class Gateway:
         elsewhere: Callable[[str], int | None] = lambda _uid: None,
         me: Me = Me(),  # noqa: B008 - immutable
         agents: Upstream | None = None,
-        engine_port: Callable[[Replica], int] = lambda _: ENGINE_PORT,
+        engine_port: Callable[[Replica], int] = engine_port,
         logs: LogsApi | None = None,
         quotas: Quotas | None = None,
         traces: "Traces | None" = None,
+        credentials: Credentials | None = None,
     ) -> None:
         self.settings = settings
         self.directory = directory
@@ -63,19 +75,25 @@ class Gateway:
         self.spool = spool
         self.upstream = upstream
         self.metrics = metrics
-        self.engine_port = engine_port
+        self._engine_port = engine_port
         self.boot = me.boot or None
         """On usage records: which process's counters they are part of."""
         self.demand: DemandBook = fleet.book
         self.holds = Holds(directory, fleet, fleet.book, metrics, elsewhere)
         self.leases = Leases(fleet, me, agents or upstream, metrics)
-        self.budget = Budget(settings.max_held_body_bytes)
+        self.cancellations = Cancellations(fleet, agents or upstream)
+        self.memory = memory_bounds(settings, container_limit())
+        self.json_bounds = json_bounds(settings)
+        self.budget = Budget(self.memory.bodies, self.memory.bodies_of_tenant)
+        self.answers = Budget(self.memory.answers, self.memory.answer, "answers")
+        self.big = BigBodies()
+        self.media = MediaFetcher(metrics.media)
         self.checkpoints = Checkpoints(spool)
         self.deadlines = Deadlines(settings.request_seconds)
         self._deadlines: dict[float, Deadlines] = {}
         self.demand.tenants.me = me.boot
         self.quotas = quotas or Quotas(self.demand.tenants)
-        self.usage = UsageApi(settings.ledger_url, lambda: key_ring.said_by("gateway", LEDGER))
+        self.usage = UsageApi(settings.ledger_url, lambda: key_ring.said_by("gateway", LEDGER), credentials=credentials)
         self.logs = logs or LogsApi(RequestLog(settings, gateway=me.name), key_ring)
         self.traces = traces
         """None: nothing is traced, and a client's own trace goes on to the engine."""
@@ -87,6 +105,11 @@ class Gateway:
         """As many requests as may be are being served; those that wait for a replica have bounds of their own."""
         most = self.settings.max_requests
         return self.in_flight > most and self.in_flight - self.holds.waiting > most
+
+    def target(self, replica: Replica) -> Target:
+        """Where its engine is called, and as whom it must show itself."""
+        name = model_server_name(replica.model_uid) if replica.mtls else None
+        return Target(replica.ip or "", self._engine_port(replica), name)
 
     def deadlines_of(self, model: ServedModel) -> Deadlines:
         """Of a Model's requests: its own cap, where that is shorter than the gateway's."""

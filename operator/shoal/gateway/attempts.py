@@ -1,5 +1,6 @@
 """From an accepted request to the end of its answer: which replica, waiting for one, another one after a failure."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -7,12 +8,14 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from shoal.core.access import Identity
+from shoal.core.hold import suspects
 from shoal.core.hold.retries import RetryBudget
 from shoal.core.routing import Choice, NoReplica, Replica
+from shoal.gateway import errors
 from shoal.gateway.deadlines import Deadline
 from shoal.gateway.errors import ApiError
 from shoal.gateway.meter import Meter
-from shoal.gateway.relay import LACKS_ADAPTER, Prepared, Relay, Retry
+from shoal.gateway.relay import COMPLETIONS, LACKS_ADAPTER, Prepared, Relay, Retry
 from shoal.gateway.reply import Reply
 from shoal.gateway.upstream import (
     Aborted,
@@ -35,12 +38,14 @@ log = structlog.get_logger()
 
 _STALE_SECONDS: Final = 0.5
 """An idle connection that the engine has closed meanwhile shows at once; after so long the engine had the request."""
+_ANSWER_SECONDS: Final = 1.0
+"""How long an engine whose connection ended may take to say that it lives, besides the time to connect."""
 
 
 class Attempts(Waiting):
     """One request's. `check_key` raises ApiError when the key that it came with was taken back."""
 
-    __slots__ = ("_id", "_paid", "_path", "_relay", "_sent", "_trace")
+    __slots__ = ("_cancelling", "_id", "_paid", "_path", "_relay", "_sent", "_trace")
 
     def __init__(
         self,
@@ -68,9 +73,11 @@ class Attempts(Waiting):
         self._spans = spans
         self._id = meter.id
         self._path = prepared.path
-        self._relay = Relay(prepared, meter, reply, app.settings.max_answer_bytes)
+        self._relay = Relay(prepared, meter, reply, app.memory.answer, app.answers)
         self._sent = 0
         self._paid: RetryBudget | None = None
+        self._cancelling: asyncio.Task[None] | None = None
+        """The client left, and the engine is asked to end the request: it is not sent again."""
 
     async def run(self) -> None:
         """
@@ -89,7 +96,7 @@ class Attempts(Waiting):
         """One replica after the other."""
         app, prepared, meter = self._app, self._prepared, self._meter
         tried: set[str] = set()
-        in_a_row = lost = 0
+        in_a_row = lost = deaths = 0
         while True:
             place = self._pick(tried, in_a_row)
             if isinstance(place, NoReplica):
@@ -105,16 +112,27 @@ class Attempts(Waiting):
                 await self._attempt(replica)
                 return
             except Retry as retry:
+                if self._cancelling is not None:
+                    raise ClientGone from None
                 if self._spans is not None:
                     self._spans.attempt_over(retry.reason)
                 app.metrics.retries.labels(retry.reason).inc()
                 log.debug("attempt failed", request=self._id, pod=replica.key, reason=retry.reason)
                 if meter.count_source != "none" and retry.reason in ("lost", "stalled"):
                     app.spool.put(meter.attempt_row())
+                boot, how = meter.engine_boot, retry.reason
                 meter.forget_counts()
-                # One that was taken and then lost may be what killed the engine: it does not get all of them.
-                lost += retry.reason in ("lost", "stalled", LACKS_ADAPTER)
-                if lost >= app.settings.attempts:
+                lost += how in ("lost", "stalled", LACKS_ADAPTER)
+                blamed = how in ("lost", "stalled") and suspects.died(await self._loss(replica, boot, how))
+                deaths += blamed
+                following = suspects.after(deaths, lost, app.settings.attempts)
+                if blamed:
+                    app.metrics.suspects.labels("ended" if following == "suspect" else "sent_again").inc()
+                    # Others were lost with it, and the head of its prompt would send all of them to one replica.
+                    self._prepared = prepared._replace(head=None)
+                if following == "suspect":
+                    raise errors.lost_twice() from None
+                if following == "tried":
                     raise self._refusal(NoReplica("tried")) from None
             finally:
                 app.leave(replica, place.tokens)
@@ -152,12 +170,14 @@ class Attempts(Waiting):
         meter.attempts += 1
         meter.replica = replica
         meter.engine_boot = heard.engine_boot if heard else None
-        target = Target(replica.ip or "", app.engine_port(replica))
+        target = app.target(replica)
         if self._spans is not None:
             self._trace = self._spans.attempt(replica, target)
         there = app.fleet.attempts[replica.uid]
         there.add(abort)
         abort.given_up = abort.sent = False
+        if not self._prepared.stream and self._prepared.can_cancel:
+            abort.cancel = self._cancel
         meter.sent(len(self._raw))
         began = time.monotonic()
         try:
@@ -168,11 +188,17 @@ class Attempts(Waiting):
                 if time.monotonic() - began > _STALE_SECONDS:
                     raise
                 head, body = self._to_send(target, key)
-                answer = await app.upstream.start(target, head, body, abort)
+                try:
+                    answer = await app.upstream.start(target, head, body, abort)
+                except ConnectFailed:
+                    # Nobody listens any more: it was no old connection that the engine had closed.
+                    raise Retry("lost") from None
             try:
                 await self._relay.run(answer, self._replica_header(replica), self._began)
             except ApiError:
                 self._began_well()  # the engine judged the request, so it lives
+                if self._cancelling is not None:
+                    raise ClientGone from None
                 raise
             finally:
                 answer.release()
@@ -186,8 +212,61 @@ class Attempts(Waiting):
             raise Retry("lost") from None
         finally:
             there.discard(abort)
+            abort.cancel = None
             if not abort.sent:
                 meter.not_taken()
+            if self._cancelling is not None:
+                app.metrics.cancellations.labels("exact" if meter.count_source == "final" else "estimated").inc()
+                await app.cancellations.end(self._cancelling)
+
+    def _cancel(self) -> bool:
+        """The client left while the engine has the request: whether its end is asked for there."""
+        meter, relay = self._meter, self._relay
+        if meter.replica is None:
+            return False
+        rid = self._id if relay.rid is None else relay.rid.decode()
+        listed = self._prepared.prompts if self._path == COMPLETIONS else 0
+        self._cancelling = self._app.cancellations.begin(meter.replica.uid, rid, listed, self._abort)
+        relay.client_gone = self._cancelling is not None
+        return relay.client_gone
+
+    async def _loss(self, replica: Replica, boot: str | None, how: str) -> suspects.Loss:
+        """How it was lost that had the request; `boot` is the life of the engine in which it got it."""
+        if how == "stalled":
+            return suspects.Loss(stalled=True)
+        fleet, snapshot = self._app.fleet, self._app.directory.snapshot
+        pods = snapshot.replicas.get((replica.model, replica.model_uid), ())
+        stays = any(pod.uid == replica.uid and not pod.deleting for pod in pods) and replica.uid not in fleet.leaving
+        heard = fleet.heard.get(replica.uid)
+        if not stays or (heard is not None and heard.phase == "draining"):
+            return suspects.Loss(leaving=True)
+        answers = await self._answers(replica)
+        heard = fleet.heard.get(replica.uid)
+        same = heard is None or boot is None or heard.engine_boot == boot
+        return suspects.Loss(answers=answers and same)
+
+    async def _answers(self, replica: Replica) -> bool:
+        """Whether the engine of a replica says that it is ready, on a new connection.
+
+        Raises:
+            ClientGone: the client left.
+        """
+        app, abort = self._app, self._abort
+        target = app.target(replica)
+        head = f"GET /ready HTTP/1.1\r\nhost: {_host(target)}\r\n\r\n".encode()
+        for _ in range(2):
+            try:
+                async with asyncio.timeout(app.settings.connect_seconds + _ANSWER_SECONDS):
+                    answer = await app.upstream.start(target, head, b"", abort)
+            except Aborted:
+                raise ClientGone from None
+            except StaleConnection:
+                continue  # the other old ones are closed by now
+            except (UpstreamError, TimeoutError):
+                return False
+            answer.release()
+            return answer.status == 200
+        return False
 
     def _to_send(self, target: Target, key: str) -> tuple[bytes, bytes]:
         """Each time under another id: an engine refuses one that it still has, and it learns late that we left."""
@@ -211,10 +290,9 @@ class Attempts(Waiting):
             self._paid = None
 
     def _head(self, target: Target, key: str, length: int, stream: bool) -> bytes:
-        host = f"[{target.host}]" if ":" in target.host else target.host
         # The client's headers stay here: some of them would steer the engine.
         return (
-            f"POST {self._path} HTTP/1.1\r\nhost: {host}:{target.port}\r\nauthorization: Bearer {key}\r\n"
+            f"POST {self._path} HTTP/1.1\r\nhost: {_host(target)}\r\nauthorization: Bearer {key}\r\n"
             f"content-type: application/json\r\naccept: {'text/event-stream' if stream else 'application/json'}\r\n"
             f"x-request-id: {self._id}\r\ncontent-length: {length}\r\n"
             f"{self._trace}\r\n"
@@ -222,3 +300,7 @@ class Attempts(Waiting):
 
     def _replica_header(self, replica: Replica) -> Headers:
         return ((b"x-shoal-replica", replica.key.encode()),) if self._app.settings.replica_header else ()
+
+
+def _host(target: Target) -> str:
+    return f"[{target.host}]:{target.port}" if ":" in target.host else f"{target.host}:{target.port}"

@@ -5,74 +5,13 @@ from typing import Any, Final, NamedTuple, cast
 
 import orjson
 
+from shoal.core.fields.check import FORWARDED, check
+from shoal.core.fields.kinds import Facts
+from shoal.core.jsonbounds import JsonBounds, beyond
 from shoal.gateway.errors import ApiError, unavailable
 
 Message = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
-
-# What reaches the engine: OpenAI's fields that SGLang 0.5.23 knows, and those of its extensions that act on this one
-# request only. Left out on purpose: who the request is (rid, priority, extra_key, cache_salt, custom_labels), which
-# weights or ranks serve it (lora_path, routed_dp_rank, data_parallel_rank, bootstrap_*, disagg_prefill_dp_rank,
-# ngram_corpus_id), code (custom_logit_processor, custom_params), engine-wide sessions (session_id, session_params),
-# and the model's insides (return_hidden_states, return_routed_experts, return_meta_info, input_ids).
-_SAMPLING: Final = frozenset(
-    {
-        "frequency_penalty",
-        "logit_bias",
-        "logprobs",
-        "max_tokens",
-        "n",
-        "presence_penalty",
-        "seed",
-        "stop",
-        "stream",
-        "stream_options",
-        "temperature",
-        "top_p",
-        "user",
-        "response_format",
-        "top_k",
-        "min_p",
-        "min_tokens",
-        "regex",
-        "ebnf",
-        "repetition_penalty",
-        "stop_token_ids",
-        "stop_regex",
-        "no_stop_trim",
-        "ignore_eos",
-        "skip_special_tokens",
-        "return_cached_tokens_details",
-        "return_token_ids",
-        "images_config",
-    }
-)
-ALLOWED: Final[Mapping[str, frozenset[str]]] = {
-    "/v1/chat/completions": _SAMPLING
-    | frozenset(
-        {
-            "messages",
-            "top_logprobs",
-            "max_completion_tokens",
-            "tools",
-            "tool_choice",
-            "parallel_tool_calls",
-            "reasoning",
-            "reasoning_effort",
-            "task",
-            "continue_final_message",
-            "separate_reasoning",
-            "stream_reasoning",
-            "chat_template_kwargs",
-            "max_dynamic_patch",
-            "min_dynamic_patch",
-            "use_audio_in_video",
-            "return_prompt_token_ids",
-        }
-    ),
-    "/v1/completions": _SAMPLING | frozenset({"prompt", "best_of", "echo", "suffix", "json_schema"}),
-    "/v1/embeddings": frozenset({"input", "encoding_format", "dimensions", "user"}),
-}
 
 
 class Disconnected(Exception):
@@ -91,28 +30,44 @@ class Parsed(NamedTuple):
 
 
 class Budget:
-    """Bytes of request bodies that the process holds at one time; without a bound a burst of large ones kills it."""
+    """Bytes of one kind that the process holds at one time; without a bound a burst of large ones kills it. `each`: of
+    one tenant, so that none takes all. `what`: in words for a client."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, each: int | None = None, what: str = "request bodies") -> None:
         self.limit = limit
         self.held = 0
+        self._each = limit if each is None else each
+        self._what = what
+        self._tenants: dict[str, int] = {}
 
-    def take(self, size: int) -> None:
+    def take(self, tenant: str, size: int) -> None:
         """
         Raises:
             ApiError: 503, no room now.
         """
+        own = self._tenants.get(tenant, 0) + size
         if self.held + size > self.limit:
-            raise unavailable("The gateway holds too many request bodies. Try again.", "overloaded", 2)
+            raise unavailable(f"The gateway holds too many {self._what}. Try again.", "overloaded", 2)
+        if own > self._each:
+            raise unavailable(f"The gateway holds too many of your {self._what}. Try again.", "overloaded", 2)
         self.held += size
+        self._tenants[tenant] = own
 
-    def give(self, size: int) -> None:
+    def give(self, tenant: str, size: int) -> None:
+        if not size:
+            return
         self.held -= size
+        left = self._tenants[tenant] - size
+        if left:
+            self._tenants[tenant] = left
+        else:
+            del self._tenants[tenant]
 
 
-async def read_body(receive: Receive, declared: bytes | None, limit: int, budget: Budget) -> bytes:
-    """The whole body. Its size is taken from `budget`; the caller gives it back. How long a client may take is the
-    server's to bound (`BoundedProtocol.sweep`): a timeout here would cost each request more than its parsing.
+async def read_body(receive: Receive, declared: bytes | None, limit: int, budget: Budget, tenant: str) -> bytes:
+    """The whole body. Its size is taken from `budget` for the tenant; the caller gives it back. How long a client may
+    take is the server's to bound (`BoundedProtocol.sweep`): a timeout here would cost each request more than its
+    parsing.
 
     Raises:
         ApiError: 413 over `limit` bytes, 503 over the budget.
@@ -130,18 +85,28 @@ async def read_body(receive: Receive, declared: bytes | None, limit: int, budget
             part: bytes = message.get("body", b"")
             if size + len(part) > limit:
                 raise too_large(limit)
-            budget.take(len(part))
+            budget.take(tenant, len(part))
             size += len(part)
             parts.append(part)
             if not message.get("more_body"):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
     except BaseException:
-        budget.give(size)
+        budget.give(tenant, size)
         raise
 
 
+def check_size(raw: bytes, most: JsonBounds) -> None:
+    """Before anything is decoded.
+
+    Raises:
+        ApiError: 413, the body would become too large in memory.
+    """
+    if (what := beyond(raw, most)) is not None:
+        raise ApiError(413, f"The body has {what}.", "request_too_complex")
+
+
 def parse(raw: bytes, endpoint: str) -> Parsed:
-    """Checks what the gateway itself needs; the rest is the engine's to judge.
+    """Checks what the gateway itself needs; `checked` judges the rest, once the Model is known.
 
     Raises:
         ApiError: 400, with the field at fault in `param`.
@@ -174,6 +139,17 @@ def parse(raw: bytes, endpoint: str) -> Parsed:
         wants_usage=asked.get("include_usage") is True,
         wants_continuous=continuous,
     )
+
+
+def checked(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int) -> None:
+    """Lets only fields to an engine that `core/fields/table.py` has, within its bounds.
+
+    Raises:
+        ApiError: 400, with the field at fault in `param`.
+    """
+    problem = check(fields, endpoint, facts, size)
+    if problem is not None:
+        raise ApiError(400, problem.message, problem.code, param=problem.param)
 
 
 def prompts(fields: Mapping[str, Any]) -> int:
@@ -219,17 +195,21 @@ def _lower(fields: dict[str, Any], endpoint: str, cap: int) -> None:
         fields["max_tokens"] = cap if chat else min(cap, _SHORT_BY_DEFAULT)
 
 
-def engine_body(parsed: Parsed, endpoint: str, engine_name: str, rid: str) -> bytes:
-    """The body for the engine: allow-listed fields, its own name of the model, our id, usage always on.
+def engine_body(parsed: Parsed, endpoint: str, engine_name: str, rid: str, cache_salt: str | None = None) -> bytes:
+    """The body for the engine: the fields that are for it, its own name of the model, our id, usage always on;
+    `cache_salt` names whose prompts it may find in the engine's cache (None: anybody's).
 
     Raises:
         ApiError: 400, it is nested more deeply than JSON can be written again.
     """
-    allowed = ALLOWED[endpoint]
-    body = {name: value for name, value in parsed.fields.items() if name in allowed}
+    forwarded = FORWARDED[endpoint]
+    # SGLang takes null for a value of the wrong type where OpenAI takes it for none.
+    body = {name: value for name, value in parsed.fields.items() if name in forwarded and value is not None}
     body["model"] = engine_name
     if endpoint != "/v1/embeddings":
         body["rid"] = rid
+        if cache_salt is not None:
+            body["cache_salt"] = cache_salt  # embeddings take none: their engines keep no prompts (engine/launch.py)
     if parsed.stream:
         # Overwritten, not filled in: a client that sends include_usage=false must be metered all the same.
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}

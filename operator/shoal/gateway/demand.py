@@ -226,10 +226,11 @@ def _with(content: bytes, field: bytes, more: bytes) -> bytes:
 
 
 class Teller:
-    """Sends what a book has to tell through a hub, by two timers of the running loop."""
+    """Sends what a book has to tell through a hub, by two timers of the running loop. `boot`: of this gateway's
+    process, by default a random one."""
 
-    def __init__(self, book: DemandBook) -> None:
-        self.hub = Hub("models", book.full)
+    def __init__(self, book: DemandBook, boot: str | None = None) -> None:
+        self.hub = Hub("models", book.full, boot)
         book.tenants.me = self.hub.boot
         self._book = book
         self._urgent: asyncio.TimerHandle | None = None

@@ -180,6 +180,7 @@ def project_pod(obj: JsonObject) -> Replica | None:
         install_key=annotations.get(names.ANNOTATION_INSTALL_KEY),
         gpu_class=labels.get(names.LABEL_GPU_CLASS),
         node=spec.get("nodeName"),
+        mtls=annotations.get(names.ANNOTATION_TRANSPORT) == names.TRANSPORT_MTLS,
     )
 
 

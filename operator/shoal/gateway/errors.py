@@ -20,6 +20,14 @@ _TYPES: Final = {
     429: "rate_limit_error",
 }
 _ADAPTERS: Final = re.compile(r"lora|adapter|dict_keys\(|@[0-9a-f]{12}\b", re.IGNORECASE)
+_INSIDE: Final = re.compile(
+    r"traceback|\bfile \"|\.py\b|\b0x[0-9a-f]{6,}|\b\d{1,3}(?:\.\d{1,3}){3}\b|(?<![\w/:])/\w[\w.-]*/[\w.-]",
+    re.IGNORECASE,
+)
+"""Tracebacks, files, addresses: of no use to a client, and of some to an attacker."""
+_MOST_TEXT: Final = 2000
+_WORD: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+_PARAM: Final = re.compile(r"[A-Za-z_][\w.\[\]-]{0,99}")
 _LACKS: Final = re.compile(rb"never been loaded|failed to implicitly load|not loaded|incomplete unload", re.IGNORECASE)
 
 
@@ -63,7 +71,10 @@ class ApiError(Exception):
 
 
 def from_engine(status: int, raw: bytes) -> ApiError:
-    """The engine's error (flat, nested, or no JSON at all) in OpenAI's shape."""
+    """The engine's error (flat, nested, or no JSON) in OpenAI's shape. What it says goes to the client only where
+    it judges the request, and tells nothing of the engine's insides."""
+    if status >= 500:
+        return ApiError(status, "The engine failed on this request.", "engine_error")
     try:
         decoded: object = orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -75,7 +86,9 @@ def from_engine(status: int, raw: bytes) -> ApiError:
     elif isinstance(inner, str):
         fields = {"message": inner}
     message = fields.get("message")
-    if isinstance(message, str) and tells_of_adapters(message):
+    if isinstance(message, str) and (
+        tells_of_adapters(message) or _INSIDE.search(message) or len(message) > _MOST_TEXT
+    ):
         # Such texts list what is loaded: other tenants' adapters, and paths.
         return ApiError(status, "The engine refused the request.", "refused_by_engine")
     kind = fields.get("type")
@@ -85,10 +98,10 @@ def from_engine(status: int, raw: bytes) -> ApiError:
         status,
         message if isinstance(message, str) and message else f"the engine answered with status {status}",
         # SGLang repeats the status as the code; OpenAI's codes are words.
-        code if isinstance(code, str) and not code.isdigit() else None,
-        param=param if isinstance(param, str) else None,
+        code if isinstance(code, str) and _WORD.fullmatch(code) else None,
+        param=param if isinstance(param, str) and _PARAM.fullmatch(param) else None,
         # SGLang's types are Python or HTTP words (BadRequestError, "503"); OpenAI's SDKs go by status.
-        type=kind if isinstance(kind, str) and kind.endswith("_error") else None,
+        type=kind if isinstance(kind, str) and kind.endswith("_error") and _WORD.fullmatch(kind) else None,
     )
 
 
@@ -164,6 +177,18 @@ def wrong_method(method: str, allowed: str) -> ApiError:
         f"{method} is not allowed here; use {allowed}.",
         "method_not_allowed",
         headers=((b"allow", allowed.encode()),),
+    )
+
+
+def lost_twice() -> ApiError:
+    """For a request under which two replicas died. SDKs send a 5xx again by themselves, unless this header tells them
+    not to."""
+    return ApiError(
+        502,
+        "Two replicas were lost while they had this request, so no third one gets it. It may be the reason: do not send"
+        " it again unchanged.",
+        "replica_lost_twice",
+        headers=((b"x-should-retry", b"false"),),
     )
 
 

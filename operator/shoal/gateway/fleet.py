@@ -11,13 +11,22 @@ from shoal.gateway.demand import DemandBook
 from shoal.gateway.directory import Snapshot
 from shoal.gateway.residency import Residency
 from shoal.gateway.upstream import AbortHandle
+from shoal.net.tls import Credentials
 from shoal.serving.installkey import KeyRing
 from shoal.signals.replica import Me, Peer, ReplicaStreams
+from shoal.signals.stream import agent_peer
 
 
 class Fleet:
-    def __init__(self, key_ring: KeyRing, me: Me = Me(), book: DemandBook | None = None) -> None:  # noqa: B008
+    def __init__(
+        self,
+        key_ring: KeyRing,
+        me: Me = Me(),  # noqa: B008 - immutable
+        book: DemandBook | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
         self._key_ring = key_ring
+        self._credentials = credentials
         self.book = book or DemandBook()
         self.changed: list[Callable[[str], None]] = []
         """Each hears the uid of a pod after what is known of it changed."""
@@ -81,7 +90,17 @@ class Fleet:
             for pod in pods:
                 key = self._key_ring.key_for(pod.install_key, pod.model_uid)
                 if pod.ip and key:
-                    peers.append(Peer(pod.uid, pod.key, pod.ip, key))
+                    peers.append(
+                        agent_peer(
+                            pod.uid,
+                            pod.key,
+                            pod.ip,
+                            key,
+                            model_uid=pod.model_uid,
+                            mtls=pod.mtls,
+                            credentials=self._credentials,
+                        )
+                    )
         self.streams.set_peers(peers)
 
     def choose(

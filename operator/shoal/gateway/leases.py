@@ -22,7 +22,7 @@ from shoal.api.replica import HEARTBEAT_SECONDS
 from shoal.core.resolve import ServedAdapter
 from shoal.gateway.fleet import Fleet
 from shoal.gateway.metrics import Metrics
-from shoal.gateway.upstream import AbortHandle, Target, Upstream, UpstreamError
+from shoal.gateway.upstream import AbortHandle, Target, Upstream, UpstreamError, to_agent
 from shoal.signals.replica import ReplicaStream
 from shoal.signals.stream import Me
 
@@ -277,7 +277,6 @@ _NO_LEASES: Final[dict[str, _Lease]] = {}
 
 
 def _request(stream: ReplicaStream, boot: str, me: Me, adapter: ServedAdapter) -> tuple[Target, bytes, bytes]:
-    peer = stream.peer
     body = (
         api.Ensure(
             name=adapter.engine_name,
@@ -291,9 +290,4 @@ def _request(stream: ReplicaStream, boot: str, me: Me, adapter: ServedAdapter) -
         .model_dump_json()
         .encode()
     )
-    host = f"[{peer.host}]" if ":" in peer.host else peer.host
-    head = (
-        f"POST {ADAPTERS_PATH}/{quote(adapter.engine_name, safe='@')}/ensure HTTP/1.1\r\nhost: {host}:{peer.port}\r\n"
-        f"authorization: Bearer {peer.key}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
-    return Target(peer.host, peer.port), head.encode(), body
+    return to_agent(stream.peer, f"{ADAPTERS_PATH}/{quote(adapter.engine_name, safe='@')}/ensure", body)

@@ -13,6 +13,7 @@ import orjson
 
 from shoal.api.usage import EVENT_TYPE, CountSource, Outcome, RecordKind
 from shoal.core.access import Identity
+from shoal.core.quota.abandoned import is_exact
 from shoal.core.resolve import ServedAdapter, ServedModel
 from shoal.core.routing import Replica
 from shoal.ledger.spoolfile import Row
@@ -31,6 +32,7 @@ class Meter:
         "_choices",
         "_estimate",
         "_per_prompt",
+        "_sent_at",
         "_source",
         "_spoke_at",
         "_started",
@@ -76,7 +78,7 @@ class Meter:
         self._estimate = 0
         self._checkpoints = 0
         self._written: object = "none"
-        self._spoke_at = self._started
+        self._spoke_at = self._sent_at = self._started
         self.slot = 0
         """Its place among the checkpoints."""
         self._admitted = admitted = datetime.now(UTC)
@@ -122,6 +124,11 @@ class Meter:
     def seconds_to_first_byte(self) -> float | None:
         return None if self.first_byte is None else self.first_byte - self._started
 
+    @property
+    def seconds_at_replica(self) -> float:
+        """Since the last replica got it."""
+        return time.monotonic() - self._sent_at
+
     def use(self, adapter: ServedAdapter) -> None:
         """The revision of an adapter that is asked for the answer."""
         self._base["adapter"] = adapter.key
@@ -130,6 +137,7 @@ class Meter:
     def sent(self, body_bytes: int) -> None:
         """A replica gets a request of this size: until it says more, what it computes is estimated from that."""
         self._estimate = max(1, body_bytes // 4)
+        self._sent_at = time.monotonic()
         self._tokens = None
         self.count_source = "estimated"
 
@@ -144,6 +152,11 @@ class Meter:
         self._usage = usage
         self._tokens = None
         self.count_source = source
+
+    def count_cancelled(self, usage: bytes) -> None:
+        """The same of an answer that its engine ended because the client left, where that says what it computed."""
+        if is_exact(parse_usage(usage)["inputTokens"]):
+            self.count(usage, "final")
 
     def count_choice(self, usage: bytes, choice: int, per_prompt: int) -> None:
         """The same while one of several answers streams: engines count each for itself until the closing block.

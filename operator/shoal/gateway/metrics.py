@@ -204,6 +204,20 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
+        self.cancellations = Counter(
+            "shoal_gateway_cancellations",
+            "Requests whose client left before an answer that is no stream, and whose end was asked of the engine:"
+            " exact where it said what it had computed, estimated where it did not.",
+            ["counts"],
+            registry=registry,
+        )
+        self.suspects = Counter(
+            "shoal_gateway_suspects",
+            "Times that a replica died under a request before its answer began, by what became of it: sent_again to"
+            " one more replica, or ended because that was the second one.",
+            ["next"],
+            registry=registry,
+        )
         self.retries_put_off = Counter(
             "shoal_gateway_retry_budget_exhausted",
             "Rounds in which requests that had failed waited for their Model's budget of retries.",
@@ -235,11 +249,22 @@ class Metrics:
             ["kind"],
             registry=registry,
         )
+        self.media = Counter(
+            "shoal_gateway_media_fetches",
+            "Files that clients named by https, by what became of them: fetched, or why not.",
+            ["outcome"],
+            registry=registry,
+        )
         self.in_flight = Gauge("shoal_gateway_requests_in_flight", "Requests that are being served.", registry=registry)
         self.ready = Gauge("shoal_gateway_ready", "1 when /readyz says ok.", registry=registry)
         self.spool = SpoolMetrics(registry)
         self.streams = Gauge("shoal_gateway_replica_streams", "Streams to agents.", ["state"], registry=registry)
         self.objects = Gauge("shoal_gateway_objects", "Objects that the gateway knows.", ["kind"], registry=registry)
+        self.rogue_pods = Gauge(
+            "shoal_gateway_rogue_pods",
+            "Pods with the labels of an engine that no Model owns: they get no request and no key.",
+            registry=registry,
+        )
         self.body_bytes = Gauge(
             "shoal_gateway_held_body_bytes", "Request bodies that are in memory.", registry=registry
         )

@@ -1,4 +1,6 @@
-"""/healthz, /readyz, /metrics and the demand stream, on a port of their own."""
+"""/healthz, /readyz, /metrics and the demand stream, on a port of their own.
+
+/healthz and /readyz answer everybody, with a word; what is missing, and the metrics, those whom `access` lets in."""
 
 import asyncio
 import hmac
@@ -13,7 +15,9 @@ from shoal.api.keys import Role
 from shoal.api.replica import HEARTBEAT_SECONDS
 from shoal.core.quota.share import TELL_SECONDS
 from shoal.gateway.requestlog.api import LogsApi
-from shoal.serving.asgi import DISCONNECT, GONE, Receive, Scope, Send
+from shoal.kube.access import ALLOWED, Access, Verdict, token_of
+from shoal.net.tls import Credentials
+from shoal.serving.asgi import DISCONNECT, GONE, Receive, Scope, Send, headers_of, unproved
 from shoal.signals.hub import Caller, Hub, Reader, TooManyReaders
 
 Readiness = Callable[[], Mapping[str, str]]
@@ -48,14 +52,18 @@ class Ops:
         *,
         notes: Readiness = dict[str, str],
         logs: LogsApi | None = None,
+        access: Access | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         self._registry = registry
         self._missing = missing
         self._refresh = refresh
         self._notes = notes
         self._logs = logs
+        self._access = access
         self._hub = demand
         self._keys = keys
+        self._credentials = credentials
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -66,9 +74,16 @@ class Ops:
             await _answer(send, 200, {"status": "ok"})
         elif path == "/readyz":
             missing = self._missing()
-            said = {"status": "not ready" if missing else "ok", **self._notes(), **missing}
+            said = {"status": "not ready" if missing else "ok"}
+            if self._access is None or (token_of(headers_of(scope)) and (await self._verdict(scope)).allowed):
+                said |= {**self._notes(), **missing}
             await _answer(send, 503 if missing else 200, said)
         elif path == "/metrics":
+            verdict = await self._verdict(scope)
+            if not verdict.allowed:
+                headers = [(name.encode(), value.encode()) for name, value in verdict.headers.items()]
+                await _answer(send, verdict.status, {"status": verdict.message}, *headers)
+                return
             self._refresh()
             # The figures are taken here, where none changes meanwhile. The text of a fleet's series takes three times
             # as long (measured: 1 ms per Model), and requests would wait for it.
@@ -81,11 +96,19 @@ class Ops:
         else:
             await _answer(send, 404, {"status": "unknown path"})
 
+    async def _verdict(self, scope: Scope) -> Verdict:
+        if self._access is None:
+            return ALLOWED
+        return await self._access.check(token_of(headers_of(scope)), "/metrics")
+
     async def _demand(self, scope: Scope, send: Send) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         role = self._role(headers.get(b"authorization", b""))
         if role is None:
             await _answer(send, 401, {"status": "a key of an operator or a gateway is needed, as a bearer token"})
+            return
+        if (why := unproved(self._credentials, scope, role)) is not None:
+            await _answer(send, 403, {"status": why})
             return
         caller = Caller(role, _word(headers, names.HEADER_CALLER), _word(headers, names.HEADER_BOOT))
         try:

@@ -14,9 +14,10 @@ from shoal.kube import projections
 from shoal.kube.client import Client
 from shoal.kube.reflector import Reflector
 from shoal.kube.resources import PODS
+from shoal.net.tls import Credentials
 from shoal.serving.installkey import KeyRing
 from shoal.signals.demand import DemandStreams
-from shoal.signals.stream import Me, Peer
+from shoal.signals.stream import Me, gateway_peer
 
 SELECTOR: Final = f"{names.LABEL_COMPONENT}={names.COMPONENT_GATEWAY},{names.LABEL_PART_OF}={names.MANAGED_BY}"
 
@@ -35,11 +36,13 @@ class Peers:
         changed: Callable[[str | None], None] = lambda _: None,
         tenants: TenantBook | None = None,
         port: int = names.OPS_PORT,
+        credentials: Credentials | None = None,
     ) -> None:
         self._me = me
         self._key_ring = key_ring
         self._changed = changed
         self._port = port
+        self._credentials = credentials
         self._tenants = TenantBook() if tenants is None else tenants
         self.streams = DemandStreams(self._heard, me, self._tenants.hear)
         self.reflector = Reflector(
@@ -59,7 +62,18 @@ class Peers:
         if not own:
             return
         self.streams.set_peers(
-            Peer(pod.uid, pod.key, pod.ip, own[0], self._port, own[1:]) for pod in self._pods() if pod.ip is not None
+            gateway_peer(
+                pod.uid,
+                pod.key,
+                pod.ip,
+                own[0],
+                mtls=pod.mtls,
+                credentials=self._credentials,
+                other_keys=own[1:],
+                port=self._port,
+            )
+            for pod in self._pods()
+            if pod.ip is not None
         )
 
     @property

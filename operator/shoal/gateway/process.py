@@ -2,18 +2,21 @@
 
 import asyncio
 import signal
+import uuid
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from shoal.api import keys, names
+from shoal.api import keys
+from shoal.api.usage import gateway_boot
 from shoal.core import facts
+from shoal.core.resolve import ServedModel
 from shoal.core.routing import Replica
-from shoal.gateway import collector
+from shoal.gateway import collector, mediafetch
 from shoal.gateway.acks import Acks
-from shoal.gateway.app import Gateway
+from shoal.gateway.app import Gateway, engine_port
 from shoal.gateway.demand import DemandBook, Teller
 from shoal.gateway.directory import (
     Directory,
@@ -35,11 +38,15 @@ from shoal.gateway.requestlog.book import RequestLog
 from shoal.gateway.requestlog.figures import LogFigures
 from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.upstream import Pool
+from shoal.kube.access import Access
 from shoal.kube.client import Client
-from shoal.kube.reflector import Reflector
-from shoal.kube.resources import LORA_ADAPTERS, LORA_POOLS, MODELS, PODS, TENANTS
+from shoal.kube.enginepods import EnginePods
+from shoal.kube.reflector import Reflector, ReflectorEvent
+from shoal.kube.resources import LORA_ADAPTERS, LORA_POOLS, MODELS, TENANTS
 from shoal.ledger.shipper import Shipper
 from shoal.ledger.spool import Spool
+from shoal.ledger.tokenfile import TokenFile
+from shoal.net.tls import Credentials
 from shoal.serving import tracing
 from shoal.serving.installkey import KeyRing
 from shoal.serving.server import Server, make_server
@@ -53,10 +60,11 @@ log = structlog.get_logger()
 
 _AGENT_KEEP_ALIVE: Final = 30.0
 """Longer than the time between two acknowledgements."""
+_SECURED_KEEP_ALIVE: Final = 50.0
+"""Of connections to what ends mutual TLS in front of engines: shorter than `sidecar.IDLE_SECONDS`."""
 
-ENGINE_PODS = (
-    f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE},{names.LABEL_MODEL}"
-)
+
+_NOT_LISTED: Final = "not listed yet: the API server is not reachable, or does not allow it"
 
 
 class Process:
@@ -67,14 +75,15 @@ class Process:
         settings: GatewaySettings,
         client: Client,
         *,
-        engine_port: Callable[[Replica], int] = lambda _: names.ENGINE_PORT,
+        engine_port: Callable[[Replica], int] = engine_port,
     ) -> None:
         self.settings = settings
+        self.credentials = Credentials(settings.mtls_dir, serves=settings.mtls)
         self.metrics = Metrics(settings.max_tracked_models)
         self.tracing = tracing.from_environment("shoal-gateway", self.metrics.registry)
-        self.key_ring = KeyRing(settings.install_key_dir)
+        self.key_ring = KeyRing(settings.keys_dir, settings.install_key_dir)
         self.demand = DemandBook()
-        self.teller = Teller(self.demand)
+        self.teller = Teller(self.demand, gateway_boot(settings.pod_name, uuid.uuid4().hex))
         self.me = Me(settings.pod_name, self.teller.hub.boot)
         self.metrics.registry.register(Figures(self.me.boot, self.demand, self._model_names))
         self.peers = Peers(
@@ -84,9 +93,12 @@ class Process:
             self.key_ring,
             changed=self._held_elsewhere,
             tenants=self.demand.tenants,
+            credentials=self.credentials,
         )
         self.totals = (
-            Totals(settings.ledger_url, lambda: self.key_ring.said_by("gateway", keys.LEDGER), self.me)
+            Totals(
+                settings.ledger_url, lambda: self.key_ring.said_by("gateway", keys.LEDGER), self.me, self.credentials
+            )
             if settings.ledger_url
             else None
         )
@@ -94,7 +106,7 @@ class Process:
         if self.totals is not None:
             self.totals.changed = self.quotas.heard
             self.totals.repriced = self.teller.priced_in
-        self.fleet = Fleet(self.key_ring, self.me, self.demand)
+        self.fleet = Fleet(self.key_ring, self.me, self.demand, self.credentials)
         self.spool = Spool(
             settings.spool_dir,
             max_bytes=settings.spool_max_bytes,
@@ -102,18 +114,29 @@ class Process:
             keep_seconds=settings.spool_keep_seconds,
         )
         self.shipper = (
-            Shipper(self.spool, settings.ledger_url, lambda: self.key_ring.said_by("gateway", keys.LEDGER))
+            Shipper(
+                self.spool,
+                settings.ledger_url,
+                lambda: self.key_ring.said_by("gateway", keys.LEDGER),
+                self.credentials,
+                token=TokenFile(settings.ledger_token_file),
+            )
             if settings.ledger_url
             else None
         )
-        self.pool = Pool(connect_timeout=settings.connect_seconds)
-        self.agents = Pool(connect_timeout=settings.connect_seconds, keep_alive=_AGENT_KEEP_ALIVE)
+        self.pool = Pool(
+            connect_timeout=settings.connect_seconds,
+            credentials=self.credentials,
+            secured_keep_alive=_SECURED_KEEP_ALIVE,
+        )
+        self.agents = Pool(
+            connect_timeout=settings.connect_seconds, keep_alive=_AGENT_KEEP_ALIVE, credentials=self.credentials
+        )
         self.acks = Acks(self.fleet, self.me, self.agents)
         invalid: Callable[[str], None] = lambda kind: self.metrics.invalid.labels(kind).inc()  # noqa: E731
+        self.pods = EnginePods(client, project=project_pod, on_event=self._marks("pods"))
         self._reflectors: dict[Source, Reflector] = {
-            "models": Reflector(
-                client, MODELS, project=partial(project_model, invalid=invalid), on_event=self._marks("models")
-            ),
+            "models": Reflector(client, MODELS, project=partial(project_model, invalid=invalid), on_event=self._model),
             "tenants": Reflector(
                 client, TENANTS, project=partial(project_tenant, invalid=invalid), on_event=self._marks("tenants")
             ),
@@ -126,21 +149,21 @@ class Process:
                 project=partial(project_adapter, invalid=invalid),
                 on_event=lambda _kind, adapter: self.directory.mark("adapters", adapter.key),
             ),
-            "pods": Reflector(
-                client, PODS, label_selector=ENGINE_PODS, project=project_pod, on_event=self._marks("pods")
-            ),
         }
         self.directory = Directory(
             self._reflectors["models"].objects,
             self._reflectors["tenants"].objects,
-            self._reflectors["pods"].objects,
+            self.pods.objects,
             self._follow,
             pools=self._reflectors["pools"].objects,
             adapters=self._reflectors["adapters"].objects,
         )
         self.directory.listed = lambda: not self._not_listed()
         self.logs = LogsApi(
-            RequestLog(settings, gateway=settings.pod_name, days=self._retention), self.key_ring, self._other_gateways
+            RequestLog(settings, gateway=settings.pod_name, days=self._retention),
+            self.key_ring,
+            self._other_gateways,
+            credentials=self.credentials,
         )
         self.metrics.registry.register(LogFigures(self.logs.book))
         self.gateway = Gateway(
@@ -158,6 +181,7 @@ class Process:
             engine_port=engine_port,
             logs=self.logs,
             traces=self._traces(),
+            credentials=self.credentials,
         )
         self.server = make_server(
             self.gateway,
@@ -168,23 +192,41 @@ class Process:
             tls_key=settings.tls_key,
             max_head_bytes=settings.max_head_bytes,
             head_seconds=settings.body_seconds,
-            max_connections=settings.max_connections,
-            stop_seconds=int(settings.hold_seconds + settings.request_seconds + settings.body_seconds) + 1,
+            max_connections=self.gateway.memory.connections,
+            max_unfinished_bytes=self.gateway.memory.heads,
+            stop_seconds=int(settings.hold_seconds + settings.request_seconds + settings.body_seconds)
+            + (int(2 * mediafetch.SECONDS) if settings.media_egress else 0)
+            + 1,
+        )
+        ops = Ops(
+            self.metrics.registry,
+            self.missing,
+            self._refresh_gauges,
+            self.teller.hub,
+            self.key_ring,
+            notes=self.notes,
+            logs=self.logs,
+            access=Access(client) if settings.metrics_auth else None,
+            credentials=self.credentials,
         )
         self.ops = make_server(
-            Ops(
-                self.metrics.registry,
-                self.missing,
-                self._refresh_gauges,
-                self.teller.hub,
-                self.key_ring,
-                notes=self.notes,
-                logs=self.logs,
-            ),
+            ops,
             host=settings.ops_host,
             port=settings.ops_port,
             keep_alive=5,
             stop_seconds=1,
+        )
+        self.peer_ops = (
+            make_server(
+                ops,
+                host=settings.ops_host,
+                port=settings.mtls_port,
+                keep_alive=5,
+                stop_seconds=1,
+                credentials=self.credentials,
+            )
+            if settings.mtls
+            else None
         )
         self._stop = asyncio.Event()
         self._tls_seen: tuple[int, ...] | None = None
@@ -201,8 +243,10 @@ class Process:
         if self._stop.is_set():
             missing["stopping"] = "asked to stop"
         missing |= self._not_listed()
+        if self.settings.mtls and (why := self.credentials.missing):
+            missing["certificate"] = why
         if not self.key_ring:
-            missing["installKey"] = f"no install key in {self.settings.install_key_dir}: the operator makes it"
+            missing["installKey"] = f"no keys in {self.settings.keys_dir}: the operator makes them"
         if self.spool.refusing is not None:
             missing["spool"] = self.spool.refusing
         return missing
@@ -218,7 +262,9 @@ class Process:
                     continue  # CustomResourceDefinitions of an older version: there are no adapters then
                 missing[source] = "the API server does not know this kind: the CustomResourceDefinitions are missing"
             else:
-                missing[source] = "not listed yet: the API server is not reachable, or does not allow it"
+                missing[source] = _NOT_LISTED
+        if not self.pods.synced.is_set():
+            missing["pods"] = _NOT_LISTED
         return missing
 
     def notes(self) -> dict[str, str]:
@@ -226,8 +272,15 @@ class Process:
         notes: dict[str, str] = {}
         if self.spool.error is not None:
             notes["spool"] = f"{self.spool.error}; requests are served, their usage may be lost"
+        if (stats := self.spool.stats).damaged_rows or stats.damaged_files:
+            notes["spoolDamage"] = (
+                f"{stats.damaged_rows} damaged rows, {stats.damaged_files} damaged files since the start:"
+                " `shoal gateway records --damaged` shows them"
+            )
         if self.shipper is not None and (trouble := self.shipper.trouble()) is not None:
             notes["ledger"] = trouble
+        if self.credentials.expired():
+            notes["certificate"] = "it has expired, so engines refuse it: the operator renews it"
         if (why := self.logs.book.writer.stats.error) is not None:
             notes["requestLog"] = f"entries are dropped: {why}"
         return notes
@@ -239,6 +292,7 @@ class Process:
             loop.add_signal_handler(number, self.stop)
         self.spool.start()
         self.key_ring.refresh()
+        self.credentials.refresh()
         self.fleet.streams.start()
         self.peers.streams.start()
         if self.totals is not None:
@@ -247,6 +301,7 @@ class Process:
         try:
             async with asyncio.TaskGroup() as group:
                 background = [group.create_task(r.run()) for r in self._reflectors.values()]
+                background.append(group.create_task(self.pods.run()))
                 background.append(group.create_task(self.peers.reflector.run()))
                 background.append(group.create_task(self._housekeeping()))
                 background.append(group.create_task(self.logs.book.run()))
@@ -254,6 +309,10 @@ class Process:
                     background.append(group.create_task(self.shipper.run()))
                 ops = group.create_task(self._serve(self.ops))
                 await _listening(self.ops)
+                secured = None
+                if self.peer_ops is not None:
+                    secured = group.create_task(self._serve(self.peer_ops))
+                    await _listening(self.peer_ops)
                 main = group.create_task(self._serve(self.server))
                 await _listening(self.server)
                 log.info("serving", port=self.server.port, ops_port=self.ops.port, tls=bool(self.settings.tls_cert))
@@ -270,6 +329,9 @@ class Process:
                 self.teller.close()
                 self.ops.should_exit = True
                 await ops
+                if self.peer_ops is not None and secured is not None:
+                    self.peer_ops.should_exit = True
+                    await secured
                 for task in background:
                     task.cancel()
         finally:
@@ -283,6 +345,7 @@ class Process:
             self.pool.close()
             await self.logs.close()
             await self.gateway.usage.close()
+            await self.gateway.media.close()
             await self.logs.book.stop()
             await self.spool.stop()
             await tracing.close(self.tracing)
@@ -304,11 +367,15 @@ class Process:
                 if self.totals is not None:
                     self.totals.follow()
                 self.gateway.holds.look()
+            self.credentials.refresh()
             self.pool.sweep()
             self.agents.sweep()
             self.server.sweep()
             self.ops.sweep()
+            if self.peer_ops is not None:
+                self.peer_ops.sweep()
             self.spool.check()
+            self.pods.ownership.report()
             self._reload_tls()
             await asyncio.sleep(1.0)
 
@@ -332,6 +399,13 @@ class Process:
         from shoal.gateway.tracing import Traces
 
         return Traces(self.tracing.tracer)
+
+    def _model(self, kind: ReflectorEvent, model: ServedModel) -> None:
+        if kind == "delete":
+            self.pods.ownership.model_gone(model.uid)
+        else:
+            self.pods.ownership.model(model.uid, model.key)
+        self.directory.mark("models")
 
     def _marks(self, source: Source) -> Callable[[str, object], None]:
         return lambda _kind, _object: self.directory.mark(source)
@@ -376,6 +450,7 @@ class Process:
         metrics.objects.labels("LoRAAdapter").set(len(snapshot.words.adapter_uids))
         metrics.objects.labels("TenantKey").set(len(snapshot.keys))
         metrics.objects.labels("Pod").set(sum(map(len, snapshot.replicas.values())))
+        metrics.rogue_pods.set(self.pods.ownership.rogue)
         metrics.body_bytes.set(self.gateway.budget.held)
 
 

@@ -13,6 +13,7 @@ import structlog
 
 from shoal.core.access import Identity
 from shoal.core.hold.room import BYTES_PER_TOKEN
+from shoal.core.quota.abandoned import abandoned_tokens
 from shoal.core.quota.account import Account
 from shoal.core.quota.limits import Cost, Limits, Over, limits_of
 from shoal.core.quota.month import Total
@@ -157,9 +158,20 @@ class Quota:
                 if not priced:
                     log.warning("budget in another currency than the price list", tenant=self.tenant)
 
-    def reserve(self, model: ServedModel, plan: str | None, size: int, answers: int, bound: int | None) -> "Reserved":
+    def reserve(
+        self,
+        model: ServedModel,
+        plan: str | None,
+        size: int,
+        answers: int,
+        bound: int | None,
+        *,
+        grows: bool = False,
+        begun: "Reserved | None" = None,
+    ) -> "Reserved":
         """For a request with a body of `size` bytes and so many answers of at most `bound` tokens each (None: the
-        client does not say).
+        client does not say). `grows`: its body is not whole yet, so it is only counted, and asked for again with what
+        that returned as `begun`.
 
         Raises:
             ApiError: 429, a limit would be broken.
@@ -179,11 +191,16 @@ class Quota:
         budget = self.limits.budget
         if not self._priced and budget is not None and budget.refuse_unknown:
             raise refusal(Over("budget", "currency", budget.most, 0, 0, 60), self.limits)
-        over = self.account.reserve(every.clock(), asked, every.crowd, month=month, ledger=live)
+        now, account = every.clock(), self.account
+        if grows:
+            over = account.begin(now, asked, every.crowd, month=month, ledger=live)
+            asked = Cost(0)
+        else:
+            over = account.reserve(now, asked, every.crowd, month=month, ledger=live, begun=begun is not None)
         if over is not None:
             raise refusal(over, self.limits)
         every.book.note(self.tenant)
-        return Reserved(self, asked, rate)
+        return Reserved(self, asked, rate, answers, bound)
 
     def recheck(self, asked: Cost) -> None:
         """For a request that has waited. Raises ApiError when the month's budget is used up meanwhile."""
@@ -192,12 +209,17 @@ class Quota:
         if over is not None:
             raise refusal(over, self.limits)
 
-    def settle(self, asked: Cost, rate: Rate | None, meter: Meter) -> None:
+    def settle(self, asked: Cost, rate: Rate | None, meter: Meter, answers: int, bound: int) -> None:
         """A request ended. What the engine counted counts, be it more than was reserved; of an engine that took it and
-        said nothing its prompt, estimated; of a request that no engine had, nothing."""
+        said nothing its prompt, estimated; of a request that no engine had, nothing. Where the client left before the
+        engine said anything, the estimate counts towards the budget too, with the answer as far as it may have come:
+        else whoever always leaves would compute for free."""
         counts = meter.tokens()
         prompt, answer = counts["inputTokens"] or 0, counts["outputTokens"] or 0
-        booked = prompt + answer if meter.count_source in ("final", "continuous") else 0
+        left = meter.count_source == "estimated" and meter.outcome == "cancelled"
+        if left and not meter.said["stream"]:
+            answer = abandoned_tokens(answers, bound, meter.seconds_at_replica)
+        booked = prompt + answer if left or meter.count_source in ("final", "continuous") else 0
         spent = 0
         if booked and rate is not None and (book := self._all.ledger.book) is not None:
             cached = counts["cachedTokens"]
@@ -218,9 +240,11 @@ class Quota:
 class Reserved:
     """What is reserved for one request, until it is settled."""
 
-    __slots__ = ("_asked", "_quota", "_rate")
+    __slots__ = ("_answers", "_asked", "_bound", "_quota", "_rate")
 
-    def __init__(self, quota: Quota, asked: Cost, rate: Rate | None) -> None:
+    def __init__(self, quota: Quota, asked: Cost, rate: Rate | None, answers: int, bound: int) -> None:
+        self._answers = answers
+        self._bound = bound
         self._quota = quota
         self._asked = asked
         self._rate = rate
@@ -229,4 +253,4 @@ class Reserved:
         self._quota.recheck(self._asked)
 
     def settle(self, meter: Meter) -> None:
-        self._quota.settle(self._asked, self._rate, meter)
+        self._quota.settle(self._asked, self._rate, meter, self._answers, self._bound)

@@ -5,8 +5,10 @@ from typing import Any, Final, NamedTuple, cast
 
 import orjson
 
+from shoal.api.replica import MOST_PROMPTS
 from shoal.core.resolve import ServedModel
 from shoal.gateway import errors, sse
+from shoal.gateway.body import Budget
 from shoal.gateway.errors import ApiError
 from shoal.gateway.meter import Meter
 from shoal.gateway.reply import Reply
@@ -14,6 +16,9 @@ from shoal.gateway.upstream import Aborted, Answer, AnswerTooLarge, GivenUp, Ups
 from shoal.serving.asgi import Headers
 
 EMBEDDINGS: Final = "/v1/embeddings"
+COMPLETIONS: Final = "/v1/completions"
+_SMALL: Final = 64 * 1024
+"""Bytes of an answer that are not counted."""
 LACKS_ADAPTER: Final = "adapter"
 """Why another try: the engine does not have the adapter after all."""
 
@@ -47,11 +52,28 @@ class Prepared(NamedTuple):
     head: int | None = None
     """Of the prompt, where there are replicas to choose among (core/affinity.py)."""
 
+    @property
+    def can_cancel(self) -> bool:
+        """Whether its engine has it under ids that we know. Embeddings get none; for several answers to a prompt SGLang
+        makes up its own."""
+        return self.choices == 1 and self.prompts <= MOST_PROMPTS and self.path != EMBEDDINGS
+
 
 class Relay:
     """One request's way back."""
 
-    __slots__ = ("_answering", "_max_bytes", "_meter", "_prepared", "_reply", "rid")
+    __slots__ = (
+        "_answering",
+        "_budget",
+        "_held",
+        "_max_bytes",
+        "_meter",
+        "_prepared",
+        "_reply",
+        "_size",
+        "client_gone",
+        "rid",
+    )
 
     def __init__(
         self,
@@ -59,13 +81,19 @@ class Relay:
         meter: Meter,
         reply: Reply,
         max_answer_bytes: int,
+        held: Budget,
     ) -> None:
         self._prepared = prepared
         self._meter = meter
         self._reply = reply
         self._max_bytes = max_answer_bytes
+        self._budget = held
+        """Of all answers that are not streams."""
+        self._held = self._size = 0
         self.rid: bytes | None = None
         """The id under which the engine has it, where that is not the request's own."""
+        self.client_gone = False
+        """The engine was asked to end the request; its answer is read for its counts."""
         self._answering = False
         """Something of an engine's answer is out: from then on no other replica may be asked."""
 
@@ -85,14 +113,33 @@ class Relay:
         if answer.status == 200 and self._prepared.stream and b"event-stream" in answer.content_type:
             await self._stream(answer, headers, began)
         else:
-            await self._whole(answer, headers, began)
+            try:
+                await self._whole(answer, headers, began)
+            finally:
+                self._budget.give(self._meter.tenant, self._held)
+                self._held = self._size = 0
+
+    def _grown(self, size: int) -> None:
+        self._size += size
+        if self._size <= _SMALL:
+            return
+        try:
+            self._budget.take(self._meter.tenant, self._size - self._held)
+        except ApiError:
+            self._meter.outcome = "refused"
+            raise
+        self._held = self._size
 
     async def _whole(self, answer: Answer, headers: Headers, began: Callable[[], None]) -> None:
         prepared, meter = self._prepared, self._meter
         try:
-            body = await answer.read_all(self._max_bytes)
+            body = await answer.read_all(self._max_bytes, self._grown)
         except AnswerTooLarge:
             raise ApiError(502, "The engine's answer is too large.", "answer_too_large") from None
+        if self.client_gone:
+            if answer.status == 200 and (span := sse.find_usage(body)) is not None:
+                meter.count_cancelled(body[span[0] : span[1]])
+            raise Aborted("the client left")
         if answer.status >= 400:
             if prepared.model.adapter is not None and errors.lacks_adapter(body):
                 raise Retry(LACKS_ADAPTER)
@@ -112,6 +159,7 @@ class Relay:
             self._reply.log.answered(out)
         if self._reply.spans is not None:
             self._reply.spans.saw(out)
+        del body  # a client may take its time
         await self._reply.json(answer.status, self._own_id(out) if self.rid else out, headers)
         meter.outcome = "answered"
 

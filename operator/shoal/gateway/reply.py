@@ -20,6 +20,8 @@ _EVENT_STREAM: Final = (
 )
 _COMMENT: Final = b": waiting for a replica\n\n"
 _COMMENT_SECONDS: Final = 5.0
+_SLICE: Final = 64 * 1024
+"""Of an answer that is not a stream: written at a time."""
 
 
 class Stopping(Protocol):
@@ -56,7 +58,7 @@ class Reply:
 
     async def json(self, status: int, body: bytes, headers: Headers = ()) -> None:
         """A whole answer."""
-        if self._answer is not None and status == 200 and not self._process.stopping:
+        if self._answer is not None and status == 200 and len(body) <= _SLICE and not self._process.stopping:
             self.started = True
             if self._answer((_JSON, *headers, *self._ids()), body):
                 return
@@ -65,6 +67,14 @@ class Reply:
     async def page(self, status: int, body: bytes, headers: Headers) -> None:
         """A whole answer, whose `headers` say what it is."""
         await self._start(status, ((b"content-length", str(len(body)).encode()), *headers))
+        if len(body) > _SLICE:
+            # The server waits between two of them for a client that does not take them: what is not sent is still ours
+            # to count.
+            rest = memoryview(body)
+            while len(rest) > _SLICE:
+                await self._send({"type": "http.response.body", "body": bytes(rest[:_SLICE]), "more_body": True})
+                rest = rest[_SLICE:]
+            body = bytes(rest)
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def error(self, error: ApiError) -> None:

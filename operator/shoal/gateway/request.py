@@ -3,18 +3,35 @@
 import asyncio
 import contextlib
 import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import structlog
 
 from shoal.api.names import LOGS_PATH, USAGE_PATH
 from shoal.core.access import Denied, Identity, authenticate
 from shoal.core.affinity import head_of
+from shoal.core.fields import remote
+from shoal.core.fields.kinds import Facts
+from shoal.core.fields.table import CHAT, TABLE
+from shoal.core.prefixcache import SHARED, prefix_space
+from shoal.core.resolve import ServedModel
 from shoal.gateway import errors, ids, mishap, modellist, sse
 from shoal.gateway.attempts import Attempts
 from shoal.gateway.attempts_adapter import AdapterAttempts
-from shoal.gateway.body import ALLOWED, Disconnected, bound_answer, engine_body, parse, prompts, read_body
+from shoal.gateway.bigbodies import BIG
+from shoal.gateway.body import (
+    Disconnected,
+    bound_answer,
+    check_size,
+    checked,
+    engine_body,
+    parse,
+    prompts,
+    read_body,
+)
 from shoal.gateway.errors import ApiError
 from shoal.gateway.meter import Meter
 from shoal.gateway.quota import Quota, Reserved
@@ -41,8 +58,23 @@ _DENIED: Final = {
     "expired": (401, "This API key has expired.", "expired_api_key"),
     "suspended": (403, "This account is suspended.", "tenant_suspended"),
 }
+_NO_HOSTS: Final[frozenset[str]] = frozenset()
 _MODELS: Final = "/v1/models"
 _NO_HEADERS: Final[dict[bytes, bytes]] = {}
+
+
+class _Incomplete(NamedTuple):
+    """A request that was counted, and names media that are to be fetched."""
+
+    model: ServedModel
+    media: Sequence[remote.Wanted]
+
+
+class _Fetched(NamedTuple):
+    """The same with the media, as `data:` URLs in their order."""
+
+    model: ServedModel
+    media: Sequence[str]
 
 
 class Request:
@@ -103,7 +135,7 @@ class Request:
 
     async def _route(self) -> None:
         path, method = self._path, self._scope["method"]
-        if path in ALLOWED:
+        if path in TABLE:
             if method != "POST":
                 raise self._nothing_there(errors.wrong_method(method, "POST"))
             await self._complete()
@@ -165,7 +197,7 @@ class Request:
         try:
             await self._serve(await self._accept(identity))
         finally:
-            app.budget.give(self._body_bytes)
+            app.budget.give(identity.tenant, self._body_bytes)
             if self._reserved is not None:
                 self._reserved.settle(self._meter)
 
@@ -173,34 +205,98 @@ class Request:
         """Reads the body and opens the usage record. What is not needed while the request waits ends here."""
         app = self._app
         headers, self._headers = self._headers, _NO_HEADERS
-        raw = await read_body(self._receive, headers.get(b"content-length"), app.settings.max_body_bytes, app.budget)
+        raw = await read_body(
+            self._receive, headers.get(b"content-length"), app.settings.max_body_bytes, app.budget, identity.tenant
+        )
         self._body_bytes = len(raw)
+        prepared = await self._prepared(identity, raw)
+        if isinstance(prepared, _Incomplete):
+            fetched = _Fetched(prepared.model, await self._fetch(identity, prepared.media))
+            now = self._check_key()
+            if now.tenant != identity.tenant:
+                raise errors.unauthorized(*_DENIED["unknown"])  # what is held for it is another tenant's
+            prepared = await self._prepared(now, raw, fetched)
+            del fetched
+            if isinstance(prepared, _Incomplete):
+                raise RuntimeError("a request without remote media is incomplete")
+        del raw
+        meter = self._meter
+        try:
+            kept = app.spool.commit(meter.open_row())
+        except SpoolUnavailable:
+            self._log_nothing()
+            raise errors.cannot_record() from None
+        try:
+            await kept
+        except SpoolUnavailable:
+            # The row may be on disk all the same: its final row says that nothing was served.
+            meter.outcome, meter.status = "refused", 503
+            app.spool.put(meter.final_row())
+            self._log_nothing()
+            raise errors.cannot_record() from None
+        app.demand.arrived(prepared.model.uid)
+        return prepared
+
+    async def _prepared(
+        self, identity: Identity, raw: bytes, fetched: _Fetched | None = None
+    ) -> Prepared | _Incomplete:
+        """`_prepare`, in its turn."""
+        size = len(raw) if fetched is None else len(raw) + sum(map(len, fetched.media))
+        if size < BIG:
+            return self._prepare(identity, raw, fetched)
+        async with self._app.big.turn(identity.tenant, size):
+            if self._scope.get(DISCONNECT) is GONE:
+                raise Disconnected
+            return self._prepare(identity, raw, fetched)
+
+    def _prepare(self, identity: Identity, raw: bytes, fetched: _Fetched | None) -> Prepared | _Incomplete:
+        """Checks the body and makes the engine's from it, or says what is to be fetched first. Nothing of what was
+        decoded is kept. Raises ApiError."""
+        app = self._app
+        check_size(raw, app.json_bounds)
         parsed = parse(raw, self._path)
+        fields = parsed.fields
         model = app.directory.snapshot.words.find(parsed.word, identity)
-        if model is None:
+        if model is None or (fetched is not None and _of(model) != _of(fetched.model)):
             raise self._unknown(identity, parsed.word)
         if model.embeds and self._path != EMBEDDINGS:
             raise errors.makes_embeddings(parsed.word)
-        self._meter = meter = Meter(
-            self._id,
-            app.settings.installation,
-            identity,
-            model,
-            endpoint=self._path,
-            word=parsed.word,
-            stream=parsed.stream,
-            client_request_id=self._client_id,
-            gateway=app.boot,
-        )
-        fields = parsed.fields
+        size, wanted = len(raw), ()
+        if fetched is not None:
+            # From here on as though it had come so, and with no host: nothing but `data:` URLs passes.
+            size += remote.put(fields, fetched.media)
+            checked(fields, self._path, _without_hosts(model.facts), size)
+        elif model.facts.media_hosts and app.settings.media_egress and self._path == CHAT:
+            checked(fields, self._path, model.facts, size)
+            wanted = remote.wanted(fields, model.facts.media_hosts)
+        else:
+            checked(fields, self._path, _without_hosts(model.facts), size)
+        if fetched is None:
+            self._meter = Meter(
+                self._id,
+                app.settings.installation,
+                identity,
+                model,
+                endpoint=self._path,
+                word=parsed.word,
+                stream=parsed.stream,
+                client_request_id=self._client_id,
+                gateway=app.boot,
+            )
         bound = bound_answer(fields, self._path, model.max_output_tokens)
         choices, several = fields.get("n"), prompts(fields)
         choices = choices if type(choices) is int else 1
         if self._quota is not None:
             answers = 0 if self._path == EMBEDDINGS else max(1, choices) * several
-            self._reserved = self._quota.reserve(model, identity.plan, len(raw), answers, bound)
+            self._reserved = self._quota.reserve(
+                model, identity.plan, size, answers, bound, grows=bool(wanted), begun=self._reserved
+            )
+        if wanted:
+            return _Incomplete(model, wanted)
         # Before the open row: whatever is wrong with the body is said while nothing has begun that must be ended.
-        self._raw = engine_body(parsed, self._path, model.engine_name, self._id)
+        space = prefix_space(model, identity)
+        salt = None if space == SHARED else app.key_ring.cache_salt(model.uid, space)
+        self._raw = engine_body(parsed, self._path, model.engine_name, self._id, salt)
         prepared = Prepared(
             self._path,
             parsed.word,
@@ -213,23 +309,44 @@ class Request:
             choices,
             identity.priority,
             several,
-            head_of(identity.tenant, fields) if len(app.directory.snapshot.replicas_of(model)) > 1 else None,
+            head_of(space, fields) if len(app.directory.snapshot.replicas_of(model)) > 1 else None,
         )
-        try:
-            kept = app.spool.commit(meter.open_row())
-        except SpoolUnavailable:
-            raise errors.cannot_record() from None
-        try:
-            await kept
-        except SpoolUnavailable:
-            # The row may be on disk all the same: its final row says that nothing was served.
-            meter.outcome, meter.status = "refused", 503
-            app.spool.put(meter.final_row())
-            raise errors.cannot_record() from None
-        app.demand.arrived(model.uid)
         if identity.logging is not None:
-            self._reply.log = app.logs.book.begin(identity, self._key_hash, raw, parsed.fields)
+            as_it_came = raw if fetched is None else None
+            self._reply.log = app.logs.book.begin(identity, self._key_hash, as_it_came, fields)
         return prepared
+
+    async def _fetch(self, identity: Identity, media: Sequence[remote.Wanted]) -> list[str]:
+        """As `data:` URLs, counted as part of the body. Raises ApiError, and Disconnected when the client leaves."""
+        app, scope = self._app, self._scope
+        most = app.settings.max_body_bytes
+
+        def take(size: int) -> None:
+            if self._body_bytes + size > most:
+                text = f"The body is larger than {most} bytes with its media."
+                raise ApiError(413, text, "request_too_large")
+            app.budget.take(identity.tenant, size)
+            self._body_bytes += size
+
+        if scope.get(DISCONNECT) is GONE:
+            raise Disconnected
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(None) as until:
+                if DISCONNECT in scope:
+                    scope[DISCONNECT] = lambda: until.reschedule(loop.time())
+                return await app.media.fetch(identity.tenant, media, take)
+        except TimeoutError:
+            raise Disconnected from None
+        finally:
+            if DISCONNECT in scope and scope[DISCONNECT] is not GONE:
+                scope[DISCONNECT] = None
+
+    def _log_nothing(self) -> None:
+        """The request is not served after all."""
+        if (logged := self._reply.log) is not None:
+            self._reply.log = None
+            self._app.logs.book.forget(logged)
 
     async def _serve(self, prepared: Prepared) -> None:
         app, meter = self._app, self._meter
@@ -320,3 +437,12 @@ class Request:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_TELL_SECONDS):
                 await self._reply.error(error)
+
+
+def _of(model: ServedModel) -> tuple[str, str]:
+    """By what a Model, or an adapter with it, is the same as before."""
+    return model.uid, model.address
+
+
+def _without_hosts(facts: Facts) -> Facts:
+    return replace(facts, media_hosts=_NO_HOSTS) if facts.media_hosts else facts

@@ -21,6 +21,12 @@ class GatewaySettings(BaseSettings):
     tls_cert: Path | None = None
     """PEM file of the certificate chain; read again when it changes."""
     tls_key: Path | None = None
+    mtls: bool = False
+    """Ready only with a certificate: replicas, the ledger and the other gateways speak mutual TLS."""
+    mtls_dir: Path = Path(names.TLS_DIR)
+    """The mounted Secret with this process's certificate, which the operator issues. It may appear later."""
+    mtls_port: int = Field(default=names.OPS_TLS_PORT, ge=0, le=65535)
+    """Where operators and the other gateways call."""
     installation: str = Field(default="shoal", min_length=1, max_length=128)
     """Names this installation; the `source` of usage records. The same for all gateways, never a pod's name."""
     pod_name: str = Field(default="", validation_alias=AliasChoices("SHOAL_GATEWAY_POD_NAME", "POD_NAME", "pod_name"))
@@ -30,6 +36,7 @@ class GatewaySettings(BaseSettings):
         validation_alias=AliasChoices("SHOAL_GATEWAY_POD_NAMESPACE", "POD_NAMESPACE", "pod_namespace"),
     )
     """Where the other gateways are."""
+    keys_dir: Path = Path(names.ROLE_KEYS_DIR)
     install_key_dir: Path = Path(names.INSTALL_KEY_DIR)
     spool_dir: Path = Path(names.SPOOL_DIR)
     spool_max_bytes: int | None = Field(default=None, ge=16 * _MIB)
@@ -41,9 +48,17 @@ class GatewaySettings(BaseSettings):
     """How long final rows stay in the spool after the ledger has them, for `shoal gateway records`."""
     ledger_url: str = ""
     """Such as http://shoal-ledger:8500. Empty: there is no ledger, and rows stay in the spool."""
+    ledger_token_file: Path = Path(names.LEDGER_TOKEN_FILE)
+    """The mounted token by which the ledger knows from which pod rows come; read again when it changes. It may be
+    missing: a ledger that asks for it then takes no rows. Where it is there, `pod_name` must be set: the ledger's
+    totals are by boot ids that name the pod."""
     ship_seconds: float = Field(default=20.0, ge=0)
     """After the last request: how long the spool may take to be shipped before the process ends. What is left then is
     shipped at the next start."""
+    scope_namespaces: tuple[str, ...] = ()
+    """The only namespaces whose Models are served, Shoal's own among them, as JSON; empty: all."""
+    metrics_auth: bool = False
+    """Whether /metrics and what /readyz says of causes are for those alone whose Kubernetes token may `get` them."""
     log_level: str = "info"
 
     request_seconds: float = Field(default=900.0, gt=0)
@@ -58,12 +73,25 @@ class GatewaySettings(BaseSettings):
     attempts: int = Field(default=3, ge=1, le=10)
     """Replicas that one request is sent to at most, all before the first byte of an answer."""
     max_body_bytes: int = Field(default=16 * _MIB, gt=0)
-    max_held_body_bytes: int = Field(default=512 * _MIB, gt=0)
-    """Request bodies that are in memory at one time, over all requests."""
-    max_answer_bytes: int = Field(default=256 * _MIB, gt=0)
-    """Largest answer that is not a stream."""
+    max_body_values: int = Field(default=1024 * 1024, gt=0)
+    """Values of one body, however deep: a million tokens of a prompt are as many."""
+    max_body_containers: int = Field(default=64 * 1024, gt=0)
+    """Arrays and objects of one body."""
+    max_body_strings: int = Field(default=128 * 1024, gt=0)
+    """Strings of one body, names of members included."""
+    max_body_depth: int = Field(default=128, ge=16, le=250)
+    """Levels of arrays and objects inside each other."""
+    max_held_body_bytes: int | None = Field(default=None, gt=0)
+    """Request bodies that are in memory at one time, over all requests; one tenant's are half of it at most. None: a
+    quarter of the container's memory."""
+    max_answer_bytes: int | None = Field(default=None, gt=0)
+    """Largest answer that is not a stream. None: 256 MiB, and no more than half of what all of them may hold."""
+    max_held_answer_bytes: int | None = Field(default=None, gt=0)
+    """Answers that are not streams and are in memory at one time, over all requests. None: a quarter of the
+    container's memory."""
     max_head_bytes: int = Field(default=32 * 1024, gt=0)
-    max_connections: int = Field(default=16384, gt=0)
+    max_connections: int | None = Field(default=None, gt=0)
+    """Clients' connections. None: one for each 64 KiB of the container's memory, and 16384 at most."""
     max_requests: int = Field(default=4096, gt=0)
     """Requests in flight at one time; further ones get a 503 with Retry-After."""
     keep_alive_seconds: int = Field(default=75, gt=0)
@@ -91,5 +119,8 @@ class GatewaySettings(BaseSettings):
     """A file is closed when it is as large."""
     log_rotate_seconds: float = Field(default=900.0, gt=0, le=3600.0)
     """A file is closed when it is as old."""
+    media_egress: bool = False
+    """Whether media are fetched that clients name by https, from the hosts that a Model allows. Off: they are
+    refused."""
     replica_header: bool = False
     """Adds x-shoal-replica (namespace/pod) to answers; tells clients what the fleet looks like."""

@@ -25,6 +25,13 @@ class SpoolMetrics:
         self._used = gauge("spool_bytes", "Bytes that the spool's rows take.")
         self._limit = gauge("spool_limit_bytes", "Bytes that the spool's rows may take; 0: no bound.")
         self._cut = gauge("spool_requests_cut", "Requests closed at the start, which a killed gateway had held.")
+        self._damaged_rows = gauge(
+            "spool_rows_damaged", "Rows since the start that were damaged on the disk: put aside, or not to be read."
+        )
+        self._damaged_files = gauge(
+            "spool_files_damaged",
+            "Times since the start that the spool was damaged and made anew of what could be read.",
+        )
         self._ledger = gauge("ledger_ok", "1 while the ledger takes records; 0 also where there is none.")
         self._unshipped = gauge("unshipped_rows", "Rows on disk that the ledger does not have.")
         self._behind = gauge("unshipped_oldest_seconds", "Age of the oldest row on disk that the ledger does not have.")
@@ -49,6 +56,8 @@ class SpoolMetrics:
         self._used.set(spool.used_bytes)
         self._limit.set(spool.limit_bytes or 0)
         self._cut.set(stats.closed_as_cut)
+        self._damaged_rows.set(stats.damaged_rows)
+        self._damaged_files.set(stats.damaged_files)
         self._unshipped.set(spool.last_seq if shipper is None else shipper.unshipped)
         if shipper is None:
             return

@@ -7,30 +7,45 @@ memory, read an answer with back-pressure, cut it off.
 
 import asyncio
 import socket
+import ssl
 from collections import deque
-from typing import Any, Final, NamedTuple, Protocol, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
 import httptools
 
-_HIGH_WATER: Final = 256 * 1024
-_LOW_WATER: Final = 64 * 1024
+from shoal.api.names import HEADER_SIDECAR
+from shoal.net.tls import Credentials, NoCertificate
+
+if TYPE_CHECKING:
+    from shoal.signals.stream import Peer
+
+_HIGH_WATER: Final = 64 * 1024
+_LOW_WATER: Final = 16 * 1024
+"""Of an answer whose client does not take it: as much is read ahead, for each stream."""
+_ONE_WRITE: Final = 256 * 1024
+"""A body that is smaller goes out with its head."""
 _MAX_HEAD_BYTES: Final = 64 * 1024
 _MAX_IDLE_PER_TARGET: Final = 256
+_SIDECAR: Final = HEADER_SIDECAR.encode()
+_REFUSED: Final = (b"UF", b"UH", b"UO", b"URX")
+"""Of Envoy's response flags those that say that no connection was had, so that nothing reached the engine."""
 _PROBE_SECONDS: Final = 4
 _PROBES: Final = 3
 """A machine that answers nothing for four of these times is gone."""
 
 
 class UpstreamError(Exception):
-    """The engine could not be reached or was lost."""
+    """The engine could not be reached or was lost. Which of both decides what becomes of the request: who puts a proxy
+    before the engine turns the proxy's own answers into these errors."""
 
 
 class ConnectFailed(UpstreamError):
-    """No connection: refused, unreachable, or not within the connect timeout."""
+    """The engine got nothing of the request: refused, unreachable, or not within the connect timeout."""
 
 
 class ConnectionLost(UpstreamError):
-    """The connection ended before the answer did."""
+    """The connection ended before the answer did. The engine may have had the request, and may have died of it."""
 
 
 class StaleConnection(ConnectionLost):
@@ -59,6 +74,8 @@ class Target(NamedTuple):
 
     host: str
     port: int
+    server_name: str | None = None
+    """What its certificate must say, before it is told anything; None: it speaks plain HTTP."""
 
 
 class Answer(Protocol):
@@ -74,8 +91,9 @@ class Answer(Protocol):
         """What has arrived, b"" at the end. Raises UpstreamError."""
         ...
 
-    async def read_all(self, limit: int) -> bytes:
-        """The rest of the body. Raises UpstreamError."""
+    async def read_all(self, limit: int, grown: Callable[[int], None] = ...) -> bytes:
+        """The rest of the body; `grown` hears of each further part's bytes before it is kept, and may raise. Raises
+        UpstreamError."""
         ...
 
     def release(self) -> None:
@@ -102,7 +120,7 @@ class Abortable(Protocol):
 class AbortHandle:
     """Cuts off a request wherever it stands; made before there is a connection."""
 
-    __slots__ = ("_at", "aborted", "answering", "given_up", "sent")
+    __slots__ = ("_at", "aborted", "answering", "cancel", "given_up", "sent")
 
     def __init__(self) -> None:
         self.aborted = False
@@ -112,6 +130,8 @@ class AbortHandle:
         """The replica of this attempt makes no progress. It may turn out before there is a connection."""
         self.sent = False
         """Something of the request may have reached the replica of this attempt."""
+        self.cancel: Callable[[], bool] | None = None
+        """Begins to have the engine end the request, which then ends its answer; False: it cannot be asked."""
         self._at: Abortable | None = None
 
     def hold(self, at: Abortable) -> None:
@@ -122,7 +142,15 @@ class AbortHandle:
         self._at = None
 
     def abort(self) -> None:
+        """The client left. An engine that can be asked to end the request says what it computed; the connection is cut
+        off where it cannot, or when this is called again."""
+        ask = self.cancel if self.sent and not self.answering and not self.aborted else None
         self.aborted = True
+        if ask is None or not ask():
+            self.cut()
+
+    def cut(self) -> None:
+        """Ends the request where it stands, without an answer."""
         if self._at is not None:
             self._at.abort(Aborted("the request was cut off"))
 
@@ -162,6 +190,8 @@ class _Connection(asyncio.Protocol):
         self._error: UpstreamError | None = None
         self.status = 0
         self.content_type = b""
+        self.sidecar = b""
+        """Envoy's response flags, where the answer is its own and not the engine's."""
         self.any_byte = False
         self.idle_since = 0.0
 
@@ -211,6 +241,8 @@ class _Connection(asyncio.Protocol):
         lower = name.lower()
         if lower == b"content-type":
             self.content_type = value
+        elif lower == _SIDECAR and self._target.server_name is not None and value != b"-":
+            self.sidecar = value
         elif lower in (b"content-length", b"transfer-encoding"):
             self._framed = True
 
@@ -250,12 +282,12 @@ class _Connection(asyncio.Protocol):
         self._head_bytes = 0
         self.any_byte = False
         self.status = 0
-        self.content_type = b""
+        self.content_type = self.sidecar = b""
         transport = self._transport
         if transport is None or transport.is_closing():
             raise ConnectionLost("the engine closed the connection")
-        transport.write(head + body if len(body) < _HIGH_WATER else head)
-        if len(body) >= _HIGH_WATER:
+        transport.write(head + body if len(body) < _ONE_WRITE else head)
+        if len(body) >= _ONE_WRITE:
             transport.write(body)
         while self._write_paused and self._error is None and not transport.is_closing() and not self._head_done:
             self._write_waiter = self._loop.create_future()
@@ -280,13 +312,14 @@ class _Connection(asyncio.Protocol):
             self._waiter = self._loop.create_future()
             await self._waiter
 
-    async def read_all(self, limit: int) -> bytes:
+    async def read_all(self, limit: int, grown: Callable[[int], None] = lambda _size: None) -> bytes:
         parts: list[bytes] = []
         size = 0
         while data := await self.read():
             size += len(data)
             if size > limit:
                 raise AnswerTooLarge(f"the engine's answer is larger than {limit} bytes")
+            grown(len(data))
             parts.append(data)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -351,8 +384,19 @@ class _Connection(asyncio.Protocol):
 class Pool:
     """Keeps connections to the engines. `keep_alive` must stay under the engine's own (SGLang: 5 s)."""
 
-    def __init__(self, *, keep_alive: float = 4.0, connect_timeout: float = 2.0) -> None:
+    def __init__(
+        self,
+        *,
+        keep_alive: float = 4.0,
+        connect_timeout: float = 2.0,
+        credentials: Credentials | None = None,
+        secured_keep_alive: float | None = None,
+    ) -> None:
+        """`credentials` towards targets with a `server_name`. `secured_keep_alive` of those: what ends mutual TLS there
+        keeps connections for longer than an engine does, and a handshake costs more than a connection."""
         self._keep_alive = keep_alive
+        self._secured_keep_alive = keep_alive if secured_keep_alive is None else secured_keep_alive
+        self._credentials = credentials
         self._connect_timeout = connect_timeout
         self._idle: dict[Target, list[_Connection]] = {}
         self._closed = False
@@ -382,6 +426,8 @@ class Pool:
                 raise GivenUp("the replica stalled")
             abort.sent = True
             await connection.send(head, body)
+            if connection.sidecar:
+                raise _of_sidecar(connection.sidecar)
         except BaseException:
             connection.release()
             raise
@@ -398,8 +444,9 @@ class Pool:
         now = asyncio.get_running_loop().time()
         for target, idle in list(self._idle.items()):
             keep: list[_Connection] = []
+            longest = self._longest(target)
             for connection in idle:
-                if connection.usable and now - connection.idle_since <= self._keep_alive:
+                if connection.usable and now - connection.idle_since <= longest:
                     keep.append(connection)
                 else:
                     connection.close()
@@ -418,26 +465,61 @@ class Pool:
 
     def _take(self, target: Target) -> _Connection | None:
         idle = self._idle.get(target)
+        longest = self._longest(target)
         while idle:
             connection = idle.pop()
-            if connection.usable and connection.now() - connection.idle_since <= self._keep_alive:
+            if connection.usable and connection.now() - connection.idle_since <= longest:
                 return connection
             connection.close()
         return None
 
+    def _longest(self, target: Target) -> float:
+        return self._keep_alive if target.server_name is None else self._secured_keep_alive
+
     async def _connect(self, target: Target) -> _Connection:
         loop = asyncio.get_running_loop()
         try:
+            context = None
+            if target.server_name is not None:
+                if self._credentials is None:
+                    raise NoCertificate("this gateway has no certificate, and the engine speaks mutual TLS only")
+                context = self._credentials.client()
             async with asyncio.timeout(self._connect_timeout):
                 _, connection = await loop.create_connection(
-                    lambda: _Connection(loop, self, target), target.host, target.port
+                    lambda: _Connection(loop, self, target),
+                    target.host,
+                    target.port,
+                    ssl=context,
+                    server_hostname=target.server_name,
                 )
         except TimeoutError:
             raise ConnectFailed(f"no connection within {self._connect_timeout:g} s") from None
+        except NoCertificate as none:
+            raise ConnectFailed(str(none)) from None
+        except ssl.SSLError as error:
+            # Before anything of the request was sent.
+            raise ConnectFailed(f"no mutual TLS: {error.reason or 'the handshake failed'}") from None
         except OSError as error:
             raise ConnectFailed(error.strerror or "no connection") from None
         _notice_the_dead(connection)
         return connection
+
+
+def to_agent(peer: "Peer", path: str, body: bytes) -> tuple[Target, bytes, bytes]:
+    """A POST to an agent, as `start` takes it."""
+    host = f"[{peer.host}]" if ":" in peer.host else peer.host
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: {host}:{peer.port}\r\nauthorization: Bearer {peer.key}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    return Target(peer.host, peer.port, peer.server_name), head.encode(), body
+
+
+def _of_sidecar(flags: bytes) -> UpstreamError:
+    """What ends mutual TLS answered itself: the engine took no connection, or was lost under the request."""
+    if flags in _REFUSED:
+        return ConnectFailed("the engine takes no connection")
+    return ConnectionLost(f"the engine closed the connection ({flags.decode('latin-1')[:40]})")
 
 
 def _notice_the_dead(connection: _Connection) -> None:

@@ -15,6 +15,7 @@ import orjson
 
 from shoal.api import names
 from shoal.gateway.errors import ApiError, unavailable
+from shoal.net.tls import Credentials, NoCertificate, dial, ledger_name
 from shoal.serving.asgi import Headers
 
 SECONDS: Final = 10.0
@@ -42,10 +43,15 @@ class UsageApi:
     """`said` gives what this gateway says to the ledger, by each valid install key. `clock` gives seconds."""
 
     def __init__(
-        self, ledger_url: str, said: Callable[[], Iterable[str]], clock: Callable[[], float] = time.monotonic
+        self,
+        ledger_url: str,
+        said: Callable[[], Iterable[str]],
+        clock: Callable[[], float] = time.monotonic,
+        credentials: Credentials | None = None,
     ) -> None:
         self._url = ledger_url.rstrip("/")
         self._said = said
+        self._credentials, self._server_name = credentials, ledger_name(ledger_url)
         self._clock = clock
         self._asking = asyncio.Semaphore(AT_ONCE)
         self._waiting = 0
@@ -82,13 +88,14 @@ class UsageApi:
         for key in self._said():
             headers = {"authorization": f"Bearer {key}"}
             try:
-                async with self._session.get(url, headers=headers, allow_redirects=False) as response:
+                secured = dial(self._credentials, self._server_name)
+                async with self._session.get(url, headers=headers, allow_redirects=False, **secured) as response:
                     raw = await response.content.read(MOST_BYTES)
                     while more := await response.content.read(MOST_BYTES):
                         if len(raw) + len(more) > MOST_BYTES:
                             raise ApiError(400, "That is too much for one answer: lower `limit`.", "too_large")
                         raw += more
-            except (aiohttp.ClientError, TimeoutError, OSError):
+            except (aiohttp.ClientError, TimeoutError, OSError, NoCertificate):
                 break
             if response.status == 200:
                 told = response.headers

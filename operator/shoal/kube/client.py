@@ -20,7 +20,7 @@ import prometheus_client
 from shoal.api.meta import JsonObject
 from shoal.kube import auth
 from shoal.kube.errors import Gone, Invalid, KubeError, Unavailable, from_status
-from shoal.kube.resources import PODS, Resource
+from shoal.kube.resources import PODS, SERVICEACCOUNTS, Resource
 
 REQUESTS = prometheus_client.Counter("shoal_kube_requests", "Calls to the API server.", ["verb", "resource", "code"])
 SECONDS = prometheus_client.Histogram(
@@ -36,6 +36,7 @@ EventType = Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
 APPLY: Final = "application/apply-patch+yaml"
 MERGE: Final = "application/merge-patch+json"
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+LIST_METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 CALL_TIMEOUT: Final = 30.0
 """Seconds for one call with all its retries."""
@@ -72,8 +73,17 @@ class WatchEvent:
 class Client:
     """One API server, one set of credentials. Close it, or use it as an async context manager."""
 
-    def __init__(self, credentials: auth.Credentials, *, kubeconfig: str | None = None, context: str | None = None):
+    def __init__(
+        self,
+        credentials: auth.Credentials,
+        *,
+        kubeconfig: str | None = None,
+        context: str | None = None,
+        scope: tuple[str, ...] = (),
+    ):
+        """`scope`: the namespaces that whoever follows kinds may read; empty: all."""
         self._credentials = credentials
+        self.scope = tuple(dict.fromkeys(scope))
         self._kubeconfig = kubeconfig
         self._context = context
         self._loaded = time.monotonic()
@@ -83,12 +93,20 @@ class Client:
         """Write calls sent so far, by verb and plural: a quiet fleet adds nothing but Leases."""
 
     @classmethod
-    async def from_environment(cls, *, kubeconfig: str | None = None, context: str | None = None) -> Self:
+    async def from_environment(
+        cls, *, kubeconfig: str | None = None, context: str | None = None, scope: tuple[str, ...] = ()
+    ) -> Self:
         """From the given kubeconfig, else KUBECONFIG or ~/.kube/config, else the pod's service account.
 
         Raises ValueError when there are no credentials.
         """
-        return cls(await auth.load(kubeconfig, context), kubeconfig=kubeconfig, context=context)
+        return cls(await auth.load(kubeconfig, context), kubeconfig=kubeconfig, context=context, scope=scope)
+
+    def spaces(self, resource: Resource, namespace: str | None = None) -> tuple[str | None, ...]:
+        """Where a kind is listed and watched: the given namespace, or each one of the scope; None: everywhere."""
+        if namespace is not None or not resource.namespaced or not self.scope:
+            return (namespace,)
+        return self.scope
 
     @property
     def namespace(self) -> str:
@@ -152,13 +170,15 @@ class Client:
         method: Literal["GET", "DELETE"] = "GET",
         headers: Mapping[str, str] = MappingProxyType({}),
         timeout: float = ATTEMPT_TIMEOUT,
+        tls: bool = False,
     ) -> bytes:
         """A call of `path` (with a leading slash, and its query) at a pod's HTTP port, through the API server, once.
+        With `tls` the API server calls it over TLS, whatever certificate it shows.
 
         Raises what either of them answered: NotFound, Forbidden, Unavailable (also where the API server does not reach
         the pod). The `reason` of the pod's own errors is what stands in their JSON.
         """
-        where = PODS.path(namespace=namespace, name=f"{pod}:{port}", subresource=f"proxy{path}")
+        where = PODS.path(namespace=namespace, name=_at(pod, port, tls), subresource=f"proxy{path}")
         return await self._once(where, None, method, headers, timeout)
 
     async def proxied(
@@ -172,13 +192,14 @@ class Client:
         headers: Mapping[str, str] = MappingProxyType({}),
         body: bytes | None = None,
         timeout: float = ATTEMPT_TIMEOUT,
+        tls: bool = False,
     ) -> tuple[int, bytes]:
         """The same for any method, for those who read refusals themselves: status and body, whoever sent them.
 
         Raises:
             Unavailable: neither of them answered.
         """
-        target = PODS.path(namespace=namespace, name=f"{pod}:{port}", subresource=f"proxy{path}")
+        target = PODS.path(namespace=namespace, name=_at(pod, port, tls), subresource=f"proxy{path}")
         within = aiohttp.ClientTimeout(total=timeout, sock_connect=5)
         sent = {"Accept": "*/*", **headers}
         try:
@@ -215,6 +236,7 @@ class Client:
         label_selector: str | None = None,
         field_selector: str | None = None,
         page_size: int = 500,
+        metadata_only: bool = False,
     ) -> AsyncIterator[Page]:
         """Lists page by page, so that a large collection never lies in memory as a whole.
 
@@ -223,7 +245,8 @@ class Client:
         params = {"limit": str(page_size)} | _selectors(label_selector, field_selector)
         path = resource.path(namespace=namespace)
         while True:
-            body = await self._call("list", resource, "GET", path, params=params, idempotent=True)
+            accept = LIST_METADATA_ONLY if metadata_only else "application/json"
+            body = await self._call("list", resource, "GET", path, params=params, idempotent=True, accept=accept)
             metadata = body.get("metadata", {})
             items: list[JsonObject] = body.get("items") or []
             for item in items:  # a list's items come without their type
@@ -264,6 +287,7 @@ class Client:
         field_selector: str | None = None,
         server_seconds: int = WATCH_SECONDS,
         silence_seconds: float = SILENCE_SECONDS,
+        metadata_only: bool = False,
     ) -> AsyncIterator[WatchEvent]:
         """Events after `resource_version`, until the server ends the stream (normal, every few minutes).
 
@@ -280,7 +304,8 @@ class Client:
         )
         response: aiohttp.ClientResponse | None = None
         try:
-            response = await self._open("GET", resource.path(namespace=namespace), params=params, timeout=timeout)
+            path, headers = resource.path(namespace=namespace), {"Accept": METADATA_ONLY} if metadata_only else None
+            response = await self._open("GET", path, params=params, timeout=timeout, headers=headers)
             REQUESTS.labels("watch", resource.plural, response.status).inc()
             if response.status != 200:
                 raise await _error(response)
@@ -301,12 +326,25 @@ class Client:
             if response is not None:
                 response.close()
 
+    async def token(self, account: str, namespace: str, *, seconds: int) -> str:
+        """A short-lived token of a ServiceAccount. Raises NotFound, Forbidden, Unavailable."""
+        path = SERVICEACCOUNTS.path(namespace=namespace, name=account, subresource="token")
+        asked: JsonObject = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"expirationSeconds": seconds},
+        }
+        made = await self._call("create", SERVICEACCOUNTS, "POST", path, body=asked, idempotent=True)
+        return str(made["status"]["token"])
+
     # --- writing ----------------------------------------------------------------------------------------------------
 
-    async def create(self, resource: Resource, obj: JsonObject) -> JsonObject:
-        """Creates an object. Raises AlreadyExists. Not retried when it is unknown whether it was carried out."""
+    async def create(self, resource: Resource, obj: JsonObject, *, manager: str | None = None) -> JsonObject:
+        """Creates an object; its fields belong to `manager` (None: to a name that the API server makes up). Raises
+        AlreadyExists. Not retried when it is unknown whether it was carried out."""
         path = resource.path(namespace=obj["metadata"].get("namespace"))
-        return await self._call("create", resource, "POST", path, body=obj, idempotent=False)
+        params = None if manager is None else {"fieldManager": manager}
+        return await self._call("create", resource, "POST", path, body=obj, params=params, idempotent=False)
 
     async def apply(
         self,
@@ -515,6 +553,11 @@ class Client:
             except (ValueError, OSError, TimeoutError) as error:
                 raise Unavailable(f"credentials could not be loaded again: {error}") from error
             self._loaded = time.monotonic()
+
+
+def _at(pod: str, port: int, tls: bool) -> str:
+    """A pod's port, as the API server's proxy takes it."""
+    return f"{'https:' if tls else ''}{pod}:{port}"
 
 
 def _why(error: BaseException) -> str:

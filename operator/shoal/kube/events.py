@@ -56,6 +56,8 @@ class Recorder:
                 await self._post(event)
             except KubeError as error:
                 log.info("event not posted", reason=event.reason, object=event.metadata.name, error=error.message)
+            except Exception:
+                log.exception("event not posted", reason=event.reason, object=event.metadata.name)
 
     async def _post(self, event: Event) -> None:
         metadata = event.metadata

@@ -12,13 +12,19 @@ from shoal.api import names
 from shoal.api.meta import JsonObject, Kind, ObjectMeta
 from shoal.core import facts, quantity
 from shoal.core.keda import ScaledObject
+from shoal.core.ownership import Link, link
 
 K = TypeVar("K", bound=Kind)
 
 _JOB_LABEL: Final = "batch.kubernetes.io/job-name"
+_PROCESSES: Final = (names.COMPONENT_GATEWAY, names.COMPONENT_OPERATOR, names.COMPONENT_LEDGER)
 _READERS: Final = (names.COMPONENT_FACTS, names.COMPONENT_ADAPTER_FACTS)
 _SAME_MOMENT_SECONDS: Final = 3.0
 """Between the times that a kubelet writes when it first sees a pod."""
+LONGEST_MESSAGE: Final = 4096
+"""Of a container's termination message: a kubelet's own limit, in bytes."""
+MOST_DEVICES: Final = 4096
+"""Of one resource on one node, also where each GPU is shared by many: placement has tables of that size."""
 _NEVER_COMPARED: Final = ("managedFields", "resourceVersion", "generation")
 
 
@@ -43,6 +49,8 @@ class Child:
     model_uid: str
     raw: bytes
     deployment: facts.Deployment | None = None
+    link: Link | None = None
+    """Of a Deployment: its place in the chain from pods to Models."""
     scaled: ScaledObject | None = None
 
     @property
@@ -59,28 +67,35 @@ def custom(kind: type[K], raw: JsonObject) -> Custom[K]:
     try:
         return Custom(metadata, kind.model_validate(raw), "", status)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()[:5])
-        return Custom(metadata, None, problems, status)
+        return Custom(metadata, None, problems_of(error), status)
+
+
+def problems_of(error: ValidationError) -> str:
+    """The first few, each short: names and values in them are whatever somebody wrote."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)[:5]
+    told = (f"{'.'.join(str(part) for part in e['loc'])[:128]}: {e['msg'][:256]}" for e in found)
+    more = f"; and {error.error_count() - 5} more" if error.error_count() > 5 else ""
+    return "; ".join(told) + more
 
 
 def node(raw: JsonObject) -> facts.Node:
     spec, status = _map(raw, "spec"), _map(raw, "status")
     return facts.Node(
         name=raw["metadata"]["name"],
-        labels=_map(raw["metadata"], "labels"),
+        labels={key: text for key, text in _map(raw["metadata"], "labels").items() if isinstance(text, str)},
         ready=_condition(status, "Ready").get("status") == "True",
         unschedulable=bool(spec.get("unschedulable")),
         taints=tuple(
             facts.Taint(t.get("key", ""), t.get("value", ""), t.get("effect", "")) for t in _seq(spec, "taints")
         ),
-        capacity=_extended(status.get("capacity")),
-        allocatable=_extended(status.get("allocatable")),
+        capacity=_devices(status.get("capacity")),
+        allocatable=_devices(status.get("allocatable")),
     )
 
 
 def pod(raw: JsonObject) -> facts.Pod | None:
-    """Every pod that asks for an extended resource, engine pods, gateways, and those that read a source's metadata; the
-    others are of no interest."""
+    """Every pod that asks for an extended resource, engine pods, Shoal's own processes, and those that read a source's
+    metadata; the others are of no interest."""
     metadata, spec, status = raw["metadata"], _map(raw, "spec"), _map(raw, "status")
     labels: Mapping[str, str] = _map(metadata, "labels")
     ours = labels.get(names.LABEL_COMPONENT) == names.COMPONENT_ENGINE
@@ -88,7 +103,8 @@ def pod(raw: JsonObject) -> facts.Pod | None:
     requests = pod_requests(spec)
     job = labels.get(_JOB_LABEL) if labels.get(names.LABEL_COMPONENT) in _READERS else None
     gateway = labels.get(names.LABEL_COMPONENT) == names.COMPONENT_GATEWAY
-    if model_uid is None and job is None and not gateway and not requests:
+    process = labels.get(names.LABEL_COMPONENT) in _PROCESSES and labels.get(names.LABEL_PART_OF) == names.MANAGED_BY
+    if model_uid is None and job is None and not gateway and not process and not requests:
         return None
     base = facts.Pod(
         namespace=metadata["namespace"],
@@ -101,7 +117,7 @@ def pod(raw: JsonObject) -> facts.Pod | None:
         requests=requests,
         model_uid=model_uid,
     )
-    if model_uid is None and job is None and not gateway:
+    if model_uid is None and job is None and not gateway and not process:
         return base
     scheduled = _condition(status, "PodScheduled")
     waits = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
@@ -129,6 +145,9 @@ def pod(raw: JsonObject) -> facts.Pod | None:
         job=job,
         cache_claim=_cache_claim(spec),
         gateway=gateway,
+        process=process,
+        mtls=_map(metadata, "annotations").get(names.ANNOTATION_TRANSPORT) == names.TRANSPORT_MTLS,
+        knows_role_keys=gateway and names.ANNOTATION_KEYS in _map(metadata, "annotations"),
         was_ready=_was_ready(status),
     )
 
@@ -184,6 +203,7 @@ def deployment(raw: JsonObject) -> Child | None:
         uid=kept.uid,
         model_uid=kept.model_uid,
         raw=kept.raw,
+        link=link(raw),
         deployment=facts.Deployment(
             namespace=kept.namespace,
             name=kept.name,
@@ -265,6 +285,11 @@ def _extended(amounts: Mapping[str, Any] | None) -> dict[str, int]:
     return {name: quantity.count(amount) for name, amount in (amounts or {}).items() if "/" in name}
 
 
+def _devices(amounts: Mapping[str, Any] | None) -> dict[str, int]:
+    """What a node says that it has. A number that no machine has is the most that one may have."""
+    return {name: min(count, MOST_DEVICES) for name, count in _extended(amounts).items()}
+
+
 def _asked(container: JsonObject) -> dict[str, int]:
     resources = _map(container, "resources")
     return _extended(_map(resources, "limits") | _map(resources, "requests"))
@@ -279,12 +304,17 @@ def _container(status: JsonObject) -> facts.Container:
         ready=bool(status.get("ready")),
         restarts=status.get("restartCount") or 0,
         waiting_reason=waiting.get("reason"),
-        waiting_message=waiting.get("message"),
+        waiting_message=_text(waiting.get("message")),
         exit_code=ended.get("exitCode"),
         exit_reason=ended.get("reason"),
-        exit_message=ended.get("message"),
+        exit_message=_text(ended.get("message")),
         running="running" in state,
     )
+
+
+def _text(message: object) -> str | None:
+    """Kubelets leave no more, and who may write a pod's status could."""
+    return message[:LONGEST_MESSAGE] if isinstance(message, str) else None
 
 
 def _cache_claim(spec: JsonObject) -> str | None:

@@ -15,7 +15,7 @@ import structlog
 
 from shoal.api.meta import JsonObject
 from shoal.kube.client import Client
-from shoal.kube.errors import Gone, KubeError, NotFound
+from shoal.kube.errors import Forbidden, Gone, KubeError, NotFound
 from shoal.kube.resources import Resource
 
 log = structlog.get_logger()
@@ -35,7 +35,7 @@ def object_key(obj: JsonObject) -> str:
 
 
 class Reflector:
-    """One kind, optionally in one namespace or with a selector.
+    """One kind, optionally in one namespace or with a selector; else in all that the client's scope has.
 
     `project` makes of each raw object what is kept and handed to `on_event`; None from it means "not of interest" and
     reads as absent. `on_event` must not block; what it raises is logged and does not stop the stream.
@@ -50,11 +50,14 @@ class Reflector:
         label_selector: str | None = None,
         project: Callable[[JsonObject], Any] | None = None,
         on_event: Callable[[ReflectorEvent, Any], None] | None = None,
+        metadata_only: bool = False,
     ) -> None:
+        """`metadata_only`: the API server leaves out `spec` and `status`."""
         self._client = client
         self._resource = resource
-        self._namespace = namespace
+        self._spaces: tuple[str | None, ...] = client.spaces(resource, namespace)
         self._selector = label_selector
+        self._metadata_only = metadata_only
         self._project = project
         self._on_event = on_event
         self._objects: dict[str, Any] = {}
@@ -64,7 +67,8 @@ class Reflector:
         """Set when the first list is complete; stays set."""
         self.missing = False
         """The API server does not know the kind: its CRD is not installed."""
-        self.connected = False
+        self._up: set[str | None] = set()
+        self._listed: set[str | None] = set()
         self.last_heard = time.monotonic()
         """Monotonic time of the last list, event or bookmark."""
 
@@ -73,26 +77,41 @@ class Reflector:
         """The copy, by `namespace/name` (or `name`). A live view: take what you need before you await."""
         return MappingProxyType(self._objects)
 
+    @property
+    def connected(self) -> bool:
+        """Every namespace is listed and watched."""
+        return len(self._up) == len(self._spaces)
+
     async def run(self) -> None:
         """Runs until cancelled. Never raises for what an API server does."""
+        async with asyncio.TaskGroup() as tasks:
+            for space in self._spaces:
+                tasks.create_task(self._follow(space))
+
+    async def _follow(self, space: str | None) -> None:
+        """One namespace, or all of them."""
         backoff = FIRST_BACKOFF
         version: str | None = None
         while True:
             try:
                 if version is None:
-                    version = await self._list()
+                    version = await self._list(space)
                 begun = time.monotonic()
                 async for event in self._client.watch(
-                    self._resource, version, namespace=self._namespace, label_selector=self._selector
+                    self._resource,
+                    version,
+                    namespace=space,
+                    label_selector=self._selector,
+                    metadata_only=self._metadata_only,
                 ):
-                    self._heard()
+                    self._heard(space)
                     backoff = FIRST_BACKOFF
                     if event.type == "DELETED":
                         self._remove(object_key(event.object), event.object)
                     elif event.type != "BOOKMARK":
                         self._upsert(event.object)
                     version = str(event.object["metadata"]["resourceVersion"])
-                self._heard()
+                self._heard(space)
                 if time.monotonic() - begun < FIRST_BACKOFF:  # something in between ends them at once
                     await asyncio.sleep(FIRST_BACKOFF)
                 continue  # the server renews its streams by ending them: go on where it ended
@@ -108,38 +127,48 @@ class Reflector:
                         "the API server does not know this kind; waiting for its CustomResourceDefinition",
                         error=error.message,
                     )
-                self.missing, self.connected = True, False
+                self.missing = True
+                self._up.discard(space)
                 backoff = CRD_BACKOFF
             except KubeError as error:
                 # Anything but a lost connection may mean that the version is no good any more: list again.
                 if error.status is not None:
                     version = None
-                if self.connected:
+                if space in self._up:
                     self._log.warning("lost the API server; keeping the last state", error=error.message)
-                self.connected = False
+                elif isinstance(error, Forbidden) and space is not None and space not in self._listed:
+                    self._log.warning("a namespace of the scope may not be read", namespace=space, error=error.message)
+                self._up.discard(space)
             await asyncio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
             backoff = min(backoff * 2, LONGEST_BACKOFF)
 
-    def _heard(self) -> None:
-        if self.missing or not self.connected:
-            self._log.info("watching")
-        self.missing, self.connected = False, True
+    def _heard(self, space: str | None) -> None:
+        if self.missing or space not in self._up:
+            self._log.info("watching", **({"namespace": space} if space else {}))
+        self.missing = False
+        self._up.add(space)
         self.last_heard = time.monotonic()
 
-    async def _list(self) -> str:
+    async def _list(self, space: str | None) -> str:
         seen: set[str] = set()
         version = ""
         async for page in self._client.list_pages(
-            self._resource, namespace=self._namespace, label_selector=self._selector
+            self._resource,
+            namespace=space,
+            label_selector=self._selector,
+            metadata_only=self._metadata_only,
         ):
             for obj in page.items:
                 seen.add(object_key(obj))
                 self._upsert(obj)
             version = page.resource_version
-            self._heard()
-        for key in [k for k in self._versions if k not in seen]:
+            self._heard(space)
+        of_here = "" if space is None else f"{space}/"
+        for key in [k for k in self._versions if k not in seen and k.startswith(of_here)]:
             self._remove(key, None)
-        self.synced.set()
+        self._listed.add(space)
+        if len(self._listed) == len(self._spaces):
+            self.synced.set()
         return version
 
     def _upsert(self, obj: JsonObject) -> None:

@@ -108,6 +108,16 @@ class Table(Generic[T]):
         self._entries[key] = _Entry(value, uid, version, generation, self._sequence)
         self._changed(key, before, value)
 
+    def amend(self, key: str, uid: str, change: Callable[[T], T]) -> None:
+        """What is known of an object is something else, though the object has not changed."""
+        entry = self._entries.get(key)
+        if entry is None or entry.uid != uid or entry.value is None:
+            return
+        before, entry.value = entry.value, change(entry.value)
+        self._sequence += 1
+        entry.sequence = self._sequence
+        self._changed(key, before, entry.value)
+
     def remove(self, key: str, uid: str | None = None) -> None:
         """An object that is gone. With a uid: only if it is still that one."""
         entry = self._entries.get(key)
@@ -139,15 +149,27 @@ class Table(Generic[T]):
         self.revision += 1
         for name, indexer in self._indexers.items():
             index = self._indexes[name]
-            for word in indexer(before) if before is not None else ():
+            for word in _words(indexer, before, key, name):
                 listed = index.get(word, {})
                 listed.pop(key, None)
                 if not listed:
                     index.pop(word, None)
-            for word in indexer(after) if after is not None else ():
+            for word in _words(indexer, after, key, name):
                 index.setdefault(word, {})[key] = after  # pyright: ignore[reportArgumentType]
         for listener in self.listeners:
-            listener(key, before, after)
+            try:
+                listener(key, before, after)
+            except Exception:
+                # Nor must one that cannot be told keep the others, and the rest of a list, from being told.
+                log.exception("a change was not told to everybody", key=key)
+
+
+def _words(indexer: Callable[[T], Iterable[str]], value: T | None, key: str, index: str) -> tuple[str, ...]:
+    try:
+        return tuple(indexer(value)) if value is not None else ()
+    except Exception:
+        log.exception("object is not listed in an index", key=key, index=index)
+        return ()
 
 
 AnyTable = Table[Any]

@@ -2,10 +2,13 @@
 
 Kopf runs in a thread and an event loop of its own, because it ends with its loop: it cancels every task made after its
 start. When it gives up (a CRD was deleted, a watcher died) it is started again; the store keeps what it knows.
-A paged list per kind, at the start and every few minutes, is what makes a kind synced, and finds missed deletions.
+A paged list per kind, at the start and every few minutes, is what makes a kind synced, and finds missed deletions. So
+does one soon after kopf was started: it lists for itself, later than the first list here or after a pause, and of what
+was deleted before that no watch tells.
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 import threading
@@ -35,6 +38,8 @@ RESYNCS = prometheus_client.Counter("shoal_resyncs", "Complete lists, and deleti
 RETRY_SECONDS: Final = 2.0
 CRD_SECONDS: Final = 2.0
 EXIT_SECONDS: Final = 1.0
+BEGIN_SECONDS: Final = 20.0
+"""After so long all watches have begun, and a list finds what was deleted before."""
 
 
 class _Forever:
@@ -78,6 +83,8 @@ class Watcher:
         self._load_credentials = credentials
         self._resync_seconds = resync_seconds
         self.synced = asyncio.Event()
+        self._begun = asyncio.Event()
+        """Kopf was started since the last list."""
         self.resynced: list[Callable[[], None]] = []
         """Called after each round of lists: whoever compares the whole world does it then."""
         self.health = Health()
@@ -120,18 +127,28 @@ class Watcher:
                 self.synced.set()
                 for listener in self.resynced:
                     listener()
-                await asyncio.sleep(self._resync_seconds * random.uniform(0.9, 1.1))  # noqa: S311
+                await self._until_next()
             else:
                 await asyncio.sleep(RETRY_SECONDS * random.uniform(0.5, 1.0))  # noqa: S311
+
+    async def _until_next(self) -> None:
+        seconds = self._resync_seconds * random.uniform(0.9, 1.1)  # noqa: S311
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._begun.wait()
+                await asyncio.sleep(BEGIN_SECONDS)
+        self._begun.clear()
 
     async def _list(self, watched: Watched) -> bool:
         resource, table = watched.resource, watched.table
         since, seen = table.mark(), set[str]()
         try:
-            async for page in self._client.list_pages(resource, label_selector=watched.label_selector):
-                for obj in page.items:
-                    seen.add(object_key(obj))
-                    table.upsert(obj, since=since)
+            for space in self._client.spaces(resource):
+                pages = self._client.list_pages(resource, namespace=space, label_selector=watched.label_selector)
+                async for page in pages:
+                    for obj in page.items:
+                        seen.add(object_key(obj))
+                        table.upsert(obj, since=since)
         except KubeError as error:
             if error.status == 404 and resource.group == GROUP:
                 self.health.missing_kinds |= {resource.plural}
@@ -164,6 +181,7 @@ class Watcher:
             done: asyncio.Future[str] = loop.create_future()
             thread = threading.Thread(target=self._thread, args=(loop, stop, done), name="kopf", daemon=True)
             thread.start()
+            self._begun.set()
             try:
                 why = await asyncio.shield(done)
             except asyncio.CancelledError:
@@ -183,7 +201,8 @@ class Watcher:
                 kopf.operator(
                     registry=self._registry(loop),
                     settings=_settings(self._watched),
-                    clusterwide=True,
+                    clusterwide=not self._client.scope,
+                    namespaces=self._client.scope,
                     # Named, since kopf would ask the system for a user's name, which a numeric user does not have.
                     identity="shoal",  # pyright: ignore[reportArgumentType] - a NewType that kopf does not export
                     stop_flag=stop,

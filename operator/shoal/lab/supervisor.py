@@ -352,14 +352,19 @@ class Supervisor:
         commands = controlplane.commands(
             self._binaries, self._paths, faults=self._config.faults, hpa_sync=self._config.hpa_sync_seconds
         )
-        for name, command in commands.items():
-            self._processes.start(name, command)
+        # The controllers end 10 s after their start if the API server has not authorised them by then; a busy machine
+        # takes longer than that to start it.
+        before = ("etcd", "kube-apiserver")
+        for name in before:
+            self._processes.start(name, commands[name])
         self._start_cluster()
         self._processes.start_forker()
         async with asyncio.TaskGroup() as tasks:
             watcher = tasks.create_task(self._fail_early())
             async with Api(self._paths.admin_kubeconfig) as api:
                 await bootstrap.wait_for_api(api, _API_TIMEOUT_S)
+                for name in commands.keys() - before:
+                    self._processes.start(name, commands[name])
                 self._step(f"API server ready at https://127.0.0.1:{self._state.api_port}")
                 for node in self._nodes:
                     await self._start_node(node)

@@ -5,23 +5,26 @@ a checkpoint if it takes its request a step further. So a batch may come as ofte
 was not committed was not counted either.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from sqlalchemy import Connection
 
 from shoal.api.ledger import Taken
 from shoal.ledger import bulk, schema
+from shoal.ledger.ownrows import aside_reason, claimed
 from shoal.ledger.parse import Bad, Good, Incoming, UsageRow, bad
 from shoal.ledger.sums import Changes, Cost, free, settle
 
 REFUSED_BY_DATABASE: Final = "the database does not take it"
 _ONCE: Final = "ON CONFLICT DO NOTHING RETURNING source, id"
 _USAGE_COLUMNS: Final = UsageRow._fields
-_STANDING: Final = ("source", "request", "attempt", "step", "ended", "admitted_at")
+_STANDING: Final = ("source", "request", "attempt", "step", "ended", "admitted_at", "gateway")
 
 Key = tuple[str, str, int]
 """Source, request, attempt."""
+Standing = tuple[int, bool, int, str | None]
+"""Step, whether it has ended, when it was admitted, boot id of its gateway."""
 
 
 def write(
@@ -33,10 +36,13 @@ def write(
 ) -> tuple[list[Taken], Changes]:
     """Keeps what is new of each batch; returns what became of each, and how the sums changed.
 
-    A record admitted more than `keep_ms` ago is kept aside: whether it was counted already is no longer known.
+    A record admitted more than `keep_ms` ago is kept aside: whether it was counted already is no longer known. So is
+    one of a proven sender whose request is another's.
     """
     oldest = 0 if keep_ms is None else now_ms - keep_ms
-    good = [[_timely(each, oldest) for each in batch] for batch in batches]
+    timely = [[_timely(each, oldest) for each in batch] for batch in batches]
+    standing = _standing(connection, timely)
+    good = _owned(timely, standing)
     _set_aside(connection, (each for batch in good for each in batch if isinstance(each, Bad)), now_ms)
     once = {
         (each.row.source, each.id): each
@@ -52,11 +58,6 @@ def write(
             [(e.row.source, e.id, e.row.request, e.kind, now_ms, e.body) for e in once.values()],
             _ONCE,
         )
-    }
-    keys = {_key(each.row) for batch in good for each in batch if isinstance(each, Good)}
-    standing = {
-        (row.source, row.request, row.attempt): (row.step, row.ended, row.admitted_at)
-        for row in bulk.select(connection, schema.usage, _STANDING, list(keys))
     }
     taken: list[Taken] = []
     best: dict[Key, UsageRow] = {}
@@ -89,7 +90,7 @@ def write(
     rows: list[UsageRow] = []
     for key, row in best.items():
         if (found := standing.get(key)) is not None:
-            step, ended, admitted_at = found
+            step, ended, admitted_at, _ = found
             if row.step <= step:
                 continue
             row = row._replace(admitted_at=admitted_at)
@@ -145,8 +146,45 @@ def one_by_one(
 
 def _timely(each: Incoming, oldest: int) -> Incoming:
     if isinstance(each, Good) and each.row.admitted_at < oldest:
-        return bad("it came after the retention: whether it was counted already is not known any more", each.body)
+        why = "it came after the retention: whether it was counted already is not known any more"
+        return bad(aside_reason(why, each.sender), each.body)
     return each
+
+
+def _standing(connection: Connection, batches: Sequence[Sequence[Incoming]]) -> dict[Key, Standing]:
+    """What is known of these rows. With a row of a proven sender that is a try comes its request: that says whose it
+    is."""
+    keys: set[Key] = set()
+    for batch in batches:
+        for each in batch:
+            if isinstance(each, Good):
+                keys.add(_key(each.row))
+                if each.sender is not None and each.row.attempt:
+                    keys.add((each.row.source, each.row.request, 0))
+    return {
+        (row.source, row.request, row.attempt): (row.step, row.ended, row.admitted_at, row.gateway)
+        for row in bulk.select(connection, schema.usage, _STANDING, list(keys))
+    }
+
+
+def _owned(batches: Sequence[Sequence[Incoming]], standing: Mapping[Key, Standing]) -> list[list[Incoming]]:
+    """The same, where a row of a proven sender is `Bad` if its request is another gateway's. A request is that
+    gateway's whose row came first; ids are random, so nobody can be first with another's by chance."""
+    firsts: dict[tuple[str, str], str | None] = {}
+    found: list[list[Incoming]] = []
+    for batch in batches:
+        kept: list[Incoming] = []
+        for each in batch:
+            if isinstance(each, Good):
+                row = each.row
+                whose = (row.source, row.request)
+                if whose not in firsts:
+                    stands = standing.get((*whose, 0)) or standing.get(_key(row))
+                    firsts[whose] = row.gateway if stands is None else stands[3]
+                each = claimed(each, firsts[whose])
+            kept.append(each)
+        found.append(kept)
+    return found
 
 
 def _set_aside(connection: Connection, records: Iterable[Bad], now_ms: int) -> None:

@@ -12,6 +12,7 @@ from sqlalchemy import Column, Connection, Table, delete, func, select, text, tu
 
 from shoal.ledger import ingest, schema
 from shoal.ledger.ingest import REFUSED_BY_DATABASE
+from shoal.ledger.ownrows import NOT_ITS_OWN, bound, sender_of
 from shoal.ledger.parse import CLOSED, Good, parse
 from shoal.ledger.store import Store, Unavailable
 from shoal.ledger.sums import Changes, Cost
@@ -127,12 +128,18 @@ def _retake(connection: Connection, after: str, oldest: int, cost: Cost) -> tupl
     page = connection.execute(query.order_by(aside.digest).limit(_MOST_ROWS)).all()
     good: dict[str, Good] = {}
     for digest, reason, body in page:
+        sender, why = sender_of(reason)
+        if why.startswith((REFUSED_BY_DATABASE, NOT_ITS_OWN)):
+            continue  # no version of the ledger changes that
         record = parse(orjson.loads(body), now)
-        if isinstance(record, Good) and record.row.admitted_at >= oldest and not reason.startswith(REFUSED_BY_DATABASE):
+        if sender is not None:
+            record = bound(record, sender)
+        if isinstance(record, Good) and record.row.admitted_at >= oldest:
             good[digest] = record
-    _, changes = ingest.write(connection, [list(good.values())], now, cost=cost)
     if good:
+        # Before they are written, which may keep one aside again.
         connection.execute(delete(schema.aside).where(aside.digest.in_(list(good))))
+    _, changes = ingest.write(connection, [list(good.values())], now, cost=cost)
     return (page[-1].digest if len(page) == _MOST_ROWS else ""), len(good), changes
 
 

@@ -67,4 +67,9 @@ class EngineFigures(Collector):
         engines = GaugeMetricFamily("shoal_ledger_engines", "Engine pods by whether they are heard.", labels=["heard"])
         engines.add_metric(["yes"], standing.heard)
         engines.add_metric(["no"], len(standing.not_heard))
-        return [engines, CounterMetricFamily("shoal_ledger_lower_readings", lower, value=self._reconciler.lower)]
+        rogue = GaugeMetricFamily(
+            "shoal_ledger_rogue_pods",
+            "Pods with the labels of an engine that no Model owns: they are not heard.",
+            value=self._reconciler.pods.ownership.rogue,
+        )
+        return [engines, rogue, CounterMetricFamily("shoal_ledger_lower_readings", lower, value=self._reconciler.lower)]

@@ -6,6 +6,7 @@ that is known by then, so a higher one replaces a lower, and rows may come in an
 
 import hashlib
 from datetime import datetime
+from math import isfinite
 from typing import Final, Literal, NamedTuple
 
 import orjson
@@ -70,6 +71,8 @@ class Good(NamedTuple):
     kind: Literal["open", "checkpoint", "final", "attempt"]
     row: UsageRow
     body: bytes
+    sender: str | None = None
+    """The pod that sent it; None where that was not asked."""
 
 
 class Bad(NamedTuple):
@@ -85,7 +88,10 @@ Incoming = Good | Bad
 
 def parse(element: object, now_ms: int) -> Incoming:
     """One element of a batch, as orjson read it."""
-    body = orjson.dumps(element)
+    try:
+        body = orjson.dumps(element)
+    except TypeError:  # it reads what it does not write: objects within objects, hundreds deep
+        return bad("it is nested too deeply", b"null")
     try:
         record = UsageRecord.model_validate_json(body)  # half the time of the element itself
     except ValidationError as error:
@@ -126,6 +132,9 @@ def _fault(record: UsageRecord, body: bytes) -> str | None:
         return "data.attempt: an attempt record says which try it was, from 1"
     if not 0 <= (data.status or 0) <= 999 or not 0 <= data.attempts <= 1_000_000:
         return "data.status, data.attempts: not a status of HTTP, or not a number of attempts"
+    for taken in (data.ttft_ms, data.hold_ms, data.duration_ms):
+        if taken is not None and not isfinite(taken):
+            return "data.ttftMs, data.holdMs, data.durationMs: not a number of milliseconds"
     for time in (record.time, data.admitted_at):
         if time is not None and (time.tzinfo is None or not _FIRST_MS <= milliseconds(time) < _LAST_MS):
             return f"time, data.admittedAt: {time.isoformat()} has no time zone or is out of range"

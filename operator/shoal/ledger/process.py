@@ -12,7 +12,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from shoal.api import names
 from shoal.gateway import collector
+from shoal.kube.access import ALLOWED, Access, token_of
 from shoal.kube.client import Client
+from shoal.kube.podtokens import PodTokens
 from shoal.ledger import maintenance, records
 from shoal.ledger.metrics import EngineFigures, Metrics
 from shoal.ledger.monthly import Rated
@@ -21,13 +23,15 @@ from shoal.ledger.queries.routes import Questions
 from shoal.ledger.reconcile.figures import ComparedFigures
 from shoal.ledger.reconcile.routes import Routes
 from shoal.ledger.reconcile.watch import Reconciler, Standing
+from shoal.ledger.senders import Senders
 from shoal.ledger.service import Events, Request, Response, Service, answer_json, send_answer
 from shoal.ledger.settings import LedgerSettings
 from shoal.ledger.store import Store, Unavailable
 from shoal.ledger.sums import Changes
 from shoal.ledger.totals import Totals
+from shoal.net.tls import Credentials
 from shoal.serving import tracing
-from shoal.serving.asgi import Receive, Scope, Send
+from shoal.serving.asgi import Receive, Scope, Send, headers_of
 from shoal.serving.installkey import KeyRing
 from shoal.serving.server import Server, make_server
 from shoal.signals.stream import Me
@@ -46,9 +50,18 @@ class Process:
     """
 
     def __init__(self, settings: LedgerSettings, client: Client | None = None) -> None:
-        """`client` to the cluster whose engines are read; None: their counters stay unknown."""
+        """`client` to the cluster whose engines are read, and that knows who may read metrics and which pods send.
+
+        None: counters stay unknown; with `metrics_auth` or `gateway_tokens` that is refused. Raises ValueError.
+        """
+        if settings.metrics_auth and client is None:
+            raise ValueError("SHOAL_LEDGER_METRICS_AUTH takes a cluster, which knows whose token may read the metrics")
+        if settings.gateway_tokens and client is None:
+            raise ValueError("SHOAL_LEDGER_GATEWAY_TOKENS takes a cluster, which knows whose token a gateway has")
+        self.access = Access(client) if settings.metrics_auth and client is not None else None
         self.settings = settings
-        self.key_ring = KeyRing(settings.install_key_dir)
+        self.key_ring = KeyRing(settings.keys_dir, settings.install_key_dir)
+        self.credentials = Credentials(settings.mtls_dir, serves=settings.mtls)
         self.store = Store(
             settings.database_url,
             readers=settings.readers,
@@ -59,10 +72,12 @@ class Process:
         self.prices = PriceFolder(settings.prices_dir)
         self.totals = Totals(self.store, self.prices)
         self.heard = maintenance.Heard(settings.close_open_seconds)
-        self.service = Service(self.key_ring, max_body_bytes=settings.max_body_bytes)
+        self.service = Service(self.key_ring, max_body_bytes=settings.max_body_bytes, credentials=self.credentials)
         self.metrics = Metrics(self.store, self.totals)
         self.metrics.registry.register(PriceFigures(self.prices))
-        records.add_routes(self.service, self.store, max_body_bytes=settings.max_body_bytes)
+        records.add_routes(
+            self.service, self.store, max_body_bytes=settings.max_body_bytes, senders=_senders(settings, client)
+        )
         Questions(
             self.store,
             self.prices,
@@ -73,12 +88,12 @@ class Process:
         self.compared = ComparedFigures(self.store, _now_ms)
         self.metrics.registry.register(self.compared)
         self.reconciler: Reconciler | None = None
-        if client is not None:
+        if client is not None and settings.reconcile:
             me = Me(settings.pod_name, self.totals.hub.boot)
-            self.reconciler = Reconciler(client, self.key_ring, self.store, me)
+            self.reconciler = Reconciler(client, self.key_ring, self.store, me, credentials=self.credentials)
             self.metrics.registry.register(EngineFigures(self.reconciler))
         Routes(self.store, self._standing, _now_ms).add(self.service)
-        self.service.route("GET", names.TOTALS_PATH, self._totals, ("gateway", "admin"))
+        self.service.route("GET", names.TOTALS_PATH, self._totals, ("gateway", "billing"))
         self.store.opened = self.totals.reload
         self.store.committed = self._committed
         self.store.cost = Rated(self.prices).cost
@@ -89,6 +104,18 @@ class Process:
             self.service.answered = LedgerSpans(self.tracing.tracer).answered
         self.server = make_server(
             self.service, host=settings.host, port=settings.port, keep_alive=75, stop_seconds=_STOP_SECONDS
+        )
+        self.peers = (
+            make_server(
+                self.service,
+                host=settings.host,
+                port=settings.mtls_port,
+                keep_alive=75,
+                stop_seconds=_STOP_SECONDS,
+                credentials=self.credentials,
+            )
+            if settings.mtls
+            else None
         )
         self.ops = make_server(self._ops, host=settings.ops_host, port=settings.ops_port, keep_alive=5, stop_seconds=1)
         self._stop = asyncio.Event()
@@ -103,7 +130,9 @@ class Process:
         if self._stop.is_set():
             missing["stopping"] = "asked to stop"
         if not self.key_ring:
-            missing["installKey"] = f"no install key in {self.settings.install_key_dir}: the operator makes it"
+            missing["installKey"] = f"no keys in {self.settings.keys_dir}: the operator makes them"
+        if self.settings.mtls and (why := self.credentials.missing):
+            missing["certificate"] = why
         if self.store.error is not None:
             missing["database"] = self.store.error
         return missing
@@ -118,6 +147,7 @@ class Process:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         self.key_ring.refresh()
+        self.credentials.refresh()
         await self.prices.refresh()
         self.store.start()
         try:
@@ -127,6 +157,10 @@ class Process:
                 await _listening(self.ops)
                 main = group.create_task(_serve(self.server))
                 await _listening(self.server)
+                peers = None
+                if self.peers is not None:
+                    peers = group.create_task(_serve(self.peers))
+                    await _listening(self.peers)
                 log.info("serving", port=self.server.port, ops_port=self.ops.port, database=self.store.database.name)
                 collector.calm()
                 started()
@@ -134,6 +168,9 @@ class Process:
                 log.info("stopping")
                 self.totals.close()
                 self.server.should_exit = True
+                if self.peers is not None and peers is not None:
+                    self.peers.should_exit = True
+                    await peers
                 await main
                 self.ops.should_exit = True
                 await ops
@@ -174,7 +211,10 @@ class Process:
     async def _housekeeping(self) -> None:
         while True:
             self.key_ring.refresh()
+            self.credentials.refresh()
             self.server.sweep()
+            if self.peers is not None:
+                self.peers.sweep()
             self.ops.sweep()
             await asyncio.sleep(1.0)
 
@@ -192,9 +232,10 @@ class Process:
                 self.metrics.open_rows = still
 
     async def _ops(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """/healthz, /readyz and /metrics, for all."""
+        """/healthz and /readyz for all, with a word; causes and /metrics for those who may read them."""
         if scope["type"] != "http":
             return
+        token = token_of(headers_of(scope))
         match scope["path"]:
             case "/healthz":
                 answer = answer_json({"status": "ok"})
@@ -203,13 +244,27 @@ class Process:
                 status = "not ready" if missing else "ok"
                 # Bad price lists make nobody wait: those before stay in force, and records are kept as ever.
                 notes = {"prices": self.prices.error} if self.prices.error else {}
-                answer = answer_json({"status": status, **missing, **notes}, 503 if missing else 200)
+                told = self.access is None or (token and (await self.access.check(token, "/metrics")).allowed)
+                causes = {**missing, **notes} if told else {}
+                answer = answer_json({"status": status, **causes}, 503 if missing else 200)
             case "/metrics":
-                content_type = ((b"content-type", CONTENT_TYPE_LATEST.encode()),)
-                answer = Response(200, content_type, generate_latest(self.metrics.registry))
+                verdict = ALLOWED if self.access is None else await self.access.check(token, "/metrics")
+                if verdict.allowed:
+                    content_type = ((b"content-type", CONTENT_TYPE_LATEST.encode()),)
+                    answer = Response(200, content_type, generate_latest(self.metrics.registry))
+                else:
+                    headers = tuple((name.encode(), value.encode()) for name, value in verdict.headers.items())
+                    answer = answer_json({"status": verdict.message}, verdict.status, headers)
             case _:
                 answer = answer_json({"status": "unknown path"}, 404)
         await send_answer(answer, send)
+
+
+def _senders(settings: LedgerSettings, client: Client | None) -> Senders | None:
+    if not settings.gateway_tokens or client is None:
+        return None
+    namespace, account = settings.pod_namespace, settings.gateway_account
+    return Senders(PodTokens(client, namespace=namespace, account=account, audience=names.LEDGER_AUDIENCE))
 
 
 def _now_ms() -> int:

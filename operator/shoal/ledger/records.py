@@ -9,7 +9,9 @@ import orjson
 import zstandard
 
 from shoal.api import names
+from shoal.ledger.ownrows import bound
 from shoal.ledger.parse import Incoming, parse
+from shoal.ledger.senders import Senders
 from shoal.ledger.service import Problem, Request, Response, Service, answer_json
 from shoal.ledger.sink import Sink
 
@@ -17,24 +19,26 @@ _IN_A_THREAD: Final = 200
 """Records from which on a batch is parsed beside the event loop: 5 ms."""
 
 
-def add_routes(service: Service, sink: Sink, *, max_body_bytes: int) -> None:
-    """Lets gateways (and people who restore a spool) send records."""
-    service.route("POST", names.RECORDS_PATH, partial(_take, sink, max_body_bytes), ("gateway", "admin"))
+def add_routes(service: Service, sink: Sink, *, max_body_bytes: int, senders: Senders | None = None) -> None:
+    """Lets gateways send records: with `senders` only their own."""
+    service.route("POST", names.RECORDS_PATH, partial(_take, sink, max_body_bytes, senders), ("gateway",))
 
 
-async def _take(sink: Sink, max_body_bytes: int, request: Request) -> Response:
+async def _take(sink: Sink, max_body_bytes: int, senders: Senders | None, request: Request) -> Response:
+    pod = None if senders is None else await senders.pod_of(request)
     elements = _elements(request, max_body_bytes)
     now = time.time_ns() // 1_000_000
     if len(elements) < _IN_A_THREAD:
-        records = [parse(element, now) for element in elements]
+        records = _parse(elements, now, pod)
     else:
-        records = await asyncio.to_thread(_parse, elements, now)
+        records = await asyncio.to_thread(_parse, elements, now, pod)
     taken = await sink.take(records)
     return answer_json(taken.model_dump(mode="json", by_alias=True))
 
 
-def _parse(elements: list[object], now: int) -> list[Incoming]:
-    return [parse(element, now) for element in elements]
+def _parse(elements: list[object], now: int, pod: str | None) -> list[Incoming]:
+    records = [parse(element, now) for element in elements]
+    return records if pod is None else [bound(record, pod) for record in records]
 
 
 def _elements(request: Request, most: int) -> list[object]:

@@ -5,7 +5,6 @@ A handler gets a `Request` with its body read and its caller known, and returns 
 """
 
 import asyncio
-import csv
 import io
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -19,9 +18,11 @@ import structlog
 from shoal.api import names
 from shoal.api.keys import ROLES, Role
 from shoal.api.replica import HEARTBEAT_SECONDS
-from shoal.ledger.auth import Keys, role_of
+from shoal.core import cells
+from shoal.ledger.auth import Keys, match_key
 from shoal.ledger.database import Unavailable
-from shoal.serving.asgi import DISCONNECT, GONE, Receive, Scope, Send
+from shoal.net.tls import Credentials
+from shoal.serving.asgi import DISCONNECT, GONE, Receive, Scope, Send, unproved
 from shoal.signals.hub import Caller, Hub, TooManyReaders
 
 log = structlog.get_logger()
@@ -44,6 +45,8 @@ class Request:
     body: bytes
     caller: Caller
     """`role` is that of its key."""
+    old_key: bool = False
+    """Its key is one of before the role keys."""
 
     def one(self, name: str, default: str | None = None) -> str | None:
         """A parameter that may be given once. Raises Problem where it is given more often."""
@@ -91,9 +94,9 @@ def answer_json(content: object, status: int = 200, headers: Headers = ()) -> Re
 def answer_csv(header: Sequence[str], rows: Iterable[Sequence[object]], name: str = "") -> Response:
     """A table with a line of names (RFC 4180); `name` of the file, where a browser should keep it as one."""
     text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(header)
-    writer.writerows(rows)
+    writer = cells.Writer(text)
+    writer.row(header)
+    writer.rows(rows)
     headers: Headers = ((b"content-type", b"text/csv; charset=utf-8"),)
     if name:
         headers += ((b"content-disposition", f'attachment; filename="{name}"'.encode()),)
@@ -103,9 +106,10 @@ def answer_csv(header: Sequence[str], rows: Iterable[Sequence[object]], name: st
 class Service:
     """A pure ASGI application. Routes are added before it serves."""
 
-    def __init__(self, keys: Keys, *, max_body_bytes: int) -> None:
+    def __init__(self, keys: Keys, *, max_body_bytes: int, credentials: Credentials | None = None) -> None:
         self._keys = keys
         self._max_body_bytes = max_body_bytes
+        self._credentials = credentials
         self._routes: dict[str, dict[str, tuple[Handler, tuple[Role, ...]]]] = {}
         self.answered: Answered | None = None
 
@@ -152,14 +156,17 @@ class Service:
             raise Problem(405, f"{path} takes {allowed}", ((b"allow", allowed.encode()),))
         handler, roles = methods[method]
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        role = role_of(headers, ROLES, self._keys)
-        if role is None:
+        matched = match_key(headers, ROLES, self._keys)
+        if matched is None:
             raise Problem(
                 401,
                 f"a key of this installation is needed ({', '.join(roles)}), as a bearer token or in "
                 f"{names.HEADER_KEY}",
                 ((b"www-authenticate", b"Bearer"),),
             )
+        role = matched.role
+        if (why := unproved(self._credentials, scope, role)) is not None:
+            raise Problem(403, why)
         if role not in roles:
             raise Problem(403, f"the key of role {role} may not do this: {', '.join(roles)} may")
         body = await self._body(headers, receive)
@@ -170,7 +177,7 @@ class Service:
         except ValueError:
             raise Problem(400, "the query string is not valid") from None
         caller = Caller(role, _word(headers, names.HEADER_CALLER), _word(headers, names.HEADER_BOOT))
-        request = Request(method, path, query, headers, body, caller)
+        request = Request(method, path, query, headers, body, caller, matched.old)
         return await (handler(request) if self.answered is None else self._told(handler, request, role, self.answered))
 
     async def _told(self, handler: Handler, request: Request, role: Role, told: Answered) -> Response | Events:

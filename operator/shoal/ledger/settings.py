@@ -20,6 +20,11 @@ class LedgerSettings(BaseSettings):
     reads PGPASSWORD and PGPASSFILE."""
     host: str = "0.0.0.0"  # noqa: S104 - a pod's own address; the NetworkPolicy decides who reaches it
     port: int = Field(default=names.LEDGER_PORT, ge=0, le=65535)
+    mtls: bool = False
+    """Gateways call over mutual TLS, and it calls agents so; ready only with a certificate."""
+    mtls_dir: Path = Path(names.TLS_DIR)
+    """The mounted Secret with this process's certificate, which the operator issues. It may appear later."""
+    mtls_port: int = Field(default=names.LEDGER_TLS_PORT, ge=0, le=65535)
     ops_host: str = "0.0.0.0"  # noqa: S104
     ops_port: int = Field(default=names.OPS_PORT, ge=0, le=65535)
     installation: str = Field(default="shoal", min_length=1, max_length=128)
@@ -29,10 +34,20 @@ class LedgerSettings(BaseSettings):
         default="shoal-system",
         validation_alias=AliasChoices("SHOAL_LEDGER_POD_NAMESPACE", "POD_NAMESPACE", "pod_namespace"),
     )
+    keys_dir: Path = Path(names.ROLE_KEYS_DIR)
     install_key_dir: Path = Path(names.INSTALL_KEY_DIR)
     prices_dir: Path = Path(names.PRICES_DIR)
     reconcile: bool = True
     """Whether the engines' own counters are read, which takes a cluster; without it nothing is `unattributed`."""
+    scope_namespaces: tuple[str, ...] = ()
+    """The only namespaces whose engines are read, Shoal's own among them, as JSON; empty: all."""
+    metrics_auth: bool = False
+    """Whether /metrics and what /readyz says of causes are for those alone whose Kubernetes token may `get` them."""
+    gateway_tokens: bool = False
+    """Whether a gateway must prove from which pod it sends records, by a token of that pod, and may send only its own.
+    Takes a cluster, whose API server knows the tokens."""
+    gateway_account: str = Field(default="shoal-gateway", min_length=1)
+    """The ServiceAccount of gateways, in this ledger's own namespace."""
     log_level: str = "info"
 
     retention_days: int = Field(default=92, ge=1, le=36_500)

@@ -14,14 +14,14 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
 import structlog
 
-from shoal.ledger.spoolfile import FILE_NAME, Row, SpoolFile
+from shoal.ledger.spoolfile import FILE_NAME, DamagedSpool, Row, SpoolFile, is_damage
 
 log = structlog.get_logger()
 
@@ -55,6 +55,10 @@ class SpoolStats:
     lost: int = 0
     """Of the dropped rows, the final ones: requests that were served and whose usage nobody will know."""
     closed_as_cut: int = 0
+    damaged_rows: int = 0
+    """Rows that were put aside, or could not be read any more."""
+    damaged_files: int = 0
+    """Times that the file was damaged, and made anew of what could be read."""
 
 
 @dataclass(slots=True)
@@ -62,9 +66,10 @@ class _Batch:
     rows: list[Row] = field(default_factory=list[Row])
     waiting: list[tuple[Row, asyncio.Future[None]]] = field(default_factory=list[tuple[Row, asyncio.Future[None]]])
     flushes: list[asyncio.Future[None]] = field(default_factory=list[asyncio.Future[None]])
+    aside: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
 
     def __bool__(self) -> bool:
-        return bool(self.rows or self.waiting or self.flushes)
+        return bool(self.rows or self.waiting or self.flushes or self.aside)
 
 
 class Spool:
@@ -108,6 +113,11 @@ class Spool:
         self._loop = asyncio.get_running_loop()
         self._opened: asyncio.Event = asyncio.Event()
         self._writing: tuple[float, _Batch] | None = None
+        self._damage: str | None = None
+        self._counted = (0, 0)
+        """Damaged rows and files of the file as it was opened last, as far as they are in `stats`."""
+        self.opened_times = 0
+        """Whoever reads beside the writer opens the file again when this has grown."""
 
     @property
     def error(self) -> str | None:
@@ -184,6 +194,23 @@ class Spool:
             self._changed.notify()
         await future
 
+    async def put_aside(self, rows: Sequence[tuple[int, str]]) -> None:
+        """Takes damaged rows, by their number and what is wrong, out of the way of the others.
+
+        Raises:
+            SpoolUnavailable: the disk refuses.
+        """
+        with self._changed:
+            self._pending.aside.extend(rows)
+        await self.flush()
+
+    def damaged(self, why: str) -> None:
+        """Somebody who reads beside the writer finds that the file is damaged: it is made anew."""
+        with self._changed:
+            self._damage = why
+            self._tidying = True
+            self._changed.notify()
+
     def wake_at_rows(self, wake: Callable[[], object]) -> None:
         """Calls `wake` once in the event loop, after the next rows are on disk."""
         self._wake = wake
@@ -226,14 +253,17 @@ class Spool:
     # --- the writer thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with contextlib.ExitStack() as stack:
-            file: SpoolFile | None = None
-            crowded = False
+        file: SpoolFile | None = None
+        crowded = False
+        try:
             while True:
+                if file is not None and self._damage is not None:
+                    file.close()
+                    file = None
                 if file is None:
                     try:
-                        file = self._open(stack)
-                    except (OSError, sqlite3.Error) as error:
+                        file = self._open()
+                    except (OSError, sqlite3.Error, DamagedSpool, UnicodeError) as error:
                         self._fail(error)
                         if self._wait_retry():
                             self._refuse(self._take())
@@ -259,13 +289,15 @@ class Spool:
                     if not idle:
                         self._writing = (time.monotonic(), batch)
                         self._write(file, batch)
-                except (OSError, sqlite3.Error) as error:
+                except (OSError, sqlite3.Error, UnicodeError) as error:
                     self._writing = None
                     self._roll_back(file)
                     self._fail(error)
                     self._keep(batch)
                     self._refuse(batch)
-                    if self._wait_retry():
+                    if is_damage(error):
+                        self._damage = str(error)
+                    elif self._wait_retry():
                         log.error("usage records are lost: the spool did not take them", rows=self.backlog)
                         return
                 else:
@@ -275,10 +307,17 @@ class Spool:
                         self._tidy(file)
                     elif time.monotonic() - self._measured_at >= _MEASURE_SECONDS:
                         self._measure(file)
+        finally:
+            if file is not None:
+                file.close()
 
-    def _open(self, stack: contextlib.ExitStack) -> SpoolFile:
-        file = SpoolFile(self.path, self._max_bytes, self._keep_seconds)
-        stack.callback(file.close)
+    def _open(self) -> SpoolFile:
+        # What is under way goes on: its rows are no killed gateway's.
+        file = SpoolFile(self.path, self._max_bytes, self._keep_seconds, self._damage, close_open=not self.opened_times)
+        self._damage = None
+        self._counted = (0, 0)
+        self.opened_times += 1
+        self._count_damage(file)
         self.stats.closed_as_cut += file.closed_as_cut
         self.limit_bytes = file.limit
         self._shipped = file.shipped()
@@ -289,7 +328,11 @@ class Spool:
 
     def _write(self, file: SpoolFile, batch: _Batch) -> None:
         rows = [*self._kept, *batch.rows, *(row for row, _ in batch.waiting)]
-        file.insert(rows)
+        if rows or not batch.aside:
+            file.insert(rows)
+        if batch.aside:
+            file.put_aside(batch.aside)
+            self._count_damage(file)
         self.stats.rows += len(rows)
         self.stats.commits += 1
         if self._error is not None:
@@ -299,6 +342,12 @@ class Spool:
         if rows and (wake := self._wake) is not None:
             self._wake = None
             self._notify(wake)
+
+    def _count_damage(self, file: SpoolFile) -> None:
+        now, (rows, files) = (file.damaged_rows, file.damaged_files), self._counted
+        self.stats.damaged_rows += now[0] - rows
+        self.stats.damaged_files += now[1] - files
+        self._counted = now
 
     def _tidy(self, file: SpoolFile) -> None:
         """One slice."""
@@ -310,6 +359,8 @@ class Spool:
             self._roll_back(file)
             self.stats.failures += 1
             log.debug("the spool was not tidied", error=str(error))
+            if is_damage(error):
+                self._damage = str(error)
             more = False  # the next rows find out what is wrong
         self._tidying = more and not self._stopping
 

@@ -9,14 +9,16 @@ import os
 import sqlite3
 import time
 from collections import deque
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import orjson
 import structlog
 
 from shoal.api.usage import RecordKind
+from shoal.ledger import spoolsalvage
 
 log = structlog.get_logger()
 
@@ -41,33 +43,79 @@ CREATE TABLE IF NOT EXISTS records (
 CREATE TABLE IF NOT EXISTS probe (one INTEGER PRIMARY KEY CHECK (one = 1), at REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS position (one INTEGER PRIMARY KEY CHECK (one = 1), shipped INTEGER NOT NULL);
 INSERT OR IGNORE INTO position VALUES (1, 0);
+CREATE TABLE IF NOT EXISTS position_again (one INTEGER PRIMARY KEY CHECK (one = 1), shipped INTEGER NOT NULL);
+INSERT OR IGNORE INTO position_again SELECT 1, shipped FROM position;
+CREATE TABLE IF NOT EXISTS damaged (
+  seq INTEGER PRIMARY KEY,
+  at REAL NOT NULL,
+  reason TEXT NOT NULL,
+  body BLOB NOT NULL
+);
 CREATE INDEX IF NOT EXISTS open_rows ON records (request) WHERE kind = 'open';
 """
+# position_again: a position that reads too high would keep rows from the ledger for good, so it is there twice, and the
+# lower one counts.
 # open_rows: a start asks for open rows alone. Of a spool that holds all that a quarter of an hour, or a ledger that is
 # away, makes of it, everything else would have to be read as well before the first request can be taken.
 OPEN_ROWS: Final = (
-    "SELECT o.request, coalesce((SELECT c.body FROM records c WHERE c.id > o.request || ':checkpoint:'"
-    " AND c.id < o.request || ':checkpoint;' ORDER BY c.seq DESC LIMIT 1), o.body)"
-    " FROM records o INDEXED BY open_rows WHERE o.kind = 'open'"
-    " AND NOT EXISTS (SELECT 1 FROM records f WHERE f.id = o.request || ':final')"
+    "SELECT o.request, r.seq, r.body FROM records o INDEXED BY open_rows"
+    " JOIN records r ON r.seq = coalesce((SELECT c.seq FROM records c WHERE c.id > o.request || ':checkpoint:'"
+    " AND c.id < o.request || ':checkpoint;' ORDER BY c.seq DESC LIMIT 1), o.seq)"
+    " WHERE o.kind = 'open' AND NOT EXISTS (SELECT 1 FROM records f WHERE f.id = o.request || ':final')"
 )
 """Requests without an end, each with its last checkpoint, or with its open row."""
+_CHECKED_BYTES: Final = 256 * 1024 * 1024
+"""A file up to this size is read as a whole when it is opened: half a second. Damage in a larger one shows when it is
+met."""
+_CORRUPT: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT})
+_KEPT_FILES: Final = 2
+"""Damaged files that are kept; older ones are deleted."""
+_KEPT_ROWS: Final = 10_000
+"""Damaged rows that are kept, about."""
+DAMAGED_FOLDER: Final = "damaged"
+_SALVAGED: Final = "salvaged.sqlite"
+_TABLES: Final = frozenset({"records", "probe", "position", "position_again", "damaged", "sqlite_sequence"})
 _INSERT: Final = "INSERT OR IGNORE INTO records (id, request, kind, body) VALUES (?, ?, ?, ?)"
 
 Row = tuple[str, str, RecordKind, bytes]
 """(id, request id, kind, record as JSON)."""
 
 
+class DamagedSpool(Exception):
+    """What the file holds contradicts itself."""
+
+
+def is_damage(error: Exception, *, opening: bool = False) -> bool:
+    """Whether an error says that the file itself is damaged, not that the disk refuses. While it is opened, tables that
+    are not as they were made are damage too."""
+    if isinstance(error, DamagedSpool | UnicodeError):
+        return True  # SQLite's own message quotes what it could not read
+    code = getattr(error, "sqlite_errorcode", None)
+    if not isinstance(error, sqlite3.DatabaseError) or code is None:
+        return False
+    return code & 0xFF in _CORRUPT or (opening and code & 0xFF in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT))
+
+
 class SpoolFile:
-    """The file while one writer has it.
+    """The file while one writer has it. A damaged one is put into the folder `damaged`, and what can be read of it into
+    a new one; `damage` says that it was met before. `close_open`: rows without a final one are of a killed gateway.
 
     Raises:
         OSError: it cannot be opened, or another gateway has it.
         sqlite3.Error: it is no spool, or the disk refuses.
     """
 
-    def __init__(self, path: Path, max_bytes: int | None, keep_seconds: float) -> None:
+    def __init__(
+        self,
+        path: Path,
+        max_bytes: int | None,
+        keep_seconds: float,
+        damage: str | None = None,
+        *,
+        close_open: bool = True,
+    ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._closes_open = close_open
         self._lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -75,23 +123,61 @@ class SpoolFile:
             os.close(self._lock)
             # Two writers would close each other's open rows as cut.
             raise OSError(f"another gateway uses the spool {path}") from None
+        self.closed_as_cut = 0
+        self.damaged_rows = 0
+        """Rows that were put aside, or could not be read, since it was opened."""
+        self.damaged_files = 0
         try:
-            self.connection = sqlite3.connect(path, isolation_level=None, timeout=10, cached_statements=MOST_ROWS + 32)
+            _finish_salvage(path)
+            if damage is not None:
+                self._salvage(path, damage)
+            try:
+                self._connect(path, max_bytes)
+            except (sqlite3.Error, DamagedSpool, UnicodeError) as error:
+                if not is_damage(error, opening=True):
+                    raise
+                self._salvage(path, str(error))
+                self._connect(path, max_bytes)
+            self.tidy = Tidy(self.connection, keep_seconds)
         except BaseException:
             os.close(self._lock)
             raise
+
+    def _connect(self, path: Path, max_bytes: int | None) -> None:
+        self.connection = sqlite3.connect(path, isolation_level=None, timeout=10, cached_statements=MOST_ROWS + 32)
+        self.connection.text_factory = _text
         try:
             self._prepare(path, max_bytes)
-            self.tidy = Tidy(self.connection, keep_seconds)
         except BaseException:
-            self.close()
+            self.connection.close()
             raise
+
+    def _salvage(self, path: Path, why: str) -> None:
+        found = spoolsalvage.salvage(path)
+        new = path.with_name(_SALVAGED)
+        spoolsalvage.rewrite(new, found, _SCHEMA)
+        old = path.parent / DAMAGED_FOLDER / f"spool-{time.time_ns()}.sqlite"
+        spoolsalvage.move(path, old)
+        _finish_salvage(path)
+        for file in sorted(old.parent.glob("spool-*.sqlite"))[:-_KEPT_FILES]:
+            for each in (file, file.with_name(f"{file.name}-wal"), file.with_name(f"{file.name}-shm")):
+                each.unlink(missing_ok=True)
+        self.damaged_rows += found.damaged
+        self.damaged_files += 1
+        log.error(
+            "the spool was damaged: what could be read is in a new one",
+            error=why,
+            rows=len(found.rows),
+            damaged_rows=found.damaged,
+            kept_as=str(old),
+        )
 
     def _prepare(self, path: Path, max_bytes: int | None) -> None:
         volume = os.statvfs(path.parent)
         self.limit = min(max_bytes or MOST_BYTES, int(volume.f_blocks * volume.f_frsize * _SHARE_OF_VOLUME))
         """Bytes that the file may have; beyond it SQLite says that it is full."""
         connection = self.connection
+        _check(connection, path)
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
         self._page: int = connection.execute("PRAGMA page_size").fetchone()[0]
@@ -99,13 +185,13 @@ class SpoolFile:
         # Before the bound: the index of a full spool that an older version made must have its room too.
         connection.executescript(_SCHEMA)
         connection.execute(f"PRAGMA max_page_count={self.limit // self._page}")
-        self.closed_as_cut = _close_open_rows(connection)
+        self.closed_as_cut = self._close_open_rows() if self._closes_open else 0
         self.last_seq: int = connection.execute("SELECT coalesce(max(seq), 0) FROM records").fetchone()[0]
         self.last_seq = max(self.last_seq, self.shipped())
 
     def shipped(self) -> int:
         """Up to which row the ledger has them."""
-        return self.connection.execute("SELECT shipped FROM position").fetchone()[0]
+        return shipped_of(self.connection)
 
     def used(self) -> int:
         """Bytes that are taken. What was taken away is used again, so the file itself does not become smaller."""
@@ -139,6 +225,42 @@ class SpoolFile:
         connection.execute("COMMIT")
         self.last_seq = last
 
+    def put_aside(self, rows: Sequence[tuple[int, str]]) -> None:
+        """Takes damaged rows, by their `seq` and what is wrong, out of the way of the others."""
+        connection = self.connection
+        connection.execute("BEGIN IMMEDIATE")
+        for seq, reason in rows:
+            connection.execute(
+                "INSERT OR REPLACE INTO damaged SELECT seq, ?, ?, body FROM records WHERE seq = ?",
+                (time.time(), reason, seq),
+            )
+            self.damaged_rows += connection.execute("DELETE FROM records WHERE seq = ?", (seq,)).rowcount
+        connection.execute("DELETE FROM damaged WHERE seq <= (SELECT max(seq) FROM damaged) - ?", (_KEPT_ROWS,))
+        connection.execute("COMMIT")
+        log.error(
+            "rows of the spool are damaged, and were put aside", rows=len(rows), reason=rows[0][1] if rows else ""
+        )
+
+    def _close_open_rows(self) -> int:
+        """Gives each open row that has no final one a final row with outcome `cut`; returns how many."""
+        connection = self.connection
+        while True:
+            rows = connection.execute(OPEN_ROWS).fetchall()
+            records = [(request, seq, spoolsalvage.record_of(body)) for request, seq, body in rows]
+            broken = [(seq, "its record is not whole") for _, seq, record in records if record is None]
+            if not broken:
+                break
+            self.put_aside(broken)  # what its request had written before counts then
+        connection.execute("BEGIN IMMEDIATE")
+        for _, _, record in records:
+            if record is not None:
+                request = record["data"]["requestId"]
+                connection.execute(_INSERT, (f"{request}:final", request, "final", _cut(request, record)))
+        connection.execute("COMMIT")
+        if rows:
+            log.warning("closed the records of requests that a killed gateway held", requests=len(rows))
+        return len(rows)
+
     def make_room(self) -> None:
         """Empties the write-ahead log, which may be what fills the disk. Raises sqlite3.Error."""
         self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -154,7 +276,7 @@ class Tidy:
     def __init__(self, connection: sqlite3.Connection, keep_seconds: float) -> None:
         self._connection = connection
         self._keep_seconds = keep_seconds
-        self._stored: int = connection.execute("SELECT shipped FROM position").fetchone()[0]
+        self._stored = shipped_of(connection)
         first = connection.execute("SELECT min(seq) FROM records").fetchone()[0]
         self._looked = self._stored if first is None else first - 1
         """Of the final rows up to here, the open and checkpoint rows are gone."""
@@ -177,6 +299,7 @@ class Tidy:
         connection.execute("BEGIN IMMEDIATE")
         if shipped > self._stored:
             connection.execute("UPDATE position SET shipped = ?", (shipped,))
+            connection.execute("UPDATE position_again SET shipped = ?", (shipped,))
         if to > self._looked:
             connection.execute(
                 "DELETE FROM records WHERE seq IN (SELECT r.seq FROM records f CROSS JOIN records r"
@@ -222,22 +345,42 @@ def _insert(rows: int) -> str:
     return f"{_INSERT}{', (?, ?, ?, ?)' * (rows - 1)}"
 
 
-def _close_open_rows(connection: sqlite3.Connection) -> int:
-    """Gives each open row that has no final one a final row with outcome `cut`; returns how many."""
-    rows = connection.execute(OPEN_ROWS).fetchall()
-    connection.execute("BEGIN IMMEDIATE")
-    for request, body in rows:
-        connection.execute(_INSERT, (f"{request}:final", request, "final", _cut(request, body)))
-    connection.execute("COMMIT")
-    if rows:
-        log.warning("closed the records of requests that a killed gateway held", requests=len(rows))
-    return len(rows)
+def _text(text: bytes) -> str:
+    return text.decode(errors="replace")
 
 
-def _cut(request: str, body: bytes) -> bytes:
+def shipped_of(connection: sqlite3.Connection) -> int:
+    """Up to which row the ledger has them. Raises DamagedSpool."""
+    sql = "SELECT shipped FROM position UNION ALL SELECT shipped FROM position_again"
+    found: list[object] = [row[0] for row in connection.execute(sql)]
+    if len(found) != 2 or not all(type(each) is int and each >= 0 for each in found):
+        raise DamagedSpool("it does not say what was shipped")
+    return min(cast(list[int], found))
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    """Raises DamagedSpool, sqlite3.Error."""
+    names = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if names and (names - _TABLES or "records" not in names):
+        raise DamagedSpool("its tables are not a spool's")
+    if names:
+        connection.execute("SELECT seq, id, request, kind, body FROM records LIMIT 0").fetchone()
+    if path.stat().st_size <= _CHECKED_BYTES:
+        (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if found != "ok":
+            raise DamagedSpool(found)
+
+
+def _finish_salvage(path: Path) -> None:
+    """The second half of a salvage, also where a process died between both."""
+    new = path.with_name(_SALVAGED)
+    if not path.exists() and new.exists():
+        new.rename(path)
+
+
+def _cut(request: str, record: dict[str, Any]) -> bytes:
     """The final row of a request from its last one. As plain JSON: fields and words of a newer version, whose gateway
     wrote it before somebody went back to this one, are kept as they are."""
-    record: dict[str, Any] = orjson.loads(body)
     record |= {"id": f"{request}:final", "time": datetime.now(UTC)}
     record["data"] |= {"kind": "final", "outcome": "cut"}
     return orjson.dumps(record)

@@ -1,15 +1,17 @@
 """Reading a spool beside the gateway that writes it: by a person, and by the shipper."""
 
+import contextlib
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import orjson
 
 from shoal.api.usage import UsageRecord
 from shoal.ledger.spoolfile import FILE_NAME
+from shoal.ledger.spoolsalvage import record_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,10 @@ class SpoolReader:
         with `kinds` those kinds only."""
         where, values = ["1"], list[str | int]()
         if request is not None:
-            where.append("(request = ? OR json_extract(CAST(body AS TEXT), '$.data.clientRequestId') = ?)")
+            where.append(
+                "(request = ? OR CASE WHEN json_valid(CAST(body AS TEXT))"
+                " THEN json_extract(CAST(body AS TEXT), '$.data.clientRequestId') END = ?)"
+            )
             values += [request, request]
         if kinds is not None:
             where.append(f"kind IN ({', '.join('?' * len(kinds))})")
@@ -56,19 +61,28 @@ class SpoolReader:
             f"{_ROWS} WHERE {' AND '.join(where)} ORDER BY seq DESC LIMIT ?",
             [*values, limit],
         ).fetchall()
-        return [_spooled(row) for row in reversed(rows)]
+        return list(_spooled(reversed(rows)))
 
     def after(self, seq: int) -> Iterator[SpooledRecord]:
         """Rows that came after `seq`."""
-        return map(_spooled, self._connection.execute(f"{_ROWS} WHERE seq > ? ORDER BY seq", (seq,)).fetchall())
+        return _spooled(self._connection.execute(f"{_ROWS} WHERE seq > ? ORDER BY seq", (seq,)).fetchall())
+
+    def damaged(self) -> list[tuple[int, datetime, str, bytes]]:
+        """Rows that were put aside: number, when, why, and what is left of the record."""
+        try:
+            rows = self._connection.execute("SELECT seq, at, reason, body FROM damaged ORDER BY seq").fetchall()
+        except sqlite3.OperationalError:
+            return []  # written by an older version
+        return [(seq, datetime.fromtimestamp(at, UTC), reason, body) for seq, at, reason, body in rows]
 
 
 _ROWS = "SELECT seq, kind, seq <= (SELECT shipped FROM position), body FROM records"
 
 
-def _spooled(row: tuple[int, str, int, bytes]) -> SpooledRecord:
-    seq, kind, shipped, body = row
-    return SpooledRecord(seq, kind, bool(shipped), UsageRecord.model_validate(orjson.loads(body)))
+def _spooled(rows: Iterable[tuple[int, str, int, bytes]]) -> Iterator[SpooledRecord]:
+    for seq, kind, shipped, body in rows:
+        with contextlib.suppress(ValueError):  # a damaged one, until it is put aside
+            yield SpooledRecord(seq, kind, bool(shipped), UsageRecord.model_validate(orjson.loads(body)))
 
 
 # --- for the shipper ------------------------------------------------------------------------------------------------
@@ -117,7 +131,18 @@ class Batches:
         if whole > size:
             last = connection.execute(_LAST, (seq, rows, size)).fetchone()[0]
         count, body, oldest = connection.execute(_BATCH, (seq, last)).fetchone()
-        return Batch(last, count, b"[%b]" % body, datetime.fromisoformat(oldest.decode()))
+        return Batch(last, count, b"[%b]" % body, _time(oldest))
+
+    def broken(self, seq: int, last: int) -> list[tuple[int, str]]:
+        """Rows after `seq` up to `last` whose record is not whole, and what is wrong with it. Raises sqlite3.Error."""
+        rows = self._connection.execute("SELECT seq, body FROM records WHERE seq > ? AND seq <= ?", (seq, last))
+        return [(number, "its record is not whole") for number, body in rows if record_of(body) is None]
+
+
+def _time(text: bytes | None) -> datetime:
+    with contextlib.suppress(ValueError, AttributeError):
+        return datetime.fromisoformat((text or b"").decode())
+    return datetime.now(UTC)
 
 
 _EXTENT = "SELECT max(seq), sum(length(body)) FROM (SELECT seq, body FROM records WHERE seq > ?1 ORDER BY seq LIMIT ?2)"
@@ -127,6 +152,7 @@ _LAST = (
 )
 _BATCH = (
     "SELECT count(*), group_concat(CAST(body AS TEXT), ','),"
-    " (SELECT json_extract(CAST(body AS TEXT), '$.time') FROM records WHERE seq > ?1 ORDER BY seq LIMIT 1)"
+    " (SELECT CASE WHEN json_valid(CAST(body AS TEXT)) THEN json_extract(CAST(body AS TEXT), '$.time') END"
+    " FROM records WHERE seq > ?1 ORDER BY seq LIMIT 1)"
     " FROM (SELECT body FROM records WHERE seq > ?1 AND seq <= ?2 ORDER BY seq)"
 )

@@ -10,7 +10,7 @@ from shoal.api.meta import API_VERSION, JsonObject
 from shoal.core.adapters.facts import job_name
 from shoal.core.artifacts import CONTAINER
 from shoal.manifests import source
-from shoal.manifests.parts import LOCKED_DOWN, env_value, mount, optional, security
+from shoal.manifests.parts import LOCKED_DOWN, TMP, env_value, mount, optional, security
 from shoal.manifests.pool import credential_mounts, credential_volumes
 
 DEADLINE_SECONDS: Final = 900
@@ -63,6 +63,7 @@ def adapter_facts_job(pool: LoRAPool, batch: AdapterBatch, config: OperatorConfi
                     "containers": [_container(pool, batch, config)],
                     "volumes": [
                         {"name": "home", "emptyDir": {}},
+                        {"name": "tmp", "emptyDir": {}},
                         *credential_volumes(pool),
                         *source.certificate_volumes(config),
                     ],
@@ -84,6 +85,7 @@ def _container(pool: LoRAPool, batch: AdapterBatch, config: OperatorConfig) -> J
         "securityContext": LOCKED_DOWN,
         "volumeMounts": [
             mount("home", names.HOME_DIR),
+            mount("tmp", TMP),
             *credential_mounts(pool),
             *source.certificates(config),
         ],

@@ -8,7 +8,7 @@ from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.core.artifacts import CONTAINER, identity, source_key
 from shoal.manifests import source
-from shoal.manifests.parts import LOCKED_DOWN, mount, optional, pull_secrets, security
+from shoal.manifests.parts import LOCKED_DOWN, TMP, mount, optional, pull_secrets, security
 from shoal.manifests.shape import metadata
 
 TRIES: Final = 3
@@ -44,7 +44,11 @@ def facts_job(model: Model, config: OperatorConfig, *, keep_seconds: int) -> Jso
                     **optional("tolerations", [{"operator": "Exists"}] if source.in_place(model) else []),
                     **optional("imagePullSecrets", pull_secrets(model, config)),
                     "containers": [_container(model, config)],
-                    "volumes": [{"name": "home", "emptyDir": {}}, *source.volumes(model, config)],
+                    "volumes": [
+                        {"name": "home", "emptyDir": {}},
+                        {"name": "tmp", "emptyDir": {}},
+                        *source.volumes(model, config),
+                    ],
                 },
             },
         },
@@ -61,5 +65,5 @@ def _container(model: Model, config: OperatorConfig) -> JsonObject:
         "env": source.environment(model, config),
         "resources": {"requests": {"cpu": config.agent.cpu, "memory": memory}, "limits": {"memory": memory}},
         "securityContext": LOCKED_DOWN,
-        "volumeMounts": [mount("home", names.HOME_DIR), *source.mounts(model, config)],
+        "volumeMounts": [mount("home", names.HOME_DIR), mount("tmp", TMP), *source.mounts(model, config)],
     }

@@ -1,6 +1,5 @@
 """The objects of a Model besides its pods: Deployment, key Secret, PodDisruptionBudget, NetworkPolicy."""
 
-import base64
 from typing import Final
 
 import yaml
@@ -10,11 +9,15 @@ from shoal.api.config import OperatorConfig
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.core import children
+from shoal.core.artifacts import identity
+from shoal.manifests import egress
 from shoal.manifests.pod import STARTUP_SECONDS, template
+from shoal.manifests.secrets import encoded, own_secret
 from shoal.manifests.shape import Shape, labels, metadata, selector
 
 PROGRESS_SECONDS: Final = 3 * STARTUP_SECONDS
 """A rollout is called stuck after three of the longest starts."""
+_FETCHING: Final = (names.COMPONENT_ENGINE, names.COMPONENT_FACTS, names.COMPONENT_ADAPTER_FACTS)
 
 
 def deployment(
@@ -47,23 +50,23 @@ def deployment(
     }
 
 
-def keys_secret(model: Model, install_key: bytes) -> JsonObject:
+def keys_secret(model: Model, install_key: keys.InstallKey) -> JsonObject:
     """The Secret with the keys of a Model's pods: one per install key, immutable, since SGLang reads its keys once."""
     uid = model.metadata.uid
     agent = keys.AgentKeys(
-        callers={role: keys.derive(install_key, role, uid) for role in ("gateway", "operator", "ledger")},
-        engine=keys.derive(install_key, "gateway", uid),
-        admin=keys.derive(install_key, "agent", uid),
+        callers={role: install_key.said(role, uid) for role in ("gateway", "operator", "ledger")},
+        engine=install_key.said("gateway", uid),
+        admin=install_key.said("admin", uid),
     )
     engine = yaml.safe_dump({"api-key": agent.engine, "admin-api-key": agent.admin})
-    name = children.keys_secret(model.metadata.name, keys.fingerprint(install_key))
+    name = children.keys_secret(model.metadata.name, install_key.fingerprint)
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": metadata(model, name),
         "type": "Opaque",
         "immutable": True,
-        "data": {"engine.yaml": _base64(engine), "agent.json": _base64(agent.model_dump_json())},
+        "data": encoded({"engine.yaml": engine, "agent.json": agent.model_dump_json()}),
     }
 
 
@@ -78,10 +81,10 @@ def disruption_budget(model: Model) -> JsonObject:
 
 
 def network_policy(model: Model, config: OperatorConfig, shoal_namespace: str) -> JsonObject:
-    """Who may reach the pods: the engine gateways only, the agent gateways, operators and the ledger.
+    """What the pods may reach (`egress`), and who may reach them: the engine gateways only, the agent gateways,
+    operators and the ledger.
 
-    Scrapers reach both ports from the configured namespaces; where none is configured, the agent's only, since a rule
-    for everybody on the engine's port would undo the first one.
+    Scrapers reach both ports from the configured namespaces: neither page asks for a key.
     """
 
     def ours(component: str) -> JsonObject:
@@ -94,51 +97,62 @@ def network_policy(model: Model, config: OperatorConfig, shoal_namespace: str) -
         {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
         for namespace in config.pods.scraper_namespaces
     ]
-    engine: JsonObject = {"ports": [_port(names.ENGINE_PORT)], "from": [ours(names.COMPONENT_GATEWAY), *scrapers]}
-    agent: JsonObject = {"ports": [_port(names.AGENT_PORT)]}
-    if scrapers:
-        callers = (names.COMPONENT_GATEWAY, names.COMPONENT_OPERATOR, names.COMPONENT_LEDGER)
-        agent["from"] = [*map(ours, callers), *scrapers]
+    callers = (names.COMPONENT_GATEWAY, names.COMPONENT_OPERATOR, names.COMPONENT_LEDGER)
+    # The ports of both kinds of pods, whether mutual TLS is on or off: until the last pod from before is replaced,
+    # there are both, and nobody listens at the port of the other kind.
+    engine: JsonObject = {
+        "ports": [_port(names.ENGINE_PORT), _port(names.ENGINE_TLS_PORT)],
+        "from": [ours(names.COMPONENT_GATEWAY), *scrapers],
+    }
+    agent: JsonObject = {
+        "ports": [_port(names.AGENT_PORT), _port(names.AGENT_TLS_PORT)],
+        "from": [*map(ours, callers), *scrapers],
+    }
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": metadata(model, children.policy(model.metadata.name)),
         "spec": {
-            "podSelector": {"matchLabels": selector(model)},
-            "policyTypes": ["Ingress"],
-            "ingress": [engine, agent],
+            # The Jobs that read what is known of its source and of its adapters fetch like the pods themselves.
+            "podSelector": {
+                "matchLabels": {names.LABEL_MODEL: model.metadata.name, names.LABEL_MANAGED_BY: names.MANAGED_BY},
+                "matchExpressions": [{"key": names.LABEL_COMPONENT, "operator": "In", "values": list(_FETCHING)}],
+            },
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [
+                engine,
+                agent,
+                *([{"ports": [_port(names.ENGINE_PROBE_PORT)], "from": scrapers}] if scrapers else []),
+            ],
+            "egress": egress.rules(config, identity=identity(model) is not None),
         },
     }
 
 
-def install_key_secret(namespace: str, key: bytes) -> JsonObject:
-    """The install key, made once; gateways mount it."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {
-            "name": names.INSTALL_KEY_SECRET,
-            "namespace": namespace,
-            "labels": {names.LABEL_PART_OF: "shoal", names.LABEL_MANAGED_BY: names.MANAGED_BY},
-        },
-        "type": "Opaque",
-        "data": {"current": _base64(key.hex())},
-    }
+def root_key_secret(namespace: str, key: bytes) -> JsonObject:
+    """The install key, made once; only the operator reads it."""
+    return own_secret(namespace, names.ROOT_KEY_SECRET, {"current": key.hex()})
+
+
+def role_secret(namespace: str, role: keys.Role, current: bytes, previous: bytes | None) -> JsonObject:
+    """What a role has of the install keys: processes a bundle of each, people the one key that they call with."""
+    name = names.key_secret(role)
+    if role in keys.PEOPLE:
+        return own_secret(namespace, name, {"key": keys.derive(current, role, keys.PEOPLE[role])})
+    known = {"current": current} | ({"previous": previous} if previous else {})
+    return own_secret(namespace, name, {each: keys.bundle(key, role).model_dump_json() for each, key in known.items()})
 
 
 def _port(number: int) -> JsonObject:
     return {"protocol": "TCP", "port": number}
 
 
-def _base64(text: str) -> str:
-    return base64.b64encode(text.encode()).decode()
-
-
 __all__ = [
     "deployment",
     "disruption_budget",
-    "install_key_secret",
     "keys_secret",
     "labels",
     "network_policy",
+    "role_secret",
+    "root_key_secret",
 ]

@@ -6,8 +6,11 @@ from shoal.api.config import OperatorConfig
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 
-LOCKED_DOWN: Final[JsonObject] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-"""securityContext of every container: the restricted pod standard."""
+RESTRICTED: Final[JsonObject] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+"""securityContext of a container by the restricted pod standard."""
+LOCKED_DOWN: Final[JsonObject] = {**RESTRICTED, "readOnlyRootFilesystem": True}
+"""The same, writing to volumes alone: every container of Shoal's own image, and engines unless that is off."""
+TMP: Final = "/tmp"  # noqa: S108 - a volume of its own in each pod
 
 
 def security(config: OperatorConfig) -> JsonObject:

@@ -10,8 +10,18 @@ from shoal.api.model import Model
 from shoal.core import children
 from shoal.core.placement.steering import steering
 from shoal.engine.launch import engine_args, engine_model_path
-from shoal.manifests import cache, pool, source
-from shoal.manifests.parts import LOCKED_DOWN, env_field, env_value, mount, optional, pull_secrets, security
+from shoal.manifests import cache, pool, sidecar, source
+from shoal.manifests.parts import (
+    LOCKED_DOWN,
+    RESTRICTED,
+    TMP,
+    env_field,
+    env_value,
+    mount,
+    optional,
+    pull_secrets,
+    security,
+)
 from shoal.manifests.resources import cached, engine_resources, stage_resources
 from shoal.manifests.shape import Shape, engine_row, labels
 
@@ -41,18 +51,53 @@ for the first milliseconds, number 1 ignores the signal as any would: SETTLE kee
 The exit code is the program's.
 """
 
+ENGINE_ENVIRONMENT: Final = {
+    "HOME": names.HOME_DIR,
+    # A step in which a request has no token left, as under a grammar that nothing matches, fails that request alone:
+    # without it SGLang samples from what is not a number, and ends for everybody.
+    "SGLANG_SANITIZE_NAN_LOGITS": "1",
+}
+"""Of an engine's container; what the table of engines and the Model say comes after it."""
+
 SETTLE: Final[JsonObject] = {"exec": {"command": ["sleep", "1"]}}
 """A preStop hook for who starts by HAND_ON. A pod may be deleted while the kubelet starts its container, which then
 gets SIGTERM in its first milliseconds. A sidecar's hook runs while the engine drains and ends, so it costs no time."""
 
 
-def start_script(boot_file: str, stalled_file: str) -> str:
+SILENT_ROUNDS: Final = 75
+"""Of the drain's hook, 0.2 s each: then the agent is taken for dead. 15 s: a gateway that does not hear the agent
+chooses the replica for 12 s at most, and a container that crashed is back in a few seconds."""
+
+
+def start_script(boot_file: str, *stale: str) -> str:
     """What runs the engine, given as the script's arguments.
 
-    A new boot id per start of the process tells the agent of a restart without any Kubernetes token. The rest is
-    HAND_ON; the engine's own hook, the drain, is its SETTLE.
+    A new boot id per start of the process tells the agent of a restart without any Kubernetes token. `stale` are files
+    that an earlier process of this pod may have left. The rest is HAND_ON; the engine's own hook, the drain, is its
+    SETTLE.
     """
-    return f"cat /proc/sys/kernel/random/uuid > {boot_file} && rm -f {stalled_file} || exit 1\n{HAND_ON}"
+    return f"cat /proc/sys/kernel/random/uuid > {boot_file} && rm -f {' '.join(stale)} || exit 1\n{HAND_ON}"
+
+
+def drain_script(drain_file: str, state_file: str, *, settle: float = 1, rounds: int = SILENT_ROUNDS) -> str:
+    """The engine's preStop hook: asks the agent for a drain and returns when the engine may be stopped.
+
+    The file is the question, its removal by the agent the answer: no port, no token, and an agent that restarts goes
+    on where its predecessor was. A second call, after a restart of the kubelet, joins the first. The agent bounds the
+    drain; the hook only sees that it lives. An agent that died while its pod terminates is not restarted: then SIGTERM
+    follows after `rounds`, and the engine finishes what it has by itself. The first second is that of SETTLE.
+    """
+    return f"""\
+[ -e {drain_file} ] || : > {drain_file} || exit 1
+sleep {settle:g}
+last= silent=0
+while [ -e {drain_file} ]; do
+  state=
+  {{ read -r state < {state_file}; }} 2>/dev/null
+  if [ "$state" = "$last" ]; then silent=$((silent + 1)); else silent=0 last=$state; fi
+  [ $silent -lt {rounds} ] || exit 0
+  sleep 0.2 || sleep 1
+done"""
 
 
 def template(shape: Shape) -> JsonObject:
@@ -72,6 +117,7 @@ def template(shape: Shape) -> JsonObject:
                 names.ANNOTATION_INSTALL_KEY: shape.install_key,
                 names.ANNOTATION_ENGINE_VERSION: shape.version,
                 "kubectl.kubernetes.io/default-container": names.CONTAINER_ENGINE,
+                **({names.ANNOTATION_TRANSPORT: names.TRANSPORT_MTLS} if shape.mtls else {}),
             },
         },
         "spec": {
@@ -84,7 +130,7 @@ def template(shape: Shape) -> JsonObject:
             **optional("tolerations", [_toleration(t) for t in shape.gpu_class.spec.tolerations]),
             **optional("imagePullSecrets", pull_secrets(model, config)),
             **optional("priorityClassName", priority_class(model, config)),
-            "initContainers": [_agent(shape), _stage(shape)],
+            "initContainers": [_agent(shape), *([_tls(shape)] if shape.mtls else []), _stage(shape)],
             "containers": [_engine(shape)],
             "volumes": _volumes(shape),
         },
@@ -144,7 +190,10 @@ def _agent(shape: Shape) -> JsonObject:
         "imagePullPolicy": config.agent.pull_policy,
         "restartPolicy": "Always",
         "command": ["sh", "-c", HAND_ON, names.CONTAINER_AGENT, "shoal", "agent", "serve"],
-        "ports": [{"name": "agent", "containerPort": names.AGENT_PORT, "protocol": "TCP"}],
+        "ports": [
+            {"name": "agent", "containerPort": names.AGENT_PORT, "protocol": "TCP"},
+            *([_port("agent-tls", names.AGENT_TLS_PORT)] if shape.mtls else []),
+        ],
         "env": [
             env_field("POD_NAME", "metadata.name"),
             env_field("POD_NAMESPACE", "metadata.namespace"),
@@ -152,7 +201,7 @@ def _agent(shape: Shape) -> JsonObject:
             env_field("NODE_NAME", "spec.nodeName"),
             env_value("SHOAL_AGENT_DRAIN_SECONDS", str(shape.model.spec.drain_seconds)),
             env_value("SHOAL_AGENT_STALL_SECONDS", str(shape.model.spec.stall_seconds)),
-            env_value("SHOAL_AGENT_DRAIN_TOKEN", shape.drain_token),
+            *([env_value("SHOAL_AGENT_TLS_DIR", names.TLS_DIR)] if shape.mtls else []),
             *([cache.AGENT_ENV] if cached(shape) else []),
             *pool.agent_env(shape),
         ],
@@ -163,10 +212,34 @@ def _agent(shape: Shape) -> JsonObject:
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
             mount("run", names.RUN_DIR),
+            mount("agent-tmp", TMP),
             mount("agent-key", names.KEYS_DIR, read_only=True),
+            *_tls_mount(shape),
             *_cache_mount(shape),
             *pool.agent_mounts(shape),
         ],
+    }
+
+
+def _tls(shape: Shape) -> JsonObject:
+    """Ends mutual TLS in front of the engine. As a native sidecar it is there before the engine and after it."""
+    config = shape.config
+    sidecar_config = config.transport.sidecar
+    return {
+        "name": names.CONTAINER_TLS,
+        "image": config.agent.image,
+        "imagePullPolicy": config.agent.pull_policy,
+        "restartPolicy": "Always",
+        "command": ["sh", "-c", HAND_ON, names.CONTAINER_TLS, *sidecar.command(config)],
+        "ports": [_port("engine-tls", names.ENGINE_TLS_PORT), _port("engine-probe", names.ENGINE_PROBE_PORT)],
+        "lifecycle": {"preStop": SETTLE},
+        "resources": {
+            "requests": {"cpu": sidecar_config.cpu, "memory": sidecar_config.memory},
+            "limits": {"memory": sidecar_config.memory},
+        },
+        "securityContext": LOCKED_DOWN,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [mount("agent-tmp", TMP), *_tls_mount(shape)],
     }
 
 
@@ -188,6 +261,7 @@ def _stage(shape: Shape) -> JsonObject:
             mount("models", names.MODELS_DIR),
             mount("run", names.RUN_DIR),
             mount("home", names.HOME_DIR),
+            mount("agent-tmp", TMP),
             *source.mounts(model, config),
             *_cache_mount(shape),
         ],
@@ -206,8 +280,11 @@ def _engine(shape: Shape) -> JsonObject:
         platform_args=row.args,
         quantization=shape.variant.quantization if shape.variant else None,
         pool=shape.pool,
+        # Whoever is outside the pod comes through the sidecar.
+        **({"host": "127.0.0.1"} if shape.mtls else {}),
     )
-    env = {"HOME": names.HOME_DIR} | {e.name: e.value for e in row.env} | {e.name: e.value for e in model.spec.pod.env}
+    probed = names.ENGINE_PROBE_PORT if shape.mtls else names.ENGINE_PORT
+    env = ENGINE_ENVIRONMENT | {e.name: e.value for e in row.env} | {e.name: e.value for e in model.spec.pod.env}
     return {
         "name": names.CONTAINER_ENGINE,
         "image": row.image,
@@ -215,15 +292,15 @@ def _engine(shape: Shape) -> JsonObject:
         "command": [
             "sh",
             "-c",
-            start_script(names.BOOT_FILE, names.STALLED_FILE),
+            start_script(names.BOOT_FILE, names.STALLED_FILE, names.DRAIN_FILE, names.DRAIN_STATE_FILE),
             "engine",
             *row.command,
         ],
         "args": list(args),
         "env": [env_value(name, value) for name, value in env.items()],
-        "ports": [{"name": "engine", "containerPort": names.ENGINE_PORT, "protocol": "TCP"}],
-        "startupProbe": _http_probe("/ready", names.ENGINE_PORT, period=2, failures=STARTUP_SECONDS // 2),
-        "readinessProbe": _http_probe("/ready", names.ENGINE_PORT, period=5, failures=3),
+        **({} if shape.mtls else {"ports": [_port("engine", names.ENGINE_PORT)]}),
+        "startupProbe": _http_probe("/ready", probed, period=2, failures=STARTUP_SECONDS // 2),
+        "readinessProbe": _http_probe("/ready", probed, period=5, failures=3),
         # Not SGLang's /health, which takes over a second under load, nor the agent, whose restart must not kill an
         # engine that serves: a file that the agent writes when it sees no progress.
         "livenessProbe": {
@@ -235,25 +312,19 @@ def _engine(shape: Shape) -> JsonObject:
             # period is that of its longest answer.
             "terminationGracePeriodSeconds": STALLED_GRACE_SECONDS,
         },
-        # Here and not on the agent: a sidecar's own hook starts at once and holds nobody up. The kubelet looks at no
-        # status code, and calls the pod's own address.
+        # Here and not on the agent: a sidecar's own hook starts at once and holds nobody up.
         "lifecycle": {
-            "preStop": {
-                "httpGet": {
-                    "path": names.DRAIN_PATH,
-                    "port": names.AGENT_PORT,
-                    "scheme": "HTTP",
-                    "httpHeaders": [{"name": names.HEADER_DRAIN, "value": shape.drain_token}],
-                }
-            }
+            "preStop": {"exec": {"command": ["sh", "-c", drain_script(names.DRAIN_FILE, names.DRAIN_STATE_FILE)]}}
         },
         "resources": engine_resources(shape, with_gpus=True),
-        "securityContext": LOCKED_DOWN,
+        # Compilers of kernels cache below HOME and /tmp, and libraries of GPUs map files of /dev/shm: all are volumes.
+        "securityContext": LOCKED_DOWN if config.pods.read_only_root else RESTRICTED,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
             mount("models", names.MODELS_DIR, read_only=True),
             mount("run", names.RUN_DIR),
             mount("home", names.HOME_DIR),
+            mount("tmp", TMP),
             mount("shm", "/dev/shm"),  # noqa: S108 - the engine's processes talk through it
             mount("engine-key", names.KEYS_DIR, read_only=True),
             *source.source_mount(model),
@@ -267,6 +338,10 @@ def _cache_mount(shape: Shape) -> list[JsonObject]:
     return [cache.POD_MOUNT] if cached(shape) else []
 
 
+def _tls_mount(shape: Shape) -> list[JsonObject]:
+    return [mount("tls", names.TLS_DIR, read_only=True)] if shape.mtls else []
+
+
 def _volumes(shape: Shape) -> list[JsonObject]:
     model, config = shape.model, shape.config
     secret = children.keys_secret(model.metadata.name, shape.install_key)
@@ -274,9 +349,16 @@ def _volumes(shape: Shape) -> list[JsonObject]:
         {"name": "run", "emptyDir": {}},
         {"name": "models", "emptyDir": {}},
         {"name": "home", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "agent-tmp", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{max(2, shape.gpus)}Gi"}},
         _secret_volume("engine-key", secret, "engine.yaml"),
         _secret_volume("agent-key", secret, "agent.json"),
+        *(
+            [{"name": "tls", "secret": {"secretName": children.certificate_secret(model.metadata.name)}}]
+            if shape.mtls
+            else []
+        ),
         *source.volumes(model, config),
         *([cache.pod_volume(config.cache)] if cached(shape) else []),
         *pool.volumes(shape),
@@ -286,6 +368,10 @@ def _volumes(shape: Shape) -> list[JsonObject]:
 def _secret_volume(name: str, secret: str, key: str) -> JsonObject:
     """One key of a Secret: neither container sees what the other one needs."""
     return {"name": name, "secret": {"secretName": secret, "items": [{"key": key, "path": key}]}}
+
+
+def _port(name: str, number: int) -> JsonObject:
+    return {"name": name, "containerPort": number, "protocol": "TCP"}
 
 
 def _http_probe(path: str, port: int, *, period: int, failures: int) -> JsonObject:

@@ -1,13 +1,14 @@
 """What the objects of a Model are made from, and what they all carry."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from shoal.api import names
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.config import EngineVersion, NamedValue, OperatorConfig, Tracing
 from shoal.api.gpuclass import GPUClass
 from shoal.api.lorapool import LoRAPool
-from shoal.api.meta import API_VERSION, JsonObject
+from shoal.api.meta import API_VERSION, JsonObject, ObjectMeta
 from shoal.api.model import Model, Variant
 
 
@@ -24,10 +25,10 @@ class Shape:
     config: OperatorConfig
     install_key: str
     """Fingerprint of the install key whose keys the pods carry."""
-    drain_token: str
-    """With which the kubelet asks the agent whether the engine may be stopped (`keys.drain_token`)."""
     facts: ArtifactFacts | None = None
     """What the source was resolved to once: the pods fetch exactly that."""
+    mtls: bool = False
+    """Its pods speak mutual TLS: everybody who calls them does."""
     pool: LoRAPool | None = None
     """The pool whose adapters its engines serve; the facts are known then."""
 
@@ -70,7 +71,14 @@ def _traced(row: EngineVersion, tracing: Tracing) -> EngineVersion:
     return row.model_copy(update={"args": (*args, *row.args), "env": (*env, *row.env)})
 
 
-def labels(model: Model) -> dict[str, str]:
+class Named(Protocol):
+    """A Model, or what is left of one that this version does not understand."""
+
+    @property
+    def metadata(self) -> ObjectMeta: ...
+
+
+def labels(model: Named) -> dict[str, str]:
     """Labels of every object that is made for a Model."""
     return {
         names.LABEL_NAME: "shoal-engine",
@@ -88,7 +96,7 @@ def selector(model: Model) -> dict[str, str]:
     return {names.LABEL_COMPONENT: names.COMPONENT_ENGINE, names.LABEL_MODEL_UID: model.metadata.uid}
 
 
-def metadata(model: Model, name: str, **extra_labels: str) -> JsonObject:
+def metadata(model: Named, name: str, **extra_labels: str) -> JsonObject:
     """Name, labels and owner of a child: deleting the Model deletes it."""
     return {
         "name": name,

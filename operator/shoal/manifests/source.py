@@ -8,7 +8,7 @@ from typing import Final
 
 from shoal.api import names
 from shoal.api.artifact import ArtifactFacts
-from shoal.api.config import OperatorConfig
+from shoal.api.config import SOURCES_ENV, OperatorConfig
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.api.sources import parse_source
@@ -41,6 +41,7 @@ def identity_labels(model: Model) -> dict[str, str]:
 
 def network(config: OperatorConfig) -> list[JsonObject]:
     """Environment of whatever fetches: a home, the hub's mirror, proxies, further certificates."""
+    sources = _sources(config)
     proxy = {
         "HTTP_PROXY": config.proxy.http,
         "HTTPS_PROXY": config.proxy.https,
@@ -49,9 +50,15 @@ def network(config: OperatorConfig) -> list[JsonObject]:
     return [
         env_value("HOME", names.HOME_DIR),
         *([env_value("HF_ENDPOINT", config.hub_endpoint)] if config.hub_endpoint else []),
+        # Left out where it says nothing new: engine pods of an older chart need not roll for it.
+        *([env_value(SOURCES_ENV, sources)] if sources != "{}" else []),
         *(env_value(name, content) for name, content in proxy.items() if content),
         *([env_value("SSL_CERT_FILE", f"{CA_DIR}/{config.ca_bundle.key}")] if config.ca_bundle.config_map else []),
     ]
+
+
+def _sources(config: OperatorConfig) -> str:
+    return config.sources.model_dump_json(by_alias=True, exclude_defaults=True, exclude={"ports"})
 
 
 def mounts(model: Model, config: OperatorConfig) -> list[JsonObject]:

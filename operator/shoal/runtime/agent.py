@@ -42,11 +42,18 @@ command.add_command(facts)
     show_default=True,
     help="Without progress for so long, an engine that has requests is stalled.",
 )
-@click.option("--drain-token", envvar="SHOAL_AGENT_DRAIN_TOKEN", default="", help="Of the kubelet's preStop hook.")
+@click.option(
+    "--tls-dir",
+    envvar="SHOAL_AGENT_TLS_DIR",
+    default="",
+    help="Folder of this replica's certificate: who has a key is answered over mutual TLS only (SHOAL_AGENT_TLS_DIR).",
+)
+@click.option("--tls-port", default=names.AGENT_TLS_PORT, show_default=True, help="Port of mutual TLS.")
 @click.option("--pool", envvar=ADAPTERS_ENV, default="", help=f"The Model's LoRAPool, as JSON ({ADAPTERS_ENV}).")
 @click.option("--adapters-dir", default=names.ADAPTERS_DIR, show_default=True, type=click.Path(path_type=Path))
 @click.option("--secrets-dir", default=names.ADAPTER_SECRETS_DIR, show_default=True, type=click.Path(path_type=Path))
 @click.option("--hub-endpoint", envvar="HF_ENDPOINT", default="", help="A mirror of the hub (HF_ENDPOINT).")
+@click.option("--sources", envvar="SHOAL_SOURCES", default="", help="The chart's `sources`, as JSON (SHOAL_SOURCES).")
 @click.option("--ca-bundle", envvar="SSL_CERT_FILE", default="", help="Further CA certificates (SSL_CERT_FILE).")
 @click.option("--log-level", default="info", envvar="SHOAL_LOG_LEVEL", show_default=True)
 def serve(
@@ -58,11 +65,13 @@ def serve(
     cache: str,
     drain_seconds: float,
     stall_seconds: float,
-    drain_token: str,
+    tls_dir: str,
+    tls_port: int,
     pool: str,
     adapters_dir: Path,
     secrets_dir: Path,
     hub_endpoint: str,
+    sources: str,
     ca_bundle: str,
     log_level: str,
 ) -> None:
@@ -71,15 +80,18 @@ def serve(
     from shoal.agent.adapters.files import Files
     from shoal.agent.adapters.service import Adapters
     from shoal.agent.drain import Drain
+    from shoal.agent.hook import Hook
     from shoal.agent.observe import Observer
     from shoal.agent.serve import Agent
     from shoal.agent.serve import serve as run
     from shoal.agent.stage.adapter import IN_A_HURRY, stage_adapter
     from shoal.agent.stalls import Stalls
     from shoal.agent.stream import Hub
+    from shoal.net.tls import Credentials
 
     configure(log_level)
     settings = _pool(pool)
+    fetching = container.source_settings(hub_endpoint, sources)
     if settings is not None:
         container.trust(ca_bundle, run_dir / ".ca.crt")
     stalls = Stalls(stall_seconds, run_dir / Path(names.STALLED_FILE).name)
@@ -98,14 +110,17 @@ def serve(
                 settings=settings,
                 secrets=secrets_dir,
                 cache=Path(cache) if cache else None,
-                sources=replace(IN_A_HURRY, hub_endpoint=hub_endpoint.rstrip("/") or None),
+                sources=replace(IN_A_HURRY, hub_endpoint=fetching.hub_endpoint, network=fetching.network),
             )
             adapters = Adapters(settings, drain, Files(adapters_dir), bring)
         observer = Observer(hub, drain, stalls, run_dir, adapters)
         model_file = run_dir / Path(names.CACHE_MODEL_FILE).name
-        holding = partial(cacheclient.hold, Path(cache), model_file) if cache else None
-        agent = Agent(engine_url, keys, hub, observer, drain, drain_token=drain_token, adapters=adapters)
-        await run(agent, hub, host=host, port=port, stop=stop, holding=holding)
+        beside = [Hook(drain, run_dir).run]
+        if cache:
+            beside.append(partial(cacheclient.hold, Path(cache), model_file))
+        credentials = Credentials(Path(tls_dir)) if tls_dir else None
+        agent = Agent(engine_url, keys, hub, observer, drain, adapters, credentials)
+        await run(agent, hub, host=host, port=port, tls_port=tls_port, stop=stop, beside=beside)
 
     asyncio.run(main())
 
@@ -132,6 +147,7 @@ def _pool(text: str) -> AdapterSettings | None:
     help="Read a bucket as this pod's ServiceAccount where the Secret has no keys (SHOAL_STAGE_IDENTITY).",
 )
 @click.option("--hub-endpoint", envvar="HF_ENDPOINT", default="", help="A mirror of the hub (HF_ENDPOINT).")
+@click.option("--sources", envvar="SHOAL_SOURCES", default="", help="The chart's `sources`, as JSON (SHOAL_SOURCES).")
 @click.option("--target", default=names.MODEL_PATH, show_default=True, type=click.Path(path_type=Path))
 @click.option("--source-dir", default=names.SOURCE_DIR, show_default=True, type=click.Path(path_type=Path))
 @click.option("--secret-dir", default=names.SOURCE_SECRET_DIR, show_default=True, type=click.Path(path_type=Path))
@@ -149,6 +165,7 @@ def stage(
     manifest: str,
     identity: bool,
     hub_endpoint: str,
+    sources: str,
     target: Path,
     source_dir: Path,
     secret_dir: Path,
@@ -161,12 +178,11 @@ def stage(
     """Bring a model to where the engine reads it, whole and verified."""
     from shoal.agent.stage.request import StagePaths, StageRequest
     from shoal.agent.stage.run import run_stage
-    from shoal.artifacts import Settings
 
     configure(log_level)
     container.leave_at_once()
     container.trust(ca_bundle, target.with_name(".ca.crt"))
-    settings = Settings(hub_endpoint=hub_endpoint.rstrip("/") or None)
+    settings = container.source_settings(hub_endpoint, sources)
     request = StageRequest(uri, digest or None, revision or None, manifest or None, settings, identity)
     paths = StagePaths(
         target=target, source=source_dir, secret=secret_dir, progress=progress, cache=Path(cache) if cache else None

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     help="Read a bucket as this pod's ServiceAccount where the Secret has no keys (SHOAL_STAGE_IDENTITY).",
 )
 @click.option("--hub-endpoint", envvar="HF_ENDPOINT", default="", help="A mirror of the hub (HF_ENDPOINT).")
+@click.option("--sources", envvar="SHOAL_SOURCES", default="", help="The chart's `sources`, as JSON (SHOAL_SOURCES).")
 @click.option("--source-dir", default=names.SOURCE_DIR, show_default=True, type=click.Path(path_type=Path))
 @click.option("--secret-dir", default=names.SOURCE_SECRET_DIR, show_default=True, type=click.Path(path_type=Path))
 @click.option(
@@ -45,6 +46,7 @@ def facts(
     batch: str,
     identity: bool,
     hub_endpoint: str,
+    sources: str,
     source_dir: Path,
     secret_dir: Path,
     adapter_secrets_dir: Path,
@@ -53,15 +55,13 @@ def facts(
     log_level: str,
 ) -> None:
     """Read what is known of a model, or of a batch of adapters, without their weights."""
-    from shoal.artifacts import Settings
-
     if not adapters and not uri:
         raise click.UsageError("--uri or SHOAL_STAGE_URI names the source, --adapters reads a batch")
     configure(log_level)
     container.leave_at_once()
     with tempfile.TemporaryDirectory() as folder:
         container.trust(ca_bundle, Path(folder, "ca.crt"))
-        settings = Settings(hub_endpoint=hub_endpoint.rstrip("/") or None)
+        settings = container.source_settings(hub_endpoint, sources)
         write = container.termination(termination_log)
         if adapters:
             code = _adapters(batch, adapter_secrets_dir, settings, write)

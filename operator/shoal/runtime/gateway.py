@@ -41,7 +41,7 @@ def run(kubeconfig: str | None) -> None:
         from shoal.gateway.process import Process
         from shoal.kube.client import Client
 
-        client = await Client.from_environment(kubeconfig=kubeconfig)
+        client = await Client.from_environment(kubeconfig=kubeconfig, scope=settings.scope_namespaces)
         async with client:
             await Process(settings, client).run()
 
@@ -63,15 +63,27 @@ def run(kubeconfig: str | None) -> None:
 )
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option("--follow", is_flag=True, help="Go on with new rows as they come.")
+@click.option("--damaged", is_flag=True, help="Rows that were damaged and put aside, and damaged files, instead.")
 @click.option("--all-rows", is_flag=True, help="Also open and checkpoint rows; by default only final ones are shown.")
-def records(path: Path, request: str | None, limit: int, output: str, follow: bool, all_rows: bool) -> None:
+def records(
+    path: Path, request: str | None, limit: int, output: str, follow: bool, damaged: bool, all_rows: bool
+) -> None:
     """Print usage records from the spool, also while the gateway runs."""
+    from shoal.ledger.spoolfile import DAMAGED_FOLDER
     from shoal.ledger.spoolreader import SpooledRecord, SpoolReader
 
     try:
         reader = SpoolReader(path)
     except FileNotFoundError as error:
         raise click.ClickException(str(error)) from None
+
+    if damaged:
+        with contextlib.closing(reader):
+            for seq, at, reason, body in reader.damaged():
+                click.echo(f"row {seq}  {at:%Y-%m-%dT%H:%M:%SZ}  {reason}: {body[:2000]!r}")
+        for file in sorted((path if path.is_dir() else path.parent).glob(f"{DAMAGED_FOLDER}/*.sqlite")):
+            click.echo(f"file {file}")
+        return
 
     def show(rows: list[SpooledRecord]) -> None:
         for row in rows:

@@ -30,12 +30,13 @@ def run(kubeconfig: str | None) -> None:
     logs.configure(settings.log_level)
 
     async def main() -> None:
-        if not settings.reconcile:
+        if not (settings.reconcile or settings.metrics_auth or settings.gateway_tokens):
             await Process(settings).run()
             return
         from shoal.kube.client import Client
 
-        async with await Client.from_environment(kubeconfig=kubeconfig) as client:
+        scope = settings.scope_namespaces
+        async with await Client.from_environment(kubeconfig=kubeconfig, scope=scope) as client:
             await Process(settings, client).run()
 
     try:

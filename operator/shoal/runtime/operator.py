@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import prometheus_client
 import structlog
 
-from shoal.api import names
+from shoal.api import names, reasons
 from shoal.api.config import OperatorConfig
 from shoal.controllers.cachevolumes import CacheVolumesController
 from shoal.controllers.capacity import Capacity
@@ -32,13 +32,17 @@ from shoal.controllers.scaling.wake import Waker
 from shoal.controllers.setbacks import Setbacks
 from shoal.controllers.standing import Standings
 from shoal.controllers.tenant import TenantController
+from shoal.controllers.transport import Transport
 from shoal.controllers.world import World
+from shoal.core.ownership import Link, link
 from shoal.core.placement import Moves
 from shoal.kube import auth
 from shoal.kube.client import Client
-from shoal.kube.events import Recorder
+from shoal.kube.events import Event, Recorder
 from shoal.kube.lease import Elector
+from shoal.kube.ownership import ENGINES
 from shoal.kube.queue import WorkQueue
+from shoal.kube.reflector import Reflector, ReflectorEvent
 from shoal.kube.resources import (
     DEPLOYMENTS,
     GPUCLASSES,
@@ -52,6 +56,7 @@ from shoal.kube.resources import (
     PERSISTENTVOLUMECLAIMS,
     PERSISTENTVOLUMES,
     PODS,
+    REPLICASETS,
     TENANTS,
 )
 from shoal.kube.watch import Watched, Watcher
@@ -98,7 +103,11 @@ class Operator:
         self.recorder = Recorder(client, self.identity[:128])
         self.world = world = World(client, config, namespace, self.recorder)
         self.capacity = Capacity(world)
-        self.install = InstallKeySource(client, namespace)
+        self.install = InstallKeySource(
+            client, namespace, behind=world.has_gateways_of_before, in_use=world.install_keys_in_use
+        )
+        self.transport = Transport(world)
+        credentials = self.transport.credentials
         self.planner = Planner(world, self.capacity, Standings(world), Moves())
         self.elector = Elector(client, namespace, names.LEASE_NAME, self.identity)
         cold = ColdStarts(world)
@@ -109,7 +118,7 @@ class Operator:
         if ears is None and config.signals.source == "Prometheus":
             self.listening = ears = PrometheusEars(config.signals.prometheus, world.voices, self.heard)
         elif ears is None:
-            self.listening = Streams(world, self.install, self.heard, me)
+            self.listening = Streams(world, self.install, self.heard, me, credentials=credentials)
             ears = self.listening.listener
         scales = ScaleWriter(world, ears.load, lambda: self.elector.certain)
         self.driver = Driver(world, scales)
@@ -129,20 +138,21 @@ class Operator:
             self.driver,
             cold,
             WorkQueue("model", workers=24, behind=self.waker.queue),
+            self.transport,
         )
         self.classes = GPUClassController(
             world, self.capacity, self.planner, WorkQueue("gpuclass", workers=2, behind=self.waker.queue)
         )
-        self.figures = EngineFigures(world, self.planner, self.install, WorkQueue("figures", workers=8))
+        self.figures = EngineFigures(world, self.planner, self.install, WorkQueue("figures", workers=8), credentials)
         # Adapters have no samples: thousands of names are nothing for Prometheus.
         self.beside = (
-            Streams(world, self.install, self._heard_of_adapters, me, pooled=True)
+            Streams(world, self.install, self._heard_of_adapters, me, pooled=True, credentials=credentials)
             if isinstance(self.listening, PrometheusEars)
             else None
         )
         streams = self.listening if isinstance(self.listening, Streams) else self.beside
         hears = streams.listener if streams is not None else Deaf()
-        self.lora = LoRA(world, self.install, hears, me)
+        self.lora = LoRA(world, self.install, hears, me, credentials)
         currency = None if isinstance(hears, Deaf) else hears.currency
         self.tenants = TenantController(world, WorkQueue("tenant", workers=2), currency)
         if not isinstance(hears, Deaf):
@@ -174,6 +184,15 @@ class Operator:
             resync_seconds=config.resync_seconds,
         )
         self.watcher.resynced.append(self._compare_all)
+        self.replica_sets = Reflector(
+            client,
+            REPLICASETS,
+            label_selector=ENGINES,
+            project=link,
+            on_event=self._replica_set,
+            metadata_only=True,
+        )
+        world.ownership.reported.append(self._rogue)
         self.keda = scaler_server(world, self.driver.book, lambda: self.elector.certain, scaler or ScalerPlace())
         self.driver.follow(self.keda)
         self._beat = time.monotonic()
@@ -202,12 +221,15 @@ class Operator:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._heart())
             group.create_task(self.watcher.run())
+            group.create_task(self.replica_sets.run())
             group.create_task(self.driver.watch())
             # Only who knows the cluster may lead; who does not lead keeps knowing it.
             await self.watcher.synced.wait()
+            await self.replica_sets.synced.wait()
             await self.driver.kinds.known.wait()
             log.info("synced", models=len(self.world.models), pods=len(self.world.pods), nodes=len(self.world.nodes))
             group.create_task(self.install.run(make=False))
+            group.create_task(self.transport.run(leads=False))
             if self.listening is not None:
                 group.create_task(self.listening.run())
             if self.beside is not None:
@@ -222,6 +244,7 @@ class Operator:
         self._compare_all()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.install.run())
+            group.create_task(self.transport.run(leads=True))
             group.create_task(self.recorder.run())
             group.create_task(self.classes.queue.run(self.classes.reconcile))
             group.create_task(self.tenants.queue.run(self.tenants.reconcile))
@@ -244,6 +267,20 @@ class Operator:
     def _heard_of_adapters(self, model_uid: str | None, urgent: bool) -> None:
         self.lora.heard(model_uid, urgent)
 
+    def _replica_set(self, kind: ReflectorEvent, replica_set: Link) -> None:
+        if kind == "delete":
+            self.world.ownership.replica_set_gone(replica_set.uid)
+        else:
+            self.world.ownership.replica_set(replica_set)
+
+    def _rogue(self, pod: Link, reason: str) -> None:
+        """The Model whose labels it carries is told, by the one that leads."""
+        custom = self.world.model_by_uid(pod.model_uid)
+        if custom is None or not self.elector.leading:
+            return
+        note = f"pod {pod.key} has the labels of a replica of this Model and is none: {reason}. It gets no request"
+        self.recorder.emit(Event(MODELS, custom.metadata, "Warning", reasons.ROGUE_POD, note, "Ignoring"))
+
     def _compare_all(self) -> None:
         self.classes.enqueue_all()
         self.tenants.enqueue_all()
@@ -255,6 +292,7 @@ class Operator:
     async def _heart(self) -> None:
         while True:
             self._beat = time.monotonic()
+            self.world.ownership.report()
             await asyncio.sleep(BEAT_SECONDS)
 
     # --- probes -----------------------------------------------------------------------------------------------------
@@ -282,4 +320,5 @@ class Operator:
         if health.missing_kinds:
             kinds = ", ".join(f"{plural}.shoal.dev" for plural in sorted(health.missing_kinds))
             return [f"CustomResourceDefinitions are missing: {kinds}; install the chart shoal-crds"]
-        return [] if self.watcher.synced.is_set() else ["not every kind was listed yet"]
+        synced = self.watcher.synced.is_set() and self.replica_sets.synced.is_set()
+        return [] if synced else ["not every kind was listed yet"]

@@ -18,26 +18,29 @@ from shoal.api import names
 from shoal.api.config import OperatorConfig
 from shoal.controllers.lora import serve as serve_adapters
 from shoal.controllers.scaling import serve as serve_decisions
+from shoal.kube.access import Access
 from shoal.kube.client import Client
 from shoal.runtime import logs
 from shoal.runtime.operator import Operator
 from shoal.runtime.scaler import ScalerPlace
 from shoal.serving import tracing
+from shoal.serving.guard import guarded, may_know
 
 log = structlog.get_logger()
 
 
-def ops_app(operator: Operator) -> web.Application:
-    """/healthz, /readyz, /metrics, /v1/decisions, /v1/adapters."""
+def ops_app(operator: Operator, access: Access | None = None) -> web.Application:
+    """/healthz, /readyz, /metrics, /v1/decisions, /v1/adapters; but for the first two they ask `access`."""
 
-    def answer(problems: list[str]) -> web.Response:
-        return web.Response(status=503 if problems else 200, text="\n".join(problems or ["ok"]) + "\n")
+    async def answer(request: web.Request, problems: list[str]) -> web.Response:
+        told = problems if await may_know(access, request) else ["not ok"]
+        return web.Response(status=503 if problems else 200, text="\n".join(told if problems else ["ok"]) + "\n")
 
-    async def healthz(_: web.Request) -> web.Response:
-        return answer(operator.sick())
+    async def healthz(request: web.Request) -> web.Response:
+        return await answer(request, operator.sick())
 
-    async def readyz(_: web.Request) -> web.Response:
-        return answer(operator.unready())
+    async def readyz(request: web.Request) -> web.Response:
+        return await answer(request, operator.unready())
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(
@@ -45,7 +48,7 @@ def ops_app(operator: Operator) -> web.Application:
             headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST},
         )
 
-    app = web.Application()
+    app = web.Application(middlewares=[guarded(access)])
     app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
     leads, leader = (lambda: operator.elector.leading), (lambda: operator.elector.holder)
     app.add_routes(serve_decisions.routes(operator.scaler.book, operator=operator.identity, leads=leads, leader=leader))
@@ -82,13 +85,15 @@ async def serve(
     kubeconfig: str | None = None,
 ) -> None:
     """Runs an operator until SIGTERM or SIGINT; then the workers stop, the Lease is freed, and it returns."""
-    async with await Client.from_environment(kubeconfig=kubeconfig) as client:
+    scope = config.scope_namespaces
+    async with await Client.from_environment(kubeconfig=kubeconfig, scope=scope) as client:
         name = os.environ.get("POD_NAME")
         operator = Operator(client, config, namespace, identity=name, kubeconfig=kubeconfig, scaler=scaler)
         traces = tracing.from_environment("shoal-operator", prometheus_client.REGISTRY)
         if traces is not None:
             operator.trace(traces.tracer)
-        runner = web.AppRunner(ops_app(operator), access_log=None, shutdown_timeout=1.0)
+        access = Access(client) if config.metrics_auth else None
+        runner = web.AppRunner(ops_app(operator, access), access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         try:
             await web.TCPSite(runner, host, port).start()

@@ -1,6 +1,10 @@
-"""The install key's files: from them the gateway derives what it says to agents and engines."""
+"""A process's keys, as its Secret is mounted: what it says to others, and what others say to it."""
 
+import hashlib
+import hmac
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final, Protocol
 
 import structlog
 
@@ -8,13 +12,23 @@ from shoal.api import keys
 
 log = structlog.get_logger()
 
+_FILES: Final = ("current", "previous")
+
+
+class _Source(Protocol):
+    def said(self, role: keys.Role, subject: str) -> str | None: ...
+
 
 class KeyRing:
-    """Install keys by fingerprint, read again when the mounted Secret changes. The folder may appear later."""
+    """Keys by the fingerprint of their install key, read again when the mounted Secret changes. The folder may appear
+    later. `old`: where the install key of before is mounted while pods live that know no other."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._keys: dict[str, bytes] = {}
+    def __init__(self, directory: Path, old: Path | None = None) -> None:
+        self._paths: list[tuple[Path, Callable[[bytes], tuple[str, _Source]]]] = [
+            (directory / name, _read_bundle) for name in _FILES
+        ]
+        self._paths += [(old / name, _read_old) for name in _FILES if old is not None]
+        self._keys: dict[str, _Source] = {}
         self._seen: tuple[tuple[str, int, int], ...] | None = None
         self._derived: dict[tuple[str, str], str] = {}
         self._said: dict[tuple[keys.Role, str], tuple[str, ...]] = {}
@@ -23,35 +37,38 @@ class KeyRing:
         return bool(self._keys)
 
     def refresh(self) -> bool:
-        """Reads the files when they have changed; True when they had. Two small files: cheap enough to poll."""
-        found: dict[str, Path] = {}
+        """Reads the files when they have changed; True when they had. A few small files: cheap enough to poll."""
         seen: list[tuple[str, int, int]] = []
-        for name in ("current", "previous"):
-            path = self._directory / name
+        found: list[tuple[Path, Callable[[bytes], tuple[str, _Source]]]] = []
+        for path, read in self._paths:
             try:
                 stat = path.stat()
             except OSError:
                 continue
-            found[name] = path
-            seen.append((name, stat.st_mtime_ns, stat.st_ino))
+            found.append((path, read))
+            seen.append((str(path), stat.st_mtime_ns, stat.st_ino))
         if tuple(seen) == self._seen:
             return False
-        read: dict[str, bytes] = {}
-        for path in found.values():
+        known: dict[str, _Source] = {}
+        for path, read in found:
             try:
-                value = path.read_bytes()
+                if value := path.read_bytes():
+                    fingerprint, source = read(value)
+                    known.setdefault(fingerprint, source)
             except OSError as error:
-                log.warning("cannot read the install key", path=str(path), error=error.strerror)
+                log.warning("cannot read the keys", path=str(path), error=error.strerror)
                 return False
-            if value:
-                read[keys.fingerprint(value)] = value
+            except ValueError:
+                # Of the error nothing: it would show what is in the file.
+                log.warning("the keys are not understood; keeping those before", path=str(path))
+                return False
         self._seen = tuple(seen)
-        changed = read != self._keys
-        self._keys = read
+        changed = known != self._keys
+        self._keys = known
         self._derived.clear()
         self._said.clear()
         if changed:
-            log.info("install keys", fingerprints=sorted(read))
+            log.info("install keys", fingerprints=sorted(known))
         return changed
 
     def key_for(self, fingerprint: str | None, model_uid: str) -> str | None:
@@ -59,8 +76,10 @@ class KeyRing:
         if fingerprint is None:
             return None
         known = self._derived.get((fingerprint, model_uid))
-        if known is None and (install_key := self._keys.get(fingerprint)) is not None:
-            known = self._derived[fingerprint, model_uid] = keys.derive(install_key, "gateway", model_uid)
+        if known is None and (source := self._keys.get(fingerprint)) is not None:
+            known = source.said("gateway", model_uid)
+            if known is not None:
+                self._derived[fingerprint, model_uid] = known
         return known
 
     def demand_keys(self, role: keys.Role) -> tuple[str, ...]:
@@ -72,5 +91,30 @@ class KeyRing:
         current one's first; empty while there is none."""
         known = self._said.get((role, subject))
         if known is None:
-            known = self._said[role, subject] = tuple(keys.derive(k, role, subject) for k in self._keys.values())
+            known = self._said[role, subject] = tuple(
+                key for source in self._keys.values() if (key := source.said(role, subject)) is not None
+            )
         return known
+
+    def old_said_by(self, role: keys.Role, subject: str) -> tuple[str, ...]:
+        """Of the same, those that a process of before the role keys says: by an install key of before."""
+        olds = (source for source in self._keys.values() if isinstance(source, keys.InstallKey) and source.old)
+        return tuple(source.said(role, subject) for source in olds)
+
+    def cache_salt(self, model_uid: str, space: str) -> str:
+        """What an engine of the Model is told to keep the prompts of one space apart by (core/prefixcache.py): the same
+        at every gateway and after a restart. Another install key makes another one, so caches are cold once.
+
+        Without a key it is made of nothing, and still tells spaces apart: a client cannot send one.
+        """
+        secret = next(iter(self.said_by("gateway", keys.CACHE_SALT)), "")
+        return hmac.digest(secret.encode(), f"{model_uid}\0{space}".encode(), hashlib.sha256).hex()[:32]
+
+
+def _read_bundle(value: bytes) -> tuple[str, _Source]:
+    found = keys.KeyBundle.model_validate_json(value)
+    return found.fingerprint, found
+
+
+def _read_old(value: bytes) -> tuple[str, _Source]:
+    return keys.fingerprint(value), keys.InstallKey(value, old=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Callable, Generator
 from functools import partial
 from http import HTTPStatus
@@ -12,22 +13,48 @@ import orjson
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from shoal.serving.asgi import ANSWER, DISCONNECT, GONE
+from shoal.net.tls import Credentials
+from shoal.serving.asgi import ANSWER, CALLER, DISCONNECT, GONE
 
 _STUCK_SECONDS: Final = 30.0
+_LEAST_RATE: Final = 512.0
+"""Bytes a second that a client must take while more waits for it. One that takes a byte now and then keeps a place at
+its replica, and memory here, for as long as it likes."""
+_MOST_PIPELINED: Final = 64
+"""Requests on one connection that wait for the answer before them. One read could bring thousands."""
 _ON_ITS_WAY_SECONDS: Final = 1.0
 
 
+class Heads:
+    """Bytes of heads that have not come to their end, over all connections of a server."""
+
+    __slots__ = ("held", "limit")
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit
+        self.held = 0
+
+    @property
+    def full(self) -> bool:
+        return self.limit is not None and self.held > self.limit
+
+
 class BoundedProtocol(HttpToolsProtocol):
-    """Bounds a request's head in bytes and time, and the number of connections; uvicorn itself has no such bounds."""
+    """Bounds a request's head in bytes and time, the heads of all connections together, the requests that wait on one
+    connection, and the number of connections; uvicorn itself has no such bounds."""
 
     max_head_bytes = 32 * 1024
     head_seconds = 60.0
     max_connections = 16384
+    heads = Heads()
+
+    credentials: Credentials | None = None
+    """Of a port that speaks mutual TLS."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._head_bytes = 0
+        self._caller = None if self.credentials is None else self.credentials.role(transport.get_extra_info)
+        self._head_bytes = self._head_held = 0
         self._head_since: float | None = self.loop.time()
         self._stuck_since: float | None = None
         self._stuck_bytes = 0
@@ -47,6 +74,16 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._refuse(431, "The head of the request is too large.", "head_too_large")
                 return
         super().data_received(data)
+        held = 0 if self._head_since is None else self._head_bytes
+        if held != self._head_held:
+            self._hold_head(held)
+
+    def _hold_head(self, held: int) -> None:
+        """`held`: bytes of this connection's head, which has not come to its end."""
+        self.heads.held += held - self._head_held
+        self._head_held = held
+        if held and self.heads.full:
+            self._refuse(503, "The gateway holds too many unfinished requests. Try again.", "overloaded")
 
     def on_message_begin(self) -> None:
         if self._head_since is None:
@@ -57,6 +94,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_since = None
         self._body_since = self.loop.time()
         self.scope[DISCONNECT] = None  # pyright: ignore[reportGeneralTypeIssues]
+        if self.credentials is not None:
+            self.scope[CALLER] = self._caller  # pyright: ignore[reportGeneralTypeIssues]
         # Only where what was read could hold so much: the sum costs 3 % of a small request.
         if (
             self._head_bytes > self.max_head_bytes
@@ -64,12 +103,17 @@ class BoundedProtocol(HttpToolsProtocol):
         ):
             self._refuse(431, "The head of the request is too large.", "head_too_large")
             return
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            # An answer now would come before those that are due first.
+            self.transport.abort()
+            raise ConnectionAbortedError("too many pipelined requests")
         super().on_headers_complete()
         if self.scope["method"] == "POST":
             self.scope[ANSWER] = partial(self._answer, self.cycle)  # pyright: ignore[reportGeneralTypeIssues]
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._hold_head(0)
         if self.cycle is not None and not self.cycle.response_complete:  # pyright: ignore[reportUnnecessaryComparison]
             scope = cast(dict[str, Any], self.cycle.scope)
             gone: Callable[[], None] | None = scope.get(DISCONNECT)
@@ -119,7 +163,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def sweep(self, now: float) -> None:
         """Closes what is idle; drops clients that do not finish their head, and those that take nothing any more of
-        what was written: such a one keeps a place at its replica."""
+        what was written, or next to nothing: such a one keeps a place at its replica."""
         if self._idle_since is not None and now - self._idle_since > self.timeout_keep_alive:
             self.transport.close()
         if self._head_since is not None and now - self._head_since > self.head_seconds:
@@ -136,10 +180,16 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stuck_since = None
             return
         left = self.transport.get_write_buffer_size()
-        if self._stuck_since is None or left < self._stuck_bytes:
+        if self._stuck_since is None or left > self._stuck_bytes:
             self._stuck_since, self._stuck_bytes = now, left
-        elif now - self._stuck_since > (_STUCK_SECONDS if self.transport.is_closing() else self.head_seconds):
+            return
+        passed = now - self._stuck_since
+        if passed <= (_STUCK_SECONDS if self.transport.is_closing() else self.head_seconds):
+            return
+        if self._stuck_bytes - left < _LEAST_RATE * passed:
             self.transport.abort()
+        else:
+            self._stuck_since, self._stuck_bytes = now, left
 
     def _refuse(self, status: int, message: str, code: str) -> None:
         if self.transport.is_closing():
@@ -151,6 +201,17 @@ class BoundedProtocol(HttpToolsProtocol):
             % (status, HTTPStatus(status).phrase.encode(), len(body), body)
         )
         self.transport.close()
+
+
+class _Config(uvicorn.Config):
+    """`mutual` instead of files: a context that is kept up to date."""
+
+    mutual: ssl.SSLContext | None = None
+
+    def load(self) -> None:
+        super().load()
+        if self.mutual is not None:
+            self.ssl = self.mutual
 
 
 class Server(uvicorn.Server):
@@ -183,15 +244,20 @@ def make_server(
     max_head_bytes: int = 32 * 1024,
     head_seconds: float = 60.0,
     max_connections: int = 16384,
+    max_unfinished_bytes: int | None = None,
     stop_seconds: int | None = None,
+    credentials: Credentials | None = None,
 ) -> Server:
-    """A server on httptools. `stop_seconds` bounds how long a stop waits for what is in flight."""
+    """A server on httptools. `stop_seconds` bounds how long a stop waits for what is in flight;
+    `max_unfinished_bytes` bounds the heads that have not come to their end, over all connections. With `credentials` it
+    speaks mutual TLS, and the scope tells the caller's role; people come without a certificate."""
     protocol = type(
         "Protocol",
         (BoundedProtocol,),
-        {"max_head_bytes": max_head_bytes, "head_seconds": head_seconds, "max_connections": max_connections},
+        {"max_head_bytes": max_head_bytes, "head_seconds": head_seconds, "max_connections": max_connections}
+        | {"credentials": credentials, "heads": Heads(max_unfinished_bytes)},
     )
-    config = uvicorn.Config(
+    config = _Config(
         app,
         host=host,
         port=port,
@@ -211,4 +277,6 @@ def make_server(
         ssl_certfile=tls_cert,
         ssl_keyfile=tls_key,
     )
+    if credentials is not None:
+        config.mutual = credentials.server(optional=True)
     return Server(config)

@@ -1,7 +1,7 @@
 """What gateways say (`GET /v1/demand`): a stream to each gateway pod."""
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sized
 from dataclasses import dataclass
 
 import aiohttp
@@ -79,6 +79,7 @@ class DemandStream(Follower):
                 self.models.pop(uid, None)
             else:
                 self.models[uid] = Told(api.ModelDemand.model_validate(said), now)
+        _require_few(self.models)
 
     def _keep_more(self, message: JsonObject, *, full: bool) -> None:
         self._keep_adapters(message, full=full)
@@ -88,6 +89,7 @@ class DemandStream(Follower):
             currency: object = message.get("currency")
             self.currency = currency if isinstance(currency, str) else None
         if tenants is not None and self._uses is not None:
+            _require_few(tenants)
             uses = {name: None if row is None else api.TenantUse.model_validate(row) for name, row in tenants.items()}
             self._uses(self.peer.uid, str(message["boot"]), uses)
 
@@ -108,6 +110,7 @@ class DemandStream(Follower):
             told = adapters[uid] = api.AdapterDemand.model_validate(row)
             if told.in_flight or told.held:
                 self._busy.setdefault(told.model, set()).add(uid)
+        _require_few(adapters)
         self.adapters = adapters
 
     def _tell(self, content: JsonObject | None) -> None:
@@ -120,6 +123,12 @@ class DemandStream(Follower):
         self.currency = None
         self.adapters = None
         self._busy = {}
+
+
+def _require_few(named: Sized) -> None:
+    """Raises ValueError where a gateway names more than there can be."""
+    if len(named) > api.MOST_NAMED:
+        raise ValueError(f"more than {api.MOST_NAMED} are named")
 
 
 class DemandStreams(Streams[DemandStream]):

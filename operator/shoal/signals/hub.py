@@ -77,10 +77,11 @@ class Reader:
 
 class Hub:
     """`field` is what a message calls its content; `full` makes the content of a full message, as JSON. Without a field
-    the content is a JSON object whose members are the message's own."""
+    the content is a JSON object whose members are the message's own. `boot` is its process's, by default a random
+    one."""
 
-    def __init__(self, field: str, full: Callable[[], bytes]) -> None:
-        self.boot: Final = uuid.uuid4().hex
+    def __init__(self, field: str, full: Callable[[], bytes], boot: str | None = None) -> None:
+        self.boot: Final = boot or uuid.uuid4().hex
         self.seq = 0
         """Of the last message with content."""
         self.dropped = 0

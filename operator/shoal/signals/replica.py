@@ -13,6 +13,10 @@ from shoal.signals.stream import Follower, Me, Peer, StreamBroken, Streams
 
 __all__ = ["Me", "Peer", "ReplicaStream", "ReplicaStreams", "StreamBroken", "read_once"]
 
+_KNOWN = frozenset(f.alias or name for name, f in api.ReplicaKeys.model_fields.items()) | set(
+    api.ReplicaKeys.model_fields
+)
+
 Changed = Callable[[str, api.ReplicaKeys | None], None]
 """Hears what is known of a pod, by its uid; None when nothing is."""
 
@@ -23,6 +27,7 @@ class ReplicaStream(Follower):
     path = REPLICA_PATH
     field = "keys"
     what = "agent"
+    longest = 4 * 1024 * 1024
 
     def __init__(self, peer: Peer, session: aiohttp.ClientSession, changed: Changed, me: Me) -> None:
         super().__init__(peer, session, me)
@@ -33,7 +38,8 @@ class ReplicaStream(Follower):
     def _keep(self, content: JsonObject, *, full: bool) -> None:
         if full:
             self._said = {}
-        self._said.update(content)
+        # What this version does not know is not kept: a peer that makes up keys would fill the memory with them.
+        self._said.update({key: value for key, value in content.items() if key in _KNOWN})
         # One validation of everything costs less than one of the change and a copy.
         self.keys = api.ReplicaKeys.model_validate(self._said)
         if self.keys.adapters is not None:

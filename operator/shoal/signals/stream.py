@@ -9,7 +9,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import aiohttp
@@ -18,8 +18,17 @@ import pydantic
 import structlog
 
 from shoal.api import replica as api
+from shoal.api.identity import model_server_name, server_name
 from shoal.api.meta import JsonObject
-from shoal.api.names import AGENT_PORT, HEADER_BOOT, HEADER_CALLER
+from shoal.api.names import (
+    AGENT_PORT,
+    AGENT_TLS_PORT,
+    HEADER_BOOT,
+    HEADER_CALLER,
+    OPS_PORT,
+    OPS_TLS_PORT,
+)
+from shoal.net.tls import Credentials, NoCertificate, dial
 
 log = structlog.get_logger()
 
@@ -30,6 +39,7 @@ STEADY_SECONDS: Final = 10.0
 """A stream that was up for so long connects again without delay's growth."""
 LONGEST_MESSAGE: Final = 8 * 1024 * 1024
 """Bytes. A full message of 50,000 Models has less."""
+_BOOT_LETTERS: Final = 512
 STARTS_PER_SECOND: Final = 1000.0
 STARTS_AT_ONCE: Final = 50
 """When more peers than these become known at once, their connections are spread."""
@@ -51,6 +61,50 @@ class Peer:
     port: int = AGENT_PORT
     other_keys: tuple[str, ...] = ()
     """Tried in turn after the peer refused the one before: it may not know the newest install key yet."""
+    server_name: str | None = None
+    """What its certificate must say, before it is told anything; None: it speaks plain HTTP."""
+    credentials: Credentials | None = field(default=None, repr=False, compare=False)
+    """Of this process, towards peers that have a `server_name`."""
+
+    @property
+    def base_url(self) -> str:
+        """Without a path."""
+        return f"http{'s' if self.server_name else ''}://{_bracketed(self.host)}:{self.port}"
+
+
+def agent_peer(
+    uid: str,
+    name: str,
+    host: str,
+    key: str,
+    *,
+    model_uid: str,
+    mtls: bool,
+    credentials: Credentials | None,
+    other_keys: tuple[str, ...] = (),
+    port: int = AGENT_PORT,
+) -> Peer:
+    """The agent of an engine pod, by what the pod says of its transport. `port` is that of plain HTTP."""
+    if not mtls:
+        return Peer(uid, name, host, key, port, other_keys)
+    return Peer(uid, name, host, key, AGENT_TLS_PORT, other_keys, model_server_name(model_uid), credentials)
+
+
+def gateway_peer(
+    uid: str,
+    name: str,
+    host: str,
+    key: str,
+    *,
+    mtls: bool,
+    credentials: Credentials | None,
+    other_keys: tuple[str, ...] = (),
+    port: int = OPS_PORT,
+) -> Peer:
+    """A gateway, by what its pod says of its transport. `port` is that of plain HTTP."""
+    if not mtls:
+        return Peer(uid, name, host, key, port, other_keys)
+    return Peer(uid, name, host, key, OPS_TLS_PORT, other_keys, server_name("gateway"), credentials)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +124,8 @@ class Follower(ABC):
     """What a message calls its content."""
     what: ClassVar[str]
     """For a person: who the peer is."""
+    longest: ClassVar[int] = LONGEST_MESSAGE
+    """Bytes of a message."""
 
     def __init__(self, peer: Peer, session: aiohttp.ClientSession, me: Me) -> None:
         self.peer = peer
@@ -120,7 +176,11 @@ class Follower(ABC):
             except StreamBroken as broken:
                 error = str(broken)
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as failure:
-                error = f"{type(failure).__name__}: {failure}"
+                error = f"{type(failure).__name__}: {str(failure)[:500]}"
+            except Exception as failure:
+                # Whatever a peer says, it is listened to again: without a stream nothing of its Model would go down.
+                log.exception(f"{self.what} stream failed", pod=self.peer.name)
+                error = type(failure).__name__
             self.lose()
             self.failures += 1
             if self.heard_at - began > STEADY_SECONDS:
@@ -141,8 +201,14 @@ class Follower(ABC):
             HEADER_CALLER: self._me.name,
             HEADER_BOOT: self._me.boot,
         }
-        url = f"http://{_bracketed(self.peer.host)}:{self.peer.port}{self.path}"
-        async with self._session.get(url, headers=headers, timeout=timeout, allow_redirects=False) as response:
+        try:
+            secured = dial(self.peer.credentials, self.peer.server_name)
+        except NoCertificate as none:
+            raise StreamBroken(str(none)) from None
+        url = f"{self.peer.base_url}{self.path}"
+        async with self._session.get(
+            url, headers=headers, timeout=timeout, allow_redirects=False, **secured
+        ) as response:
             if response.status != 200:
                 if response.status == 401:
                     self._keys = (*self._keys[1:], self._keys[0])
@@ -150,7 +216,7 @@ class Follower(ABC):
             rest = b""
             async for chunk in response.content.iter_any():
                 *lines, rest = (rest + chunk).split(b"\n") if rest else chunk.split(b"\n")
-                if len(rest) > LONGEST_MESSAGE:
+                if len(rest) > self.longest:
                     raise StreamBroken("a message is too long")
                 for line in lines:
                     if line.startswith(b"data:"):
@@ -159,9 +225,11 @@ class Follower(ABC):
 
     def take(self, data: bytes) -> None:
         """One message. Raises StreamBroken when it is not the next one."""
+        if len(data) > self.longest:
+            raise StreamBroken("a message is too long")
         try:
             message: Any = orjson.loads(data)
-            boot, seq, content = str(message["boot"]), int(message["seq"]), message.get(self.field)
+            boot, seq, content = str(message["boot"])[:_BOOT_LETTERS], int(message["seq"]), message.get(self.field)
             if full := bool(message.get("full")):
                 self._keep(content or {}, full=True)
                 self._keep_more(message, full=True)
@@ -177,7 +245,7 @@ class Follower(ABC):
                 self._keep_more(message, full=False)
         except pydantic.ValidationError as error:
             raise StreamBroken(f"a message is not understood ({error.error_count()} errors)") from None
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
             raise StreamBroken("a message is not understood") from None
         self.seq = seq
         self.heard_at = time.monotonic()

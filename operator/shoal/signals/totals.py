@@ -13,6 +13,7 @@ from shoal.api.meta import JsonObject
 from shoal.api.names import LEDGER_PORT, TOTALS_PATH
 from shoal.core.quota.month import Total
 from shoal.core.rating.price import Book
+from shoal.net.tls import Credentials, ledger_name
 from shoal.signals.stream import Follower, Me, Peer, Streams
 
 Changed = Callable[[str | None], None]
@@ -60,16 +61,23 @@ class Totals:
         ValueError: no http URL with a host.
     """
 
-    def __init__(self, url: str, keys: Callable[[], Iterable[str]], me: Me = Me()) -> None:  # noqa: B008 - immutable
+    def __init__(
+        self,
+        url: str,
+        keys: Callable[[], Iterable[str]],
+        me: Me = Me(),  # noqa: B008 - immutable
+        credentials: Credentials | None = None,
+    ) -> None:
         parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname:
-            raise ValueError(f"{url!r} is no URL of a ledger: write http://host:port")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{url!r} is no URL of a ledger: write http://host:port, or https:// for mutual TLS")
         self.changed: Changed = lambda _tenant: None
         self.repriced: Callable[[str | None], None] = lambda _currency: None
         """Hears the currency of the price list in force, whenever the ledger names it; None: there is none."""
         self.month = ""
         self.book: Book | None = None
         self._host, self._port = parts.hostname, parts.port or LEDGER_PORT
+        self._server_name, self._credentials = ledger_name(url), credentials
         self._keys = keys
         self._totals: dict[str, api.TenantTotal] = {}
         self._made: dict[str, Total] = {}
@@ -83,7 +91,9 @@ class Totals:
         """Listens to the ledger; again after the install key changed."""
         own = tuple(self._keys())
         if own:
-            self._streams.put(Peer(_PEER, self._host, self._host, own[0], self._port, own[1:]))
+            self._streams.put(
+                Peer(_PEER, self._host, self._host, own[0], self._port, own[1:], self._server_name, self._credentials)
+            )
 
     async def close(self) -> None:
         await self._streams.close()

@@ -127,8 +127,10 @@ class SimEngine:
         model: str,
         stream: bool,
         adapters: str | list[str | None] | None = None,
+        salt: tuple[str, str] = ("", ""),
     ) -> AsyncGenerator[Batch]:
-        """Queues one request, and sees to its end: whoever leaves the block early aborts it.
+        """Queues one request, and sees to its end: whoever leaves the block early aborts it. `salt` are its
+        `extra_key` and `cache_salt`.
 
         Raises BadRequestError and scheduler.QueueFullError.
         """
@@ -158,6 +160,7 @@ class SimEngine:
                             on_update=batch.changed.set,
                             hold_after=self._hold(batch.fault),
                             adapter=None if adapter is None else adapter.id,
+                            salt=salt,
                         )
                     )
             self._batches.add(batch)
@@ -201,10 +204,13 @@ class SimEngine:
         return alive
 
     def abort(self, rid: str | None, *, everything: bool = False) -> None:
-        """Ends one sequence by its id, or all."""
-        for sequence in list(self.scheduler.sequences()):
-            if everything or sequence.rid == rid:
-                self.scheduler.abort(sequence, self.clock.now())
+        """Ends all sequences whose id begins with the one of a sequence that is there, or all."""
+        sequences = list(self.scheduler.sequences())
+        if not everything and (not rid or all(sequence.rid != rid for sequence in sequences)):
+            return
+        for sequence in sequences:
+            if everything or sequence.rid.startswith(rid or ""):
+                self.scheduler.abort_by_id(sequence, self.clock.now())
 
     def pause(self, mode: str) -> None:
         """Stops generating; mode abort ends what runs."""

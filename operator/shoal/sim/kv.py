@@ -7,6 +7,19 @@ is evictable while nobody holds a lock below it.
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+
+class Space(NamedTuple):
+    """Whose prefixes a prompt may find: what one adapter computed, or one salt named, is no other's."""
+
+    adapter: str | None = None
+    """Id of the load of an adapter; None: the base."""
+    salt: tuple[str, str] = ("", "")
+    """`extra_key` and `cache_salt` of the request."""
+
+
+BASE: Final = Space()
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +40,7 @@ class KVCache:
     def __init__(self, capacity: int, *, share: bool = True) -> None:
         self.capacity = capacity
         self._share = share
-        self._roots: dict[str | None, Node] = {}
+        self._roots: dict[Space, Node] = {}
         self._clock = 0
         self._in_tree = 0
         self._locked = 0
@@ -48,10 +61,8 @@ class KVCache:
         """Tokens in real use: neither free nor evictable."""
         return self._owned + self._locked
 
-    def match(self, tokens: Sequence[int], space: str | None = None) -> tuple[Node, int]:
-        """The node that ends the longest cached prefix of `tokens`, and that prefix's length.
-
-        What one adapter computed is no other's prefix, so each has a `space` of its own; None is the base's."""
+    def match(self, tokens: Sequence[int], space: Space = BASE) -> tuple[Node, int]:
+        """The node that ends the longest cached prefix of `tokens`, and that prefix's length."""
         self._clock += 1
         node, length = self._root(space), 0
         while length < len(tokens):
@@ -95,7 +106,7 @@ class KVCache:
         """A request drops `tokens` tokens that it owned."""
         self._owned -= tokens
 
-    def insert(self, tokens: Sequence[int], owned: int, space: str | None = None) -> Node:
+    def insert(self, tokens: Sequence[int], owned: int, space: Space = BASE) -> Node:
         """Moves the last `owned` of these tokens from a request into the tree; duplicates become free."""
         self._owned -= owned
         if not self._share:
@@ -114,7 +125,7 @@ class KVCache:
         self._roots.clear()
         self._in_tree = self._locked = 0
 
-    def _root(self, space: str | None) -> Node:
+    def _root(self, space: Space) -> Node:
         root = self._roots.get(space)
         if root is None:
             root = self._roots[space] = Node((), None, locks=1)

@@ -16,6 +16,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from shoal.sim import protocol as p
+from shoal.sim.deaths import consequence
 from shoal.sim.engine import QUEUE_FULL, Batch, Sampling, SimEngine
 from shoal.sim.http import Exchange, until_gone
 from shoal.sim.limits import BadRequestError
@@ -52,6 +53,8 @@ class _Job:
     include_usage: bool = False
     continuous_usage: bool = False
     adapters: p.Adapters = None
+    salt: tuple[str, str] = ("", "")
+    """`extra_key` and `cache_salt`."""
     echo: list[str] = field(default_factory=list[str])
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -87,6 +90,9 @@ class OpenAI:
         self._needs_generation()
         prompts = self._prompts(request.prompt, "Prompt cannot be empty")
         job = self._job(request, prompts, request.max_tokens, request.temperature, request.top_p)
+        listed = isinstance(request.prompt, list) and not isinstance(request.prompt[0], int)
+        if listed and job.n == 1 and isinstance(job.rid, str):
+            job.rid = [f"{job.rid}_{place}" for place in range(len(prompts))]
         if request.echo:
             job.echo = [self._engine.model.tokenizer.decode(prompt) for prompt in prompts]
         await self._run(exchange, job, _CompletionWriter)
@@ -172,6 +178,13 @@ class OpenAI:
             raise RefusedError(400, p.error_body(complaint))
         if request.n < 1:
             raise RefusedError(400, p.error_body("range() arg 3 must not be zero", kind="BadRequest"))
+        match consequence(request, self._engine.model.config.get("vocab_size")):
+            case "dies":
+                self._engine.crash()
+            case "stalls":
+                self._engine.loop.stall()
+            case None:
+                pass
         options = request.stream_options or p.StreamOptions()
         return _Job(
             prompts=prompts,
@@ -182,6 +195,7 @@ class OpenAI:
             rid=request.rid,
             model=request.model,
             adapters=adapters,
+            salt=(request.extra_key or "", request.cache_salt or ""),
             stream=request.stream,
             include_usage=bool(options.include_usage) or self._engine.args.include_usage_by_default,
             continuous_usage=bool(options.continuous_usage_stats),
@@ -210,6 +224,7 @@ class OpenAI:
             model=job.model,
             stream=job.stream,
             adapters=job.adapters,
+            salt=job.salt,
         )
 
     async def _run(self, exchange: Exchange, job: _Job, writer: "type[_Writer]") -> None:

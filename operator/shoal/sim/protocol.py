@@ -26,6 +26,12 @@ class _Generation(BaseModel):
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
+    stop_regex: str | list[str] | None = None
+    min_tokens: int = 0
+    top_k: int | None = None
+    min_p: float | None = None
+    regex: str | None = None
+    response_format: dict[str, Any] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     ignore_eos: bool = False
@@ -33,6 +39,8 @@ class _Generation(BaseModel):
     presence_penalty: float = 0.0
     logit_bias: dict[str, float] | None = None
     lora_path: str | list[str | None] | None = None
+    extra_key: str | None = None
+    cache_salt: str | None = None
     rid: list[str] | str | None = None
     priority: int | None = None
     user: str | None = None
@@ -40,7 +48,9 @@ class _Generation(BaseModel):
 
 class CompletionRequest(_Generation):
     prompt: list[int] | list[list[int]] | str | list[str]
+    json_schema: str | None = None
     echo: bool = False
+    logprobs: int | None = None
     max_tokens: int = 16
     temperature: float = 1.0
     top_p: float = 1.0
@@ -88,6 +98,8 @@ class Message(BaseModel):
 
 class ChatRequest(_Generation):
     messages: list[Message]
+    logprobs: bool = False
+    top_logprobs: int | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     temperature: float | None = None

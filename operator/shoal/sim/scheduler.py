@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
-from shoal.sim.kv import KVCache, Node
+from shoal.sim.kv import KVCache, Node, Space
 from shoal.sim.slots import Slots
 from shoal.sim.timing import Step, Timing
 
@@ -58,6 +58,8 @@ class Sequence:
     on_update: Callable[[], None] = lambda: None
     adapter: str | None = None
     """Id of the load of an adapter; None: the base model answers."""
+    salt: tuple[str, str] = ("", "")
+    """Its `extra_key` and `cache_salt`: it finds only prefixes that came with the same."""
     arrived: float = 0.0
 
     admitted: float | None = None
@@ -71,6 +73,8 @@ class Sequence:
     hold_after: int | None = None
     """A fault: generates nothing beyond this many tokens."""
     retractions: int = 0
+    aborting: bool = False
+    """It ends with the step that computes its prompt."""
 
     node: Node | None = None
     owned: int = 0
@@ -86,6 +90,10 @@ class Sequence:
     @property
     def held(self) -> bool:
         return self.hold_after is not None and len(self.output) >= self.hold_after
+
+    @property
+    def space(self) -> Space:
+        return Space(self.adapter, self.salt)
 
     def tokens(self) -> tuple[int, ...]:
         return (*self.prompt, *self.output)
@@ -193,6 +201,21 @@ class Scheduler:
             self._waiting.remove(sequence)
         self._end(sequence, Finish("abort"), now)
 
+    def abort_by_id(self, sequence: Sequence, now: float) -> None:
+        """Ends it as SGLang's /abort_request does. One whose whole prompt is being computed ends after that, with a
+        token. Of one that waits, or has only a part of its prompt, nothing is counted and no prompt is said."""
+        if sequence.finish is not None or sequence.aborting:
+            return
+        waits = sequence in self._waiting
+        if not waits and not sequence.decoding:
+            planned = sum(chunk for each, chunk in self._chunks if each is sequence)
+            if sequence.computed + planned >= sequence.target:
+                sequence.aborting = True
+                return
+        if waits or not sequence.decoding:
+            sequence.admitted = None
+        self.abort(sequence, now)
+
     def begin(self, now: float) -> float | None:
         """Chooses the next step; its duration in seconds, or None when there is nothing to compute."""
         self._decodes, self._chunks = [], []
@@ -253,6 +276,8 @@ class Scheduler:
                 self._share_prompt(sequence)
                 if not sequence.held:
                     self._emit(sequence, now)
+                if sequence.aborting:
+                    self.abort(sequence, now)
         self._decodes, self._chunks = [], []
 
     # --- inside -------------------------------------------------------------------------------------------------
@@ -275,7 +300,7 @@ class Scheduler:
     def _admit(self, sequence: Sequence, now: float) -> bool:
         tokens = sequence.tokens()
         # At least one token has to be computed, or there would be nothing to generate from.
-        node, cached = self.kv.match(tokens[:-1], sequence.adapter) if self._share else (None, 0)
+        node, cached = self.kv.match(tokens[:-1], sequence.space) if self._share else (None, 0)
         if node is not None:
             self.kv.lock(node)
         need = len(tokens) - cached
@@ -321,7 +346,7 @@ class Scheduler:
         if not self._share:
             return
         old = sequence.node
-        sequence.node = self.kv.insert(sequence.tokens(), sequence.owned, sequence.adapter)
+        sequence.node = self.kv.insert(sequence.tokens(), sequence.owned, sequence.space)
         sequence.owned = 0
         self.kv.lock(sequence.node)
         if old is not None:
@@ -362,7 +387,7 @@ class Scheduler:
         if keep and self._share and sequence.owned:
             # The last token was generated, but no step has computed its KV yet.
             computed = sequence.tokens()[: sequence.target + sequence.owned]
-            self.kv.insert(computed, sequence.owned, sequence.adapter)
+            self.kv.insert(computed, sequence.owned, sequence.space)
         else:
             self.kv.give_back(sequence.owned)
         if sequence.node is not None:

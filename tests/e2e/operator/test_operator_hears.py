@@ -74,7 +74,7 @@ async def test_to_zero_only_while_all_are_heard_and_back_for_one_held_request(fl
 
         await until(lambda: first.install.keys is not None and second.install.keys is not None)
         assert first.install.keys is not None
-        gateway.ring.known = (first.install.keys.current,)
+        gateway.ring.known = (first.install.keys.current.value,)
         await until(lambda: gateway.hub.readers == 2, 60)
         await eventually(replicas, lambda n: n == 0, what="zero replicas")
 

@@ -189,7 +189,8 @@ async def test_two_models_with_one_served_name(fleet: Fleet) -> None:
         assert condition(second, "Accepted")["status"] == "True"
         assert condition(second, "Accepted")["reason"] == "NameClaimed"
         assert condition(second, "Accepted")["message"] == (
-            f"served name 'llama' belongs to the older Model {ns}/first; '{ns}/second' always means this one"
+            f"for tenants that may use both, served name 'llama' belongs to the older Model {ns}/first; "
+            f"'{ns}/second' always means this one"
         )
         assert second["status"]["servedNames"] == ["second"]
         await client.delete(MODELS, "first", ns)
@@ -363,13 +364,13 @@ async def test_a_new_install_key_rolls_the_pods_and_the_old_one_goes_with_the_la
     async with running_operator(client, fleet.kubeconfig):
         await fleet.apply(model("chat", ns))
         await model_with(client, ns, "chat", "Ready", "True")
-        secret = await client.get(SECRETS, names.INSTALL_KEY_SECRET, "shoal-system")
+        secret = await client.get(SECRETS, names.ROOT_KEY_SECRET, "shoal-system")
         (old,) = [s["metadata"]["name"] for s in await fleet.all(SECRETS, namespace=ns)]
         fresh = b"f" * 64
         import base64
 
         data = {"current": base64.b64encode(fresh).decode(), "previous": secret["data"]["current"]}
-        await client.merge_patch(SECRETS, names.INSTALL_KEY_SECRET, "shoal-system", {"data": data}, manager="person")
+        await client.merge_patch(SECRETS, names.ROOT_KEY_SECRET, "shoal-system", {"data": data}, manager="person")
         new = f"chat-keys-{keys.fingerprint(fresh)}"
         await eventually(
             lambda: fleet.all(SECRETS, namespace=ns),

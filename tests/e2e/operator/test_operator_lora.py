@@ -8,9 +8,9 @@ import pytest
 
 from shoal.api import reasons
 from shoal.api.loraadapter import engine_name
-from shoal.api.meta import JsonObject
+from shoal.api.meta import API_VERSION, JsonObject
 from shoal.kube.client import Client
-from shoal.kube.resources import JOBS, LORA_ADAPTERS, LORA_POOLS
+from shoal.kube.resources import JOBS, LORA_ADAPTERS, LORA_POOLS, TENANTS
 from tests.support.addresses import pod_ip
 from tests.support.controlplane import Fleet
 from tests.support.lora_fleet import (
@@ -146,12 +146,17 @@ async def test_each_that_cannot_be_used_says_why_and_disturbs_nobody(fleet: Flee
             assert condition(told, "Accepted")["reason"] == reason
             assert "revision" not in told["status"]
         await adapter_with(client, ns, "fine", "Available", "True")
-        twin = await adapter_with(client, ns, "twin", "Accepted", "True", reasons.NAME_CLAIMED)
-        assert f"LoRAAdapter {ns}/fine" in condition(twin, "Accepted")["message"]
+        # Of the two adapters the older one would have it; a Model comes before both.
+        twin = await eventually(
+            lambda: client.get(LORA_ADAPTERS, "twin", ns),
+            lambda a: f"belongs to Model {ns}/late" in condition(a, "Accepted")["message"],
+            what="the Model's name",
+        )
         assert "servedNames" not in twin["status"] or not twin["status"]["servedNames"]
-        late = await model_with(client, ns, "late", "Accepted", "True", reasons.NAME_CLAIMED)
-        assert f"LoRAAdapter {ns}/fine; '{ns}/late' always means this one" in condition(late, "Accepted")["message"]
-        assert late["status"]["servedNames"] == ["late"]
+        fine = await adapter_with(client, ns, "fine", "Accepted", "True", reasons.NAME_CLAIMED)
+        assert f"Model {ns}/late; '{ns}/fine' always means this one" in condition(fine, "Accepted")["message"]
+        late = await model_with(client, ns, "late", "Accepted", "True", reasons.VALID)
+        assert late["status"]["servedNames"] == ["fine", "late"], "a Model comes before every adapter"
         listed = fleet.plane.run_kubectl("get", "lora", f"-n={ns}")
         assert "RankTooHigh" in listed
         await eventually(
@@ -167,6 +172,46 @@ async def test_each_that_cannot_be_used_says_why_and_disturbs_nobody(fleet: Flee
         told = await adapter_with(client, ns, "fine", "Ready", "False", reasons.POOL_NOT_FOUND)
         assert told["status"]["revision"], "what was read is kept, should the pool come back"
         await pool_with(fleet, "Accepted", "True", name="second")
+
+
+async def test_a_tenant_that_is_listed_and_does_not_grant_is_named_until_it_does(fleet: Fleet) -> None:
+    client, ns = fleet.client, fleet.namespace
+    ready_for_adapters(fleet)
+    who = f"acme-{ns}"[:63]
+    granting: JsonObject = {
+        "apiVersion": API_VERSION,
+        "kind": "Tenant",
+        "metadata": {"name": who},
+        "spec": {"keys": [], "adapters": [{"namespace": ns, "names": ["shared", "none"]}]},
+    }
+
+    async def adapters_ready(reason: str) -> JsonObject:
+        told = await eventually(
+            lambda: client.get(TENANTS, who), lambda t: condition(t, "AdaptersReady").get("reason") == reason
+        )
+        return condition(told, "AdaptersReady")
+
+    async with running_operator(client, fleet.kubeconfig):
+        await fleet.apply(model("base", ns))
+        await fleet.apply(pool(ns))
+        await fleet.apply(adapter(ns, "shared", tenants=[who, "nobody"]))
+        told = await adapter_with(client, ns, "shared", "Accepted", "True", reasons.NOT_GRANTED)
+        assert condition(told, "Accepted")["message"].startswith(f"for {who}, nobody it does not exist")
+        await fleet.apply(granting)
+        await eventually(
+            lambda: client.get(LORA_ADAPTERS, "shared", ns),
+            lambda a: condition(a, "Accepted")["message"].startswith("for nobody it"),
+            what="the other one only",
+        )
+        assert (await adapters_ready(reasons.ADAPTER_NOT_FOUND))["message"].startswith(
+            f"no adapter that lists this tenant: {ns}/none; "
+        )
+        await client.merge_patch(LORA_ADAPTERS, "shared", ns, {"spec": {"tenants": [who]}}, manager="person")
+        await client.merge_patch(TENANTS, who, None, {"spec": {"adapters": [{"namespace": ns}]}}, manager="person")
+        await adapter_with(client, ns, "shared", "Accepted", "True", reasons.VALID)
+        await adapters_ready(reasons.ACTIVE)
+        await client.delete(LORA_ADAPTERS, "shared", ns)
+        await adapters_ready(reasons.ADAPTER_NOT_FOUND)
 
 
 async def test_a_restart_reads_nothing_again_and_a_resize_reads_nothing(fleet: Fleet) -> None:

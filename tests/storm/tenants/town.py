@@ -27,6 +27,7 @@ from tests.storm.tenants.line import Line
 from tests.support.addresses import pod_ip
 from tests.support.engines import MODEL, ROOT, START_SECONDS, Kind, make_models, sglang_launcher
 from tests.support.gateway_process import FakeApiServer, kubeconfig
+from tests.support.rolekeys import give
 
 KEY: Final = "sk-storm-2b9d40f1c7"
 TENANT: Final = "storm"
@@ -75,7 +76,7 @@ class Town:
     async def booked(self) -> Booked:
         """What the ledger answers a person, and tells gateways."""
         url = f"http://{pod_ip(_LEDGER_HOST)}:{names.LEDGER_PORT}"
-        headers = {"authorization": f"Bearer {keys.derive(_INSTALL_KEY, 'admin', keys.LEDGER)}"}
+        headers = {"authorization": f"Bearer {keys.derive(_INSTALL_KEY, 'billing', keys.LEDGER)}"}
         async with self.session.get(f"{url}{names.UNATTRIBUTED_PATH}", headers=headers) as answer:
             answer.raise_for_status()
             total = UnattributedPage.model_validate_json(await answer.read()).total
@@ -115,7 +116,9 @@ async def up(
     (folder / "engines").mkdir(parents=True)
     key_dir = folder / "install-key"
     key_dir.mkdir()
-    (key_dir / "current").write_bytes(_INSTALL_KEY)
+    for role in keys.BUNDLES:
+        (key_dir / role).mkdir()
+        give(key_dir / role, _INSTALL_KEY, role)
     api = FakeApiServer()
     api.objects["gpuclasses"] = []
     api.crds = True
@@ -164,7 +167,7 @@ def _town(
     agent_keys = AgentKeys(
         callers={role: keys.derive(_INSTALL_KEY, role, _UID) for role in ("gateway", "operator", "ledger")},
         engine=keys.derive(_INSTALL_KEY, "gateway", _UID),
-        admin=keys.derive(_INSTALL_KEY, "agent", _UID),
+        admin=keys.derive(_INSTALL_KEY, "admin", _UID),
     )
     (folder / "agent.json").write_text(agent_keys.model_dump_json())
     (folder / "engine.yaml").write_text(f"api-key: {agent_keys.engine}\nadmin-api-key: {agent_keys.admin}\n")
@@ -197,7 +200,7 @@ def _town(
             SHOAL_GATEWAY_HOST=pod_ip(host),
             SHOAL_GATEWAY_OPS_HOST=pod_ip(host),
             SHOAL_GATEWAY_SPOOL_DIR=str(folder / f"shoal-gateway-{number}"),
-            SHOAL_GATEWAY_INSTALL_KEY_DIR=str(key_dir),
+            SHOAL_GATEWAY_KEYS_DIR=str(key_dir / "gateway"),
             SHOAL_GATEWAY_LEDGER_URL=line.url,
             SHOAL_GATEWAY_SETTLE_SECONDS="0",
             SHOAL_GATEWAY_SPOOL_KEEP_SECONDS="86400",
@@ -213,7 +216,7 @@ def _town(
         SHOAL_LEDGER_HOST=pod_ip(_LEDGER_HOST),
         SHOAL_LEDGER_OPS_HOST=pod_ip(_LEDGER_HOST),
         SHOAL_LEDGER_DATABASE_URL=database_url,
-        SHOAL_LEDGER_INSTALL_KEY_DIR=str(key_dir),
+        SHOAL_LEDGER_KEYS_DIR=str(key_dir / "ledger"),
         SHOAL_LEDGER_PRICES_DIR=str(folder / "prices"),
     )
     return Town(folder, engines, agents, gateways, ledger, line, session, database_url, kind)

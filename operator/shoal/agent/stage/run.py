@@ -136,7 +136,7 @@ def _verified(manifest: Manifest, request: StageRequest, paths: StagePaths) -> s
         _require_digest(request, digest)
         shutil.rmtree(paths.files)
         paths.files.mkdir()
-        archive.unpack(file, paths.files, manifest.source)
+        archive.unpack(file, paths.files, manifest.source, limit=archive.content_limit(file.stat().st_size))
     except ArtifactError as error:
         shutil.rmtree(paths.files, ignore_errors=True)
         if error.reason != reasons.DISK_FULL:  # the next try must not go on with wrong bytes

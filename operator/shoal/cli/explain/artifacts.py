@@ -19,6 +19,7 @@ from shoal.artifacts import ArtifactError, Credentials, Settings, open_source
 from shoal.artifacts.metadata import read_metadata
 from shoal.cli.explain import inputs
 from shoal.core.architectures import UnknownConfig, facts_of
+from shoal.core.network import EVERYWHERE
 
 SECONDS: Final = 120.0
 """Longest that the facts of one source may take."""
@@ -97,7 +98,8 @@ async def _read(model: Model) -> ArtifactFacts | str:
         return f"spec.source.uri: {error}"
     if source.scheme in ("pvc", "oci"):
         return f"{shown(uri)} cannot be read from outside a cluster: name the facts or the config.json with --facts"
-    settings = Settings(hub_endpoint=os.environ.get("HF_ENDPOINT"), attempts=2)
+    # On the person's own machine and with their own credentials: whatever they can reach is theirs to read.
+    settings = Settings(hub_endpoint=os.environ.get("HF_ENDPOINT"), attempts=2, network=EVERYWHERE)
     try:
         async with asyncio.timeout(SECONDS), open_source(uri, await _credentials(source.scheme), settings) as opened:
             manifest = await opened.manifest()

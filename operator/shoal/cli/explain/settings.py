@@ -44,6 +44,8 @@ def chart_defaults() -> OperatorConfig:
     image = f"{values.image.repository}:{values.image.tag or version('shoal')}"
     own = {
         "agent": given["agent"] | {"image": image, "pullPolicy": values.image.pull_policy},
+        "scopeNamespaces": values.scope.namespaces,
+        "metricsAuth": values.metrics.auth.enabled,
         "resyncSeconds": values.operator.resync_seconds,
         "logLevel": values.operator.log_level,
     }

@@ -8,7 +8,20 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from shoal.api.config import CABundle, EngineVersion, NamedValue, Pods, PriorityBand, Proxy, Scaling, Signals, Tracing
+from shoal.api.config import (
+    MTLS,
+    CABundle,
+    EngineVersion,
+    NamedValue,
+    Pods,
+    PriorityBand,
+    Proxy,
+    Scaling,
+    Signals,
+    Sources,
+    Tracing,
+    Transport,
+)
 from shoal.cli.generate.monitoring.render import RUNBOOKS
 
 Free = dict[str, Any]
@@ -156,6 +169,13 @@ class RequestLog(Section):
     """Keys of their own for them."""
 
 
+class GatewayMedia(Section):
+    egress: bool = False
+    """Gateways fetch the images and sounds that clients name by https, from the hosts that a Model's
+    `media.allowedHosts` names (docs/models.md). Off: only `data:` URLs are taken. With `networkPolicy.gatewayEgress` it
+    also opens port 443 of public addresses to gateways."""
+
+
 class Gateway(Placement):
     replicas: int = Field(default=2, ge=1)
     """Pods."""
@@ -170,10 +190,16 @@ class Gateway(Placement):
     grace period, because a gateway that stops keeps what waits until it is served or due."""
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
     """Largest request body in bytes."""
+    max_body_values: int = Field(default=1024 * 1024, ge=1024)
+    """Most values of one request body; each token of a prompt that is sent as numbers is one. A decoded value takes up
+    to 80 bytes of memory."""
     replica_header: bool = False
     """Tell clients which pod answered, in the header x-shoal-replica."""
+    media: GatewayMedia = GatewayMedia()
+    """Images and sounds of requests."""
     resources: Free = {"requests": {"cpu": "500m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
-    """Requests and limits of the container."""
+    """Requests and limits of the container. What requests, answers and connections may hold follows from the memory
+    limit (docs/gateway.md)."""
     service: Service = Service()
     """The Service `shoal-gateway`."""
     persistence: Persistence = Persistence()
@@ -209,6 +235,13 @@ class LedgerPersistence(Section):
     """StorageClass; empty: the cluster's default. Not a network file system: SQLite needs locks that hold."""
 
 
+class GatewayTokens(Section):
+    enabled: bool = True
+    """A gateway proves to the ledger from which pod it sends usage records (TokenReview of a token that the kubelet
+    makes for the pod), and can send only its own. Off: who has the gateways' key can send records in the name of any
+    gateway."""
+
+
 class Ledger(Placement):
     enabled: bool = True
     """Run the ledger. Without it usage records stay on the gateways' volumes, and nothing sums them up: budgets and
@@ -219,6 +252,8 @@ class Ledger(Placement):
     """PostgreSQL instead of SQLite."""
     persistence: LedgerPersistence = LedgerPersistence()
     """The volume of the SQLite file; it outlives the release."""
+    gateway_tokens: GatewayTokens = GatewayTokens()
+    """Whose records a gateway can send."""
     prices: dict[str, str] = {}
     """Price lists: file name -> text of the file. A change reaches the ledger within a minute or two, without a
     restart. `--set-file 'ledger.prices.2027\\.yaml=prices/2027.yaml'` takes a file as it is."""
@@ -300,7 +335,41 @@ class NetworkPolicy(Section):
     api_servers: tuple[str, ...] = ()
     """Networks (CIDR) of the API servers, through whose proxy `kubectl shoal` reaches operator, gateways and ledger.
     Given: besides gateways nobody else reaches the ledger's port; empty: everyone, and the key alone decides. With
-    `pods.scraperNamespaces` they are needed for `kubectl shoal top`, `why`, `adapters` and `logs`."""
+    `pods.scraperNamespaces`, or without `metrics.auth`, they are needed for `kubectl shoal top`, `why`, `adapters` and
+    `logs`."""
+    gateway_egress: bool = False
+    """Gateways reach names, pods, private networks and `apiServers`, and beyond these what other values name: port 443
+    of public addresses with `gateway.media.egress`, the port of `tracing.endpoint`, the bucket of request logs. An API
+    server with a public address must stand in `apiServers`, by the address that pods call. Off: nothing bounds where
+    gateways call but the gateways themselves."""
+
+
+class Reader(Section):
+    name: str = Field(min_length=1)
+    """Name of the ServiceAccount."""
+    namespace: str = Field(min_length=1)
+    """Its namespace."""
+
+
+class Scope(Section):
+    namespaces: tuple[str, ...] = ()
+    """The namespaces whose Models, pools and adapters Shoal serves; empty: all. Given, operator, gateways and ledger
+    get Roles there and in the release's namespace, and of the cluster they may read only what is in no namespace. They
+    must exist."""
+
+
+class MetricsAuth(Section):
+    enabled: bool = True
+    """The metrics of operator, gateway, ledger and node cache, and the operator's decisions, are for those alone whose
+    Kubernetes token may `get` them (TokenReview and SubjectAccessReview, as kube-rbac-proxy does). Off: where a mesh
+    does that; then only operator, gateways, `networkPolicy.apiServers` and `pods.scraperNamespaces` reach them."""
+    readers: tuple[Reader, ...] = ()
+    """ServiceAccounts that may read the metrics: that of the Prometheus, `{name: ..., namespace: ...}`."""
+
+
+class Metrics(Section):
+    auth: MetricsAuth = MetricsAuth()
+    """Who may read them."""
 
 
 class DisruptionBudget(Section):
@@ -320,7 +389,7 @@ class LoRAPoolPolicies(Section):
 
 
 class ChildrenPolicy(Section):
-    enabled: bool = False
+    enabled: bool = True
     """Refuse that anybody but Shoal and the cluster's own controllers writes what Shoal made for a Model, or passes a
     pod off as an engine."""
 
@@ -339,6 +408,13 @@ class Monitor(Section):
     """Interval between scrapes."""
     labels: dict[str, str] = {}
     """Labels by which your Prometheus finds it."""
+
+
+class ServiceMonitor(Monitor):
+    bearer_token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
+    """With `metrics.auth`: where Prometheus has the token of its own ServiceAccount."""
+    authorization: Free = {}
+    """Instead of that file, an `authorization` of the endpoint, such as a Secret with a token."""
 
 
 class PrometheusRule(Section):
@@ -390,8 +466,12 @@ class Values(Section):
     """Further CA certificates for staging weights."""
     hub_endpoint: str = ""
     """A mirror of the Hugging Face hub, such as https://hub.example.com. Empty: the hub."""
+    sources: Sources = Sources()
+    """From where weights and adapters may be fetched (docs/sources.md)."""
     tracing: Tracing = Tracing()
     """OpenTelemetry traces (docs/tracing.md)."""
+    transport: Transport = Transport(mtls=MTLS(enabled=True))
+    """How Shoal's processes reach each other and the engines (docs/transport.md)."""
     network_policy: NetworkPolicy = NetworkPolicy()
     """Who may reach Shoal's own pods."""
     pod_disruption_budget: DisruptionBudget = DisruptionBudget()
@@ -400,7 +480,11 @@ class Values(Section):
     """Roles for people."""
     admission: Admission = Admission()
     """ValidatingAdmissionPolicies, which the API server itself evaluates (policies/admission)."""
-    service_monitor: Monitor = Monitor()
+    scope: Scope = Scope()
+    """Which namespaces Shoal may read and write."""
+    metrics: Metrics = Metrics()
+    """Metrics of Shoal's own processes."""
+    service_monitor: ServiceMonitor = ServiceMonitor()
     """A ServiceMonitor for operator, gateway, ledger and node cache."""
     pod_monitor: Monitor = Monitor()
     """A PodMonitor for the agents of all engine pods."""

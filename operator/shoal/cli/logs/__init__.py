@@ -1,6 +1,6 @@
 """`shoal logs`: a tenant's request log, and deleting from it.
 
-reach.py    asks a gateway, with the key of a person who may read the install key
+reach.py    asks a gateway, with the key for logs
 view.py     entries as lines
 command.py  the commands
 """

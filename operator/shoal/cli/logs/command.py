@@ -58,7 +58,7 @@ def command(
 ) -> None:
     """Show a tenant's request log, from all gateways; `-o json` prints one entry per line, whole.
 
-    What is logged is the Tenant's `spec.logging`. Needs the right to read the install key's Secret and to proxy to
+    What is logged is the Tenant's `spec.logging`. Needs the right to read the Secret shoal-key-logs and to proxy to
     pods in Shoal's namespace.
     """
     if ctx.invoked_subcommand is not None:

@@ -9,9 +9,10 @@ from urllib.parse import urlencode
 import aiohttp
 import orjson
 
-from shoal.api import keys, names
+from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.cli.scaling.reach import Unreachable
+from shoal.core import facts
 from shoal.kube import projections
 from shoal.kube.client import Client
 from shoal.kube.errors import Forbidden, KubeError, NotFound, Unavailable, from_status
@@ -79,9 +80,10 @@ class Gateways:
         for pod in await self._pods():
             try:
                 return await self._client.proxy(
-                    pod,
+                    pod.name,
                     self._namespace,
-                    port=names.OPS_PORT,
+                    port=names.OPS_TLS_PORT if pod.mtls else names.OPS_PORT,
+                    tls=pod.mtls,
                     path=path,
                     method=method,
                     headers=headers,
@@ -96,7 +98,7 @@ class Gateways:
             )
         raise last
 
-    async def _pods(self) -> list[str]:
+    async def _pods(self) -> list[facts.Pod]:
         """Those that are ready first."""
         try:
             pages = self._client.list_pages(PODS, namespace=self._namespace, label_selector=SELECTOR)
@@ -104,10 +106,10 @@ class Gateways:
         except Forbidden as error:
             raise Unreachable(f"{error.message}\n{self._rights()}") from None
         pods = [pod for pod in found if pod is not None and pod.gateway and not pod.finished]
-        return [pod.name for pod in sorted(pods, key=lambda pod: (pod.deleting, not pod.ready, pod.name))]
+        return sorted(pods, key=lambda pod: (pod.deleting, not pod.ready, pod.name))
 
     async def _admin_key(self) -> str:
-        name = names.INSTALL_KEY_SECRET
+        name = names.key_secret("logs")
         try:
             secret = await self._client.get(SECRETS, name, self._namespace)
         except NotFound:
@@ -119,12 +121,12 @@ class Gateways:
             raise Unreachable(f"{error.message}\n{self._rights()}") from None
         data: JsonObject = secret.get("data") or {}
         try:
-            install_key = base64.b64decode(str(data.get("current") or ""), validate=True)
+            key = base64.b64decode(str(data.get("key") or ""), validate=True).decode(errors="replace")
         except binascii.Error:
-            install_key = b""
-        if not install_key:
-            raise Unreachable(f"the Secret {name} in namespace {self._namespace} has no key `current`")
-        return keys.derive(install_key, "admin", keys.DEMAND)
+            key = ""
+        if not key:
+            raise Unreachable(f"the Secret {name} in namespace {self._namespace} has no `key`")
+        return key
 
     async def _direct(self, method: Method, path: str, headers: Mapping[str, str]) -> bytes:
         url = f"{(self._url or '').rstrip('/')}{path}"
@@ -143,7 +145,7 @@ class Gateways:
 
     def _rights(self) -> str:
         return (
-            f"This needs the right to get the Secret {names.INSTALL_KEY_SECRET}, to list pods and "
+            f"This needs the right to get the Secret {names.key_secret('logs')}, to list pods and "
             f"persistentvolumeclaims, and to get (and, for `logs delete`, delete) pods/proxy in namespace "
             f"{self._namespace}. A tenant reads its own log with its own key: GET {names.LOGS_PATH} of the gateway."
         )

@@ -22,8 +22,6 @@ NO_UID: Final = "00000000-0000-0000-0000-000000000000"
 """Stands where the API server's uid of the Model would: in labels and owner references."""
 NO_KEY: Final = "none"
 """Stands where the fingerprint of the installation's key would: in the name of the Model's key Secret."""
-NO_TOKEN: Final = "none"  # noqa: S105 - no token
-"""Stands where the token of the kubelet's drain hook would."""
 
 
 def children(
@@ -50,9 +48,9 @@ def children(
             version=engine_version(model, config),
             config=config,
             install_key=NO_KEY,
-            drain_token=NO_TOKEN,
             facts=report.facts,
             pool=report.pool,
+            mtls=config.transport.mtls.enabled,
         )
         driven = (model.spec.scaling.driver or config.scaling.driver) == "KEDA"
         yield manifests.deployment(shape, surge=False, replicas=0 if driven else plan.replicas)

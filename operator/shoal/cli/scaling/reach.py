@@ -15,13 +15,15 @@ from shoal.api.decisions import Decisions
 from shoal.api.meta import JsonObject
 from shoal.api.replica import Message
 from shoal.kube.client import Client
-from shoal.kube.errors import Forbidden, KubeError, NotFound, Unavailable, from_status
+from shoal.kube.errors import Forbidden, KubeError, NotFound, Unauthorized, Unavailable, from_status
 from shoal.kube.resources import LEASES
 
 R = TypeVar("R")
 M = TypeVar("M", bound=Message)
 
 DIRECT_SECONDS: Final = 10.0
+TOKEN_SECONDS: Final = 600
+"""The shortest that an API server gives."""
 _NOT_LEADING: Final = "NotLeading"
 _MODEL_UNKNOWN: Final = "ModelUnknown"
 _POOL_UNKNOWN: Final = "PoolUnknown"
@@ -37,6 +39,8 @@ class Operator:
     def __init__(self, client: Client, namespace: str, url: str | None = None):
         """`namespace` is Shoal's own. With `url` the operator is called there, without the API server."""
         self._client, self._namespace, self._url = client, namespace, url
+        self._token: str | None = None
+        """What the operator is shown; empty: it asks for nothing."""
 
     async def all(self, namespace: str | None) -> Decisions:
         """The Models of a namespace (None: of all), without their decisions. Raises Unreachable."""
@@ -56,10 +60,16 @@ class Operator:
         for last in (False, True):
             pod = self._url or await self._leader()
             try:
-                raw = await (self._direct(path) if self._url else self._proxied(pod, path))
+                headers = await self._headers()
+                raw = await (self._direct(path, headers) if self._url else self._proxied(pod, path, headers))
                 return kind.model_validate_json(raw)
             except ValidationError as error:
                 raise Unreachable(f"{pod} answers something that this command does not understand: {error}") from None
+            except Unauthorized as error:
+                # The token's time is over: a picture that goes on for long needs several.
+                if last or not self._token:
+                    raise Unreachable(self._told(error, pod)) from None
+                self._token = None
             except KubeError as error:
                 # Between the look at the Lease and the call another one may have begun to lead.
                 if not last and self._moved(error):
@@ -83,15 +93,28 @@ class Operator:
             raise Unreachable(f"no operator leads at the moment: {self._look()}")
         return holder
 
-    async def _proxied(self, pod: str, path: str) -> bytes:
-        return await self._client.proxy(pod, self._namespace, port=names.OPS_PORT, path=path)
+    async def _headers(self) -> dict[str, str]:
+        """Raises Unreachable."""
+        if self._token is None:
+            try:
+                self._token = await self._client.token(names.DECISIONS_ACCOUNT, self._namespace, seconds=TOKEN_SECONDS)
+            except NotFound:  # an installation that has no such account asks for no token
+                self._token = ""
+            except Forbidden as error:
+                raise Unreachable(self._rights(error)) from None
+            except KubeError as error:
+                raise Unreachable(f"no token of {names.DECISIONS_ACCOUNT}: {error.message}") from None
+        return {names.HEADER_KEY: self._token} if self._token else {}
 
-    async def _direct(self, path: str) -> bytes:
+    async def _proxied(self, pod: str, path: str, headers: dict[str, str]) -> bytes:
+        return await self._client.proxy(pod, self._namespace, port=names.OPS_PORT, path=path, headers=headers)
+
+    async def _direct(self, path: str, headers: dict[str, str]) -> bytes:
         timeout = aiohttp.ClientTimeout(total=DIRECT_SECONDS)
         try:
             async with (
                 aiohttp.ClientSession(timeout=timeout) as session,
-                session.get(f"{(self._url or '').rstrip('/')}{path}") as response,
+                session.get(f"{(self._url or '').rstrip('/')}{path}", headers=headers) as response,
             ):
                 raw = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -127,8 +150,8 @@ class Operator:
     def _rights(self, error: KubeError) -> str:
         return (
             f"{error.message}\nThis needs the right to get the Lease {names.LEASE_NAME} and pods/proxy in namespace "
-            f"{self._namespace}, as the Role shoal-decisions there has it; without it, the Model's status and events "
-            "say what was decided."
+            f"{self._namespace}, and to create a token of the ServiceAccount {names.DECISIONS_ACCOUNT}, as the Role "
+            "shoal-decisions there has it; without it, the Model's status and events say what was decided."
         )
 
     def _look(self) -> str:

@@ -12,7 +12,7 @@ import click
 import orjson
 from pydantic import ValidationError
 
-from shoal.api import keys, names
+from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.api.replica import Message
 from shoal.cli.options import installation_options
@@ -61,7 +61,8 @@ class Ledger:
         self._client = client
         self._session = session
         self._key = where.key
-        self._pod: str | None = None
+        self._pod: tuple[str, bool] | None = None
+        """Its name, and whether it speaks TLS."""
 
     async def get(self, path: str, query: Query, kind: type[M]) -> M:
         """Raises Unreachable, Refused."""
@@ -101,12 +102,13 @@ class Ledger:
     async def _proxied(
         self, method: str, target: str, headers: dict[str, str], body: bytes | None
     ) -> tuple[int, bytes]:
-        pod = self._pod = self._pod or await self._find()
+        pod, tls = self._pod = self._pod or await self._find()
         try:
             return await self._cluster().proxied(
                 pod,
                 self._where.namespace,
-                port=names.LEDGER_PORT,
+                port=names.LEDGER_TLS_PORT if tls else names.LEDGER_PORT,
+                tls=tls,
                 path=target,
                 method=method,
                 headers=headers,
@@ -116,7 +118,7 @@ class Ledger:
         except KubeError as error:
             raise self._kube(error, f"the API server does not reach the ledger, pod {pod}") from None
 
-    async def _find(self) -> str:
+    async def _find(self) -> tuple[str, bool]:
         namespace = self._where.namespace
         try:
             pods = [pod async for pod in self._cluster().list(PODS, namespace=namespace, label_selector=_PODS)]
@@ -133,15 +135,17 @@ class Ledger:
                 f"the ledger, pod {pods[0]['metadata']['name']}, is not ready: kubectl -n {namespace} describe pod -l "
                 f"{_PODS} says why. Gateways keep usage until it is back"
             )
-        return pods[0]["metadata"]["name"]
+        metadata = pods[0]["metadata"]
+        said: dict[str, str] = metadata.get("annotations") or {}
+        return metadata["name"], said.get(names.ANNOTATION_TRANSPORT) == names.TRANSPORT_MTLS
 
     async def _derived(self) -> str:
-        namespace, name = self._where.namespace, names.INSTALL_KEY_SECRET
+        namespace, name = self._where.namespace, names.key_secret("billing")
         try:
             secret = await self._cluster().get(SECRETS, name, namespace)
         except Forbidden as error:
             raise Unreachable(
-                f"{error.message}\nThe ledger answers to whoever may read the install key: this needs the right to get "
+                f"{error.message}\nThe ledger answers to who may read the key for bills: this needs the right to get "
                 f"the Secret {name} in namespace {namespace}. Who has a key of the ledger gives it with --ledger-key"
             ) from None
         except NotFound:
@@ -150,14 +154,12 @@ class Ledger:
                 "namespace with --ledger-namespace"
             ) from None
         except KubeError as error:
-            raise self._kube(error, "the install key cannot be read") from None
+            raise self._kube(error, "the key for bills cannot be read") from None
         data: JsonObject = secret.get("data") or {}
-        current = base64.b64decode(str(data.get("current") or ""))
-        if not current:
-            raise Unreachable(
-                f"the Secret {name} in namespace {namespace} has no `current`: look at the operator's log"
-            )
-        return keys.derive(current, "admin", keys.LEDGER)
+        key = base64.b64decode(str(data.get("key") or "")).decode(errors="replace")
+        if not key:
+            raise Unreachable(f"the Secret {name} in namespace {namespace} has no `key`: look at the operator's log")
+        return key
 
     def _cluster(self) -> Client:
         if self._client is None:
@@ -227,7 +229,7 @@ def ledger_options(command: Callable[P, R]) -> Callable[P, R]:
             "--ledger-key",
             envvar="SHOAL_LEDGER_KEY",
             show_envvar=True,
-            help="The key towards the ledger. Default: from the install key's Secret.",
+            help="The key towards the ledger. Default: from the Secret shoal-key-billing.",
         ),
         installation_options(
             "--ledger-namespace", ("--ledger-url", "Call the ledger here, not through the API server.")

@@ -1,6 +1,5 @@
 """Tables for people, CSV for programs."""
 
-import csv
 import io
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -8,6 +7,8 @@ from typing import Final
 import click
 from rich.console import Console
 from rich.table import Table
+
+from shoal.core import cells
 
 WIDTH: Final = 160
 """Columns where the output is no terminal."""
@@ -45,7 +46,7 @@ def count(number: int) -> str:
 def write_csv(names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """To the standard output."""
     text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows(rows)
+    writer = cells.Writer(text, lineterminator="\n")
+    writer.row(names)
+    writer.rows(rows)
     click.echo(text.getvalue(), nl=False)

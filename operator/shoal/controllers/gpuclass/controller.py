@@ -5,6 +5,7 @@ from typing import Final
 from shoal.api import names, reasons
 from shoal.api.gpuclass import GPUClass, GPUClassStatus
 from shoal.controllers.capacity import Capacity
+from shoal.controllers.isolation import isolated, stored
 from shoal.controllers.planner import Planner
 from shoal.controllers.status import write_status
 from shoal.controllers.world import World
@@ -42,6 +43,11 @@ class GPUClassController:
             self.queue.add(key)
 
     async def reconcile(self, key: str) -> float | None:
+        """Returns None: nothing is looked at again without a reason."""
+        world = self._world
+        return await isolated(world, GPUCLASSES, world.classes, key, self._reconcile, manager=names.MANAGER_GPUCLASS)
+
+    async def _reconcile(self, key: str) -> float | None:
         custom = self._world.classes.get(key)
         if custom is None or custom.metadata.deletion_timestamp is not None:
             return None
@@ -50,7 +56,7 @@ class GPUClassController:
             message = f"what is stored does not pass this version's validation: {custom.error}"
             finding = Finding(reasons.READY, "False", reasons.INVALID, message)
             generation = custom.metadata.generation
-            old = GPUClassStatus.model_validate(custom.status).conditions
+            old = stored(GPUClassStatus, custom).conditions
             status = GPUClassStatus(
                 conditions=merge(old, [finding], generation=generation, now=now), observed_generation=generation
             )

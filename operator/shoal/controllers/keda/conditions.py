@@ -67,7 +67,7 @@ class Conditions:
         found = self.finding(model)
         if found is None:
             return None
-        deployments = [c.deployment for c in self._world.deployments.by("model", model.metadata.uid)]
+        deployments = [c.deployment for c in self._world.deployments_of(model.metadata.uid)]
         variants = tuple(
             DrivenVariant(gpu_class=d.gpu_class, answered=self._book.number((d.namespace, d.name)), standing=d.replicas)
             for d in sorted((d for d in deployments if d is not None), key=lambda d: d.gpu_class)
@@ -86,7 +86,7 @@ class Conditions:
         self._observer.need()
         found = (
             hpa.name
-            for child in self._world.deployments.by("model", model.metadata.uid)
+            for child in self._world.deployments_of(model.metadata.uid)
             for hpa in self._world.autoscalers.by("target", f"{child.namespace}/{child.name}")
         )
         return ", ".join(f"HorizontalPodAutoscaler {name}" for name in sorted(found))

@@ -142,7 +142,7 @@ class Driver:
         stands."""
         if not self.drives(model):
             return
-        for child in self._world.deployments.by("model", model.metadata.uid):
+        for child in self._world.deployments_of(model.metadata.uid):
             found = child.deployment
             if found is not None and self.book.number((found.namespace, found.name)) is None:
                 standing = found.replicas

@@ -98,7 +98,7 @@ class Observer:
 
     def _variants(self, model: Model) -> Iterable[Variant]:
         driver, uid = self.driver(model), model.metadata.uid
-        found = [c.deployment for c in self._world.deployments.by("model", uid)]
+        found = [c.deployment for c in self._world.deployments_of(uid)]
         for deployment in sorted((d for d in found if d is not None and not d.deleting), key=lambda d: d.name):
             key = (deployment.namespace, deployment.name)
             scaled, hpa = self.scaled(key), self.hpa(key)
@@ -121,7 +121,7 @@ class Observer:
         """The API server did not take one of the Model's ScaledObjects."""
         if not self.refused:
             return False
-        return any((c.namespace, c.name) in self.refused for c in self._world.deployments.by("model", model_uid))
+        return any((c.namespace, c.name) in self.refused for c in self._world.deployments_of(model_uid))
 
     def left(self, model_uid: str) -> list[Child]:
         """ScaledObjects of a Model, whether it wants them or not."""

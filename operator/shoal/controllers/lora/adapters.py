@@ -1,5 +1,6 @@
 """LoRAAdapter: observe, ask core, one status write. Its source is read by the reader, its places are the placer's."""
 
+import itertools
 from typing import Final
 
 import structlog
@@ -9,7 +10,9 @@ from shoal.api.adapterfacts import AdapterFacts
 from shoal.api.loraadapter import AdapterRevision, LoRAAdapter, LoRAAdapterStatus, engine_name
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
-from shoal.controllers.claims import adapters_claiming, claimants, claims_changed
+from shoal.api.tenant import Tenant, TenantSpec
+from shoal.controllers.claims import adapters_claiming, claimants, claims_changed, granted_otherwise
+from shoal.controllers.isolation import isolated, stored
 from shoal.controllers.lora.chosen import Choices, Chosen
 from shoal.controllers.lora.namespaces import Namespaces
 from shoal.controllers.lora.placer import Placer
@@ -23,6 +26,7 @@ from shoal.core.adapters.joining import may_join
 from shoal.core.adapters.revisions import Revisions
 from shoal.core.adapters.sources import pinned_uri
 from shoal.core.conditions import Finding, merge
+from shoal.core.consent import EVERYONE, not_granted
 from shoal.core.observed import Problem
 from shoal.core.servednames import served_names
 from shoal.kube.events import Event
@@ -50,6 +54,7 @@ class AdapterController:
         world.adapters.listeners.append(self._adapter)
         world.pools.listeners.append(self._pool)
         world.models.listeners.append(self._model)
+        world.tenants.listeners.append(self._tenant)
 
     # --- what wakes an adapter --------------------------------------------------------------------------------------
 
@@ -73,6 +78,19 @@ class AdapterController:
             self._look_at_pool(f"{pool.metadata.namespace}/{pool.metadata.name}")
         for rival in adapters_claiming(self._world, claims_changed(before, after)):
             self.queue.add(rival)
+
+    def _tenant(self, key: str, before: Custom[Tenant] | None, after: Custom[Tenant] | None) -> None:
+        """A Tenant whose grants are others has agreed to others of the adapters that list it."""
+        changed = granted_otherwise(before, after)
+        if changed is None:
+            return
+        everyone = (self._world.adapters.by("tenant", f"{where}/{EVERYONE}") for where in changed[1].touches())
+        for custom in itertools.chain(self._world.adapters.by("tenant", key), *everyone):
+            self.queue.add(f"{custom.metadata.namespace}/{custom.metadata.name}")
+
+    def _spec(self, tenant: str) -> TenantSpec | None:
+        custom = self._world.tenants.get(tenant)
+        return custom.object.spec if custom is not None and custom.object is not None else None
 
     def _look_at_pool(self, key: str) -> None:
         """Wakes the pool's adapters if it is another one to them."""
@@ -102,6 +120,10 @@ class AdapterController:
 
     async def reconcile(self, key: str) -> float | None:
         """Returns None: nothing is looked at again without a reason."""
+        world, manager = self._world, names.MANAGER_LORAADAPTER
+        return await isolated(world, LORA_ADAPTERS, world.adapters, key, self._reconcile, manager=manager)
+
+    async def _reconcile(self, key: str) -> float | None:
         custom = self._world.adapters.get(key)
         if custom is None or _going(custom):
             return None
@@ -139,6 +161,7 @@ class AdapterController:
             problem=problem,
             failure=failure,
             waiting=waiting,
+            not_granted=self._not_granted(adapter, chosen),
             held=held,
         )
         status = adapterstatus.status(seen, self._world.now())
@@ -149,6 +172,11 @@ class AdapterController:
             event = Event(LORA_ADAPTERS, custom.metadata, "Normal", reasons.SWITCHED, note, "Switch")
             self._world.recorder.emit(event)
         return None
+
+    def _not_granted(self, adapter: LoRAAdapter, chosen: Chosen | None) -> tuple[str, ...]:
+        if chosen is None:
+            return ()
+        return not_granted(adapter.spec.tenants, self._spec, adapter=adapter.key, model=chosen.pool.model_key)
 
     def _read(self, adapter: LoRAAdapter, chosen: Chosen, known: Revisions) -> tuple[Revisions, Problem | None, str]:
         """(revisions, why reading fails for now, what it waits for)."""
@@ -216,10 +244,7 @@ def _invalid(custom: Custom[LoRAAdapter], world: World) -> LoRAAdapterStatus:
         Finding(kind, "False", reasons.INVALID, message)
         for kind in (reasons.ACCEPTED, reasons.AVAILABLE, reasons.READY)
     ] + [Finding(reasons.STALLED, "True", reasons.INVALID, message)]
-    try:
-        old = LoRAAdapterStatus.model_validate(custom.status)
-    except ValueError:
-        old = LoRAAdapterStatus()
+    old = stored(LoRAAdapterStatus, custom)
     generation = custom.metadata.generation
     conditions = merge(old.conditions, findings, generation=generation, now=world.now())
     return old.model_copy(update={"conditions": conditions, "observed_generation": generation})

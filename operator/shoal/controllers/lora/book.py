@@ -111,6 +111,9 @@ class Book:
         uid, current = adapter.metadata.uid, adapter.current
         following = adapter.status.next if adapter.status else None
         ready = find(adapter.status.conditions, reasons.READY) if adapter.status else None
+        accepted = find(adapter.status.conditions, reasons.ACCEPTED) if adapter.status else None
+        if ready is not None and ready.status == "True" and accepted and accepted.reason == reasons.NOT_GRANTED:
+            ready = ready.model_copy(update={"reason": accepted.reason, "message": accepted.message})
         verdict = self._placer.verdict(uid)
         homes = set(verdict.homes) if verdict is not None else set[str]()
         mine = [d.get(uid, _NOTHING) for d in demands]

@@ -9,14 +9,16 @@ import aiohttp
 import prometheus_client
 import structlog
 
-from shoal.api import keys, names
+from shoal.api import names
 from shoal.api.adapters import Floor, FloorAdapter
+from shoal.controllers import peers
 from shoal.controllers.installkey import InstallKeySource
 from shoal.controllers.lora.hearing import Ears
 from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.kube.queue import WorkQueue
-from shoal.signals.stream import Me
+from shoal.net.tls import Credentials, NoCertificate, dial
+from shoal.signals.stream import Me, Peer
 
 log = structlog.get_logger()
 
@@ -47,8 +49,17 @@ class Floors:
     """`want` what a replica should hold; `heard` when an agent may have started anew; `run` while this operator
     leads."""
 
-    def __init__(self, world: World, install: InstallKeySource, ears: Ears, queue: WorkQueue, me: Me) -> None:
+    def __init__(
+        self,
+        world: World,
+        install: InstallKeySource,
+        ears: Ears,
+        queue: WorkQueue,
+        me: Me,
+        credentials: Credentials | None = None,
+    ) -> None:
         self._world, self._install, self._ears, self.queue, self._me = world, install, ears, queue, me
+        self._credentials = credentials
         self._wanted: dict[str, _Told] = {}
         """By uid of the pod."""
         self._session: aiohttp.ClientSession | None = None
@@ -106,11 +117,8 @@ class Floors:
         if (known.boot, known.told) == (boot, known.digest):
             return None
         floor, digest = known.floor, known.digest
-        key = install.current
-        if pod.install_key == install.old_fingerprint and install.previous is not None:
-            key = install.previous
         try:
-            await self._put(pod.ip, keys.derive(key, "operator", pod.model_uid), floor)
+            await self._put(peers.agent(pod, install, pod.model_uid, self._credentials), floor)
         except FloorRefused as error:
             TOLD.labels("failed").inc()
             raise FloorRefused(f"the agent of pod {pod.key} was not told what to hold: {error}") from None
@@ -119,16 +127,18 @@ class Floors:
         known.boot, known.told = boot, digest
         return None
 
-    async def _put(self, host: str, key: str, floor: tuple[FloorAdapter, ...]) -> None:
+    async def _put(self, peer: Peer, floor: tuple[FloorAdapter, ...]) -> None:
         if self._session is None:
             raise FloorRefused("not now")
         body = Floor(operator=self._me.name, boot=self._me.boot, adapters=floor).model_dump_json().encode()
-        headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
-        where = f"[{host}]" if ":" in host else host
-        url = f"http://{where}:{names.AGENT_PORT}{names.ADAPTERS_PATH}"
+        headers = {"authorization": f"Bearer {peer.key}", "content-type": "application/json"}
+        url = f"{peer.base_url}{names.ADAPTERS_PATH}"
         try:
-            async with self._session.put(url, data=body, headers=headers, allow_redirects=False) as response:
+            secured = dial(peer.credentials, peer.server_name)
+            async with self._session.put(url, data=body, headers=headers, allow_redirects=False, **secured) as response:
                 if response.status >= 300:
                     raise FloorRefused(f"status {response.status}: {(await response.text())[:300]}")
+        except NoCertificate as none:
+            raise FloorRefused(str(none)) from None
         except (aiohttp.ClientError, TimeoutError, OSError, asyncio.IncompleteReadError) as error:
             raise FloorRefused(f"{type(error).__name__}: {error}") from None

@@ -12,6 +12,7 @@ from shoal.controllers.lora.placer import Placer
 from shoal.controllers.lora.pools import PoolController
 from shoal.controllers.world import World
 from shoal.kube.queue import Bucket, WorkQueue
+from shoal.net.tls import Credentials
 from shoal.signals.stream import Me
 
 
@@ -23,9 +24,16 @@ def _queue() -> WorkQueue:
 class LoRA:
     """`run` while this operator leads."""
 
-    def __init__(self, world: World, install: InstallKeySource, ears: Ears, me: Me) -> None:
+    def __init__(
+        self,
+        world: World,
+        install: InstallKeySource,
+        ears: Ears,
+        me: Me,
+        credentials: Credentials | None = None,
+    ) -> None:
         choices = Choices(world)
-        self.floors = Floors(world, install, ears, WorkQueue("adapter-floors", workers=16), me)
+        self.floors = Floors(world, install, ears, WorkQueue("adapter-floors", workers=16), me, credentials)
         self.placer = Placer(world, choices, self.floors, ears)
         self.pools = PoolController(world, choices, WorkQueue("lorapool", workers=2))
         self.book = Book(world, self.placer, ears)

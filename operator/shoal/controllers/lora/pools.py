@@ -11,6 +11,7 @@ from shoal.api.lorapool import AdapterCounts, LoRAPool, LoRAPoolStatus
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.artifacts import secret_advice
+from shoal.controllers.isolation import isolated, stored
 from shoal.controllers.lora.chosen import Choices, Chosen
 from shoal.controllers.status import write_status
 from shoal.controllers.world import World
@@ -70,6 +71,11 @@ class PoolController:
             self.queue.add(key)
 
     async def reconcile(self, key: str) -> float | None:
+        """Returns seconds after which to look again, or None."""
+        world = self._world
+        return await isolated(world, LORA_POOLS, world.pools, key, self._reconcile, manager=names.MANAGER_LORAPOOL)
+
+    async def _reconcile(self, key: str) -> float | None:
         world = self._world
         custom = world.pools.get(key)
         if custom is None or custom.metadata.deletion_timestamp is not None:
@@ -133,7 +139,7 @@ class PoolController:
             return "" if chosen.problem else f"waits until the source of Model {chosen.pool.model_key} is read"
         told = orjson.dumps(chosen.settings.model_dump_json(exclude_none=True))
         behind: list[str] = []
-        for child in self._world.deployments.by("model", chosen.model.metadata.uid):
+        for child in self._world.deployments_of(chosen.model.metadata.uid):
             found = child.deployment
             if found is None or found.deleting or not found.replicas:
                 continue
@@ -170,10 +176,7 @@ def _invalid(custom: Custom[LoRAPool], world: World) -> LoRAPoolStatus:
     findings = [Finding(kind, "False", reasons.INVALID, message) for kind in (reasons.ACCEPTED, reasons.READY)] + [
         Finding(reasons.STALLED, "True", reasons.INVALID, message)
     ]
-    try:
-        old = LoRAPoolStatus.model_validate(custom.status).conditions
-    except ValueError:
-        old = ()
+    old = stored(LoRAPoolStatus, custom).conditions
     generation = custom.metadata.generation
     conditions = merge(old, findings, generation=generation, now=world.now())
     return LoRAPoolStatus(conditions=conditions, observed_generation=generation)

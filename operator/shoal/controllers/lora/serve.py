@@ -1,7 +1,7 @@
 """`GET /v1/adapters`: where adapters are and how they are used, for `kubectl shoal adapters`.
 
-It tells names of objects and pods, and figures; no key, prompt or answer. Whoever reaches the operator's ops port may
-read it, as with metrics.
+It tells names of objects and pods, and figures; no key, prompt or answer. Who may read it is
+decided before (`serving/guard.py`), as with metrics.
 """
 
 import asyncio

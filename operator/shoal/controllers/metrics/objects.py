@@ -51,6 +51,10 @@ _FAMILIES: Final[dict[str, tuple[str, list[str]]]] = {
         "Since the one that was heard longest ago was heard, of those that are heard.",
         ["kind"],
     ),
+    "shoal_rogue_pods": (
+        "Pods with the labels of an engine that no Model owns: they are not heard and not counted.",
+        [],
+    ),
     "shoal_gpu_class_gpus": ("GPUs: capacity, allocatable, allocated, free.", ["gpu_class", "state"]),
     "shoal_gpu_class_hourly_cost": ("What one GPU costs per hour.", ["gpu_class", "currency"]),
     "shoal_lora_pool_adapters": (
@@ -87,6 +91,7 @@ class Objects(Collector):
             return ()
         families = _families()
         gateways = Counter(self._ears.boot(pod.uid) is not None for pod in self._world.gateways())
+        families["shoal_rogue_pods"].add_metric([], self._world.ownership.rogue)
         ages: dict[str, float] = {}
         for pod in self._world.voices():
             if (age := self._ears.age(pod.uid)) is not None:

@@ -13,6 +13,7 @@ from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.installkey import InstallKeys
 from shoal.controllers.keda.driver import Driver
 from shoal.controllers.scaling.scale import ScaleWriter
+from shoal.controllers.transport import Transport
 from shoal.controllers.world import World
 from shoal.core import children, facts
 from shoal.core.placement import VariantPlan
@@ -39,16 +40,19 @@ class Applier:
         driver: Driver,
         cold: ColdStarts,
         target: Callable[[str, str, int], int],
+        transport: Transport,
     ) -> None:
         """`target`: of a Model's uid, a class and what was planned, how many replicas a Deployment shall have now."""
         self._world, self._scales, self._driver, self._cold, self._target = world, scales, driver, cold, target
         self._children = Children(world)
+        self._transport = transport
         self._secrets: OrderedDict[tuple[str, str], None] = OrderedDict()
         """(Model's uid, Secret's name) of key Secrets that were seen: their content cannot change."""
 
     def forget_secrets(self) -> None:
         """Looks at every key Secret once more: somebody may have deleted one."""
         self._secrets.clear()
+        self._transport.forget_secrets()
 
     # --- the children -----------------------------------------------------------------------------------------------
 
@@ -65,11 +69,13 @@ class Applier:
             self._secrets.popitem(last=False)
 
     async def drop_old_keys(self, model: Model, install: InstallKeys, in_use: set[str | None]) -> None:
-        """Deletes the Secret of the previous install key once no pod carries it."""
-        old = install.old_fingerprint
-        if old is None or old == install.fingerprint or old in in_use:
-            return
-        name = children.keys_secret(model.metadata.name, old)
+        """Deletes the Secrets of other install keys once no pod carries them."""
+        for old in install.others:
+            if old.fingerprint not in in_use:
+                await self._drop_keys(model, old.fingerprint)
+
+    async def _drop_keys(self, model: Model, fingerprint: str) -> None:
+        name = children.keys_secret(model.metadata.name, fingerprint)
         gone = (model.metadata.uid, f"{name} deleted")
         if gone in self._secrets:
             return
@@ -112,7 +118,7 @@ class Applier:
     async def drop_variants(self, model: Model, keep: set[str]) -> None:
         """Deletes Deployments of classes that the Model does not use any more."""
         await self._driver.drop_variants(model, keep)
-        for child in self._world.deployments.by("model", model.metadata.uid):
+        for child in self._world.deployments_of(model.metadata.uid):
             found = child.deployment
             if found is not None and found.gpu_class not in keep and not found.deleting:
                 log.info("removing a variant", model=model.key, gpu_class=found.gpu_class)

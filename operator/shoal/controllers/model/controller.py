@@ -5,17 +5,19 @@ from typing import Final
 
 import structlog
 
-from shoal.api import keys, names, reasons
+from shoal.api import names, reasons
 from shoal.api.gpuclass import GPUClass
 from shoal.api.loraadapter import LoRAAdapter
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model, ModelStatus
+from shoal.api.tenant import Tenant
 from shoal.artifacts import secret_advice
 from shoal.controllers.artifacts import Artifacts
 from shoal.controllers.children import NameTaken
-from shoal.controllers.claims import claimants, claims_changed, models_claiming
+from shoal.controllers.claims import claimants, claims_changed, granted_otherwise, models_claiming
 from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.installkey import InstallKeyError, InstallKeySource
+from shoal.controllers.isolation import isolated
 from shoal.controllers.keda.driver import Driver
 from shoal.controllers.model.apply import Applier, current
 from shoal.controllers.model.tell import invalid, tell_of_placement
@@ -23,6 +25,7 @@ from shoal.controllers.planner import Planner
 from shoal.controllers.scaling.scale import ScaleWriter
 from shoal.controllers.scaling.scaler import Scaler
 from shoal.controllers.status import write_status
+from shoal.controllers.transport import Transport
 from shoal.controllers.wishes import Decision, Wish
 from shoal.controllers.world import World
 from shoal.core import facts, keda, models, scaling
@@ -37,6 +40,7 @@ from shoal.kube.queue import WorkQueue
 from shoal.kube.resources import MODELS, SECRETS
 from shoal.manifests.pool import applied
 from shoal.manifests.shape import Shape, engine_version
+from shoal.net.pki import Unusable
 
 log = structlog.get_logger()
 
@@ -56,13 +60,16 @@ class ModelController:
         driver: Driver,
         cold: ColdStarts,
         queue: WorkQueue,
+        transport: Transport,
     ):
         self._world, self._planner, self._install, self.queue = world, planner, install, queue
         self._scaler, self._driver, self._cold = scaler, driver, cold
-        self._applier = Applier(world, scales, driver, cold, planner.target)
+        self._applier = Applier(world, scales, driver, cold, planner.target, transport)
+        self._transport = transport
         self._artifacts = Artifacts(world, queue.add)
         world.models.listeners.append(self._model)
         world.adapters.listeners.append(lambda _key, before, after: self._renamed(before, after))
+        world.tenants.listeners.append(self._tenant)
         world.classes.listeners.append(self._class)
         world.pools.listeners.append(self._pool)
         world.pods.listeners.append(self._pod)
@@ -73,6 +80,7 @@ class ModelController:
         driver.wake = self._wake
         driver.kinds.changed.append(self.enqueue_all)
         install.changed.append(self.enqueue_all)
+        transport.changed.append(self.enqueue_all)
 
     # --- what wakes a Model -----------------------------------------------------------------------------------------
 
@@ -93,10 +101,18 @@ class ModelController:
         for rival in models_claiming(self._world, claims_changed(before, after)):
             self.queue.add(rival)
 
+    def _tenant(self, _key: str, before: Custom[Tenant] | None, after: Custom[Tenant] | None) -> None:
+        """Names are fought over by what one tenant may use: others may be rivals now."""
+        changed = granted_otherwise(before, after)
+        for key in changed[0] if changed is not None else ():
+            if self._world.models.get(key) is not None:
+                self.queue.add(key)
+
     def _forget(self, uid: str) -> None:
         self._planner.leave(uid)
         self._cold.forget(uid)
         self._driver.forget(uid)
+        self._transport.forget(uid)
 
     def _class(self, key: str, before: Custom[GPUClass] | None, after: Custom[GPUClass] | None) -> None:
         if before is not None and after is not None and before.object and after.object:
@@ -152,6 +168,10 @@ class ModelController:
     async def reconcile(self, key: str) -> float | None:
         """Returns seconds after which to look again, or None."""
         world = self._world
+        return await isolated(world, MODELS, world.models, key, self._reconcile, manager=names.MANAGER_MODEL)
+
+    async def _reconcile(self, key: str) -> float | None:
+        world = self._world
         custom = world.models.get(key)
         if custom is None or custom.metadata.deletion_timestamp is not None:
             return None  # garbage collection removes the children
@@ -185,10 +205,15 @@ class ModelController:
             return None  # gone while it was asked about: its wish would keep GPUs from others for ever
         self._planner.enter(wish)
         decided = self._planner.decided(wish)
-        if known is not None and decided is None:
+        failure = self._planner.failed(model.metadata.uid) or self._scaler.failed(model.metadata.uid)
+        if known is not None and decided is None and failure is None:
             return None  # the planner wakes it
-        failure: Problem | None = None
-        if known is not None and decided is not None and not paused:
+        not_looked_at = decided.considered.problem if decided is not None else None
+        if not_looked_at is not None and not_looked_at.reason == reasons.TOO_EXPENSIVE:
+            problems = (*problems, not_looked_at)
+        else:
+            failure = failure or not_looked_at
+        if known is not None and decided is not None and not paused and not problems and failure is None:
             await self._tell_who_waits(key, custom, reading, decided)
             failure = await self._carry_out(model, classes, wish, decided)
         else:
@@ -231,7 +256,7 @@ class ModelController:
             wanted=decided.wanted if decided else None,
             untried=decided.untried if decided else frozenset(),
             scaling=self._words(uid, decided),
-            deployments=tuple(current(world.deployments.by("model", uid)).values()),
+            deployments=tuple(current(world.deployments_of(uid)).values()),
             pods=world.pods.by("model", uid),
             reading=reading,
             sized=decided.considered.sized if decided else {},
@@ -280,6 +305,8 @@ class ModelController:
         try:
             install = self._install.keys or await self._install.ensure()
             await applier.keys(model, install)
+            if mtls := await self._transport.wanted():
+                await self._transport.model(model)
             await applier.policies(model)
             await self._driver.prepare(model)
             floors = keda.floors(model.spec.scaling.min_replicas, {p.gpu_class: p.replicas for p in plans})
@@ -295,9 +322,9 @@ class ModelController:
                     version=engine_version(model, world.config),
                     config=world.config,
                     install_key=install.fingerprint,
-                    drain_token=keys.drain_token(install.current, uid),
                     facts=wish.facts,
                     pool=wish.pool,
+                    mtls=mtls,
                 )
                 await applier.variant(
                     shape,
@@ -306,9 +333,10 @@ class ModelController:
                     floor=floors[plan.gpu_class],
                 )
             await applier.drop_variants(model, {v.gpu_class for v in plans})
-            in_use = {p.install_key for p in world.pods.by("model", uid)}
+            engines = (*world.pods.by("model", uid), *world.pods.by("claims", uid))
+            in_use = {p.install_key for p in engines}
             await applier.drop_old_keys(model, install, in_use)
-        except InstallKeyError as error:
+        except (InstallKeyError, Unusable) as error:
             return Problem(reasons.REFUSED, str(error))
         except NameTaken as error:
             return Problem(reasons.NAME_TAKEN, str(error))

@@ -5,6 +5,7 @@ from datetime import datetime
 
 from shoal.api import reasons
 from shoal.api.model import Model, ModelStatus
+from shoal.controllers.isolation import stored
 from shoal.core.conditions import Finding, merge
 from shoal.kube.events import Event, Recorder
 from shoal.kube.projections import Custom
@@ -31,9 +32,6 @@ def invalid(custom: Custom[Model], now: datetime) -> ModelStatus:
     findings = [Finding(kind, "False", reasons.INVALID, message) for kind in (reasons.ACCEPTED, reasons.READY)] + [
         Finding(reasons.STALLED, "True", reasons.INVALID, message)
     ]
-    try:
-        old = ModelStatus.model_validate(custom.status).conditions
-    except ValueError:
-        old = ()
+    old = stored(ModelStatus, custom).conditions
     generation = custom.metadata.generation
     return ModelStatus(conditions=merge(old, findings, generation=generation, now=now), observed_generation=generation)

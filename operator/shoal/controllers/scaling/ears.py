@@ -3,15 +3,16 @@
 import asyncio
 from typing import Protocol
 
-from shoal.api import keys, names
 from shoal.api.lorapool import LoRAPool
-from shoal.controllers.installkey import InstallKeys, InstallKeySource
+from shoal.controllers import peers
+from shoal.controllers.installkey import InstallKeySource
 from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.core.scaling import Demand, Load
 from shoal.kube.projections import Custom
+from shoal.net.tls import Credentials
 from shoal.signals.listen import Changed, Listener
-from shoal.signals.stream import Me, Peer
+from shoal.signals.stream import Me
 
 
 class Ears(Protocol):
@@ -50,9 +51,17 @@ class Streams:
     """
 
     def __init__(
-        self, world: World, install: InstallKeySource, changed: Changed, me: Me, *, pooled: bool = False
+        self,
+        world: World,
+        install: InstallKeySource,
+        changed: Changed,
+        me: Me,
+        *,
+        pooled: bool = False,
+        credentials: Credentials | None = None,
     ) -> None:
         self._world, self._install, self._pooled = world, install, pooled
+        self._credentials = credentials
         self.listener = Listener(changed, me)
         self._running = False
         world.pods.listeners.append(self._pod)
@@ -75,16 +84,11 @@ class Streams:
     def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         if not self._running:
             return
-        if before is not None and (after is None or after.uid != before.uid or after.finished):
+        told = None if before is None else _whom(before)
+        if before is not None and (after is None or after.uid != before.uid or after.finished or not _speaks(after)):
             self.listener.forget(before.uid)
-        if after is not None and not after.finished:
-            same = before is not None and (before.uid, before.ip, before.install_key) == (
-                after.uid,
-                after.ip,
-                after.install_key,
-            )
-            if not same:
-                self._follow(after)
+        if after is not None and not after.finished and _whom(after) != told:
+            self._follow(after)
 
     def _pool(self, _key: str, before: Custom[LoRAPool] | None, after: Custom[LoRAPool] | None) -> None:
         if before is None or after is None:
@@ -103,31 +107,19 @@ class Streams:
         if pod.model_uid is not None and self._pooled and not self._has_pool(pod.model_uid):
             self.listener.forget(pod.uid)
         elif pod.model_uid is not None:
-            self.listener.listen_to_replica(pod.model_uid, _agent(pod, install, pod.model_uid))
+            self.listener.listen_to_replica(pod.model_uid, peers.agent(pod, install, pod.model_uid, self._credentials))
         elif pod.gateway and pod.namespace == self._world.namespace:
-            self.listener.listen_to_gateway(_gateway(pod, install))
+            self.listener.listen_to_gateway(peers.gateway(pod, install, self._credentials))
 
     def _has_pool(self, model_uid: str) -> bool:
         custom = self._world.model_by_uid(model_uid)
         return custom is not None and custom.object is not None and self._world.pool_of(custom.object.key) is not None
 
 
-def _agent(pod: facts.Pod, install: InstallKeys, model_uid: str) -> Peer:
-    """A pod names the install key from which its keys were made, and knows no other."""
-    key = install.current
-    if pod.install_key == install.old_fingerprint and install.previous is not None:
-        key = install.previous
-    return Peer(pod.uid, pod.name, pod.ip or "", keys.derive(key, "operator", model_uid))
+def _whom(pod: facts.Pod) -> tuple[str | None, ...]:
+    """All that a stream to a pod depends on."""
+    return pod.uid, pod.ip, pod.install_key, pod.model_uid
 
 
-def _gateway(pod: facts.Pod, install: InstallKeys) -> Peer:
-    """Its mounted key may be older than the Secret."""
-    other = () if install.previous is None else (keys.derive(install.previous, "operator", keys.DEMAND),)
-    return Peer(
-        pod.uid,
-        pod.name,
-        pod.ip or "",
-        keys.derive(install.current, "operator", keys.DEMAND),
-        port=names.OPS_PORT,
-        other_keys=other,
-    )
+def _speaks(pod: facts.Pod) -> bool:
+    return pod.model_uid is not None or pod.gateway

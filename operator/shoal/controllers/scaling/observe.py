@@ -76,7 +76,7 @@ class Observer:
         return Voice(gateway.name, self._ears.boot(gateway.uid), self._ears.demand(gateway.uid, uid))
 
     def _deployments(self, uid: str) -> list[facts.Deployment]:
-        found = [c.deployment for c in self._world.deployments.by("model", uid)]
+        found = [c.deployment for c in self._world.deployments_of(uid)]
         return [d for d in found if d is not None and not d.deleting]
 
     def _replica(self, pod: facts.Pod) -> Replica:

@@ -37,7 +37,7 @@ class ScaleWriter:
         self._world, self._loads, self._leads = world, loads, leads
 
     def deployment(self, model: Model, gpu_class: str) -> Child | None:
-        for child in self._world.deployments.by("model", model.metadata.uid):
+        for child in self._world.deployments_of(model.metadata.uid):
             if child.deployment and child.deployment.gpu_class == gpu_class and not child.deployment.deleting:
                 return child
         return None

@@ -17,6 +17,7 @@ import structlog
 from shoal.api import reasons
 from shoal.api.model import Model
 from shoal.controllers.coldstarts import ColdStarts
+from shoal.controllers.isolation import internal_error
 from shoal.controllers.planner import Planner
 from shoal.controllers.scaling.book import Book
 from shoal.controllers.scaling.ears import Ears
@@ -25,6 +26,7 @@ from shoal.controllers.scaling.silences import Silences
 from shoal.controllers.scaling.wake import Waker
 from shoal.controllers.world import World
 from shoal.core import facts, models
+from shoal.core.observed import Problem
 from shoal.core.scaling import Decision, Memory, decide, silence
 from shoal.kube.events import Event
 from shoal.kube.projections import Child, Custom
@@ -76,6 +78,7 @@ class Scaler:
         self.book = Book(world, planner, ears)
         self.silences = Silences(clock)
         self._states: dict[str, _State] = {}
+        self._failed: dict[str, Problem] = {}
         self._urgent: OrderedDict[str, None] = OrderedDict()
         self._dirty: OrderedDict[str, None] = OrderedDict()
         self._some = asyncio.Event()
@@ -108,6 +111,10 @@ class Scaler:
         """The decision that changed the number last, while that number does not serve yet; at zero, why it is zero."""
         state = self._states.get(model_uid)
         return state.decision if state is not None else None
+
+    def failed(self, model_uid: str) -> Problem | None:
+        """Why there is no decision on the Model's replicas, which stay as many as they are; None: there is one."""
+        return self._failed.get(model_uid)
 
     # --- what wakes it ----------------------------------------------------------------------------------------------
 
@@ -145,7 +152,9 @@ class Scaler:
         pod = after or before
         if pod is None or (not pod.gateway and pod.model_uid is None):
             return
-        one, other = (None if p is None else (p.uid, p.ready, p.was_ready, p.deleting) for p in (before, after))
+        one, other = (
+            None if p is None else (p.uid, p.model_uid, p.ready, p.was_ready, p.deleting) for p in (before, after)
+        )
         if one == other:
             return
         if pod.gateway:
@@ -165,6 +174,7 @@ class Scaler:
             state.timer.cancel()
         self._dirty.pop(uid, None)
         self._urgent.pop(uid, None)
+        self._failed.pop(uid, None)
         self.book.forget(uid)
         self.silences.forget(uid)
 
@@ -199,7 +209,11 @@ class Scaler:
             if wish is not None and uid in self._states:
                 custom = self._world.model_by_uid(uid)
                 if custom is not None and custom.object is not None:
-                    self._decide(custom.object)
+                    try:
+                        self._decide(custom.object)
+                    except Exception as error:
+                        log.exception("a decision on replicas was not told to everybody", model=custom.object.key)
+                        self._fail(custom.object, error)
             done += 1
             if done % _BATCH == 0:
                 await asyncio.sleep(0)
@@ -212,13 +226,16 @@ class Scaler:
         try:
             snapshot = self._observer.snapshot(model, wanted=known, term_began=self._term_began)
             decision, memory = decide(snapshot, state.memory if state is not None else None, now)
-        except Exception:
+        except Exception as error:
             # One Model that cannot be decided keeps what it has, and must not end the operator.
             log.exception("no decision on replicas; what there is stays", model=model.key)
             DECISIONS.labels("error").inc()
+            self._fail(model, error)
             standing = self._observer.standing(uid)
             return self._states.setdefault(uid, _State(standing if known is None else known, at=now))
         SECONDS.observe(time.perf_counter() - begin)
+        if self._failed.pop(uid, None) is not None:
+            self._tell(model)
         if state is None:
             state = self._states[uid] = _State(snapshot.wanted)
         before, state.wanted, state.memory, state.at = state.wanted, decision.wanted, memory, now
@@ -233,6 +250,16 @@ class Scaler:
             self._look_again(uid, state, decision.look_again)
         self.silences.take(model, silence(decision, snapshot.policy))
         return state
+
+    def _fail(self, model: Model, error: Exception) -> None:
+        uid, problem = model.metadata.uid, internal_error(error, "on the number of this Model's replicas")
+        if self._failed.get(uid) != problem:
+            self._failed[uid] = problem
+            self._tell(model)
+
+    def _tell(self, model: Model) -> None:
+        for listener in self._planner.wake:
+            listener(model.key, 0.0)
 
     def _remember(self, model: Model, state: _State, decision: Decision, before: int) -> None:
         uid = model.metadata.uid

@@ -1,7 +1,7 @@
 """`GET /v1/decisions`: what the scaler decided and from what, for `kubectl shoal why` and `top`.
 
-It tells names of Models and pods, and figures; no key, prompt or answer. Whoever reaches the operator's ops port may
-read it, as with metrics.
+It tells names of Models and pods, and figures; no key, prompt or answer. Who may read it is
+decided before (`serving/guard.py`), as with metrics.
 """
 
 import asyncio

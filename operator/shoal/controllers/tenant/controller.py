@@ -4,12 +4,15 @@ Gateways do not wait for it: they read the specification."""
 from collections.abc import Callable
 
 from shoal.api import names, reasons
+from shoal.api.loraadapter import LoRAAdapter
 from shoal.api.model import Model
 from shoal.api.tenant import Tenant, TenantStatus
+from shoal.controllers.isolation import isolated, stored
 from shoal.controllers.status import write_status
 from shoal.controllers.world import World
 from shoal.core import tenants
 from shoal.core.conditions import Finding, merge
+from shoal.core.consent import EVERYONE
 from shoal.kube.projections import Custom
 from shoal.kube.queue import WorkQueue
 from shoal.kube.resources import TENANTS
@@ -24,6 +27,7 @@ class TenantController:
         self._world, self.queue, self._currency = world, queue, currency
         world.tenants.listeners.append(self._tenant)
         world.models.listeners.append(self._model)
+        world.adapters.listeners.append(self._adapter)
 
     def _tenant(self, key: str, before: Custom[Tenant] | None, after: Custom[Tenant] | None) -> None:
         if after is not None:
@@ -38,6 +42,23 @@ class TenantController:
             for tenant in self._world.tenants.by("model", key):
                 self.queue.add(tenant.metadata.name)
 
+    def _adapter(self, _key: str, before: Custom[LoRAAdapter] | None, after: Custom[LoRAAdapter] | None) -> None:
+        changed = _listed(before) ^ _listed(after)
+        for custom in (before, after) if changed else ():
+            for tenant in self._world.tenants.by("adapters", custom.metadata.namespace or "") if custom else ():
+                if EVERYONE in changed or tenant.metadata.name in changed:
+                    self.queue.add(tenant.metadata.name)
+
+    def _listing(self, tenant: Tenant) -> set[str]:
+        """Adapters that list the tenant, or everyone, in the namespaces that it grants."""
+        found: set[str] = set()
+        for grant in tenant.spec.adapters:
+            for who in (tenant.metadata.name, EVERYONE):
+                for custom in self._world.adapters.by("tenant", f"{grant.namespace}/{who}"):
+                    if custom.metadata.deletion_timestamp is None:
+                        found.add(f"{grant.namespace}/{custom.metadata.name}")
+        return found
+
     def repriced(self) -> None:
         for key, custom in self._world.tenants.items():
             if custom.object is not None and (budget := custom.object.spec.budget) is not None and budget.amount:
@@ -48,6 +69,11 @@ class TenantController:
             self.queue.add(key)
 
     async def reconcile(self, key: str) -> float | None:
+        """Returns seconds after which to look again, or None."""
+        world = self._world
+        return await isolated(world, TENANTS, world.tenants, key, self._reconcile, manager=names.MANAGER_TENANT)
+
+    async def _reconcile(self, key: str) -> float | None:
         world = self._world
         custom = world.tenants.get(key)
         if custom is None or custom.metadata.deletion_timestamp is not None:
@@ -58,7 +84,7 @@ class TenantController:
             message = f"what is stored does not pass this version's validation: {custom.error}"
             finding = Finding(reasons.READY, "False", reasons.INVALID, message)
             generation = custom.metadata.generation
-            old = TenantStatus.model_validate(custom.status).conditions
+            old = stored(TenantStatus, custom).conditions
             status = TenantStatus(
                 conditions=merge(old, [finding], generation=generation, now=now), observed_generation=generation
             )
@@ -79,6 +105,7 @@ class TenantController:
                 tenant,
                 rivals=rivals,
                 models=known,
+                adapters=self._listing(tenant),
                 now=now,
                 currency=self._currency() if self._currency is not None else None,
                 hears_gateways=self._currency is not None,
@@ -88,3 +115,9 @@ class TenantController:
                 again = min((decision.again_at - now).total_seconds(), _LONGEST_WAIT)
         await write_status(world, TENANTS, world.tenants, custom, status, manager=names.MANAGER_TENANT)
         return again
+
+
+def _listed(custom: Custom[LoRAAdapter] | None) -> frozenset[str]:
+    if custom is None or custom.object is None or custom.metadata.deletion_timestamp is not None:
+        return frozenset()
+    return frozenset(custom.object.spec.tenants)

@@ -15,6 +15,7 @@ from shoal.core import servednames
 from shoal.core.adapters.joining import UNDECIDED
 from shoal.core.adapters.revisions import FINAL, Revisions
 from shoal.core.conditions import Finding, find, merge
+from shoal.core.consent import some
 from shoal.core.observed import Problem, ServedNames
 
 
@@ -47,6 +48,8 @@ class Seen:
     """Why its source cannot be read now; it is tried again."""
     waiting: str = ""
     """What its reading waits for; "" when there is nothing to read."""
+    not_granted: tuple[str, ...] = ()
+    """Tenants that it lists, and that do not grant it."""
     held: Held = Held()
 
 
@@ -110,9 +113,22 @@ def _accepted(seen: Seen) -> Finding:
         return Finding(kind, "False", wrong.reason, wrong.message)
     if seen.waiting:
         return Finding(kind, "Unknown", reasons.READING_ADAPTER, seen.waiting)
+    unheard = _not_granted(seen)
     if seen.served.lost:
-        return Finding(kind, "True", reasons.NAME_CLAIMED, servednames.told(seen.adapter.key, seen.served))
+        text = servednames.told(seen.adapter.key, seen.served)
+        return Finding(kind, "True", reasons.NAME_CLAIMED, f"{text}. {unheard}" if unheard else text)
+    if unheard:
+        return Finding(kind, "True", reasons.NOT_GRANTED, unheard)
     return Finding(kind, "True", reasons.VALID, "the adapter fits its pool and its base model")
+
+
+def _not_granted(seen: Seen) -> str:
+    if not seen.not_granted:
+        return ""
+    return (
+        f"for {some(seen.not_granted)} it does not exist: a Tenant that is listed has to grant it too, by spec.models "
+        "(the pool's Model, from its own namespace) or by spec.adapters"
+    )
 
 
 def _available(seen: Seen) -> Finding:

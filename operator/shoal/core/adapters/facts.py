@@ -103,7 +103,7 @@ def parse(text: str) -> dict[str, Result]:
     for row in rows:
         try:
             found[str(row["key"])] = _result(cast("dict[str, Any]", row), shapes)
-        except (ValueError, KeyError, TypeError, IndexError):
+        except (ValueError, KeyError, TypeError, IndexError, ArithmeticError):
             continue
     return found
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
+from pydantic import ValidationError
+
 from shoal.api import reasons
 from shoal.api.adapterfacts import AdapterFacts, Widths
 from shoal.core.adapters.check import buffers
@@ -81,6 +83,16 @@ def facts_of(files: Files) -> AdapterFacts | Problem:
     if found.targets != ("all",) and (extra := [m for m in widths if not buffers([m]) <= buffers(found.targets)]):
         return _unsupported(f"it has tensors for {', '.join(extra)}, which its target_modules does not name")
     ids = [i for i in files.added_tokens.values() if isinstance(i, int)]
+    try:
+        return _facts(files, found, widths, seen.layers, ids)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        return _corrupt(f"its {'.'.join(map(str, fault['loc']))[:80]} is no adapter's: {fault['msg'][:200]}")
+
+
+def _facts(
+    files: Files, found: "_Config", widths: dict[str, Widths | None], layers: int, ids: list[int]
+) -> AdapterFacts:
     return AdapterFacts(
         revision=files.revision,
         commit=files.commit,
@@ -90,7 +102,7 @@ def facts_of(files: Files) -> AdapterFacts | Problem:
         file_bytes=files.file_bytes,
         modules=widths,
         targets=found.targets,
-        layers=seen.layers,
+        layers=layers,
         base=found.base,
         added_token=max(ids, default=None),
     )

@@ -42,6 +42,7 @@ PERMANENT: Final = frozenset(
         reasons.CORRUPT,
         reasons.UNSUPPORTED,
         reasons.SOURCE_INVALID,
+        reasons.SOURCE_REFUSED,
         reasons.SOURCE_CHANGED,
         reasons.DIGEST_MISMATCH,
     }

@@ -26,13 +26,7 @@ def score(adapter: int, replica: int) -> int:
     return ((mixed ^ (mixed >> 32)) * _OTHER_ODD) & _WORD
 
 
-def order(key: str, replicas: Collection[str]) -> list[str]:
-    """Replicas (uids of their pods) in the order in which the adapter `namespace/name` belongs to them."""
-    adapter = digest(key)
-    return sorted(replicas, key=lambda uid: (score(adapter, digest(uid)), uid), reverse=True)
-
-
 def best(key: str, replicas: Collection[str]) -> str | None:
-    """The first of `order`; None: there is no replica."""
+    """The replica (uid of its pod) to which the adapter `namespace/name` belongs first; None: there is no replica."""
     adapter = digest(key)
     return max(replicas, key=lambda uid: (score(adapter, digest(uid)), uid), default=None)

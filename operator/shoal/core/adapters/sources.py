@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+from shoal.api.sources import covers
+
 
 def credentials_for(uri: str, prefixes: Sequence[str]) -> int | None:
-    """Place of the longest prefix with which the address begins; None: it is read without credentials."""
-    matching = [place for place, prefix in enumerate(prefixes) if uri.startswith(prefix)]
+    """Place of the longest prefix that covers the address; None: it is read without credentials."""
+    matching = [place for place, prefix in enumerate(prefixes) if covers(prefix, uri)]
     return max(matching, key=lambda place: len(prefixes[place]), default=None)
 
 

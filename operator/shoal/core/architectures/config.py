@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final, cast
 
 _TEXT_KEYS: Final = ("thinker_config", "llm_config", "language_config", "text_config")
@@ -36,6 +37,11 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "nemotron_h": {"head_dim": 128},
 }
 """Defaults of transformers' config classes that published files rely on, by `model_type`."""
+MOST: Final = 10**12
+"""No size that a config names is larger: no vocabulary, no width, no context."""
+MOST_LAYERS: Final = 10_000
+_LAYER_KEYS: Final = frozenset({"num_hidden_layers", "n_layer", "num_layers", "n_layers"})
+_MOST_FACTOR: Final = 1e6
 
 
 class UnknownConfig(ValueError):
@@ -56,23 +62,36 @@ class Config:
         return self.architectures[0]
 
     def number(self, *keys: str) -> int | None:
-        """The first of these keys that holds a whole number; None when none does."""
-        return next((n for key in keys if (n := whole(self.text.get(key))) is not None), None)
+        """The first of these keys that holds a whole number; None when none does. Raises UnknownConfig for one that no
+        model has."""
+        for key in keys:
+            found = whole(self.text.get(key))
+            if found is not None:
+                if key in _LAYER_KEYS and found > MOST_LAYERS:
+                    raise UnknownConfig(f"config.json says {key} = {found}, and no model has more than {MOST_LAYERS}")
+                return found
+        return None
 
     def table(self, key: str) -> Mapping[str, Any]:
         """The nested object under a key; empty when there is none."""
         return as_mapping(self.text.get(key)) or {}
 
     def words(self, key: str) -> tuple[str, ...]:
-        """The list of strings under a key; empty when there is none."""
-        return tuple(str(v) for v in as_list(self.text.get(key)))
+        """The list of strings under a key, which has an entry per layer; empty when there is none. What is no string
+        or number stands as an empty one. Raises UnknownConfig for a list that is longer than any model."""
+        found = as_list(self.text.get(key))
+        if len(found) > MOST_LAYERS:
+            raise UnknownConfig(f"config.json lists {len(found)} entries in {key}, and {MOST_LAYERS} are the most")
+        return tuple(str(v) if isinstance(v, str | int | float) else "" for v in found)
 
 
 def whole(value: object) -> int | None:
-    """A whole number above or equal to zero, or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 0:
+    """A whole number above or equal to zero, or None. Raises UnknownConfig for one that no model has."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
         return None
-    return int(value)
+    if value > MOST:
+        raise UnknownConfig(f"config.json holds a number above {MOST}, and no size of a model is larger")
+    return int(value) if value == int(value) else None
 
 
 def as_mapping(value: object) -> Mapping[str, Any] | None:
@@ -89,7 +108,11 @@ def read(config: Mapping[str, Any]) -> Config:
     names = config.get("architectures")
     if not as_list(names) or not all(isinstance(n, str) and n for n in as_list(names)):
         kind = config.get("_class_name") or config.get("peft_type") or config.get("model_type")
-        seen = f"it describes {kind!r}" if isinstance(kind, str) else f"its keys are {', '.join(sorted(config)[:8])}"
+        seen = (
+            f"it describes {kind[:80]!r}"
+            if isinstance(kind, str)
+            else f"its keys are {', '.join(sorted(config)[:8])[:200]}"
+        )
         raise UnknownConfig(f"config.json names no `architectures`, so SGLang cannot serve it: {seen or 'it is empty'}")
     architectures = tuple(cast(list[str], names))
     old_llava = architectures[0].startswith("Llava") and architectures[0].endswith("ForCausalLM")
@@ -101,7 +124,7 @@ def read(config: Mapping[str, Any]) -> Config:
     if not isinstance(model_type, str) and found is not config:
         # Files of multimodal models leave the type of the part to the whole's class.
         model_type = f"{config.get('model_type')}_text"
-    missing = _DEFAULTS.get(model_type or "", {})
+    missing = _DEFAULTS.get(model_type if isinstance(model_type, str) else "", {})
     return Config(config, {**missing, **{k: v for k, v in text.items() if v is not None}}, architectures)
 
 
@@ -127,4 +150,6 @@ def context_length(config: Config) -> int | None:
     factor = scaling.get("factor", 1)
     if by_layer or "original_max_position_embeddings" in scaling or kind == "llama3":
         factor = 1
-    return int(length * factor) if isinstance(factor, int | float) and factor > 0 else length
+    if not isinstance(factor, int | float) or not 0 < factor <= _MOST_FACTOR:
+        return length
+    return int(length * factor)

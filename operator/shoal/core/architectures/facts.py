@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from shoal.api.artifact import ArtifactFacts
 from shoal.core.architectures import names, quantization, shapes
-from shoal.core.architectures.config import Config, as_mapping, context_length, read, whole
+from shoal.core.architectures.config import Config, UnknownConfig, as_mapping, context_length, read, whole
 from shoal.core.architectures.geometry import geometry, heads
 from shoal.core.sizing.cell import bytes_per_token
 
@@ -28,8 +30,26 @@ def facts_of(
     `tensor_dtypes` are bytes per tensor type of the safetensors headers (BF16, F8_E4M3, ...). An architecture that is
     not known is no error: its `kv.kind` is Unknown. Where a checkpoint keeps its quantization in hf_quant_config.json,
     its table `quantization` may be given as the config's `quantization_config`. Raises UnknownConfig for a config that
-    is no model's.
+    is no model's, or has sizes that none has.
     """
+    try:
+        return _facts(config, source, revision, digest, parameters, weight_bytes, file_bytes, tensor_dtypes)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in fault["loc"])
+        raise UnknownConfig(f"config.json makes no sense: {where}: {fault['msg']}") from None
+
+
+def _facts(
+    config: Mapping[str, Any],
+    source: str,
+    revision: str | None,
+    digest: str | None,
+    parameters: int | None,
+    weight_bytes: int | None,
+    file_bytes: int | None,
+    tensor_dtypes: Mapping[str, int] | None,
+) -> ArtifactFacts:
     read_config = read(config)
     kv = geometry(read_config)
     dtype = _dtype(read_config)

@@ -88,25 +88,25 @@ def _latent(config: Config) -> KVGeometry | None:
         kv_lora_rank=rank,
         qk_rope_head_dim=rope,
         index_head_dim=index,
-        index_layers=sum(not _shares_index(config, i) for i in range(depth)),
+        index_layers=_index_layers(config, depth),
     )
 
 
-def _shares_index(config: Config, layer: int) -> bool:
-    """Whether a layer uses the index of an earlier one (`dsa_layer_skips_topk`)."""
+def _index_layers(config: Config, depth: int) -> int:
+    """Layers with an index of their own; the others use that of an earlier one (`dsa_layer_skips_topk`)."""
     types = config.words("indexer_types")
     if types:
-        return layer < len(types) and types[layer] == "shared"
+        return depth - types[:depth].count("shared")
     every = config.number("cli_factor")
     if every and every > 1:
-        return layer % every != 0
+        return -(-depth // every)
     pattern = config.text.get("index_topk_pattern")
     marks = pattern if isinstance(pattern, str) else config.words("index_topk_pattern")
     if marks:
-        return layer < len(marks) and marks[layer] == "S"
+        return depth - marks[:depth].count("S")
     frequency = config.number("index_topk_freq") or 1
     offset = config.number("index_skip_topk_offset")
-    return max(layer - offset + 1 if offset else layer - 1, 0) % frequency != 0
+    return sum(max(i - offset + 1 if offset else i - 1, 0) % frequency == 0 for i in range(depth))
 
 
 def _windowed(config: Config) -> KVGeometry | None:

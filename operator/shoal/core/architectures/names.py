@@ -92,3 +92,15 @@ MULTIMODAL: Final = _names("""
 """)
 """These read images, sound or video unless told not to. Gemma 3, Llama 4 and Step 3 do only with
 --enable-multimodal."""
+
+HEARS_ONLY: Final = _names("""
+    GlmAsrForConditionalGeneration Qwen2AudioForConditionalGeneration Qwen3ASRForConditionalGeneration
+    VoxtralForConditionalGeneration WhisperForConditionalGeneration
+""")
+"""Of these, the ones that read sound and no images."""
+
+HEARS: Final = HEARS_ONLY | _names("""
+    Gemma3nForConditionalGeneration Gemma4ForConditionalGeneration Gemma4UnifiedForConditionalGeneration MiniCPMO
+    Phi4MMForCausalLM Qwen3OmniMoeForConditionalGeneration
+""")
+"""Of these, the ones that read sound, as their processors say."""

@@ -7,7 +7,7 @@ the config's `mamba_ssm_dtype` (float32 when it says none), on one GPU.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.core.architectures.config import Config, as_list
+from shoal.core.architectures.config import MOST_LAYERS, Config, UnknownConfig, as_list, whole
 
 _CONV_BYTES = 2
 _SSM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -90,6 +90,8 @@ def _mamba2(config: Config, layers: int) -> int | None:
 
 def _nemotron(config: Config) -> Split | None:
     pattern = config.text.get("hybrid_override_pattern")
+    if isinstance(pattern, str) and len(pattern) > MOST_LAYERS:
+        raise UnknownConfig(f"config.json has {len(pattern)} layers in hybrid_override_pattern")
     kinds = config.words("layers_block_type") or (
         tuple({"M": "mamba", "*": "attention"}.get(c, "mlp") for c in pattern) if isinstance(pattern, str) else ()
     )
@@ -114,13 +116,13 @@ def _short_convolution(config: Config, depth: int) -> Split:
 def _kimi(config: Config, depth: int) -> Split | None:
     """Kimi Linear: query, key and value each with a convolution window, and a state per head."""
     linear = config.table("linear_attn_config")
-    layers, count, dim = linear.get("kda_layers"), linear.get("num_heads"), linear.get("head_dim")
-    kernel = linear.get("short_conv_kernel_size")
+    layers, count, dim = linear.get("kda_layers"), whole(linear.get("num_heads")), whole(linear.get("head_dim"))
+    kernel = whole(linear.get("short_conv_kernel_size"))
     if not as_list(layers):
         return None
     # The list counts from one.
-    linear_layers = sum(i + 1 in as_list(layers) for i in range(depth))
-    if not (isinstance(count, int) and isinstance(dim, int) and isinstance(kernel, int)):
+    linear_layers = len({n for n in as_list(layers) if isinstance(n, int) and 1 <= n <= depth})
+    if count is None or dim is None or kernel is None:
         return Split(depth, depth - linear_layers, None)
     conv = 3 * count * dim * (kernel - 1)
     return Split(depth, depth - linear_layers, _bytes(config, linear_layers, conv, count * dim * dim))

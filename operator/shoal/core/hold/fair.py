@@ -61,11 +61,6 @@ class FairQueue(Generic[T]):
         if not found.queued:
             self._enter(flow, found)
 
-    def peek(self) -> T | None:
-        """The item that `pop` would return; None when nothing waits."""
-        flow = self._first()
-        return next(iter(flow.items)) if flow is not None else None
-
     def pop(self) -> T | None:
         """Takes out the item whose turn it is; None when nothing waits."""
         flow = self._first()

@@ -24,6 +24,7 @@ from shoal.core.placement.types import (
     Placement,
     Rejected,
     Standing,
+    Unplannable,
     VariantPlan,
 )
 
@@ -41,6 +42,7 @@ __all__ = [
     "Rejected",
     "Standing",
     "Steering",
+    "Unplannable",
     "VariantPlan",
     "pack",
     "parts",

@@ -5,7 +5,7 @@ from decimal import Decimal
 
 from shoal.core.placement.case import Case, rank
 from shoal.core.placement.room import Room
-from shoal.core.placement.types import Candidate, Moves
+from shoal.core.placement.types import Candidate, Moves, Unplannable
 
 
 def move(cases: Sequence[Case], rooms: dict[str, Room], moves: Moves) -> None:
@@ -16,19 +16,21 @@ def move(cases: Sequence[Case], rooms: dict[str, Room], moves: Moves) -> None:
     wanted = _wanted(cases, rooms)
     under_way = sum(case.moving_from is not None for case in cases)
     for case in cases:  # asked for in an earlier plan, not bound yet
-        if (
-            not case.quiet
-            and not case.demand.frozen
-            and case.moving_from is None
-            and _go_on(case, rooms, wanted, moves)
-        ):
-            under_way += 1
+        if case.quiet or case.demand.frozen or case.moving_from is not None:
+            continue
+        try:
+            under_way += _go_on(case, rooms, wanted, moves)
+        except Exception as error:
+            raise Unplannable(case.demand.uid) from error
     if under_way >= moves.in_flight:
         return
     found: list[tuple[Decimal, tuple[object, ...], Case, Candidate, Candidate]] = []
     for case in cases:
         if case.quiet and len(case.demand.candidates) > 1:
-            step = _step(case, rooms, wanted, moves)
+            try:
+                step = _step(case, rooms, wanted, moves)
+            except Exception as error:
+                raise Unplannable(case.demand.uid) from error
             if step is not None and _at_rest(case):
                 saving, dear, cheap = step
                 found.append((-saving, rank(case.demand), case, dear, cheap))

@@ -1,8 +1,9 @@
 """Who has to go when GPUs are short: replicas of strictly lower priority, as few and as unimportant as will do."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from heapq import heappop, heappush
 from typing import Final
 
 from shoal.core.placement.case import Case
@@ -25,6 +26,23 @@ class Eviction:
     """(loser, GPUs), one entry per replica."""
 
 
+_Score = tuple[_Rank, int, int]
+"""Of an eviction: its most important victim, GPUs that go, node."""
+
+
+@dataclass(slots=True)
+class _Search:
+    """What is known of the nodes of one class, for replicas of one size and priority: a Model that needs a thousand
+    replicas looks a thousand times, and each time one node or two are other than before."""
+
+    read: int
+    """Of `Room.changed`."""
+    best: list[tuple[_Score, int]] = field(default_factory=list[tuple[_Score, int]])
+    """A heap of (score, version of the node); older versions are left in it."""
+    versions: dict[int, int] = field(default_factory=dict[int, int])
+    evictions: dict[int, Eviction] = field(default_factory=dict[int, Eviction])
+
+
 class Outranker:
     """Finds evictions. Victims are ranked after the winner, so none of them has been decided yet."""
 
@@ -37,6 +55,8 @@ class Outranker:
         """Class -> the lowest priority of a Model that holds GPUs there."""
         self._bound: dict[str, int] = {}
         """uid -> sound replicas that are left to it."""
+        self._searches: dict[tuple[str, int, int], _Search] = {}
+        """(class, GPUs, priority)."""
         self._hopeless: dict[tuple[str, int], int] = {}
         """(class, GPUs) -> the highest priority for which no eviction was found."""
 
@@ -64,6 +84,7 @@ class Outranker:
             loser.evict(eviction.gpu_class, node, winner.demand)
             winner.evicts += ((loser.demand, eviction.gpu_class),)
             self._bound[loser.demand.uid] -= 1
+            self._counts_otherwise(loser)
             room.will_release(eviction.node, gpus)
         self._hopeless.clear()
 
@@ -79,17 +100,50 @@ class Outranker:
             return None
         if self._hopeless.get((gpu_class, gpus), priority - 1) >= priority:
             return None
-        found: tuple[tuple[_Rank, int, int], Eviction] | None = None
-        for i, holders in (self._holders or {}).get(gpu_class, {}).items():
-            victims = self._on_node(priority, room, gpu_class, i, holders, gpus)
-            if victims is None:
-                continue
-            score = (max(r for r, _, _ in victims), sum(g for _, _, g in victims), i)
-            if found is None or score < found[0]:
-                found = (score, Eviction(gpu_class, i, tuple((c, g) for _, c, g in victims)))
-        if found is None:
+        search = self._search(priority, room, gpu_class, gpus)
+        while search.best and search.versions[search.best[0][0][2]] != search.best[0][1]:
+            heappop(search.best)
+        if not search.best:
             self._hopeless[gpu_class, gpus] = priority
-        return found
+            return None
+        score = search.best[0][0]
+        return score, search.evictions[score[2]]
+
+    def _search(self, priority: int, room: Room, gpu_class: str, gpus: int) -> _Search:
+        """Up to date."""
+        holders = (self._holders or {}).get(gpu_class, {})
+        known = self._searches.get((gpu_class, gpus, priority))
+        if known is None:
+            known = self._searches[gpu_class, gpus, priority] = _Search(len(room.changed))
+            for i in holders:
+                self._look_at(known, priority, room, gpu_class, i, gpus)
+            return known
+        for i in dict.fromkeys(room.changed[known.read :]):
+            if i in holders:
+                self._look_at(known, priority, room, gpu_class, i, gpus)
+        known.read = len(room.changed)
+        return known
+
+    def _look_at(self, search: _Search, priority: int, room: Room, gpu_class: str, i: int, gpus: int) -> None:
+        version = search.versions[i] = search.versions.get(i, 0) + 1
+        victims = self._on_node(priority, room, gpu_class, i, (self._holders or {})[gpu_class][i], gpus)
+        if victims is not None:
+            score = (max(r for r, _, _ in victims), sum(g for _, _, g in victims), i)
+            search.evictions[i] = Eviction(gpu_class, i, tuple((c, g) for _, c, g in victims))
+            heappush(search.best, (score, version))
+
+    def _counts_otherwise(self, loser: Case) -> None:
+        """It has a replica less to spare: on other nodes, too, its last ones are needed now."""
+        spare = self._spare(loser)
+        for gpu_class, standing in loser.demand.standing.items():
+            room = self._rooms.get(gpu_class)
+            for node, held in standing.on.items() if room is not None else ():
+                i = room.index.get(node) if room is not None else None
+                if room is not None and i is not None and held.pods > spare:
+                    room.changed.append(i)
+
+    def _spare(self, case: Case) -> int:
+        return self._bound[case.demand.uid] - min(case.demand.minimum, case.demand.wanted)
 
     def _on_node(
         self, priority: int, room: Room, gpu_class: str, i: int, holders: list[tuple[Case, int]], gpus: int
@@ -102,7 +156,7 @@ class Outranker:
             if case.demand.priority >= priority:
                 continue
             pods = case.demand.standing[gpu_class].on[node].pods - case.evicted.get((gpu_class, node), 0)
-            spare = self._bound[case.demand.uid] - min(case.demand.minimum, case.demand.wanted)
+            spare = self._spare(case)
             going += [(_rank(case, size, needed=n >= spare), case, size) for n in range(pods)]
         if sum(size for _, _, size in going) < short:
             return None

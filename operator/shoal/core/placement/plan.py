@@ -15,7 +15,7 @@ from shoal.core.placement.fill import fill
 from shoal.core.placement.moves import move
 from shoal.core.placement.outrank import Outranker
 from shoal.core.placement.room import Room
-from shoal.core.placement.types import ClassSupply, Demand, Moves, Placement
+from shoal.core.placement.types import ClassSupply, Demand, Moves, Placement, Unplannable
 from shoal.core.placement.words import Words
 
 
@@ -31,12 +31,19 @@ def parts(
     demands: Iterable[Demand], supplies: Iterable[ClassSupply], *, moves: Moves | None = None
 ) -> Iterator[tuple[str, Placement] | None]:
     """`plan`, one Model after the other. All is decided before the first; then each is put into words when it is asked
-    for: two thirds of the work. None: a stop while it is being decided, where who plans may do something else."""
+    for: two thirds of the work. None: a stop while it is being decided, where who plans may do something else.
+
+    Raises Unplannable for a Model whose part ends in an error that nobody foresaw.
+    """
     pace = moves or Moves()
     cases, rooms = yield from _deciding(demands, supplies, pace)
     words = Words(cases, rooms, pace)
     for case in cases:
-        yield case.demand.uid, words.placement(case)
+        try:
+            placement = words.placement(case)
+        except Exception as error:
+            raise Unplannable(case.demand.uid) from error
+        yield case.demand.uid, placement
 
 
 def decide(
@@ -61,7 +68,10 @@ def _deciding(
     _mark_sick(cases, rooms)
     outranker = Outranker(cases, rooms)
     for case in cases:
-        fill(case, rooms, outranker)
+        try:
+            fill(case, rooms, outranker)
+        except Exception as error:
+            raise Unplannable(case.demand.uid) from error
         yield
     move(cases, rooms, moves)
     yield

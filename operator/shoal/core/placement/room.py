@@ -23,6 +23,9 @@ class Room:
         """The same, once the pods that go are gone."""
         self.sick = {n.name: -n.free for n in nodes if n.free < 0}
         """GPUs that pods hold and the device plugin offers no more."""
+        self.changed: list[int] = []
+        """Nodes whose `soon` is another one, in the order in which that happened: what was found out about a node is
+        looked up again only where it is in here."""
         self.free_at_first = sum(self.free)
         self.block = 0
         """GPUs of the largest replica that waits here for others to go, where it needs several. A smaller one asked for
@@ -60,7 +63,7 @@ class Room:
             free = fragments.best(choices, gpus, self._fragments)
         i = self._first(free)
         assert i is not None  # noqa: S101 - `choices` has only values with a node
-        self.soon[i] -= gpus
+        self._soon(i, -gpus)
         self._set_free(i, free - gpus)
         return True
 
@@ -76,7 +79,7 @@ class Room:
         return True
 
     def take_soon_on(self, i: int, gpus: int) -> None:
-        self.soon[i] -= gpus
+        self._soon(i, -gpus)
         self.block = max(self.block, gpus if gpus > 1 else 0)
         if self.free[i] > self.soon[i]:
             # What is free there completes the block: nobody else may take it meanwhile.
@@ -84,8 +87,12 @@ class Room:
 
     def will_release(self, i: int, gpus: int) -> None:
         """A replica there is told to go."""
-        self.soon[i] += gpus
+        self._soon(i, gpus)
         self._none_soon = None
+
+    def _soon(self, i: int, more: int) -> None:
+        self.soon[i] += more
+        self.changed.append(i)
 
     def _set_free(self, i: int, free: int) -> None:
         self.free[i] = free

@@ -75,18 +75,6 @@ def _crashes(pod: Pod) -> str | None:
     return f"the engine of a replica there ended {engine.restarts} times with exit code {engine.exit_code}{last}"
 
 
-def due(pods: Iterable[Pod], *, patience: Callable[[str], float]) -> datetime | None:
-    """When one of these pods may become a setback; None: none of them can."""
-    found: datetime | None = None
-    for pod in pods:
-        if not pod.gpu_class or pod.deleting or pod.finished or pod.ready or pod.was_ready or pod.created is None:
-            continue
-        seconds = UNSCHEDULABLE_SECONDS if pod.node is None else patience(pod.gpu_class)
-        at = pod.created + timedelta(seconds=seconds)
-        found = at if found is None else min(found, at)
-    return found
-
-
 def other_than_gpus(sentence: str) -> str | None:
     """What the scheduler misses on nodes that have the GPUs, in its own words; None: GPUs are what is missing.
 

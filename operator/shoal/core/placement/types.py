@@ -8,6 +8,14 @@ from decimal import Decimal
 from shoal.api import reasons
 
 
+class Unplannable(Exception):
+    """A Model's part of the plan ends in an error. What was planned with it does not count: plan without it."""
+
+    def __init__(self, uid: str) -> None:
+        super().__init__(uid)
+        self.uid = uid
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A GPU class on which a Model fits and may run."""

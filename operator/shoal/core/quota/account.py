@@ -17,6 +17,8 @@ RUNNING_RETRY_SECONDS: Final = 1
 RESERVED_RETRY_SECONDS: Final = 5
 """The same where what is reserved for running requests fills the tokens per minute."""
 PER_MINUTE: Final[tuple[Limit, ...]] = ("requests", "tokens")
+BEGUN: Final[tuple[Limit, ...]] = ("requests", "concurrent")
+"""Limits that a request meets as soon as it is there, whatever its size."""
 
 
 class Account:
@@ -47,30 +49,45 @@ class Account:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def reserve(
-        self, now: float, cost: Cost, crowd: Callable[[], Crowd], *, month: str = "", ledger: bool = False
+        self,
+        now: float,
+        cost: Cost,
+        crowd: Callable[[], Crowd],
+        *,
+        month: str = "",
+        ledger: bool = False,
+        begun: bool = False,
     ) -> Over | None:
         """Takes what a request may use; or says why it is refused, and takes nothing.
 
-        `ledger`: its totals are heard now. `crowd` is asked only where a share has to be renewed.
+        `ledger`: its totals are heard now. `crowd` is asked only where a share has to be renewed. `begun`: `begin`
+        counted the request already.
         """
-        limits = self.limits
-        if (budget := limits.budget) is not None:
-            self._turn(month, ledger=ledger)
-            if budget.refuse_unknown and not ledger:
-                return self._refuse("budget", "unknown", now, 0, (), RETRY_AFTER_MAX_SECONDS)
         asked = self._asked(cost)
-        for limit, amount in asked:
-            share = self._renewed(limit, now, amount, crowd, ledger=ledger)
-            if not share.fits(self._own(limit, now), amount):
-                share.full(now)
-                return self._over(limit, now, amount, crowd())
+        if begun:
+            asked = [each for each in asked if each[0] not in BEGUN]
+        if (over := self._refused(now, asked, crowd, month, ledger=ledger)) is not None:
+            return over
         for limit, _ in asked:
             self._shares[limit].take()
-        self._n_requests += 1
-        self._requests.add(now, 1)
-        self._in_flight += 1
+        if not begun:
+            self._count(now)
         self._reserved_tokens += cost.tokens
         self._reserved_spend += cost.spend
+        return None
+
+    def begin(
+        self, now: float, cost: Cost, crowd: Callable[[], Crowd], *, month: str = "", ledger: bool = False
+    ) -> Over | None:
+        """Counts a request of which `cost` is only the least that it will be: it must fit, and is not taken before
+        `reserve` does so. To be settled like any, until then with a cost of nothing."""
+        asked = self._asked(cost)
+        if (over := self._refused(now, asked, crowd, month, ledger=ledger)) is not None:
+            return over
+        for limit, _ in asked:
+            if limit in BEGUN:
+                self._shares[limit].take()
+        self._count(now)
         return None
 
     def settle(self, now: float, cost: Cost, tokens: int, booked: int = 0, spent: int = 0) -> None:
@@ -141,6 +158,32 @@ class Account:
             self._shares.clear()
 
     # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _refused(
+        self,
+        now: float,
+        asked: Iterable[tuple[Limit, int]],
+        crowd: Callable[[], Crowd],
+        month: str,
+        *,
+        ledger: bool,
+    ) -> Over | None:
+        """Why what is asked for does not fit."""
+        if (budget := self.limits.budget) is not None:
+            self._turn(month, ledger=ledger)
+            if budget.refuse_unknown and not ledger:
+                return self._refuse("budget", "unknown", now, 0, (), RETRY_AFTER_MAX_SECONDS)
+        for limit, amount in asked:
+            share = self._renewed(limit, now, amount, crowd, ledger=ledger)
+            if not share.fits(self._own(limit, now), amount):
+                share.full(now)
+                return self._over(limit, now, amount, crowd())
+        return None
+
+    def _count(self, now: float) -> None:
+        self._n_requests += 1
+        self._requests.add(now, 1)
+        self._in_flight += 1
 
     def _asked(self, cost: Cost) -> list[tuple[Limit, int]]:
         limits = self.limits

@@ -17,6 +17,10 @@ Path = tuple[str | int, ...]
 
 LARGEST_BYTES: Final = 1024 * 1024
 """A ConfigMap holds no more."""
+_MOST_NODES: Final = 200_000
+"""Of a file. Aliases can make more of a few lines than any memory holds."""
+_MOST_TOLD: Final = 50
+"""Mistakes of one file."""
 _NULL: Final = "tag:yaml.org,2002:null"
 _MERGE: Final = "tag:yaml.org,2002:merge"
 
@@ -50,7 +54,8 @@ def parse(file: str, text: str) -> PriceList:
     try:
         found = PriceFile.model_validate(content)
     except ValidationError as error:
-        raise Refused(_told(file, lines, detail) for detail in error.errors()) from None
+        details = error.errors(include_url=False)[:_MOST_TOLD]
+        raise Refused(_told(file, lines, detail) for detail in details) from None
     if problems := list(_twice(file, lines, found.prices)):
         raise Refused(problems)
     ends = found.effective_until
@@ -86,8 +91,13 @@ def _plain(file: str, text: str) -> tuple[Any, dict[Path, int]]:
         raise Refused([Problem(file, 1, f"larger than {LARGEST_BYTES} bytes")])
     lines: dict[Path, int] = {}
     problems: list[Problem] = []
+    left = _MOST_NODES
 
     def value(node: yaml.Node, path: Path) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise yaml.YAMLError(f"more than {_MOST_NODES} values, aliases counted each time")
         lines.setdefault(path, node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode):
             found: dict[str, Any] = {}
@@ -114,18 +124,19 @@ def _plain(file: str, text: str) -> tuple[Any, dict[Path, int]]:
         line = 1 if mark is None else mark.line + 1
         raise Refused([Problem(file, line, f"not YAML: {error.problem or error.context}")]) from None
     except yaml.YAMLError as error:
-        raise Refused([Problem(file, 1, f"not YAML: {error}")]) from None
+        raise Refused([Problem(file, 1, f"not YAML: {str(error)[:200]}")]) from None
     except RecursionError:
         raise Refused([Problem(file, 1, "not YAML that can be read: it goes too deep")]) from None
     if problems:
-        raise Refused(problems)
+        raise Refused(problems[:_MOST_TOLD])
     return content, lines
 
 
 def _told(file: str, lines: dict[Path, int], detail: ErrorDetails) -> Problem:
     path = detail["loc"]
-    field = str(path[-1]) if path else ""
-    name = ".".join(str(part) for part in path if isinstance(part, str))
+    field = str(path[-1])[:64] if path else ""
+    name = ".".join(str(part)[:64] for part in path[:8] if isinstance(part, str))
+    said = repr(detail["input"] if isinstance(detail["input"], str) else type(detail["input"]).__name__)[:80]
     kind = detail["type"]
     fields = _fields(PriceRow) if len(path) > 2 else _fields(PriceFile)
     if kind == "missing":
@@ -136,13 +147,13 @@ def _told(file: str, lines: dict[Path, int], detail: ErrorDetails) -> Problem:
     elif kind == "value_error":
         message = f"`{name}`: {detail['ctx']['error']}" if "ctx" in detail else f"`{name}`: {detail['msg']}"
     elif field in ("model", "adapter") and kind == "string_pattern_mismatch":
-        message = f'`{name}`: {detail["input"]!r} is neither namespace/name nor "*"'
+        message = f'`{name}`: {said} is neither namespace/name nor "*"'
     elif field == "plan" and detail["input"] == "*":
         message = "`plan`: leave it out for every plan that has no price of its own"
     elif field == "currency":
-        message = f"`currency`: {detail['input']!r} is no code of ISO 4217, such as EUR"
+        message = f"`currency`: {said} is no code of ISO 4217, such as EUR"
     else:
-        message = f"`{name}`: {detail['msg']}, not {str(detail['input'])[:80]!r}"
+        message = f"`{name}`: {detail['msg']}, not {said}"
     return Problem(file, _line(lines, path), message)
 
 

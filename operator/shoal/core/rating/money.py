@@ -45,11 +45,6 @@ def cents(amount: int, currency: str) -> int:
     return -rounded if amount < 0 else rounded
 
 
-def of_cents(count: int, currency: str) -> int:
-    """Whole smallest units as an amount."""
-    return count * 10 ** (SCALE - decimals(currency))
-
-
 def text(amount: int, currency: str) -> str:
     """Of an amount, rounded to the smallest unit: 12.30."""
     return cents_text(cents(amount, currency), currency)

@@ -7,6 +7,7 @@ of the weights, a GPU, and what the engine's arguments change go in; `Sized` or 
 from shoal.core.sizing.calibrate import implied_overhead
 from shoal.core.sizing.classes import gpu_of, memory_label, memory_of
 from shoal.core.sizing.fit import size
+from shoal.core.sizing.tensor import tries
 from shoal.core.sizing.types import GPU, AdapterSlots, Misfit, Sized, Sums, Tuning
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "memory_label",
     "memory_of",
     "size",
+    "tries",
 ]

@@ -8,6 +8,10 @@ from shoal.core.facts import Node
 from shoal.core.sizing.types import GPU
 
 _MI = 2**20
+_MOST_MEMORY = 2**48
+"""Of one GPU, in bytes."""
+_DIGITS = 9
+"""Of a GPU's MiB."""
 
 
 def memory_label(resource_name: str) -> str:
@@ -20,8 +24,14 @@ def memory_of(gpu_class: GPUClass, nodes: Iterable[Node]) -> tuple[int, bool]:
     """Bytes of one GPU, and whether nodes' labels say so; `nodes` are those of the class. The least counts: a replica
     may land on any of them."""
     label = memory_label(gpu_class.spec.resource_name)
-    labelled = [int(text) for n in nodes if (text := n.labels.get(label, "")).isdecimal() and int(text) > 0]
-    return (min(labelled) * _MI, True) if labelled else (int(quantity.parse(gpu_class.spec.memory_per_gpu)), False)
+    labelled = [mib for n in nodes if (mib := _mib(n.labels.get(label, "")))]
+    found = min(labelled) * _MI if labelled else int(quantity.parse(gpu_class.spec.memory_per_gpu))
+    return min(found, _MOST_MEMORY), bool(labelled)
+
+
+def _mib(text: str) -> int:
+    """0: the label says no number, or none that a GPU has."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _DIGITS else 0
 
 
 def gpu_of(gpu_class: GPUClass, nodes: Iterable[Node]) -> GPU:

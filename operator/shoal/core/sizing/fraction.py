@@ -16,6 +16,11 @@ MULTIMODAL_PREFILL_GRAPHS: Final = frozenset({
 """Multimodal models whose prefill runs in CUDA graphs; that of the others does not."""
 NO_PREFILL_GRAPHS: Final = frozenset({"KimiLinearForCausalLM"})
 """Text models whose prefill does not run in CUDA graphs."""
+_PREFILL_SPANS: Final = ((4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64), (1280, 4096, 256))
+"""Sizes of prefill batches that are captured: first, last and step of each span."""
+_PREFILL_FROM: Final = 4608
+_PREFILL_STEP: Final = 512
+"""Behind the spans, without an end."""
 _MAX_PREFILL_TOKENS: Final = 16384
 """--max-prefill-tokens, which counts when prefill is not chunked."""
 
@@ -43,12 +48,10 @@ def defaults(total_mib: float, tensor: int) -> Defaults:
 
 
 def prefill_graphs(max_tokens: int) -> int:
-    """How many graphs are captured for prefill batches of up to this many tokens."""
-    sizes = [
-        *range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64), *range(1280, 4097, 256),
-        *range(4608, max_tokens + 1, 512),
-    ]  # fmt: skip
-    return sum(size <= max_tokens for size in sizes)
+    """How many graphs are captured for prefill batches of up to this many tokens. Counted, not listed: the number is
+    the user's, and a list of the sizes would be as long as they please."""
+    spans = (*_PREFILL_SPANS, (_PREFILL_FROM, max_tokens, _PREFILL_STEP))
+    return sum(max(0, (min(last, max_tokens) - first) // step + 1) for first, last, step in spans)
 
 
 def is_multimodal(facts: ArtifactFacts, tuning: Tuning) -> bool:

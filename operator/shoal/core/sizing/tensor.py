@@ -8,6 +8,11 @@ UNKNOWN_NODE = 8
 _MOST = 64
 
 
+def tries(gpu: GPU, tensor: int | None) -> int:
+    """How many replicas are sized at most."""
+    return min(gpu.largest_node or UNKNOWN_NODE, _MOST) if tensor is None else 1
+
+
 def choices(facts: ArtifactFacts, gpu: GPU, tuning: Tuning) -> tuple[int, ...]:
     """Numbers of GPUs that one node has and that the model can be cut into, smallest first."""
     limit = min(gpu.largest_node or UNKNOWN_NODE, _MOST)

@@ -18,7 +18,9 @@ from shoal.gateway.errors import ApiError, unavailable
 from shoal.gateway.requestlog.book import RequestLog, merged
 from shoal.gateway.requestlog.parameters import FILTERS, cursor_of, parameters, query_of
 from shoal.gateway.requestlog.query import Found, Query
-from shoal.serving.asgi import Scope, Send
+from shoal.net.tls import Credentials, NoCertificate, dial
+from shoal.serving.asgi import Scope, Send, unproved
+from shoal.signals.stream import gateway_peer
 
 PEER_SECONDS: Final = 12.0
 ERASE_SECONDS: Final = 120.0
@@ -26,7 +28,7 @@ ERASE_SECONDS: Final = 120.0
 _MOST_READS: Final = 4
 _MOST_WAITING: Final = 32
 _TENANT: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_ROLES: Final[tuple[Role, ...]] = ("gateway", "admin")
+_ROLES: Final[tuple[Role, ...]] = ("gateway", "logs")
 
 Missing = list[dict[str, str]]
 
@@ -44,11 +46,13 @@ class LogsApi:
         keys: Keys,
         others: Callable[[], Collection[facts.Pod] | None] = lambda: (),
         port: int = names.OPS_PORT,
+        credentials: Credentials | None = None,
     ) -> None:
         self.book = book
         self._keys = keys
         self._others = others
         self._port = port
+        self._credentials = credentials
         self._reads = asyncio.Semaphore(_MOST_READS)
         self._waiting = 0
         self._session: aiohttp.ClientSession | None = None
@@ -75,7 +79,9 @@ class LogsApi:
     async def _ops(self, scope: Scope) -> bytes:
         role = self._role(dict(scope["headers"]))
         if role is None:
-            raise ApiError(401, "A key of a gateway or an admin is needed.", "invalid_key")
+            raise ApiError(401, "A key for logs, or of a gateway, is needed.", "invalid_key")
+        if (why := unproved(self._credentials, scope, role)) is not None:
+            raise ApiError(403, f"{why[0].upper()}{why[1:]}.", "mutual_tls_needed")
         method = scope["method"]
         if method not in ("GET", "DELETE"):
             raise ApiError(405, "Use GET or DELETE.", "method_not_allowed", headers=((b"allow", b"GET, DELETE"),))
@@ -85,8 +91,8 @@ class LogsApi:
         if not _TENANT.fullmatch(tenant):
             raise ApiError(400, "`tenant` must be the name of a Tenant.", "invalid_parameter", param="tenant")
         if method == "DELETE":
-            return await self._erase(tenant, given.get("user"), everywhere=role == "admin")
-        if role == "admin":
+            return await self._erase(tenant, given.get("user"), everywhere=role == "logs")
+        if role == "logs":
             return await self._page(query_of(tenant, given))
         return _body(await self._read(query_of(tenant, given), everywhere=False), [])
 
@@ -180,15 +186,21 @@ class LogsApi:
             self._session = aiohttp.ClientSession()
         seconds = PEER_SECONDS if method == "GET" else ERASE_SECONDS
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=2)
-        host = f"[{pod.ip}]" if pod.ip and ":" in pod.ip else pod.ip
         query = urlencode({name: value for name, value in asked.items() if value is not None})
-        url = f"http://{host}:{self._port}{names.LOGS_PATH}?{query}"
+        peer = gateway_peer(
+            pod.uid, pod.key, pod.ip or "", "", mtls=pod.mtls, credentials=self._credentials, port=self._port
+        )
+        url = f"{peer.base_url}{names.LOGS_PATH}?{query}"
+        try:
+            secured = dial(peer.credentials, peer.server_name)
+        except NoCertificate as none:
+            return str(none)
         why = "no install key is known here"
         for key in self._keys.demand_keys("gateway"):
             headers = {"authorization": f"Bearer {key}"}
             try:
                 async with self._session.request(
-                    method, url, headers=headers, timeout=timeout, allow_redirects=False
+                    method, url, headers=headers, timeout=timeout, allow_redirects=False, **secured
                 ) as response:
                     raw = await response.read()
             except TimeoutError:

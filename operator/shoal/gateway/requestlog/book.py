@@ -68,9 +68,9 @@ class RequestLog:
 
     # --- the request path -------------------------------------------------------------------------------------------
 
-    def begin(self, identity: Identity, key_hash: str, raw: bytes, fields: dict[str, Any]) -> Capture | None:
-        """For a request that was accepted, of a tenant with `logging`. None: there is no room, which is counted.
-        Whoever gets a capture calls `end`."""
+    def begin(self, identity: Identity, key_hash: str, raw: bytes | None, fields: dict[str, Any]) -> Capture | None:
+        """For a request that was accepted, of a tenant with `logging`; `raw` and `fields` as `Capture.asked` takes
+        them. None: there is no room, which is counted. Whoever gets a capture calls `end`."""
         logging = identity.logging
         if logging is None:
             return None
@@ -87,6 +87,10 @@ class RequestLog:
             self.room.leave(capture.size)
             return None
         return capture
+
+    def forget(self, capture: Capture) -> None:
+        """The request was not served."""
+        self.room.leave(capture.size)
 
     def end(self, capture: Capture, meter: Meter, now: Identity | None) -> None:
         """The request is over. `now` is whose the key is at this time: who switched the log off meanwhile means it."""

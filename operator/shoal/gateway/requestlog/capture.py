@@ -128,14 +128,15 @@ class Capture:
         self._choices: dict[int, _Choice] = {}
         self._left_out: list[str] = []
 
-    def asked(self, raw: bytes, fields: dict[str, Any]) -> None:
-        """The request's body, as it came and decoded."""
+    def asked(self, raw: bytes | None, fields: dict[str, Any]) -> None:
+        """The request's body, as it came and decoded. `raw` None: media were fetched for it, and what came has their
+        URLs, which may hold signatures; the fields have the media, of which only type and size are kept."""
         user = fields.get("user")
         if isinstance(user, str):
             self.user = user[:_LONGEST_USER]
         if not self.full:
             return
-        kept = raw if len(raw) <= self._most else orjson.dumps(_clipped(fields, self._most))
+        kept = raw if raw is not None and len(raw) <= self._most else orjson.dumps(_clipped(fields, self._most))
         if self._take(len(kept)):
             self._request = kept
         else:

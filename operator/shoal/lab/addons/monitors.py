@@ -13,6 +13,8 @@ from typing import Any, Final
 from shoal.lab.services import slices_by_service
 
 GROUP: Final = "monitoring.coreos.com"
+TOKEN: Final = "token"  # noqa: S105 - a name
+"""File in the folder of Prometheus."""
 _INTERVAL: Final = "15s"
 _META: Final = "__meta_kubernetes_"
 _RELABEL_FIELDS: Final = {
@@ -24,7 +26,17 @@ _RELABEL_FIELDS: Final = {
     "modulus": "modulus",
 }
 _ENDPOINT_FIELDS: Final = frozenset(
-    {"port", "path", "interval", "scrapeTimeout", "scheme", "honorLabels", "relabelings", "metricRelabelings"}
+    {
+        "port",
+        "path",
+        "interval",
+        "scrapeTimeout",
+        "scheme",
+        "honorLabels",
+        "relabelings",
+        "metricRelabelings",
+        "bearerTokenFile",
+    }
 )
 
 Object = Mapping[str, Any]
@@ -42,6 +54,8 @@ class Job:
     """For a file of `file_sd_configs`."""
     unread: tuple[str, ...]
     """Fields of the endpoint that this does not know."""
+    shows_token: bool = False
+    """Whether Prometheus shows the token of its own ServiceAccount (`bearerTokenFile`)."""
 
     @property
     def file(self) -> str:
@@ -60,7 +74,10 @@ class Cluster:
 def configuration(jobs: Iterable[Job], folder: Path) -> dict[str, Any]:
     """`prometheus.yml` (JSON is YAML); files are in `folder`/targets and `folder`/rules."""
     scrape = [
-        dict(job.config) | {"file_sd_configs": [{"files": [f"{folder}/targets/{job.file}"]}]} for job in jobs
+        dict(job.config)
+        | {"file_sd_configs": [{"files": [f"{folder}/targets/{job.file}"]}]}
+        | ({"authorization": {"credentials_file": f"{folder}/{TOKEN}"}} if job.shows_token else {})
+        for job in jobs
     ]  # fmt: skip
     return {
         "global": {"scrape_interval": _INTERVAL, "evaluation_interval": _INTERVAL},
@@ -210,7 +227,8 @@ def _job(name: str, monitor: Object, endpoint: Object, targets: Sequence[Object]
     }
     # Prometheus refuses a time-out longer than the interval, and its default is 10 s.
     config["scrape_timeout"] = endpoint.get("scrapeTimeout") or config["scrape_interval"]
-    return Job(name, config, tuple(targets), tuple(sorted(endpoint.keys() - _ENDPOINT_FIELDS)))
+    unread = tuple(sorted(endpoint.keys() - _ENDPOINT_FIELDS))
+    return Job(name, config, tuple(targets), unread, "bearerTokenFile" in endpoint)
 
 
 def _own_relabelings(monitor: Object, endpoint: Object) -> Iterator[Object]:

@@ -20,6 +20,8 @@ NAMESPACE: Final = "monitoring"
 SERVICE: Final = "prometheus"
 PORT: Final = 9090
 ADDRESS: Final = f"http://{network.HOST}:{PORT}"
+ACCOUNT: Final = "prometheus"
+"""ServiceAccount whose token it shows to those whom it scrapes."""
 FORWARD: Final = Forward(namespace=NAMESPACE, service=SERVICE, port=PORT)
 PACKAGES: Final = {"prometheus": "prometheus"}
 PROCESSES: Final = ("prometheus", "prometheus-targets")
@@ -47,6 +49,7 @@ def commands(folder: Path, kubeconfig: Path) -> Mapping[str, Sequence[str]]:
             f"--folder={folder}",
             f"--kubeconfig={kubeconfig}",
             f"--prometheus={ADDRESS}",
+            f"--account={NAMESPACE}/{ACCOUNT}",
         ],
     }
 
@@ -79,12 +82,24 @@ def definitions() -> list[Object]:
     ]  # fmt: skip
 
 
+def values(interval: str = "1s") -> Object:
+    """Of Shoal's chart, for an installation that this Prometheus scrapes."""
+    monitor = {"enabled": True, "interval": interval}
+    return {
+        "serviceMonitor": monitor,
+        "podMonitor": monitor,
+        "metrics": {"auth": {"readers": [{"name": ACCOUNT, "namespace": NAMESPACE}]}},
+        "pods": {"scraperNamespaces": [NAMESPACE]},
+    }
+
+
 def service() -> list[Object]:
-    """Namespace, Service, and the EndpointSlice that leads to the process."""
+    """Namespace, ServiceAccount, Service, and the EndpointSlice that leads to the process."""
     metadata = {"name": SERVICE, "namespace": NAMESPACE}
     port = {"name": "web", "port": PORT, "protocol": "TCP"}
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, "namespace": NAMESPACE}},
         {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": [port]}},
         {
             "apiVersion": "discovery.k8s.io/v1",
@@ -102,7 +117,8 @@ async def apply(api: Api) -> None:
     for each in definitions():
         path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{each['metadata']['name']}"
         await api.apply(path, each)
-    space, front, slice_ = service()
+    space, account, front, slice_ = service()
     await api.apply(f"/api/v1/namespaces/{NAMESPACE}", space)
+    await api.apply(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}", account)
     await api.apply(f"/api/v1/namespaces/{NAMESPACE}/services/{SERVICE}", front)
     await api.apply(f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices/{SERVICE}", slice_)

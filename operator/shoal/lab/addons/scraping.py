@@ -17,13 +17,15 @@ import orjson
 import structlog
 
 from shoal.lab.addons import monitors
-from shoal.lab.kubeapi import Api, Object, Reflector
+from shoal.lab.kubeapi import Api, ApiError, Object, Reflector
 
 _log = structlog.get_logger()
 _SETTLE_S: Final = 0.2
 """Changes come in bursts."""
 _RELOAD_TIMEOUT: Final = aiohttp.ClientTimeout(total=30)
 _AGAIN_S: Final = 2.0
+_TOKEN_S: Final = 1800.0
+"""A token is valid for an hour."""
 _PATHS: Final = {
     "services": "/api/v1/services",
     "slices": "/apis/discovery.k8s.io/v1/endpointslices",
@@ -100,6 +102,25 @@ class Scraping:
         return False
 
 
+class Token:
+    """Keeps the token of Prometheus' ServiceAccount in the file that it reads, as a kubelet does in a pod."""
+
+    def __init__(self, api: Api, path: Path, namespace: str, account: str) -> None:
+        self._api, self._path = api, path
+        self._where = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        asked: Object = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        while True:
+            pause = _AGAIN_S
+            with suppress(ApiError, aiohttp.ClientError, TimeoutError, OSError):
+                made = await self._api.request("POST", self._where, asked)
+                _publish(self._path, made["status"]["token"].encode())
+                pause = _TOKEN_S
+            await asyncio.sleep(pause)
+
+
 def _publish(path: Path, content: bytes) -> bool:
     """Writes the file at once and whole; False where it is so already."""
     with suppress(FileNotFoundError):
@@ -123,9 +144,13 @@ async def _run(arguments: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with Api(arguments.kubeconfig) as api, asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(Scraping(api, arguments.folder, arguments.prometheus).run())
+        namespace, _, account = arguments.account.partition("/")
+        token = Token(api, arguments.folder / monitors.TOKEN, namespace, account)
+        scraping = Scraping(api, arguments.folder, arguments.prometheus)
+        running = [tasks.create_task(work) for work in (token.run(), scraping.run())]
         await stop.wait()
-        running.cancel()
+        for task in running:
+            task.cancel()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -134,6 +159,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--kubeconfig", type=Path, required=True)
     parser.add_argument("--prometheus", required=True)
+    parser.add_argument("--account", required=True, help="NAMESPACE/NAME of its ServiceAccount.")
     asyncio.run(_run(parser.parse_args(argv)))
 
 

@@ -1,11 +1,11 @@
 """`GET /v1/focus`: FOCUS rows as CSV, made day by day, so that a long time fits in memory."""
 
-import csv
 import io
 from collections.abc import Iterable, Iterator
 
 from sqlalchemy import Connection, select
 
+from shoal.core import cells
 from shoal.core.rating.focus import COLUMNS, Account, Period, Row, credit_row, usage_rows
 from shoal.core.rating.schedule import Schedule
 from shoal.ledger.queries import creditbook, rated, times
@@ -43,11 +43,11 @@ def _external_id(connection: Connection, tenant: str, before: int) -> str | None
 def lines(rows: Iterable[Row], *, header: bool) -> Iterator[bytes]:
     """As CSV, in pieces."""
     text = io.StringIO(newline="")
-    writer = csv.writer(text)
+    writer = cells.Writer(text)
     if header:
-        writer.writerow(COLUMNS)
+        writer.row(COLUMNS)
     for row in rows:
-        writer.writerow([row[name] for name in COLUMNS])
+        writer.row(row[name] for name in COLUMNS)
         if text.tell() > 64 * 1024:
             yield text.getvalue().encode()
             text.seek(0)

@@ -46,13 +46,13 @@ class Questions:
 
     def add(self, service: Service) -> None:
         """Adds the routes to the ledger's API."""
-        service.route("GET", names.USAGE_PATH, self.usage, ("admin", "gateway"))
-        service.route("GET", names.BILL_PATH, self.bill, ("admin",))
-        service.route("POST", names.BILL_PATH, self.bill_again, ("admin",))
-        service.route("GET", names.CREDITS_PATH, self.credits, ("admin",))
-        service.route("POST", names.CREDITS_PATH, self.new_credit, ("admin",))
-        service.route("GET", names.MARGIN_PATH, self.margin, ("admin",))
-        service.route("GET", names.FOCUS_PATH, self.focus, ("admin",))
+        service.route("GET", names.USAGE_PATH, self.usage, ("billing", "gateway"))
+        service.route("GET", names.BILL_PATH, self.bill, ("billing",))
+        service.route("POST", names.BILL_PATH, self.bill_again, ("billing",))
+        service.route("GET", names.CREDITS_PATH, self.credits, ("billing",))
+        service.route("POST", names.CREDITS_PATH, self.new_credit, ("billing",))
+        service.route("GET", names.MARGIN_PATH, self.margin, ("billing",))
+        service.route("GET", names.FOCUS_PATH, self.focus, ("billing",))
 
     async def usage(self, request: Request) -> Response:
         """Sums of counted tokens."""

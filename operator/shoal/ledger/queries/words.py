@@ -5,7 +5,6 @@ from typing import Final
 
 from sqlalchemy import Column
 
-from shoal.ledger.queries.times import DAY_MS
 from shoal.ledger.schema import hours
 from shoal.ledger.service import Problem, Request
 
@@ -52,8 +51,3 @@ def limit(request: Request, default: int, most: int) -> int:
     if not (value.isascii() and value.isdigit()) or not 1 <= int(value[:9]) <= most or len(value) > 9:
         raise Problem(400, f"limit={value[:20]}: a number from 1 to {most}")
     return int(value)
-
-
-def step(time: str | None) -> int | None:
-    """Milliseconds of an hour or a day."""
-    return {"hour": DAY_MS // 24, "day": DAY_MS}.get(time or "")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 import pydantic
 import structlog
@@ -16,10 +16,6 @@ from shoal.core.reconcile import Held, Price, price
 from shoal.kube.projections import pod_requests
 
 log = structlog.get_logger()
-
-ENGINE_PODS: Final = (
-    f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE},{names.LABEL_MODEL}"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +41,8 @@ class EnginePod:
     """Succeeded or Failed: it holds nothing any more."""
     ended: int | None
     """When its last container ended, if it is finished and the kubelet says so."""
+    mtls: bool = False
+    """Its agent speaks mutual TLS."""
 
     def held(self, resource: str | None, until: int | None) -> Held | None:
         """Its GPUs, `resource` being what its class calls them (None: the class is not known); `until` when it gave
@@ -69,6 +67,7 @@ def project_pod(raw: JsonObject) -> EnginePod | None:
     """An engine pod as the reflector keeps it."""
     metadata: Mapping[str, Any] = raw["metadata"]
     labels: Mapping[str, str] = metadata.get("labels") or {}
+    annotations: Mapping[str, str] = metadata.get("annotations") or {}
     spec: JsonObject = raw.get("spec") or {}
     status: Mapping[str, Any] = raw.get("status") or {}
     model = labels.get(names.LABEL_MODEL)
@@ -89,6 +88,7 @@ def project_pod(raw: JsonObject) -> EnginePod | None:
         since=_since(metadata, status) if spec.get("nodeName") else None,
         finished=finished,
         ended=max((end for end in ends if end is not None), default=None) if finished else None,
+        mtls=annotations.get(names.ANNOTATION_TRANSPORT) == names.TRANSPORT_MTLS,
     )
 
 

@@ -37,7 +37,7 @@ class Routes:
         self._now = now
 
     def add(self, service: Service) -> None:
-        service.route("GET", names.UNATTRIBUTED_PATH, self.unattributed, ("admin",))
+        service.route("GET", names.UNATTRIBUTED_PATH, self.unattributed, ("billing",))
 
     async def unattributed(self, request: Request) -> Response:
         """`from`, `to` (this month without them), `by` (model without it), `model`, `output` (json or csv)."""

@@ -17,16 +17,19 @@ from sqlalchemy import Connection
 from shoal.api import names
 from shoal.api.keys import Role
 from shoal.api.replica import ReplicaKeys
+from shoal.core.ownership import Link, link
 from shoal.core.reconcile import DAY_MS, Held, Price
 from shoal.kube.client import Client
+from shoal.kube.enginepods import EnginePods
 from shoal.kube.reflector import Reflector, ReflectorEvent
-from shoal.kube.resources import GPUCLASSES, PODS
+from shoal.kube.resources import GPUCLASSES, MODELS
 from shoal.ledger.reconcile.keep import forget, keep_gpu_time, keep_readings, knows_gpu_time
-from shoal.ledger.reconcile.pods import ENGINE_PODS, EnginePod, GPUPrice, project_class, project_pod
+from shoal.ledger.reconcile.pods import EnginePod, GPUPrice, project_class, project_pod
 from shoal.ledger.reconcile.readings import Readings
 from shoal.ledger.store import Unavailable
+from shoal.net.tls import Credentials
 from shoal.signals.replica import ReplicaStreams
-from shoal.signals.stream import Me, Peer
+from shoal.signals.stream import Me, Peer, agent_peer
 
 log = structlog.get_logger()
 
@@ -77,12 +80,16 @@ class Reconciler:
         *,
         now: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         agent_port: int = names.AGENT_PORT,
+        credentials: Credentials | None = None,
     ) -> None:
         self._keys = keys
         self._store = store
         self._now = now
         self._agent_port = agent_port
-        self._pods = Reflector(client, PODS, label_selector=ENGINE_PODS, project=project_pod, on_event=self._pod)
+        self._credentials = credentials
+        self.pods = EnginePods(client, project=project_pod, on_event=self._pod)
+        """Of Models only: no agent of anybody else's pod is told a key, or believed."""
+        self._models = Reflector(client, MODELS, project=link, on_event=self._model, metadata_only=True)
         self._classes = Reflector(client, GPUCLASSES, project=project_class)
         self._by_uid: dict[str, EnginePod] = {}
         self._uids: dict[str, str] = {}
@@ -105,7 +112,7 @@ class Reconciler:
         running = {pod.uid: pod.key for pod in self._by_uid.values() if pod.ip is not None and not pod.finished}
         live = {stream.peer.uid for stream in self.streams.live()}
         return Standing(
-            watching=self._pods.synced.is_set() and self._pods.connected,
+            watching=self.pods.synced.is_set() and self.pods.connected,
             heard=sum(uid in live for uid in running),
             not_heard=tuple(sorted(key for uid, key in running.items() if uid not in live)),
         )
@@ -115,7 +122,8 @@ class Reconciler:
         self.streams.start()
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._pods.run())
+                tasks.create_task(self.pods.run())
+                tasks.create_task(self._models.run())
                 tasks.create_task(self._classes.run())
                 while True:
                     await self._wait()
@@ -130,6 +138,7 @@ class Reconciler:
 
     async def round(self) -> None:
         """Listens to who is there, and keeps what is new."""
+        self.pods.ownership.report()
         self._follow()
         await self._keep()
 
@@ -170,7 +179,7 @@ class Reconciler:
 
     async def _gpu_time(self, prices: dict[str, Price | None], *, all_gpus: bool) -> None:
         # Who has no connection does not know who still has GPUs; once it is back, that time is counted too.
-        connected = self._pods.synced.is_set() and self._pods.connected and self._classes.synced.is_set()
+        connected = self.pods.synced.is_set() and self.pods.connected and self._classes.synced.is_set()
         now, moment = self._now(), time.monotonic()
         due = connected and (all_gpus or moment - self._gpus_at >= GPU_SECONDS)
         if not due and not self._gone:
@@ -214,6 +223,12 @@ class Reconciler:
         self._by_uid[pod.uid] = pod
         self._uids[pod.key] = pod.uid
 
+    def _model(self, kind: ReflectorEvent, model: Link) -> None:
+        if kind == "delete":
+            self.pods.ownership.model_gone(model.uid)
+        else:
+            self.pods.ownership.model(model.uid, model.key)
+
     def _heard(self, uid: str, keys: ReplicaKeys | None) -> None:
         if self.readings.hear(uid, keys):
             self._soon.set()
@@ -224,7 +239,19 @@ class Reconciler:
         for pod in self._by_uid.values():
             keys = tuple(self._keys.said_by("ledger", pod.model_uid))
             if pod.ip is not None and not pod.finished and keys:
-                peers.append(Peer(pod.uid, pod.key, pod.ip, keys[0], self._agent_port, keys[1:]))
+                peers.append(
+                    agent_peer(
+                        pod.uid,
+                        pod.key,
+                        pod.ip,
+                        keys[0],
+                        model_uid=pod.model_uid,
+                        mtls=pod.mtls,
+                        credentials=self._credentials,
+                        other_keys=keys[1:],
+                        port=self._agent_port,
+                    )
+                )
         self.streams.set_peers(peers)
 
     def _say(self, problem: str | None) -> None:

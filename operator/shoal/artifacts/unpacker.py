@@ -1,0 +1,236 @@
+"""Unpacks one archive from outside, as a process of its own with limits: `python unpacker.py`, its task on stdin.
+
+Run by its path and with the standard library only: it is small beside an agent, and whatever an archive makes of a
+decompressor stays in here. It answers with one JSON object: {} when all is well, else `problem` (one of `PROBLEMS`) and
+`detail`. Nothing but regular files and folders is made, and none outside the target: links are refused altogether, and
+without them no name can lead out.
+"""
+
+import gzip
+import json
+import lzma
+import os
+import resource
+import shutil
+import stat
+import sys
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Final, cast
+
+ZSTD: Final = b"\x28\xb5\x2f\xfd"
+BROKEN: Final = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
+"""What the archives' libraries raise for content that is not what it should be."""
+PROBLEMS: Final = ("invalid", "too-large", "too-many", "memory", "full", "io")
+ENTRIES: Final = 20_000
+"""Files and folders of one archive: each takes an inode."""
+BLOCK: Final = 4096
+"""What a file takes of a disk at least, and again for its inode."""
+_NAME_BYTES: Final = 1024
+_PART_BYTES: Final = 255
+_PARTS: Final = 32
+_CHUNK: Final = 1 << 20
+_HEADER_BYTES: Final = 1 << 20
+
+
+class Refused(Exception):
+    """`problem` is one of `PROBLEMS`."""
+
+    def __init__(self, problem: str, detail: str) -> None:
+        super().__init__(detail)
+        self.problem, self.detail = problem, detail
+
+
+class BoundedHeader(tarfile.TarInfo):
+    """A member whose extended headers are small: the library reads each into memory, whatever size it says."""
+
+    _EXTENDED: Final = frozenset(b"xgXLK")
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type and self.type[0] in self._EXTENDED and not 0 <= self.size <= _HEADER_BYTES:
+            raise tarfile.ReadError(f"an extended header of {self.size} bytes")
+        return super()._proc_member(tar)  # type: ignore[misc]  # pyright: ignore
+
+
+def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """One after the other. The library itself would remember each, however many there are."""
+    while (member := tar.next()) is not None:
+        cast("Any", tar).members.clear()
+        yield member
+
+
+class Unpacker:
+    """One archive into one folder. `only`: files with other names are skipped, `skip` bytes of them at most. `limit`:
+    bytes on the disk."""
+
+    def __init__(
+        self, archive: Path, target: Path, only: frozenset[str], limit: int, skip: int, entries: int = ENTRIES
+    ) -> None:
+        self._archive, self._target, self._only, self._limit, self._skip = archive, target, only, limit, skip
+        self._kept = self._skipped = self._seen = 0
+        self._entries = entries
+        self._folders: set[Path] = {target}
+
+    def run(self) -> None:
+        """Raises Refused, OSError, MemoryError and those of `BROKEN`."""
+        if zipfile.is_zipfile(self._archive):
+            self._zip()
+        else:
+            self._tar()
+
+    def _tar(self) -> None:
+        with tarfile.open(self._archive, "r:*", tarinfo=BoundedHeader) as tar:
+            for member in members(tar):
+                path = self._inside(member.name)
+                if member.isdir():
+                    self._folder(path)
+                elif member.isreg() and (content := tar.extractfile(member)) is not None:
+                    with content:
+                        if self._take(path, member.size):
+                            self._write(content, path, member.size)
+                else:
+                    raise _unwanted(member.name)
+
+    def _zip(self) -> None:
+        with zipfile.ZipFile(self._archive) as file:
+            for member in file.infolist():
+                path = self._inside(member.filename)
+                kind = stat.S_IFMT(member.external_attr >> 16)
+                if member.is_dir():
+                    self._folder(path)
+                elif kind not in (0, stat.S_IFREG):
+                    raise _unwanted(member.filename)
+                elif member.flag_bits & 1:
+                    raise Refused("invalid", f"{member.filename} is encrypted")
+                elif self._take(path, member.file_size):
+                    with file.open(member) as content:
+                        self._write(content, path, member.file_size)
+
+    def _take(self, path: Path, size: int) -> bool:
+        """Raises Refused: a few kilobytes may unpack to more than any disk has, or take hours."""
+        if size < 0:
+            raise Refused("invalid", f"{path.name!r} has a negative size")
+        keep = not self._only or path.name in self._only
+        if keep:
+            self._charge(size)
+        else:
+            self._skipped += size
+            if self._skipped > self._skip:
+                raise Refused("too-large", str(self._skip))
+        return keep
+
+    def _charge(self, size: int) -> None:
+        self._kept += -(-size // BLOCK) * BLOCK + BLOCK
+        if self._kept > self._limit:
+            raise Refused("too-large", str(self._limit))
+
+    def _folder(self, path: Path) -> None:
+        """Makes a folder, and those above it. Each counts."""
+        missing: list[Path] = []
+        while path not in self._folders:
+            missing.append(path)
+            path = path.parent
+        for folder in reversed(missing):
+            self._count()
+            self._charge(0)
+            folder.mkdir(exist_ok=True)
+            self._folders.add(folder)
+
+    def _write(self, content: IO[bytes], path: Path, size: int) -> None:
+        self._folder(path.parent)
+        if size > shutil.disk_usage(path.parent).free:
+            raise Refused("full", str(size))
+        left = size
+        with path.open("wb") as out:
+            while piece := content.read(min(_CHUNK, left + 1)):
+                left -= len(piece)
+                if left < 0:
+                    raise Refused("invalid", f"{path.name!r} is longer than it says")
+                out.write(piece)
+        if left:
+            raise Refused("invalid", f"{path.name!r} ends too early")
+
+    def _inside(self, name: str) -> Path:
+        self._count()
+        pure = PurePosixPath(name.replace("\\", "/"))
+        if pure.is_absolute() or ".." in pure.parts:
+            raise Refused("invalid", f"{name!r} leads out of the archive; nothing was kept")
+        try:
+            content = name.encode()
+        except UnicodeEncodeError:
+            raise Refused("invalid", f"{name!r} is no name in UTF-8") from None
+        if not name.isprintable():
+            raise Refused("invalid", f"{name[:100]!r} has characters that no name of a file has")
+        long = len(content) > _NAME_BYTES or any(len(part.encode()) > _PART_BYTES for part in pure.parts)
+        if long or len(pure.parts) > _PARTS:
+            raise Refused("invalid", f"{name[:100]!r}... is longer, or lies deeper, than a file of a model does")
+        return self._target.joinpath(*pure.parts)
+
+    def _count(self) -> None:
+        self._seen += 1
+        if self._seen > self._entries:
+            raise Refused("too-many", str(self._entries))
+
+
+def _unwanted(name: str) -> Refused:
+    return Refused("invalid", f"{name!r} is neither a file nor a folder; pack files only (tar -h follows links)")
+
+
+def told(error: Exception, first: bytes) -> str:
+    """What an error of `BROKEN` means for an archive that begins with the bytes `first`."""
+    if first == ZSTD:
+        return "is compressed with zstd: use .tar, .tar.gz or .zip"
+    detail = next(iter(str(error).splitlines()), "").rstrip(":") or "it ends too early"
+    return f"is not a whole tar or zip archive: {detail}"
+
+
+def limit_self(memory: int, seconds: int, file_bytes: int) -> None:
+    """`memory`: bytes beside what the interpreter has now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    for what, most in (
+        (resource.RLIMIT_AS, pages * resource.getpagesize() + memory),
+        (resource.RLIMIT_CPU, seconds),
+        (resource.RLIMIT_FSIZE, file_bytes),
+        (resource.RLIMIT_NOFILE, 32),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(what)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(what, (most, most))
+
+
+def unpack(task: dict[str, Any]) -> dict[str, str]:
+    """The answer."""
+    archive = Path(task["archive"])
+    with archive.open("rb") as file:
+        first = file.read(len(ZSTD))
+    try:
+        only = frozenset[str](task["only"])
+        Unpacker(archive, Path(task["target"]), only, task["limit"], task["skip"], task["entries"]).run()
+    except Refused as error:
+        return {"problem": error.problem, "detail": error.detail}
+    except MemoryError:
+        return {"problem": "memory", "detail": ""}
+    except BROKEN as error:
+        return {"problem": "invalid", "detail": told(error, first), "whole": "no"}
+    except OSError as error:
+        full = error.errno in (28, 122)  # ENOSPC, EDQUOT
+        return {"problem": "full" if full else "io", "detail": error.strerror or type(error).__name__}
+    except (ValueError, ArithmeticError, LookupError, RuntimeError) as error:
+        # The libraries are not written against malice: whatever they stumble over is no archive.
+        return {"problem": "invalid", "detail": told(tarfile.TarError(type(error).__name__), first), "whole": "no"}
+    return {}
+
+
+def main() -> None:
+    task = json.load(sys.stdin)
+    limit_self(task["memory"], task["seconds"], task["limit"] + BLOCK)
+    os.umask(0o022)
+    sys.stdout.write(json.dumps(unpack(task)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,296 @@
+"""Mutual TLS: the authority of the installation, the certificates that it signs, and who speaks it already.
+
+Every operator reads the authority and signs its own certificate; the one that leads keeps the authority and everybody
+else's certificates. Without it all goes on for two thirds of a certificate's life.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final
+
+import prometheus_client
+import structlog
+
+from shoal.api import identity, names
+from shoal.api.identity import Identity, ProcessRole
+from shoal.api.meta import JsonObject
+from shoal.controllers.children import Children, NameTaken
+from shoal.controllers.world import World
+from shoal.core import certificates, children
+from shoal.core.certificates import Leaf, Wanted
+from shoal.kube.errors import AlreadyExists, Conflict, KubeError, NotFound
+from shoal.kube.resources import SECRETS
+from shoal.manifests import certificates as manifests
+from shoal.manifests.shape import Named
+from shoal.net import pki
+from shoal.net.authorities import Kept
+from shoal.net.pki import Authority, Pair, Unusable
+from shoal.net.tls import Credentials
+
+log = structlog.get_logger()
+
+READ_SECONDS: Final = 30.0
+RETRY_SECONDS: Final = 1.0
+"""While there is no authority yet: nobody is ready without."""
+ROLES: Final[tuple[ProcessRole, ...]] = ("gateway", "ledger")
+"""Processes that get a Secret. The operator signs its own certificate."""
+ISSUED: Final = prometheus_client.Counter("shoal_certificates_issued", "Certificates signed, by reason.", ["reason"])
+AUTHORITY_EXPIRES: Final = prometheus_client.Gauge(
+    "shoal_authority_expires_timestamp_seconds", "When the authority of all certificates in force expires."
+)
+
+
+class Transport:
+    """Who is trusted, and what is issued. `changed` hears that every Model's pods may have to look otherwise."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._settings = world.config.transport.mtls
+        self._children = Children(world)
+        self._kept = Kept()
+        self._issued: dict[str, Leaf] = {}
+        """Model's uid -> the certificate that its Secret has."""
+        self._silent: tuple[str, ...] | None = None
+        self.credentials = Credentials()
+        """This operator's own."""
+        self.changed: list[Callable[[], None]] = []
+        if self._settings.enabled:
+            world.pods.listeners.append(lambda _key, before, after: self._seen(before, after))
+
+    @property
+    def issued(self) -> frozenset[str]:
+        """Uids of Models whose certificate is known."""
+        return frozenset(self._issued) - {""}
+
+    async def wanted(self) -> bool:
+        """Whether engine pods are to speak mutual TLS: everybody who calls them does. Never False only because the
+        authority cannot be read: pods that speak it would be rolled back.
+
+        Raises:
+            KubeError: the authority could not be read.
+            Unusable: it cannot be used.
+        """
+        if not self._settings.enabled or self._who_is_silent():
+            return False
+        if self._kept.current is None:
+            await self.read(leads=True)
+        if self._kept.current is None:
+            raise Unusable(f"Secret {names.AUTHORITY_SECRET}: another operator has just made it; it is read again")
+        return True
+
+    async def run(self, *, leads: bool) -> None:
+        """Until cancelled."""
+        while True:
+            needed = self._settings.enabled or self._somebody_speaks()
+            if needed:
+                try:
+                    await self.read(leads=leads)
+                    if leads:
+                        await self._processes()
+                        await self._models()
+                except (KubeError, Unusable) as error:
+                    log.warning("certificates", error=str(error), consequence="those that there are stay in use")
+            await asyncio.sleep(RETRY_SECONDS if needed and not self.credentials else READ_SECONDS)
+
+    # --- the authority ------------------------------------------------------------------------------------------------
+
+    async def read(self, *, leads: bool) -> None:
+        """Reads the authorities, and takes the next step where this operator leads. Raises KubeError, Unusable."""
+        try:
+            found = await self._world.client.get(SECRETS, names.AUTHORITY_SECRET, self._world.namespace)
+        except NotFound:
+            if not leads or not self._settings.enabled:
+                return
+            found = await self._empty()
+        kept = self._parsed(found)
+        if leads:
+            kept = await self._step(kept, str(found["metadata"]["resourceVersion"]))
+        if kept.current is None:
+            return
+        before, self._kept = self._kept, kept
+        AUTHORITY_EXPIRES.set(kept.current.not_after.timestamp())
+        self._own(kept.current)
+        if before.fingerprints != kept.fingerprints or before.current is None:
+            self._tell()
+
+    async def _empty(self) -> JsonObject:
+        """The Secret without any authority: what is written into it is written against the version that was read."""
+        try:
+            secret = manifests.authority(self._world.namespace, {}, None)
+            return await self._world.client.create(SECRETS, secret, manager=names.MANAGER_INSTALL)
+        except AlreadyExists:
+            return await self._world.client.get(SECRETS, names.AUTHORITY_SECRET, self._world.namespace)
+
+    async def _step(self, kept: Kept, version: str) -> Kept:
+        now = self._world.now()
+        given = await self._given()
+        life = timedelta(hours=self._settings.certificate_hours)
+        step = certificates.step(kept.facts(), now, leaf_life=life, given=given and given.fingerprint)
+        if step is None:
+            return kept
+        made = None
+        if step.kind in ("Make", "Prepare"):
+            name = f"shoal {self._settings.trust_domain} {self._world.namespace} {now:%Y-%m-%d}"
+            made = given or Authority.make(name, now, timedelta(days=self._settings.authority_days))
+        gone = {a.fingerprint for a in kept.facts().former if now >= a.not_after or now - a.since >= life}
+        kept = kept.take(step, made, now, gone)
+        secret = manifests.authority(self._world.namespace, kept.data(), version)
+        try:
+            await self._world.client.apply(SECRETS, secret, manager=names.MANAGER_INSTALL)
+        except Conflict:
+            # Another operator was first: what it wrote is read next.
+            return self._kept
+        log.info("authority", step=step.kind, reason=step.reason)
+        return kept
+
+    async def _given(self) -> Authority | None:
+        """The authority that somebody else keeps. Raises Unusable."""
+        name = self._settings.ca_secret_name
+        if not name:
+            return None
+        try:
+            found = await self._world.client.get(SECRETS, name, self._world.namespace)
+        except NotFound:
+            raise Unusable(f"there is no Secret {name} (transport.mtls.caSecretName)") from None
+        try:
+            texts = Kept.texts(found)
+            return Authority.read(
+                Pair(texts.get(names.CERTIFICATE_FILE, ""), texts.get(names.CERTIFICATE_KEY_FILE, ""))
+            )
+        except Unusable as error:
+            raise Unusable(f"Secret {name} (transport.mtls.caSecretName): {error}") from None
+
+    def _parsed(self, found: JsonObject) -> Kept:
+        try:
+            return Kept.read(found)
+        except Unusable as error:
+            raise Unusable(f"Secret {names.AUTHORITY_SECRET}: {error}; delete it, and another is made") from None
+
+    def _own(self, current: Authority) -> None:
+        """This operator's own certificate, which it signs for itself."""
+        wanted = self._wants(self._identity("operator"), strict=False)
+        if (renewal := certificates.renewal(self._issued.get(""), wanted, self._world.now())) is not None:
+            pair, leaf = self._issue(current, wanted, renewal.reason, calls=True)
+            self.credentials.put(pair, self._kept.trust)
+            self._issued[""] = leaf
+
+    # --- certificates -------------------------------------------------------------------------------------------------
+
+    async def model(self, model: Named) -> None:
+        """The certificate that the Model's pods show. Raises NameTaken, KubeError."""
+        current, uid = self._kept.current, model.metadata.uid
+        if current is None:
+            return
+        wanted = self._wants(
+            identity.model(self._settings.trust_domain, self._world.namespace, uid), strict=True, spread=_spread(uid)
+        )
+        if certificates.renewal(self._issued.get(uid), wanted, self._world.now()) is None:
+            return
+        name = children.certificate_secret(model.metadata.name)
+        try:
+            found = await self._world.client.get_metadata(SECRETS, name, model.metadata.namespace)
+        except NotFound:
+            leaf = None
+        else:
+            self._children.check_owner(SECRETS, model, found)
+            leaf = manifests.read_annotation(found)
+        renewal = certificates.renewal(leaf, wanted, self._world.now())
+        if renewal is not None:
+            pair, leaf = self._issue(current, wanted, renewal.reason, calls=False)
+            secret = manifests.of_model(model, pair, self._kept.trust, leaf, caller=self._identity("gateway").uri)
+            await self._world.client.apply(SECRETS, secret, manager=names.MANAGER_MODEL)
+        if leaf is not None:
+            self._issued[uid] = leaf
+
+    def forget(self, uid: str) -> None:
+        """A Model that is gone."""
+        self._issued.pop(uid, None)
+
+    def forget_secrets(self) -> None:
+        """Looks at every Secret once more: somebody may have deleted one."""
+        for uid in self.issued:
+            self._issued.pop(uid, None)
+
+    async def _processes(self) -> None:
+        """Certificates of gateways and ledger, and whether they may be strict."""
+        current, client, namespace = self._kept.current, self._world.client, self._world.namespace
+        if current is None:
+            return
+        strict = self._settings.enabled and not self._who_is_silent()
+        for role in ROLES:
+            try:
+                leaf = manifests.read_annotation(
+                    await client.get_metadata(SECRETS, manifests.process_name(role), namespace)
+                )
+            except NotFound:
+                leaf = None
+            wanted = self._wants(self._identity(role), strict=strict)
+            if (renewal := certificates.renewal(leaf, wanted, self._world.now())) is not None:
+                pair, leaf = self._issue(current, wanted, renewal.reason, calls=True)
+                secret = manifests.process(namespace, role, pair, self._kept.trust, leaf)
+                await client.apply(SECRETS, secret, manager=names.MANAGER_INSTALL)
+
+    async def _models(self) -> None:
+        """Those of all pods that show one, whatever becomes of their Models: one that is paused, or not accepted any
+        more, goes on serving. A Model at zero replicas gets its own whenever it is looked at."""
+        uids = {pod.model_uid for pod in self._world.pods.values() if pod.model_uid and pod.mtls and not pod.finished}
+        for uid in uids:
+            custom = self._world.model_by_uid(uid)
+            if custom is None or custom.metadata.deletion_timestamp is not None:
+                continue
+            try:
+                await self.model(custom)
+            except NameTaken as error:
+                log.warning("certificates", error=str(error))
+
+    def _wants(self, who: Identity, *, strict: bool, spread: float = 0.0) -> Wanted:
+        current = self._kept.current
+        signer = "" if current is None else current.fingerprint
+        return Wanted(who.uri, who.dns, signer, self._kept.fingerprints, spread, strict)
+
+    def _issue(self, authority: Authority, wanted: Wanted, reason: str, *, calls: bool) -> tuple[Pair, Leaf]:
+        now, life = self._world.now(), timedelta(hours=self._settings.certificate_hours)
+        pair = authority.issue(Identity(wanted.uri, wanted.dns), now, life, calls=calls)
+        certificate = pki.read_certificates(pair.certificate)[0]
+        ISSUED.labels(reason).inc()
+        log.info("issued a certificate", uri=wanted.uri, reason=reason)
+        not_before, not_after = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        leaf = Leaf(not_before, not_after, wanted.uri, wanted.dns, wanted.authority, wanted.trust, wanted.strict)
+        return pair, leaf
+
+    def _identity(self, role: ProcessRole) -> Identity:
+        return identity.process(self._settings.trust_domain, self._world.namespace, role)
+
+    # --- who speaks it ------------------------------------------------------------------------------------------------
+
+    def _who_is_silent(self) -> tuple[str, ...]:
+        return certificates.silent(self._world.processes())
+
+    def _somebody_speaks(self) -> bool:
+        """Switched off, it is spoken until the last pod from before is replaced: such pods have to be called, and their
+        certificates renewed. A Model that is paused keeps its pods for as long as it is."""
+        return any(pod.mtls and not pod.finished for pod in self._world.pods.values())
+
+    def _seen(self, before: object, after: object) -> None:
+        if not any(getattr(pod, "process", False) for pod in (before, after)):
+            return
+        silent = self._who_is_silent()
+        if silent == self._silent:
+            return
+        if silent:
+            log.info("not everybody speaks mutual TLS yet: engine pods are made without", pods=silent)
+        elif self._silent:
+            log.info("everybody speaks mutual TLS: engine pods are rolled")
+        first, self._silent = self._silent is None, silent
+        if not first:
+            self._tell()
+
+    def _tell(self) -> None:
+        for listener in self.changed:
+            listener()
+
+
+def _spread(uid: str) -> float:
+    return int.from_bytes(hashlib.sha256(uid.encode()).digest()[:4], "big") / 2**32

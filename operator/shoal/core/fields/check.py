@@ -1,0 +1,57 @@
+"""Whether a request may go to an engine."""
+
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+from shoal.core.fields.kinds import Facts, Problem
+from shoal.core.fields.media import not_read, placeholder_problem
+from shoal.core.fields.table import TABLE, not_in_table
+from shoal.core.fields.work import MULTIPLIERS, SPARE_CHARACTERS, too_much
+
+_NEEDED: Final = {path: [name for name, f in fields.items() if f.needed] for path, fields in TABLE.items()}
+_CHECKS: Final = {path: {name: f.kind.check for name, f in fields.items()} for path, fields in TABLE.items()}
+_MEDIA: Final = frozenset(name for fields in TABLE.values() for name, f in fields.items() if f.media)
+FORWARDED: Final = {path: frozenset(n for n, f in fields.items() if f.forwarded) for path, fields in TABLE.items()}
+"""By endpoint: the fields that go to the engine."""
+
+
+def check(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int | None = None) -> Problem | None:
+    """What is wrong with a request's fields; None: nothing. `size`, of the whole body in bytes, spares counting what a
+    small one has. A field that is null counts as left out."""
+    checks = _CHECKS[endpoint]
+    for name, value in fields.items():
+        known = checks.get(name)
+        if known is None:
+            if value is not None:
+                return not_in_table(name)
+        elif value is not None:
+            if (found := known(value, name, facts)) is not None:
+                return found
+            if name in _MEDIA and "image" not in facts.media:
+                return not_read(name, "image", facts)
+    for name in _NEEDED[endpoint]:
+        if fields.get(name) is None:
+            return Problem(name, f"You must provide `{name}`.", "missing_value")
+    if fields.get("min_tokens") and _constrained(fields):
+        # Where the grammar allows nothing but the end and `min_tokens` forbids it, no token is left: the engine samples
+        # from what is not a number, and ends.
+        return Problem("min_tokens", "`min_tokens` cannot be used with a grammar or tools.", "conflicting_fields")
+    if facts.deterministic and fields.get("min_p"):
+        # SGLang asserts in the step that nobody asks for it, and ends.
+        return Problem("min_p", "`min_p` cannot be used: this model's engine is deterministic.", "unsupported_field")
+    if "messages" in fields and (found := placeholder_problem(fields)) is not None:
+        return found
+    if size is not None and size <= SPARE_CHARACTERS and "messages" in fields and fields.keys().isdisjoint(MULTIPLIERS):
+        # Almost all requests: one answer, to a prompt that is short for any model.
+        return None
+    return too_much(fields, endpoint, facts, size)
+
+
+def _constrained(fields: Mapping[str, Any]) -> bool:
+    """Whether an engine may compile a grammar for the answer."""
+    if fields.get("regex") is not None or fields.get("json_schema") is not None:
+        return True
+    wanted = cast(dict[str, Any] | None, fields.get("response_format"))
+    if wanted is not None and wanted["type"] != "text":
+        return True
+    return bool(fields.get("tools")) and fields.get("tool_choice") != "none"

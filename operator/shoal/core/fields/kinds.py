@@ -1,0 +1,304 @@
+"""What a field of a request may be: its type and its bounds. `table.py` says which field is of which kind."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol, cast
+
+Medium = Literal["image", "audio"]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a Model's bounds are made of. What is not known is None, and then judged strictly."""
+
+    vocabulary: int | None = None
+    """Tokens; ids are below it."""
+    context_length: int | None = None
+    """Longest prompt plus answer, in tokens."""
+    max_output_tokens: int | None = None
+    """Cap of one answer, as the Model's limits say."""
+    media: frozenset[Medium] = frozenset()
+    """What it reads beside text."""
+    media_hosts: frozenset[str] = frozenset()
+    """Hosts from which a gateway fetches media for it. None while a request's media are judged as an engine gets them:
+    then only `data:` URLs pass."""
+    deterministic: bool = False
+    """Whether its engine was started to give the same answer each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a request is refused."""
+
+    param: str
+    """The field at fault, such as `messages[0].content`."""
+    message: str
+    code: str = "invalid_value"
+
+
+class Kind(Protocol):
+    """A type with bounds."""
+
+    @property
+    def words(self) -> str:
+        """The bounds, for people."""
+        ...
+
+    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+        """What is wrong with a value that is not null."""
+        ...
+
+
+def wrong(at: str, must: str, code: str = "invalid_value") -> Problem:
+    return Problem(at, f"`{at}` must be {must}.", code)
+
+
+def wrong_type(at: str, must: str) -> Problem:
+    return wrong(at, must, "invalid_type")
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    words: str = "true or false"
+
+    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+        return None if value is True or value is False else wrong_type(at, self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole number; `-1` and other exceptions stand in `also`."""
+
+    least: int
+    most: int
+    also: tuple[int, ...] = ()
+
+    @property
+    def words(self) -> str:
+        also = "".join(f"{number} or " for number in self.also)
+        return f"{also}a whole number from {self.least} to {self.most}"
+
+    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+        # Not isinstance: a bool is an int too.
+        if type(value) is not int:
+            return wrong_type(at, self.words)
+        return None if self.least <= value <= self.most or value in self.also else wrong(at, self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    least: float
+    most: float
+
+    @property
+    def words(self) -> str:
+        return f"a number from {self.least:g} to {self.most:g}"
+
+    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+        if type(value) is not float and type(value) is not int:
+            return wrong_type(at, self.words)
+        # NaN fails every comparison.
+        return None if self.least <= value <= self.most else wrong(at, self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    of: tuple[str, ...]
+
+    @property
+    def words(self) -> str:
+        return "one of " + ", ".join(f'"{word}"' for word in self.of)
+
+    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+        return None if isinstance(value, str) and value in self.of else wrong(at, self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    most: int | None = None
+    """Characters; None: as many as a prompt."""
+
+    @property
+    def words(self) -> str:
+        return "a string" if self.most is None else f"a string of at most {self.most} characters"
+
+    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+        if not isinstance(value, str):
+            return wrong_type(at, self.words)
+        return None if self.most is None or len(value) <= self.most else wrong(at, self.words, "string_too_long")
+
+
+@dataclass(frozen=True, slots=True)
+class Stops:
+    """Strings that end the answer: after each token SGLang looks for each of them in the text so far."""
+
+    most: int
+    longest: int
+
+    @property
+    def words(self) -> str:
+        return f"a string, or a list of at most {self.most} strings, of 1 to {self.longest} characters"
+
+    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+        stops = cast(list[Any], [value] if isinstance(value, str) else value)
+        if type(stops) is not list or not all(type(stop) is str for stop in stops):
+            return wrong_type(at, self.words)
+        if len(stops) > self.most or any(not 1 <= len(stop) <= self.longest for stop in stops):
+            return wrong(at, self.words)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputBound:
+    """The longest answer."""
+
+    words: str = "a whole number of at least 1"
+
+    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+        if type(value) is not int:
+            return wrong_type(at, self.words)
+        if value < 1:
+            return wrong(at, self.words)
+        return None if value <= MOST_TOKENS else wrong(at, f"a whole number of at most {MOST_TOKENS}")
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """A count of tokens within the context."""
+
+    @property
+    def words(self) -> str:
+        return "a whole number from 0 to the model's context length"
+
+    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+        if type(value) is not int:
+            return wrong_type(at, self.words)
+        most = facts.context_length or _UNKNOWN_CONTEXT
+        return None if 0 <= value <= most else wrong(at, f"a whole number from 0 to {most}")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """Ids of tokens: one outside the vocabulary ends SGLang's scheduler."""
+
+    most: int
+
+    @property
+    def words(self) -> str:
+        return f"a list of at most {self.most} ids of tokens in the model's vocabulary"
+
+    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+        if type(value) is not list:
+            return wrong_type(at, self.words)
+        ids = cast(list[Any], value)
+        return wrong(at, self.words) if len(ids) > self.most else outside(ids, at, facts)
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    most: int
+    width: float
+
+    @property
+    def words(self) -> str:
+        return (
+            f"an object of at most {self.most} ids of tokens in the model's vocabulary, each with a number from "
+            f"{-self.width:g} to {self.width:g}"
+        )
+
+    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+        if not isinstance(value, dict):
+            return wrong_type(at, self.words)
+        bias = cast(dict[str, Any], value)
+        if len(bias) > self.most:
+            return wrong(at, self.words)
+        ids: list[int] = []
+        for token, by in bias.items():
+            # As they are written in JSON: Python takes blanks, underscores and foreign digits for a number too.
+            if not (token.isascii() and token.isdigit() and len(token) <= _DIGITS):
+                return wrong(f"{at}.{token[:_SHOWN]}", "the id of a token")
+            if type(by) not in _NUMBERS or not -self.width <= by <= self.width:
+                return wrong(f"{at}.{token}", f"a number from {-self.width:g} to {self.width:g}")
+            ids.append(int(token))
+        return outside(ids, at, facts)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """An object with these keys and no others; further ones may be there and mean nothing."""
+
+    keys: dict[str, Kind]
+    needed: tuple[str, ...] = ()
+    ignored: frozenset[str] = frozenset()
+
+    @property
+    def words(self) -> str:
+        return "an object of " + ", ".join(f"`{key}`" for key in self.keys)
+
+    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+        if not isinstance(value, dict):
+            return wrong_type(at, self.words)
+        for name, inner in cast(dict[str, Any], value).items():
+            kind = self.keys.get(name)
+            if kind is None:
+                if name in self.ignored:
+                    continue
+                return unknown(f"{at}.{name[:_SHOWN]}")
+            if inner is not None and (found := kind.check(inner, f"{at}.{name}", facts)) is not None:
+                return found
+        for name in self.needed:
+            if cast(dict[str, Any], value).get(name) is None:
+                return Problem(f"{at}.{name}", f"You must provide `{at}.{name}`.", "missing_value")
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """A list."""
+
+    of: Kind
+    most: int
+    least: int = 0
+
+    @property
+    def words(self) -> str:
+        return f"a list of at most {self.most}, each {self.of.words}"
+
+    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+        if not isinstance(value, list):
+            return wrong_type(at, "a list")
+        items = cast(Sequence[Any], value)
+        if not self.least <= len(items) <= self.most:
+            return wrong(at, f"a list of {self.least} to {self.most} items")
+        for index, item in enumerate(items):
+            if (found := self.of.check(item, f"{at}[{index}]", facts)) is not None:
+                return found
+        return None
+
+
+MOST_TOKENS: Final = 10_000_000
+"""The longest context that a Model may have."""
+_UNKNOWN_CONTEXT: Final = 32_768
+_DIGITS: Final = 9
+_SHOWN: Final = 64
+"""Characters that are shown of a name that the client made up."""
+_NUMBERS: Final = (int, float)
+
+
+def unknown(at: str) -> Problem:
+    return Problem(at, f"Unrecognized request argument: `{at}`.", "unknown_field")
+
+
+def outside(ids: Sequence[Any], at: str, facts: Facts) -> Problem | None:
+    """Whether one of the ids is no token of the Model. Nothing here takes Python's time per id."""
+    if not ids:
+        return None
+    if set(map(type, ids)) != {int}:
+        return wrong_type(at, "ids of tokens, which are whole numbers")
+    if facts.vocabulary is None:
+        # An id that is not in the vocabulary ends the engine for everybody, so a guess will not do.
+        text = f"`{at}` cannot be used: the vocabulary of this model is not known, so ids of tokens cannot be checked."
+        return Problem(at, text, "vocabulary_unknown")
+    if min(ids) < 0 or max(ids) >= facts.vocabulary:
+        return wrong(at, f"ids of tokens from 0 to {facts.vocabulary - 1}", "token_out_of_vocabulary")
+    return None

@@ -1,0 +1,232 @@
+"""Images and sound in messages: only as data, so that no engine fetches or opens what a client names, and only as much
+as their own headers say that they unpack to. What a gateway is to fetch first is judged by `remote.py`.
+
+Video is not taken: what its container says of frames and their size binds no decoder, and engines take hundreds of
+frames of any size out of a few MiB. A client can send frames as images.
+"""
+
+import binascii
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from shoal.core.fields.images import MOST_RATIO, MOST_SIDE, UnreadableError, image_size
+from shoal.core.fields.images import READERS as IMAGES
+from shoal.core.fields.kinds import Choice, Facts, Kind, Medium, Problem, Shape, Text, Whole, wrong
+from shoal.core.fields.remote import MOST_URL, remote
+from shoal.core.fields.sounds import LEAST_RATE, MOST_RATE, sound_seconds
+from shoal.core.fields.sounds import READERS as SOUNDS
+
+_MOST_BASE64: Final = 8 << 20
+MOST_FETCHED: Final = _MOST_BASE64 // 4 * 3
+"""Bytes of a file that a gateway fetches: as many as base64 of a `data:` URL may hold."""
+MOST_MEDIA: Final = 16
+"""Images and sounds of one request."""
+MOST_PIXELS: Final = 1 << 25
+"""Pixels of all images of one request, with each frame of those that move: 128 MiB where an engine unpacks them."""
+MOST_PIECES: Final = 128
+"""Images times the pieces that each may be cut into: a piece has some 450 x 450 pixels, whatever the image had."""
+MOST_SECONDS: Final = 900
+"""Seconds of all sounds of one request."""
+_PATCHES: Final = Whole(1, 64)
+_PIXELS: Final = Whole(1, 16_384)
+
+# Left out on purpose: `content_hash`, by which an image that one client sends would be found for another's.
+_SHAPES: Final[dict[str, tuple[Medium, Shape]]] = {
+    "image_url": (
+        "image",
+        Shape(
+            {
+                "url": Text(),
+                "detail": Choice(("auto", "low", "high", "default")),
+                "max_dynamic_patch": _PATCHES,
+                "min_dynamic_patch": _PATCHES,
+                "max_long_side_pixel": _PIXELS,
+            },
+            needed=("url",),
+        ),
+    ),
+    "input_audio": ("audio", Shape({"data": Text(), "format": Choice(("wav", "mp3"))}, needed=("data", "format"))),
+    "audio_url": ("audio", Shape({"url": Text()}, needed=("url",))),
+}
+TYPES: Final[Mapping[Medium, tuple[str, ...]]] = {"image": tuple(IMAGES), "audio": tuple(SOUNDS)}
+"""Types of content that media may have."""
+KINDS: Final = (*_SHAPES, "video_url")
+"""Types of a message's parts that hold media."""
+_PARTS: Final[dict[str, Kind]] = {
+    kind: Shape({"type": Choice((kind,)), kind: shape}, (kind,), frozenset({"cache_control"}))
+    for kind, (_, shape) in _SHAPES.items()
+}
+WORDS: Final = (
+    f"Images and sounds are `data:` URLs in base64 ({', '.join((*IMAGES, *SOUNDS))}) of at most "
+    f"{_MOST_BASE64 >> 20} MiB, and what their type says; at most {MOST_MEDIA} of them.",
+    "Or they are https URLs of hosts that the Model names in `spec.media.allowedHosts`, where the installation has "
+    f"`gateway.media.egress`: at most {MOST_URL} characters, the host by its name, port 443, no user name and no "
+    "fragment. The gateway fetches each into a `data:` URL, which is then judged like any; engines get no other.",
+    f"Images have at most {MOST_PIXELS} pixels in all, each frame of one that moves counted; at most {MOST_SIDE} a "
+    f"side and {MOST_RATIO} times longer than wide. Images times `max_dynamic_patch` is at most {MOST_PIECES}.",
+    f"Sounds are WAV (plain samples, {LEAST_RATE} to {MOST_RATE} a second) or MP3, of at most {MOST_SECONDS} seconds "
+    "in all. FLAC and Ogg are not taken: a few KiB of them unpack to hours.",
+    "Beside images and sound, texts hold none of the models' own tokens: nothing like `<|...|>`, `<image>` or `[IMG]`.",
+    "Video is not taken: nothing outside of a decoder bounds what it unpacks to. Send frames as images.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What media unpack to."""
+
+    items: int = 0
+    pixels: int = 0
+    seconds: float = 0
+    patches: int = 0
+    """The most that any image may be cut into, where one says so."""
+
+    def __add__(self, other: "Load") -> "Load":
+        return Load(
+            self.items + other.items,
+            self.pixels + other.pixels,
+            self.seconds + other.seconds,
+            max(self.patches, other.patches),
+        )
+
+
+NOTHING: Final = Load()
+_PLACEHOLDER: Final = re.compile(
+    r"<\|[^|<>\s]{1,64}\|?>|<[^|<>\s]{1,64}\|>|<<<__"
+    r"|(?i:</?(?:image|img|video|audio|im|patch|so|slice|start_of|end_of)(?:[_-][\w-]{0,32})?>)"
+    r"|\[(?:IMG|AUDIO|BEGIN_AUDIO)[A-Z_]{0,16}\]"
+)
+"""What processors put a medium in the place of, in any model that SGLang 0.5.23 knows."""
+
+
+def placeholder_problem(fields: Mapping[str, Any]) -> Problem | None:
+    """Whether texts of a chat that has passed its check hold the place of a medium, where it has media.
+
+    Transformers takes the next medium for each such place, and raises StopIteration where there are no more. No future
+    can hold that: SGLang never answers such a request.
+    """
+    messages = cast(list[dict[str, Any]], fields["messages"])
+    if not any(_has_media(message.get("content")) for message in messages):
+        return None
+    # Joined, because a template may put two texts together.
+    texts = {
+        "messages": _of_messages(messages),
+        "tools": _texts(fields.get("tools")),
+        "chat_template_kwargs": _texts(fields.get("chat_template_kwargs")),
+    }
+    for name, found in texts.items():
+        if _PLACEHOLDER.search("".join(found)) is not None:
+            text = (
+                f"`{name}` must not hold a model's own tokens, like <|image_pad|> or <image>, beside images or sound."
+            )
+            return Problem(name, text, "token_not_allowed")
+    return None
+
+
+def _has_media(content: Any) -> bool:
+    return isinstance(content, list) and any(part.get("type") in KINDS for part in cast(list[dict[str, Any]], content))
+
+
+def _of_messages(messages: list[dict[str, Any]]) -> Iterator[str]:
+    for message in messages:
+        for key, value in message.items():
+            if key == "content" and isinstance(value, list):
+                for part in cast(list[dict[str, Any]], value):
+                    if part.get("type") not in KINDS:
+                        yield part.get("text") or ""
+                        yield part.get("thinking") or ""
+            elif key == "tool_calls":
+                for call in cast(list[dict[str, Any]], value or ()):
+                    yield from _texts(call)
+                    yield from _texts(_decoded(call["function"].get("arguments")))
+            elif key != "role":
+                yield from _texts(value)
+
+
+def _decoded(arguments: Any) -> Any:
+    """What a template writes of a call's arguments: an engine decodes them first."""
+    if not isinstance(arguments, str) or "\\" not in arguments:
+        return None
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Keys and strings of a value that is bounded in depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in cast(list[Any], value):
+            yield from _texts(item)
+    elif isinstance(value, dict):
+        for key, inner in cast(dict[str, Any], value).items():
+            yield key
+            yield from _texts(inner)
+
+
+def media_part(part: dict[str, Any], kind: str, at: str, facts: Facts) -> Problem | Load:
+    """What a part of a message unpacks to, and whether it may; `kind` is one of `KINDS`."""
+    if kind == "video_url":
+        text = f"`{at}` is a video, and videos are not accepted. Send frames as images."
+        return Problem(at, text, "media_not_supported")
+    medium, _ = _SHAPES[kind]
+    if medium not in facts.media:
+        return not_read(at, medium, facts)
+    if (found := _PARTS[kind].check(part, at, facts)) is not None:
+        return found
+    inside = cast(dict[str, Any], part[kind])
+    if kind == "input_audio":
+        return _load(f"audio/{inside['format']}", inside["data"], f"{at}.{kind}.data", inside)
+    at = f"{at}.{kind}.url"
+    url: str = inside["url"]
+    if not url.startswith("data:"):
+        there = remote(url, at, facts.media_hosts)
+        return there if isinstance(there, Problem) else Load(1, patches=inside.get("max_dynamic_patch") or 0)
+    head, _, data = url.partition(",")
+    types = TYPES[medium]
+    if not head.endswith(";base64") or (named := head[5:-7]) not in types:
+        return wrong(at, f"a `data:` URL in base64 of one of these types: {', '.join(types)}")
+    return _load(named, data, at, inside)
+
+
+def _load(kind: str, data: str, at: str, inside: dict[str, Any]) -> Problem | Load:
+    if len(data) > _MOST_BASE64:
+        return wrong(at, f"base64 of at most {_MOST_BASE64 >> 20} MiB")
+    try:
+        raw = binascii.a2b_base64(data, strict_mode=True)
+    except ValueError:
+        return wrong(at, "base64")
+    try:
+        if kind in IMAGES:
+            return Load(1, image_size(kind, raw).pixels, patches=inside.get("max_dynamic_patch") or 0)
+        return Load(1, seconds=sound_seconds(kind, raw))
+    except UnreadableError as error:
+        return wrong(at, str(error), "media_not_supported")
+
+
+def too_much_media(load: Load, at: str) -> Problem | None:
+    """Whether the media of the messages so far are too much together."""
+    if load.items > MOST_MEDIA:
+        return wrong(at, f"messages with at most {MOST_MEDIA} images and sounds")
+    if load.pixels > MOST_PIXELS:
+        text = f"The images of `{at}` have {load.pixels} pixels; one request may have {MOST_PIXELS}. Send smaller ones."
+        return Problem(at, text, "too_much_work")
+    if load.seconds > MOST_SECONDS:
+        text = f"The sounds of `{at}` last {load.seconds:.0f} seconds; one request may have {MOST_SECONDS}."
+        return Problem(at, text, "too_much_work")
+    if load.items * load.patches > MOST_PIECES:
+        text = f"Images times `max_dynamic_patch` must be at most {MOST_PIECES}."
+        return Problem(at, text, "too_much_work")
+    return None
+
+
+def not_read(at: str, medium: Medium, facts: Facts) -> Problem:
+    if not facts.media:
+        return Problem(at, "This model reads text only.", "media_not_supported")
+    names = {"image": "images", "audio": "sound"}
+    return Problem(at, f"This model does not read {names[medium]}.", "media_not_supported")

@@ -1,0 +1,83 @@
+"""`prompt` of /v1/completions and `input` of /v1/embeddings: a text, tokens, or a list of either."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, cast
+
+from shoal.core.fields.kinds import Facts, Problem, outside, wrong, wrong_type
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    most: int
+    """Prompts of one request."""
+
+    @property
+    def words(self) -> str:
+        return (
+            f"a string, a list of ids of tokens in the model's vocabulary, or a list of at most {self.most} of either"
+        )
+
+    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+        if isinstance(value, str):
+            return None if value else wrong(at, "a prompt that is not empty")
+        if not isinstance(value, list):
+            return wrong_type(at, "a string or a list")
+        items = cast(list[Any], value)
+        if not items:
+            return wrong(at, "a prompt that is not empty")
+        kinds = set(map(type, items))
+        if kinds == {int}:
+            return outside(items, at, facts)
+        if kinds not in ({str}, {list}):
+            return wrong_type(at, "strings, ids of tokens, or lists of ids of tokens, and no mix of them")
+        if len(items) > self.most:
+            return wrong(at, f"at most {self.most} prompts", "too_many_prompts")
+        if not all(items):
+            return wrong(at, "prompts that are not empty")
+        return outside(list(chain.from_iterable(items)), at, facts) if kinds == {list} else None
+
+
+def prompts_of(fields: Mapping[str, Any]) -> list[Any]:
+    """Each prompt of a body that has passed its check; a chat has one."""
+    given: Any = fields.get("prompt", fields.get("input"))
+    if not isinstance(given, list):
+        return [given]
+    items = cast(list[Any], given)
+    return [items] if isinstance(items[0], int) else items
+
+
+def texts(fields: Mapping[str, Any]) -> tuple[int, int]:
+    """Characters and tokens that are to be read, in a body that has passed its check; media do not count."""
+    several = fields.get("prompt", fields.get("input"))
+    if several is None:
+        return sum(map(_characters, fields.get("messages") or ())) + _written(fields.get("tools")), 0
+    if isinstance(several, str):
+        return len(several), 0
+    items = cast(Sequence[Any], several)
+    if isinstance(items[0], int):
+        return 0, len(items)
+    total = sum(map(len, items))
+    return (total, 0) if isinstance(items[0], str) else (0, total)
+
+
+def _characters(message: Mapping[str, Any]) -> int:
+    content = message.get("content")
+    read = len(content) if isinstance(content, str) else 0
+    if isinstance(content, list):
+        for part in cast(list[Mapping[str, Any]], content):
+            read += len(part.get("text") or "") + len(part.get("thinking") or "")
+    return read + len(message.get("reasoning_content") or "") + _written(message.get("tool_calls"))
+
+
+def _written(value: Any) -> int:
+    """Characters of a value's keys and strings; it is bounded in depth."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, list):
+        return sum(map(_written, cast(list[Any], value)))
+    if isinstance(value, dict):
+        fields = cast(dict[str, Any], value)
+        return sum(map(len, fields)) + sum(map(_written, fields.values()))
+    return 1

@@ -1,0 +1,248 @@
+"""Every field that a request may have: its bounds, and why. What is not here is refused by name.
+
+`shoal generate` writes docs/reference/requestfields.md from it. Read against SGLang 0.5.23; tests/contract/
+test_fields_fuzz.py mutates each field of it against the real engine.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from shoal.core.fields.kinds import (
+    Bias,
+    Choice,
+    Facts,
+    Flag,
+    Kind,
+    Number,
+    OutputBound,
+    Problem,
+    Shape,
+    Stops,
+    Text,
+    TokenIds,
+    Whole,
+    Within,
+    unknown,
+    wrong,
+)
+from shoal.core.fields.messages import Messages
+from shoal.core.fields.patterns import Pattern
+from shoal.core.fields.prompts import Prompts
+from shoal.core.fields.schemas import Schema, SchemaText
+from shoal.core.fields.template import TemplateVariables
+from shoal.core.fields.tools import ToolChoice, Tools
+
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+EMBEDDINGS: Final = "/v1/embeddings"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    kind: Kind
+    why: str
+    """Why it is bounded, or may be there at all."""
+    needed: bool = False
+    forwarded: bool = True
+    """Whether it goes to the engine; else it is checked and left out."""
+    media: bool = False
+    """Only of a Model that reads images."""
+
+
+@dataclass(frozen=True, slots=True)
+class Anything:
+    words: str = "anything"
+
+    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class TextOnly:
+    words: str = '`["text"]`'
+
+    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+        return None if value == ["text"] else wrong(at, self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much a model thinks before it answers."""
+
+    words: str = '"none", "minimal", "low", "medium", "high", "xhigh", "ultra", "max", or a number from 0 to 0.99'
+
+    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+        fine = value in _EFFORTS if isinstance(value, str) else _FRACTION.check(value, at, facts) is None
+        return None if fine else wrong(at, self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseFormat:
+    """No structural tags: they hold grammars of any kind."""
+
+    words: str = f'`{{"type": "text" | "json_object"}}`, or `"json_schema"` with {Schema().words}'
+
+    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+        found = _FORMAT.check(value, at, facts)
+        if found is None and value["type"] == "json_schema" and not value.get("json_schema"):
+            return Problem(f"{at}.json_schema", f"You must provide `{at}.json_schema`.", "missing_value")
+        return found
+
+
+_EFFORTS: Final = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "ultra", "max"})
+_FLAG: Final = Flag()
+_FRACTION: Final = Number(0, 0.99)
+_PENALTY: Final = Number(-2, 2)
+_FORMAT: Final = Shape(
+    {
+        "type": Choice(("text", "json_object", "json_schema")),
+        "json_schema": Shape(
+            {"name": Text(256), "description": Text(16_384), "schema": Schema(), "strict": _FLAG}, needed=("schema",)
+        ),
+    },
+    needed=("type",),
+)
+_CHOICES: Final = Whole(1, 128)
+_LOGPROBS: Final = Whole(0, 20)
+
+_IGNORED: Final[Mapping[str, Field]] = {
+    name: Field(Anything(), why, forwarded=False)
+    for name, why in {
+        "metadata": "for lists of stored answers, which there are none of",
+        "store": "nothing is stored",
+        "service_tier": "there is one tier",
+        "safety_identifier": "nothing is reported to anybody",
+        "prompt_cache_key": "prompts that begin alike go to one replica by themselves",
+        "prompt_cache_retention": "the engine keeps what it has room for",
+        "prediction": "only makes an answer faster",
+    }.items()
+}
+_SAMPLING: Final[Mapping[str, Field]] = {
+    "model": Field(Text(512), "names the Model or adapter; the engine gets its own name for it", needed=True),
+    "stream": Field(_FLAG, "read by the gateway"),
+    "stream_options": Field(
+        Shape(dict.fromkeys(("include_usage", "continuous_usage_stats", "include_obfuscation"), _FLAG)),
+        "the gateway asks for usage in any case, and takes out what was not asked for",
+    ),
+    "user": Field(Text(8192), "no engine does anything with it"),
+    "frequency_penalty": Field(_PENALTY, "OpenAI's range"),
+    "presence_penalty": Field(_PENALTY, "OpenAI's range"),
+    "repetition_penalty": Field(
+        Number(0.1, 2), "SGLang divides by it in 32 bits: 1e-300 is zero there, and the answer of NaN"
+    ),
+    "logit_bias": Field(Bias(1024, 100), "an id outside the vocabulary is outside a tensor"),
+    "n": Field(_CHOICES, "each choice is a sequence of its own; see the bounds of work"),
+    "seed": Field(Whole(-(2**63), 2**63 - 1), "a 64-bit number in the engine"),
+    "stop": Field(Stops(32, 256), "looked for after each token, in as much text as the longest has"),
+    "stop_token_ids": Field(
+        TokenIds(64), "with `min_tokens`, an id outside the vocabulary is written outside a tensor: the engine ends"
+    ),
+    "temperature": Field(Number(0, 2), "OpenAI's range"),
+    "top_p": Field(Number(1e-6, 1), "a probability; zero leaves no token"),
+    "top_k": Field(Whole(1, 2**30, also=(-1,)), "SGLang's 'all' is 2^30; more does not fit its 32 bits"),
+    "min_p": Field(Number(0, 1), "a probability; not where the engine is deterministic, which it would end"),
+    "min_tokens": Field(
+        Within(), "a 32-bit number in the engine; not with a grammar or tools, which may allow nothing but the end"
+    ),
+    "max_tokens": Field(OutputBound(), "lowered to the Model's `limits.maxOutputTokens`"),
+    "response_format": Field(ResponseFormat(), "compiled into a grammar, which is walked for each token"),
+    "regex": Field(
+        Pattern(), "compiled into a grammar; one that can be read in two ways slows every step of the engine"
+    ),
+    "no_stop_trim": Field(_FLAG, "of this answer only"),
+    "ignore_eos": Field(_FLAG, "of this answer only; its length is bounded"),
+    "skip_special_tokens": Field(_FLAG, "of this answer only"),
+    "return_cached_tokens_details": Field(_FLAG, "of this answer only"),
+    "return_token_ids": Field(_FLAG, "of this answer only"),
+}
+TABLE: Final[Mapping[str, Mapping[str, Field]]] = {
+    CHAT: {
+        "messages": Field(
+            Messages(), "the prompt; media only as data, so that no engine fetches or opens anything", needed=True
+        ),
+        **_SAMPLING,
+        "logprobs": Field(_FLAG, "of this answer only"),
+        "top_logprobs": Field(_LOGPROBS, "OpenAI's range; more than the vocabulary has ends the engine"),
+        "max_completion_tokens": Field(OutputBound(), "as `max_tokens`"),
+        "tools": Field(Tools(), "goes into the prompt; compiled into a grammar where a call is required"),
+        "tool_choice": Field(ToolChoice(), "one of the tools"),
+        "parallel_tool_calls": Field(_FLAG, "of this answer only"),
+        "reasoning": Field(
+            Shape({"effort": Effort(), "reasoning_effort": Effort(), "enabled": _FLAG, "enable": _FLAG}),
+            "as `reasoning_effort`",
+        ),
+        "reasoning_effort": Field(Effort(), "SGLang's range"),
+        "task": Field(
+            Choice(("action", "query", "authority", "domain", "title", "read_url")), "a mode of DeepSeek's templates"
+        ),
+        "continue_final_message": Field(_FLAG, "of this answer only"),
+        "separate_reasoning": Field(_FLAG, "of this answer only"),
+        "stream_reasoning": Field(_FLAG, "of this answer only"),
+        "chat_template_kwargs": Field(
+            TemplateVariables(), "those that the engine sets itself are errors in it, or change how it reads the prompt"
+        ),
+        "return_prompt_token_ids": Field(_FLAG, "of this answer only"),
+        "max_dynamic_patch": Field(Whole(1, 8), "pieces of each image", media=True),
+        "min_dynamic_patch": Field(Whole(1, 8), "pieces of each image", media=True),
+        "modalities": Field(TextOnly(), "answers are text", forwarded=False),
+        **_IGNORED,
+    },
+    COMPLETIONS: {
+        "prompt": Field(Prompts(128), "an id outside the vocabulary ends the engine", needed=True),
+        **_SAMPLING,
+        "logprobs": Field(_LOGPROBS, "more than the vocabulary has ends the engine"),
+        "best_of": Field(_CHOICES, "SGLang does not do it: only 1, or as many as `n`", forwarded=False),
+        "echo": Field(_FLAG, "with `logprobs` each token of the prompt is answered: see the bounds of work"),
+        "suffix": Field(Text(65_536), "part of the prompt"),
+        "json_schema": Field(SchemaText(), "as `response_format`"),
+        **_IGNORED,
+    },
+    EMBEDDINGS: {
+        "input": Field(Prompts(1024), "an id outside the vocabulary ends the engine; media are not taken", needed=True),
+        "model": _SAMPLING["model"],
+        "encoding_format": Field(Choice(("float", "base64")), "OpenAI's"),
+        "dimensions": Field(Whole(1, 65_536), "the engine refuses more than the model has"),
+        **_IGNORED,
+    },
+}
+"""By endpoint: fields by name, those that almost every request has first."""
+
+REFUSED: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("rid", "extra_key", "cache_salt", "session_id", "session_params"), "requests are told apart by it"
+    ),
+    **dict.fromkeys(("priority", "custom_labels"), "says who the request is"),
+    **dict.fromkeys(("lora_path", "ngram_corpus_id"), "says which weights answer: an adapter is named in `model`"),
+    **dict.fromkeys(
+        (
+            "routed_dp_rank",
+            "data_parallel_rank",
+            "bootstrap_host",
+            "bootstrap_port",
+            "bootstrap_room",
+            "disagg_prefill_dp_rank",
+        ),
+        "says which rank serves it",
+    ),
+    **dict.fromkeys(("custom_logit_processor", "custom_params"), "is code, or its arguments"),
+    **dict.fromkeys(("return_hidden_states", "return_routed_experts", "return_meta_info"), "shows the model's insides"),
+    **dict.fromkeys(("input_ids", "embed_overrides", "embed_override_token_id"), "goes past the check of the prompt"),
+    **dict.fromkeys(("images_config", "video_config", "mm_processor_kwargs"), "goes unchecked to the model's own code"),
+    "use_audio_in_video": "videos are not accepted",
+    "watermark": "is the provider's",
+    "stop_regex": "is searched by backtracking after each token, in the loop that serves everybody: use `stop`",
+    "ebnf": "a grammar that can be read in many ways takes seconds per token: use `response_format` or `regex`",
+    "functions": "was replaced by `tools`",
+    "function_call": "was replaced by `tool_choice`",
+    "audio": "answers are text",
+    "web_search_options": "there is no web search",
+    "verbosity": "no engine knows it",
+}
+"""Fields that SGLang or OpenAI know and that are refused, with the reason; it is told."""
+
+
+def not_in_table(name: str) -> Problem:
+    shown = name[:64]
+    why = REFUSED.get(name)
+    return unknown(shown) if why is None else Problem(shown, f"`{shown}` is not accepted: {why}.", "unsupported_field")

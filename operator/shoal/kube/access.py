@@ -1,0 +1,208 @@
+"""Who may read a process's pages: the caller's Kubernetes token, judged by the API server.
+
+TokenReview says whose the token is, SubjectAccessReview whether that may `get` the path, as a non-resource URL: what
+kube-rbac-proxy and controller-runtime do. A Prometheus sends the token of its ServiceAccount, `kubectl shoal why` one
+that it asked for. Verdicts are kept for a minute; a caller who was let in stays in for ten while the API server does
+not answer, because that is when its metrics are looked at. Everything is bounded: callers without rights cost the API
+server at most RATE calls a second, whatever they send, and push out nobody who was let in.
+
+What a token proves beyond that (`podtokens.py`: from which pod it comes) is asked by the same `TokenReviews`.
+"""
+
+import asyncio
+import hashlib
+import time
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple, cast
+
+from shoal.api import names
+from shoal.api.meta import JsonObject
+from shoal.kube.client import Client
+from shoal.kube.errors import KubeError
+from shoal.kube.resources import Resource
+
+FRESH_SECONDS: Final = 60.0
+STALE_SECONDS: Final = 600.0
+DENIED_SECONDS: Final = 10.0
+REVIEW_SECONDS: Final = 5.0
+"""For both questions together: a scrape waits no longer."""
+MOST_KEPT: Final = 256
+"""Callers who were let in, and as many who were not."""
+MOST_ASKING: Final = 16
+RATE: Final = 5.0
+"""Questions on unknown callers, per second."""
+BURST: Final = 20.0
+LONGEST_TOKEN: Final = 16_384
+
+TOKENREVIEWS: Final = Resource("authentication.k8s.io", "v1", "tokenreviews", "TokenReview", namespaced=False)
+ACCESSREVIEWS: Final = Resource(
+    "authorization.k8s.io", "v1", "subjectaccessreviews", "SubjectAccessReview", namespaced=False
+)
+
+Key = tuple[bytes, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """200: let in. Otherwise the status and the sentence of the refusal."""
+
+    status: int
+    message: str = ""
+    pod: str = ""
+    """From which pod the token comes, where that was asked."""
+
+    @property
+    def allowed(self) -> bool:
+        return self.status == 200
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of the refusal."""
+        if self.status == 401:
+            return {"WWW-Authenticate": "Bearer"}
+        return {"Retry-After": "2"} if self.status == 503 else {}
+
+
+ALLOWED: Final = Verdict(200)
+NO_TOKEN: Final = Verdict(401, "a Kubernetes token is needed, as a bearer token")
+BAD_TOKEN: Final = Verdict(401, "the API server does not know this token")
+BUSY: Final = Verdict(503, "too many callers with unknown tokens: try again in a moment")
+AWAY: Final = Verdict(503, "the API server, which knows who may read this, does not answer")
+
+
+def token_of(headers: Mapping[str, str]) -> str:
+    """The bearer token, by lower-case names of headers. Through the API server's proxy it comes as x-shoal-key."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else headers.get(names.HEADER_KEY, "").strip()
+
+
+class _Kept(NamedTuple):
+    """Of a caller who was let in: until when nobody is asked again, and until when it stays in while the API server
+    does not answer. By the clock of `TokenReviews`."""
+
+    verdict: Verdict
+    fresh: float
+    stale: float
+
+
+class TokenReviews(ABC):
+    """Asks the API server about callers' tokens, remembers what it says, and bounds both. A token is kept by its
+    hash."""
+
+    def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._clock = clock
+        self._allowed: OrderedDict[Key, _Kept] = OrderedDict()
+        self._denied: OrderedDict[Key, tuple[float, Verdict]] = OrderedDict()
+        self._asking: dict[Key, asyncio.Task[Verdict]] = {}
+        self._tokens, self._filled = BURST, clock()
+
+    async def check(self, token: str, about: str) -> Verdict:
+        """Whether whoever has this token may do what is asked `about`."""
+        if not token or len(token) > LONGEST_TOKEN:
+            return self._no_token()
+        key = hashlib.sha256(token.encode(errors="replace")).digest(), about
+        now = self._clock()
+        kept = self._allowed.get(key)
+        if kept is not None and now < kept.fresh:
+            return kept.verdict
+        if kept is None and (refused := self._denied.get(key)) is not None and now < refused[0]:
+            return refused[1]
+        asking = self._asking.get(key)
+        if asking is None:
+            # Who was let in before is asked about in any case, so that strangers cannot crowd it out.
+            if kept is None and (len(self._asking) >= MOST_ASKING or not self._take(now)):
+                return BUSY
+            asking = self._asking[key] = asyncio.create_task(self._ask(key, token, about))
+            asking.add_done_callback(lambda _: self._asking.pop(key, None))
+        verdict = await asyncio.shield(asking)
+        if verdict.status == 503 and kept is not None and now < kept.stale:
+            return kept.verdict
+        return verdict
+
+    @abstractmethod
+    async def _review(self, token: str, about: str) -> Verdict:
+        """What the API server says now. Raises KubeError."""
+
+    def _no_token(self) -> Verdict:
+        return NO_TOKEN
+
+    def _away(self, error: Exception) -> Verdict:
+        """The API server could not be asked: a verdict with status 503."""
+        del error
+        return AWAY
+
+    def _lasts(self, token: str) -> tuple[float, float]:
+        """For how many seconds a token that was let in is fresh, and stays in while the API server is away."""
+        del token
+        return FRESH_SECONDS, STALE_SECONDS
+
+    def _take(self, now: float) -> bool:
+        self._tokens = min(BURST, self._tokens + (now - self._filled) * RATE)
+        self._filled = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+    async def _ask(self, key: Key, token: str, about: str) -> Verdict:
+        try:
+            async with asyncio.timeout(REVIEW_SECONDS):
+                verdict = await self._review(token, about)
+        except (KubeError, TimeoutError) as error:
+            return self._away(error)
+        now = self._clock()
+        self._allowed.pop(key, None)
+        self._denied.pop(key, None)
+        if verdict.allowed:
+            fresh, stale = self._lasts(token)
+            self._allowed[key] = _Kept(verdict, now + fresh, now + stale)
+        else:
+            self._denied[key] = now + DENIED_SECONDS, verdict
+        for kept in (self._allowed, self._denied):
+            while len(kept) > MOST_KEPT:
+                kept.popitem(last=False)
+        return verdict
+
+    async def _user(self, token: str, audience: str | None = None) -> JsonObject | None:
+        """Whose the token is (`status.user`); None where the API server does not know it, or not for this audience.
+        Raises KubeError."""
+        spec: JsonObject = {"token": token} if audience is None else {"token": token, "audiences": [audience]}
+        status = await self._status(TOKENREVIEWS, spec)
+        user = cast("JsonObject", status.get("user") or {})
+        if not status.get("authenticated") or not user.get("username"):
+            return None
+        # An authenticator that knows nothing of audiences names none: such a token is for the API server itself.
+        if audience is not None and audience not in (status.get("audiences") or []):
+            return None
+        return user
+
+    async def _status(self, resource: Resource, spec: JsonObject) -> JsonObject:
+        review: JsonObject = {
+            "apiVersion": resource.api_version,
+            "kind": resource.kind,
+            "metadata": {},
+            "spec": spec,
+        }
+        return cast("JsonObject", (await self._client.create(resource, review)).get("status") or {})
+
+
+class Access(TokenReviews):
+    """One process's judge of callers: `check` says whether whoever has a token may `get` a path."""
+
+    async def _review(self, token: str, about: str) -> Verdict:
+        if (user := await self._user(token)) is None:
+            return BAD_TOKEN
+        spec: JsonObject = {
+            "user": user["username"],
+            "groups": user.get("groups") or [],
+            "uid": user.get("uid") or "",
+            "extra": user.get("extra") or {},
+            "nonResourceAttributes": {"path": about, "verb": "get"},
+        }
+        if (await self._status(ACCESSREVIEWS, spec)).get("allowed") is True:
+            return ALLOWED
+        return Verdict(403, f"{user['username']} may not get {about}: see the ClusterRole shoal-metrics-reader")

@@ -1,0 +1,84 @@
+"""From which pod a caller comes: by the token that the kubelet makes for a pod and one audience, bound to that pod.
+
+TokenReview says whose it is. A token that was proven stays proven until its own expiry: it cannot become another pod's,
+and an hour of an API server that does not answer must not stop what it proves. The price: the token of a pod that is
+deleted counts until then.
+"""
+
+import base64
+import binascii
+import time
+from collections.abc import Callable
+from typing import Final, cast
+
+import orjson
+
+from shoal.api.meta import JsonObject
+from shoal.kube.access import FRESH_SECONDS, TokenReviews, Verdict
+from shoal.kube.client import Client
+
+POD_NAME: Final = "authentication.kubernetes.io/pod-name"
+"""In `status.user.extra` of a token that is bound to a pod."""
+
+
+class PodTokens(TokenReviews):
+    """Knows the pods of one ServiceAccount by tokens for one audience. `pod_of` gives a verdict that names the pod."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        namespace: str,
+        account: str,
+        audience: str,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`wall` gives seconds since 1970, as tokens count."""
+        super().__init__(client, clock)
+        self._username = f"system:serviceaccount:{namespace}:{account}"
+        self._audience = audience
+        self._wall = wall
+
+    async def pod_of(self, token: str) -> Verdict:
+        """403 for every token that proves nothing, 503 while the API server cannot say."""
+        return await self.check(token, self._audience)
+
+    async def _review(self, token: str, about: str) -> Verdict:
+        user = await self._user(token, about)
+        if user is None:
+            return Verdict(403, f"the API server does not know the pod's token, or not for audience {about}")
+        if user["username"] != self._username:
+            return Verdict(403, f"the pod's token is of {user['username']}, and must be of {self._username}")
+        extra = cast("JsonObject", user.get("extra") or {})
+        pods = cast("list[str]", extra.get(POD_NAME) or [])
+        if len(pods) != 1 or not pods[0]:
+            return Verdict(403, "the token is bound to no pod: it must be one that the kubelet projects")
+        return Verdict(200, pod=pods[0])
+
+    def _no_token(self) -> Verdict:
+        return Verdict(403, f"a token of the pod for audience {self._audience} is needed")
+
+    def _away(self, error: Exception) -> Verdict:
+        return Verdict(503, f"the API server cannot say whose the pod's token is ({type(error).__name__})")
+
+    def _lasts(self, token: str) -> tuple[float, float]:
+        seconds = _seconds_left(token, self._wall())
+        return seconds, seconds
+
+
+def _seconds_left(token: str, now: float) -> float:
+    """Until the token ends by itself. What it says of that is true: the API server has just taken it. Never less than
+    FRESH_SECONDS and never more than the token's whole life, whatever this machine's clock says."""
+    try:
+        part = token.split(".")[1]
+        claims: object = orjson.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+    except (IndexError, ValueError, binascii.Error):
+        return FRESH_SECONDS
+    if not isinstance(claims, dict):
+        return FRESH_SECONDS
+    said = cast("dict[str, object]", claims)
+    made, ends = said.get("iat"), said.get("exp")
+    if not isinstance(made, int | float) or not isinstance(ends, int | float):
+        return FRESH_SECONDS
+    return max(FRESH_SECONDS, min(ends - now, ends - made))

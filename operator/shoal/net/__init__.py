@@ -1,0 +1,1 @@
+"""How Shoal's processes reach each other: certificates and TLS."""

@@ -1,0 +1,18 @@
+"""A choice among replicas, from what is known of them to the one that is picked, as a gateway makes it."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from shoal.core.routing import Choice, Heard, NoReplica, Replica, pick, usable
+
+
+def choose(
+    replicas: Sequence[Replica],
+    heard: Mapping[str, Heard],
+    in_flight: Mapping[str, int],
+    *,
+    tried: Collection[str] = (),
+    leaving: Collection[str] = (),
+    turn: int = 0,
+    head: int | None = None,
+) -> Choice | NoReplica:
+    return pick(usable(replicas, heard, leaving), in_flight, tried=tried, turn=turn, head=head)

@@ -1,0 +1,201 @@
+"""Who may read a process's pages, by an API server that the test plays."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from prometheus_client import CollectorRegistry, Gauge
+
+from shoal.api import names
+from shoal.gateway.demand import DemandBook, Teller
+from shoal.gateway.ops import Ops
+from shoal.kube import access
+from shoal.kube.access import ALLOWED, AWAY, BAD_TOKEN, BUSY, NO_TOKEN, Access
+from shoal.kube.client import Client
+from shoal.kube.errors import Unavailable
+from shoal.serving.guard import guarded, may_know
+from tests.support.streams import Ring
+
+
+class Judge:
+    """An API server that knows tokens and what their owners may get."""
+
+    def __init__(self) -> None:
+        self.rights = {"prometheus": {"/metrics"}, "stranger": set[str]()}
+        self.asked: list[str] = []
+        self.away = False
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def create(self, resource: Any, review: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append(resource.plural)
+        await self.gate.wait()
+        if self.away:
+            raise Unavailable("no answer")
+        spec = review["spec"]
+        if resource.plural == "tokenreviews":
+            name = spec["token"].removesuffix("-token")
+            return {"status": {"authenticated": name in self.rights, "user": {"username": name}}}
+        path = spec["nonResourceAttributes"]["path"]
+        return {"status": {"allowed": path in self.rights[spec["user"]]}}
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def judge() -> Judge:
+    return Judge()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def doors(judge: Judge, clock: Clock) -> Access:
+    return Access(cast(Client, judge), clock)
+
+
+async def test_who_may_is_let_in_and_asked_about_once_a_minute(doors: Access, judge: Judge, clock: Clock) -> None:
+    for _ in range(3):
+        assert await doors.check("prometheus-token", "/metrics") is ALLOWED
+    assert judge.asked == ["tokenreviews", "subjectaccessreviews"]
+    clock.now += access.FRESH_SECONDS
+    judge.rights["prometheus"] = set()  # the binding was taken away
+    assert (await doors.check("prometheus-token", "/metrics")).status == 403
+    assert len(judge.asked) == 4
+
+
+async def test_others_are_told_why_not(doors: Access, judge: Judge, clock: Clock) -> None:
+    assert await doors.check("", "/metrics") is NO_TOKEN
+    assert await doors.check("x" * 20_000, "/metrics") is NO_TOKEN
+    assert judge.asked == []
+    assert await doors.check("unknown", "/metrics") is BAD_TOKEN
+    refused = await doors.check("stranger-token", "/metrics")
+    assert (refused.status, "stranger may not get /metrics" in refused.message) == (403, True)
+    # What may read metrics may not read decisions.
+    assert (await doors.check("prometheus-token", "/v1/decisions")).status == 403
+    asked = len(judge.asked)
+    assert await doors.check("stranger-token", "/metrics") == refused
+    assert len(judge.asked) == asked
+    # A right that was given counts soon.
+    judge.rights["stranger"] = {"/metrics"}
+    clock.now += access.DENIED_SECONDS
+    assert await doors.check("stranger-token", "/metrics") is ALLOWED
+
+
+async def test_strangers_cost_the_api_server_little_and_shut_nobody_out(
+    doors: Access, judge: Judge, clock: Clock
+) -> None:
+    assert await doors.check("prometheus-token", "/metrics") is ALLOWED
+    judge.asked.clear()
+    verdicts = [await doors.check(f"guess-{number}", "/metrics") for number in range(1000)]
+    assert verdicts.count(BUSY) >= 1000 - access.BURST
+    assert len(judge.asked) <= access.BURST
+    clock.now += access.FRESH_SECONDS
+    for number in range(1000):
+        await doors.check(f"more-{number}", "/metrics")
+    assert await doors.check("prometheus-token", "/metrics") is ALLOWED
+
+
+async def test_guesses_in_flight_are_bounded_and_one_caller_asks_once(doors: Access, judge: Judge) -> None:
+    judge.gate.clear()
+    same = [asyncio.create_task(doors.check("prometheus-token", "/metrics")) for _ in range(50)]
+    guesses = [asyncio.create_task(doors.check(f"guess-{number}", "/metrics")) for number in range(50)]
+    await asyncio.sleep(0)
+    assert len(judge.asked) <= access.MOST_ASKING
+    judge.gate.set()
+    assert {(await task).status for task in same} == {200}
+    assert {(await task).status for task in guesses} == {401, 503}
+
+
+async def test_while_the_api_server_is_away_known_readers_go_on(doors: Access, judge: Judge, clock: Clock) -> None:
+    assert await doors.check("prometheus-token", "/metrics") is ALLOWED
+    judge.away = True
+    clock.now += access.STALE_SECONDS - 1
+    assert await doors.check("prometheus-token", "/metrics") is ALLOWED
+    assert await doors.check("stranger-token", "/metrics") is AWAY
+    clock.now += 2
+    assert await doors.check("prometheus-token", "/metrics") is AWAY
+
+
+# --- the pages --------------------------------------------------------------------------------------------------------
+
+Get = Callable[..., Awaitable[tuple[int, str]]]
+
+
+async def asgi_get(app: Ops, path: str, token: str = "", header: str = "authorization") -> tuple[int, str]:
+    sent: list[dict[str, Any]] = []
+    value = f"Bearer {token}" if header == "authorization" else token
+    headers = [(header.encode(), value.encode())] if token else []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request"}
+
+    await app({"type": "http", "method": "GET", "path": path, "headers": headers}, receive, send)
+    return sent[0]["status"], sent[1]["body"].decode()
+
+
+def gateway(doors: Access | None) -> Ops:
+    registry = CollectorRegistry()
+    Gauge("shoal_tenant_requests", "x", ["tenant"], registry=registry).labels("acme").set(1)
+    missing = lambda: {"models": "not listed yet"}  # noqa: E731
+    return Ops(registry, missing, lambda: None, Teller(DemandBook()).hub, Ring(b"k"), access=doors)
+
+
+async def test_a_gateways_page_tells_tenants_names_to_nobody_without_a_token(doors: Access) -> None:
+    app = gateway(doors)
+    assert (await asgi_get(app, "/metrics"))[0] == 401
+    assert (await asgi_get(app, "/metrics", "stranger-token"))[0] == 403
+    status, text = await asgi_get(app, "/metrics", "prometheus-token")
+    assert (status, "acme" in text) == (200, True)
+    assert (await asgi_get(app, "/metrics", "prometheus-token", names.HEADER_KEY))[0] == 200
+    # Probes have no token: they are told that it is not ready, and no more.
+    assert await asgi_get(app, "/readyz") == (503, '{"status":"not ready"}')
+    assert "not listed yet" in (await asgi_get(app, "/readyz", "prometheus-token"))[1]
+    assert (await asgi_get(app, "/healthz"))[0] == 200
+
+
+async def test_with_the_wall_down_everybody_reads_them() -> None:
+    """The mutation."""
+    status, text = await asgi_get(gateway(None), "/metrics")
+    assert (status, "acme" in text) == (200, True)
+
+
+@pytest.mark.parametrize("walled", [True, False])
+async def test_an_operators_pages_are_behind_the_same_doors(doors: Access, judge: Judge, walled: bool) -> None:
+    judge.rights["reader"] = {"/v1/decisions"}
+    doors_or_none = doors if walled else None
+
+    async def told(_: web.Request) -> web.Response:
+        return web.Response(text="demo/tiny-chat")
+
+    async def readyz(request: web.Request) -> web.Response:
+        return web.Response(text="why" if await may_know(doors_or_none, request) else "not ok")
+
+    app = web.Application(middlewares=[guarded(doors_or_none)])
+    app.add_routes([web.get("/v1/decisions/{a}/{b}", told), web.get("/metrics", told), web.get("/readyz", readyz)])
+    async with TestClient(TestServer(app)) as client:
+
+        async def get(path: str, token: str = "") -> tuple[int, str]:
+            async with client.get(path, headers={names.HEADER_KEY: token} if token else {}) as answer:
+                return answer.status, await answer.text()
+
+        assert (await get("/v1/decisions/a/b"))[0] == (401 if walled else 200)
+        assert (await get("/v1/decisions/a/b", "prometheus-token"))[0] == (403 if walled else 200)
+        assert (await get("/v1/decisions/a/b", "reader-token"))[0] == 200
+        assert (await get("/metrics", "reader-token"))[0] == (403 if walled else 200)
+        assert await get("/readyz") == (200, "not ok" if walled else "why")
+        assert await get("/readyz", "prometheus-token") == (200, "why")
