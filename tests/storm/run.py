@@ -39,7 +39,9 @@ class Weather:
     rate: float
     seed: int
     faults: Sequence[str]
-    """Names, in order, once each; `rounds` of them are played, shuffled by the seed, while the load lasts."""
+    """Names, in order; they are played, shuffled by the seed, and then again, while the load lasts."""
+    once: bool = False
+    """Each fault once: then the load goes on without any."""
     gap: float = 15.0
     """Seconds between the end of one fault and the next, on average."""
     pace: float = 1.0
@@ -249,6 +251,9 @@ def _faults(storm: faults.Storm, weather: Weather, load: "subprocess.Popen[bytes
             except (LabError, click.ClickException) as error:
                 # A fault that could not be done is a weaker storm, not a lost request.
                 storm.say(f"{name} could not be done: {error}")
+        if weather.once:
+            _pause(ends - time.monotonic(), load)
+            return
 
 
 def _answers(folder: Path) -> bool:
