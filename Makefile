@@ -8,6 +8,7 @@ CLUSTER ?= lab             # lab | current (what kubectl points to)
 NAME ?= demo               # name of the demo's lab
 WITH ?=                    # keda,prometheus: what else the demo's lab has
 IMAGE ?= shoal:dev
+DEV ?=                      # 1: an image with the engine simulator
 PYTEST_ARGS ?=
 WORKERS ?= 2               # test processes side by side; each makes labs of its own
 REQUESTS ?= 200000         # of a storm
@@ -31,7 +32,7 @@ help: ## Show this help
 .PHONY: setup
 setup: $(filter .venv-uv/%,$(UV)) ## Install the Python environment (locked)
 	@$(UV) sync --frozen --quiet --compile-bytecode
-	@$(RUN) python -m compileall -q operator/shoal  # containers of the lab run as a user who cannot write byte code
+	@$(RUN) python -m compileall -q operator  # containers of the lab run as a user who cannot write byte code
 
 .PHONY: demo
 demo: setup ## Serve Models end to end, ask one, place five on a mixed fleet, scale one from zero and back, swap adapters (ENGINE=simulator|sglang, CLUSTER=lab|current, WITH=keda)
@@ -120,8 +121,8 @@ chart: setup ## Lint and package the charts into dist/
 	"$$helm" lint charts/shoal-crds charts/shoal && "$$helm" package --destination dist charts/shoal-crds charts/shoal
 
 .PHONY: image
-image: models ## Build Shoal's image with docker, podman or buildah (IMAGE=name:tag)
-	@images/shoal/build.sh $(IMAGE)
+image: models ## Build Shoal's image with docker, podman or buildah (IMAGE=name:tag; DEV=1 adds the engine simulator)
+	@DEV="$(strip $(DEV))" images/shoal/build.sh $(IMAGE)
 
 .PHONY: clean
 clean: ## Remove caches inside the checkout

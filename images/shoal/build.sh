@@ -2,6 +2,7 @@
 # build.sh [NAME:TAG]: builds Shoal's image with what is there: docker, podman or buildah.
 #
 # Environment: BUILDER   docker, podman or buildah, instead of the first that works
+#              DEV       1: with the engine simulator, for clusters without GPUs
 #              BASE      another base image (see the Dockerfile)
 #              ARGS      further arguments for the builder, such as "--platform linux/arm64" or "--isolation chroot"
 set -eu
@@ -38,6 +39,6 @@ fi
 
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/pyproject.toml")
 # shellcheck disable=SC2086 # ARGS are several words
-"$builder" build ${ARGS:-} ${BASE:+--build-arg "BASE=$BASE"} --build-arg "VERSION=$version" \
+"$builder" build ${ARGS:-} ${BASE:+--build-arg "BASE=$BASE"} ${DEV:+--build-arg "DEV=$DEV"} --build-arg "VERSION=$version" \
     --file "$here/Dockerfile" --tag "$name" "$root"
 echo "built $name with $builder"

@@ -23,11 +23,11 @@ import yaml
 
 from shoal.api import names
 from shoal.api.keys import hash_api_key
-from shoal.cli.demo import steps
-from shoal.cli.demo.clusters import LabCluster
-from shoal.lab.addons import prometheus
-from shoal.lab.api import Lab
-from shoal.lab.fleet import Fleet
+from shoal_dev.demo import steps
+from shoal_dev.demo.clusters import LabCluster
+from shoal_dev.lab.addons import prometheus
+from shoal_dev.lab.api import Lab
+from shoal_dev.lab.fleet import Fleet
 from tests.bench.drivers_load import Ask, Client, Heard, pieces
 
 SPACE: Final = "bench"

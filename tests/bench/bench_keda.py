@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from shoal.lab.api import Lab
-from shoal.lab.fleet import Fleet
+from shoal_dev.lab.api import Lab
+from shoal_dev.lab.fleet import Fleet
 from tests.bench.keda_process import SPACE
 
 _NAME = "bench-keda"

@@ -17,8 +17,8 @@ from shoal.controllers.keda.answers import Changed
 from shoal.controllers.keda.server import ScalerServer
 from shoal.controllers.keda.service import CALLS
 from shoal.core.keda import Answer
-from shoal.lab import network
-from shoal.lab.kubeapi import Api, Reflector
+from shoal_dev.lab import network
+from shoal_dev.lab.kubeapi import Api, Reflector
 
 SPACE = "bench"
 _LABEL = "shoal-bench"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from shoal.cli.generate.admission import chart_policies
+from shoal_dev.generate.admission import chart_policies
 from tests.support.charts import CHART, ROOT, helm, rendered
 
 ALL = {"admission": {"loraPools": {"enabled": True}, "children": {"enabled": True}}}

@@ -4,7 +4,7 @@ from typing import Any
 
 import yaml
 
-from shoal.cli.generate.monitoring.render import RUNBOOKS
+from shoal.api.chartvalues import RUNBOOKS
 from tests.support.charts import ROOT, rendered
 
 

@@ -11,9 +11,9 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from shoal.cli.generate.monitoring import ALERTS, Alert, plain_rules
-from shoal.lab.errors import LabError
-from shoal.lab.network import require_programs
+from shoal_dev.generate.monitoring import ALERTS, Alert, plain_rules
+from shoal_dev.lab.errors import LabError
+from shoal_dev.lab.network import require_programs
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 EVERY: Final = {alert.name: alert for group in ALERTS.values() for alert in group}

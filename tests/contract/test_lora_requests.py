@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal.sim.signatures import signature, signatures_in
+from shoal_dev.sim.signatures import signature, signatures_in
 from tests.contract.conftest import Client
 from tests.support.adapters import make_adapter
 from tests.support.engines import SERVED

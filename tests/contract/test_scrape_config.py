@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from shoal.api import names
-from shoal.lab.errors import LabError
-from shoal.lab.network import require_programs
+from shoal_dev.lab.errors import LabError
+from shoal_dev.lab.network import require_programs
 from tests.support.prometheus import Prometheus
 
 ROOT: Final = Path(__file__).resolve().parents[2]

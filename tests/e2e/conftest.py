@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from shoal.api import names
-from shoal.cli.demo import steps
-from shoal.cli.demo.clusters import LabCluster
-from shoal.cli.demo.watch import wait_until_ready
-from shoal.lab.api import Lab
+from shoal_dev.demo import steps
+from shoal_dev.demo.clusters import LabCluster
+from shoal_dev.demo.watch import wait_until_ready
+from shoal_dev.lab.api import Lab
 from tests.support.waiting import until
 
 HUB_NAMESPACE = "hub"

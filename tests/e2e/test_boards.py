@@ -14,14 +14,14 @@ from typing import Final
 import pytest
 from rich.console import Console
 
-from shoal.cli.demo import loraact, scaleact, steps, tenantact
-from shoal.cli.demo.clusters import LabCluster
-from shoal.cli.demo.stages import Stages
-from shoal.cli.demo.watch import wait_until_ready
-from shoal.cli.generate.boards import BOARDS
-from shoal.cli.generate.boards.plan import Board
-from shoal.lab.addons import prometheus
-from shoal.lab.api import Lab
+from shoal_dev.demo import loraact, scaleact, steps, tenantact
+from shoal_dev.demo.clusters import LabCluster
+from shoal_dev.demo.stages import Stages
+from shoal_dev.demo.watch import wait_until_ready
+from shoal_dev.generate.boards import BOARDS
+from shoal_dev.generate.boards.plan import Board
+from shoal_dev.lab.addons import prometheus
+from shoal_dev.lab.api import Lab
 from tests.support.boards import Asked, Shown, unknown
 from tests.support.waiting import until
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from shoal.api import names
-from shoal.cli.demo import steps
-from shoal.cli.demo.clusters import LabCluster
+from shoal_dev.demo import steps
+from shoal_dev.demo.clusters import LabCluster
 from tests.support import s3pod
 from tests.support.helperpods import helper_pod
 from tests.support.lab import make_lab

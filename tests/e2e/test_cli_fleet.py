@@ -12,11 +12,11 @@ import pytest
 import yaml
 from rich.console import Console
 
-from shoal.cli.demo import fleetact
-from shoal.cli.demo.clusters import NAMESPACE
-from shoal.cli.demo.stages import Stages
-from shoal.cli.demo.watch import until
 from shoal.kube.drift import covers
+from shoal_dev.demo import fleetact
+from shoal_dev.demo.clusters import NAMESPACE
+from shoal_dev.demo.stages import Stages
+from shoal_dev.demo.watch import until
 from tests.e2e.conftest import Fleet
 from tests.support import waiting
 

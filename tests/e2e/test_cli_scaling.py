@@ -16,11 +16,11 @@ import yaml
 from rich.console import Console
 
 from shoal.api import names
-from shoal.cli.demo import scaleact
-from shoal.cli.demo.clusters import NAMESPACE
-from shoal.cli.demo.stages import Stages
 from shoal.kube.client import Client
 from shoal.kube.errors import Unavailable
+from shoal_dev.demo import scaleact
+from shoal_dev.demo.clusters import NAMESPACE
+from shoal_dev.demo.stages import Stages
 from tests.e2e.conftest import Fleet, serves
 from tests.support.pages import token
 from tests.support.waiting import until

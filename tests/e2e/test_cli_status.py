@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from shoal.cli.demo import steps
 from shoal.cli.status.read import last_progress
 from shoal.kube.client import Client
+from shoal_dev.demo import steps
 from tests.e2e.conftest import Fleet
 from tests.support.waiting import until
 

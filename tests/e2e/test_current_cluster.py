@@ -6,8 +6,8 @@ import click
 import openai
 import pytest
 
-from shoal.cli.demo import steps
-from shoal.cli.demo.clusters import NAMESPACE, CurrentCluster
+from shoal_dev.demo import steps
+from shoal_dev.demo.clusters import NAMESPACE, CurrentCluster
 from tests.e2e.conftest import Fleet
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
@@ -38,7 +38,7 @@ def test_the_gateway_is_reached_by_port_forward_and_its_records_by_exec(current:
 def test_a_service_that_is_not_there_is_told_in_kubectls_words(
     current: CurrentCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.cli.demo.clusters.GATEWAY_SERVICE", "no-such-service")
+    monkeypatch.setattr("shoal_dev.demo.clusters.GATEWAY_SERVICE", "no-such-service")
     with pytest.raises(click.ClickException, match='services "no-such-service" not found') as caught, current.gateway():
         pass
     assert caught.value.message.startswith("kubectl port-forward failed: ")

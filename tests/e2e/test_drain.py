@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from shoal.api import names
-from shoal.cli.demo import steps
+from shoal_dev.demo import steps
 from tests.e2e.conftest import Fleet
 from tests.support.waiting import until
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shoal.cli.demo.clusters import NAMESPACE
+from shoal_dev.demo.clusters import NAMESPACE
 from tests.e2e.conftest import Fleet
 from tests.support.waiting import until
 from tests.support.watching import Recorder

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from shoal.api import names
-from shoal.cli.demo import steps
-from shoal.cli.demo.clusters import NAMESPACE
+from shoal_dev.demo import steps
+from shoal_dev.demo.clusters import NAMESPACE
 from tests.e2e.conftest import HUB_NAMESPACE, Fleet
 from tests.e2e.test_line import shared_fields
 from tests.support import faultyhub

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from shoal.api import names
-from shoal.cli.demo.clusters import NAMESPACE
+from shoal_dev.demo.clusters import NAMESPACE
 from tests.e2e.conftest import Fleet, serves
 from tests.support.pages import page
 from tests.support.waiting import until

@@ -16,10 +16,10 @@ import pytest
 from click.testing import CliRunner
 
 from shoal.api.meta import API_VERSION
-from shoal.cli.demo import steps
-from shoal.cli.demo.clusters import NAMESPACE
 from shoal.cli.main import main
-from shoal.lab import network
+from shoal_dev.demo import steps
+from shoal_dev.demo.clusters import NAMESPACE
+from shoal_dev.lab import network
 from tests.e2e.conftest import VALUES, Fleet
 from tests.support.pages import page
 from tests.support.postgres import Postgres, postgres

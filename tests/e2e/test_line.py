@@ -12,8 +12,8 @@ import openai
 import pytest
 
 from shoal.api.keys import hash_api_key
-from shoal.cli.demo import steps
-from shoal.cli.demo.clusters import NAMESPACE
+from shoal_dev.demo import steps
+from shoal_dev.demo.clusters import NAMESPACE
 from tests.e2e.conftest import Fleet, serves
 from tests.support.pages import page, token
 from tests.support.waiting import until

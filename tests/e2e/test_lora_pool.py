@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from shoal.api.keys import hash_api_key
-from shoal.sim.signatures import signatures_in
+from shoal_dev.sim.signatures import signatures_in
 from tests.e2e.conftest import Fleet
 from tests.support.waiting import until
 

@@ -8,13 +8,13 @@ import httpx
 import pytest
 from rich.console import Console
 
-from shoal.cli.demo import loraact, steps
-from shoal.cli.demo.clusters import LabCluster
-from shoal.cli.demo.stages import Stages
-from shoal.cli.demo.watch import wait_until_ready
-from shoal.cli.generate.monitoring import ALERTS, RECORDED
-from shoal.lab.addons import prometheus
-from shoal.lab.api import Lab
+from shoal_dev.demo import loraact, steps
+from shoal_dev.demo.clusters import LabCluster
+from shoal_dev.demo.stages import Stages
+from shoal_dev.demo.watch import wait_until_ready
+from shoal_dev.generate.monitoring import ALERTS, RECORDED
+from shoal_dev.lab.addons import prometheus
+from shoal_dev.lab.api import Lab
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]

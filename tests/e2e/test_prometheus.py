@@ -15,9 +15,9 @@ import pytest
 
 from shoal.api import names
 from shoal.api.keys import hash_api_key
-from shoal.cli.demo import steps
-from shoal.lab.errors import LabError
-from shoal.lab.network import require_programs
+from shoal_dev.demo import steps
+from shoal_dev.lab.errors import LabError
+from shoal_dev.lab.network import require_programs
 from tests.e2e.conftest import VALUES, Fleet
 from tests.support.pages import binding
 from tests.support.waiting import until

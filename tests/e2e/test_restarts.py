@@ -4,8 +4,8 @@ import click
 import openai
 import pytest
 
-from shoal.cli.demo import steps
-from shoal.cli.demo.clusters import NAMESPACE
+from shoal_dev.demo import steps
+from shoal_dev.demo.clusters import NAMESPACE
 from tests.e2e.conftest import Fleet
 from tests.support.waiting import until
 

@@ -13,8 +13,8 @@ import pytest
 
 from shoal.api import names
 from shoal.api.keys import hash_api_key
-from shoal.cli.demo.clusters import NAMESPACE
-from shoal.cli.demo.crowd import Crowd
+from shoal_dev.demo.clusters import NAMESPACE
+from shoal_dev.demo.crowd import Crowd
 from tests.e2e.conftest import NEXT_ENGINE, Fleet
 from tests.support.waiting import until
 

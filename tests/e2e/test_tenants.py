@@ -20,8 +20,8 @@ from click.testing import CliRunner
 from shoal.api import names
 from shoal.api.keys import hash_api_key
 from shoal.api.meta import API_VERSION
-from shoal.cli.demo.clusters import NAMESPACE
 from shoal.cli.main import main
+from shoal_dev.demo.clusters import NAMESPACE
 from tests.e2e.conftest import Fleet, serves
 from tests.support.pages import page
 from tests.support.tenanthouse import LEDGER, MODEL, OTHER, PROMPT, TENANT, House, admitted, turn, wait_ready

@@ -12,8 +12,8 @@ import openai
 import pytest
 
 from shoal.api.keys import hash_api_key
-from shoal.cli.demo import steps
-from shoal.lab.state import Forward
+from shoal_dev.demo import steps
+from shoal_dev.lab.state import Forward
 from tests.e2e.conftest import Fleet
 from tests.support import otlpsink
 from tests.support.lab import make_lab

@@ -15,8 +15,8 @@ import openai
 import pytest
 
 from shoal.api import names
-from shoal.cli.demo import steps
-from shoal.cli.demo.clusters import NAMESPACE
+from shoal_dev.demo import steps
+from shoal_dev.demo.clusters import NAMESPACE
 from tests.e2e.conftest import STAY, VALUES, Fleet, serves
 from tests.support.waiting import until
 

@@ -5,7 +5,7 @@ from collections.abc import Generator
 
 import pytest
 
-from shoal.lab.api import Lab
+from shoal_dev.lab.api import Lab
 from tests.support.keda import NODES, KEDAFleet, prepare
 from tests.support.lab import make_lab
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from shoal.lab.addons import keda
+from shoal_dev.lab.addons import keda
 from tests.support.keda import DRIVEN, NODES, KEDAFleet, prepare, stays, uninstall
 from tests.support.lab import make_lab
 from tests.support.waiting import until

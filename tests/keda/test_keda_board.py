@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from shoal.cli.generate.boards import BOARDS
-from shoal.lab.addons import prometheus
+from shoal_dev.generate.boards import BOARDS
+from shoal_dev.lab.addons import prometheus
 from tests.support.boards import Asked, Shown
 from tests.support.keda import DRIVEN, KEDAFleet
 from tests.support.waiting import until

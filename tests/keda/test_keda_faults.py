@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from shoal.cli.demo.clusters import NAMESPACE
+from shoal_dev.demo.clusters import NAMESPACE
 from tests.support.keda import DRIVEN, SMALL, SPACE, KEDAFleet, leader, stays
 from tests.support.waiting import until
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from shoal.cli.demo.clusters import NAMESPACE
+from shoal_dev.demo.clusters import NAMESPACE
 from tests.support.keda import SMALL, SPACE, KEDAFleet, stays
 from tests.support.waiting import until
 

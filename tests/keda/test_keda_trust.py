@@ -2,8 +2,8 @@
 
 import pytest
 
-from shoal.cli.demo import steps
-from shoal.cli.demo.clusters import NAMESPACE
+from shoal_dev.demo import steps
+from shoal_dev.demo.clusters import NAMESPACE
 from tests.support.keda import DRIVEN, VALUES, KEDAFleet, leader
 from tests.support.waiting import until
 

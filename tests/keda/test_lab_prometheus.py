@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
-from shoal.lab.addons import prometheus
+from shoal_dev.lab.addons import prometheus
 from tests.support.keda import SPACE, KEDAFleet
 from tests.support.waiting import until
 

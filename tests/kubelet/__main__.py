@@ -18,9 +18,9 @@ from typing import Final
 
 import pytest
 
-from shoal.lab import api
-from shoal.lab.errors import LabError
-from shoal.lab.fleet import Fleet
+from shoal_dev.lab import api
+from shoal_dev.lab.errors import LabError
+from shoal_dev.lab.fleet import Fleet
 from tests.kubelet import image
 
 NODE: Final = "real-1"

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from shoal.cli.demo.steps import LAB_IMAGE
-from shoal.lab import gobuild, network
-from shoal.lab.errors import LabError
-from shoal.lab.gobuild import Say
-from shoal.lab.realnode import archive
+from shoal_dev.demo.steps import LAB_IMAGE
+from shoal_dev.lab import gobuild, network
+from shoal_dev.lab.errors import LabError
+from shoal_dev.lab.gobuild import Say
+from shoal_dev.lab.realnode import archive
 
 NAME: Final = f"docker.io/library/{LAB_IMAGE}"
 """What a runtime makes of the name under which a lab knows Shoal's image."""
@@ -34,11 +34,16 @@ def build(say: Say) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     _run([sys.executable, "images/shoal/make_models.py"], {}, "making the tiny models", say)
     if _docker_works():
-        _run(["images/shoal/build.sh", NAME], {"BUILDER": "docker"}, "building Shoal's image with docker", say)
+        _run(
+            ["images/shoal/build.sh", NAME],
+            {"BUILDER": "docker", "DEV": "1"},
+            "building Shoal's image with docker",
+            say,
+        )
         save = ["docker", "save", "--output", f"{target}.new", NAME]
     else:
         network.require_programs(say, {"buildah": "buildah"})
-        environment = {"BUILDER": "buildah", "ARGS": "--isolation chroot --pull=never --network host"}
+        environment = {"BUILDER": "buildah", "DEV": "1", "ARGS": "--isolation chroot --pull=never --network host"}
         certificates = Path("/etc/ssl/certs/ca-certificates.crt")
         if certificates.exists():  # a registry behind an authority of this machine's own
             environment["ARGS"] += f" --volume {certificates}:{certificates}:ro"

@@ -9,8 +9,8 @@ import pytest
 
 from shoal.api import names, reasons
 from shoal.api.config import Cache
-from shoal.lab import api
 from shoal.manifests import cache as manifests
+from shoal_dev.lab import api
 from tests.support import slowhub
 from tests.support.charts import rendered
 from tests.support.helperpods import helper_pod

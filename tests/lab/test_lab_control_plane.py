@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from shoal.lab import api
+from shoal_dev.lab import api
 from tests.support.lab import apply, eventually, get
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]

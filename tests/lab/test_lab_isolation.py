@@ -9,8 +9,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from shoal.lab import api
-from shoal.lab.state import start_time
+from shoal_dev.lab import api
+from shoal_dev.lab.state import start_time
 from tests.support.lab import apply, eventually, get, make_lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
@@ -136,10 +136,10 @@ def test_node_switch(lab: api.Lab) -> None:
 
 
 def test_needs_root_and_says_so_at_once() -> None:
-    program = "from shoal.lab.cli import command; command(['up'])"
+    program = "from shoal_dev.lab.cli import command; command(['up'])"
     # The interpreter's own folder may be closed to others, so the uid changes after Python has started.
     done = subprocess.run(
-        [sys.executable, "-c", f"import shoal.lab.cli, os; os.setgid(65534); os.setuid(65534); {program}"],
+        [sys.executable, "-c", f"import shoal_dev.lab.cli, os; os.setgid(65534); os.setuid(65534); {program}"],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 1

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shoal.lab import api
+from shoal_dev.lab import api
 from tests.support.lab import apply, eventually, get
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Generator
 
 import pytest
 
-from shoal.lab import api
 from shoal.manifests.pod import HAND_ON, SETTLE
+from shoal_dev.lab import api
 from tests.support.lab import make_lab
 from tests.support.podlife import Cluster, Node, Timeline, drain
 

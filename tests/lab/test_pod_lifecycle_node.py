@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from shoal.lab import api
+from shoal_dev.lab import api
 from tests.support.lab import apply, eventually, get, make_lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]

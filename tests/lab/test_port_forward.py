@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from shoal.lab import api
+from shoal_dev.lab import api
 from tests.support.lab import apply, eventually
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(400)]

@@ -3,9 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.sim.kv import KVCache
-from shoal.sim.scheduler import Scheduler, Sequence
-from shoal.sim.timing import Timing
+from shoal_dev.sim.kv import KVCache
+from shoal_dev.sim.scheduler import Scheduler, Sequence
+from shoal_dev.sim.timing import Timing
 
 TIMING = Timing(t0=6.0, t1=0.02, t2=3.0, kd=5e-5, kp=1e-6, a0=0.3)
 # Few different tokens, so that prefixes are often shared.

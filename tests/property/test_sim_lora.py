@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shoal.sim.signatures import signature, signatures_in
-from shoal.sim.slots import Slots
+from shoal_dev.sim.signatures import signature, signatures_in
+from shoal_dev.sim.slots import Slots
 from tests.support.adapters import make_adapter
 from tests.support.engines import LORA, LORA_LOADED, LORA_SLOTS, MODEL
 from tests.support.sim_rig import ADMIN, Rig, running

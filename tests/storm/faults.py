@@ -20,9 +20,9 @@ import orjson
 import yaml
 
 from shoal.api import names
-from shoal.cli.demo.clusters import NAMESPACE
-from shoal.lab.addons import keda
-from shoal.lab.errors import LabError
+from shoal_dev.demo.clusters import NAMESPACE
+from shoal_dev.lab.addons import keda
+from shoal_dev.lab.errors import LabError
 from tests.storm.ground import STEADY, STORM, TIDAL, Ground
 from tests.storm.journals import Kill, Silence
 

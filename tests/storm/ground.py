@@ -17,15 +17,15 @@ import orjson
 from shoal.api import names
 from shoal.api.keys import hash_api_key
 from shoal.api.model import Driver
-from shoal.cli.demo import steps
-from shoal.cli.demo.clusters import GATEWAY_SERVICE, NAMESPACE, LabCluster
-from shoal.lab import images
-from shoal.lab.api import Lab
-from shoal.lab.errors import LabError
-from shoal.lab.fleet import Fleet
-from shoal.lab.node.config import Bind, Image
-from shoal.lab.volumes import FOLDER
 from shoal.ledger.spool import FILE_NAME as SPOOL
+from shoal_dev.demo import steps
+from shoal_dev.demo.clusters import GATEWAY_SERVICE, NAMESPACE, LabCluster
+from shoal_dev.lab import images
+from shoal_dev.lab.api import Lab
+from shoal_dev.lab.errors import LabError
+from shoal_dev.lab.fleet import Fleet
+from shoal_dev.lab.node.config import Bind, Image
+from shoal_dev.lab.volumes import FOLDER
 from tests.storm import journals, swaps, versions
 from tests.storm.versions import Earlier
 from tests.storm.voices import VoicesConfig

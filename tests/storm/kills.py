@@ -15,8 +15,8 @@ from typing import Final
 import click
 
 from shoal.api import names
-from shoal.cli.demo.clusters import NAMESPACE
-from shoal.lab.errors import LabError
+from shoal_dev.demo.clusters import NAMESPACE
+from shoal_dev.lab.errors import LabError
 from tests.storm.ground import Ground
 from tests.storm.journals import Kill, KillOf
 

@@ -8,9 +8,9 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from shoal.sim.answers import SimulatedAnswer
-from shoal.sim.signatures import signature
-from shoal.sim.tokenizer import ModelFolder
+from shoal_dev.sim.answers import SimulatedAnswer
+from shoal_dev.sim.signatures import signature
+from shoal_dev.sim.tokenizer import ModelFolder
 
 Kind = Literal["short", "chat", "stream", "long", "leaver", "wrong", "attack"]
 STREAMS: Final = frozenset({"stream", "long", "leaver"})

@@ -13,8 +13,8 @@ from pathlib import Path
 import click
 
 from shoal.api.model import Driver
-from shoal.cli.demo import steps
-from shoal.lab.errors import LabError
+from shoal_dev.demo import steps
+from shoal_dev.lab.errors import LabError
 from tests.storm import books, faults, journals, story, swaps, versions
 from tests.storm.ground import KEY, LEDGER, MODEL_PATH, STEADY, STORM, TIDAL, Ground
 from tests.storm.kills import killing

@@ -14,8 +14,8 @@ from typing import Any, Final
 import click
 
 from shoal.api.meta import GROUP
-from shoal.cli.demo import steps
-from shoal.lab.errors import LabError
+from shoal_dev.demo import steps
+from shoal_dev.lab.errors import LabError
 
 SWAPPED: Final = "storm-support"
 ADAPTERS: Final[dict[str, tuple[str, ...]]] = {

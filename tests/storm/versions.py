@@ -15,9 +15,9 @@ from typing import Final
 
 import click
 
-from shoal.cli.demo import steps
-from shoal.lab import images
-from shoal.lab.node.config import Bind, Image
+from shoal_dev.demo import steps
+from shoal_dev.lab import images
+from shoal_dev.lab.node.config import Bind, Image
 
 REPOSITORY: Final = "shoal-earlier"
 """Name of the earlier version's image in the lab."""

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from shoal.lab import binaries
+from shoal_dev.lab import binaries
 from tests.support.controlplane import ControlPlane
 
 

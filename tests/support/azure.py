@@ -19,7 +19,7 @@ from urllib.request import urlopen
 import pytest
 from azure.storage.blob import BlobServiceClient, ContainerSasPermissions, generate_container_sas
 
-from shoal.lab.gobuild import cache_root
+from shoal_dev.lab.gobuild import cache_root
 from tests.support.controlplane import free_ports
 
 CONTAINER = "models"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from shoal.cli.generate.boards.plan import COLUMNS, Board, Panel, Place, Row
+from shoal_dev.generate.boards.plan import COLUMNS, Board, Panel, Place, Row
 from tests.support.boards import Series, Shown
 
 _INCHES: Final = (0.6, 0.36)

@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 
 import httpx
 
-from shoal.cli.generate.boards.plan import Board, Panel, Query, Variable
+from shoal_dev.generate.boards.plan import Board, Panel, Query, Variable
 
 METRIC: Final = re.compile(r"\b(?:shoal|gen_ai_server|gen_ai_client)_\w+")
 _PART: Final = re.compile(r"_(?:bucket|sum|count)$")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from shoal.lab import binaries
+from shoal_dev.lab import binaries
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART, CRDS = ROOT / "charts" / "shoal", ROOT / "charts" / "shoal-crds"

@@ -26,8 +26,8 @@ from shoal.kube.client import Client
 from shoal.kube.errors import Conflict, KubeError, NotFound
 from shoal.kube.reflector import Reflector
 from shoal.kube.resources import GPUCLASSES, LORA_ADAPTERS, LORA_POOLS, MODELS, NODES, PODS, TENANTS, Resource
-from shoal.lab import binaries as lab_binaries
-from shoal.lab import pki
+from shoal_dev.lab import binaries as lab_binaries
+from shoal_dev.lab import pki
 
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False)
 ROOT = Path(__file__).resolve().parents[2]

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from yarl import URL
 
-from shoal.lab import gobuild
+from shoal_dev.lab import gobuild
 from tests.support.controlplane import free_ports
 
 BUCKET = "models"

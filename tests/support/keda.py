@@ -14,12 +14,12 @@ import openai
 
 from shoal.api import names
 from shoal.api.keys import hash_api_key
-from shoal.cli.demo import steps
-from shoal.cli.demo.clusters import NAMESPACE
-from shoal.cli.demo.crowd import Crowd
-from shoal.lab.addons import keda, prometheus
-from shoal.lab.errors import LabError
-from shoal.lab.gobuild import MANIFESTS
+from shoal_dev.demo import steps
+from shoal_dev.demo.clusters import NAMESPACE
+from shoal_dev.demo.crowd import Crowd
+from shoal_dev.lab.addons import keda, prometheus
+from shoal_dev.lab.errors import LabError
+from shoal_dev.lab.gobuild import MANIFESTS
 from tests.e2e.conftest import Fleet
 from tests.support.pages import token
 from tests.support.waiting import until

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import pytest
 
-from shoal.lab import api, binaries, fleet
+from shoal_dev.lab import api, binaries, fleet
 
 SMALL_FLEET = {
     "nodes": [

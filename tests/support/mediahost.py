@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from shoal.core.fields.remote import Remote, Wanted
 from shoal.gateway.mediafetch import Address, MediaFetcher
-from shoal.lab.pki import Authority
+from shoal_dev.lab.pki import Authority
 from tests.support import pictures
 
 HOST = "images.example.com"

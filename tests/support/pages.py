@@ -5,7 +5,7 @@ import time
 from typing import Any, Final
 
 from shoal.api import names
-from shoal.cli.demo.clusters import Cluster, LabCluster
+from shoal_dev.demo.clusters import Cluster, LabCluster
 
 READER: Final = "page-reader"
 _FRESH_SECONDS: Final = 1800.0

@@ -20,8 +20,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from shoal.lab.errors import LabError
-from shoal.lab.network import require_programs
+from shoal_dev.lab.errors import LabError
+from shoal_dev.lab.network import require_programs
 
 _CLUSTERS = Path("/etc/postgresql-common/createcluster.conf")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.lab.errors import LabError
-from shoal.lab.network import require_programs
+from shoal_dev.lab.errors import LabError
+from shoal_dev.lab.network import require_programs
 from tests.support.controlplane import free_ports
 
 

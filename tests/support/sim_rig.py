@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shoal.sim import args as arguments
-from shoal.sim.app import App
-from shoal.sim.engine import SimEngine
-from shoal.sim.journal import Journal
+from shoal_dev.sim import args as arguments
+from shoal_dev.sim.app import App
+from shoal_dev.sim.engine import SimEngine
+from shoal_dev.sim.journal import Journal
 
 ADMIN = {"authorization": "Bearer admin"}
 

@@ -13,9 +13,9 @@ import openai
 from click.testing import CliRunner
 
 from shoal.api import names
-from shoal.cli.demo.clusters import NAMESPACE, LabCluster
 from shoal.cli.main import main
-from shoal.lab.errors import LabError
+from shoal_dev.demo.clusters import NAMESPACE, LabCluster
+from shoal_dev.lab.errors import LabError
 from tests.support.knocking import knocking
 from tests.support.waiting import until
 

@@ -11,9 +11,9 @@ import pytest
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from shoal.cli.generate.boards import BOARDS
-from shoal.cli.generate.boards.grafana import to_json
-from shoal.cli.generate.boards.plan import Board, Panel, Query, Row
+from shoal_dev.generate.boards import BOARDS
+from shoal_dev.generate.boards.grafana import to_json
+from shoal_dev.generate.boards.plan import Board, Panel, Query, Row
 from tests.support.boards import Shown, metrics, unknown
 
 ROOT = Path(__file__).resolve().parents[2]

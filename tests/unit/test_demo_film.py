@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from shoal.api.decisions import Decisions, ModelFigures
-from shoal.cli.demo.film import Film, Frame, history, picture, strip
 from shoal.cli.scaling.reach import Operator, Unreachable
+from shoal_dev.demo.film import Film, Frame, history, picture, strip
 
 
 def model(ready: int, wanted: int | None = None, reason: str = "ReplicasReady") -> ModelFigures:
@@ -39,7 +39,7 @@ def filmed(*script: ModelFigures | Unreachable) -> tuple[Film, Console]:
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.cli.demo.film.INTERVAL_SECONDS", 0.001)
+    monkeypatch.setattr("shoal_dev.demo.film.INTERVAL_SECONDS", 0.001)
 
 
 def test_the_history_names_each_change_once() -> None:

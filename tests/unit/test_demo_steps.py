@@ -7,8 +7,8 @@ from typing import Any, cast
 import click
 import pytest
 
-from shoal.cli.demo import steps
-from shoal.cli.demo.clusters import Cluster
+from shoal_dev.demo import steps
+from shoal_dev.demo.clusters import Cluster
 
 
 class Gateways(Cluster):

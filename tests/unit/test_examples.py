@@ -15,8 +15,8 @@ from shoal.api.model import Model
 from shoal.api.schema import KINDS
 from shoal.api.sources import parse_source
 from shoal.api.tenant import Tenant
-from shoal.cli.demo import loraact, scaleact, steps, tenantact
-from shoal.cli.generate.command import repository_root
+from shoal_dev.demo import loraact, scaleact, steps, tenantact
+from shoal_dev.generate.command import repository_root
 
 ROOT = repository_root() / "examples"
 # Price lists are no objects of Kubernetes.

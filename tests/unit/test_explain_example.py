@@ -11,7 +11,7 @@ import yaml
 from click.testing import CliRunner
 
 from shoal.cli.main import main
-from shoal.lab import fleet as lab
+from shoal_dev.lab import fleet as lab
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"

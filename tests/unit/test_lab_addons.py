@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from shoal.lab.addons import choice, keda, monitors, prometheus
-from shoal.lab.errors import LabError
+from shoal_dev.lab.addons import choice, keda, monitors, prometheus
+from shoal_dev.lab.errors import LabError
 
 
 def test_addons_are_a_comma_list_and_a_wrong_name_is_told_what_there_is() -> None:

@@ -2,8 +2,8 @@
 
 from typing import Any, cast
 
-from shoal.lab import bootstrap
-from shoal.lab.kubeapi import Api
+from shoal_dev.lab import bootstrap
+from shoal_dev.lab.kubeapi import Api
 
 
 class Nodes:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from shoal.lab import api, binaries, fleet, forward, images, volumes
-from shoal.lab.errors import LabError
-from shoal.lab.state import Forward, Paths
+from shoal_dev.lab import api, binaries, fleet, forward, images, volumes
+from shoal_dev.lab.errors import LabError
+from shoal_dev.lab.state import Forward, Paths
 
 
 def test_default_fleet_is_what_the_documentation_says() -> None:

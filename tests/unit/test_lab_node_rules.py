@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from shoal.lab.kubeapi import ApiError
-from shoal.lab.node import disk
-from shoal.lab.node.affinity import admits
-from shoal.lab.node.context import Gpus
-from shoal.lab.node.ownnode import HEALTHY_GPUS, healthy_gpus, taken_for_lost
-from shoal.lab.node.pod import is_of_another_pod
+from shoal_dev.lab.kubeapi import ApiError
+from shoal_dev.lab.node import disk
+from shoal_dev.lab.node.affinity import admits
+from shoal_dev.lab.node.context import Gpus
+from shoal_dev.lab.node.ownnode import HEALTHY_GPUS, healthy_gpus, taken_for_lost
+from shoal_dev.lab.node.pod import is_of_another_pod
 
 
 def volume(*terms: list[dict[str, Any]], key: str = "matchExpressions") -> dict[str, Any]:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.lab import network
-from shoal.lab.errors import LabError
+from shoal_dev.lab import network
+from shoal_dev.lab.errors import LabError
 
 APT = """#!/bin/sh
 here=$(dirname "$0")

@@ -13,9 +13,9 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from shoal.lab.fleet import Fleet
-from shoal.lab.realnode import archive, cgroups, config
-from shoal.lab.realnode.programs import Programs
+from shoal_dev.lab.fleet import Fleet
+from shoal_dev.lab.realnode import archive, cgroups, config
+from shoal_dev.lab.realnode.programs import Programs
 
 FLEET = {"nodes": [{"name": "cpu-1"}, {"name": "real-1", "realKubelet": True, "labels": {"zone": "a"}}]}
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from dnslib import QTYPE, RCODE, DNSRecord
 
-from shoal.lab import dns, services
+from shoal_dev.lab import dns, services
 
 
 def _service(name: str = "web", cluster_ip: str = "10.96.1.1", **spec: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import zlib
 
 import pytest
 
-from shoal.lab.node import spdy
+from shoal_dev.lab.node import spdy
 
 
 def control(kind: int, payload: bytes, flags: int = 0) -> bytes:

@@ -4,9 +4,9 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-from shoal.lab.kubeapi import Api
-from shoal.lab.node.config import NodeConfig, StatusOnly
-from shoal.lab.node.statusonly import StatusOnlyNodes
+from shoal_dev.lab.kubeapi import Api
+from shoal_dev.lab.node.config import NodeConfig, StatusOnly
+from shoal_dev.lab.node.statusonly import StatusOnlyNodes
 
 
 def said(pod: dict[str, Any], **last_words: str) -> dict[str, Any]:

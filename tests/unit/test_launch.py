@@ -8,7 +8,7 @@ from shoal.api.model import Model
 from shoal.api.sources import parse_source
 from shoal.engine import owned
 from shoal.engine.launch import arguments_of, check_extra_args, engine_args, engine_model_path, known_versions
-from shoal.sim import args as sim_args
+from shoal_dev.sim import args as sim_args
 
 VERSION = "0.5.23"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.generate.metrics import PARTS, Shown, metrics
-from shoal.cli.generate.monitoring import ALERTS, RECORDED
+from shoal_dev.generate.metrics import PARTS, Shown, metrics
+from shoal_dev.generate.monitoring import ALERTS, RECORDED
 from tests.support.gateway import gateway
 from tests.support.scripted_engine import ScriptedEngine
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.lab.node import quantity
-from shoal.lab.node.config import Image
-from shoal.lab.node.context import Gpus
-from shoal.lab.node.env import ConfigError, expand, field_value, resource_value
-from shoal.lab.node.launch import user
+from shoal_dev.lab.node import quantity
+from shoal_dev.lab.node.config import Image
+from shoal_dev.lab.node.context import Gpus
+from shoal_dev.lab.node.env import ConfigError, expand, field_value, resource_value
+from shoal_dev.lab.node.launch import user
 
 POD: dict[str, Any] = {
     "metadata": {"name": "p", "namespace": "n", "uid": "u", "labels": {"b": "2", "a": "1"}},

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.lab.node import rootfs
-from shoal.lab.node.config import Image, NodeConfig
-from shoal.lab.node.images import UnknownImage, find, passable_folders, repository
+from shoal_dev.lab.node import rootfs
+from shoal_dev.lab.node.config import Image, NodeConfig
+from shoal_dev.lab.node.images import UnknownImage, find, passable_folders, repository
 
 TABLE = {"shoal": Image(), "lmsysorg/sglang": Image()}
 

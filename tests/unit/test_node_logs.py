@@ -4,7 +4,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from shoal.lab.node.logs import LogWriter, read, tail_of
+from shoal_dev.lab.node.logs import LogWriter, read, tail_of
 
 
 async def written(path: Path, *chunks: bytes) -> None:

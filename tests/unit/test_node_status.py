@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shoal.lab.node.status import ContainerRecord, Kind, conditions, phase, terminated
+from shoal_dev.lab.node.status import ContainerRecord, Kind, conditions, phase, terminated
 
 RUNNING: dict[str, Any] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
 WAITING: dict[str, Any] = {"waiting": {"reason": "PodInitializing"}}

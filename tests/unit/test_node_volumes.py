@@ -4,7 +4,7 @@ import base64
 import os
 from pathlib import Path
 
-from shoal.lab.node import volumes
+from shoal_dev.lab.node import volumes
 
 
 def test_keys_of_objects() -> None:

@@ -20,7 +20,7 @@ from shoal.engine.tuning import tuning_of
 from shoal.manifests import model as manifests
 from shoal.manifests.pool import applied, pool_problem
 from shoal.manifests.shape import Shape
-from shoal.sim import args as sim_args
+from shoal_dev.sim import args as sim_args
 from tests.support.model_configs import ALL, BGE_M3, E5_MISTRAL, LLAMA_8B, LLAMA_70B, MIXTRAL, QWEN3_235B_FP8
 from tests.support.operators import CONFIG
 from tests.unit.test_manifests import CLASS

@@ -10,8 +10,8 @@ from pydantic import Field, StringConstraints
 from shoal.api.lint import lint
 from shoal.api.meta import K8s, Object, Quantity, Rule
 from shoal.api.schema import KINDS, SchemaError, custom_resource_definition, object_schema
-from shoal.cli.generate.command import repository_root
-from shoal.cli.generate.files import generated_files
+from shoal_dev.generate.command import repository_root
+from shoal_dev.generate.files import generated_files
 
 
 class Inner(Object):

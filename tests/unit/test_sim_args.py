@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.sim.args import EngineArgs, canonical_gpu, parse
+from shoal_dev.sim.args import EngineArgs, canonical_gpu, parse
 
 BASE = ["--model-path", "/model"]
 

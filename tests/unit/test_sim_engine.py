@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from shoal.sim.answers import SimulatedAnswer
-from shoal.sim.tokenizer import ModelFolder, WordTokenizer
+from shoal_dev.sim.answers import SimulatedAnswer
+from shoal_dev.sim.tokenizer import ModelFolder, WordTokenizer
 from tests.support.sim_rig import ADMIN, journal, running
 
 

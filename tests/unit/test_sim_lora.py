@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from shoal.sim import args as arguments
-from shoal.sim.loraargs import LoRAPath
-from shoal.sim.signatures import signature, signatures_in
+from shoal_dev.sim import args as arguments
+from shoal_dev.sim.loraargs import LoRAPath
+from shoal_dev.sim.signatures import signature, signatures_in
 from tests.support.adapters import make_adapter
 from tests.support.engines import LORA, MODEL
 from tests.support.sim_rig import ADMIN, Reply, Rig, journal, running

@@ -10,8 +10,8 @@ from shoal.api.model import Sizing
 from shoal.artifacts import Settings
 from shoal.core.sizing import GPU, Sized, implied_overhead, size
 from shoal.engine.tuning import tuning_of
-from shoal.sim import memory, timing
-from shoal.sim.args import parse
+from shoal_dev.sim import memory, timing
+from shoal_dev.sim.args import parse
 from tests.support.sources import LOCAL
 
 CONFIG = {

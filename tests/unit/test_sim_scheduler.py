@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from shoal.sim.kv import KVCache
-from shoal.sim.loop import EngineLoop
-from shoal.sim.scheduler import QueueFullError, Scheduler, Sequence
-from shoal.sim.timing import Step, Timing, kv_tokens
+from shoal_dev.sim.kv import KVCache
+from shoal_dev.sim.loop import EngineLoop
+from shoal_dev.sim.scheduler import QueueFullError, Scheduler, Sequence
+from shoal_dev.sim.timing import Step, Timing, kv_tokens
 
 TIMING = Timing(t0=6.0, t1=0.02, t2=3.0, kd=5e-5, kp=1e-6, a0=0.3)
 

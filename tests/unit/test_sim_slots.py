@@ -2,10 +2,10 @@
 
 import pytest
 
-from shoal.sim.kv import KVCache, Space
-from shoal.sim.scheduler import Scheduler, Sequence
-from shoal.sim.slots import COPY_BYTES_PER_SECOND, Slots
-from shoal.sim.timing import Timing
+from shoal_dev.sim.kv import KVCache, Space
+from shoal_dev.sim.scheduler import Scheduler, Sequence
+from shoal_dev.sim.slots import COPY_BYTES_PER_SECOND, Slots
+from shoal_dev.sim.timing import Timing
 
 TIMING = Timing(t0=5.0, t1=0.05, t2=1.0, kd=0.0001, kp=0.0, a0=0.5)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shoal.api import names
-from shoal.lab.api import ProcessStatus, Status
+from shoal_dev.lab.api import ProcessStatus, Status
 from tests.storm import ground as module
 from tests.storm.ground import Ground
 

@@ -5,7 +5,10 @@ import os
 import signal
 from collections.abc import Sequence
 from types import FrameType
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
@@ -28,9 +31,6 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "ledger": ("shoal.runtime.ledger:command", "Run the ledger, or look after its database."),
     "agent": ("shoal.runtime.agent:command", "Run an engine pod's agent, stage a model, or read its facts."),
     "cache": ("shoal.runtime.cache:command", "Run the node cache."),
-    "sim": ("shoal.sim.cli:command", "Run the engine simulator."),
-    "lab": ("shoal.lab.cli:command", "A real Kubernetes on this machine, without Docker."),
-    "demo": ("shoal.cli.demo:command", "Serve two Models end to end and ask one a question."),
     "explain": ("shoal.cli.explain:command", "Say where Models would run and why, without a cluster."),
     "render": ("shoal.cli.render:command", "Print the objects that the operator would make."),
     "status": ("shoal.cli.status:command", "Show the Models of a cluster and how far they are."),
@@ -47,23 +47,43 @@ _COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "unattributed": ("shoal.cli.usage.unattributed:unattributed", "Show what engines counted beside what was billed."),
     "export": ("shoal.cli.usage.export:export", "Write usage and cost for other systems (FOCUS)."),
     "prices": ("shoal.cli.usage.prices:prices", "Check price lists."),
-    "generate": ("shoal.cli.generate:command", "Write crds/, chart schemas and reference docs."),
 }
+
+
+_MORE: Final = "shoal.commands"
+"""Group of entry points by which another distribution adds commands; `shoal-dev` does."""
+_DEVELOPERS: Final = ("sim", "lab", "demo", "generate")
+"""Commands of shoal-dev."""
 
 
 class _Lazy(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return [*_COMMANDS, *_more()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        if cmd_name in _COMMANDS:
+            module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
+            return getattr(importlib.import_module(module), attribute)
+        if found := _more().get(cmd_name):
+            return found.load()
+        if cmd_name in _DEVELOPERS:
+            raise click.UsageError(
+                f"`shoal {cmd_name}` is for developers: pip install 'shoal[dev]', or make image DEV=1", ctx
+            )
+        return None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+        if more := {name: point.load() for name, point in _more().items()}:
+            with formatter.section("Commands for developers of Shoal"):
+                formatter.write_dl([(name, command.get_short_help_str(100)) for name, command in more.items()])
+
+
+def _more() -> "dict[str, EntryPoint]":
+    from importlib.metadata import entry_points
+
+    return {point.name: point for point in entry_points(group=_MORE)}
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})

@@ -6,10 +6,10 @@ from pathlib import Path
 import click
 import pydantic
 
+from shoal.api.chartvalues import Values
 from shoal.api.config import OperatorConfig
 from shoal.api.meta import JsonObject
 from shoal.cli.explain import inputs
-from shoal.cli.generate.values import Values
 
 
 def read_config(path: Path | None) -> OperatorConfig:

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import click
 
+from shoal.api.yamltext import to_yaml
 from shoal.cli.explain import artifacts, inputs
 from shoal.cli.explain.command import FILE, given
 from shoal.cli.explain.decide import explain
 from shoal.cli.explain.settings import read_config
-from shoal.cli.generate.text import to_yaml
 from shoal.cli.render.objects import NO_KEY, NO_UID, children
 
 _KNOWN_LATER = f"""\

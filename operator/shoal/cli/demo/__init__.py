@@ -1,5 +1,0 @@
-"""`shoal demo`: declared Models serve a real request, end to end, with the time each stage took."""
-
-from shoal.cli.demo.command import command
-
-__all__ = ["command"]

@@ -1,0 +1,164 @@
+"""GPU classes: what there is, what is used, what a token costs on each. Prices are those of the GPUClasses."""
+
+from typing import Final
+
+from shoal_dev.generate.boards.plan import Board, Mark, Panel, Query, Row
+from shoal_dev.generate.boards.promql import gpus, hours, rate, ratio, total
+
+_PRICED: Final = "sum by (gpu_class, currency) (shoal_model_hourly_cost)"
+_GENERATED: Final = rate("shoal_replica_generation_tokens_total", by="gpu_class")
+_USED: Final = gpus("allocated", "gpu_class")
+_UNPRICED: Final = "no GPUClass has `hourlyCost`"
+
+_NOW: Final = Row(
+    "Now",
+    (
+        Panel(
+            "Cost per hour",
+            "Of the GPUs that pods of Models hold, by currency.",
+            (Query("sum by (currency) (shoal_model_hourly_cost)", "{{currency}}", empty=_UNPRICED),),
+            kind="number",
+            width=6,
+        ),
+        Panel(
+            "In the time shown",
+            "What those GPUs cost, by currency.",
+            (
+                Query(
+                    hours("shoal_model_hourly_cost", by="currency"),
+                    "{{currency}}",
+                    empty=_UNPRICED,
+                ),
+            ),
+            kind="number",
+            width=6,
+        ),
+        Panel("GPUs in use", "GPUs that pods hold.", (Query(gpus("allocated")),), kind="number", width=6),
+        Panel(
+            "Share in use",
+            "Of the GPUs that nodes offer.",
+            (Query(ratio(gpus("allocated"), gpus("allocatable"))),),
+            unit="percentunit",
+            kind="number",
+            width=6,
+            most=1,
+        ),
+    ),
+)
+
+_CLASSES: Final = Row(
+    "Classes",
+    (
+        Panel(
+            "GPUs",
+            "Held by pods, free, and offered by the nodes.",
+            (
+                Query(_USED, "{{gpu_class}} in use"),
+                Query(gpus("free", "gpu_class"), "{{gpu_class}} free"),
+                Query(gpus("allocatable", "gpu_class"), "{{gpu_class}} offered"),
+            ),
+        ),
+        Panel(
+            "Cost per hour by class",
+            "Of the GPUs that pods of Models hold.",
+            (Query(_PRICED, "{{gpu_class}} ({{currency}})", empty=_UNPRICED),),
+            kind="stacked",
+        ),
+        Panel(
+            "Cost per hour by Model",
+            "Of the GPUs that its pods hold; the ten dearest.",
+            (
+                Query(
+                    "topk(10, sum by (model, currency) (shoal_model_hourly_cost))",
+                    "{{model}} ({{currency}})",
+                    empty=_UNPRICED,
+                ),
+            ),
+            kind="stacked",
+        ),
+        Panel(
+            "Classes now",
+            "GPUs in use and free, price of one per hour, generated tokens per second.",
+            (
+                Query(_USED, "in use"),
+                Query(gpus("free", "gpu_class"), "free"),
+                Query("max by (gpu_class, currency) (shoal_gpu_class_hourly_cost)", "price per hour", empty=_UNPRICED),
+                Query(_GENERATED, "tokens per second"),
+            ),
+            kind="table",
+            width=24,
+        ),
+    ),
+)
+
+_WORTH: Final = Row(
+    "What it brings",
+    (
+        Panel(
+            "Cost of a million generated tokens",
+            "What the class's GPUs cost now per million tokens that they generate now. High where GPUs stand idle.",
+            (
+                Query(
+                    f"{_PRICED} / on (gpu_class) group_left () ({_GENERATED} * 3600 / 1e6 > 0)",
+                    "{{gpu_class}} ({{currency}})",
+                    empty=_UNPRICED,
+                ),
+            ),
+        ),
+        Panel(
+            "Generated tokens per second and GPU",
+            "By class.",
+            (Query(f"{_GENERATED} / on (gpu_class) ({_USED} > 0)", "{{gpu_class}}"),),
+            unit="ops",
+        ),
+        Panel(
+            "KV cache in use",
+            "Share of the replicas' KV cache that requests fill, by class.",
+            (
+                Query(
+                    f"{total('shoal_replica_kv_tokens_used', by='gpu_class')} / "
+                    f"{total('shoal_replica_kv_tokens_capacity', by='gpu_class')}",
+                    "{{gpu_class}}",
+                ),
+            ),
+            unit="percentunit",
+            marks=(Mark(0.8, "orange"),),
+            most=1,
+        ),
+        Panel(
+            "Idle replicas",
+            "Replicas that run no request, by class.",
+            (Query("sum by (gpu_class) (shoal_replica_running == bool 0)", "{{gpu_class}}"),),
+        ),
+        Panel(
+            "Cost of idling per hour",
+            "The share of idle replicas in what the class's GPUs cost.",
+            (
+                Query(
+                    f"{_PRICED} * on (gpu_class) group_left () (avg by (gpu_class) (shoal_replica_running == bool 0))",
+                    "{{gpu_class}} ({{currency}})",
+                    empty=_UNPRICED,
+                ),
+            ),
+        ),
+        Panel(
+            "GPU-hours",
+            "Held by pods in the time shown.",
+            (
+                Query(
+                    hours("shoal_gpu_class_gpus", 'state="allocated"', "gpu_class"),
+                    "GPU-hours",
+                ),
+            ),
+            kind="table",
+        ),
+    ),
+)
+
+BOARD: Final = Board(
+    uid="shoal-cost",
+    title="Shoal / GPU classes and cost",
+    description="What GPUs there are, how far they are used, and what a token costs on each class.",
+    variables=(),
+    rows=(_NOW, _CLASSES, _WORTH),
+)

@@ -1,0 +1,230 @@
+"""One Model: how it answers, what its replicas do, why it has so many."""
+
+from typing import Final
+
+from shoal.api import model as api
+from shoal_dev.generate.boards.plan import Board, Mark, Panel, Query, Row
+from shoal_dev.generate.boards.promql import (
+    BROKEN,
+    GATEWAY_MODEL,
+    MODEL,
+    NAMESPACE,
+    ONE_MODEL,
+    events,
+    or_zero,
+    quantile_of_range,
+    quantiles,
+    rate,
+    ratio,
+    replicas,
+    total,
+)
+
+_REQUESTS: Final = "shoal_gateway_requests_total"
+_TARGETS: Final = api.Scaling()
+_KV: Final = _TARGETS.kv_utilization_percent / 100
+_QUEUE: Final = _TARGETS.queued_requests_per_replica
+
+_ANSWERS: Final = Row(
+    "Answers",
+    (
+        Panel(
+            "Requests",
+            "Accepted requests per second, by how they ended.",
+            (Query(rate(_REQUESTS, GATEWAY_MODEL, "outcome"), "{{outcome}}"),),
+            unit="reqps",
+            kind="stacked",
+        ),
+        Panel(
+            "Time to first token",
+            "From acceptance to the first byte of the answer, holding included.",
+            quantiles("gen_ai_server_time_to_first_token_seconds", GATEWAY_MODEL),
+            unit="s",
+        ),
+        Panel(
+            "Time per output token",
+            "Between tokens of streamed answers, on average over each answer.",
+            quantiles("gen_ai_server_time_per_output_token_seconds", GATEWAY_MODEL),
+            unit="s",
+        ),
+        Panel(
+            "Duration",
+            "From acceptance to the end of the answer.",
+            quantiles("gen_ai_server_request_duration_seconds", f'{GATEWAY_MODEL}, outcome="answered"'),
+            unit="s",
+        ),
+        Panel(
+            "Tokens",
+            "Per second, as the engines count them: prompts (those that a cache covers included) and answers.",
+            (
+                Query(rate("shoal_replica_prompt_tokens_total", MODEL), "prompt"),
+                Query(rate("shoal_replica_generation_tokens_total", MODEL), "generated"),
+            ),
+            unit="ops",
+        ),
+        Panel(
+            "Not answered",
+            "Share of accepted requests that failed, were refused or ran out of time.",
+            (Query(ratio(rate(_REQUESTS, f"{GATEWAY_MODEL}, {BROKEN}"), rate(_REQUESTS, GATEWAY_MODEL))),),
+            unit="percentunit",
+            marks=(Mark(0.001, "yellow"), Mark(0.01, "red")),
+            runbook="requests-failed.md",
+        ),
+    ),
+)
+
+_WAITING: Final = Row(
+    "Waiting",
+    (
+        Panel(
+            "Held",
+            "Requests that wait in gateways for a replica or an adapter.",
+            (Query(or_zero(total("shoal_gateway_held_requests", GATEWAY_MODEL)), "held"),),
+            runbook="hold-near-limit.md",
+        ),
+        Panel(
+            "Time held",
+            "Of those that waited in a gateway, over the time shown.",
+            tuple(
+                Query(
+                    quantile_of_range(share, "shoal_gateway_hold_seconds", GATEWAY_MODEL),
+                    f"p{share * 100:g}",
+                    empty="nothing had to wait in the time shown",
+                )
+                for share in (0.5, 0.99)
+            ),
+            unit="s",
+        ),
+        Panel(
+            "Queue and batch by replica",
+            "Requests that wait in the engine and those that it runs. The line is the default of "
+            "`queuedRequestsPerReplica`.",
+            (
+                Query(total("shoal_replica_waiting", MODEL, "pod"), "{{pod}} waiting"),
+                Query(total("shoal_replica_running", MODEL, "pod"), "{{pod}} running"),
+            ),
+            marks=(Mark(_QUEUE, "orange"),),
+        ),
+    ),
+)
+
+_REPLICAS: Final = Row(
+    "Replicas",
+    (
+        Panel(
+            "Wanted and ready",
+            "As decided; as placed and as ready on each GPU class.",
+            (
+                Query(replicas("wanted", MODEL), "wanted"),
+                Query(replicas("desired", MODEL, "gpu_class"), "{{gpu_class}} placed"),
+                Query(replicas("ready", MODEL, "gpu_class"), "{{gpu_class}} ready"),
+            ),
+            runbook="scaling.md",
+        ),
+        Panel(
+            "KV cache in use by replica",
+            "Share of the KV cache that requests fill. The line is the default of `kvUtilizationPercent`.",
+            (
+                Query(
+                    f"{total('shoal_replica_kv_tokens_used', MODEL, 'pod')} / "
+                    f"{total('shoal_replica_kv_tokens_capacity', MODEL, 'pod')}",
+                    "{{pod}}",
+                ),
+            ),
+            unit="percentunit",
+            marks=(Mark(_KV, "orange"), Mark(0.95, "red")),
+            most=1,
+            runbook="kv-near-full.md",
+        ),
+        Panel(
+            "Why the number changed",
+            "Decisions over the time shown, by direction and reason. `kubectl shoal why` has each with its figures.",
+            (
+                Query(
+                    f"{events('shoal_model_decisions_total', MODEL, 'direction, reason')} > 0",
+                    "decisions",
+                    empty="the number did not change in the time shown",
+                ),
+            ),
+            kind="table",
+        ),
+        Panel(
+            "Cold starts",
+            "From a pod's creation until it is ready, over the time shown; and what is counted with, as last measured.",
+            (
+                Query(
+                    quantile_of_range(0.5, "shoal_model_cold_start_seconds", MODEL, "gpu_class"),
+                    "{{gpu_class}} p50",
+                    empty="no replica started in the time shown",
+                ),
+                Query(
+                    quantile_of_range(0.99, "shoal_model_cold_start_seconds", MODEL, "gpu_class"),
+                    "{{gpu_class}} p99",
+                    empty="no replica started in the time shown",
+                ),
+                Query(f"shoal_model_cold_start_expected_seconds{{{MODEL}}}", "{{gpu_class}} counted with"),
+            ),
+            unit="s",
+        ),
+        Panel(
+            "Wakes",
+            "From the decision at zero until a replica is ready, over the time shown.",
+            tuple(
+                Query(
+                    quantile_of_range(share, "shoal_model_wake_seconds", MODEL),
+                    f"p{share * 100:g}",
+                    empty="the Model was not woken in the time shown",
+                )
+                for share in (0.5, 0.99)
+            ),
+            unit="s",
+            runbook="wake-slow.md",
+        ),
+        Panel(
+            "Heard",
+            "Gateways and replicas that were to be heard of load and demand, and are not. With any of them the number "
+            "of replicas does not go down.",
+            (Query(total("shoal_model_voices", f'{MODEL}, heard="no"', "kind"), "{{kind}} not heard"),),
+            marks=(Mark(1, "red"),),
+            runbook="voices-not-heard.md",
+        ),
+    ),
+)
+
+_ENGINES: Final = Row(
+    "Engines",
+    (
+        Panel(
+            "Stalled or draining",
+            "Replicas whose engine makes no progress, and those that finish before they go.",
+            (
+                Query(or_zero(total("shoal_agent_stalled", MODEL)), "stalled"),
+                Query(or_zero(total("shoal_agent_draining", MODEL)), "draining"),
+            ),
+            marks=(Mark(1, "yellow"),),
+            runbook="engine-stalled.md",
+        ),
+        Panel(
+            "Failed calls to the engine",
+            "Of the agents, per second.",
+            (Query(or_zero(rate("shoal_agent_engine_errors_total", MODEL, "kind"), "kind"), "{{kind}}"),),
+            unit="ops",
+        ),
+        Panel(
+            "KV cache, computed and real",
+            "Tokens of one replica's KV cache: as computed before its engine started, and as the engine says.",
+            (
+                Query(f"shoal_kv_tokens_predicted{{{MODEL}}}", "{{gpu_class}} computed"),
+                Query(f"shoal_kv_tokens_engine{{{MODEL}}}", "{{gpu_class}} engine"),
+            ),
+        ),
+    ),
+)
+
+BOARD: Final = Board(
+    uid="shoal-model",
+    title="Shoal / Model",
+    description="One Model: answers, waiting, replicas, engines.",
+    variables=(NAMESPACE, ONE_MODEL),
+    rows=(_ANSWERS, _WAITING, _REPLICAS, _ENGINES),
+)

@@ -1,0 +1,162 @@
+"""Tenants: what they ask for and get. What they pay is the ledger's: `kubectl shoal bill`."""
+
+from typing import Final
+
+from shoal_dev.generate.boards.plan import Board, Mark, Panel, Query, Row
+from shoal_dev.generate.boards.promql import TENANT, events, or_zero, rate, ratio, rise, total
+
+_MATCH: Final = 'tenant=~"$tenant"'
+_TOKENS: Final = "shoal_tenant_tokens_total"
+_INPUT: Final = f'{_MATCH}, gen_ai_token_type="input"'
+_CACHED: Final = f'{_MATCH}, gen_ai_token_type="cached"'
+_OUTPUT: Final = f'{_MATCH}, gen_ai_token_type="output"'
+
+_NOW: Final = Row(
+    "In the time shown",
+    (
+        Panel(
+            "Requests",
+            "Accepted requests that ended.",
+            (Query(rise("shoal_tenant_requests_total", _MATCH)),),
+            kind="number",
+            width=6,
+        ),
+        Panel(
+            "Input tokens",
+            "Of prompts, those that a cache covers included.",
+            (Query(rise(_TOKENS, _INPUT)),),
+            kind="number",
+            width=6,
+        ),
+        Panel("Output tokens", "Of answers.", (Query(rise(_TOKENS, _OUTPUT)),), kind="number", width=6),
+        Panel(
+            "Turned away",
+            "Requests over one of the tenant's limits: 429.",
+            (Query(or_zero(events("shoal_tenant_refused_total", _MATCH))),),
+            kind="number",
+            width=6,
+            marks=(Mark(1, "yellow"),),
+        ),
+    ),
+)
+
+_REQUESTS: Final = Row(
+    "Requests",
+    (
+        Panel(
+            "Requests by tenant",
+            "Accepted requests per second that ended; the ten busiest.",
+            (Query(f"topk(10, {rate('shoal_tenant_requests_total', _MATCH, 'tenant')})", "{{tenant}}"),),
+            unit="reqps",
+            kind="stacked",
+        ),
+        Panel(
+            "How they ended",
+            "answered; rejected: by the engine, as wrong; cancelled: by the client; refused: 429 or 503 with "
+            "Retry-After; expired: held for too long; failed: the engine was lost, or said 5xx.",
+            (Query(rate("shoal_tenant_requests_total", _MATCH, "outcome"), "{{outcome}}"),),
+            unit="reqps",
+            kind="stacked",
+            runbook="refusals-burn-slow.md",
+        ),
+        Panel(
+            "Over a limit",
+            "Requests per second that got 429, by tenant.",
+            (
+                Query(
+                    or_zero(rate("shoal_tenant_refused_total", _MATCH, "tenant"), "tenant"),
+                    "{{tenant}}",
+                ),
+            ),
+            unit="reqps",
+        ),
+    ),
+)
+
+_USE: Final = Row(
+    "Tokens",
+    (
+        Panel(
+            "Tokens by tenant",
+            "Input and output tokens per second; the ten busiest.",
+            (
+                Query(
+                    f'topk(10, {rate(_TOKENS, f"""{_MATCH}, gen_ai_token_type=~"input|output" """.strip(), "tenant")})',
+                    "{{tenant}}",
+                ),
+            ),
+            unit="ops",
+            kind="stacked",
+        ),
+        Panel(
+            "Tokens by kind",
+            "Per second. Cached ones are part of the input.",
+            (Query(rate(_TOKENS, _MATCH, "gen_ai_token_type"), "{{gen_ai_token_type}}"),),
+            unit="ops",
+        ),
+        Panel(
+            "Input from a cache",
+            "Share of the input tokens that an engine's prefix cache covered.",
+            (Query(ratio(rate(_TOKENS, _CACHED), rate(_TOKENS, _INPUT)), "cached"),),
+            unit="percentunit",
+            most=1,
+        ),
+        Panel(
+            "Tenants",
+            "In the time shown: requests, tokens, and requests that were over a limit.",
+            (
+                Query(rise("shoal_tenant_requests_total", _MATCH, "tenant"), "requests"),
+                Query(rise(_TOKENS, _INPUT, "tenant"), "input tokens"),
+                Query(rise(_TOKENS, _CACHED, "tenant"), "of them cached"),
+                Query(rise(_TOKENS, _OUTPUT, "tenant"), "output tokens"),
+                Query(
+                    events("shoal_tenant_refused_total", _MATCH, "tenant"),
+                    "over a limit",
+                    empty="no request was over a limit",
+                ),
+            ),
+            kind="table",
+            width=24,
+        ),
+    ),
+)
+
+_BOOKS: Final = Row(
+    "Books",
+    (
+        Panel(
+            "Billed beside what engines counted",
+            "Tokens of the last 24 hours. `kubectl shoal unattributed` shows the difference by the hour.",
+            (
+                Query(total("shoal_ledger_engine_tokens", by="kind"), "engines {{kind}}"),
+                Query(total("shoal_ledger_billed_tokens", by="kind"), "billed {{kind}}"),
+            ),
+            width=12,
+        ),
+        Panel(
+            "Unattributed",
+            "Share of the engines' tokens that no usage record has; below zero where a killed engine's last counts "
+            "were not heard. The last 24 hours.",
+            (
+                Query(
+                    f"{total('shoal_ledger_unattributed_tokens', by='kind')} / "
+                    f"({total('shoal_ledger_engine_tokens', by='kind')} > 0)",
+                    "{{kind}}",
+                ),
+            ),
+            unit="percentunit",
+            width=12,
+            least=None,
+            marks=(Mark(0.01, "yellow"), Mark(0.05, "red")),
+            runbook="unattributed-tokens.md",
+        ),
+    ),
+)
+
+BOARD: Final = Board(
+    uid="shoal-tenant",
+    title="Shoal / Tenant",
+    description="What tenants ask for and get: requests, tokens, limits. Bills: `kubectl shoal bill TENANT`.",
+    variables=(TENANT,),
+    rows=(_NOW, _REQUESTS, _USE, _BOOKS),
+)

@@ -1,0 +1,54 @@
+"""What can be done to a lab's node from outside: a failed GPU, a replaced machine."""
+
+import shutil
+import time
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+from shoal_dev.lab.errors import LabError
+from shoal_dev.lab.node.config import GPU_RESOURCE
+from shoal_dev.lab.node.ownnode import HEALTHY_GPUS
+
+if TYPE_CHECKING:
+    from shoal_dev.lab.api import Lab
+
+_REPORT_TIMEOUT_S: Final = 30.0
+_POLL_S: Final = 0.1
+
+
+def set_gpu_health(lab: "Lab", node: str, healthy: int) -> None:
+    """Returns when the node says so in `status.allocatable`. Raises LabError."""
+    capacity = _gpus(lab, node, "capacity")
+    if capacity is None:
+        raise LabError(f"node {node} has no GPUs")
+    if not 0 <= healthy <= capacity:
+        raise LabError(f"node {node} has {capacity} GPUs: --healthy takes 0 to {capacity}")
+    lab.kubectl("annotate", "node", node, f"{HEALTHY_GPUS}={healthy}", "--overwrite")
+    deadline = time.monotonic() + _REPORT_TIMEOUT_S
+    while _gpus(lab, node, "allocatable") != healthy:
+        if time.monotonic() > deadline:
+            raise LabError(f"node {node} does not report {healthy} healthy GPUs: is it switched off, or status-only?")
+        time.sleep(_POLL_S)
+
+
+def _gpus(lab: "Lab", node: str, what: str) -> int | None:
+    status = orjson.loads(lab.kubectl("get", "node", node, "-o", "json"))["status"]
+    value = status.get(what, {}).get(GPU_RESOURCE)
+    return None if value is None else int(value)
+
+
+def replace(lab: "Lab", node: str) -> None:
+    """Another machine under the same name: empty disk, new Node object. Raises LabError.
+
+    Pods that were bound to the name are started again there, as nobody has told them otherwise.
+    """
+    running = {p.name: p.running for p in lab.status().processes}
+    name = f"node-{node}"
+    if name not in running:
+        raise LabError(f"no process {name!r} in this lab; there are: {', '.join(running)}")
+    if running[name]:
+        lab.kill_node(node)
+    lab.kubectl("delete", "node", node, "--ignore-not-found", "--wait=false")
+    shutil.rmtree(lab.paths.node_disk(node), ignore_errors=True)
+    lab.start_node(node)
