@@ -47,7 +47,7 @@ test: setup lint typecheck verify test-unit test-lab ## Lint, types, generated f
 
 .PHONY: test-unit
 test-unit: setup ## Tests that need neither root nor a lab
-	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "not lab and not engine and not apiserver and not keda" $(PYTEST_ARGS)
+	@$(RUN) pytest -n $(strip $(WORKERS)) --dist loadfile -m "not lab and not engine and not apiserver and not mutation and not keda" $(PYTEST_ARGS)
 
 .PHONY: test-lab
 test-lab: setup models ## Tests on real API servers and on the lab (the lab needs root)

@@ -10,7 +10,7 @@ import pytest
 from shoal_dev.sim.signatures import signature, signatures_in
 from tests.contract.conftest import Client
 from tests.support.adapters import make_adapter
-from tests.support.engines import SERVED
+from tests.support.engines import MAX_QUEUED, SERVED
 from tests.support.lora_calls import CHAT, GREEDY, PROMPT, ask, load, loaded, rest, streaming, text, unload
 
 
@@ -141,7 +141,7 @@ async def test_many_requests_load_it_again_once(lora: Client, tmp_path: Path):
     await load(lora, "herd", make_adapter(tmp_path / "a", seed=1))
     expected = await text(lora, lora_path="herd")
     await unload(lora, "herd")
-    assert set(await asyncio.gather(*(text(lora, lora_path="herd") for _ in range(4)))) == {expected}
+    assert set(await asyncio.gather(*(text(lora, lora_path="herd") for _ in range(MAX_QUEUED)))) == {expected}
     assert await loaded(lora) == ["herd"]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from tests.support.limited import MI, run
 from tests.support.mutants import Mutants
 
-OBJECTS = int(os.environ.get("SHOAL_FUZZ_OBJECTS", "400"))
+OBJECTS = int(os.environ.get("SHOAL_FUZZ_OBJECTS", "200"))
 """Of each target."""
 SEED = int(os.environ.get("SHOAL_FUZZ_SEED", "1"))
 OBJECT_SECONDS = 10.0

@@ -30,11 +30,13 @@ async def test_no_record_is_lost_or_counted_twice(tmp_path: Path, database: Data
     assert 0 <= account.share < 0.5
 
 
+@pytest.mark.mutation
 async def test_a_batch_marked_before_the_ledgers_answer_is_lost(tmp_path: Path) -> None:
     outcome = await run(Weather(2, pause=1.5, moves=("ledger",), speed=8, mutation="early-mark"), tmp_path / "storm")
     assert outcome.account.lost
 
 
+@pytest.mark.mutation
 async def test_records_that_come_again_are_double_without_dedupe(tmp_path: Path) -> None:
     # More than one: what is sent again after the first may hold no final row.
     outcome = await run(
@@ -43,6 +45,7 @@ async def test_records_that_come_again_are_double_without_dedupe(tmp_path: Path)
     assert any("the hours' sums" in text for text in outcome.account.double)
 
 
+@pytest.mark.mutation
 async def test_what_a_killed_gateway_held_has_no_final_record_where_nobody_closes_it(tmp_path: Path) -> None:
     outcome = await run(
         Weather(2, pause=1.5, moves=("gateway",), long=0.3, speed=8, mutation="no-close-open"), tmp_path / "storm"
