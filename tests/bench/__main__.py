@@ -21,7 +21,7 @@ BENCHES = {
     "bench_cache": "staging with and without the node cache",
     "bench_lab": "time to a served answer in the lab",
     "bench_sizing": "sizing beside the real engine and its own functions",
-    "bench_packing": "packing, class choice, and how long a plan takes",
+    "bench_packing": "packing, and how long a plan takes",
     "bench_operator": "500 Models at once",
     "bench_wake": "from a held request to /scale, and what an idle fleet costs",
     "bench_adapters": "2,000 adapters on 20 replicas: hit rate, movement, and how long a plan takes",

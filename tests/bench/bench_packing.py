@@ -1,6 +1,6 @@
-"""How well replicas are packed, how well classes are chosen, and how long a plan takes.
+"""How well replicas are packed, and how long a plan takes.
 
-python -m tests.bench.bench_packing [--traces FOLDER] [--seeds 10] [--only trace,choice,plan]
+python -m tests.bench.bench_packing [--traces FOLDER] [--seeds 10] [--only trace,plan]
 
 FOLDER has openb/ (see packing_trace.py; default: $SHOAL_TRACES). Without it that table is left out.
 """
@@ -54,41 +54,6 @@ def trace_table(folder: Path | None, seeds: int) -> None:
         "CPU and memory: the harness adds these to the measure that the planner uses for whole GPUs. Arrivals are\n"
         "drawn by another generator than the published ones: 'this harness' is the like-for-like comparison."
     )
-
-
-def choice_table(seeds: int, limit: float) -> None:
-    try:
-        from tests.bench import packing_choice
-    except ImportError as error:
-        CONSOLE.print(f"class choice: HiGHS is not there ({error}); uv sync --group bench")
-        return
-    table = Table(title=f"class choice, 100 buckets x 8 classes x 8 slices, {seeds} seeds each (goal: 1.01 in 100 ms)")
-    for column in (
-        "replicas",
-        "greedy / best",
-        "Shoal / best",
-        "worst",
-        "best / bound",
-        "Shoal CPU ms",
-        "worst",
-        "HiGHS CPU s",
-    ):
-        table.add_column(column, justify="right")
-    rows = packing_choice.rows(seeds, limit)
-    for size in sorted({r[0] for r in rows}):
-        some = [r for r in rows if r[0] == size]
-        greedy, ours, bound, took, solver = ([r[i] for r in some] for i in (2, 3, 4, 5, 6))
-        table.add_row(
-            f"{size:.0f}",
-            f"{statistics.mean(greedy):.4f}",
-            f"{statistics.mean(ours):.4f}",
-            f"{max(ours):.4f} (seed {max(some, key=lambda row: row[3])[1]:.0f})",
-            f"{statistics.mean(bound):.4f}",
-            f"{1e3 * statistics.mean(took):.0f}",
-            f"{1e3 * max(took):.0f}",
-            f"{statistics.mean(solver):.1f}",
-        )
-    CONSOLE.print(table)
 
 
 def plan_table() -> None:
@@ -165,13 +130,10 @@ def main() -> int:
     where = os.environ.get("SHOAL_TRACES")
     parser.add_argument("--traces", type=Path, default=Path(where) if where else None)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--limit", type=float, default=60, help="seconds for one integer program")
-    parser.add_argument("--only", default="plan,choice,trace")
+    parser.add_argument("--only", default="plan,trace")
     options, _ = parser.parse_known_args()
     if "plan" in options.only:
         plan_table()
-    if "choice" in options.only:
-        choice_table(options.seeds, options.limit)
     if "trace" in options.only:
         trace_table(options.traces, options.seeds)
     return 0
