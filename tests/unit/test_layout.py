@@ -70,7 +70,7 @@ def test_operator_directory_is_only_a_source_root() -> None:
 def test_top_level_is_fixed() -> None:
     allowed = {
         "pyproject.toml", "uv.lock", "operator", "crds", "charts", "policies", "images", "tests", "Makefile",
-        "README.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "docs", "examples", ".ci",
+        "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "docs", "examples", ".ci",
         ".github", ".gitignore", ".git",
     }  # fmt: skip
     tracked = {
