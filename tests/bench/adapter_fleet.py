@@ -11,8 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shoal.api.demand import AdapterDemand
-from shoal.core.adapters import Adapter, Limits, Memory, Plan, Replica, Revision, Snapshot, Voice, place
-from shoal.core.adapters.rendezvous import digest, score
+from shoal.core.lora.placement import (
+    Adapter,
+    AdapterSignalSource,
+    Limits,
+    Plan,
+    PoolMemory,
+    PoolSnapshot,
+    Replica,
+    Revision,
+    place,
+)
+from shoal.core.lora.placement.rendezvous import digest, score
 from tests.bench.adapter_loads import Load, Request
 
 LOAD_SECONDS = 0.0015
@@ -176,7 +186,7 @@ class Planned(HomeLRU):
         self.counts: dict[int, list[int]] = {}
         self.changed: set[int] = set()
         self.said: dict[str, AdapterDemand] = {}
-        self.memory: Memory | None = None
+        self.memory: PoolMemory | None = None
         self.plan: Plan | None = None
         self.moves = 0
         self.look(0.0)
@@ -198,10 +208,10 @@ class Planned(HomeLRU):
             for e in self.engines
         )
         limits = Limits(self.engines[0].slots + 1, self.engines[0].places)
-        seen = Snapshot(limits, replicas, self.adapters, (Voice("gateway", "boot", self.said),))
+        seen = PoolSnapshot(limits, replicas, self.adapters, (AdapterSignalSource("gateway", "boot", self.said),))
         self.plan, self.memory = place(seen, self.memory, now)
         for engine in self.engines:
-            engine.set_floor({int(entry.adapter) for entry in self.plan.floors[engine.uid]}, now)
+            engine.set_floor({int(entry.adapter) for entry in self.plan.desired[engine.uid]}, now)
 
 
 def _key(adapter: int) -> str:

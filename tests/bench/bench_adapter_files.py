@@ -39,8 +39,8 @@ from shoal.agent.stage.adapter import stage_adapter
 from shoal.api import names
 from shoal.api.adapters import AdapterSettings, AdapterWanted
 from shoal.api.artifact import LayerWidths
-from shoal.artifacts import Credentials, Settings, adapter, folders, open_source
-from shoal.core.adapters.check import check_adapter, of_settings
+from shoal.artifacts import Settings, StoreCredentials, adapter, folders, open_source
+from shoal.core.lora.format.check import check_adapter, of_settings
 from shoal.engine.adapters import EngineAdapters
 from shoal.engine.client import EngineClient
 from shoal.runtime import logs
@@ -116,8 +116,8 @@ class Ground:
     cache: Path
 
     @property
-    def credentials(self) -> Credentials:
-        return Credentials({**KEYS, "AWS_ENDPOINT_URL": self.endpoint}, given=True)
+    def credentials(self) -> StoreCredentials:
+        return StoreCredentials({**KEYS, "AWS_ENDPOINT_URL": self.endpoint}, given=True)
 
     def uri(self, name: str) -> str:
         return f"s3://{BUCKET}/{PREFIX}/{name}"

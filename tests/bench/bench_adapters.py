@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal.api.demand import AdapterDemand
-from shoal.core.adapters import Adapter, Limits, Replica, Revision, Snapshot, Voice, place
+from shoal.core.lora.placement import Adapter, AdapterSignalSource, Limits, PoolSnapshot, Replica, Revision, place
 from tests.bench import adapter_fleet, adapter_loads
 from tests.bench.adapter_fleet import LRU, EverywhereLRU, FirstN, HomeLRU, Planned, Policy
 from tests.bench.adapter_loads import Load
@@ -105,15 +105,15 @@ def plan_table(adapters: int = 20_000, replicas: int = 200, gateways: int = 8) -
         for i in range(adapters)
     }
     there = tuple(Replica(f"r{i}", f"acme/r{i}", True, False, frozenset()) for i in range(replicas))
-    silent = tuple(Voice(f"g{i}", "boot", {}) for i in range(gateways))
-    seen = Snapshot(Limits(SLOTS, 64), there, known, silent)
+    silent = tuple(AdapterSignalSource(f"g{i}", "boot", {}) for i in range(gateways))
+    seen = PoolSnapshot(Limits(SLOTS, 64), there, known, silent)
 
-    def timed(what: str, now: float, seen: Snapshot) -> None:
+    def timed(what: str, now: float, seen: PoolSnapshot) -> None:
         nonlocal memory
         begun = time.process_time()
         plan, memory = place(seen, memory, now)
         took = time.process_time() - begun
-        table.add_row(what, str(sum(map(len, plan.floors.values()))), f"{1000 * took:.0f}")
+        table.add_row(what, str(sum(map(len, plan.desired.values()))), f"{1000 * took:.0f}")
 
     memory = None
     timed("nobody was ever asked for", 0.0, seen)
@@ -127,7 +127,7 @@ def plan_table(adapters: int = 20_000, replicas: int = 200, gateways: int = 8) -
         if len(loaded[i % replicas]) < 60:
             loaded[i % replicas].add(f"acme.a{i}@{i:012x}")
     holding = tuple(replace(r, resident=frozenset(names)) for r, names in zip(there, loaded, strict=True))
-    busy = replace(seen, replicas=holding, voices=tuple(replace(v, demand=said) for v in silent))
+    busy = replace(seen, replicas=holding, sources=tuple(replace(v, demand=said) for v in silent))
     memory = None
     timed("a new leader, host memory full, all asked for", 2.0, busy)
     timed("the same again", 400.0, busy)

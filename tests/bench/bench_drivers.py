@@ -27,7 +27,7 @@ from shoal_dev.demo import steps
 from shoal_dev.demo.clusters import LabCluster
 from shoal_dev.lab.addons import prometheus
 from shoal_dev.lab.api import Lab
-from shoal_dev.lab.fleet import Fleet
+from shoal_dev.lab.fleet import FleetFile
 from tests.bench.drivers_load import Ask, Client, Heard, pieces
 
 SPACE: Final = "bench"
@@ -259,9 +259,9 @@ def main(count: int, seconds: float, silence: float, speed: float, chosen: tuple
     asks = pieces(Path(traces), speed=speed, count=count, seconds=seconds, silence=silence)
     lab = Lab.up(
         f"drivers-{os.getpid()}",
-        fleet_data=Fleet.model_validate(_FLEET),
+        fleet_data=FleetFile.model_validate(_FLEET),
         addons=("keda", "prometheus"),
-        say=lambda line: print(line, file=sys.stderr, flush=True),
+        announce=lambda line: print(line, file=sys.stderr, flush=True),
     )
     results: list[Result] = []
     try:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from aiohttp.test_utils import unused_port
 
-from shoal.artifacts import Credentials, Settings, open_source
+from shoal.artifacts import Settings, StoreCredentials, open_source
 from tests.support.sources import LOCAL
 
 
@@ -42,7 +42,7 @@ def make(folder: Path, size: int) -> str:
     return hasher.hexdigest()
 
 
-async def fetch(uri: str, credentials: Credentials, settings: Settings, folder: Path) -> None:
+async def fetch(uri: str, credentials: StoreCredentials, settings: Settings, folder: Path) -> None:
     async with open_source(uri, credentials, settings) as source:
         for file in (await source.manifest()).files:
             await source.download(file, folder / file.name, lambda _: None)
@@ -96,19 +96,21 @@ def main() -> None:
         try:
             endpoint = f"http://127.0.0.1:{port}"
             wait_for(f"{endpoint}/models")
-            keys = Credentials(
+            keys = StoreCredentials(
                 {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_ENDPOINT_URL": endpoint}, given=True
             )
             hub = Settings(network=LOCAL, hub_endpoint=endpoint)
             sources = (
-                ("hf:// (ranges, SHA-256 verified)", "hf://team/m", Credentials(), hub),
+                ("hf:// (ranges, SHA-256 verified)", "hf://team/m", StoreCredentials(), hub),
                 ("s3:// (ranges)", "s3://models/m", keys, Settings(network=LOCAL)),
-                ("file://", f"file://{model}", Credentials(), Settings(network=LOCAL)),
+                ("file://", f"file://{model}", StoreCredentials(), Settings(network=LOCAL)),
             )
             rows.append(("cp and fsync", *measure(lambda folder: copy(model, folder), out)))
             for title, uri, credentials, settings in sources:
 
-                def run(folder: Path, uri: str = uri, given: Credentials = credentials, s: Settings = settings) -> None:
+                def run(
+                    folder: Path, uri: str = uri, given: StoreCredentials = credentials, s: Settings = settings
+                ) -> None:
                     asyncio.run(fetch(uri, given, s, folder))
 
                 rows.append((title, *measure(run, out)))

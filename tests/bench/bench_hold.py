@@ -29,8 +29,8 @@ from typing import Final, cast
 
 from shoal.api import keys
 from shoal.core.hold.fair import FairQueue
+from shoal.net.stream import StreamPeer
 from shoal.signals.demand import DemandStreams
-from shoal.signals.stream import Peer
 from tests.bench.gateway_process import API_KEY, INSTALL_KEY
 
 ANSWER: Final = json.dumps({"id": "x", "object": "chat.completion", "model": "bench/model", "choices": []}).encode()
@@ -107,7 +107,7 @@ class Operator:
         key = keys.derive(INSTALL_KEY, "operator", keys.DEMAND)
         self._streams.start()
         try:
-            self._streams.put(Peer("gateway", "gateway", "127.0.0.1", key, port))
+            self._streams.put(StreamPeer("gateway", "gateway", "127.0.0.1", key, port))
             async with asyncio.timeout(20):
                 while self._streams.get("gateway") is None:
                     await asyncio.sleep(0.01)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from shoal_dev.lab.api import Lab
-from shoal_dev.lab.fleet import Fleet
+from shoal_dev.lab.fleet import FleetFile
 from tests.bench.keda_process import SPACE
 
 _NAME = "bench-keda"
@@ -52,7 +52,11 @@ def _print(found: dict[str, Any]) -> None:
 @click.option("--lab", "name", help="A lab that is up with KEDA; else one is made and removed.")
 def main(wakes: int, many: int, seconds: float, name: str | None) -> None:
     """Prints both."""
-    lab = Lab.get(name) if name else Lab.up(_NAME, fleet_data=Fleet.model_validate(_FLEET), addons=("keda",), say=print)
+    lab = (
+        Lab.get(name)
+        if name
+        else Lab.up(_NAME, fleet_data=FleetFile.model_validate(_FLEET), addons=("keda",), announce=print)
+    )
     try:
         arguments = [f"--wakes={wakes}", f"--many={many}", f"--seconds={seconds}"]
         command = (sys.executable, "-m", "tests.bench.keda_process", f"--kubeconfig={lab.paths.admin_kubeconfig}")

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from shoal.controllers.keda.book import AnswerBook
 from shoal.controllers.keda.server import ScalerServer
+from shoal.controllers.keda.targets import ScalerTargets
 from shoal.controllers.keda.tls import CertificateFiles
 from shoal.runtime import logs
 from tests.bench.keda_scaler_client import NAMESPACE
@@ -34,7 +34,7 @@ class Operator:
 
     objects: int
     standing: dict[str, int]
-    book: AnswerBook
+    book: ScalerTargets
 
     def say(self, name: str, replicas: int) -> None:
         self.book.set((NAMESPACE, name), name, "h100", 1, replicas)
@@ -43,7 +43,7 @@ class Operator:
         for number in range(self.objects):
             self.standing[f"so-{number}"] = standing
             self.say(f"so-{number}", replicas)
-            self.book.tell((NAMESPACE, f"so-{number}"))
+            self.book.notify((NAMESPACE, f"so-{number}"))
 
 
 @dataclass(slots=True)
@@ -145,7 +145,7 @@ async def run(objects: int, seconds: float) -> None:
         write_certificate(Path(folder))
         ca = Path(folder) / "ca.crt"
         standing: dict[str, int] = {}
-        operator = Operator(objects, standing, AnswerBook(lambda _namespace, name: standing.get(name)))
+        operator = Operator(objects, standing, ScalerTargets(lambda _namespace, name: standing.get(name)))
         server = ScalerServer(
             operator.book,
             lambda: True,

@@ -35,8 +35,8 @@ from shoal.api import keys
 from shoal.ledger import bulk, schema
 from shoal.ledger.backup import backup
 from shoal.ledger.database import Database
-from shoal.ledger.maintenance import Heard, close_once, retain_once
-from shoal.ledger.store import Store
+from shoal.ledger.maintenance import GatewayLiveness, close_once, retain_once
+from shoal.ledger.store import LedgerStore
 from tests.bench.ledger_growth import grow
 from tests.support.controlplane import free_ports
 from tests.support.ledger import INSTALL_KEY, record, usage_row
@@ -255,12 +255,12 @@ async def _large(url: str, folder: Path, traffic: Traffic, options: argparse.Nam
         await _mixed(ledger, traffic, options, figures)
         await _asked(ledger, figures)
         figures["memory of the ledger, MiB"] = f"{ledger.rss_mib:,.0f}"
-    store = Store(url)
+    store = LedgerStore(url)
     store.start()
     try:
         while store.error is not None:
             await asyncio.sleep(0.05)
-        heard = Heard(3_600)
+        heard = GatewayLiveness(3_600)
         began = time.perf_counter()
         await close_once(store, heard, lambda _: None)
         figures["a look for requests that dead gateways left open, ms"] = f"{(time.perf_counter() - began) * 1e3:,.1f}"

@@ -24,11 +24,11 @@ from shoal.api.artifact import ArtifactFacts
 from shoal.api.loraadapter import AdapterRevision, LoRAAdapter
 from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import JsonObject
-from shoal.core.adapters import adapterstatus
-from shoal.core.adapters import pool as pools
-from shoal.core.adapters.revisions import Revisions, demands, read_key
-from shoal.core.observed import ServedNames
-from shoal.kube.client import Client
+from shoal.core.lora import pool as pools
+from shoal.core.lora.lifecycle.revisions import Revisions, demands, read_key
+from shoal.core.status import adapterstatus
+from shoal.core.status.observed import ServedNames
+from shoal.kube.client import KubeClient
 from shoal.kube.reflector import Reflector
 from shoal.kube.resources import GPUCLASSES, LORA_ADAPTERS, LORA_POOLS, MODELS, NAMESPACES
 from tests.bench.bench_operator import _cpu, _memory, _own_writes, _start, _wrote_within
@@ -44,7 +44,7 @@ _WARM = 50
 """Every so many-th adapter is kept on a replica; the others are on demand."""
 
 
-async def _fleet(client: Client) -> None:
+async def _fleet(client: KubeClient) -> None:
     await install_crds(client)
     for name in (NS, NAMESPACE):
         body: JsonObject = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
@@ -61,7 +61,7 @@ def _body(number: int, count: int) -> JsonObject:
     return adapter(NS, f"a{number:05d}", residency="Warm" if warm else "OnDemand")
 
 
-async def _make(client: Client, count: int) -> None:
+async def _make(client: KubeClient, count: int) -> None:
     """Adapters as another operator has left them."""
     found = LoRAPool.model_validate(await client.get(LORA_POOLS, "pool", NS))
     asked = demands(pools.settings(found, ArtifactFacts.model_validate(POOLED_FACTS)))
@@ -86,7 +86,7 @@ async def _make(client: Client, count: int) -> None:
 
 
 async def bench(plane: ControlPlane, directory: Path, count: int, new: int, quiet: float) -> None:
-    async with await Client.from_environment(kubeconfig=str(plane.kubeconfig)) as client:
+    async with await KubeClient.from_environment(kubeconfig=str(plane.kubeconfig)) as client:
         await _fleet(client)
         kubelet, sources = StatusKubelet(client), Sources()
         kubelet.said, kubelet.adapters_said = (0, {"facts": POOLED_FACTS}), sources.said

@@ -20,7 +20,7 @@ import yaml
 
 from shoal.api import names
 from shoal.api.meta import JsonObject
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.reflector import Reflector
 from shoal.kube.resources import GPUCLASSES, MODELS, NAMESPACES, PODS
 from tests.support.controlplane import ControlPlane, StatusKubelet, add_node, control_plane, free_ports, install_crds
@@ -93,7 +93,7 @@ def _percentile(values: list[float], percent: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * percent / 100))] if values else float("nan")
 
 
-async def _make_fleet(client: Client, models: int, nodes: int) -> None:
+async def _make_fleet(client: KubeClient, models: int, nodes: int) -> None:
     await install_crds(client)
     for name in ("bench", NAMESPACE):
         await client.apply(
@@ -114,7 +114,7 @@ async def _make_fleet(client: Client, models: int, nodes: int) -> None:
 
 
 async def bench(plane: ControlPlane, directory: Path, count: int, nodes: int, quiet: float) -> None:
-    async with await Client.from_environment(kubeconfig=str(plane.kubeconfig)) as client:
+    async with await KubeClient.from_environment(kubeconfig=str(plane.kubeconfig)) as client:
         await _make_fleet(client, count, nodes)
         operator = _start(plane, directory)
         kubelet, seen = StatusKubelet(client), Seen()
@@ -200,7 +200,7 @@ def _start(plane: ControlPlane, directory: Path, port: int | None = None) -> "su
         )
 
 
-async def _probe(client: Client, seen: Seen) -> list[float]:
+async def _probe(client: KubeClient, seen: Seen) -> list[float]:
     """Binds pods that are not Shoal's, one by one: seconds until the class counts each."""
     found: list[float] = []
     for number in range(_PROBES):

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from shoal.core.placement import Candidate, ClassSupply, Demand, Held, NodeRoom, Standing, plan
+from shoal.core.placement import Candidate, ClassSupply, Demand, Held, NodeSupply, ReplicaState, plan
 from tests.bench import packing_trace
 from tests.support.fleets import candidate, demand
 
@@ -95,7 +95,7 @@ def _fleet(count: int) -> tuple[list[Demand], list[ClassSupply]]:
         )
         for i in range(count)
     ]
-    return models, [ClassSupply(f"c{c}", tuple(NodeRoom(f"c{c}-{i:03}", 8, 8) for i in range(100))) for c in range(8)]
+    return models, [ClassSupply(f"c{c}", tuple(NodeSupply(f"c{c}-{i:03}", 8, 8) for i in range(100))) for c in range(8)]
 
 
 def _bound(
@@ -107,7 +107,7 @@ def _bound(
     found: list[Demand] = []
     left: list[ClassSupply] = []
     for model in models:
-        standing: dict[str, Standing] = {}
+        standing: dict[str, ReplicaState] = {}
         for variant in placements[model.uid].variants:
             on: dict[str, Held] = {}
             for _ in range(variant.replicas):
@@ -116,11 +116,11 @@ def _bound(
                     free[node] -= variant.gpus
                     on[node] = Held(on[node].pods + 1, on[node].ready + 1) if node in on else Held(1, 1)
             pods = sum(h.pods for h in on.values())
-            standing[variant.gpu_class] = Standing(pods, variant.gpus, on, pods)
+            standing[variant.gpu_class] = ReplicaState(pods, variant.gpus, on, pods)
         candidates: list[Candidate] = list(model.candidates)
         found.append(demand(model.key, *candidates, priority=model.priority, standing=standing, created=model.created))
     left = [
-        ClassSupply(s.name, tuple(NodeRoom(n.name, free[n.name], n.allocatable) for n in s.nodes)) for s in supplies
+        ClassSupply(s.name, tuple(NodeSupply(n.name, free[n.name], n.allocatable) for n in s.nodes)) for s in supplies
     ]
     return found, left
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.core.affinity import favourite, head_of
+from shoal.core.routing.affinity import favourite, head_of
 
 Segments = tuple[tuple[int, int], ...]
 """A prompt: (what, how many tokens), from its beginning on."""

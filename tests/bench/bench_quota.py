@@ -22,12 +22,12 @@ import structlog
 
 from shoal.api.demand import TenantUse
 from shoal.api.tenant import Tenant
-from shoal.core.access import Identity, index_keys
-from shoal.core.quota.others import Peer
+from shoal.core.access import KeyIdentity, index_keys
+from shoal.core.quota.peerusage import GatewayPeer
 from shoal.core.quota.share import ROUND_SECONDS, overshoot
-from shoal.gateway.meter import Meter
 from shoal.gateway.quota import Quotas
-from shoal.gateway.tenantdemand import TenantBook
+from shoal.gateway.tenantdemand import TenantUsageState
+from shoal.metering.meter import Meter
 from tests.support.gateway import MODEL
 from tests.support.quota_gateways import Crew, crew
 
@@ -98,7 +98,7 @@ async def overshoots(requests: int, gateways: int) -> None:
         print(line + ("" if max(over, late) <= bound else "   OVER THE BOUND"))
 
 
-def identity(**spec: Any) -> Identity:
+def identity(**spec: Any) -> KeyIdentity:
     key = {"name": "k", "sha256": "0" * 64}
     (found,) = index_keys(
         [Tenant.model_validate({"metadata": {"name": "acme"}, "spec": {"keys": [key], **spec}})]
@@ -129,16 +129,16 @@ def costs(times: int = 5000) -> None:
     print("\nCPU of limits per request: reserve, headers, settle")
     for name, spec in every.items():
         who = identity(**spec)
-        book = TenantBook(me="me")
-        others = [Peer(f"g{n}", time.monotonic() + 3600) for n in range(3)]
+        book = TenantUsageState(boot="me")
+        others = [GatewayPeer(f"g{n}", time.monotonic() + 3600) for n in range(3)]
         for peer in others:
-            book.hear(peer.boot or "", peer.boot or "", {"acme": TenantUse(requests=1, tokens=10, booked=10)})
-        quotas = Quotas(book, crowd=lambda others=others: others)
-        meter = Meter("id", "shoal", who, MODEL, endpoint="/v1/chat/completions", word="llama", stream=False)
+            book.peer_reported(peer.boot or "", peer.boot or "", {"acme": TenantUse(requests=1, tokens=10, booked=10)})
+        quotas = Quotas(book, peers=lambda others=others: others)
+        meter = Meter("id", "shoal", who, MODEL, endpoint="/v1/chat/completions", model_name="llama", stream=False)
         meter.count(USAGE, "final")
         meter.tokens()
 
-        def request(quotas: Quotas = quotas, who: Identity = who, meter: Meter = meter) -> None:
+        def request(quotas: Quotas = quotas, who: KeyIdentity = who, meter: Meter = meter) -> None:
             quota = quotas.of(who)
             if quota is not None:
                 reserved = quota.reserve(MODEL, None, 900, 1, 200)
@@ -146,10 +146,10 @@ def costs(times: int = 5000) -> None:
                 reserved.settle(meter)
 
         print(f"{name:26}{seconds(times, request) * 1e6:8.2f} us")
-    account = TenantBook().of("acme")
+    account = TenantUsageState().of("acme")
 
     def told() -> None:
-        orjson.dumps(account.told().model_dump(by_alias=True, exclude_defaults=True))
+        orjson.dumps(account.own_use().model_dump(by_alias=True, exclude_defaults=True))
 
     row = seconds(times, told)
     print(f"{'a tenant in a message':26}{row * 1e6:8.2f} us, once a second")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from shoal.core.reconcile import HOUR_MS, Held, Reading
+from shoal.core.reconcile import HOUR_MS, CounterReading, Held
 from shoal.ledger.queries.times import Span
 from shoal.ledger.reconcile.compare import by_engine, by_sums
 from shoal.ledger.reconcile.keep import keep_gpu_time, keep_readings
@@ -62,7 +62,7 @@ def main() -> None:
             turn += 1
             now = BEGIN + turn * ROUND_MS
             each = [
-                Reading(f"e{n}", f"ns/m{n % 200}", "h100", f"ns/p{n}", "node", now, 100 * turn, 10 * turn)
+                CounterReading(f"e{n}", f"ns/m{n % 200}", "h100", f"ns/p{n}", "node", now, 100 * turn, 10 * turn)
                 for n in range(args.engines)
             ]
             with books.begin() as connection:

@@ -13,11 +13,11 @@ from typing import Any
 import orjson
 
 from shoal.api.tenant import Redaction, TenantLogging
-from shoal.core.access import Identity
-from shoal.gateway.meter import Meter
-from shoal.gateway.requestlog.book import RequestLog
-from shoal.gateway.requestlog.entry import Job, Lines
+from shoal.core.access import KeyIdentity
 from shoal.gateway.settings import GatewaySettings
+from shoal.metering.meter import Meter
+from shoal.requestlog.entry import Lines, LogEntry
+from shoal.requestlog.logger import RequestLogger
 from tests.support.gateway import MODEL
 
 COUNT = 5_000
@@ -33,14 +33,14 @@ def text(number: int, length: int) -> str:
     return " ".join((*words, f"user{number}@example.org"))
 
 
-def meter(identity: Identity) -> Meter:
+def meter(identity: KeyIdentity) -> Meter:
     it = Meter(
         "01a200e9-18ce-79ba-9634-fa3d41586634",
         "bench",
         identity,
         MODEL,
         endpoint="/v1/chat/completions",
-        word="llama",
+        model_name="llama",
         stream=False,
     )
     it.outcome, it.status = "answered", 200
@@ -51,9 +51,9 @@ def meter(identity: Identity) -> Meter:
 
 
 async def measure(label: str, logging: TenantLogging, folder: Path, stream: bool = False) -> None:
-    identity = Identity("acme", None, "prod", None, False, False, frozenset(), logging=logging)
-    book = RequestLog(GatewaySettings(log_dir=folder, log_queue_bytes=1 << 40))
-    jobs: list[Job] = []
+    identity = KeyIdentity("acme", None, "prod", None, False, False, frozenset(), logging=logging)
+    book = RequestLogger(GatewaySettings(log_dir=folder, log_queue_bytes=1 << 40))
+    jobs: list[LogEntry] = []
     put = book.writer.put
     book.writer.put = jobs.append  # type: ignore[method-assign]
     bodies: list[tuple[bytes, dict[str, Any], bytes, list[bytes], Meter]] = []

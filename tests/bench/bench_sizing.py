@@ -142,8 +142,8 @@ def worked_examples() -> bool:
         ratio = (found.kv_tokens or 0) / expected
         good &= abs(ratio - 1) < 0.005
         print(
-            f"   {name:32} {found.sums.mem_fraction_static:6.3f} {found.kv_bytes_per_token:8d} "
-            f"{found.sums.kv / GI:7.2f} {found.kv_tokens:10d} {expected:10d} {ratio:7.4f}"
+            f"   {name:32} {found.breakdown.mem_fraction_static:6.3f} {found.kv_bytes_per_token:8d} "
+            f"{found.breakdown.kv / GI:7.2f} {found.kv_tokens:10d} {expected:10d} {ratio:7.4f}"
         )
     return good
 

@@ -18,10 +18,10 @@ from typing import Final
 
 import structlog
 
-from shoal.core.routing import Replica
+from shoal.core.routing.choice import Replica
 from shoal.gateway.ids import uuid7
-from shoal.ledger.spool import Spool
-from shoal.ledger.spoolfile import Row, SpoolFile
+from shoal.metering.spool import UsageSpool
+from shoal.metering.spoolfile import Row, SpoolFile
 from tests.support.gateway import replica
 from tests.support.records import meter
 
@@ -54,7 +54,7 @@ def of(row: Row, request: str) -> Row:
 
 async def durable(folder: Path, at_once: int, seconds: float) -> tuple[float, float, float, float]:
     """Rows per second, milliseconds that an open row waits (p50, p99), and bytes of disk for a row."""
-    spool = Spool(folder, max_bytes=_ROOM)
+    spool = UsageSpool(folder, max_bytes=_ROOM)
     spool.start()
     await spool.opened()
     waits: list[float] = []

@@ -20,12 +20,12 @@ import uvloop
 
 from shoal.api import keys
 from shoal.api.replica import ReplicaKeys
-from shoal.core.routing import Heard
+from shoal.core.routing.choice import ReplicaSignal
+from shoal.net.stream import ListenerIdentity, StreamPeer
 from shoal.runtime import logs
 from shoal.signals.demand import DemandStreams
-from shoal.signals.listen import Listener
+from shoal.signals.live import LiveSignals
 from shoal.signals.replica import ReplicaStreams
-from shoal.signals.stream import Me, Peer
 from tests.support.streams import CURRENT
 
 _PER_PROCESS = 500
@@ -62,10 +62,10 @@ def others(count: int, share: float, gateways: int, models: int, rate: float) ->
             process.wait()
 
 
-def peers(count: int, gateways: int, role: keys.Role) -> tuple[list[Peer], list[Peer]]:
-    agents = [Peer(f"pod-{n}", f"ns/pod-{n}", "127.0.0.1", "key", _FIRST_PORT + n) for n in range(count)]
+def peers(count: int, gateways: int, role: keys.Role) -> tuple[list[StreamPeer], list[StreamPeer]]:
+    agents = [StreamPeer(f"pod-{n}", f"ns/pod-{n}", "127.0.0.1", "key", _FIRST_PORT + n) for n in range(count)]
     key = keys.derive(CURRENT, role, keys.DEMAND)
-    return agents, [Peer(f"g-{n}", f"g-{n}", "127.0.0.1", key, _FIRST_PORT - 1 - n) for n in range(gateways)]
+    return agents, [StreamPeer(f"g-{n}", f"g-{n}", "127.0.0.1", key, _FIRST_PORT - 1 - n) for n in range(gateways)]
 
 
 async def as_operator(count: int, gateways: int, models: int, seconds: float) -> None:
@@ -74,7 +74,7 @@ async def as_operator(count: int, gateways: int, models: int, seconds: float) ->
     def changed(model: str | None, urgent: bool) -> None:
         calls[urgent] += 1
 
-    ears = Listener(changed, Me("operator", "boot"))
+    ears = LiveSignals(changed, ListenerIdentity("operator", "boot"))
     ears.start()
     agents, others_ = peers(count, gateways, "operator")
     began, cpu = time.monotonic(), time.process_time()
@@ -93,7 +93,7 @@ async def as_operator(count: int, gateways: int, models: int, seconds: float) ->
 
 
 async def as_gateway(count: int, gateways: int, seconds: float) -> None:
-    heard: dict[str, Heard] = {}
+    heard: dict[str, ReplicaSignal] = {}
     calls = [0, 0]
 
     def replica(uid: str, said: ReplicaKeys | None) -> None:
@@ -101,10 +101,10 @@ async def as_gateway(count: int, gateways: int, seconds: float) -> None:
         if said is None:
             heard.pop(uid, None)
         else:
-            heard[uid] = Heard(said.phase, said.engine_boot)
+            heard[uid] = ReplicaSignal(said.phase, said.engine_boot)
 
-    replicas = ReplicaStreams(replica, Me("gateway-0", "boot"))
-    demand = DemandStreams(lambda _uid, models: calls.__setitem__(0, calls[0] + len(models or ())), Me())
+    replicas = ReplicaStreams(replica, ListenerIdentity("gateway-0", "boot"))
+    demand = DemandStreams(lambda _uid, models: calls.__setitem__(0, calls[0] + len(models or ())), ListenerIdentity())
     agents, others_ = peers(count, gateways - 1, "gateway")
     replicas.start()
     demand.start()

@@ -21,7 +21,7 @@ from pathlib import Path
 from shoal.api import identity
 from shoal.api.config import AgentImage, Engines, OperatorConfig
 from shoal.manifests import sidecar
-from shoal.net.pki import Authority
+from shoal.net.pki import CertificateAuthority
 from tests.bench.bench_gateway import LOAD_CORE, PROXY_CORE, Bench, cpu_seconds, free_port, rss_mib, started
 
 _LIFE = timedelta(hours=1)
@@ -72,7 +72,7 @@ def certify(folder: Path) -> None:
     """The gateway's certificate as files, the engine's as Envoy takes it."""
     folder.mkdir()
     now = datetime.now(UTC)
-    authority = Authority.make("bench", now, _LIFE)
+    authority = CertificateAuthority.make("bench", now, _LIFE)
     gateway = identity.process("bench", "bench", "gateway")
     pair = authority.issue(gateway, now, _LIFE, calls=True)
     files = {"tls.crt": pair.certificate, "tls.key": pair.key, "ca.crt": authority.pair.certificate}

@@ -21,15 +21,15 @@ from functools import partial
 from itertools import cycle
 from pathlib import Path
 
-from shoal.agent.stream import Hub as AgentHub
+from shoal.agent.stream import AgentStream as AgentHub
 from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.core.artifacts import source_key
-from shoal.gateway import collector
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.reflector import Reflector
 from shoal.kube.resources import DEPLOYMENTS, GPUCLASSES, MODELS, NAMESPACES, PODS, SECRETS
+from shoal.net import gctuning
 from tests.bench.bench_operator import _cpu, _own_writes, _percentile, _start
 from tests.bench.streams_process import _serve
 from tests.support.controlplane import FACTS, ControlPlane, StatusKubelet, add_node, control_plane, install_crds
@@ -88,7 +88,7 @@ class Seen:
 class Fleet:
     """Models at zero, an operator, two gateways, and one agent for all pods."""
 
-    def __init__(self, client: Client, plane: ControlPlane, directory: Path) -> None:
+    def __init__(self, client: KubeClient, plane: ControlPlane, directory: Path) -> None:
         self.client, self.plane, self.directory = client, plane, directory
         net = f"127.{os.getpid() % 200 + 20}"
         self.gateways = [ToldGateway(f"{net}.0.{i + 1}", names.OPS_PORT) for i in range(2)]
@@ -143,7 +143,7 @@ class Fleet:
                         await asyncio.sleep(0.2)
                 while await self._wrote_within(5):
                     pass
-                collector.calm()  # as gateways do: their pauses would count as the operator's
+                gctuning.tune_gc()  # as gateways do: their pauses would count as the operator's
                 yield operator
             finally:
                 operator.terminate()
@@ -281,7 +281,7 @@ async def wake_and_sleep(fleet: Fleet, chosen: list[str]) -> Cycle:
     await fleet.until(lambda: fleet.seen.ready >= set(chosen))
     answered = time.time()
     for uid, started, gateway in held:
-        gateway.book.unheld(uid, 100, started)
+        gateway.book.released(uid, 100, started)
     await fleet.until(lambda: all(fleet.seen.replicas.get(n) == 0 for n in chosen))
     await fleet.until(lambda: not fleet.seen.ready & set(chosen))
     written = scales(fleet.plane, lines)
@@ -297,7 +297,7 @@ async def wake_and_sleep(fleet: Fleet, chosen: list[str]) -> Cycle:
 
 
 async def wakes(plane: ControlPlane, directory: Path, models: int, count: int, every: float) -> None:
-    async with await Client.from_environment(kubeconfig=str(plane.kubeconfig)) as client:
+    async with await KubeClient.from_environment(kubeconfig=str(plane.kubeconfig)) as client:
         fleet = Fleet(client, plane, directory)
         batch = min(50, count)
         fleet.every = every
@@ -320,7 +320,7 @@ async def wakes(plane: ControlPlane, directory: Path, models: int, count: int, e
 
 
 async def idle(plane: ControlPlane, directory: Path, quiet: float) -> None:
-    async with await Client.from_environment(kubeconfig=str(plane.kubeconfig)) as client:
+    async with await KubeClient.from_environment(kubeconfig=str(plane.kubeconfig)) as client:
         fleet = Fleet(client, plane, directory)
         async with fleet.up(500, 10, 600) as operator:
             busy = [f"m{i}" for i in range(50)]

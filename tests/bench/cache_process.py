@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 from shoal.artifacts import Settings
-from shoal.cache.disk import Disk
+from shoal.cache.disk import CacheDisk
+from shoal.cache.diskquota import DiskQuota
 from shoal.cache.fetcher import Fetcher
 from shoal.cache.index import Index
-from shoal.cache.room import Room
-from shoal.cache.server import Server
+from shoal.cache.server import CacheServer
 from shoal.runtime import logs
 from tests.support.sources import LOCAL
 
@@ -18,12 +18,12 @@ from tests.support.sources import LOCAL
 async def main(root: Path, hub: str, namespaces: list[str]) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    disk, index = Disk(root), Index()
+    disk, index = CacheDisk(root), Index()
     index.fill(await asyncio.to_thread(disk.open))
     async with Fetcher(
-        disk, index, Room(disk, index, 1 << 50, free_percent=1), Settings(network=LOCAL, hub_endpoint=hub)
+        disk, index, DiskQuota(disk, index, 1 << 50, free_percent=1), Settings(network=LOCAL, hub_endpoint=hub)
     ) as fetcher:
-        server = Server(disk, index, fetcher)
+        server = CacheServer(disk, index, fetcher)
         for namespace in namespaces:
             await server.add(namespace)
         await stop.wait()

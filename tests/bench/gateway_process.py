@@ -25,31 +25,30 @@ from shoal.api import keys
 from shoal.api.replica import ReplicaKeys
 from shoal.api.tenant import Tenant
 from shoal.core.hold.limits import Limits
-from shoal.core.resolve import ServedModel
-from shoal.core.routing import Replica
-from shoal.gateway import collector
+from shoal.core.routing.choice import Replica
+from shoal.core.routing.resolve import ServedModel
 from shoal.gateway.app import Gateway
-from shoal.gateway.demand import DemandBook, Teller
+from shoal.gateway.demand import DemandPublisher, DemandState
 from shoal.gateway.directory import Directory
-from shoal.gateway.fleet import Fleet
-from shoal.gateway.meter import Meter
-from shoal.gateway.metrics import Metrics
+from shoal.gateway.metrics import GatewayMetrics
 from shoal.gateway.ops import Ops
 from shoal.gateway.quota import Quotas
-from shoal.gateway.requestlog.api import LogsApi
-from shoal.gateway.requestlog.book import RequestLog
+from shoal.gateway.replicapool import ReplicaPool
 from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.tracing import Traces
 from shoal.gateway.upstream import Pool
-from shoal.ledger.shipper import Shipper
-from shoal.ledger.spool import Spool
-from shoal.net.tls import Credentials
+from shoal.metering.meter import Meter
+from shoal.metering.shipper import Shipper
+from shoal.metering.spool import UsageSpool
+from shoal.net import gctuning, trace
+from shoal.net.installkey import KeyRing
+from shoal.net.server import make_server
+from shoal.net.stream import ListenerIdentity
+from shoal.net.tls import TLSCredentials
+from shoal.requestlog.api import LogsApi
+from shoal.requestlog.logger import RequestLogger
 from shoal.runtime import logs as structured
-from shoal.serving import tracing
-from shoal.serving.installkey import KeyRing
-from shoal.serving.server import make_server
-from shoal.signals.stream import Me
-from shoal.signals.totals import Totals
+from shoal.signals.totals import TotalsFollower
 from tests.support.rolekeys import give
 
 API_KEY = "sk-bench"
@@ -74,14 +73,14 @@ EVERYTHING: dict[str, object] = {
 }
 
 
-class Unmeasured(Metrics):
+class Unmeasured(GatewayMetrics):
     """Counts no request."""
 
     def observe(self, meter: Meter, endpoint: str) -> None:
         pass
 
 
-def crowd(metrics: Metrics, models: int) -> None:
+def crowd(metrics: GatewayMetrics, models: int) -> None:
     """Series of other Models, as a scrape finds them."""
     for number in range(models):
         series = metrics.of(f"bench/other-{number}", "/v1/chat/completions")
@@ -118,36 +117,36 @@ async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool, led
         )
         for n in range(4)
     }
-    credentials = Credentials(Path(tls) if tls else None)
+    credentials = TLSCredentials(Path(tls) if tls else None)
     credentials.refresh()
     ring = KeyRing(settings.keys_dir)
     ring.refresh()
-    book = DemandBook()
-    teller = Teller(book)
-    me = Me("gateway-0", teller.hub.boot)
-    fleet = Fleet(ring, me, book)
+    book = DemandState()
+    teller = DemandPublisher(book)
+    me = ListenerIdentity("gateway-0", teller.hub.boot)
+    fleet = ReplicaPool(ring, me, book)
     for pod in pods.values():
-        fleet.heard_of(pod.uid, HEARD)
+        fleet.update(pod.uid, HEARD)
     seen = {} if asleep else dict(pods)
     directory = Directory({model.key: model}, {"t": tenant}, seen)
     for source in ("models", "tenants", "pods"):
         directory.mark(source)
-    spool = Spool(settings.spool_dir)
+    spool = UsageSpool(settings.spool_dir)
     spool.start()
     pool = Pool(credentials=credentials, secured_keep_alive=50.0)
-    logs = LogsApi(RequestLog(settings, gateway=me.name), ring)
-    background = [asyncio.create_task(logs.book.run())]
+    logs = LogsApi(RequestLogger(settings, gateway=me.name), ring)
+    background = [asyncio.create_task(logs.logger.run())]
     quotas = Quotas(book.tenants)
     if ledger_url:
-        said = partial(ring.said_by, "gateway", keys.LEDGER)
-        totals = Totals(ledger_url, said, me)
+        said = partial(ring.bearers_of, "gateway", keys.LEDGER)
+        totals = TotalsFollower(ledger_url, said, me)
         quotas = Quotas(book.tenants, ledger=totals)
-        totals.changed = quotas.heard
+        totals.changed = quotas.totals_changed
         totals.start()
         totals.follow()
         background.append(asyncio.create_task(Shipper(spool, ledger_url, said).run()))
-    metrics = Unmeasured() if os.environ.get("BENCH_METRICS") == "off" else Metrics()
-    traces = tracing.from_environment("shoal-gateway", metrics.registry)
+    metrics = Unmeasured() if os.environ.get("BENCH_METRICS") == "off" else GatewayMetrics()
+    traces = trace.from_environment("shoal-gateway", metrics.registry)
     if ops_port := os.environ.get("BENCH_OPS_PORT"):
         crowd(metrics, int(os.environ.get("BENCH_MODELS", "0")))
         ops = Ops(metrics.registry, dict[str, str], lambda: None, teller.hub, ring)
@@ -162,7 +161,7 @@ async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool, led
         pool,
         metrics,
         quotas=quotas,
-        me=me,
+        identity=me,
         engine_port=lambda _: upstream_port,
         logs=logs,
         traces=None if traces is None else Traces(traces.tracer),
@@ -194,15 +193,15 @@ async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool, led
 
     if asleep:
         asyncio.get_running_loop().add_reader(sys.stdin, command)
-    collector.calm()
+    gctuning.tune_gc()
     background.append(asyncio.create_task(sweep()))
     await server.serve()
     for task in background:
         task.cancel()
     await asyncio.gather(*background, return_exceptions=True)
-    await logs.book.stop()
+    await logs.logger.stop()
     await spool.stop()
-    await tracing.close(traces)
+    await trace.close(traces)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ from typing import Any
 from shoal.controllers.keda.answers import Changed
 from shoal.controllers.keda.server import ScalerServer
 from shoal.controllers.keda.service import CALLS
-from shoal.core.keda import Answer
+from shoal.core.keda import ScalerAnswer
 from shoal_dev.lab import network
-from shoal_dev.lab.kubeapi import Api, Reflector
+from shoal_dev.lab.kubeapi import Api, LabReflector
 
 SPACE = "bench"
 _LABEL = "shoal-bench"
@@ -36,11 +36,11 @@ class Book:
         self.wanted: dict[str, int] = {}
         self.heard: Counter[str] = Counter()
 
-    def answer(self, namespace: str, name: str) -> Answer | None:
+    def answer(self, namespace: str, name: str) -> ScalerAnswer | None:
         wanted = self.wanted.get(name, 0)
-        return Answer(active=wanted > 0, replicas=wanted, metric=float(wanted), target=1.0)
+        return ScalerAnswer(active=wanted > 0, replicas=wanted, metric=float(wanted), target=1.0)
 
-    def asked(self, namespace: str, name: str) -> None:
+    def polled(self, namespace: str, name: str) -> None:
         self.heard[name] += 1
 
     def push(self, name: str, wanted: int) -> None:
@@ -61,7 +61,7 @@ class Bench:
             self.seen[item["metadata"]["name"]] = item["spec"].get("replicas", 1)
             self._news.set()
 
-        self.watch = Reflector(api, _DEPLOYMENTS, changed)
+        self.watch = LabReflector(api, _DEPLOYMENTS, changed)
 
     async def make(self, name: str) -> None:
         labels = {_LABEL: name}

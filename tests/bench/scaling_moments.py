@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 
-from shoal.core.scaling import Memory, Snapshot, decide
+from shoal.core.scaling import ModelSnapshot, ScalingMemory, decide
 from tests.support.scaling import load, replica, snapshot, voice
 
 _TIMES = 2000
@@ -18,10 +18,10 @@ def decision_cost() -> Iterator[tuple[str, float]]:
     yield "50 replicas, 8 gateways", _cost(snapshot(*busy, voices=gateways))
 
 
-def _cost(seen: Snapshot) -> float:
+def _cost(seen: ModelSnapshot) -> float:
     best = float("inf")
     for _ in range(3):
-        memory: Memory | None = None
+        memory: ScalingMemory | None = None
         begun = time.process_time()
         for i in range(_TIMES):
             _, memory = decide(seen, memory, float(i))

@@ -7,7 +7,17 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from shoal.core.scaling import Demand, Load, Memory, Policy, Replica, Snapshot, Variant, Voice, decide
+from shoal.core.scaling import (
+    Demand,
+    Load,
+    ModelSnapshot,
+    Policy,
+    Replica,
+    ScalingMemory,
+    ScalingVariant,
+    SignalSource,
+    decide,
+)
 from tests.bench.scaling_fleet import Fleet
 
 SCRAPE_SECONDS = 15.0
@@ -259,7 +269,7 @@ class Shoal:
     policy: Policy = field(default_factory=lambda: Policy(minimum=1, maximum=16))
     name: str = "Shoal"
     holds: bool = True
-    memory: Memory | None = None
+    memory: ScalingMemory | None = None
     reasons: list[str] = field(default_factory=list[str])
 
     @property
@@ -276,7 +286,7 @@ class Shoal:
         return decision.wanted
 
 
-def snapshot_of(fleet: Fleet, policy: Policy, wanted: int) -> Snapshot:
+def snapshot_of(fleet: Fleet, policy: Policy, wanted: int) -> ModelSnapshot:
     """What agents and one gateway would say."""
     replicas: list[Replica] = []
     for pod in fleet.pods:
@@ -313,12 +323,14 @@ def snapshot_of(fleet: Fleet, policy: Policy, wanted: int) -> Snapshot:
         held_tokens=sum(r.prompt + r.answer for r in fleet.held),
         oldest_seconds=fleet.now - fleet.held[0].arrival if fleet.held else 0.0,
     )
-    here = Variant(
+    here = ScalingVariant(
         "l40s-48gb",
         replicas=len(fleet.standing()),
-        room=None,
+        headroom=None,
         kv_tokens=fleet.params.kv_tokens,
         cold_start_seconds=fleet.cold_start,
         least_work_rate=fleet.work_rate,
     )
-    return Snapshot(policy, wanted, tuple(replicas), (Voice("gateway", "boot", demand),), (here,), False, 0.0)
+    return ModelSnapshot(
+        policy, wanted, tuple(replicas), (SignalSource("gateway", "boot", demand),), (here,), False, 0.0
+    )

@@ -16,18 +16,18 @@ import time
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from shoal.agent.stream import Hub as AgentHub
+from shoal.agent.stream import AgentStream as AgentHub
 from shoal.api.replica import HEARTBEAT_SECONDS
-from shoal.gateway.demand import DemandBook, Teller
+from shoal.gateway.demand import DemandPublisher, DemandState
 from shoal.gateway.ops import Ops
-from shoal.serving.server import make_server
-from shoal.signals.hub import Hub
+from shoal.net.hub import StreamHub
+from shoal.net.server import make_server
 from tests.support.streams import CURRENT, Ring
 
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
-async def _serve(hub: Hub, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _serve(hub: StreamHub, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """An agent's stream, in the chunks that its server sends."""
     with contextlib.suppress(ConnectionError, RuntimeError, asyncio.IncompleteReadError):
         await reader.readuntil(b"\r\n\r\n")
@@ -96,8 +96,8 @@ async def agents(first_port: int, count: int, per_second: float, share: float) -
 
 
 async def gateway(port: int, models: int, per_second: float) -> None:
-    book = DemandBook()
-    teller = Teller(book)
+    book = DemandState()
+    teller = DemandPublisher(book)
     ops = Ops(CollectorRegistry(), dict, lambda: None, teller.hub, Ring(CURRENT))
     server = make_server(ops, host="127.0.0.1", port=port, keep_alive=5)
     serving = asyncio.create_task(server.serve())

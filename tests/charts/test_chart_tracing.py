@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from shoal.api.config import OperatorConfig
-from shoal.serving.tracing import per_second, wanted
+from shoal.net.trace import per_second, wanted
 from tests.support.charts import CHART, EVERYTHING, helm, rendered
 
 LEDGER = ("StatefulSet", "shoal-ledger")

@@ -13,11 +13,11 @@ import aiohttp
 import pytest
 
 from shoal.agent.adapters import service
-from shoal.api.adapters import AdapterSettings, FloorAdapter
+from shoal.api.adapters import AdapterSettings, DesiredAdapter
 from shoal.api.loraadapter import engine_name
-from shoal.artifacts import Credentials, Settings, open_source
+from shoal.artifacts import Settings, StoreCredentials, open_source
 from shoal.core import drain
-from shoal.core.adapters import claims, leases
+from shoal.core.lora.lifecycle import leases, unload
 from tests.contract.conftest import Client
 from tests.support.adapters import ALL, make_adapter
 from tests.support.agentpod import KEYS, Pod, Stream, make_quick
@@ -35,18 +35,18 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     make_quick(monkeypatch)
     # The seconds of the rules are tested where the rules are.
     monkeypatch.setattr(drain, "RESTART_SECONDS", 0.0)
-    monkeypatch.setattr(claims, "LINGER_SECONDS", 0.0)
+    monkeypatch.setattr(unload, "LINGER_SECONDS", 0.0)
     monkeypatch.setattr(leases, "LEASE_SECONDS", 0.3)
     monkeypatch.setattr(service, "TICK_SECONDS", 0.02)
 
 
-async def published(folder: Path, seed: int) -> FloorAdapter:
+async def published(folder: Path, seed: int) -> DesiredAdapter:
     """An adapter in `folder`, as an operator would tell of it."""
     make_adapter(folder, seed=seed)
     uri = f"file://{folder}"
-    async with open_source(uri, Credentials(), Settings(network=LOCAL)) as source:
+    async with open_source(uri, StoreCredentials(), Settings(network=LOCAL)) as source:
         digest = (await source.manifest()).digest
-    return FloorAdapter(name=engine_name("chat/acme", digest), revision=digest, uri=uri)
+    return DesiredAdapter(name=engine_name("chat/acme", digest), revision=digest, uri=uri)
 
 
 @asynccontextmanager

@@ -9,9 +9,9 @@ import aiohttp
 import pytest
 
 from shoal.agent.drain import Drain
-from shoal.agent.observe import Observer
+from shoal.agent.observe import EngineObserver
 from shoal.agent.stalls import Stalls
-from shoal.agent.stream import Hub
+from shoal.agent.stream import AgentStream
 from shoal.engine.client import EngineClient, EngineRefused
 from tests.support.engines import ADMIN_KEY, API_KEY, START_SECONDS, EngineProcess, Kind, running_engine
 
@@ -84,18 +84,18 @@ async def test_the_wrong_key_is_refused(engine: EngineProcess):
 
 async def test_a_replicas_life_is_told_as_loading_ready_draining_loading(kind: Kind, tmp_path: Path):
     """From the start of the engine's process to after its end."""
-    hub = Hub()
-    observer = Observer(hub, Drain(900), Stalls(180, tmp_path / "stalled"), tmp_path)
+    hub = AgentStream()
+    observer = EngineObserver(hub, Drain(900), Stalls(180, tmp_path / "stalled"), tmp_path)
     (tmp_path / "stage.json").write_text('{"state": "done"}')
     (tmp_path / "boot").write_text("boot-1")
     phases: list[object] = []
 
     async def until(phase: str) -> None:
         async with asyncio.timeout(START_SECONDS[kind]):
-            while hub.told.get("phase") != phase:
-                await observer.look(engine_client)
-                if not phases or phases[-1] != hub.told.get("phase"):
-                    phases.append(hub.told.get("phase"))
+            while hub.published.get("phase") != phase:
+                await observer.observe(engine_client)
+                if not phases or phases[-1] != hub.published.get("phase"):
+                    phases.append(hub.published.get("phase"))
                 await asyncio.sleep(0.02)
 
     async with aiohttp.ClientSession() as session:
@@ -111,4 +111,4 @@ async def test_a_replicas_life_is_told_as_loading_ready_draining_loading(kind: K
                 await response.read()
             await until("loading")
     assert phases == ["loading", "ready", "draining", "loading"]
-    assert hub.told.get("running") is None
+    assert hub.published.get("running") is None

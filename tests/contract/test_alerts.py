@@ -141,24 +141,24 @@ CASES: Final = (
     ),
     Case("ShoalEngineStalled", "5m", {'shoal_agent_stalled{namespace="chat",pod="llama-1"}': "0x10"}),
     Case(
-        "ShoalVoicesNotHeard",
+        "ShoalSignalsStale",
         "10m",
-        {f'shoal_model_voices{{{LLAMA},kind="replica",heard="no"}}': "1x20"},
+        {f'shoal_model_signal_sources{{{LLAMA},kind="replica",state="stale"}}': "1x20"},
         ({**MODEL, "kind": "replica"},),
     ),
     Case(
-        "ShoalVoicesNotHeard",
+        "ShoalSignalsStale",
         "10m",
         {
-            f'shoal_model_voices{{{LLAMA},kind="replica",heard="no"}}': "0x20",
-            f'shoal_model_voices{{{LLAMA},kind="replica",heard="yes"}}': "3x20",
+            f'shoal_model_signal_sources{{{LLAMA},kind="replica",state="stale"}}': "0x20",
+            f'shoal_model_signal_sources{{{LLAMA},kind="replica",state="live"}}': "3x20",
         },
     ),
     Case(
         "ShoalKEDANotDriving",
         "5m",
-        condition("ScalingActive", "False", "KEDANotHeard"),
-        ({**MODEL, "reason": "KEDANotHeard"},),
+        condition("ScalingActive", "False", "KEDANotPolling"),
+        ({**MODEL, "reason": "KEDANotPolling"},),
     ),
     Case("ShoalKEDANotDriving", "5m", condition("ScalingActive", "True", "DrivenByKEDA")),
     Case(
@@ -292,7 +292,7 @@ def test_every_alert_has_a_page_that_says_what_to_do(alert: Alert) -> None:
     page = (ROOT / "docs" / "runbooks" / f"{alert.page}.md").read_text()
     assert page.startswith(f"# {alert.name}\n")
     headings = re.findall(r"^## (.+)$", page, re.MULTILINE)
-    assert headings == ["What it means", "What suffers", "Where to look", "What to do"]
+    assert headings == ["What it means", "Impact", "Diagnosis", "What to do"]
 
 
 @pytest.mark.parametrize("alert", EVERY.values(), ids=lambda a: a.name)

@@ -46,7 +46,7 @@ async def drained(folder: Path, url: str, **seconds: Any) -> AsyncGenerator[Pod]
     pod.keys.write_text(json.dumps(KEYS | {"engine": API_KEY, "admin": ADMIN_KEY}))
     async with pod.running(), pod.stream("operator-key") as stream:
         await stream.message()
-        while not pod.drain.has_looked:
+        while not pod.drain.has_observed:
             await asyncio.sleep(0.01)
         pod.boot("boot-1")
         await stream.until(phase="ready")

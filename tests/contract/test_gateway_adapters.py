@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shoal.api.adapters import Ensure
-from shoal.core.resolve import ServedModel
+from shoal.core.routing.resolve import ServedModel
 from tests.contract.conftest import Client
 from tests.contract.test_gateway_with_engine import OneKey
 from tests.support.adapter_agents import AdapterAgent, TunedGateway, adapter, name_of, pool, tuned

@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from shoal.core.resolve import ServedModel
-from shoal.serving.installkey import KeyRing
+from shoal.core.routing.resolve import ServedModel
+from shoal.net.installkey import KeyRing
 from tests.support.engines import API_KEY as ENGINE_KEY
 from tests.support.engines import SERVED, EngineProcess
 from tests.support.gateway import API_KEY, GatewayUnderTest, gateway, replica, tenant

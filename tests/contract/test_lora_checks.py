@@ -16,7 +16,7 @@ import pytest
 from shoal.api import reasons
 from shoal.api.artifact import LayerWidths
 from shoal.artifacts import ArtifactError, adapter
-from shoal.core.adapters.check import Base, Limits, check_adapter
+from shoal.core.lora.format.check import BaseModelFacts, Limits, check_adapter
 from tests.contract.conftest import KINDS, Client
 from tests.support.adapters import ALL, make_adapter
 from tests.support.engines import LORA_MODULES, LORA_RANK, MODEL, ROOT
@@ -27,7 +27,7 @@ REAL = [param for param in KINDS if param.id == "sglang"]
 REVISION = f"sha256:{'0' * 64}"
 
 
-def base() -> Base:
+def base() -> BaseModelFacts:
     config = json.loads((MODEL / "config.json").read_text())
     head = config["head_dim"]
     widths = LayerWidths(
@@ -37,7 +37,7 @@ def base() -> Base:
         key=config["num_key_value_heads"] * head,
         feed_forward=config["intermediate_size"],
     )
-    return Base(widths, config["vocab_size"])
+    return BaseModelFacts(widths, config["vocab_size"])
 
 
 def without(*modules: str) -> list[str]:

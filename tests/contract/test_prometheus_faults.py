@@ -13,7 +13,7 @@ import pytest
 from shoal.api import config
 from shoal.core.scaling import Demand
 from shoal.signals import prometheus as module
-from shoal.signals.prometheus import PrometheusEars, Reading, Target
+from shoal.signals.prometheus import PrometheusSignals, ScrapedReading, ScrapeTarget
 from tests.contract.test_prometheus_signals import ENGINE, GATEWAY, MODEL, wanted, world
 from tests.support.streams import until
 
@@ -45,14 +45,14 @@ async def test_a_demand_of_which_a_part_does_not_come_is_unknown_as_a_whole(tmp_
 
 
 def test_a_demand_that_is_no_number_is_unknown() -> None:
-    ears = PrometheusEars(config.Prometheus(url="http://x"), lambda: [GATEWAY], lambda *_: None)
+    ears = PrometheusSignals(config.Prometheus(url="http://x"), lambda: [GATEWAY], lambda *_: None)
     place = (GATEWAY.namespace, GATEWAY.name)
-    target = Target(time.time(), {"namespace": place[0], "pod": place[1], "boot": "b"})
+    target = ScrapeTarget(time.time(), {"namespace": place[0], "pod": place[1], "boot": "b"})
     for name in ("arrivals_total", "in_flight", "held", "held_tokens"):
         labels = {"__name__": f"shoal_demand_{name}", "model_uid": MODEL, **target.labels}
         value = math.nan if name == "held" else 3.0
         module._place({place: target}, labels, value)  # pyright: ignore[reportPrivateUsage]
-    ears.take(Reading(target.at, time.monotonic(), 0.0, {place: target}))
+    ears.take(ScrapedReading(target.at, time.monotonic(), 0.0, {place: target}))
     assert ears.boot(GATEWAY.uid) == "b"
     assert ears.demand(GATEWAY.uid, MODEL) is None
     assert ears.demand(GATEWAY.uid, "another") == Demand(0, 0, 0, 0, 0.0)
@@ -92,7 +92,7 @@ async def test_clocks_that_differ_by_an_hour_do_no_harm(
 
 
 def test_samples_of_another_scrape_of_the_same_pod_are_left_out() -> None:
-    target = Target(100.0, {"namespace": "chat", "pod": "llama-1", "job": "a", "instance": "10.0.0.1:8300"})
+    target = ScrapeTarget(100.0, {"namespace": "chat", "pod": "llama-1", "job": "a", "instance": "10.0.0.1:8300"})
     targets = {("chat", "llama-1"): target}
     labels = {"__name__": "shoal_replica_running", "namespace": "chat", "pod": "llama-1", "instance": "10.0.0.1:8300"}
     module._place(targets, {**labels, "job": "b"}, 5.0)  # pyright: ignore[reportPrivateUsage]
@@ -104,9 +104,15 @@ def test_samples_of_another_scrape_of_the_same_pod_are_left_out() -> None:
 def test_an_answer_that_was_long_on_its_way_makes_samples_older_and_not_younger() -> None:
     """The pod of the same name was made 2 s before the scrape; the answer took 5 s, which looks like a clock ahead."""
     born = datetime(2026, 1, 1, tzinfo=UTC)
-    ears = PrometheusEars(config.Prometheus(url="http://x"), lambda: [replace(ENGINE, created=born)], lambda *_: None)
+    ears = PrometheusSignals(
+        config.Prometheus(url="http://x"), lambda: [replace(ENGINE, created=born)], lambda *_: None
+    )
     at = born.timestamp() + 2
-    ears.take(Reading(at + 5, time.monotonic(), 5.0, {("chat", ENGINE.name): Target(at, {"phase": "ready"})}))
+    ears.take(
+        ScrapedReading(at + 5, time.monotonic(), 5.0, {("chat", ENGINE.name): ScrapeTarget(at, {"phase": "ready"})})
+    )
     assert ears.load(ENGINE.uid) is None
-    ears.take(Reading(at + 9, time.monotonic(), 5.0, {("chat", ENGINE.name): Target(at + 4, {"phase": "ready"})}))
+    ears.take(
+        ScrapedReading(at + 9, time.monotonic(), 5.0, {("chat", ENGINE.name): ScrapeTarget(at + 4, {"phase": "ready"})})
+    )
     assert ears.load(ENGINE.uid) is not None

@@ -13,14 +13,24 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
-from shoal.agent.figures import Figures
-from shoal.agent.stream import Hub
+from shoal.agent.stream import AgentStream
+from shoal.agent.streammetrics import AgentMetrics
 from shoal.api import config, reasons
 from shoal.core import facts
-from shoal.core.scaling import Demand, Load, Memory, Policy, Replica, Snapshot, Variant, Voice, decide
+from shoal.core.scaling import (
+    Demand,
+    Load,
+    ModelSnapshot,
+    Policy,
+    Replica,
+    ScalingMemory,
+    ScalingVariant,
+    SignalSource,
+    decide,
+)
 from shoal.signals import history, promql
 from shoal.signals.history import History
-from shoal.signals.prometheus import PrometheusEars
+from shoal.signals.prometheus import PrometheusSignals
 from tests.support.prometheus import Prometheus, prometheus
 from tests.support.streams import ToldGateway, told_gateway, until
 
@@ -64,10 +74,10 @@ class Scraped:
     """An agent's /metrics."""
 
     def __init__(self) -> None:
-        self.hub = Hub()
+        self.hub = AgentStream()
         self.hub.update(BUSY)
         self.registry = CollectorRegistry()
-        self.registry.register(Figures(self.hub.boot, lambda: self.hub.told))
+        self.registry.register(AgentMetrics(self.hub.boot, lambda: self.hub.published))
         self.spoil: Callable[[bytes], bytes] = lambda text: text
         """What a test does to the text on its way."""
 
@@ -93,7 +103,7 @@ class World:
     agent: Scraped
     gateway: ToldGateway
     prometheus: Prometheus
-    ears: PrometheusEars
+    ears: PrometheusSignals
 
     def __init__(self) -> None:
         self.pods = [ENGINE, GATEWAY]
@@ -112,7 +122,7 @@ async def world(folder: Path, every: int = 1, dropped: str = "", **settings: obj
         }
         with prometheus(folder, targets, every, dropped) as it.prometheus:
             read = config.Prometheus.model_validate({"url": it.prometheus.url, "scrapeSeconds": 1, **settings})
-            it.ears = PrometheusEars(read, lambda: it.pods, lambda model, now: it.changed.append((model, now)))
+            it.ears = PrometheusSignals(read, lambda: it.pods, lambda model, now: it.changed.append((model, now)))
             task = asyncio.create_task(it.ears.run())
             try:
                 yield it
@@ -241,8 +251,8 @@ async def test_a_replica_in_which_nothing_waited_has_no_history(tmp_path: Path, 
         it.agent.hub.update({**BUSY, "waiting": 0})
         await until(lambda: (it.ears.tokens_per_second(ENGINE.uid)) is not None)
         settings = config.Prometheus.model_validate({"url": it.prometheus.url, "scrapeSeconds": 1})
-        with promql.connect(settings) as client:
-            assert await promql.ask(client, settings, history.read) == {}
+        async with promql.PromQLClient(settings) as client:
+            assert await history.read(client, settings) == {}
 
 
 def wanted(it: World) -> int:
@@ -250,13 +260,13 @@ def wanted(it: World) -> int:
     it.agent.hub.update({**BUSY, "running": 0, "waiting": 0, "waiting_tokens": 0, "kv_tokens_used": 0})
     load = it.ears.load(ENGINE.uid)
     idle = None if load is None else replace(load, running=0, waiting=0, waiting_tokens=0, kv_tokens_used=0)
-    memory: Memory | None = None
+    memory: ScalingMemory | None = None
     count = 3
     for now in range(0, 4000, 5):
         replicas = tuple(Replica(f"r{n}", f"r{n}", "l4", True, True, False, False, -1000.0, idle) for n in range(count))
-        voice = Voice("gateway-0", it.ears.boot(GATEWAY.uid), it.ears.demand(GATEWAY.uid, MODEL))
-        snapshot = Snapshot(
-            Policy(), count, replicas, (voice,), (Variant("l4", count, 5, kv_tokens=8000),), False, -1000.0
+        voice = SignalSource("gateway-0", it.ears.boot(GATEWAY.uid), it.ears.demand(GATEWAY.uid, MODEL))
+        snapshot = ModelSnapshot(
+            Policy(), count, replicas, (voice,), (ScalingVariant("l4", count, 5, kv_tokens=8000),), False, -1000.0
         )
         decision, memory = decide(snapshot, memory, float(now))
         count = decision.wanted

@@ -18,19 +18,19 @@ import orjson
 import pytest
 
 from shoal.api import keys, names
-from shoal.core.resolve import ServedModel
+from shoal.core.routing.resolve import ServedModel
 from shoal.engine.client import EngineClient
-from shoal.kube.client import Client as KubeClient
+from shoal.kube.client import KubeClient
 from shoal.ledger.parse import parse
 from shoal.ledger.reconcile import watch
 from shoal.ledger.reconcile.routes import Routes
 from shoal.ledger.reconcile.watch import Reconciler
-from shoal.ledger.service import Request
-from shoal.ledger.spoolreader import SpoolReader
-from shoal.ledger.store import Store
-from shoal.serving.installkey import KeyRing
-from shoal.signals.hub import Caller
-from shoal.signals.stream import Peer
+from shoal.ledger.service import LedgerRequest
+from shoal.ledger.store import LedgerStore
+from shoal.metering.spoolreader import SpoolReader
+from shoal.net.hub import Caller
+from shoal.net.installkey import KeyRing
+from shoal.net.stream import StreamPeer
 from tests.contract.conftest import Client
 from tests.support import envoy
 from tests.support.agentpod import Pod, make_quick
@@ -64,10 +64,10 @@ class Fleet:
 
     engine: EngineProcess
     front: GatewayUnderTest
-    store: Store
+    store: LedgerStore
     asking: EngineClient
     reconciler: Reconciler
-    agent: Peer
+    agent: StreamPeer
     shipped: int = 0
     report: list[str] = field(default_factory=list[str])
 
@@ -99,9 +99,9 @@ class Fleet:
                 await asyncio.sleep(0.1)
 
     async def _ask(self) -> dict[str, Any] | None:
-        routes = Routes(self.store, lambda: self.reconciler.standing, lambda: time.time_ns() // 1_000_000)
+        routes = Routes(self.store, lambda: self.reconciler.coverage, lambda: time.time_ns() // 1_000_000)
         answer = await routes.unattributed(
-            Request("GET", names.UNATTRIBUTED_PATH, {"by": ["engine"]}, {}, b"", Caller("billing"))
+            LedgerRequest("GET", names.UNATTRIBUTED_PATH, {"by": ["engine"]}, {}, b"", Caller("billing"))
         )
         assert isinstance(answer.body, bytes)
         rows = orjson.loads(answer.body)["rows"]
@@ -180,7 +180,7 @@ async def fleet(
         await server.change("pods", _pod())
         kube = await KubeClient.from_environment(kubeconfig=kubeconfig(tmp_path, server))
         await stack.enter_async_context(kube)
-        store = Store(f"sqlite:///{tmp_path}/ledger.sqlite")
+        store = LedgerStore(f"sqlite:///{tmp_path}/ledger.sqlite")
         store.start()
         stack.push_async_callback(store.stop)
         await until_async(lambda: store.error is None)
@@ -192,7 +192,7 @@ async def fleet(
         task = asyncio.create_task(reconciler.run())
         session = await stack.enter_async_context(aiohttp.ClientSession())
         asking = EngineClient(session, engine.url, api_key=ENGINE_KEY, admin_key=ADMIN_KEY)
-        peer = Peer("pod-1", "tiny-1", "127.0.0.1", callers["gateway"], int(pod.url.rpartition(":")[2]))
+        peer = StreamPeer("pod-1", "tiny-1", "127.0.0.1", callers["gateway"], int(pod.url.rpartition(":")[2]))
         it = Fleet(engine, front, store, asking, reconciler, peer)
         try:
             yield it

@@ -10,7 +10,7 @@ from aiohttp.test_utils import unused_port
 from shoal.agent.stage.request import StagePaths, StageRequest
 from shoal.agent.stage.run import stage
 from shoal.api import reasons
-from shoal.artifacts import ArtifactError, Credentials, Manifest, Settings, folders, open_source
+from shoal.artifacts import ArtifactError, Manifest, Settings, StoreCredentials, folders, open_source
 from tests.support.azure import Azure, azure_server
 from tests.support.flaky import Flaky
 from tests.support.google import Google, google_server
@@ -53,8 +53,8 @@ def named(store: Store) -> str:
     return "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY, AZURE_ENDPOINT"
 
 
-def credentials(secret: dict[str, bytes]) -> Credentials:
-    return Credentials({name: value.decode() for name, value in secret.items()}, given=True)
+def credentials(secret: dict[str, bytes]) -> StoreCredentials:
+    return StoreCredentials({name: value.decode() for name, value in secret.items()}, given=True)
 
 
 async def manifest_of(uri: str, secret: dict[str, bytes], settings: Settings = QUICK) -> Manifest:

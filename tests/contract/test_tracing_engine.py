@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from shoal.api.config import Tracing
+from shoal.api.config import TracingConfig
 from shoal.api.model import Model
-from shoal.core.resolve import ServedModel
+from shoal.core.routing.resolve import ServedModel
 from shoal.manifests.shape import engine_row
-from shoal.serving.installkey import KeyRing
+from shoal.net.installkey import KeyRing
 from tests.contract.conftest import KINDS
 from tests.support.engines import API_KEY as ENGINE_KEY
 from tests.support.engines import SERVED, Kind, running_engine
@@ -40,7 +40,7 @@ class OneKey(KeyRing):
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_engines_spans_are_part_of_the_gateways_trace(kind: Kind, tmp_path: Path, monkeypatch):
     async with collecting() as collector, gateway(tmp_path) as it:
-        tracing = Tracing(endpoint=collector.url, engines=True)
+        tracing = TracingConfig(endpoint=collector.url, engines=True)
         row = engine_row(OF_A_POD, CONFIG.model_copy(update={"tracing": tracing}))
         environment = {each.name: each.value for each in row.env}
         with running_engine(kind, tmp_path / "engine", *row.args, environment=environment) as engine:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from shoal.api.replica import ReplicaKeys
-from shoal.core.resolve import ServedModel
-from shoal.serving.installkey import KeyRing
+from shoal.core.routing.resolve import ServedModel
+from shoal.net.installkey import KeyRing
 from tests.support.agentpod import KEYS, Pod, Stream
 from tests.support.engines import ADMIN_KEY, SERVED, START_SECONDS, Kind, running_engine
 from tests.support.engines import API_KEY as ENGINE_KEY
@@ -35,7 +35,7 @@ class OneKey(KeyRing):
 async def hear(it: GatewayUnderTest, stream: Stream) -> None:
     """What the agent says reaches the gateway."""
     while await stream.message() is not None:
-        it.fleet.heard_of("pod-1", ReplicaKeys.model_validate(stream.state))
+        it.fleet.update("pod-1", ReplicaKeys.model_validate(stream.state))
 
 
 @pytest.mark.timeout(600)

@@ -19,7 +19,7 @@ from shoal_dev.demo.clusters import LabCluster
 from shoal_dev.demo.stages import Stages
 from shoal_dev.demo.watch import wait_until_ready
 from shoal_dev.generate.boards import BOARDS
-from shoal_dev.generate.boards.plan import Board
+from shoal_dev.generate.boards.plan import DashboardPlan
 from shoal_dev.lab.addons import prometheus
 from shoal_dev.lab.api import Lab
 from tests.support.boards import Asked, Shown, unknown
@@ -42,7 +42,7 @@ class Played:
     start: float
     end: float
 
-    def shown(self, board: Board) -> Shown:
+    def shown(self, board: DashboardPlan) -> Shown:
         """The whole run; of the boards that show one Model, the one that scaled."""
         choices = {v.name: ".*" if v.several else MODEL for v in board.variables}
         return Shown(self.start, self.end, step=2, rate_seconds=4 * SCRAPE_SECONDS, choices=choices)
@@ -85,12 +85,12 @@ def _wait_for_scrapes(asked: Asked, since: float) -> None:
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
-def test_a_board_reads_only_what_is_exported(board: Board, played: Played) -> None:
+def test_a_board_reads_only_what_is_exported(board: DashboardPlan, played: Played) -> None:
     assert unknown(board, played.asked.exported()) == set()
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
-def test_each_query_of_a_board_brings_data(board: Board, played: Played) -> None:
+def test_each_query_of_a_board_brings_data(board: DashboardPlan, played: Played) -> None:
     shown = played.shown(board)
     brought = [played.asked.panel(panel, shown) for panel in board.panels]
     if os.environ.get("SHOAL_WRITE_BOARDS"):

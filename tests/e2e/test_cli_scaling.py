@@ -16,8 +16,8 @@ import yaml
 from rich.console import Console
 
 from shoal.api import names
-from shoal.kube.client import Client
-from shoal.kube.errors import Unavailable
+from shoal.kube.client import KubeClient
+from shoal.kube.errors import APIServerUnavailable
 from shoal_dev.demo import scaleact
 from shoal_dev.demo.clusters import NAMESPACE
 from shoal_dev.demo.stages import Stages
@@ -160,9 +160,9 @@ def test_the_operator_that_does_not_lead_names_the_one_that_does(fleet: Fleet) -
     (other,) = pods - {leader}
 
     async def ask() -> None:
-        async with await Client.from_environment(kubeconfig=str(fleet.lab.kubeconfig)) as client:
+        async with await KubeClient.from_environment(kubeconfig=str(fleet.lab.kubeconfig)) as client:
             shown = {names.HEADER_KEY: token(fleet)}
             await client.proxy(other, NAMESPACE, port=names.OPS_PORT, path=names.DECISIONS_PATH, headers=shown)
 
-    with pytest.raises(Unavailable, match=f"{other} does not lead: {leader} leads"):
+    with pytest.raises(APIServerUnavailable, match=f"{other} does not lead: {leader} leads"):
         asyncio.run(ask())

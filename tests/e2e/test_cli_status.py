@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from shoal.cli.status.read import last_progress
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal_dev.demo import steps
 from tests.e2e.conftest import Fleet
 from tests.support.waiting import until
@@ -50,7 +50,7 @@ def test_the_per_cent_of_a_fetch_stands_in_the_stage_containers_log(fleet: Fleet
     (pod,) = fleet.get("pods", "-n", steps.DEMO_NAMESPACE, "-l", selector)
 
     async def log() -> str:
-        async with await Client.from_environment(kubeconfig=str(fleet.lab.kubeconfig)) as client:
+        async with await KubeClient.from_environment(kubeconfig=str(fleet.lab.kubeconfig)) as client:
             return await client.log(pod["metadata"]["name"], steps.DEMO_NAMESPACE, container="stage", lines=20)
 
     found = last_progress(asyncio.run(log()))

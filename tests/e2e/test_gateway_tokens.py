@@ -11,7 +11,7 @@ import yaml
 from sqlalchemy import select
 
 from shoal.api import names
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.ledger import schema
 from shoal.ledger.ownrows import NOT_ITS_OWN
 from tests.support.apiserver import ApiServer
@@ -71,7 +71,7 @@ async def ledger(cluster: ApiServer, tmp_path: Path) -> AsyncIterator[Served]:
     config = yaml.safe_load(cluster.kubeconfig.read_text())
     config["users"] = [{"name": config["contexts"][0]["context"]["user"], "user": {"token": token}}]
     (tmp_path / "kubeconfig").write_text(json.dumps(config))
-    async with await Client.from_environment(kubeconfig=str(tmp_path / "kubeconfig")) as client:
+    async with await KubeClient.from_environment(kubeconfig=str(tmp_path / "kubeconfig")) as client:
         url = f"sqlite:///{tmp_path}/ledger.sqlite"
         given = {"gateway_tokens": True, "pod_namespace": NAMESPACE, "client": client}
         async with served(url, tmp_path, **given) as it:

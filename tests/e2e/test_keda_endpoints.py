@@ -11,8 +11,8 @@ import yaml
 
 from shoal.api import names
 from shoal.controllers.keda import endpoints as endpoints_module
-from shoal.controllers.keda.endpoints import Endpoints, Here
-from shoal.kube.client import Client
+from shoal.controllers.keda.endpoints import Endpoints, OwnAddress
+from shoal.kube.client import KubeClient
 from shoal.kube.errors import Forbidden
 from shoal.kube.resources import ENDPOINTSLICES, NAMESPACES
 from tests.support.apiserver import ApiServer
@@ -23,13 +23,13 @@ from tests.support.waiting import until, until_async
 
 pytestmark = pytest.mark.apiserver
 
-FIRST = Here("10.1.0.7", names.SCALER_PORT, "shoal-operator-a", "11111111-1111-1111-1111-111111111111")
-SECOND = Here("10.1.0.8", names.SCALER_PORT, "shoal-operator-b", "22222222-2222-2222-2222-222222222222")
+FIRST = OwnAddress("10.1.0.7", names.SCALER_PORT, "shoal-operator-a", "11111111-1111-1111-1111-111111111111")
+SECOND = OwnAddress("10.1.0.8", names.SCALER_PORT, "shoal-operator-b", "22222222-2222-2222-2222-222222222222")
 
 
 @pytest.fixture
-async def person(apiserver: ApiServer) -> AsyncIterator[Client]:
-    async with await Client.from_environment(kubeconfig=str(apiserver.kubeconfig)) as client:
+async def person(apiserver: ApiServer) -> AsyncIterator[KubeClient]:
+    async with await KubeClient.from_environment(kubeconfig=str(apiserver.kubeconfig)) as client:
         space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
         await client.apply(NAMESPACES, space, manager="person")
         yield client
@@ -37,7 +37,7 @@ async def person(apiserver: ApiServer) -> AsyncIterator[Client]:
 
 
 @pytest.fixture
-async def operator(apiserver: ApiServer, person: Client, tmp_path: Path) -> AsyncIterator[Client]:
+async def operator(apiserver: ApiServer, person: KubeClient, tmp_path: Path) -> AsyncIterator[KubeClient]:
     """With the operator's own ServiceAccount, and nothing more than the chart gives it."""
     kinds = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
     roles = [o for o in rendered({}) if o["kind"] in kinds and o["metadata"]["name"] == "shoal-operator"]
@@ -48,7 +48,7 @@ async def operator(apiserver: ApiServer, person: Client, tmp_path: Path) -> Asyn
     config["users"] = [{"name": config["contexts"][0]["context"]["user"], "user": {"token": token}}]
     path = tmp_path / "kubeconfig"
     path.write_text(json.dumps(config))
-    async with await Client.from_environment(kubeconfig=str(path)) as client:
+    async with await KubeClient.from_environment(kubeconfig=str(path)) as client:
         yield client
 
 
@@ -59,15 +59,17 @@ def allowed(apiserver: ApiServer) -> bool:
     return apiserver.run("auth", "can-i", "patch", what, f"--namespace={NAMESPACE}", who).returncode == 0
 
 
-async def slice_of(client: Client) -> dict[str, Any]:
+async def slice_of(client: KubeClient) -> dict[str, Any]:
     return await client.get(ENDPOINTSLICES, names.SCALER_SERVICE, NAMESPACE)
 
 
-async def addresses(client: Client) -> list[str]:
+async def addresses(client: KubeClient) -> list[str]:
     return [address for one in (await slice_of(client))["endpoints"] for address in one["addresses"]]
 
 
-async def test_the_service_leads_to_the_leader_and_a_quiet_one_writes_nothing(person: Client, operator: Client) -> None:
+async def test_the_service_leads_to_the_leader_and_a_quiet_one_writes_nothing(
+    person: KubeClient, operator: KubeClient
+) -> None:
     writer = Endpoints(operator, NAMESPACE, FIRST, Leadership())
     await writer.check()
     live = await slice_of(person)
@@ -84,7 +86,7 @@ async def test_the_service_leads_to_the_leader_and_a_quiet_one_writes_nothing(pe
     assert operator.writes.total() == written
 
 
-async def test_the_next_leader_takes_the_old_ones_place(person: Client, operator: Client) -> None:
+async def test_the_next_leader_takes_the_old_ones_place(person: KubeClient, operator: KubeClient) -> None:
     await Endpoints(operator, NAMESPACE, FIRST, Leadership()).check()
     await Endpoints(operator, NAMESPACE, SECOND, Leadership()).check()
 
@@ -93,7 +95,7 @@ async def test_the_next_leader_takes_the_old_ones_place(person: Client, operator
     assert [o["uid"] for o in owners] == [SECOND.pod_uid]
 
 
-async def test_edited_or_deleted_by_hand_it_is_written_again(person: Client, operator: Client) -> None:
+async def test_edited_or_deleted_by_hand_it_is_written_again(person: KubeClient, operator: KubeClient) -> None:
     writer = Endpoints(operator, NAMESPACE, FIRST, Leadership())
     await writer.check()
     by_hand = {"endpoints": [{"addresses": ["10.9.9.9"]}, {"addresses": ["10.1.0.7"]}], "ports": None}
@@ -107,7 +109,7 @@ async def test_edited_or_deleted_by_hand_it_is_written_again(person: Client, ope
     assert await addresses(person) == ["10.1.0.7"]
 
 
-async def test_who_may_lead_no_more_writes_nothing(person: Client, operator: Client) -> None:
+async def test_who_may_lead_no_more_writes_nothing(person: KubeClient, operator: KubeClient) -> None:
     leads = Leadership()
     await Endpoints(operator, NAMESPACE, SECOND, leads).check()
     leads.certain = False
@@ -115,15 +117,15 @@ async def test_who_may_lead_no_more_writes_nothing(person: Client, operator: Cli
     assert await addresses(person) == ["10.1.0.8"]
 
 
-async def test_an_address_of_the_other_family(person: Client, operator: Client) -> None:
-    await Endpoints(operator, NAMESPACE, Here("fd00::7", names.SCALER_PORT), Leadership()).check()
+async def test_an_address_of_the_other_family(person: KubeClient, operator: KubeClient) -> None:
+    await Endpoints(operator, NAMESPACE, OwnAddress("fd00::7", names.SCALER_PORT), Leadership()).check()
     live = await slice_of(person)
     assert live["addressType"] == "IPv6"
     assert await addresses(person) == ["fd00::7"]
 
 
 async def test_why_it_cannot_be_written_is_told(
-    person: Client, operator: Client, apiserver: ApiServer, monkeypatch: pytest.MonkeyPatch
+    person: KubeClient, operator: KubeClient, apiserver: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoints_module, "CHECK_SECONDS", 0.1)
     apiserver.kubectl("delete", "rolebinding", "shoal-operator", f"--namespace={NAMESPACE}")
@@ -143,4 +145,4 @@ async def test_why_it_cannot_be_written_is_told(
 
 def test_what_is_no_address_is_refused_at_the_start() -> None:
     with pytest.raises(ValueError, match="does not appear to be an IPv4 or IPv6 address"):
-        Endpoints(None, NAMESPACE, Here("shoal-operator-0", 1), Leadership())  # pyright: ignore[reportArgumentType]
+        Endpoints(None, NAMESPACE, OwnAddress("shoal-operator-0", 1), Leadership())  # pyright: ignore[reportArgumentType]

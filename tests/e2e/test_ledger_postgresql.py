@@ -23,7 +23,7 @@ from shoal_dev.lab import network
 from tests.e2e.conftest import VALUES, Fleet
 from tests.support.pages import page
 from tests.support.postgres import Postgres, postgres
-from tests.support.tenanthouse import LEDGER, House, admitted
+from tests.support.tenantfixture import LEDGER, TenantFixture, admitted
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
@@ -53,8 +53,8 @@ def server(fleet: Fleet) -> Generator[Postgres]:
 
 
 @pytest.fixture(scope="module")
-def house(fleet: Fleet, server: Postgres) -> Generator[House]:
-    made = House(fleet)
+def tenants(fleet: Fleet, server: Postgres) -> Generator[TenantFixture]:
+    made = TenantFixture(fleet)
     spec = {"models": [{"namespace": "demo", "name": "tiny-chat"}], "externalID": "cus_postgresql"}
     fleet.apply({"apiVersion": API_VERSION, "kind": "Tenant", "metadata": {"name": TENANT}, "spec": spec})
     url = f"postgresql://{DATABASE}:{PASSWORD}@{network.GATEWAY}:5432/{DATABASE}"
@@ -87,9 +87,9 @@ def arrived(server: Postgres, asked: list[tuple[str, int]]) -> None:
     assert kept(server) == sorted(asked)
 
 
-def shoal(house: House, *args: str) -> str:
+def shoal(tenants: TenantFixture, *args: str) -> str:
     """What `kubectl shoal ARGS` prints."""
-    done = CliRunner().invoke(main, [*args, "--kubeconfig", str(house.fleet.lab.kubeconfig)])
+    done = CliRunner().invoke(main, [*args, "--kubeconfig", str(tenants.fleet.lab.kubeconfig)])
     assert done.exit_code == 0, done.output
     return done.stdout
 
@@ -100,35 +100,35 @@ def container(fleet: Fleet) -> dict[str, Any]:
     return found["status"]["containerStatuses"][0]
 
 
-def requests(house: House) -> int:
+def requests(tenants: TenantFixture) -> int:
     """Of the tenant, as the ledger that runs now says to an administrator."""
-    table = json.loads(shoal(house, "usage", "--by", "tenant", "-o", "json"))
+    table = json.loads(shoal(tenants, "usage", "--by", "tenant", "-o", "json"))
     return sum(row["requests"] for row in table["rows"] if row["tenant"] == TENANT)
 
 
-def test_the_ledger_moves_to_postgresql_and_back(fleet: Fleet, house: House, server: Postgres) -> None:
-    before = [house.ask(TENANT) for _ in range(2)]
-    until(lambda: requests(house) == len(before), WAIT, lambda: requests(house))
+def test_the_ledger_moves_to_postgresql_and_back(fleet: Fleet, tenants: TenantFixture, server: Postgres) -> None:
+    before = [tenants.ask(TENANT) for _ in range(2)]
+    until(lambda: requests(tenants) == len(before), WAIT, lambda: requests(tenants))
 
     install(fleet, database={"secretName": SECRET})
-    asked = [house.ask(TENANT) for _ in range(3)]
+    asked = [tenants.ask(TENANT) for _ in range(3)]
     arrived(server, asked)
-    own = house.get("/v1/usage?by=externalID", TENANT)
+    own = tenants.get("/v1/usage?by=externalID", TENANT)
     assert own.status_code == 200, own.text
     (row,) = own.json()["rows"]
     assert (row["externalID"], row["requests"]) == ("cus_postgresql", len(asked))
     assert row["inputTokens"] + row["outputTokens"] == sum(tokens for _, tokens in asked)
     assert "demo/tiny-chat" in shoal(
-        house, "bill", "--tenant", TENANT, "--month", time.strftime("%Y-%m", time.gmtime())
+        tenants, "bill", "--tenant", TENANT, "--month", time.strftime("%Y-%m", time.gmtime())
     )
 
     # The server is away: requests are served, gateways keep their records, and the tenant is told.
     server.stop()
-    asked += [house.ask(TENANT) for _ in range(3)]
+    asked += [tenants.ask(TENANT) for _ in range(3)]
 
     def told() -> bool:
         time.sleep(1.0)  # how often a tenant may ask is bounded
-        return house.get("/v1/usage", TENANT).status_code == 503
+        return tenants.get("/v1/usage", TENANT).status_code == 503
 
     until(told, WAIT)
     assert container(fleet)["restartCount"] == 0, "it waits, and is not restarted"
@@ -138,11 +138,11 @@ def test_the_ledger_moves_to_postgresql_and_back(fleet: Fleet, house: House, ser
 
     # The ledger is killed: its lock at the server ends with its session.
     fleet.lab.signal_container(LEDGER, signal.SIGKILL)
-    asked += [house.ask(TENANT) for _ in range(3)]
+    asked += [tenants.ask(TENANT) for _ in range(3)]
     # Until the kubelet has seen its death, it still is what it was.
     until(lambda: (now := container(fleet))["restartCount"] > 0 and now["ready"], WAIT, lambda: container(fleet))
     arrived(server, asked)
-    assert requests(house) == len(asked)
+    assert requests(tenants) == len(asked)
 
     # The password is in its Secret, and nowhere else.
     secret = json.loads(fleet.kubectl("get", "secret", SECRET, "-n", NAMESPACE, "-o", "json"))
@@ -157,6 +157,6 @@ def test_the_ledger_moves_to_postgresql_and_back(fleet: Fleet, house: House, ser
 
     # No data is moved: on SQLite again the ledger has what it had there, and what comes now.
     install(fleet)
-    before.append(house.ask(TENANT))
-    until(lambda: requests(house) == len(before), WAIT, lambda: requests(house))
+    before.append(tenants.ask(TENANT))
+    until(lambda: requests(tenants) == len(before), WAIT, lambda: requests(tenants))
     assert len(kept(server)) == len(asked)

@@ -12,7 +12,7 @@ import pytest
 
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
-from shoal.core.adapters.pool import pool_problem
+from shoal.core.lora.pool import pool_problem
 from shoal.engine.arguments import parsed
 from tests.support.apiserver import ApiServer
 

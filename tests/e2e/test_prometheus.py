@@ -167,7 +167,7 @@ def test_a_model_wakes_and_sleeps_by_what_prometheus_says_and_stays_while_it_say
     fleet.make_model(MODEL, scaling={"minReplicas": 0, "idleSeconds": 5, "stabilizationSeconds": 5})
     until(lambda: fleet.condition(MODEL, "Ready")["reason"] == "ScaledToZero", 120, lambda: fleet.model(MODEL))
 
-    silence = lambda: fleet.condition(MODEL, "SignalsUnknown")["reason"] == "NotHeard"  # noqa: E731
+    silence = lambda: fleet.condition(MODEL, "SignalsUnknown")["reason"] == "SignalsStale"  # noqa: E731
     with _asking(fleet) as heard:
         until(lambda: heard[:1] == ["answered"], 120, lambda: heard)
         until(lambda: not silence(), 60, lambda: fleet.model(MODEL))

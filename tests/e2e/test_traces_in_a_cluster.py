@@ -13,7 +13,7 @@ import pytest
 
 from shoal.api.keys import hash_api_key
 from shoal_dev.demo import steps
-from shoal_dev.lab.state import Forward
+from shoal_dev.lab.state import LabForward
 from tests.e2e.conftest import Fleet
 from tests.support import otlpsink
 from tests.support.lab import make_lab
@@ -23,7 +23,7 @@ from tests.support.waiting import until
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(480)]
 
 SPACE: Final = "telemetry"
-SINK: Final = Forward(namespace=SPACE, service="collector", port=otlpsink.PORT)
+SINK: Final = LabForward(namespace=SPACE, service="collector", port=otlpsink.PORT)
 VALUES: Final[dict[str, Any]] = {
     "tracing": {"endpoint": f"http://collector.{SPACE}.svc:{otlpsink.PORT}", "engines": True},
 }

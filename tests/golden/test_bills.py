@@ -6,8 +6,8 @@ from typing import Final
 
 from shoal.api.ledger import Prices, Rate
 from shoal.core.rating import money
-from shoal.core.rating.bill import Bill, Counts, Credit, Usage, bill
-from shoal.core.rating.price import Book
+from shoal.core.rating.bill import Bill, BilledCounts, Credit, Usage, bill
+from shoal.core.rating.price import RateTable
 from shoal.core.rating.schedule import InForce, Schedule
 from tests.golden.recorded import compare
 from tests.support.billing import of_cents
@@ -40,7 +40,9 @@ def schedule(dice: random.Random) -> Schedule:
         )
         rule = dice.choice(("Fresh", "Cached"))
         prices = Prices(list=f"l{place}", currency="EUR", unknown_cached=rule, rates=rates)
-        lists.append(InForce(start, starts[place + 1] if place + 1 < len(starts) else None, prices, Book.of(prices)))
+        lists.append(
+            InForce(start, starts[place + 1] if place + 1 < len(starts) else None, prices, RateTable.of(prices))
+        )
     return Schedule(tuple(lists))
 
 
@@ -52,7 +54,7 @@ def usage(dice: random.Random) -> Usage:
         plan=dice.choice(PLANS),
         model=dice.choice(MODELS),
         adapter=dice.choice(ADAPTERS),
-        counts=Counts(
+        counts=BilledCounts(
             requests=1,
             input=prompt,
             cached=dice.randint(0, prompt) if known else 0,

@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator
 from typing import Final
 
-from shoal.core.scaling import Load, Memory, Policy, Replica, Snapshot, Voice, decide
+from shoal.core.scaling import Load, ModelSnapshot, Policy, Replica, ScalingMemory, SignalSource, decide
 from tests.golden.recorded import compare
 from tests.support.scaling import CLASS, KV_TOKENS, load, pending, replica, variant, voice
 
@@ -57,7 +57,7 @@ class Minutes:
                 found.append(replica(number, self.load(), created=made, dark=dark))
         return tuple(found)
 
-    def gateways(self) -> tuple[Voice, ...]:
+    def gateways(self) -> tuple[SignalSource, ...]:
         held = 0 if any(self.now - made >= 60 for made in self.pods.values()) else self.dice.randint(0, 3 * self.busy)
         dark = self.dice.random() < 0.05
         return (
@@ -72,12 +72,12 @@ class Minutes:
             voice("gateway-1", arrivals=self.arrivals),
         )
 
-    def snapshot(self) -> Snapshot:
-        return Snapshot(
+    def snapshot(self) -> ModelSnapshot:
+        return ModelSnapshot(
             policy=self.policy,
             wanted=self.wanted,
             replicas=self.replicas(),
-            voices=self.gateways(),
+            sources=self.gateways(),
             variants=(variant(CLASS, replicas=len(self.pods), room=self.dice.choice((None, 0, 3, 100))),),
             rolling=self.dice.random() < 0.05,
             term_began=0.0,
@@ -101,10 +101,10 @@ class Minutes:
 
 def decisions(seed: int) -> Iterator[str]:
     it = Minutes(seed)
-    memory: Memory | None = None
+    memory: ScalingMemory | None = None
     for _ in range(STEPS):
         decision, memory = decide(it.snapshot(), memory, it.now)
-        again = "never" if decision.look_again is None else f"{decision.look_again:.3f}"
+        again = "never" if decision.recheck_seconds is None else f"{decision.recheck_seconds:.3f}"
         deciding = f"{decision.rules[0].name} {decision.rules[0].replicas}" if decision.rules else "no rule"
         change = f"{decision.before} -> {decision.wanted} {decision.reason}"
         yield f"model {seed} at {it.now:g}: {change} {deciding} again {again}"

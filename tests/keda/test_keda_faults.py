@@ -45,7 +45,7 @@ def test_kedas_operator_is_away_under_load_and_the_replicas_stay(fleet: KEDAFlee
         with fleet.history(tmp_path) as history:
             fleet.keda_runs("keda-operator", 0)
             try:
-                message = fleet.active("lonely", "KEDANotHeard", within=120)
+                message = fleet.active("lonely", "KEDANotPolling", within=120)
                 assert "Look whether its operator runs" in message
                 stays(lambda: fleet.replicas("lonely"), MOST, AWAY_SECONDS)
             finally:

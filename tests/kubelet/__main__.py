@@ -20,7 +20,7 @@ import pytest
 
 from shoal_dev.lab import api
 from shoal_dev.lab.errors import LabError
-from shoal_dev.lab.fleet import Fleet
+from shoal_dev.lab.fleet import FleetFile
 from tests.kubelet import image
 
 NODE: Final = "real-1"
@@ -70,9 +70,9 @@ def run(name: str, archive: Path | None, arguments: list[str], *, keep: bool) ->
     """Raises LabError."""
     api.require_root()
     found = archive or image.build(say)
-    fleet = Fleet.model_validate({"nodes": _NODES, "archives": [str(found.resolve())]})
+    fleet = FleetFile.model_validate({"nodes": _NODES, "archives": [str(found.resolve())]})
     try:
-        lab = api.Lab.up(name, fleet_data=fleet, faults=True, say=say)
+        lab = api.Lab.up(name, fleet_data=fleet, faults=True, announce=say)
         lab.kubectl("cordon", SPARE)
         say(lab.kubectl("get", "nodes", "-o", "wide").rstrip())
         os.environ |= {

@@ -13,7 +13,7 @@ from typing import Final
 from shoal_dev.demo.steps import LAB_IMAGE
 from shoal_dev.lab import gobuild, network
 from shoal_dev.lab.errors import LabError
-from shoal_dev.lab.gobuild import Say
+from shoal_dev.lab.gobuild import Announce
 from shoal_dev.lab.realnode import archive
 
 NAME: Final = f"docker.io/library/{LAB_IMAGE}"
@@ -26,7 +26,7 @@ _PULL_SECONDS: Final = 60
 _BUILD_SECONDS: Final = 1800
 
 
-def build(say: Say) -> Path:
+def build(say: Announce) -> Path:
     """The archive, from the cache or built: with docker, podman or buildah, whichever works. Raises LabError."""
     target = gobuild.cache_root() / f"image-{_digest()}.tar"
     if target.exists():
@@ -79,7 +79,7 @@ def _docker_works() -> bool:
     return result.returncode == 0
 
 
-def _base(say: Say) -> str:
+def _base(say: Announce) -> str:
     """The Dockerfile's own base image where its registry is reached; else Debian with Python, made here."""
     if given := os.environ.get("BASE"):
         return given
@@ -125,7 +125,7 @@ def _quiet(command: Sequence[str]) -> bool:
     return result.returncode == 0 and bool(result.stdout.strip())
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str], what: str, say: Say) -> str:
+def _run(command: Sequence[str], environment: Mapping[str, str], what: str, say: Announce) -> str:
     """What it prints. Raises LabError."""
     say(what)
     result = subprocess.run(

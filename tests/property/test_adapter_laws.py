@@ -9,18 +9,18 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from shoal.core.adapters import Limits, Memory, Plan, Replica, Snapshot, place
-from shoal.core.adapters.board import Board, Place
-from shoal.core.adapters.fill import Draft
-from shoal.core.adapters.place import MOVES_PER_MINUTE
-from shoal.core.adapters.traffic import KEPT_SECONDS
-from shoal.core.adapters.types import Residency
+from shoal.core.lora.placement import Limits, Plan, PoolMemory, PoolSnapshot, Replica, place
+from shoal.core.lora.placement.board import PoolBoard, ReplicaSlots
+from shoal.core.lora.placement.fill import Draft
+from shoal.core.lora.placement.place import MOVES_PER_MINUTE
+from shoal.core.lora.placement.traffic import KEPT_SECONDS
+from shoal.core.lora.placement.types import Residency
 from tests.support.adapterpools import Pool, adapter, demand, replica
 
 Law = Callable[[st.DataObject], None]
-Placing = Callable[[Snapshot, Memory | None, float], tuple[Plan, Memory]]
+Placing = Callable[[PoolSnapshot, PoolMemory | None, float], tuple[Plan, PoolMemory]]
 
-balancing, boards = (importlib.import_module(f"shoal.core.adapters.{name}") for name in ("balance", "board"))
+balancing, boards = (importlib.import_module(f"shoal.core.lora.placement.{name}") for name in ("balance", "board"))
 
 
 def holds(law: Law, examples: int = 60) -> None:
@@ -116,8 +116,8 @@ def _within_limits(data: st.DataObject) -> None:
     def each(pool: Pool, _before: Plan | None) -> None:
         assert pool.plan is not None
         known = {r.name for a in pool.adapters.values() for r in a.revisions}
-        assert pool.plan.floors.keys() == pool.replicas.keys()
-        for floor in pool.plan.floors.values():
+        assert pool.plan.desired.keys() == pool.replicas.keys()
+        for floor in pool.plan.desired.values():
             names = [e.name for e in floor]
             assert len(names) == len(set(names))
             assert set(names) <= known
@@ -132,7 +132,7 @@ def test_a_floor_never_has_more_than_host_memory_and_slots_take() -> None:
 
 
 def test_without_counting_the_places_a_floor_has_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Place, "fits", lambda *_: True)
+    monkeypatch.setattr(ReplicaSlots, "fits", lambda *_: True)
     breaks(_within_limits)
 
 
@@ -148,7 +148,7 @@ def _promises(data: st.DataObject) -> None:
     def each(pool: Pool, _before: Plan | None) -> None:
         assert pool.plan is not None
         holding = {r.uid for r in pool.replicas.values() if not r.draining}
-        free = any(len(pool.plan.floors[uid]) < LIMITS.cached for uid in holding)
+        free = any(len(pool.plan.desired[uid]) < LIMITS.cached for uid in holding)
         for uid, known in pool.adapters.items():
             verdict = pool.plan.adapters.get(uid)
             homes = holding & set(verdict.homes) if verdict else set[str]()
@@ -164,7 +164,7 @@ def test_each_adapter_has_a_home_or_can_be_loaded_on_demand_and_who_has_less_tha
 
 
 def test_without_a_place_left_free_an_adapter_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Place, "room", property(lambda place: place.limits.cached - place.used))
+    monkeypatch.setattr(ReplicaSlots, "free", property(lambda place: place.limits.cached - place.used))
     breaks(_promises)
 
 
@@ -184,7 +184,7 @@ def test_a_replica_that_drains_gets_no_adapter() -> None:
 
 
 def test_without_looking_whether_it_drains_it_gets_some() -> None:
-    def blind(seen: Snapshot, memory: Memory | None, now: float) -> tuple[Plan, Memory]:
+    def blind(seen: PoolSnapshot, memory: PoolMemory | None, now: float) -> tuple[Plan, PoolMemory]:
         return place(replace(seen, replicas=tuple(replace(r, draining=False) for r in seen.replicas)), memory, now)
 
     breaks(lambda data: _drained(data, blind))
@@ -214,9 +214,9 @@ def test_no_copy_goes_while_it_is_not_known_who_asks_for_it() -> None:
 
 
 def test_taking_unknown_for_nothing_loses_copies() -> None:
-    def deaf(seen: Snapshot, memory: Memory | None, now: float) -> tuple[Plan, Memory]:
-        voices = tuple(replace(v, demand={} if v.demand is None else v.demand) for v in seen.voices or ())
-        return place(replace(seen, voices=voices), memory, now)
+    def deaf(seen: PoolSnapshot, memory: PoolMemory | None, now: float) -> tuple[Plan, PoolMemory]:
+        voices = tuple(replace(v, demand={} if v.demand is None else v.demand) for v in seen.sources or ())
+        return place(replace(seen, sources=voices), memory, now)
 
     breaks(lambda data: _kept(data, deaf))
 
@@ -225,7 +225,7 @@ def test_taking_unknown_for_nothing_loses_copies() -> None:
 
 
 def _same(data: st.DataObject) -> None:
-    def twice(seen: Snapshot, memory: Memory | None, now: float) -> tuple[Plan, Memory]:
+    def twice(seen: PoolSnapshot, memory: PoolMemory | None, now: float) -> tuple[Plan, PoolMemory]:
         first = place(seen, memory, now)
         shuffled = replace(
             seen,
@@ -247,12 +247,12 @@ def test_the_same_pool_gets_the_same_plan_in_whatever_order_it_is_told() -> None
 def test_without_an_order_of_their_own_replicas_get_what_the_order_of_the_telling_gives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def unsorted(board: Board, replicas: Sequence[Replica], limits: Limits, away: Collection[str]) -> None:
+    def unsorted(board: PoolBoard, replicas: Sequence[Replica], limits: Limits, away: Collection[str]) -> None:
         original(board, replicas, limits, away)
         board.candidates = [board.places[r.uid] for r in replicas if r.uid in board.places]
 
-    original = Board.__init__
-    monkeypatch.setattr(Board, "__init__", unsorted)
+    original = PoolBoard.__init__
+    monkeypatch.setattr(PoolBoard, "__init__", unsorted)
     monkeypatch.setattr(boards, "score", lambda _adapter, _replica: 0)
     breaks(_same)
 
@@ -300,13 +300,13 @@ def test_a_replica_that_goes_moves_its_adapters_only_and_one_that_comes_takes_no
 
 
 def test_without_homes_that_stay_others_move_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Draft, "stands", lambda *_: [])
-    monkeypatch.setattr(Board, "having", lambda *_: [])
-    monkeypatch.setattr(Board, "ranked", lambda board, key: iter(_by_number(board, key)))
+    monkeypatch.setattr(Draft, "previous", lambda *_: [])
+    monkeypatch.setattr(PoolBoard, "having", lambda *_: [])
+    monkeypatch.setattr(PoolBoard, "ranked", lambda board, key: iter(_by_number(board, key)))
     breaks(_moves_little)
 
 
-def _by_number(board: Board, key: str) -> list[Place]:
+def _by_number(board: PoolBoard, key: str) -> list[ReplicaSlots]:
     """What hashing by the number of replicas makes of it."""
     at = boards.digest(key) % len(board.candidates)
     return board.candidates[at:] + board.candidates[:at]
@@ -362,6 +362,6 @@ def test_traffic_causes_no_more_loads_than_the_pace_allows() -> None:
 
 
 def test_without_the_budget_everything_is_loaded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    placing = importlib.import_module("shoal.core.adapters.place")
+    placing = importlib.import_module("shoal.core.lora.placement.place")
     monkeypatch.setattr(placing, "_budget", lambda *_: 1e9)
     breaks(_paced)

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from shoal.api import reasons
 from shoal.api.adapterfacts import BATCH_ADAPTERS, AdapterFacts
-from shoal.core.adapters.facts import LIMIT_BYTES, Result, message, parse
-from shoal.core.observed import Problem
+from shoal.core.lora.format.facts import LIMIT_BYTES, Result, message, parse
+from shoal.core.status.observed import ModelProblem
 
 HEX = "0123456789abcdef"
 keys = st.text(HEX, min_size=16, max_size=16)
@@ -26,7 +26,7 @@ facts = st.builds(
     base=st.none() | st.text(max_size=80),
     added_token=st.none() | st.integers(0, 10**9),
 )
-problems = st.builds(Problem, st.sampled_from(sorted(reasons.ADAPTER_REASONS)), st.text(max_size=2000))
+problems = st.builds(ModelProblem, st.sampled_from(sorted(reasons.ADAPTER_REASONS)), st.text(max_size=2000))
 batches = st.lists(st.tuples(keys, facts | problems), min_size=1, max_size=BATCH_ADAPTERS, unique_by=lambda row: row[0])
 
 
@@ -41,10 +41,10 @@ def test_an_answer_fits_and_says_of_each_adapter_the_truth_or_nothing(batch: lis
         if key not in found:
             continue
         heard = found[key]
-        if isinstance(said, AdapterFacts) and isinstance(heard, Problem):
+        if isinstance(said, AdapterFacts) and isinstance(heard, ModelProblem):
             assert heard.message == "it changes more modules than can be told"
-        elif isinstance(said, Problem):
-            assert isinstance(heard, Problem)
+        elif isinstance(said, ModelProblem):
+            assert isinstance(heard, ModelProblem)
             assert heard.reason == said.reason
             assert said.message.startswith(heard.message)
         else:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from shoal.core import drain
-from shoal.core.adapters import claims
-from shoal.core.drain import Gateway
+from shoal.core.drain import GatewayProgress
+from shoal.core.lora.lifecycle import unload
 from tests.support import adapter_protocol
 from tests.support.adapter_protocol import Gate, Rules, World, search
 
@@ -20,7 +20,7 @@ def in_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "CLAIM_SECONDS", float(adapter_protocol.SILENCE))
     monkeypatch.setattr(drain, "IDLE_SECONDS", 1.0)
     # No engine ends a request by itself here, so that only an idle one ends the claim of who is not heard.
-    monkeypatch.setattr(claims, "LINGER_SECONDS", 1e9)
+    monkeypatch.setattr(unload, "LINGER_SECONDS", 1e9)
 
 
 def world(gateways: int = 1, *, picks: int = 1, asks: int = 1, faults: int = 1, retirements: int = 1) -> World:
@@ -44,17 +44,17 @@ def test_no_adapter_is_unloaded_under_a_request(start: World) -> None:
 
 
 def no_acknowledgement(patch: pytest.MonkeyPatch) -> None:
-    def holders(*_: object, **__: object) -> list[Gateway]:
+    def holders(*_: object, **__: object) -> list[GatewayProgress]:
         return []
 
-    patch.setattr(claims, "holders", holders)
+    patch.setattr(unload, "holders", holders)
 
 
 def no_seq(patch: pytest.MonkeyPatch) -> None:
-    def through(gateway: Gateway, retirement: claims.Retirement) -> bool:
+    def through(gateway: GatewayProgress, retirement: unload.Retirement) -> bool:
         return retirement.name not in gateway.adapters
 
-    patch.setattr(claims, "through", through)
+    patch.setattr(unload, "through", through)
 
 
 def no_silence(patch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def no_way(patch: pytest.MonkeyPatch) -> None:
 
 def no_idle_engine(patch: pytest.MonkeyPatch) -> None:
     """As if who is not heard any more had nothing running."""
-    patch.setattr(claims, "LINGER_SECONDS", 0.0)
+    patch.setattr(unload, "LINGER_SECONDS", 0.0)
 
 
 @pytest.mark.timeout(120)

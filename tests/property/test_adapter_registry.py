@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from shoal.core.adapters import claims
-from shoal.core.adapters.registry import Registry
-from shoal.core.drain import Gateway
+from shoal.core.drain import GatewayProgress
+from shoal.core.lora.lifecycle import unload
+from shoal.core.lora.lifecycle.registry import Registry
 from tests.support.adapter_world import AdapterWorld
 
 QUICK = settings(
@@ -32,17 +32,17 @@ def test_whatever_happens_no_adapter_is_unloaded_under_a_request_and_the_bounds_
 
 
 def no_claims(patch: pytest.MonkeyPatch) -> None:
-    def holders(*_: object, **__: object) -> list[Gateway]:
+    def holders(*_: object, **__: object) -> list[GatewayProgress]:
         return []
 
-    patch.setattr(claims, "holders", holders)
+    patch.setattr(unload, "holders", holders)
 
 
 def no_barrier(patch: pytest.MonkeyPatch) -> None:
-    def through(gateway: Gateway, retirement: claims.Retirement) -> bool:
+    def through(gateway: GatewayProgress, retirement: unload.Retirement) -> bool:
         return retirement.name not in gateway.adapters
 
-    patch.setattr(claims, "through", through)
+    patch.setattr(unload, "through", through)
 
 
 def no_slots(patch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.agent import changes
-from shoal.agent.stream import Hub
+from shoal.agent.stream import AgentStream
 from shoal.api.replica import ReplicaKeys
 
 COUNT = st.none() | st.integers(0, 5)
@@ -43,7 +43,7 @@ def test_full_state_and_changes_give_the_state_that_was_told(
 ):
     async def run() -> None:
         clock = Clock()
-        hub = Hub(clock)
+        hub = AgentStream(clock)
         for state, wait in steps[:joins_at]:
             clock.now += wait
             hub.update(state)
@@ -65,7 +65,7 @@ def test_full_state_and_changes_give_the_state_that_was_told(
                 seq = message["seq"]
                 keys = ReplicaKeys.model_validate(message["keys"])
                 seen |= {name: getattr(keys, name) for name in keys.model_fields_set}
-            assert known(seen) == known(dict(hub.told))
+            assert known(seen) == known(dict(hub.published))
 
     asyncio.run(run())
 
@@ -75,11 +75,11 @@ def test_nothing_is_kept_back_for_longer_than_the_quiet_time(
     before: dict[str, object], after: dict[str, object], wait: float
 ):
     clock = Clock()
-    hub = Hub(clock)
+    hub = AgentStream(clock)
     hub.update(before)
     clock.now += wait
     hub.update(after)
     if wait >= changes.QUIET_SECONDS or changes.matters(before, after):
-        assert known(dict(hub.told)) == known(after)
+        assert known(dict(hub.published)) == known(after)
     else:
-        assert known(dict(hub.told)) in (known(before), known(after))
+        assert known(dict(hub.published)) in (known(before), known(after))

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from shoal.api.ledger import Prices, Rate
 from shoal.core.rating import money
-from shoal.core.rating.bill import Bill, Counts, Credit, Usage, bill
-from shoal.core.rating.price import Book
+from shoal.core.rating.bill import Bill, BilledCounts, Credit, Usage, bill
+from shoal.core.rating.price import RateTable
 from shoal.core.rating.schedule import InForce, Schedule
 from tests.support.billing import of_cents
 
@@ -38,7 +38,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
         chosen = draw(st.lists(rates, max_size=6, unique_by=lambda r: (r.plan, r.model, r.adapter)))
         found = Prices(list=f"l{place}", currency="EUR", unknown_cached=rule, rates=tuple(chosen))
         end = starts[place + 1] if place + 1 < len(starts) else None
-        lists.append(InForce(start, end, found, Book.of(found)))
+        lists.append(InForce(start, end, found, RateTable.of(found)))
     return Schedule(tuple(lists))
 
 
@@ -51,7 +51,7 @@ def requests(draw: st.DrawFn) -> Usage:
         plan=draw(st.sampled_from(PLANS)),
         model=draw(st.sampled_from(MODELS)),
         adapter=draw(st.sampled_from(ADAPTERS)),
-        counts=Counts(
+        counts=BilledCounts(
             requests=1,
             input=input,
             cached=draw(st.integers(0, input)) if known else 0,

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from shoal.api.demand import ModelDemand
-from shoal.gateway.demand import DemandBook
+from shoal.gateway.demand import DemandState
+from shoal.net.hub import HubReader, StreamHub
+from shoal.net.stream import ListenerIdentity, StreamBroken, StreamPeer
 from shoal.signals.demand import DemandStream
-from shoal.signals.hub import Hub, Reader
-from shoal.signals.stream import Me, Peer, StreamBroken
 
 MODELS = st.sampled_from(["a", "b"])
 FATES = st.sampled_from(["brought", "brought", "brought", "late", "lost", "twice"])
@@ -34,13 +34,13 @@ class Pair(RuleBasedStateMachine):
         self.clock = Clock()
         self.told: list[str | None] = []
         self.stream = DemandStream(
-            Peer("g", "g", "h", "k"),
+            StreamPeer("g", "g", "h", "k"),
             cast(aiohttp.ClientSession, None),
             lambda _uid, models: self.told.extend([None] if models is None else models),
-            Me(),
+            ListenerIdentity(),
         )
         self.wire: deque[bytes] = deque()
-        self.reader: Reader | None = None
+        self.reader: HubReader | None = None
         self.connection = ExitStack()
         self.of_boot: dict[str, dict[str, list[ModelDemand]]] = {}
         """What each process had, ever."""
@@ -48,8 +48,8 @@ class Pair(RuleBasedStateMachine):
         self.connects("brought")
 
     def start(self) -> None:
-        self.book = DemandBook(self.clock)
-        self.hub = Hub("models", self.book.full)
+        self.book = DemandState(self.clock)
+        self.hub = StreamHub("models", self.book.full)
         self.had = self.of_boot[self.hub.boot] = {}
         self.begun: dict[str, list[float]] = {}
         self.remember()
@@ -78,7 +78,7 @@ class Pair(RuleBasedStateMachine):
             self.book.held(model, 10, self.clock.now)
             begun.append(self.clock.now)
         elif what.startswith("leaves") and begun:
-            self.book.unheld(model, 10, begun.pop(0 if what == "leaves first" else -1))
+            self.book.released(model, 10, begun.pop(0 if what == "leaves first" else -1))
         self.remember()
 
         if told != "not yet":
@@ -88,7 +88,7 @@ class Pair(RuleBasedStateMachine):
         self.clock.now += 0.1 if urgent else 1.0
         content = self.book.take_urgent() if urgent else self.book.take()
         if content is not None:
-            self.hub.tell(content)
+            self.hub.publish(content)
             self.pump(fate)
 
     @rule(fate=FATES)
@@ -109,7 +109,7 @@ class Pair(RuleBasedStateMachine):
 
     # --- the network --------------------------------------------------------------------------------------------------
 
-    def open(self) -> Reader:
+    def open(self) -> HubReader:
         """A connection of the hub's; it ends when the next one opens."""
         self.connection.close()
         self.reader = self.connection.enter_context(self.hub.reader())

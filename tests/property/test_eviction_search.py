@@ -6,32 +6,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.core.placement import Candidate, ClassSupply, Demand, Held, NodeRoom, Standing, plan
-from shoal.core.placement.case import Case
-from shoal.core.placement.outrank import Eviction, Outranker
+from shoal.core.placement import Candidate, ClassSupply, Demand, Held, NodeSupply, ReplicaState, plan
+from shoal.core.placement.modelplan import ModelPlan
+from shoal.core.placement.preemption import Eviction, Preemptor
 from tests.support.limited import TooManySteps, counted
 
 
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it was: each search looks at all nodes anew."""
-    real = Outranker.find
+    real = Preemptor.find
 
-    def find(self: Outranker, case: Case) -> Eviction | None:
+    def find(self: Preemptor, case: ModelPlan) -> Eviction | None:
         self._searches.clear()
         return real(self, case)
 
-    monkeypatch.setattr(Outranker, "find", find)
+    monkeypatch.setattr(Preemptor, "find", find)
 
 
 def outranked(nodes: int, wanted: int) -> tuple[list[Demand], list[ClassSupply]]:
     """A full class, and one Model that outranks everybody on it."""
     names = [f"n{i:04}" for i in range(nodes)]
     low = [
-        Demand(f"x/{name}", name, 8, (Candidate("a", 1),), standing={"a": Standing(8, 1, {name: Held(8, 8)}, 8)})
+        Demand(
+            f"x/{name}", name, 8, (Candidate("a", 1),), replica_states={"a": ReplicaState(8, 1, {name: Held(8, 8)}, 8)}
+        )
         for name in names
     ]
     first = Demand("x/first", "first", wanted, (Candidate("a", 1),), priority=1000)
-    return [*low, first], [ClassSupply("a", tuple(NodeRoom(name, 0, 8) for name in names))]
+    return [*low, first], [ClassSupply("a", tuple(NodeSupply(name, 0, 8) for name in names))]
 
 
 MOST_LINES = 400_000
@@ -55,7 +57,7 @@ def fleets(draw: st.DrawFn) -> tuple[list[Demand], list[ClassSupply]]:
     nodes = {f"{c}{i}": 8 for c in "ab" for i in range(count)}
     free, demands = dict(nodes), list[Demand]()
     for m in range(draw(st.integers(1, 8))):
-        standing: dict[str, Standing] = {}
+        standing: dict[str, ReplicaState] = {}
         candidates: list[Candidate] = []
         for c in "ab":
             gpus = draw(sizes)
@@ -69,11 +71,11 @@ def fleets(draw: st.DrawFn) -> tuple[list[Demand], list[ClassSupply]]:
             bound = sum(held.pods for held in on.values())
             candidates.append(Candidate(c, gpus))
             if bound:
-                standing[c] = Standing(bound, gpus, on, bound)
+                standing[c] = ReplicaState(bound, gpus, on, bound)
         wanted = draw(st.integers(0, 8))
         priority, minimum = draw(st.integers(0, 3)), draw(st.integers(1, 3))
-        demands.append(Demand(f"x/{m}", f"u{m}", wanted, candidates, minimum, priority, standing=standing))
-    supplies = [ClassSupply(c, tuple(NodeRoom(n, free[n], 8) for n in nodes if n[0] == c)) for c in "ab"]
+        demands.append(Demand(f"x/{m}", f"u{m}", wanted, candidates, minimum, priority, replica_states=standing))
+    supplies = [ClassSupply(c, tuple(NodeSupply(n, free[n], 8) for n in nodes if n[0] == c)) for c in "ab"]
     return demands, supplies
 
 

@@ -26,25 +26,26 @@ from shoal.api.replica import ReplicaKeys
 from shoal.api.tenant import Tenant
 from shoal.artifacts import ArtifactError, File, Manifest, metadata, safetensors
 from shoal.artifacts.metadata import Metadata, read_metadata
-from shoal.core import artifacts, conditions, quantity
-from shoal.core.adapters import facts as adapter_answers
-from shoal.core.adapters import peft
+from shoal.core import artifacts, quantity
 from shoal.core.architectures import UnknownConfig, config, facts_of
-from shoal.core.conditions import Finding, merge
-from shoal.core.diagnosis import diagnose
 from shoal.core.facts import Pod
+from shoal.core.lora.format import facts as adapter_answers
+from shoal.core.lora.format import peft
 from shoal.core.rating import files
 from shoal.core.rating.files import parse as parse_prices
-from shoal.core.rating.problems import Refused
-from shoal.core.resolve import served_model
+from shoal.core.rating.problems import PricesRefused
+from shoal.core.routing.resolve import served_model
 from shoal.core.sizing import GPU, Misfit, Sized, gpu_of, size
+from shoal.core.status import conditions
+from shoal.core.status.conditions import ConditionUpdate, merge
+from shoal.core.status.diagnosis import diagnose
 from shoal.engine.launch import check_extra_args
 from shoal.engine.tuning import tuning_of
 from shoal.kube import kedaviews, projections
 from shoal.ledger import parse as ledger
+from shoal.net.stream import Follower, ListenerIdentity, StreamBroken, StreamPeer
 from shoal.signals.demand import DemandStream
 from shoal.signals.replica import ReplicaStream
-from shoal.signals.stream import Follower, Me, Peer, StreamBroken
 from tests.support.controlplane import FACTS
 from tests.support.fuzzing import OBJECTS, TARGETS, fuzz, target
 from tests.support.limited import MI, Outcome, run
@@ -318,7 +319,7 @@ def adapter_configs(mutants: Mutants, number: int) -> None:
     except ArtifactError:
         return
     tensors = {name: peft.Tensor(e.dtype, e.shape, e.bytes) for name, e in entries.items()}
-    found = peft.facts_of(peft.Files(f"sha256:{'a' * 64}", None, 5, 5, config, tensors, tokens))
+    found = peft.facts_of(peft.RevisionFiles(f"sha256:{'a' * 64}", None, 5, 5, config, tensors, tokens))
     assert len(adapter_answers.message([("a" * 16, found)]).encode()) <= 4096
 
 
@@ -343,7 +344,7 @@ def price_lists(mutants: Mutants, number: int) -> None:
             text = mutants.bytes_of(text.encode()).decode(errors="replace")
     try:
         parse_prices("f.yaml", text)
-    except Refused as refused:
+    except PricesRefused as refused:
         short(str(refused), 64_000)
 
 
@@ -399,7 +400,9 @@ def _takes(stream: Follower, mutants: Mutants, good: Any) -> None:
 @target
 def agents_messages(mutants: Mutants, number: int) -> None:
     heard: list[Any] = []
-    stream = ReplicaStream(Peer("u", "p", "h", "k"), cast("Any", None), lambda _uid, keys: heard.append(keys), Me())
+    stream = ReplicaStream(
+        StreamPeer("u", "p", "h", "k"), cast("Any", None), lambda _uid, keys: heard.append(keys), ListenerIdentity()
+    )
     _takes(stream, mutants, _REPLICA)
     for keys in heard:
         figures = [v for v in (keys.model_dump() if keys else {}).values() if isinstance(v, int)]
@@ -408,7 +411,9 @@ def agents_messages(mutants: Mutants, number: int) -> None:
 
 @target
 def gateways_messages(mutants: Mutants, number: int) -> None:
-    stream = DemandStream(Peer("u", "p", "h", "k"), cast("Any", None), lambda *_: None, Me(), lambda *_: None)
+    stream = DemandStream(
+        StreamPeer("u", "p", "h", "k"), cast("Any", None), lambda *_: None, ListenerIdentity(), lambda *_: None
+    )
     _takes(stream, mutants, _DEMAND)
     for told in stream.models.values():
         assert 0 <= told.demand.held < 2**53
@@ -495,7 +500,7 @@ def prices_without_end(walls: bool) -> str:
         files._MOST_NODES = 10**12
     try:
         parse_prices("f.yaml", "prices: [" + "{a: 1}, " * 1_000_000 + "]")
-    except Refused as refused:
+    except PricesRefused as refused:
         return str(refused)
     return ""
 
@@ -587,7 +592,7 @@ def reported(message: str) -> str:
     ended = _ended(message)
     cause = artifacts._failure(ended)
     assert cause is not None
-    finding = Finding(reasons.PLACED, "Unknown", cause.reason, cause.message)
+    finding = ConditionUpdate(reasons.PLACED, "Unknown", cause.reason, cause.message)
     (condition,) = merge((), [finding], generation=1, now=datetime(2026, 1, 1, tzinfo=UTC))
     return condition.message
 
@@ -653,7 +658,7 @@ def laughs(walls: bool) -> str:
         files._MOST_NODES = 10**12
     try:
         parse_prices("f.yaml", LAUGHS)
-    except Refused as refused:
+    except PricesRefused as refused:
         return str(refused)
     return ""
 
@@ -670,13 +675,13 @@ def test_without_a_bound_on_values_it_takes_all_memory() -> None:
 
 def made_up() -> int:
     """Letters that are kept of keys that an agent makes up."""
-    stream = ReplicaStream(Peer("u", "p", "h", "k"), cast("Any", None), lambda *_: None, Me())
+    stream = ReplicaStream(StreamPeer("u", "p", "h", "k"), cast("Any", None), lambda *_: None, ListenerIdentity())
     stream.take(text_of(_REPLICA))
     for seq in range(1, 50):
         stream.take(text_of({"boot": "b", "seq": seq, "keys": {f"x{seq}": "y" * 1_000, "running": seq}}))
     assert stream.keys is not None
     assert stream.keys.running == 49
-    return len(json.dumps({k: v for k, v in stream._said.items() if k != "adapters"}))
+    return len(json.dumps({k: v for k, v in stream._reported.items() if k != "adapters"}))
 
 
 def test_keys_that_an_agent_makes_up_are_not_kept() -> None:
@@ -685,7 +690,7 @@ def test_keys_that_an_agent_makes_up_are_not_kept() -> None:
 
 def test_if_all_keys_were_kept_they_would_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     known = frozenset(f"x{seq}" for seq in range(50)) | {"running"}
-    monkeypatch.setattr("shoal.signals.replica._KNOWN", known)
+    monkeypatch.setattr("shoal.signals.replica._KNOWN_KEYS", known)
     assert made_up() > 49_000
 
 
@@ -700,12 +705,12 @@ class Believed(ReplicaKeys):
 @pytest.fixture
 def believing(monkeypatch: pytest.MonkeyPatch) -> ReplicaStream:
     monkeypatch.setattr("shoal.signals.replica.api.ReplicaKeys", Believed)
-    return ReplicaStream(Peer("u", "p", "h", "k"), cast("Any", None), lambda *_: None, Me())
+    return ReplicaStream(StreamPeer("u", "p", "h", "k"), cast("Any", None), lambda *_: None, ListenerIdentity())
 
 
 @pytest.mark.parametrize("value", [math.nan, -1, 1e308, 2**60, "9" * 30, [1]])
 def test_what_an_agent_cannot_have_counted_makes_it_unknown(value: Any) -> None:
-    stream = ReplicaStream(Peer("u", "p", "h", "k"), cast("Any", None), lambda *_: None, Me())
+    stream = ReplicaStream(StreamPeer("u", "p", "h", "k"), cast("Any", None), lambda *_: None, ListenerIdentity())
     with pytest.raises(StreamBroken):
         stream.take(text_of({**_REPLICA, "keys": _REPLICA["keys"] | {"waiting": value}}))
     assert not stream.live
@@ -719,7 +724,7 @@ def test_without_bounds_it_would_be_known(value: Any, believing: ReplicaStream) 
 
 
 def test_more_adapters_than_a_replica_holds_are_not_believed() -> None:
-    stream = ReplicaStream(Peer("u", "p", "h", "k"), cast("Any", None), lambda *_: None, Me())
+    stream = ReplicaStream(StreamPeer("u", "p", "h", "k"), cast("Any", None), lambda *_: None, ListenerIdentity())
     many = {f"ns.a{i}@0123456789ab": {"state": "loaded"} for i in range(10_000)}
     with pytest.raises(StreamBroken):
         stream.take(text_of({**_REPLICA, "keys": _REPLICA["keys"] | {"adapters": many}}))
@@ -733,7 +738,9 @@ def test_without_that_bound_they_are(believing: ReplicaStream) -> None:
 
 
 def named_by_a_gateway(count: int) -> DemandStream:
-    stream = DemandStream(Peer("u", "p", "h", "k"), cast("Any", None), lambda *_: None, Me(), lambda *_: None)
+    stream = DemandStream(
+        StreamPeer("u", "p", "h", "k"), cast("Any", None), lambda *_: None, ListenerIdentity(), lambda *_: None
+    )
     stream.take(text_of({**_DEMAND, "models": {}}))
     for seq in range(count):
         said = {"boot": "b", "seq": seq + 1, "models": {f"u{seq}": _DEMAND["models"]["u"]}}

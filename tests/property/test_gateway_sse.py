@@ -95,7 +95,7 @@ def test_text_that_looks_like_usage_is_text(event: dict[str, Any], spaced: bool)
 def test_only_the_model_changes(event: dict[str, Any], word: str, spaced: bool):
     raw = encode(event, spaced)
     event_with_word = {**event, "model": word}
-    assert decode(sse.ModelName("chat/llama", word).rewrite(raw)) == event_with_word
+    assert decode(sse.ModelNameRewriter("chat/llama", word).rewrite(raw)) == event_with_word
 
 
 def fed(most: int, piece: bytes) -> int:

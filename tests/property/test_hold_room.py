@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from shoal.api.replica import ReplicaKeys
 from shoal.core.hold.retries import FIRST, MOST, PER_SECOND, RATIO, RetryBudget
-from shoal.core.hold.room import UNKNOWN_ROOM, Ours, allowance, estimated_tokens, share_of
+from shoal.core.hold.room import UNKNOWN_CAPACITY, OwnInFlight, allowance, estimated_tokens, share_of
 
 SMALL = st.integers(0, 200)
 TOKENS = st.integers(0, 500_000)
@@ -16,7 +16,9 @@ def test_all_gateways_together_release_no_more_than_the_room_and_one_each(
     held: list[int], running: int, waiting: int, most: int
 ):
     said = ReplicaKeys(running=running, waiting=waiting, max_running=most, kv_tokens_used=0, kv_tokens_total=10**9)
-    released = [allowance(said, Ours(), kv_percent=80, share=share_of(own, sum(held) - own)).requests for own in held]
+    released = [
+        allowance(said, OwnInFlight(), kv_percent=80, share=share_of(own, sum(held) - own)).requests for own in held
+    ]
     room = max(0, most - running - waiting)
     assert sum(released) <= room + len(held)
     assert (sum(released) > 0) == (room > 0)
@@ -25,7 +27,7 @@ def test_all_gateways_together_release_no_more_than_the_room_and_one_each(
 @given(SMALL, SMALL, SMALL, st.integers(1, 300))
 def test_what_was_sent_since_the_report_is_counted_in(running: int, at_report: int, since: int, most: int):
     said = ReplicaKeys(running=running, waiting=0, max_running=most, kv_tokens_used=0, kv_tokens_total=10**9)
-    ours = Ours(at_report + since, 0, at_report)
+    ours = OwnInFlight(at_report + since, 0, at_report)
     allowed = allowance(said, ours, kv_percent=80, share=1.0).requests
     assert allowed + since + max(running, at_report) <= most or allowed == 0
 
@@ -35,7 +37,7 @@ def test_tokens_stay_under_the_target(used: int, waiting: int, total: int, perce
     said = ReplicaKeys(
         running=0, waiting=3, max_running=100, kv_tokens_used=used, kv_tokens_total=total, waiting_tokens=waiting
     )
-    allowed = allowance(said, Ours(), kv_percent=percent, share=1.0)
+    allowed = allowance(said, OwnInFlight(), kv_percent=percent, share=1.0)
     room = total * percent // 100 - used - waiting
     assert allowed.requests == 0 if room <= 0 else (allowed.tokens is not None and allowed.tokens <= room)
 
@@ -43,22 +45,25 @@ def test_tokens_stay_under_the_target(used: int, waiting: int, total: int, perce
 @given(TOKENS, st.integers(1, 500_000))
 def test_an_engine_without_a_queue_gets_a_next_one_however_full_it_is(used: int, total: int):
     said = ReplicaKeys(running=1, waiting=0, max_running=10, kv_tokens_used=used, kv_tokens_total=total)
-    assert allowance(said, Ours(1, 0, 1), kv_percent=80, share=0.01).requests >= 1
+    assert allowance(said, OwnInFlight(1, 0, 1), kv_percent=80, share=0.01).requests >= 1
     # ... but one at a time: not another before it was heard what became of that one
     full = said.model_copy(update={"kv_tokens_used": total})
-    assert allowance(full, Ours(2, 0, 1), kv_percent=80, share=1.0).requests == 0
+    assert allowance(full, OwnInFlight(2, 0, 1), kv_percent=80, share=1.0).requests == 0
 
 
 @given(st.sampled_from(["running", "waiting", "max_running", "kv_tokens_used", "kv_tokens_total"]))
 def test_room_that_is_not_known_is_small_and_not_nothing(missing: str):
     fields = {"running": 0, "waiting": 0, "max_running": 100, "kv_tokens_used": 0, "kv_tokens_total": 10**6}
     said = ReplicaKeys.model_validate({**fields, missing: None})
-    assert allowance(said, Ours(), kv_percent=80, share=1.0).requests == UNKNOWN_ROOM
-    assert allowance(None, Ours(), kv_percent=80, share=1.0).requests == UNKNOWN_ROOM
+    assert allowance(said, OwnInFlight(), kv_percent=80, share=1.0).requests == UNKNOWN_CAPACITY
+    assert allowance(None, OwnInFlight(), kv_percent=80, share=1.0).requests == UNKNOWN_CAPACITY
 
 
 def test_a_replica_that_is_known_to_be_full_gets_nothing_though_its_cache_is_not_known():
-    assert allowance(ReplicaKeys(running=8, waiting=0, max_running=8), Ours(), kv_percent=80, share=1.0).requests == 0
+    assert (
+        allowance(ReplicaKeys(running=8, waiting=0, max_running=8), OwnInFlight(), kv_percent=80, share=1.0).requests
+        == 0
+    )
 
 
 @given(st.integers(0, 10**7), st.none() | st.integers(-5, 10**6), st.integers(-1, 8))

@@ -26,7 +26,7 @@ def settle(begin: int, decided: int, *, tolerance: float, limits: Bounds, exist:
 def test_any_number_is_reached_from_any_other(tolerance: float, exact: bool) -> None:
     for decided in range(MOST + 1):
         for begin in range(MOST + 1):
-            limits = bounds(decided, floor=0, ceiling=MOST, standing=begin, exact=exact)
+            limits = bounds(decided, floor=0, ceiling=MOST, existing=begin, exact=exact)
             seen = settle(begin, decided, tolerance=tolerance, limits=limits)
             assert seen[-1] == decided, f"{begin} -> {decided}: {seen}"
             if decided:
@@ -40,7 +40,7 @@ def test_pods_that_surge_or_are_missing_change_nothing(tolerance: float, exact: 
     """A rollout has one pod more, a new replica is not made yet: within its tolerance an HPA takes the pods for the
     number."""
     for decided in range(1, MOST + 1):
-        limits = bounds(decided, floor=0, ceiling=MOST + 2, standing=decided, exact=exact)
+        limits = bounds(decided, floor=0, ceiling=MOST + 2, existing=decided, exact=exact)
         for exist in range(max(0, decided - 2), decided + 3):
             seen = settle(decided, decided, tolerance=tolerance, limits=limits, exist=exist)
             assert set(seen) == {decided}, f"{decided} with {exist} pods: {seen}"
@@ -59,7 +59,7 @@ def test_a_look_that_fails_never_zeroes_what_is_wanted() -> None:
     """KEDA takes a failed look for "nobody asks" in a race; the minimum of one is what holds the replicas then."""
     for decided in range(1, 30):
         for exact in (True, False):
-            limits = bounds(decided, floor=0, ceiling=30, standing=decided, exact=exact)
+            limits = bounds(decided, floor=0, ceiling=30, existing=decided, exact=exact)
             assert keda(decided, active=False, failed=False, bounds=limits) == decided
             assert keda(decided, active=False, failed=True, bounds=limits) == decided
         # The mutation: with the minimum that KEDA would have by default it goes to zero.
@@ -68,7 +68,7 @@ def test_a_look_that_fails_never_zeroes_what_is_wanted() -> None:
 
 def test_more_than_the_maximum_may_stand() -> None:
     """maxReplicas was lowered: an HPA would write it at once, unmarked pods first; the decision says when."""
-    limits = bounds(8, floor=0, ceiling=2, standing=8, exact=True)
+    limits = bounds(8, floor=0, ceiling=2, existing=8, exact=True)
     assert settle(8, 8, tolerance=0.0, limits=limits)[-1] == 8
 
 

@@ -93,7 +93,7 @@ def test_mutation_without_dedupe_a_replay_counts_twice(engine: Engine, monkeypat
     real = bulk.select
 
     def forgets(connection: Any, table: Any, columns: Any, keys: Any) -> Any:
-        return [] if columns is ingest._STANDING else real(connection, table, columns, keys)
+        return [] if columns is ingest._KNOWN_COLUMNS else real(connection, table, columns, keys)
 
     monkeypatch.setattr(bulk, "select", forgets)
     monkeypatch.setattr(ingest, "_ONCE", "ON CONFLICT DO UPDATE SET kind = excluded.kind RETURNING source, id")
@@ -109,7 +109,7 @@ def test_mutation_without_steps_a_late_checkpoint_reopens(engine: Engine, monkey
         rows = real(connection, table, columns, keys)
         return (
             [type("R", (), dict(row._mapping) | {"step": -1})() for row in rows]
-            if columns is ingest._STANDING
+            if columns is ingest._KNOWN_COLUMNS
             else rows
         )
 

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.api.tenant import Tenant
-from shoal.core.access import Identity, index_keys
-from shoal.core.consent import AdapterConsent
-from shoal.core.resolve import ServedModel
-from shoal.core.resolve_adapters import DeclaredAdapter, DeclaredPool
-from shoal.core.words import Words
+from shoal.core.access import KeyIdentity, index_keys
+from shoal.core.routing.consent import AdapterConsent
+from shoal.core.routing.modelindex import ModelIndex
+from shoal.core.routing.resolve import ServedModel
+from shoal.core.routing.resolveadapters import DeclaredAdapter, DeclaredPool
 from tests.support.adapter_agents import adapter, pool
 from tests.support.gateway import tenant
 
@@ -88,12 +88,12 @@ class State:
     models: dict[str, ServedModel]
     pools: dict[str, DeclaredPool]
     adapters: dict[str, DeclaredAdapter]
-    index: Words
+    index: ModelIndex
 
 
 def played(history: list[Event]) -> State:
     """What is left of a history, and the index that was kept up with each of its events."""
-    state = State({}, {}, {}, Words())
+    state = State({}, {}, {}, ModelIndex())
     for event in history:
         table: dict[str, Any] = {"model": state.models, "pool": state.pools, "adapter": state.adapters}[event.kind]
         if event.made is None:
@@ -109,7 +109,7 @@ def played(history: list[Event]) -> State:
     return state
 
 
-def asked(state: State, identity: Identity) -> dict[str, Any]:
+def asked(state: State, identity: KeyIdentity) -> dict[str, Any]:
     """What every name means, what is said of those that do not answer, and what is listed."""
     every = [*NAMES, *(f"{namespace}/{name}" for namespace in (*OURS, EVIL) for name in NAMES)]
     said: dict[str, Any] = {
@@ -159,7 +159,7 @@ def check(history: list[Event], who: Tenant) -> None:
     harmless = played([event for event in history if event.namespace != EVIL])
     assert asked(harmless, identity) == said
     # The order of events decides nothing but what is there in the end.
-    fresh = State(state.models, state.pools, state.adapters, Words())
+    fresh = State(state.models, state.pools, state.adapters, ModelIndex())
     fresh.index.set_pools(state.pools)
     for key in sorted(state.adapters):
         fresh.index.put(key, state.adapters[key])
@@ -188,6 +188,6 @@ def test_without_the_tenants_consent_the_theft_works_and_is_found(monkeypatch: p
     history = [*ours, Event("adapter", thief.key, thief)]
     check(history, tenant("acme"))
     monkeypatch.setattr(AdapterConsent, "covers", lambda *_: True)
-    monkeypatch.setattr(Words, "_shared", lambda _self, claims, _identity: list(claims))
+    monkeypatch.setattr(ModelIndex, "_shared", lambda _self, claims, _identity: list(claims))
     with pytest.raises(AssertionError):
         check(history, tenant("acme"))

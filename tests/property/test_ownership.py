@@ -190,7 +190,7 @@ def test_people_are_told_once_of_a_forged_pod_and_late_of_one_whose_owner_is_mis
     known.pod(POD)
     known.report()
     assert told == ["forged"]
-    now = ownership.PATIENCE_SECONDS
+    now = ownership.GRACE_SECONDS
     known.report()
     known.report()
     assert told == ["forged", "pod"]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core.rating.files import PriceList, parse
-from shoal.core.rating.problems import Refused
+from shoal.core.rating.problems import PricesRefused
 
 GOOD = """\
 currency: EUR
@@ -31,10 +31,10 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
-def outcome(text: str) -> PriceList | Refused:
+def outcome(text: str) -> PriceList | PricesRefused:
     try:
         return parse("f.yaml", text)
-    except Refused as refused:
+    except PricesRefused as refused:
         return refused
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shoal.core.quota import account as accounts
 from shoal.core.quota.account import Account
-from shoal.core.quota.heard import Heard
+from shoal.core.quota.gatewayusage import GatewayUsage
 from shoal.core.quota.limits import Limit
 from shoal.core.quota.share import Share, overshoot
 from tests.support.quota_world import Gate, World
@@ -162,16 +162,16 @@ def _alone(self: Account, limit: Limit, now: float, crowd: Any) -> tuple[int, in
     return 0, _others(self, limit, now, crowd)[1]
 
 
-def _forgotten(self: Heard, now: float) -> None:
+def _forgotten(self: GatewayUsage, now: float) -> None:
     self.__init__()
     self.gone_at = now
 
 
 def _unreserved(self: Account, limit: Limit, now: float) -> int:
-    return _own(self, limit, now) - (self.told().reserved_tokens if limit == "tokens" else 0)
+    return _own(self, limit, now) - (self.own_use().reserved_tokens if limit == "tokens" else 0)
 
 
-def _running_anyway(self: Heard, limit: Limit, now: float) -> int:
+def _running_anyway(self: GatewayUsage, limit: Limit, now: float) -> int:
     return self.tokens.sum(now) if limit == "tokens" else _used(self, limit, now)
 
 
@@ -179,13 +179,13 @@ def _at_once(*_: Any, **__: Any) -> bool:
     return True
 
 
-_renew, _others, _own, _used = Share.renew, Account._others, Account._own, Heard.used  # pyright: ignore[reportPrivateUsage]
+_renew, _others, _own, _used = Share.renew, Account._peer_use, Account._own, GatewayUsage.used  # pyright: ignore[reportPrivateUsage]
 
 OFF: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "each takes all that is left": (Share, "renew", _whole),
-    "what others use does not count": (Account, "_others", _alone),
+    "what others use does not count": (Account, "_peer_use", _alone),
     "what is reserved here does not count": (Account, "_own", _unreserved),
-    "what is reserved elsewhere does not count": (Heard, "used", _running_anyway),
+    "what is reserved elsewhere does not count": (GatewayUsage, "used", _running_anyway),
 }
 
 
@@ -231,7 +231,7 @@ def _a_restart() -> None:
 
 def test_what_a_gateway_used_before_its_restart_still_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     _a_restart()
-    monkeypatch.setattr(Heard, "gone", _forgotten)
+    monkeypatch.setattr(GatewayUsage, "mark_gone", _forgotten)
     with pytest.raises(AssertionError):
         _a_restart()
 
@@ -284,7 +284,7 @@ def test_the_bound() -> None:
     # Two shares of a quarter before anybody hears of the first: 437 each, and a request more each time.
     assert overshoot(1000, 4, 0, shares=2) == 4 * 438 - 1000
     assert overshoot(1000, 4, 10, shares=100) == 3000
-    assert accounts.TELL_SECONDS + accounts.WIRE_SECONDS < accounts.ROUND_SECONDS
+    assert accounts.PUBLISH_SECONDS + accounts.WIRE_SECONDS < accounts.ROUND_SECONDS
 
 
 def test_a_gate_alone_uses_its_limit_to_the_last() -> None:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from shoal.api.demand import TenantUse
 from shoal.core.quota.account import Account
 from shoal.core.quota.limits import Cost, Limits
-from shoal.core.quota.month import Booked, Budget, Total
+from shoal.core.quota.month import Booked, MonthlyQuota, MonthTotal
 
 MONTHS = ("2026-11", "2026-12", "2027-01")
-BUDGET = Budget("tokens", 10**9)
+BUDGET = MonthlyQuota("tokens", 10**9)
 
 
 @dataclass
@@ -38,9 +38,9 @@ class World:
         account = Account(boot)
         account.change(Limits(budget=BUDGET))
         for book in self.books:
-            account.others.hear(book.boot, book.account.told(), self.now, anew=True)
+            account.peer_usage.update(book.boot, book.account.own_use(), self.now, unknown_before=True)
         self.books.append(Book(boot, account))
-        account.hear_total(self.total())
+        account.apply_total(self.total())
 
     def serve(self, number: int, tokens: int) -> None:
         book = self.books[number % len(self.books)]
@@ -57,18 +57,18 @@ class World:
         for book in self.books:
             for other in self.books:
                 if other is not book:
-                    book.account.others.hear(other.boot, other.account.told(), self.now)
+                    book.account.peer_usage.update(other.boot, other.account.own_use(), self.now)
 
-    def total(self) -> Total:
+    def total(self) -> MonthTotal:
         """The ledger's: of this month, and of each gateway's boot whatever the month."""
         of_month = sum(n for b in self.books for month, n in b.settled[: b.shipped] if month == self.month)
         gateways = {b.boot: (sum(n for _, n in b.settled[: b.shipped]), 0) for b in self.books if b.shipped}
-        return Total(MONTHS[self.month], of_month, 0, gateways)
+        return MonthTotal(MONTHS[self.month], of_month, 0, gateways)
 
     def tell(self) -> None:
         total = self.total()
         for book in self.books:
-            book.account.hear_total(total)
+            book.account.apply_total(total)
 
     def known(self, book: Book) -> int:
         return book.account._known(BUDGET)  # pyright: ignore[reportPrivateUsage]
@@ -134,7 +134,7 @@ STORY = [("serve", 0, 10), ("serve", 1, 5), ("gossip", 0, 1), ("ship", 0, 1), ("
 
 def test_if_what_the_ledger_has_were_not_taken_off_it_would_count_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     play(2, STORY)
-    monkeypatch.setattr(Booked, "listed", lambda *_: None)
+    monkeypatch.setattr(Booked, "set_listed", lambda *_: None)
     with pytest.raises(AssertionError):
         play(2, STORY)
 
@@ -145,12 +145,12 @@ def a_month_without_the_ledger() -> None:
     for month in MONTHS:
         account.reserve(1.0, Cost(50), lambda: (), month=month)
         account.settle(1.0, Cost(50), 40, 40)
-        account.others.hear("other", TenantUse(booked=30 * (MONTHS.index(month) + 1)), 1.0)
+        account.peer_usage.update("other", TenantUse(booked=30 * (MONTHS.index(month) + 1)), 1.0)
         assert account._known(BUDGET) == 70  # pyright: ignore[reportPrivateUsage]
 
 
 def test_if_the_month_did_not_turn_the_last_one_would_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
     a_month_without_the_ledger()
-    monkeypatch.setattr(Booked, "turn", lambda *_: None)
+    monkeypatch.setattr(Booked, "close_month", lambda *_: None)
     with pytest.raises(AssertionError):
         a_month_without_the_ledger()

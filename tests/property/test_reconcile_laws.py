@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, create_engine, func, select
 from sqlalchemy.pool import StaticPool
 
-from shoal.core.reconcile import HOUR_MS, Compared, Held, Reading, Tokens, by_hour
+from shoal.core.reconcile import HOUR_MS, Compared, CounterReading, Held, Tokens, by_hour
 from shoal.ledger.reconcile.keep import keep_gpu_time, keep_readings
 from shoal.ledger.reconcile.readings import Readings
 from shoal.ledger.schema import engine_hours, metadata
@@ -51,14 +51,14 @@ def test_each_token_that_was_kept_is_booked_once(steps: list[tuple[str, str, int
     counters: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
     kept: dict[str, tuple[int, int]] = {}
     ledger = Readings({}, lambda: clock[0])
-    last: list[Reading] = []
+    last: list[CounterReading] = []
     for what, boot, number, passed in steps:
         clock[0] += passed
         if what == "count":
             counters[boot][number % 2] += number
         elif what in ("hear", "forget"):
             told = (None, None) if what == "forget" else (counters[boot][0], counters[boot][1])
-            ledger.give_back([Reading(boot, "chat/m", "c", "chat/p", "n", clock[0], *told)])
+            ledger.give_back([CounterReading(boot, "chat/m", "c", "chat/p", "n", clock[0], *told)])
         elif what == "again":
             ledger.give_back(last)
         elif what == "restart":

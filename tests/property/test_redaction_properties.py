@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.api.tenant import Redaction, TenantLogging
-from shoal.core.access import Identity
+from shoal.core.access import KeyIdentity
 from shoal.core.redaction.content import Content
 from shoal.core.redaction.patterns import BUILTIN
 from shoal.core.redaction.rules import compile_rules
-from shoal.gateway.requestlog.capture import OVERHEAD, Capture, Room
-from shoal.gateway.requestlog.entry import Job, Lines
+from shoal.requestlog.capture import OVERHEAD, Capture, CaptureBudget
+from shoal.requestlog.entry import Lines, LogEntry
 
 RULES = (
     *(Redaction.model_validate({"name": name.lower(), "builtin": name}) for name in BUILTIN if name != "Secret"),
@@ -78,10 +78,10 @@ def test_no_match_is_left_in_a_request_however_deep_it_stands(value: Any):
 @settings(max_examples=200, deadline=None)
 def test_a_stream_is_put_together_before_it_is_redacted(text: str, sizes: list[int], where: str):
     logging = TenantLogging(mode="Full", redact=RULES)
-    room = Room(1 << 20)
+    room = CaptureBudget(1 << 20)
     assert room.take(OVERHEAD)
     capture = Capture(room, logging, "", 1 << 20)
-    capture.asked(b"{}", {})
+    capture.requested(b"{}", {})
     at = 0
     while at < len(text):
         size = sizes[at % len(sizes)]
@@ -90,11 +90,11 @@ def test_a_stream_is_put_together_before_it_is_redacted(text: str, sizes: list[i
         delta = {"content": piece} if where == "content" else {"tool_calls": [call]}
         capture.event(b"data: " + orjson.dumps({"choices": [{"index": 0, "delta": delta}]}))
         at += size
-    line, refusal = Lines(1 << 20).line(Job("acme", logging, {}, capture.take(), capture.size))
+    line, refusal = Lines(1 << 20).line(LogEntry("acme", logging, {}, capture.take(), capture.size))
     assert refusal is None
     assert gone(orjson.dumps(orjson.loads(line)).decode())
     assert "answer" in orjson.loads(line)
 
 
 def test_an_identity_without_logging_has_nothing_to_log():
-    assert Identity("acme", None, "prod", None, False, False, frozenset()).logging is None
+    assert KeyIdentity("acme", None, "prod", None, False, False, frozenset()).logging is None

@@ -5,7 +5,7 @@ import ipaddress
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shoal.core.fields.kinds import Problem
+from shoal.core.fields.kinds import FieldProblem
 from shoal.core.fields.remote import MOST_URL, Remote, contactable, remote
 
 HOSTS = frozenset({"images.example.com", "xn--bcher-kva.example"})
@@ -82,7 +82,7 @@ PARTS = st.sampled_from(
 @given(st.one_of(st.text(max_size=60), st.lists(PARTS, max_size=8).map("".join)).map(lambda text: "https://" + text))
 def test_a_url_that_passes_leads_to_an_allowed_host_for_any_reader(url: str) -> None:
     found = remote(url, "at", HOSTS)
-    if isinstance(found, Problem):
+    if isinstance(found, FieldProblem):
         return
     assert isinstance(found, Remote)
     assert found.host in HOSTS

@@ -5,9 +5,9 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.gateway.requestlog import query
-from shoal.gateway.requestlog.book import merged
-from shoal.gateway.requestlog.query import Found, Newest, Place
+from shoal.requestlog import query
+from shoal.requestlog.logger import merged
+from shoal.requestlog.query import Found, Newest, Place
 
 sizes = st.sampled_from((10, 200, 500, 1001))
 one_gateway = st.lists(st.tuples(st.integers(0, 30), sizes), max_size=12)

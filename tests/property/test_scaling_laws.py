@@ -8,12 +8,12 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from shoal.core.scaling import Decision, Load, Policy, Replica, Snapshot, Voice, decide
+from shoal.core.scaling import Load, ModelSnapshot, Policy, Replica, ScalingDecision, SignalSource, decide
 from shoal.core.scaling.learn import LATE_SECONDS
 from tests.support.scaling import CLASS, KV_TOKENS, replica, variant, voice
 
-learn, figures, rules, deciding = (
-    importlib.import_module(f"shoal.core.scaling.{name}") for name in ("learn", "figures", "rules", "decide")
+learn, load, rules, deciding = (
+    importlib.import_module(f"shoal.core.scaling.{name}") for name in ("learn", "load", "rules", "decide")
 )
 
 Body = Callable[[st.DataObject], None]
@@ -100,7 +100,7 @@ def pods(draw: st.DrawFn) -> tuple[Replica, ...]:
 
 
 @st.composite
-def gateways(draw: st.DrawFn) -> tuple[Voice, ...]:
+def gateways(draw: st.DrawFn) -> tuple[SignalSource, ...]:
     return tuple(
         voice(
             f"gateway-{i}",
@@ -115,7 +115,7 @@ def gateways(draw: st.DrawFn) -> tuple[Voice, ...]:
 
 
 @st.composite
-def models(draw: st.DrawFn, quiet: bool = False) -> Snapshot:
+def models(draw: st.DrawFn, quiet: bool = False) -> ModelSnapshot:
     """Everybody is heard."""
     replicas, policy = draw(pods()), draw(POLICIES)
     voices = draw(gateways())
@@ -124,21 +124,23 @@ def models(draw: st.DrawFn, quiet: bool = False) -> Snapshot:
         replicas = tuple(replace(r, load=r.load and replace(r.load, **idle)) for r in replicas)
         voices = tuple(voice(v.name, v.boot or "x") for v in voices)
     standing = sum(1 for r in replicas if not r.deleting and not r.lost)
-    return Snapshot(
+    return ModelSnapshot(
         policy=policy,
         wanted=draw(st.integers(0, policy.maximum)),
         replicas=replicas,
-        voices=voices,
+        sources=voices,
         variants=(variant(CLASS, replicas=standing, room=draw(st.sampled_from([None, 0, 3, 100]))),),
         rolling=draw(st.sampled_from([False, False, False, True])),
         term_began=0.0,
     )
 
 
-def steps(data: st.DataObject, seen: st.SearchStrategy[Snapshot]) -> list[tuple[Snapshot, Decision, float]]:
+def steps(
+    data: st.DataObject, seen: st.SearchStrategy[ModelSnapshot]
+) -> list[tuple[ModelSnapshot, ScalingDecision, float]]:
     """A Model's decisions over some minutes, each carried out at once."""
     now, memory, wanted = 0.0, None, None
-    made: list[tuple[Snapshot, Decision, float]] = []
+    made: list[tuple[ModelSnapshot, ScalingDecision, float]] = []
     for _ in range(data.draw(st.integers(1, 4))):
         snapshot = data.draw(seen)
         if wanted is not None:
@@ -150,14 +152,14 @@ def steps(data: st.DataObject, seen: st.SearchStrategy[Snapshot]) -> list[tuple[
     return made
 
 
-def _standing(seen: Snapshot) -> list[Replica]:
+def _standing(seen: ModelSnapshot) -> list[Replica]:
     return [r for r in seen.replicas if not r.deleting and not r.lost]
 
 
 # --- enough -----------------------------------------------------------------------------------------------------------
 
 
-def _is_enough(of: st.SearchStrategy[Snapshot]) -> Body:
+def _is_enough(of: st.SearchStrategy[ModelSnapshot]) -> Body:
     def law(data: st.DataObject) -> None:
         for seen, decision, _ in steps(data, of):
             policy, most = seen.policy, seen.wanted + max(seen.policy.max_step, seen.wanted)
@@ -167,7 +169,7 @@ def _is_enough(of: st.SearchStrategy[Snapshot]) -> Body:
             assert wanted >= min(policy.minimum, policy.maximum, most)
             # A maximum that was lowered is not undercut, and more may still stand.
             assert wanted >= min(policy.maximum, most) or tokens <= wanted * KV_TOKENS * target + 1
-            demands = [v.demand for v in seen.voices or () if v.demand]
+            demands = [v.demand for v in seen.sources or () if v.demand]
             assert wanted > 0 or not any(d.in_flight for d in demands) or seen.wanted == 0
             assert wanted > 0 or not any(d.held for d in demands)
             assert wanted <= max(policy.maximum, seen.wanted)
@@ -179,13 +181,13 @@ def test_never_fewer_than_the_load_needs_while_everybody_is_heard() -> None:
     holds(_is_enough(models()))
 
 
-def _full(seen: Snapshot) -> Snapshot:
+def _full(seen: ModelSnapshot) -> ModelSnapshot:
     full = {"kv_tokens_used": KV_TOKENS, "waiting": 0}
     return replace(seen, replicas=tuple(replace(r, load=r.load and replace(r.load, **full)) for r in seen.replicas))
 
 
-def _knocked(seen: Snapshot) -> Snapshot:
-    return replace(seen, wanted=0, replicas=(), voices=(voice(held=1, held_tokens=9),))
+def _knocked(seen: ModelSnapshot) -> ModelSnapshot:
+    return replace(seen, wanted=0, replicas=(), sources=(voice(held=1, held_tokens=9),))
 
 
 _WHERE_IT_COUNTS = {
@@ -209,17 +211,17 @@ def test_without_one_of_its_rules_there_are_fewer_than_the_load_needs(
 
 
 @st.composite
-def _muted(draw: st.DrawFn) -> Snapshot:
+def _muted(draw: st.DrawFn) -> ModelSnapshot:
     """A quiet Model in which somebody is not heard."""
-    seen = draw(models(quiet=True).filter(lambda s: bool(s.voices)))
-    assert seen.voices is not None
+    seen = draw(models(quiet=True).filter(lambda s: bool(s.sources)))
+    assert seen.sources is not None
     heard = [i for i, r in enumerate(seen.replicas) if r.ready and not r.deleting and not r.lost]
     who = draw(st.sampled_from(["gateway", "gateways", "field", "replica"] if heard else ["gateway", "gateways"]))
     if who == "gateways":
-        return replace(seen, voices=None)
+        return replace(seen, sources=None)
     if who == "gateway":
-        first, *rest = seen.voices
-        return replace(seen, voices=(replace(first, demand=None), *rest))
+        first, *rest = seen.sources
+        return replace(seen, sources=(replace(first, demand=None), *rest))
     at = draw(st.sampled_from(heard))
     mute = seen.replicas[at]
     said = mute.load
@@ -235,7 +237,7 @@ def _muted(draw: st.DrawFn) -> Snapshot:
 def _is_cautious(data: st.DataObject) -> None:
     for seen, decision, _ in steps(data, _muted()):
         assert decision.wanted >= seen.wanted
-        assert decision.unheard
+        assert decision.stale
 
 
 def test_nothing_goes_down_while_a_voice_is_unknown() -> None:
@@ -243,8 +245,8 @@ def test_nothing_goes_down_while_a_voice_is_unknown() -> None:
 
 
 def test_where_unknown_reads_as_zero_replicas_go_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = figures.figures
-    monkeypatch.setattr(deciding, "figures", lambda seen: replace(plain(seen), unheard=(), dark=()))
+    plain = load.fleet_load
+    monkeypatch.setattr(deciding, "fleet_load", lambda seen: replace(plain(seen), stale=(), load_unknown=()))
     original = deciding.decide
 
     def law(data: st.DataObject) -> None:
@@ -347,12 +349,12 @@ def _is_monotone(data: st.DataObject) -> None:
         )
         more = replace(seen, replicas=tuple(found))
     else:
-        assert seen.voices is not None
-        first, *rest = seen.voices
+        assert seen.sources is not None
+        first, *rest = seen.sources
         assert first.demand is not None
         grown = replace(first.demand, held=first.demand.held + data.draw(st.integers(1, 500)))
         grown = replace(grown, held_tokens=grown.held * 500)
-        more = replace(seen, voices=(replace(first, demand=grown), *rest))
+        more = replace(seen, sources=(replace(first, demand=grown), *rest))
 
     assert decide(more, None, 10.0)[0].wanted >= decide(seen, None, 10.0)[0].wanted
 
@@ -362,13 +364,13 @@ def test_more_load_never_means_fewer_replicas() -> None:
 
 
 def test_where_a_full_queue_is_taken_for_a_mistake_more_load_means_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = figures.figures
+    plain = load.fleet_load
 
-    def forgetful(seen: Snapshot) -> object:
+    def forgetful(seen: ModelSnapshot) -> object:
         said = plain(seen)
         return replace(said, waiting=said.waiting if said.waiting < 50 else 0)
 
-    monkeypatch.setattr(deciding, "figures", forgetful)
+    monkeypatch.setattr(deciding, "fleet_load", forgetful)
 
     breaks(_is_monotone)
 
@@ -376,11 +378,11 @@ def test_where_a_full_queue_is_taken_for_a_mistake_more_load_means_fewer(monkeyp
 def _is_deterministic(data: st.DataObject) -> None:
     """The same said in another order means the same."""
     seen = data.draw(models())
-    assert seen.voices is not None
+    assert seen.sources is not None
     other = replace(
         seen,
         replicas=tuple(data.draw(st.permutations(seen.replicas))),
-        voices=tuple(data.draw(st.permutations(seen.voices))),
+        sources=tuple(data.draw(st.permutations(seen.sources))),
     )
     one, memory = decide(seen, None, 10.0)
     again, same = decide(seen, None, 10.0)
@@ -395,8 +397,8 @@ def test_the_same_figures_give_the_same_decision_in_whatever_order() -> None:
 
 
 def test_a_decider_that_hears_the_first_replica_only_depends_on_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = figures.figures
-    monkeypatch.setattr(deciding, "figures", lambda seen: plain(replace(seen, replicas=seen.replicas[:1])))
+    plain = load.fleet_load
+    monkeypatch.setattr(deciding, "fleet_load", lambda seen: plain(replace(seen, replicas=seen.replicas[:1])))
 
     breaks(_is_deterministic)
 
@@ -426,7 +428,7 @@ def _bears_lies(data: st.DataObject) -> None:
         ),
     )
 
-    def lying(seen: Snapshot) -> Snapshot:
+    def lying(seen: ModelSnapshot) -> ModelSnapshot:
         return replace(seen, replicas=tuple(replace(r, load=r.load and data.draw(lie)) for r in seen.replicas))
 
     for seen, decision, _ in steps(data, models().map(lying)):
@@ -438,7 +440,7 @@ def _bears_lies(data: st.DataObject) -> None:
             for r in _standing(seen)
         )
         if negative:
-            assert decision.doubts
+            assert decision.invalid
             assert decision.wanted >= seen.wanted
 
 
@@ -447,12 +449,12 @@ def test_whatever_an_agent_says_the_decision_stays_within_bounds_and_lies_lower_
 
 
 def test_where_less_than_nothing_is_taken_for_nothing_a_lie_lowers(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = figures.figures
+    plain = load.fleet_load
 
-    def credulous(seen: Snapshot) -> object:
+    def credulous(seen: ModelSnapshot) -> object:
         said = plain(seen)
-        return replace(said, unheard=(), dark=()) if said.doubts else said
+        return replace(said, stale=(), load_unknown=()) if said.invalid else said
 
-    monkeypatch.setattr(deciding, "figures", credulous)
+    monkeypatch.setattr(deciding, "fleet_load", credulous)
 
     breaks(_bears_lies)

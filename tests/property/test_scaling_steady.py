@@ -35,7 +35,7 @@ def test_a_load_that_stays_leads_to_a_number_that_stays(rate: float, speed: floa
 
 
 def test_who_never_learns_what_a_replica_can_do_tries_it_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learn, "_shown", lambda *_: Speed())
+    monkeypatch.setattr(learn, "_with_rate", lambda *_: Speed())
 
     assert len(_settles(7.0, 2.0, 60.0).changes(_SETTLED)) > 4
 

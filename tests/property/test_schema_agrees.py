@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.api.meta import Kind
+from shoal.api.meta import CustomResource
 from shoal.api.schema import KINDS, root_schema
 
 _MATCHES = re.compile(r"^(?:string\(self\)|self)\.matches\('(.*)'\)$")
@@ -125,7 +125,7 @@ def _with(base: dict[str, Any], name: str, node: dict[str, Any]) -> st.SearchStr
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind_name)
 @settings(deadline=None, max_examples=100)
 @given(data=st.data())
-def test_schema_and_code_agree(kind: type[Kind], data: st.DataObject) -> None:
+def test_schema_and_code_agree(kind: type[CustomResource], data: st.DataObject) -> None:
     schema = root_schema(kind)["properties"]["spec"]
     spec = data.draw(near(schema))
 

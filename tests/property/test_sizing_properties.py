@@ -54,7 +54,7 @@ def test_nothing_is_below_zero_and_the_sums_add_up(
     if isinstance(found, Misfit):
         assert 10 < len(found.why) <= 512
         return
-    s = found.sums
+    s = found.breakdown
     assert min(s.overhead, s.reserve, s.weights, s.images, s.state, s.kv, found.kv_tokens or 0) >= 0
     assert s.overhead + s.reserve + s.weights + s.images + s.state + s.kv == s.memory
     assert found.gpus <= node
@@ -87,7 +87,7 @@ def _room(found: ArtifactFacts, mib: int, tuning: Tuning, tensor: int) -> int:
     sized = ask(found, GPU("a", mib * MI), tuning, tensor=tensor, context_length=1)
     if isinstance(sized, Misfit):
         return 0
-    return sized.sums.kv + sized.sums.state if found.kv.kind == "Hybrid" else sized.kv_tokens or 0
+    return sized.breakdown.kv + sized.breakdown.state if found.kv.kind == "Hybrid" else sized.kv_tokens or 0
 
 
 @given(_NAMES, _GIB, st.sampled_from([46068, 81559, 143771, 183359]), st.sampled_from([1, 2, 4]))
@@ -100,7 +100,9 @@ def test_more_gpus_never_have_less_room_for_one_replicas_cache(name: str, gib: i
         # The only reason not to fit on more GPUs is that the model cannot be cut into so many parts.
         assert more.why.startswith("`tensor` is")
         return
-    assert more.gpus * (more.sums.kv + more.sums.state) >= fewer.gpus * (fewer.sums.kv + fewer.sums.state)
+    assert more.gpus * (more.breakdown.kv + more.breakdown.state) >= fewer.gpus * (
+        fewer.breakdown.kv + fewer.breakdown.state
+    )
 
 
 @given(_NAMES, _GIB, st.integers(8 * 1024, 200 * 1024), _TUNING, st.integers(1, 10**6), st.integers(1, 10**6))

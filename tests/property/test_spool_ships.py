@@ -8,9 +8,9 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.gateway.meter import Meter
-from shoal.ledger.spoolfile import Row, SpoolFile
-from shoal.ledger.spoolreader import Batches
+from shoal.metering.meter import Meter
+from shoal.metering.spoolfile import Row, SpoolFile
+from shoal.metering.spoolreader import Batches
 from tests.support.records import meter
 
 STEPS = st.lists(

@@ -45,7 +45,7 @@ def no_claims(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_seq(patch: pytest.MonkeyPatch) -> None:
-    def through(gateway: drain.Gateway, barrier: int) -> bool:
+    def through(gateway: drain.GatewayProgress, barrier: int) -> bool:
         return gateway.running == 0
 
     patch.setattr(drain, "through", through)

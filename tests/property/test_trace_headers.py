@@ -6,12 +6,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from opentelemetry.sdk.trace import TracerProvider
 
-from shoal.core.access import Identity
+from shoal.core.access import KeyIdentity
 from shoal.gateway import ids
 from shoal.gateway.tracing import Traces
 
 TRACER = TracerProvider(shutdown_on_exit=False).get_tracer("test")
-IDENTITY = Identity("acme", None, "prod", None, False, False, frozenset())
+IDENTITY = KeyIdentity("acme", None, "prod", None, False, False, frozenset())
 LINES = re.compile(
     r"(traceparent: 00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\r\n(tracestate: [\x20-\x7e]{1,512}\r\n)?)?", re.ASCII
 )

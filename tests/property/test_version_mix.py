@@ -14,13 +14,13 @@ from pydantic import ConfigDict
 from shoal.api import demand as demand_api
 from shoal.api import reasons
 from shoal.api import replica as replica_api
-from shoal.core.scaling import Policy, Voice
-from shoal.gateway.demand import DemandBook
+from shoal.core.scaling import Policy, SignalSource
+from shoal.gateway.demand import DemandState
+from shoal.net.stream import ListenerIdentity, StreamBroken, StreamPeer
 from shoal.signals import replica as replica_stream
 from shoal.signals.demand import DemandStream
-from shoal.signals.listen import demand_of, load_of
+from shoal.signals.live import demand_of, load_of
 from shoal.signals.replica import ReplicaStream
-from shoal.signals.stream import Me, Peer, StreamBroken
 from tests.support.scaling import KV_TOKENS, Term, replica, snapshot
 
 DEMAND = {"arrivals": 7, "inFlight": 0, "held": 0}
@@ -47,20 +47,22 @@ def some(known: dict[str, int]) -> st.SearchStrategy[set[str]]:
 
 
 def told(
-    stream_of: Callable[[Peer, aiohttp.ClientSession], Any], field: str, content: object, more: dict[str, Any]
+    stream_of: Callable[[StreamPeer, aiohttp.ClientSession], Any], field: str, content: object, more: dict[str, Any]
 ) -> Any:
     """A stream that has taken a message."""
-    stream = stream_of(Peer("uid", "pod", "host", "key"), cast(aiohttp.ClientSession, None))
+    stream = stream_of(StreamPeer("uid", "pod", "host", "key"), cast(aiohttp.ClientSession, None))
     stream.take(json.dumps({**more, "boot": "b", "seq": 1, "full": True, field: content}).encode())
     return stream
 
 
 def gateway(row: dict[str, Any], more: dict[str, Any]) -> DemandStream:
-    return told(lambda p, s: DemandStream(p, s, lambda _uid, _models: None, Me()), "models", {"m": row}, more)
+    return told(
+        lambda p, s: DemandStream(p, s, lambda _uid, _models: None, ListenerIdentity()), "models", {"m": row}, more
+    )
 
 
 def agent(row: dict[str, Any], more: dict[str, Any]) -> ReplicaStream:
-    return told(lambda p, s: ReplicaStream(p, s, lambda _uid, _keys: None, Me()), "keys", row, more)
+    return told(lambda p, s: ReplicaStream(p, s, lambda _uid, _keys: None, ListenerIdentity()), "keys", row, more)
 
 
 def _law(data: st.DataObject) -> None:
@@ -72,7 +74,7 @@ def _law(data: st.DataObject) -> None:
     keys = agent({"phase": "ready", "engineBoot": "e", **load}, newer).keys
     assert keys is not None
     said = demand_of(gateway(row, newer).demand("m"))
-    seen = snapshot(replica(0, load_of(keys)), voices=[Voice("gateway-0", "b", said)], policy=POLICY)
+    seen = snapshot(replica(0, load_of(keys)), voices=[SignalSource("gateway-0", "b", said)], policy=POLICY)
 
     term = Term()
     assert term.at(0.0, seen).wanted == 1
@@ -81,7 +83,7 @@ def _law(data: st.DataObject) -> None:
     if left_out or silent:
         assert decision.wanted == 1
         assert decision.reason == reasons.SIGNALS_UNKNOWN or silent  # which counts as loaded: no fewer would do
-        assert set(decision.unheard) == ({"gateway-0"} if left_out else set()) | ({"pod-0"} if silent else set())
+        assert set(decision.stale) == ({"gateway-0"} if left_out else set()) | ({"pod-0"} if silent else set())
     else:
         assert (decision.wanted, decision.reason) == (0, reasons.SCALED_TO_ZERO)
 
@@ -114,13 +116,13 @@ def test_what_another_version_adds_is_passed_over_and_what_it_leaves_out_lowers_
 @pytest.mark.parametrize("held", [1, 40])
 def test_one_that_leaves_something_out_still_wakes_a_model(held: int) -> None:
     said = demand_of(gateway({"held": held}, {}).demand("m"))
-    decision = Term().at(0.0, snapshot(voices=[Voice("gateway-0", "b", said)], policy=POLICY))
+    decision = Term().at(0.0, snapshot(voices=[SignalSource("gateway-0", "b", said)], policy=POLICY))
 
     assert (decision.wanted, decision.reason) == (1, reasons.WAKING)
 
 
 def test_a_gateway_of_this_version_leaves_nothing_out() -> None:
-    book = DemandBook()
+    book = DemandState()
     book.arrived("m")
     stream = gateway(json.loads(book.take() or b"")["m"], {})
     assert stream.demand("m").whole
@@ -169,5 +171,5 @@ def test_versions_mix_no_more_where_news_is_refused_or_silence_is_zero(
 ) -> None:
     monkeypatch.setattr(module, name, mutant)
     if mutant is _StrictKeys:
-        monkeypatch.setattr(replica_stream, "_KNOWN", _Anything())  # passes news over before anybody may refuse it
+        monkeypatch.setattr(replica_stream, "_KNOWN_KEYS", _Anything())  # passes news over before anybody may refuse it
     breaks(error)

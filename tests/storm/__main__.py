@@ -9,7 +9,7 @@ import click
 
 from shoal.api.model import Driver
 from tests.storm import faults, versions
-from tests.storm.run import Weather, judge_folder, run
+from tests.storm.run import StormConfig, judge_folder, run
 
 _KILL_SECONDS = 20.0
 _MOST_KILLS = 100
@@ -78,7 +78,7 @@ def main(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     count = round(minutes * 60 * rate) if minutes else requests
-    weather = Weather(
+    config = StormConfig(
         requests=count,
         rate=rate,
         seed=seed,
@@ -91,7 +91,7 @@ def main(
         mutation=mutation,
         kills=min(_MOST_KILLS, round(count / rate / _KILL_SECONDS)) if kills is None else kills,
     )
-    sys.exit(0 if run(weather, folder or Path(tempfile.mkdtemp(prefix="storm-"))).good else 1)
+    sys.exit(0 if run(config, folder or Path(tempfile.mkdtemp(prefix="storm-"))).good else 1)
 
 
 if __name__ == "__main__":

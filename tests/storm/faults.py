@@ -23,7 +23,7 @@ from shoal.api import names
 from shoal_dev.demo.clusters import NAMESPACE
 from shoal_dev.lab.addons import keda
 from shoal_dev.lab.errors import LabError
-from tests.storm.ground import STEADY, STORM, TIDAL, Ground
+from tests.storm.ground import BURSTY, STEADY, STORM, Ground
 from tests.storm.journals import Kill, Silence
 
 SILENT_SECONDS: Final = 13.0
@@ -297,7 +297,7 @@ table inet storm {{
 
 def rolled_out(storm: Storm) -> None:
     """A new revision of a Model, under load."""
-    model = storm.random.choice((STEADY, TIDAL))
+    model = storm.random.choice((STEADY, BURSTY))
     storm.revision += 1
     storm.say(f"rolled_out: {model}, revision {storm.revision}")
     _patch(storm, model, {"pod": {"env": [{"name": "STORM_REVISION", "value": str(storm.revision)}]}})
@@ -392,7 +392,7 @@ def scaled_object_edited(storm: Storm) -> None:
 
 def driver_switched(storm: Storm) -> None:
     """A Model goes from KEDA to the built-in driver and back."""
-    model = storm.random.choice((STEADY, TIDAL))
+    model = storm.random.choice((STEADY, BURSTY))
     storm.say(f"driver_switched: {model} to BuiltIn")
     _patch(storm, model, {"scaling": {"driver": "BuiltIn"}})
     storm.wait(30)

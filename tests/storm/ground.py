@@ -17,14 +17,14 @@ import orjson
 from shoal.api import names
 from shoal.api.keys import hash_api_key
 from shoal.api.model import Driver
-from shoal.ledger.spool import FILE_NAME as SPOOL
+from shoal.metering.spool import FILE_NAME as SPOOL
 from shoal_dev.demo import steps
 from shoal_dev.demo.clusters import GATEWAY_SERVICE, NAMESPACE, LabCluster
 from shoal_dev.lab import images
 from shoal_dev.lab.api import Lab
 from shoal_dev.lab.errors import LabError
-from shoal_dev.lab.fleet import Fleet
-from shoal_dev.lab.node.config import Bind, Image
+from shoal_dev.lab.fleet import FleetFile
+from shoal_dev.lab.node.config import Bind, ImageConfig
 from shoal_dev.lab.volumes import FOLDER
 from tests.storm import journals, swaps, versions
 from tests.storm.versions import Earlier
@@ -36,7 +36,7 @@ STORM: Final = "storm"
 KEY: Final = "sk-storm-0d5b1e7a42"
 STEADY: Final = "storm-steady"
 """Always asked; never at zero."""
-TIDAL: Final = "storm-tidal"
+BURSTY: Final = "storm-bursty"
 """Asked now and then; at zero in between."""
 MODEL_PATH: Final = steps.ROOT / "images" / "shoal" / "rootfs" / "opt" / "shoal" / "models" / "tiny-chat"
 LEDGER: Final = "ledger.sqlite"
@@ -74,7 +74,7 @@ def models(drain_seconds: int, idle_seconds: int, driver: Driver) -> list[dict[s
     }
     scaling: dict[str, dict[str, Any]] = {
         STEADY: {"minReplicas": 2, "maxReplicas": 4, "stabilizationSeconds": 20},
-        TIDAL: {"minReplicas": 0, "maxReplicas": 3, "stabilizationSeconds": 10, "idleSeconds": idle_seconds},
+        BURSTY: {"minReplicas": 0, "maxReplicas": 3, "stabilizationSeconds": 10, "idleSeconds": idle_seconds},
     }
     return [
         {
@@ -84,12 +84,12 @@ def models(drain_seconds: int, idle_seconds: int, driver: Driver) -> list[dict[s
             # Not for the default: an earlier version may not know the field.
             "spec": spec | {"scaling": scaling[name] | ({} if driver == "BuiltIn" else {"driver": driver})},
         }
-        for name in (STEADY, TIDAL)
+        for name in (STEADY, BURSTY)
     ]
 
 
 def tenant() -> dict[str, Any]:
-    grants = [{"namespace": STORM, "name": name} for name in (STEADY, TIDAL)]
+    grants = [{"namespace": STORM, "name": name} for name in (STEADY, BURSTY)]
     keys = [{"name": "storm", "sha256": hash_api_key(KEY)}]
     metadata = {"name": STORM}
     return {
@@ -136,7 +136,7 @@ class Ground(LabCluster):
             rows[versions.REPOSITORY] = _with_journal(earlier.row(), engines, earlier.root)
         lab = Lab.up(
             f"storm-{os.getpid()}",
-            fleet_data=Fleet.model_validate(_FLEET),
+            fleet_data=FleetFile.model_validate(_FLEET),
             faults=True,
             addons=("keda",) if driver == "KEDA" else (),
             extra_images=rows,
@@ -168,7 +168,7 @@ class Ground(LabCluster):
         self.kubectl("apply", "-f", str(steps.EXAMPLES / "gpuclasses.yaml"))
         for item in (*adapters, *models, tenant()):  # the pool first: a Model that gets one later rolls
             self.apply(item)
-        for name in (STEADY, TIDAL):
+        for name in (STEADY, BURSTY):
             self.kubectl("wait", "--for=condition=Ready", f"model/{name}", "-n", STORM, "--timeout=120s", timeout=130)
         if adapters:
             lora = ("loraadapters", "--all", "-n", STORM)
@@ -187,7 +187,7 @@ class Ground(LabCluster):
 
     def whole(self) -> bool:
         """Whether both Models have at least the replicas that they have when they are asked a little."""
-        return len(self.engines(STEADY)) >= 2 and bool(self.engines(TIDAL))
+        return len(self.engines(STEADY)) >= 2 and bool(self.engines(BURSTY))
 
     def pods(self, component: str) -> list[str]:
         """Names of Shoal's own pods that run."""
@@ -311,7 +311,7 @@ def _ready(pod: dict[str, Any]) -> bool:
     return ready and "deletionTimestamp" not in pod["metadata"]
 
 
-def _image(engines: Path, mutation: str | None) -> Image:
+def _image(engines: Path, mutation: str | None) -> ImageConfig:
     """Shoal's row of the lab's image table, with the engines' journal; mutants come first on PATH."""
     row = _with_journal(images.defaults()[images.SHOAL], engines, steps.ROOT)
     if mutation is None:
@@ -320,7 +320,7 @@ def _image(engines: Path, mutation: str | None) -> Image:
     return row.model_copy(update={"env": dict(row.env) | {"SHOAL_STORM_MUTATION": mutation}, "path_prepend": prepend})
 
 
-def _with_journal(row: Image, engines: Path, root: Path) -> Image:
+def _with_journal(row: ImageConfig, engines: Path, root: Path) -> ImageConfig:
     """`root`: the very checkout whose code runs, wherever the virtual environment's own is."""
     env = dict(row.env) | {"SHOAL_SIM_JOURNAL": _INSIDE, "PYTHONPATH": f"{root / 'operator'}:{root}"}
     bind = Bind(host=engines, container=_INSIDE, read_only=False)

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import orjson
 
-from shoal.ledger.spool import FILE_NAME as SPOOL
+from shoal.metering.spool import FILE_NAME as SPOOL
 
 
 @dataclass(slots=True)

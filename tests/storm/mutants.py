@@ -17,7 +17,7 @@ def no_drain() -> None:
     """An engine is stopped as soon as its pod is deleted, and gateways do not turn away from it before."""
     from shoal.core import drain
 
-    def at_once(_state: drain.State, _now: float) -> drain.Stop:
+    def at_once(_state: drain.DrainState, _now: float) -> drain.Stop:
         return drain.Stop("idle", "mutation: nobody is waited for")
 
     drain.decide = at_once
@@ -30,7 +30,7 @@ def no_ack() -> None:
 
     real = drain.decide
 
-    def unheard(state: drain.State, now: float) -> drain.Wait | drain.Stop:
+    def unheard(state: drain.DrainState, now: float) -> drain.Wait | drain.Stop:
         return real(replace(state, gateways=()), now)
 
     drain.decide = unheard
@@ -50,17 +50,17 @@ def unknown_is_zero() -> None:
         zero = dict.fromkeys(("running", "waiting", "waiting_tokens", "kv_tokens_used"), 0)
         return replace(known, **{name: value for name, value in zero.items() if getattr(known, name) is None})
 
-    def voice(known: types.Voice) -> types.Voice:
+    def voice(known: types.SignalSource) -> types.SignalSource:
         if known.demand is not None:
             arrivals[known.name] = known.demand.arrivals
             return known
         return replace(known, demand=types.Demand(arrivals.get(known.name, 0), 0, 0, 0, 0.0))
 
-    def decide(snapshot: types.Snapshot, memory: types.Memory | None, now: float) -> Any:
+    def decide(snapshot: types.ModelSnapshot, memory: types.ScalingMemory | None, now: float) -> Any:
         known = replace(
             snapshot,
             replicas=tuple(replace(r, load=load(r.load)) for r in snapshot.replicas),
-            voices=tuple(voice(v) for v in snapshot.voices or ()),
+            sources=tuple(voice(v) for v in snapshot.sources or ()),
         )
         return real(known, memory, now)
 
@@ -77,7 +77,7 @@ def no_lora_path() -> None:
 def no_retry() -> None:
     """What a replica could not take is its client's problem: no other one is asked."""
     from shoal.gateway import attempts
-    from shoal.gateway.errors import ApiError
+    from shoal.net.errors import ApiError
 
     real = attempts.Attempts._attempt
 
@@ -92,22 +92,22 @@ def no_retry() -> None:
 
 def sends_again() -> None:
     """A gateway forgets that something of an answer is out, and asks another replica when the rest does not come."""
-    from shoal.gateway.relay import Relay
+    from shoal.gateway.relay import AnswerRelay
 
     forgotten: Any = property(lambda _self: False, lambda _self, _value: None)
-    Relay._answering = forgotten
+    AnswerRelay._answering = forgotten
 
 
 def no_close_open() -> None:
     """A gateway does not close what a killed one left open in its spool."""
-    from shoal.ledger import spoolfile
+    from shoal.metering import spoolfile
 
     spoolfile.SpoolFile._close_open_rows = lambda self: 0
 
 
 def early_mark() -> None:
     """A gateway marks a batch as shipped before the ledger has answered."""
-    from shoal.ledger.shipper import NotTaken, Shipper
+    from shoal.metering.shipper import NotTaken, Shipper
 
     async def ship(self: Shipper, session: Any, batch: Any, compressed: bytes) -> None:
         self._shipped = batch.last
@@ -136,13 +136,13 @@ def no_dedupe() -> None:
 
 def _never_turn_away() -> None:
     """Neither at `draining` nor at the pod's deletion."""
-    from shoal.core import routing
+    from shoal.core.routing import choice
     from shoal.gateway import directory
 
-    routing._TURNED_AWAY = frozenset({"stalled"})  # pyright: ignore[reportAttributeAccessIssue]
+    choice._TURNED_AWAY = frozenset({"stalled"})  # pyright: ignore[reportAttributeAccessIssue]
     real = directory.project_pod
 
-    def project_pod(obj: dict[str, Any]) -> routing.Replica | None:
+    def project_pod(obj: dict[str, Any]) -> choice.Replica | None:
         found = real(obj)
         return None if found is None else replace(found, deleting=False)
 

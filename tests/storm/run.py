@@ -16,7 +16,7 @@ from shoal.api.model import Driver
 from shoal_dev.demo import steps
 from shoal_dev.lab.errors import LabError
 from tests.storm import books, faults, journals, story, swaps, versions
-from tests.storm.ground import KEY, LEDGER, MODEL_PATH, STEADY, STORM, TIDAL, Ground
+from tests.storm.ground import BURSTY, KEY, LEDGER, MODEL_PATH, STEADY, STORM, Ground
 from tests.storm.kills import killing
 from tests.storm.load import LoadConfig
 from tests.storm.plan import LONG, Phase, Target
@@ -32,7 +32,7 @@ _END_SECONDS = 330.0
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
+class StormConfig:
     """What kind of storm."""
 
     requests: int
@@ -46,12 +46,12 @@ class Weather:
     """Seconds between the end of one fault and the next, on average."""
     pace: float = 1.0
     sdk_rate: float = 1.0
-    tide: float = 60.0
-    """Seconds from one flood of the tidal Model to the next; half of it nobody asks. 0: no ebb."""
+    burst_period: float = 60.0
+    """Seconds from one burst of the bursty Model to the next; half of it nobody asks. 0: no ebb."""
     drain_seconds: int = 60
     """Of both Models. Longer than the longest answer, so that no drain runs out of it."""
     idle_seconds: int = 10
-    """Of the tidal Model."""
+    """Of the bursty Model."""
     long: float = LONG
     """Share of long answers."""
     adapters: bool = True
@@ -68,42 +68,42 @@ class Weather:
     """SIGKILLs of gateways and the ledger in turn, beside the faults."""
 
 
-def run(weather: Weather, folder: Path) -> Findings:
+def run(config: StormConfig, folder: Path) -> Findings:
     """Plays a storm and judges it. All journals stay in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    with _ground(weather, folder) as ground:
+    with _ground(config, folder) as ground:
         print(f"the fleet is up; journals are in {folder}", flush=True)
-        with ground.watched_scales(folder / "scales.jsonl"), _load(ground, weather, folder) as load:
-            storm = faults.Storm(ground, _source(weather), folder / "faults.jsonl", weather.pace)
+        with ground.watched_scales(folder / "scales.jsonl"), _load(ground, config, folder) as load:
+            storm = faults.Storm(ground, _source(config), folder / "faults.jsonl", config.pace)
             with contextlib.ExitStack() as beside:
-                if weather.adapters:
+                if config.adapters:
                     beside.enter_context(swaps.swapping(ground.kubectl, STORM, storm.say))
                     beside.enter_context(ground.heard_agents(folder / "voices.jsonl"))
-                if weather.kills:
-                    beside.enter_context(killing(ground, weather.kills, _seconds(weather), storm.say))
-                _faults(storm, weather, load)
+                if config.kills:
+                    beside.enter_context(killing(ground, config.kills, _seconds(config), storm.say))
+                _faults(storm, config, load)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                load.wait(_END_SECONDS + weather.requests / weather.rate)
+                load.wait(_END_SECONDS + config.requests / config.rate)
         ground.settle(storm.say)
         ground.copy_spools(folder / "spools")
         ground.copy_ledger(folder / "ledger")
     findings = judge_folder(folder)
-    if weather.adapters and not journals.read_residencies(folder / "voices.jsonl"):
+    if config.adapters and not journals.read_residencies(folder / "voices.jsonl"):
         findings.violations.append("invariant 10 was not judged: no agent was heard")
     return findings
 
 
 @contextlib.contextmanager
-def _ground(weather: Weather, folder: Path) -> Generator[Ground]:
+def _ground(config: StormConfig, folder: Path) -> Generator[Ground]:
     with contextlib.ExitStack() as stack:
-        earlier = stack.enter_context(versions.earlier(weather.since)) if weather.since is not None else None
+        earlier = stack.enter_context(versions.earlier(config.since)) if config.since is not None else None
         ground = Ground.up(
             folder,
-            weather.mutation,
-            weather.drain_seconds,
-            weather.idle_seconds,
-            adapters=weather.adapters,
-            driver=weather.driver,
+            config.mutation,
+            config.drain_seconds,
+            config.idle_seconds,
+            adapters=config.adapters,
+            driver=config.driver,
             earlier=earlier,
         )
         yield stack.enter_context(ground)
@@ -174,31 +174,31 @@ def _figures(found: journals.Journals, findings: Findings) -> str:
 
 
 @contextlib.contextmanager
-def _load(ground: Ground, weather: Weather, folder: Path) -> Generator["subprocess.Popen[bytes]"]:
+def _load(ground: Ground, config: StormConfig, folder: Path) -> Generator["subprocess.Popen[bytes]"]:
     host, port = ground.address()
-    tide = Phase(weather.tide, weather.tide / 2, 0.0)
-    adapters = swaps.folders() if weather.adapters else {}
-    config = LoadConfig(
+    burst_period = Phase(config.burst_period, config.burst_period / 2, 0.0)
+    adapters = swaps.folders() if config.adapters else {}
+    plan = LoadConfig(
         host=host,
         port=port,
         key=KEY,
         model_path=MODEL_PATH,
         journal=folder / "client.jsonl",
-        seed=weather.seed,
-        requests=weather.requests,
-        rate=weather.rate,
-        sdk_rate=weather.sdk_rate,
-        long=weather.long,
-        attacks=weather.since is None,
+        seed=config.seed,
+        requests=config.requests,
+        rate=config.rate,
+        sdk_rate=config.sdk_rate,
+        long=config.long,
+        attacks=config.since is None,
         targets=(
             Target(STEADY, 0.5 if adapters else 0.75),
-            Target(TIDAL, 0.25, tide),
+            Target(BURSTY, 0.25, burst_period),
             *(Target(name, 0.25 / len(adapters)) for name in adapters),
         ),
         adapters=adapters,
     )
     file = folder / "load.json"
-    file.write_text(config.model_dump_json())
+    file.write_text(plan.model_dump_json())
     command = [*ground.lab.enter_command(), sys.executable, "-m", "tests.storm.load", str(file)]
     with subprocess.Popen(command, cwd=steps.ROOT) as load:
         try:
@@ -212,16 +212,16 @@ def _load(ground: Ground, weather: Weather, folder: Path) -> Generator["subproce
                     load.kill()
 
 
-def _source(weather: Weather) -> random.Random:
-    return random.Random(weather.seed)  # noqa: S311 - reproducible on purpose
+def _source(config: StormConfig) -> random.Random:
+    return random.Random(config.seed)  # noqa: S311 - reproducible on purpose
 
 
-def _seconds(weather: Weather) -> float:
+def _seconds(config: StormConfig) -> float:
     """While the load lasts, nearly."""
-    return weather.requests / (weather.rate + weather.sdk_rate) * 0.95
+    return config.requests / (config.rate + config.sdk_rate) * 0.95
 
 
-def _faults(storm: faults.Storm, weather: Weather, load: "subprocess.Popen[bytes]") -> None:
+def _faults(storm: faults.Storm, config: StormConfig, load: "subprocess.Popen[bytes]") -> None:
     """One fault after the other until the load ends; each failure of a fault itself is said and not fatal."""
     source = storm.random
 
@@ -231,16 +231,16 @@ def _faults(storm: faults.Storm, weather: Weather, load: "subprocess.Popen[bytes
     with contextlib.suppress(AssertionError):  # where nothing is ever answered, the judge says so
         until(lambda: _answers(storm.journal.parent) or over(), _FLOWS_SECONDS)
     storm.say("the storm begins")
-    ends = time.monotonic() + _seconds(weather)
-    if not weather.faults:
-        _pause(_seconds(weather), load)
-    while time.monotonic() < ends and weather.faults:
-        names = list(weather.faults)
-        if weather.shuffled:
+    ends = time.monotonic() + _seconds(config)
+    if not config.faults:
+        _pause(_seconds(config), load)
+    while time.monotonic() < ends and config.faults:
+        names = list(config.faults)
+        if config.shuffled:
             source.shuffle(names)
         for name in names:
-            _pause(min(weather.gap * source.uniform(0.5, 1.5), ends - time.monotonic()), load)
-            if weather.one_by_one:
+            _pause(min(config.gap * source.uniform(0.5, 1.5), ends - time.monotonic()), load)
+            if config.one_by_one:
                 with contextlib.suppress(AssertionError):
                     until(lambda: storm.ground.whole() or over(), max(0.0, ends - time.monotonic()))
             if time.monotonic() > ends or over():
@@ -251,7 +251,7 @@ def _faults(storm: faults.Storm, weather: Weather, load: "subprocess.Popen[bytes
             except (LabError, click.ClickException) as error:
                 # A fault that could not be done is a weaker storm, not a lost request.
                 storm.say(f"{name} could not be done: {error}")
-        if weather.once:
+        if config.once:
             _pause(ends - time.monotonic(), load)
             return
 

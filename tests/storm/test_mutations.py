@@ -6,8 +6,8 @@ import pytest
 
 from shoal.api.replica import HEARTBEAT_SECONDS
 from tests.storm.faults import CUT_SECONDS, SILENT_SECONDS
-from tests.storm.ground import TIDAL
-from tests.storm.run import Weather, run
+from tests.storm.ground import BURSTY
+from tests.storm.run import StormConfig, run
 from tests.support.lab import why_no_lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.mutation, pytest.mark.timeout(600)]
@@ -30,18 +30,18 @@ def storm(
     drain_seconds: int = 120,
     idle_seconds: int = 10,
     adapters: bool = False,
-) -> Weather:
+) -> StormConfig:
     """Both Models are asked all the time, and every engine always works on some long answer: what a fault shows must
     not depend on the moment at which it comes."""
     rate = 15
-    return Weather(
+    return StormConfig(
         requests=seconds * rate,
         rate=rate,
         seed=9,
         faults=faults,
         gap=4,
         sdk_rate=0.0,
-        tide=0.0,
+        burst_period=0.0,
         drain_seconds=drain_seconds,
         idle_seconds=idle_seconds,
         long=0.15,
@@ -94,4 +94,4 @@ def test_with_unknown_read_as_zero_replicas_go_while_nobody_is_heard(tmp_path: P
     assert IDLE + HEARTBEAT_SECONDS < CUT_SECONDS
     findings = run(storm("unknown-is-zero", "streams_cut", idle_seconds=IDLE), tmp_path)
     assert not findings.good
-    assert any(v.startswith("invariant 6") and TIDAL in v for v in findings.violations)
+    assert any(v.startswith("invariant 6") and BURSTY in v for v in findings.violations)

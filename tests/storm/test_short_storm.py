@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.storm import journals
-from tests.storm.ground import TIDAL
-from tests.storm.run import Weather, run
+from tests.storm.ground import BURSTY
+from tests.storm.run import StormConfig, run
 from tests.support.lab import why_no_lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
@@ -30,12 +30,12 @@ def a_lab() -> None:
 
 
 def test_no_request_is_lost_in_a_short_storm(tmp_path: Path) -> None:
-    # The second ebb, from 120 to 160 seconds, comes after all faults: however slow the machine is, the tidal Model goes
-    # to zero in it, and the flood that follows wakes it.
-    weather = Weather(
-        requests=2900, rate=17, seed=5, faults=FAULTS, once=True, gap=8, pace=0.5, tide=80, shuffled=False
+    # The second pause, from 120 to 160 seconds, comes after all faults: however slow the machine is, the bursty Model
+    # goes to zero in it, and the burst that follows wakes it.
+    config = StormConfig(
+        requests=2900, rate=17, seed=5, faults=FAULTS, once=True, gap=8, pace=0.5, burst_period=80, shuffled=False
     )
-    findings = run(weather, tmp_path)
+    findings = run(config, tmp_path)
     assert findings.lost() == []
     assert findings.violations == []
     # Nobody's usage was lost with the gateway or the ledger.
@@ -49,7 +49,7 @@ def test_no_request_is_lost_in_a_short_storm(tmp_path: Path) -> None:
     assert totals["answered"] > 0.7 * findings.sent
     assert totals["failed"] + totals["cut"] > 0
     assert totals["cancelled"] > 0
-    # The tidal Model went to zero and came back.
-    told = [s.replicas for s in journals.read_scales(tmp_path / "scales.jsonl") if s.model == TIDAL]
+    # The bursty Model went to zero and came back.
+    told = [s.replicas for s in journals.read_scales(tmp_path / "scales.jsonl") if s.model == BURSTY]
     assert 0 in told
     assert any(n > 0 for n in told[told.index(0) :])

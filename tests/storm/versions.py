@@ -17,7 +17,7 @@ import click
 
 from shoal_dev.demo import steps
 from shoal_dev.lab import images
-from shoal_dev.lab.node.config import Bind, Image
+from shoal_dev.lab.node.config import Bind, ImageConfig
 
 REPOSITORY: Final = "shoal-earlier"
 """Name of the earlier version's image in the lab."""
@@ -38,7 +38,7 @@ class Earlier:
         """Its virtual environment."""
         return self.root / ".venv"
 
-    def row(self) -> Image:
+    def row(self) -> ImageConfig:
         """Its row of the lab's image table. The tiny models are this checkout's."""
         own = images.defaults()[images.SHOAL]
         base = (self.environment / "bin" / "python").resolve().parent

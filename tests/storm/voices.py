@@ -21,16 +21,16 @@ from shoal.api.config import MTLS
 from shoal.api.keys import InstallKey
 from shoal.api.replica import ReplicaKeys
 from shoal.controllers.installkey import InstallKeys
-from shoal.core.routing import Replica
+from shoal.core.routing.choice import Replica
 from shoal.gateway.directory import project_pod
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.errors import KubeError, NotFound
 from shoal.kube.reflector import Reflector
 from shoal.kube.resources import PODS, SECRETS
-from shoal.net.authorities import Kept
-from shoal.net.tls import Credentials
-from shoal.signals.replica import Me, ReplicaStreams
-from shoal.signals.stream import Peer, agent_peer
+from shoal.net.authorities import KeptAuthorities
+from shoal.net.stream import StreamPeer, agent_peer
+from shoal.net.tls import TLSCredentials
+from shoal.signals.replica import ListenerIdentity, ReplicaStreams
 
 _FOLLOW_SECONDS: Final = 1.0
 _LIFE: Final = timedelta(days=1)
@@ -51,11 +51,11 @@ class VoicesConfig(BaseModel):
 class Operator:
     """An operator's keys and certificate, as the cluster has them at the moment: an upgrade brings others."""
 
-    def __init__(self, client: Client, namespace: str) -> None:
+    def __init__(self, client: KubeClient, namespace: str) -> None:
         self._client, self._namespace = client, namespace
         self._install: InstallKeys | None = None
         self._trust = ""
-        self.credentials = Credentials()
+        self.credentials = TLSCredentials()
 
     async def refresh(self) -> None:
         """What cannot be read now is read later."""
@@ -71,7 +71,7 @@ class Operator:
     async def _certificate(self) -> None:
         """One of the operator's, which signs its own for itself and keeps it."""
         try:
-            kept = Kept.read(await self._client.get(SECRETS, names.AUTHORITY_SECRET, self._namespace))
+            kept = KeptAuthorities.read(await self._client.get(SECRETS, names.AUTHORITY_SECRET, self._namespace))
         except NotFound:
             return
         if kept.current is not None and kept.trust != self._trust:
@@ -80,11 +80,11 @@ class Operator:
             self.credentials.put(pair, kept.trust)
             self._trust = kept.trust
 
-    def peer(self, pod: Replica) -> Peer | None:
+    def peer(self, pod: Replica) -> StreamPeer | None:
         """None: its keys are not known yet."""
         if self._install is None or not pod.ip:
             return None
-        said = self._install.of(pod.install_key).said("operator", pod.model_uid)
+        said = self._install.of(pod.install_key).bearer_for("operator", pod.model_uid)
         return agent_peer(
             pod.uid,
             pod.name,
@@ -114,7 +114,7 @@ class Voices:
         self._names: dict[str, str] = {}
         self._last: dict[str, tuple[object, ...]] = {}
         # Known as nobody's gateway: what it hears, no drain waits for.
-        self.streams = ReplicaStreams(self._heard, Me("storm"))
+        self.streams = ReplicaStreams(self._heard, ListenerIdentity("storm"))
 
     def follow(self, reflector: Reflector) -> None:
         pods = [pod for pod in reflector.objects.values() if pod.ip]
@@ -144,7 +144,7 @@ async def main(config: VoicesConfig) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     selector = f"{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE}"
-    async with await Client.from_environment() as client:
+    async with await KubeClient.from_environment() as client:
         operator = Operator(client, config.shoal_namespace)
         voices = Voices(config, operator)
         voices.streams.start()

@@ -14,10 +14,10 @@ from shoal.api import adapters as api
 from shoal.api import keys, names
 from shoal.api.loraadapter import engine_name
 from shoal.api.replica import Ack
-from shoal.core.resolve_adapters import DeclaredAdapter, DeclaredPool
+from shoal.core.routing.resolveadapters import DeclaredAdapter, DeclaredPool
 from shoal.gateway.acks import Acks
 from shoal.gateway.directory import project_adapter, project_pool
-from shoal.signals.stream import Peer
+from shoal.net.stream import StreamPeer
 from tests.support.gateway import INSTALL_KEY, GatewayUnderTest, gateway
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 
@@ -121,8 +121,8 @@ class AdapterAgent:
         """What its engine has."""
         return {name for name, said in (self.adapters or {}).items() if said["state"] in ("loaded", "retiring")}
 
-    def peer(self) -> Peer:
-        return Peer(f"pod-{self.number}", f"chat/llama-{self.number}", "127.0.0.1", KEY, self.port)
+    def peer(self) -> StreamPeer:
+        return StreamPeer(f"pod-{self.number}", f"chat/llama-{self.number}", "127.0.0.1", KEY, self.port)
 
     async def say(self, **keys: Any) -> None:
         """Tells a change; `adapters` is what it has now in any case."""
@@ -261,6 +261,6 @@ async def tuned(
         if live:
             it.fleet.streams.set_peers(agent.peer() for agent in agents)
             async with asyncio.timeout(20):
-                while len(it.fleet.heard) < len(agents):
+                while len(it.fleet.live) < len(agents):
                     await asyncio.sleep(0.005)
         yield found

@@ -1,6 +1,6 @@
 """Leases and retirements (streams.md, "Slots") as a small world, searched in every order of events.
 
-One adapter on one replica, its agent, some gateways. Real is what decides: `core/adapters/claims.py`. The rest is what
+One adapter on one replica, its agent, some gateways. Real is what decides: `lifecycle/unload.py`. The rest is what
 the rules say of gateways and connections, with everything that may go wrong between them: connections that break for
 one side or both, messages, acknowledgements and leases that are late or never arrive, restarts of agents and gateways.
 A retirement may begin at any time: whether it is a good one is not asked here.
@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from shoal.core import drain
-from shoal.core.adapters import claims
-from shoal.core.adapters.claims import Retirement
-from shoal.core.drain import Gateway
+from shoal.core.drain import GatewayProgress
+from shoal.core.lora.lifecycle import unload
+from shoal.core.lora.lifecycle.unload import Retirement
 
 SILENCE = 2
 """Ticks: the silence limit of a stream, 12 s."""
@@ -64,7 +64,7 @@ class World(NamedTuple):
     """All of it. Ages in ticks."""
 
     gates: tuple[Gate, ...]
-    records: tuple[Gateway | None, ...]
+    records: tuple[GatewayProgress | None, ...]
     """What the agent knows of each gateway; times are negative ages."""
     boot: int = 0
     seq: int = 0
@@ -123,11 +123,11 @@ def _may_unload(world: World, rules: Rules) -> bool:
     idle_at = None if any(gate.running for gate in world.gates) else 0.0
     if rules.waits_after_restart and world.restarted is not None:
         started = -float(world.restarted)
-        if not claims.knows_all(started, 0.0, joined=True, idle_at=idle_at):
+        if not unload.knows_all(started, 0.0, joined=True, idle_at=idle_at):
             return False
     known = [record for record in world.records if record is not None]
     retirement = Retirement(NAME, world.seq, -float(world.retired))
-    return not claims.holders(retirement, known, 0.0, drain_seconds=1e9, idle_at=idle_at)
+    return not unload.holders(retirement, known, 0.0, drain_seconds=1e9, idle_at=idle_at)
 
 
 def _same(world: World) -> World:
@@ -140,7 +140,8 @@ def _same(world: World) -> World:
             for gate in world.gates
         ),
         records=tuple(
-            None if r is None else replace(r, heard=max(r.heard, -_OLD), closed=_floor(r.closed)) for r in world.records
+            None if r is None else replace(r, last_message=max(r.last_message, -_OLD), closed=_floor(r.closed))
+            for r in world.records
         ),
         retired=None if world.retired is None else min(world.retired, _OLD),
         restarted=None if world.restarted is None else min(world.restarted, RESTART),
@@ -190,7 +191,9 @@ def _may_choose(gate: Gate, rules: Rules) -> bool:
 
 
 def _gate_events(world: World, number: int, gate: Gate, rules: Rules) -> Iterator[tuple[str, World]]:
-    def put(new: Gate, record: Gateway | None = world.records[number], base: World = world, **more: object) -> World:
+    def put(
+        new: Gate, record: GatewayProgress | None = world.records[number], base: World = world, **more: object
+    ) -> World:
         gates = (*base.gates[:number], new, *base.gates[number + 1 :])
         records = (*base.records[:number], record, *base.records[number + 1 :])
         return base._replace(gates=gates, records=records, **more)
@@ -249,7 +252,9 @@ def _tick(world: World) -> World:
             for gate in world.gates
         ),
         records=tuple(
-            None if r is None else replace(r, heard=r.heard - 1.0, closed=None if r.closed is None else r.closed - 1.0)
+            None
+            if r is None
+            else replace(r, last_message=r.last_message - 1.0, closed=None if r.closed is None else r.closed - 1.0)
             for r in world.records
         ),
         retired=None if world.retired is None else world.retired + 1,

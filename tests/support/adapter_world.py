@@ -14,22 +14,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from shoal.api import reasons
-from shoal.api.adapters import AdapterWanted, FloorAdapter
+from shoal.api.adapters import AdapterWanted, DesiredAdapter
 from shoal.core import drain
-from shoal.core.adapters import say
-from shoal.core.adapters.registry import Ask, Entry, Registry
-from shoal.core.adapters.turn import List, Load, Turn, Unload, turn
-from shoal.core.drain import Gateway
+from shoal.core.drain import GatewayProgress
+from shoal.core.lora.lifecycle import streamstate
+from shoal.core.lora.lifecycle.planstep import List, Load, PlanStep, Unload, plan_step
+from shoal.core.lora.lifecycle.registry import AdapterWaiter, Registry, RegistryEntry
 
 PLACES: Final = 3
 SLOTS: Final = 2
 DRAIN_SECONDS: Final = 900.0
 
 
-def wanted(number: int, *, pinned: bool = False) -> FloorAdapter:
+def wanted(number: int, *, pinned: bool = False) -> DesiredAdapter:
     """The adapter with this number."""
     digest = hashlib.sha256(str(number).encode()).hexdigest()
-    return FloorAdapter(
+    return DesiredAdapter(
         name=f"chat.a{number}@{digest[:12]}", revision=f"sha256:{digest}", uri=f"file:///{number}", pinned=pinned
     )
 
@@ -39,7 +39,7 @@ class Gate:
     """A gateway."""
 
     key: tuple[str, str]
-    record: Gateway
+    record: GatewayProgress
     leases: dict[str, float] = field(default_factory=dict[str, float])
     """Until when, by adapter."""
     running: dict[str, int] = field(default_factory=dict[str, int])
@@ -69,7 +69,7 @@ class AdapterWorld(RuleBasedStateMachine):
     def begin(self, gateways: int) -> None:
         for number in range(gateways):
             name = f"gw-{number}"
-            self.gates.append(Gate((name, "b"), Gateway(name, self.now)))
+            self.gates.append(Gate((name, "b"), GatewayProgress(name, self.now)))
         self.restart_engine()
         self.goes_well()
 
@@ -78,16 +78,16 @@ class AdapterWorld(RuleBasedStateMachine):
     def step(self) -> None:
         """Decides until nothing changes."""
         for _ in range(20):
-            before = (self.seq, self.call, len(self.registry.asks))
-            self.do(turn(self.registry, [g.record for g in self.gates], self.now, drain_seconds=DRAIN_SECONDS))
-            if before == (self.seq, self.call, len(self.registry.asks)):
+            before = (self.seq, self.call, len(self.registry.waiters))
+            self.do(plan_step(self.registry, [g.record for g in self.gates], self.now, drain_seconds=DRAIN_SECONDS))
+            if before == (self.seq, self.call, len(self.registry.waiters)):
                 return
 
-    def do(self, decided: Turn) -> None:
-        states = say.states(self.registry)
+    def do(self, decided: PlanStep) -> None:
+        states = streamstate.states(self.registry)
         if states != self.told:
             self.seq, self.told = self.seq + 1, states
-        self.registry.told(self.seq, self.now)
+        self.registry.published(self.seq, self.now)
         for ask in decided.grants:
             assert ask.wanted.name in self.engine, "a lease for what the engine does not have"
             if ask.key is not None:
@@ -118,7 +118,7 @@ class AdapterWorld(RuleBasedStateMachine):
         """Gateways say every few seconds what they run, unless that is late; silent they may be for 12 s."""
         self.now += seconds
         for gate in self.gates:
-            if not late or self.now - gate.record.heard >= drain.CLAIM_SECONDS:
+            if not late or self.now - gate.record.last_message >= drain.CLAIM_SECONDS:
                 self.acknowledge(gate)
             elif gate.running:
                 self.calm = False
@@ -127,15 +127,17 @@ class AdapterWorld(RuleBasedStateMachine):
     @rule(gate=st.integers(0, 1), number=st.integers(0, 3))
     def asks(self, gate: int, number: int) -> None:
         one = self.gates[gate % len(self.gates)]
-        if len(self.registry.asks) < 6:
-            self.registry.asks.append(Ask(AdapterWanted.model_validate(wanted(number).model_dump()), one.key, self.now))
+        if len(self.registry.waiters) < 6:
+            self.registry.waiters.append(
+                AdapterWaiter(AdapterWanted.model_validate(wanted(number).model_dump()), one.key, self.now)
+            )
             self.step()
 
     @rule(gate=st.integers(0, 1), data=st.data())
     def sends(self, gate: int, data: st.DataObject) -> None:
         """To what it holds a lease of, and what it last heard is loaded."""
         one = self.gates[gate % len(self.gates)]
-        states = say.states(self.registry) or {}
+        states = streamstate.states(self.registry) or {}
         may = [n for n, end in one.leases.items() if end > self.now and n in states and states[n].state == "loaded"]
         if may:
             name = data.draw(st.sampled_from(sorted(may)))
@@ -152,7 +154,7 @@ class AdapterWorld(RuleBasedStateMachine):
 
     @rule(numbers=st.lists(st.integers(0, 3), unique=True, max_size=3), pinned=st.integers(0, 2))
     def floor(self, numbers: list[int], pinned: int) -> None:
-        self.registry.set_floor([wanted(n, pinned=place < pinned) for place, n in enumerate(numbers)])
+        self.registry.set_desired([wanted(n, pinned=place < pinned) for place, n in enumerate(numbers)])
         self.step()
 
     @precondition(lambda self: any(e.state == "staging" for e in self.registry.entries.values()))
@@ -185,13 +187,13 @@ class AdapterWorld(RuleBasedStateMachine):
                     self.engine.discard(name)
                 self.unload_ended(name, how)
             case Load(name):
-                registry.turned(name, "staged")
-                registry.broke(self.now)
+                registry.set_state(name, "staged")
+                registry.call_broke(self.now)
             case Unload(name):
-                registry.turned(name, "undone")
-                registry.broke(self.now)
+                registry.set_state(name, "unload_pending")
+                registry.call_broke(self.now)
             case _:
-                registry.broke(self.now)
+                registry.call_broke(self.now)
         self.step()
 
     @rule()
@@ -234,14 +236,14 @@ class AdapterWorld(RuleBasedStateMachine):
             self.files.discard(name)
             self.registry.failed(name, reasons.LOAD_FAILED, "no", self.now)
         else:
-            self.registry.turned(name, "unsure")
+            self.registry.set_state(name, "load_unknown")
             self.registry.failed(name, reasons.LOAD_HANGS, "hangs", self.now, keep=True)
 
     def unload_ended(self, name: str, how: str) -> None:
         if how == "done":
             self.registry.unloaded(name)
         else:
-            self.registry.turned(name, "undone")
+            self.registry.set_state(name, "unload_pending")
             self.registry.failed(name, reasons.LOAD_HANGS, "hangs", self.now, keep=True)
 
     @rule(what=st.sampled_from(["", "", "", "engine", "agent"]))
@@ -259,9 +261,9 @@ class AdapterWorld(RuleBasedStateMachine):
         for gate in self.gates:
             gate.leases.clear()
             gate.running.clear()
-        gone = [n for n, e in self.registry.entries.items() if e.state in ("unloading", "undone")]
+        gone = [n for n, e in self.registry.entries.items() if e.state in ("unloading", "unload_pending")]
         self.files -= set(gone)
-        self.registry.looked(f"boot-{self.boots}", up=True)
+        self.registry.observed(f"boot-{self.boots}", up=True)
         self.told = None
         self.step()
 
@@ -271,10 +273,10 @@ class AdapterWorld(RuleBasedStateMachine):
             self.engine.add(self.call.name)
         self.call = None
         self.registry = Registry(PLACES, SLOTS, self.now)
-        self.registry.looked(f"boot-{self.boots}", up=True)
+        self.registry.observed(f"boot-{self.boots}", up=True)
         self.seq, self.told, self.calm = 0, None, False
         for gate in self.gates:
-            gate.record = Gateway(gate.key[0], self.now)
+            gate.record = GatewayProgress(gate.key[0], self.now)
             gate.leases.clear()
         self.step()
 
@@ -294,7 +296,7 @@ class AdapterWorld(RuleBasedStateMachine):
 
     @invariant()
     def what_is_told_is_so(self) -> None:
-        for name, state in (say.states(self.registry) or {}).items():
+        for name, state in (streamstate.states(self.registry) or {}).items():
             assert state.state != "loaded" or name in self.engine, "called loaded, and is not"
 
     @invariant()
@@ -309,7 +311,7 @@ class AdapterWorld(RuleBasedStateMachine):
         for gate in self.gates:
             gate.running.clear()
         for _ in range(400):
-            if not self.registry.asks and self.call is None:
+            if not self.registry.waiters and self.call is None:
                 break
             self.now += 1.0
             for name, entry in tuple(self.registry.entries.items()):
@@ -321,9 +323,9 @@ class AdapterWorld(RuleBasedStateMachine):
             if self.call is not None:
                 self.call_ends("done")
             self.step()
-        pinned = sum(adapter.pinned for adapter in self.registry.floor.values())
-        assert not self.registry.asks or pinned >= PLACES, f"nobody answers: {_shown(self.registry.entries)}"
+        pinned = sum(adapter.pinned for adapter in self.registry.desired.values())
+        assert not self.registry.waiters or pinned >= PLACES, f"nobody answers: {_shown(self.registry.entries)}"
 
 
-def _shown(entries: dict[str, Entry]) -> dict[str, str]:
+def _shown(entries: dict[str, RegistryEntry]) -> dict[str, str]:
     return {name: entry.state for name, entry in entries.items()}

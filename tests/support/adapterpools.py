@@ -4,8 +4,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from shoal.api.demand import AdapterDemand
-from shoal.core.adapters import Adapter, Limits, Memory, Plan, Replica, Revision, Snapshot, Voice, place
-from shoal.core.adapters.types import Residency
+from shoal.core.lora.placement import (
+    Adapter,
+    AdapterSignalSource,
+    Limits,
+    Plan,
+    PoolMemory,
+    PoolSnapshot,
+    Replica,
+    Revision,
+    place,
+)
+from shoal.core.lora.placement.types import Residency
 
 LIMITS = Limits(slots=8, cached=16)
 
@@ -56,11 +66,11 @@ class Pool:
     heard: bool = True
     limits: Limits = LIMITS
     now: float = 0.0
-    memory: Memory | None = None
+    memory: PoolMemory | None = None
     plan: Plan | None = None
     loads: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """(replica, engine name) in the order in which they were loaded."""
-    place: Callable[[Snapshot, Memory | None, float], tuple[Plan, Memory]] = place
+    place: Callable[[PoolSnapshot, PoolMemory | None, float], tuple[Plan, PoolMemory]] = place
 
     @classmethod
     def of(cls, replicas: int, adapters: Iterable[Adapter] = (), **fields: object) -> "Pool":
@@ -72,9 +82,9 @@ class Pool:
         return pool
 
     @property
-    def snapshot(self) -> Snapshot:
-        voices = (Voice("gateway-0", "boot", dict(self.said) if self.heard else None),)
-        return Snapshot(self.limits, tuple(self.replicas.values()), dict(self.adapters), voices)
+    def snapshot(self) -> PoolSnapshot:
+        voices = (AdapterSignalSource("gateway-0", "boot", dict(self.said) if self.heard else None),)
+        return PoolSnapshot(self.limits, tuple(self.replicas.values()), dict(self.adapters), voices)
 
     def ask(self, *names: str, in_flight: int = 0, held: int = 0) -> None:
         """One more request of each, and so many in flight or held from now on."""
@@ -93,7 +103,7 @@ class Pool:
         before = self.memory.homes if self.memory else {}
         plan = self.look(seconds)
         for uid, at in self.replicas.items():
-            names = {e.name for e in plan.floors[uid]}
+            names = {e.name for e in plan.desired[uid]}
             had = at.resident or frozenset()
             left = {r.name for a, homes in before.items() if uid in homes for r in self._revisions(a)} - names
             self.loads += [(uid, name) for name in sorted(names - had)]

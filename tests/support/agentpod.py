@@ -15,19 +15,19 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from shoal.agent import observe, serve
-from shoal.agent.adapters.files import Files
-from shoal.agent.adapters.service import Adapters, Bring
+from shoal.agent.adapters.files import AdapterFolder
+from shoal.agent.adapters.service import AdapterService, Fetch
 from shoal.agent.drain import Drain
 from shoal.agent.hook import Hook
-from shoal.agent.observe import Observer
-from shoal.agent.serve import Agent
+from shoal.agent.observe import EngineObserver
+from shoal.agent.serve import EngineAgent
 from shoal.agent.stage.adapter import IN_A_HURRY, stage_adapter
 from shoal.agent.stalls import Stalls
-from shoal.agent.stream import Hub
+from shoal.agent.stream import AgentStream
 from shoal.api import names
-from shoal.api.adapters import AdapterSettings, AdapterWanted, Floor, FloorAdapter
+from shoal.api.adapters import AdapterSettings, AdapterWanted, DesiredAdapter, DesiredAdapters
 from shoal.manifests.pod import SILENT_ROUNDS, drain_script
-from shoal.net.tls import Credentials
+from shoal.net.tls import TLSCredentials
 from tests.support.controlplane import free_ports
 from tests.support.fake_engine import FakeEngine
 from tests.support.sources import LOCAL
@@ -82,7 +82,7 @@ class Pod:
         stall_seconds: float = 180,
         engine_url: str | None = None,
         pool: AdapterSettings | None = None,
-        bring: Bring | None = None,
+        bring: Fetch | None = None,
     ) -> None:
         self.folder = folder
         self.keys = folder / "agent.json"
@@ -90,12 +90,12 @@ class Pod:
         self.url = ""
         self.stop = asyncio.Event()
         self.engine_server = TestServer(self.engine.app())
-        self.hub = Hub()
+        self.hub = AgentStream()
         self.drain = Drain(drain_seconds)
-        self.files = Files(folder / "adapters")
+        self.files = AdapterFolder(folder / "adapters")
         self.adapters = None
         if pool is not None:
-            self.adapters = Adapters(
+            self.adapters = AdapterService(
                 pool,
                 self.drain,
                 self.files,
@@ -131,13 +131,13 @@ class Pod:
 
     @asynccontextmanager
     async def running(
-        self, credentials: Credentials | None = None, tls_port: int = names.AGENT_TLS_PORT
+        self, credentials: TLSCredentials | None = None, tls_port: int = names.AGENT_TLS_PORT
     ) -> AsyncGenerator["Pod"]:
         await self.engine_server.start_server()
         stalls = Stalls(self._stall_seconds, self.stalled_file)
-        observer = Observer(self.hub, self.drain, stalls, self.folder, self.adapters)
+        observer = EngineObserver(self.hub, self.drain, stalls, self.folder, self.adapters)
         url = self._engine_url or str(self.engine_server.make_url(""))
-        agent = Agent(url, self.keys, self.hub, observer, self.drain, self.adapters, credentials)
+        agent = EngineAgent(url, self.keys, self.hub, observer, self.drain, self.adapters, credentials)
         (self._port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{self._port}"
         beside = [Hook(self.drain, self.folder).run]
@@ -223,9 +223,9 @@ class Pod:
         ):
             return response.status, await response.json()
 
-    async def floor(self, *adapters: FloorAdapter, key: str = "operator-key") -> tuple[int, str]:
+    async def floor(self, *adapters: DesiredAdapter, key: str = "operator-key") -> tuple[int, str]:
         """Says what the replica should hold, as an operator does."""
-        body = Floor(operator="op-0", boot="o", adapters=adapters).model_dump_json()
+        body = DesiredAdapters(operator="op-0", boot="o", adapters=adapters).model_dump_json()
         async with (
             aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as session,
             session.put(self.url + names.ADAPTERS_PATH, data=body) as response,

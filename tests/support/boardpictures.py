@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from shoal_dev.generate.boards.plan import COLUMNS, Board, Panel, Place, Row
+from shoal_dev.generate.boards.plan import COLUMNS, DashboardPlan, GridPlace, Panel, PanelRow
 from tests.support.boards import Series, Shown
 
 _INCHES: Final = (0.6, 0.36)
@@ -20,7 +20,7 @@ _LEGENDS: Final = 8
 Axes = Any  # matplotlib's own types are largely unknown
 
 
-def draw(board: Board, found: Sequence[Sequence[Sequence[Series]]], shown: Shown, path: Path) -> None:
+def draw(board: DashboardPlan, found: Sequence[Sequence[Sequence[Series]]], shown: Shown, path: Path) -> None:
     """Writes the picture. `found`: of each panel of the board, of each of its queries, what it brought."""
     from matplotlib.figure import Figure
 
@@ -33,7 +33,7 @@ def draw(board: Board, found: Sequence[Sequence[Sequence[Series]]], shown: Shown
     figure.text(1 - _GAP / width, 1 - 0.25 / height, span, size=8, color="#666666", ha="right", va="center")
     brought = iter(found)
     for thing, place in placed:
-        if isinstance(thing, Row):
+        if isinstance(thing, PanelRow):
             y = 1 - (0.5 + (place.y + 0.5) * _INCHES[1]) / height
             figure.text(_GAP / width, y, thing.title, size=11, weight="bold", color="#444444", va="center")
         else:
@@ -51,7 +51,7 @@ def _save(figure: Any, path: Path) -> None:
     picture.convert("RGB").quantize(64, dither=0).save(path, optimize=True)
 
 
-def _axes(figure: Any, place: Place, width: float, height: float) -> Axes:
+def _axes(figure: Any, place: GridPlace, width: float, height: float) -> Axes:
     """A white card with its title, and the axes inside it."""
     from matplotlib.patches import Rectangle
 

@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 
 import httpx
 
-from shoal_dev.generate.boards.plan import Board, Panel, Query, Variable
+from shoal_dev.generate.boards.plan import DashboardPlan, Panel, PanelQuery, Variable
 
 METRIC: Final = re.compile(r"\b(?:shoal|gen_ai_server|gen_ai_client)_\w+")
 _PART: Final = re.compile(r"_(?:bucket|sum|count)$")
@@ -47,12 +47,12 @@ class Shown:
         return re.sub(r"\$([a-z_]+)", lambda found: known[found[1]], expr)
 
 
-def metrics(query: Query) -> set[str]:
+def metrics(query: PanelQuery) -> set[str]:
     """The families that a query reads."""
     return {_PART.sub("", name) for name in METRIC.findall(query.expr)}
 
 
-def unknown(board: Board, exported: Iterable[str]) -> set[str]:
+def unknown(board: DashboardPlan, exported: Iterable[str]) -> set[str]:
     """Families that a board reads and nobody exports."""
     known = set(exported)
     return {name for panel in board.panels for query in panel.queries for name in metrics(query)} - known
@@ -74,11 +74,11 @@ class Asked:
         """Families that some target has told of, those without a series yet included."""
         return set(self._get("/api/v1/metadata"))
 
-    def panel(self, panel: Panel, shown: Shown) -> list[tuple[Query, list[Series]]]:
+    def panel(self, panel: Panel, shown: Shown) -> list[tuple[PanelQuery, list[Series]]]:
         """What each query of a panel brings."""
         return [(query, self.query(query, shown, at_end=panel.kind == "table")) for query in panel.queries]
 
-    def query(self, query: Query, shown: Shown, *, at_end: bool) -> list[Series]:
+    def query(self, query: PanelQuery, shown: Shown, *, at_end: bool) -> list[Series]:
         expr = shown.filled(query.expr)
         if at_end:
             found = self._get("/api/v1/query", query=expr, time=f"{shown.end:.3f}")

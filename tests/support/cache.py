@@ -12,12 +12,12 @@ from pathlib import Path
 
 from shoal.api import reasons
 from shoal.api.cache import FetchDone, FetchLine, FetchRequest
-from shoal.artifacts import ArtifactError, Credentials, File, Manifest, Settings, Source
-from shoal.cache.disk import Disk
-from shoal.cache.fetcher import Fetcher, Open
+from shoal.artifacts import ArtifactError, ArtifactSource, File, Manifest, Settings, StoreCredentials
+from shoal.cache.disk import CacheDisk
+from shoal.cache.diskquota import DiskQuota
+from shoal.cache.fetcher import Fetcher, OpenSource
 from shoal.cache.index import Index
-from shoal.cache.room import Room
-from shoal.cache.server import Server
+from shoal.cache.server import CacheServer
 
 
 @dataclass
@@ -42,19 +42,21 @@ class Shop:
     arrived: int = 0
     """Bytes sent so far."""
 
-    def open(self, uri: str, credentials: Credentials, settings: Settings, *, revision: str | None = None) -> "Source":
+    def open(
+        self, uri: str, credentials: StoreCredentials, settings: Settings, *, revision: str | None = None
+    ) -> "ArtifactSource":
         return _Source(self, uri, credentials, settings)
 
 
 class _Source:
-    def __init__(self, shop: Shop, uri: str, credentials: Credentials, settings: Settings) -> None:
+    def __init__(self, shop: Shop, uri: str, credentials: StoreCredentials, settings: Settings) -> None:
         self.settings = settings
         self._shop = shop
         self._uri = uri
         self._token = credentials.token
         self._open = False
 
-    async def __aenter__(self) -> "Source":
+    async def __aenter__(self) -> "ArtifactSource":
         self._open = True
         return self
 
@@ -115,11 +117,11 @@ class _Source:
 class Cache:
     """A running cache without a cluster."""
 
-    disk: Disk
+    disk: CacheDisk
     index: Index
-    room: Room
+    room: DiskQuota
     fetcher: Fetcher
-    server: Server
+    server: CacheServer
 
     def folder(self, namespace: str) -> Path:
         return self.disk.namespace(namespace)
@@ -130,7 +132,7 @@ class Cache:
         uri: str,
         *,
         token: str = "",
-        credentials: Credentials | None = None,
+        credentials: StoreCredentials | None = None,
         manifest: str | None = None,
         lines: list[FetchLine] | None = None,
     ) -> FetchDone:
@@ -140,7 +142,7 @@ class Cache:
             if lines is not None:
                 lines.append(line)
 
-        given = credentials or Credentials({"token": token} if token else {})
+        given = credentials or StoreCredentials({"token": token} if token else {})
         request = FetchRequest(
             uri=uri,
             manifest=manifest,
@@ -159,7 +161,7 @@ class Cache:
 @contextlib.asynccontextmanager
 async def running(
     root: Path,
-    source: Shop | Open,
+    source: Shop | OpenSource,
     *namespaces: str,
     size: int = 1 << 30,
     grace: float = 0.0,
@@ -168,11 +170,11 @@ async def running(
 ) -> AsyncGenerator[Cache]:
     """A cache over `root`, as the daemon opens it; leaving it is the daemon's end."""
     opened = source.open if isinstance(source, Shop) else source
-    disk, index = Disk(root), Index(grace)
+    disk, index = CacheDisk(root), Index(grace)
     index.fill(await asyncio.to_thread(disk.open))
-    room = Room(disk, index, size, free_percent)
+    room = DiskQuota(disk, index, size, free_percent)
     async with Fetcher(disk, index, room, settings or Settings(), opened) as fetcher:
-        server = Server(disk, index, fetcher)
+        server = CacheServer(disk, index, fetcher)
         for namespace in namespaces:
             await server.add(namespace)
         try:

@@ -22,7 +22,7 @@ from typing import Final
 import yaml
 
 from shoal.api.meta import JsonObject
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.errors import Conflict, KubeError, NotFound
 from shoal.kube.reflector import Reflector
 from shoal.kube.resources import GPUCLASSES, LORA_ADAPTERS, LORA_POOLS, MODELS, NODES, PODS, TENANTS, Resource
@@ -226,7 +226,7 @@ def control_plane(directory: Path) -> Generator[ControlPlane]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-async def install_crds(client: Client) -> None:
+async def install_crds(client: KubeClient) -> None:
     """Returns when all of Shoal's kinds are served."""
     crds = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "crds").glob("*.yaml"))]
     for crd in crds:
@@ -237,7 +237,7 @@ async def install_crds(client: Client) -> None:
             await asyncio.sleep(0.1)
 
 
-async def remove_crds(client: Client, group: str, *names: str) -> None:
+async def remove_crds(client: KubeClient, group: str, *names: str) -> None:
     """Returns when none of the group's kinds is served any more. The API server removes their objects first, and tries
     again later and later where it is busy."""
     for name in names:
@@ -248,7 +248,7 @@ async def remove_crds(client: Client, group: str, *names: str) -> None:
 
 
 async def add_node(
-    client: Client, name: str, labels: dict[str, str], gpus: int, *, resource: str = "nvidia.com/gpu"
+    client: KubeClient, name: str, labels: dict[str, str], gpus: int, *, resource: str = "nvidia.com/gpu"
 ) -> None:
     """A node as its kubelet and the device plugin would report it; without GPUs it takes any pod."""
     taints = [{"key": resource, "value": "present", "effect": "NoSchedule"}] if gpus else []
@@ -290,7 +290,7 @@ class StatusKubelet:
     is set it leaves engine pods as they are. Pods that read a source's metadata end with `said`: (exit code,
     termination message)."""
 
-    def __init__(self, client: Client, *, hold: bool = False) -> None:
+    def __init__(self, client: KubeClient, *, hold: bool = False) -> None:
         self._client = client
         self._hold = hold
         self._held: list[JsonObject] = []
@@ -365,7 +365,7 @@ class StatusKubelet:
                 self._todo.put_nowait(pod)
 
 
-async def _force(client: Client, metadata: JsonObject) -> None:
+async def _force(client: KubeClient, metadata: JsonObject) -> None:
     """Grace period 0: what a kubelet sends once the containers have ended."""
     body: JsonObject = {
         "kind": "DeleteOptions",
@@ -439,7 +439,7 @@ class Fleet:
     """A cluster with two classes, two nodes and a kubelet that says that everything runs."""
 
     plane: ControlPlane
-    client: Client
+    client: KubeClient
     kubelet: StatusKubelet
     namespace: str
 

@@ -7,7 +7,7 @@ from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.core.scaling import Demand, Load
 from shoal.kube.resources import PODS
-from shoal.runtime.operator import Operator
+from shoal.runtime.operator import OperatorProcess
 from tests.support.controlplane import Fleet
 from tests.support.operators import NAMESPACE, condition, eventually
 
@@ -41,8 +41,8 @@ class FakeEars:
         """What an agent says of which the test said nothing."""
         self.heard: list[Callable[[str | None, bool], None]] = []
 
-    def attach(self, operator: Operator) -> None:
-        self.heard.append(operator.heard)
+    def attach(self, operator: OperatorProcess) -> None:
+        self.heard.append(operator.signal_changed)
 
     def tell(self, model_uid: str | None = None, *, urgent: bool = True) -> None:
         """Something changed."""

@@ -11,7 +11,7 @@ import zstandard
 from aiohttp import web
 
 from shoal.api import keys, names
-from shoal.api.usage import UsageRecord
+from shoal.metering.record import UsageRecord
 from tests.support.controlplane import free_ports
 from tests.support.gateway import INSTALL_KEY
 

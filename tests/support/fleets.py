@@ -13,9 +13,9 @@ from shoal.core.placement import (
     Demand,
     Held,
     Moves,
-    NodeRoom,
+    NodeSupply,
     Placement,
-    Standing,
+    ReplicaState,
     plan,
 )
 
@@ -47,7 +47,7 @@ def demand(
     wanted: int = 1,
     priority: int = 0,
     age: int = 0,
-    standing: Mapping[str, Standing] | None = None,
+    standing: Mapping[str, ReplicaState] | None = None,
     **more: object,
 ) -> Demand:
     """A Demand; `age` orders Models of equal priority: the lower, the older."""
@@ -59,7 +59,7 @@ def demand(
         minimum=wanted,
         priority=priority,
         created=_START + timedelta(minutes=age),
-        standing=standing or {},
+        replica_states=standing or {},
     )
     return replace(made, **more)  # type: ignore[arg-type]
 
@@ -72,18 +72,18 @@ def candidate(gpu_class: str, gpus: int = 1, cost: str | None = None, **more: ob
 def supply(name: str, *free: int, of: int | None = None, releasing: Iterable[int] = ()) -> ClassSupply:
     """A class with one node per number; `of` GPUs each (default: all are free)."""
     going = [*releasing, *([0] * len(free))]
-    rooms = [NodeRoom(f"{name}-{i}", f, of if of is not None else f, going[i]) for i, f in enumerate(free)]
+    rooms = [NodeSupply(f"{name}-{i}", f, of if of is not None else f, going[i]) for i, f in enumerate(free)]
     return ClassSupply(name, tuple(rooms))
 
 
-def standing(gpus: int, *ready: int, replicas: int | None = None, name: str = "", terminating: int = 0) -> Standing:
+def standing(gpus: int, *ready: int, replicas: int | None = None, name: str = "", terminating: int = 0) -> ReplicaState:
     """A Deployment with so many ready pods on nodes `name`-0, `name`-1, ..."""
     on = {f"{name}-{i}": Held(n, n) for i, n in enumerate(ready) if n}
     if terminating:
         first = on.get(f"{name}-0", Held(0))
         on[f"{name}-0"] = replace(first, terminating=terminating)
     count = sum(ready) if replicas is None else replicas
-    return Standing(count, gpus, on, count)
+    return ReplicaState(count, gpus, on, count)
 
 
 class Fleet:
@@ -115,7 +115,7 @@ class Fleet:
             ClassSupply(
                 name,
                 tuple(
-                    NodeRoom(n.name, n.gpus - self.held(n.name), n.gpus, self.held(n.name, terminating=True))
+                    NodeSupply(n.name, n.gpus - self.held(n.name), n.gpus, self.held(n.name, terminating=True))
                     for n in self.nodes.values()
                     if n.gpu_class == name and n.takes_pods
                 ),
@@ -124,15 +124,15 @@ class Fleet:
         ]
 
     def demands(self) -> list[Demand]:
-        found = [replace(m, standing=self.standing(m.uid)) for m in self.models.values()]
+        found = [replace(m, replica_states=self.standing(m.uid)) for m in self.models.values()]
         self.random.shuffle(found)
         return found
 
-    def standing(self, model: str) -> dict[str, Standing]:
+    def standing(self, model: str) -> dict[str, ReplicaState]:
         classes = {c for (m, c) in self.replicas if m == model} | {p.gpu_class for p in self.pods if p.model == model}
         return {name: self._standing(model, name) for name in sorted(classes)}
 
-    def _standing(self, model: str, gpu_class: str) -> Standing:
+    def _standing(self, model: str, gpu_class: str) -> ReplicaState:
         replicas, gpus = self.replicas.get((model, gpu_class), (0, 1))
         mine = [p for p in self.pods if p.model == model and p.gpu_class == gpu_class]
         on: dict[str, Held] = {}
@@ -144,7 +144,7 @@ class Fleet:
                     old.ready + (pod.ready and not pod.terminating),
                     old.terminating + bool(pod.terminating),
                 )
-        return Standing(replicas, mine[0].gpus if mine else gpus, on, sum(not p.terminating for p in mine))
+        return ReplicaState(replicas, mine[0].gpus if mine else gpus, on, sum(not p.terminating for p in mine))
 
     # --- who acts ---------------------------------------------------------------------------------------------------
 

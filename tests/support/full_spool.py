@@ -1,10 +1,10 @@
 """Requests until a spool's room is used up."""
 
-from shoal.ledger.spool import Spool, SpoolUnavailable
+from shoal.metering.spool import SpoolUnavailable, UsageSpool
 from tests.support.records import meter
 
 
-async def fill(spool: Spool, most: int = 200_000) -> int:
+async def fill(spool: UsageSpool, most: int = 200_000) -> int:
     """Keeps requests until the spool is full; returns how many were taken."""
     for n in range(most):
         if spool.error is not None:

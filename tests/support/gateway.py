@@ -14,22 +14,22 @@ import aiohttp
 from shoal.api import keys
 from shoal.api.replica import ReplicaKeys
 from shoal.api.tenant import Tenant
-from shoal.api.usage import UsageRecord
 from shoal.core.fields.kinds import Facts
-from shoal.core.resolve import ServedModel
-from shoal.core.resolve_adapters import DeclaredAdapter, DeclaredPool
-from shoal.core.routing import Replica
+from shoal.core.routing.choice import Replica
+from shoal.core.routing.resolve import ServedModel
+from shoal.core.routing.resolveadapters import DeclaredAdapter, DeclaredPool
 from shoal.gateway.app import Gateway
 from shoal.gateway.directory import Directory
-from shoal.gateway.fleet import Fleet
-from shoal.gateway.metrics import Metrics
+from shoal.gateway.metrics import GatewayMetrics
+from shoal.gateway.replicapool import ReplicaPool
 from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.upstream import Pool
-from shoal.ledger.spool import Spool
-from shoal.ledger.spoolreader import SpoolReader
-from shoal.serving.installkey import KeyRing
-from shoal.serving.server import Server, make_server
-from shoal.signals.stream import Me
+from shoal.metering.record import UsageRecord
+from shoal.metering.spool import UsageSpool
+from shoal.metering.spoolreader import SpoolReader
+from shoal.net.installkey import KeyRing
+from shoal.net.server import HTTPServer, make_server
+from shoal.net.stream import ListenerIdentity
 from tests.support.rolekeys import give
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -85,10 +85,10 @@ class GatewayUnderTest:
         self.ports = {f"pod-{n}": engine.port for n, engine in enumerate(engines, 1)}
         self.ring = KeyRing(key_dir)
         self.ring.refresh()
-        self.me = Me("gateway-1", "boot-of-the-gateway")
-        self.fleet = Fleet(self.ring, self.me)
-        self.metrics = Metrics()
-        self.spool = Spool(self.settings.spool_dir, when_full=self.settings.when_spool_full)
+        self.me = ListenerIdentity("gateway-1", "boot-of-the-gateway")
+        self.fleet = ReplicaPool(self.ring, self.me)
+        self.metrics = GatewayMetrics()
+        self.spool = UsageSpool(self.settings.spool_dir, when_full=self.settings.when_spool_full)
         self.pool = Pool(keep_alive=4.0, connect_timeout=1.0)
         self.agents = Pool(keep_alive=30.0, connect_timeout=1.0)
         self.pools: dict[str, DeclaredPool] = {}
@@ -102,11 +102,11 @@ class GatewayUnderTest:
             self.spool,
             self.pool,
             self.metrics,
-            me=self.me,
+            identity=self.me,
             agents=self.agents,
             engine_port=lambda r: self.ports[r.uid],
         )
-        self.server: Server = make_server(
+        self.server: HTTPServer = make_server(
             self.app,
             host="127.0.0.1",
             port=0,
@@ -131,7 +131,7 @@ class GatewayUnderTest:
 
     def hear(self, number: int, **said: Any) -> None:
         fields: dict[str, Any] = {"phase": "ready", "engine_boot": f"boot-{number}", **said}
-        self.fleet.heard_of(f"pod-{number}", ReplicaKeys(**fields))
+        self.fleet.update(f"pod-{number}", ReplicaKeys(**fields))
 
     @property
     def url(self) -> str:

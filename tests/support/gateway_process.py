@@ -11,9 +11,9 @@ import aiohttp
 from aiohttp import web
 
 from shoal.api import keys, names
-from shoal.gateway.process import Process
+from shoal.gateway.process import GatewayProcess
 from shoal.gateway.settings import GatewaySettings
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from tests.support.addresses import pod_ip
 from tests.support.controlplane import free_ports
 from tests.support.gateway import API_KEY, INSTALL_KEY, tenant
@@ -178,13 +178,13 @@ async def agent() -> web.AppRunner:
 
 
 @contextlib.asynccontextmanager
-async def running(tmp_path: Path, server: FakeApiServer, **settings: Any) -> AsyncGenerator[Process, None]:
+async def running(tmp_path: Path, server: FakeApiServer, **settings: Any) -> AsyncGenerator[GatewayProcess, None]:
     await server.up()  # takes a port, which then is closed again: the API server is away
     await server.down()
-    client = await Client.from_environment(kubeconfig=kubeconfig(tmp_path, server))
+    client = await KubeClient.from_environment(kubeconfig=kubeconfig(tmp_path, server))
     (tmp_path / "key").mkdir()
     fields: dict[str, Any] = {"settle_seconds": 0.0, "spool_dir": tmp_path / "spool", **settings}
-    process = Process(
+    process = GatewayProcess(
         GatewaySettings(
             host="127.0.0.1",
             port=0,
@@ -209,18 +209,18 @@ async def running(tmp_path: Path, server: FakeApiServer, **settings: Any) -> Asy
             await server.down()
 
 
-async def readyz(session: aiohttp.ClientSession, process: Process) -> tuple[int, dict[str, str]]:
+async def readyz(session: aiohttp.ClientSession, process: GatewayProcess) -> tuple[int, dict[str, str]]:
     async with session.get(f"http://127.0.0.1:{process.ops.port}/readyz") as response:
         return response.status, await response.json()
 
 
-async def until_ready(session: aiohttp.ClientSession, process: Process) -> None:
+async def until_ready(session: aiohttp.ClientSession, process: GatewayProcess) -> None:
     async with asyncio.timeout(40):
         while (await readyz(session, process))[0] != 200:
             await asyncio.sleep(0.05)
 
 
-def ask(session: aiohttp.ClientSession, process: Process, *, key: str = API_KEY, **body: Any) -> Any:
+def ask(session: aiohttp.ClientSession, process: GatewayProcess, *, key: str = API_KEY, **body: Any) -> Any:
     return session.post(
         f"http://127.0.0.1:{process.server.port}/v1/chat/completions",
         json={"model": "llama", "messages": [{"role": "user", "content": "hi"}], **body},
@@ -231,7 +231,7 @@ def ask(session: aiohttp.ClientSession, process: Process, *, key: str = API_KEY,
 @contextlib.asynccontextmanager
 async def serving(
     tmp_path: Path, engine: ScriptedEngine, server: FakeApiServer | None = None, **settings: Any
-) -> AsyncGenerator[Process, None]:
+) -> AsyncGenerator[GatewayProcess, None]:
     """A gateway that is ready: one Model, one Tenant, one pod whose engine is `engine`."""
     server = server or FakeApiServer()
     async with running(tmp_path, server, **settings) as process, aiohttp.ClientSession() as session:

@@ -8,9 +8,9 @@ from typing import Any
 
 from shoal.api import names
 from shoal.gateway.peers import Peers
-from shoal.kube.client import Client
-from shoal.serving.installkey import KeyRing
-from shoal.signals.stream import Me
+from shoal.kube.client import KubeClient
+from shoal.net.installkey import KeyRing
+from shoal.net.stream import ListenerIdentity
 from tests.support.addresses import pod_ip
 from tests.support.gateway import INSTALL_KEY
 from tests.support.gateway_process import FakeApiServer, kubeconfig
@@ -48,8 +48,8 @@ async def following(tmp_path: Path, port: int, *pods: dict[str, Any]) -> AsyncGe
     give(tmp_path, INSTALL_KEY)
     ring = KeyRing(tmp_path)
     ring.refresh()
-    client = await Client.from_environment(kubeconfig=kubeconfig(tmp_path, server))
-    peers = Peers(client, "shoal-system", Me("gateway-0", "boot-0"), ring, port=port)
+    client = await KubeClient.from_environment(kubeconfig=kubeconfig(tmp_path, server))
+    peers = Peers(client, "shoal-system", ListenerIdentity("gateway-0", "boot-0"), ring, port=port)
     peers.streams.start()
     task = asyncio.create_task(peers.reflector.run())
     try:

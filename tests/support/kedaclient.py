@@ -19,7 +19,7 @@ from shoal.controllers.keda.protocol import externalscaler_pb2 as pb
 from shoal.controllers.keda.protocol.externalscaler_pb2_grpc import ExternalScalerStub
 from shoal.controllers.keda.server import ScalerServer
 from shoal.controllers.keda.tls import CertificateFiles
-from shoal.core.keda import Answer
+from shoal.core.keda import ScalerAnswer
 
 NAMESPACE, NAME = "ml", "chat-h100"
 REF = pb.ScaledObjectRef(namespace=NAMESPACE, name=NAME, scalerMetadata={"scalerAddress": "shoal-scaler:9666"})
@@ -32,9 +32,9 @@ class Said:
     def __init__(self) -> None:
         self.changed: list[Changed] = []
         self.questions: list[tuple[str, str]] = []
-        self._answers: dict[tuple[str, str], Answer] = {}
+        self._answers: dict[tuple[str, str], ScalerAnswer] = {}
 
-    def say(self, answer: Answer | None, namespace: str = NAMESPACE, name: str = NAME) -> None:
+    def say(self, answer: ScalerAnswer | None, namespace: str = NAMESPACE, name: str = NAME) -> None:
         if answer is None:
             self._answers.pop((namespace, name), None)
         else:
@@ -42,15 +42,15 @@ class Said:
         for listener in self.changed:
             listener(namespace, name)
 
-    def answer(self, namespace: str, name: str) -> Answer | None:
+    def answer(self, namespace: str, name: str) -> ScalerAnswer | None:
         return self._answers.get((namespace, name))
 
-    def asked(self, namespace: str, name: str) -> None:
+    def polled(self, namespace: str, name: str) -> None:
         self.questions.append((namespace, name))
 
 
-def wants(replicas: int, *, standing: bool = False) -> Answer:
-    return Answer(active=replicas > 0, replicas=replicas, metric=float(replicas), target=1.0, standing=standing)
+def wants(replicas: int, *, standing: bool = False) -> ScalerAnswer:
+    return ScalerAnswer(active=replicas > 0, replicas=replicas, metric=float(replicas), target=1.0, above_zero=standing)
 
 
 class Leadership:

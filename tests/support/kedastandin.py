@@ -13,7 +13,7 @@ from typing import Any, Final
 from shoal.api.meta import JsonObject
 from shoal.controllers.keda.answers import Answers
 from shoal.core.keda import Bounds
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.errors import Conflict, KubeError, NotFound
 from shoal.kube.resources import DEPLOYMENTS, HPAS, SCALEDOBJECTS, TRIGGERAUTHENTICATIONS, Resource
 from tests.support.controlplane import CRDS, remove_crds
@@ -60,7 +60,7 @@ def crd(resource: Resource, spec: JsonObject) -> JsonObject:
     }
 
 
-async def install_keda_crds(client: Client, *, without: str | None = None) -> None:
+async def install_keda_crds(client: KubeClient, *, without: str | None = None) -> None:
     """`without`: a field of the ScaledObject's spec that this version of KEDA does not have."""
     properties = {k: v for k, v in _SPEC["properties"].items() if k != without}
     await client.apply(CRDS, crd(SCALEDOBJECTS, _SPEC | {"properties": properties}), manager="keda")
@@ -71,14 +71,14 @@ async def install_keda_crds(client: Client, *, without: str | None = None) -> No
             await asyncio.sleep(0.1)
 
 
-async def remove_keda_crds(client: Client) -> None:
+async def remove_keda_crds(client: KubeClient) -> None:
     for obj in [o async for o in client.list(SCALEDOBJECTS)]:
         await _unpin(client, obj)
     kinds = [f"{resource.plural}.{resource.group}" for resource in (SCALEDOBJECTS, TRIGGERAUTHENTICATIONS)]
     await remove_crds(client, "keda.sh", *kinds)
 
 
-async def _unpin(client: Client, obj: JsonObject) -> None:
+async def _unpin(client: KubeClient, obj: JsonObject) -> None:
     metadata = obj["metadata"]
     with contextlib.suppress(NotFound, Conflict):
         await client.merge_patch(
@@ -89,7 +89,7 @@ async def _unpin(client: Client, obj: JsonObject) -> None:
 class StandIn:
     """`running` it; the flags say what is broken."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: KubeClient) -> None:
         self._client = client
         self.answers: Answers | None = None
         """The operator that leads; None: nobody answers."""
@@ -145,7 +145,7 @@ class StandIn:
             return
         answer = self.answers.answer(namespace, name) if self.answers is not None else None
         if self.answers is not None:
-            self.answers.asked(namespace, name)
+            self.answers.polled(namespace, name)
         live = await self._client.get(DEPLOYMENTS, name, namespace)
         current, exist = live["spec"]["replicas"], (live.get("status") or {}).get("replicas", 0)
         active = answer is not None and answer.active

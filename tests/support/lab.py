@@ -40,7 +40,7 @@ def make_lab(data: dict[str, Any] | None = None, **options: Any) -> api.Lab:
     """A lab of a unique name with the small fleet, or the given one; the caller ends it."""
     if reason := why_no_lab():
         pytest.skip(reason)
-    return api.Lab.up(unique_name(), fleet_data=fleet.Fleet.model_validate(data or SMALL_FLEET), **options)
+    return api.Lab.up(unique_name(), fleet_data=fleet.FleetFile.model_validate(data or SMALL_FLEET), **options)
 
 
 @pytest.fixture(scope="session")

@@ -15,13 +15,14 @@ import pytest
 from sqlalchemy import Connection, func, select
 
 from shoal.api import keys
-from shoal.api.ledger import Taken
+from shoal.api.ledger import BatchAnswer
 from shoal.ledger import ingest, schema
-from shoal.ledger.parse import UsageRow, parse
-from shoal.ledger.process import Process
+from shoal.ledger.parse import parse
+from shoal.ledger.process import LedgerProcess
 from shoal.ledger.settings import LedgerSettings
-from shoal.ledger.store import Store
+from shoal.ledger.store import LedgerStore
 from shoal.ledger.sums import Changes
+from shoal.metering.record import StoredRow
 from tests.support.postgres import Postgres
 from tests.support.rolekeys import give
 
@@ -83,13 +84,13 @@ class Rig:
     """A store alone. `changes` has what each commit told."""
 
     def __init__(self, url: str, **options: Any) -> None:
-        self.store = Store(url, **options)
+        self.store = LedgerStore(url, **options)
         self.changes: list[Changes] = []
         self.store.committed = self.changes.append
 
     async def take(self, *records: Any) -> tuple[int, int, int]:
         """New, known, aside."""
-        taken: Taken = await self.store.take([parse(orjson.loads(json.dumps(each)), NOW_MS) for each in records])
+        taken: BatchAnswer = await self.store.take([parse(orjson.loads(json.dumps(each)), NOW_MS) for each in records])
         return taken.new, taken.known, taken.aside
 
     async def rows(self, table: Any) -> list[dict[str, Any]]:
@@ -144,7 +145,7 @@ async def until(true: Callable[[], Any], seconds: float = 20) -> None:
 class Served:
     """A whole ledger in this process."""
 
-    def __init__(self, process: Process, session: aiohttp.ClientSession) -> None:
+    def __init__(self, process: LedgerProcess, session: aiohttp.ClientSession) -> None:
         self.process = process
         self._session = session
 
@@ -202,7 +203,9 @@ async def served(url: str, folder: Path, **settings: Any) -> AsyncGenerator[Serv
         "ops_port": 0,
         "reconcile": False,
     } | settings
-    process = Process(LedgerSettings(database_url=url, keys_dir=key_dir, prices_dir=folder / "prices", **given), client)
+    process = LedgerProcess(
+        LedgerSettings(database_url=url, keys_dir=key_dir, prices_dir=folder / "prices", **given), client
+    )
     started = asyncio.Event()
     running = asyncio.create_task(process.run(started.set))
     try:
@@ -226,7 +229,7 @@ def request_id() -> str:
     return f"req-{next(_numbers):08d}"
 
 
-def usage_row(element: dict[str, Any]) -> UsageRow:
+def usage_row(element: dict[str, Any]) -> StoredRow:
     good = parse(element, NOW_MS)
     assert hasattr(good, "row"), good
     return good.row  # pyright: ignore[reportAttributeAccessIssue]

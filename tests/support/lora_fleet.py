@@ -9,16 +9,16 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from shoal.agent.stream import Hub
+from shoal.agent.stream import AgentStream
 from shoal.api import names, reasons
 from shoal.api.adapterfacts import BATCH_ENV, AdapterBatch, AdapterFacts
-from shoal.api.adapters import Floor
+from shoal.api.adapters import DesiredAdapters
 from shoal.api.meta import API_VERSION, JsonObject
-from shoal.core.adapters.facts import message
-from shoal.core.observed import Problem
-from shoal.kube.client import Client
+from shoal.core.lora.format.facts import message
+from shoal.core.status.observed import ModelProblem
+from shoal.kube.client import KubeClient
 from shoal.kube.resources import LORA_ADAPTERS
-from shoal.signals.hub import Caller
+from shoal.net.hub import Caller
 from tests.support.controlplane import FACTS, Fleet
 from tests.support.operators import condition, eventually
 
@@ -73,7 +73,7 @@ def found_at(uri: str, *, rank: int = 16, modules: dict[str, tuple[int, int]] | 
 class Sources:
     """What Jobs find, by uri; elsewhere an adapter that fits."""
 
-    known: dict[str, AdapterFacts | Problem] = field(default_factory=dict[str, AdapterFacts | Problem])
+    known: dict[str, AdapterFacts | ModelProblem] = field(default_factory=dict[str, AdapterFacts | ModelProblem])
     batches: list[list[str]] = field(default_factory=list[list[str]])
     """The uris that each Job read."""
     _pods: set[str] = field(default_factory=set[str])
@@ -88,8 +88,8 @@ class Sources:
         return 0, json.loads(message(results))
 
 
-def unreachable(uri: str) -> Problem:
-    return Problem(reasons.SOURCE_UNREACHABLE, f"{uri}: no answer")
+def unreachable(uri: str) -> ModelProblem:
+    return ModelProblem(reasons.SOURCE_UNREACHABLE, f"{uri}: no answer")
 
 
 class PoolAgent:
@@ -97,7 +97,7 @@ class PoolAgent:
 
     def __init__(self, slots: int = 8) -> None:
         self.slots = slots
-        self.floors: list[Floor] = []
+        self.floors: list[DesiredAdapters] = []
         self.refuses: dict[str, tuple[str, str]] = {}
         """Engine name -> (reason, message) of a load that fails."""
         self.loads = True
@@ -107,7 +107,7 @@ class PoolAgent:
         """As another process: nobody has told it anything."""
         if hasattr(self, "hub"):
             self.hub.close()
-        self.hub = Hub()
+        self.hub = AgentStream()
         self._keys: dict[str, object] = {
             "phase": "ready",
             "engine_boot": "e1",
@@ -154,7 +154,7 @@ class PoolAgent:
             return response
 
         async def put(request: web.Request) -> web.Response:
-            self.floors.append(Floor.model_validate_json(await request.read()))
+            self.floors.append(DesiredAdapters.model_validate_json(await request.read()))
             self.tell()
             return web.Response(status=204)
 
@@ -179,7 +179,14 @@ async def pool_agent(host: str, **kw: int) -> AsyncGenerator[PoolAgent]:
 
 
 async def adapter_with(
-    client: Client, namespace: str, name: str, kind: str, status: str, reason: str | None = None, *, seconds: float = 90
+    client: KubeClient,
+    namespace: str,
+    name: str,
+    kind: str,
+    status: str,
+    reason: str | None = None,
+    *,
+    seconds: float = 90,
 ) -> JsonObject:
     """Waits for a condition of a LoRAAdapter, found for what its spec says now."""
 

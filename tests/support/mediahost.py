@@ -13,14 +13,14 @@ from prometheus_client import CollectorRegistry, Counter
 
 from shoal.core.fields.remote import Remote, Wanted
 from shoal.gateway.mediafetch import Address, MediaFetcher
-from shoal_dev.lab.pki import Authority
+from shoal_dev.lab.pki import LabAuthority
 from tests.support import pictures
 
 HOST = "images.example.com"
 OUTSIDE, INSIDE = "127.0.0.1", "127.0.0.2"
 """What stands for an address that may be called, and for one that may not."""
 PNG = pictures.made("PNG")
-AUTHORITY = Authority("media", datetime.now(UTC))
+AUTHORITY = LabAuthority("media", datetime.now(UTC))
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 

@@ -3,14 +3,14 @@
 from typing import Any
 
 from shoal.api.meta import JsonObject
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 
 
 class Killed(BaseException):
     """Stands for SIGKILL: nothing catches it, and no further call goes out."""
 
 
-class MortalClient(Client):
+class MortalClient(KubeClient):
     """Dies before or after its k-th write. Leases and events do not count: losing one costs nothing."""
 
     die_at: int | None = None

@@ -10,47 +10,49 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from shoal.api import identity
-from shoal.api.identity import Identity, ProcessRole
-from shoal.net.pki import Authority, Pair
-from shoal.net.tls import Credentials
+from shoal.api.identity import CertificateIdentity, ProcessRole
+from shoal.net.pki import CertificateAuthority, CertificatePair
+from shoal.net.tls import TLSCredentials
 
 TRUST_DOMAIN, NAMESPACE = "shoal.internal", "shoal-system"
 HOUR = timedelta(hours=1)
 
 
-def process(role: ProcessRole) -> Identity:
+def process(role: ProcessRole) -> CertificateIdentity:
     return identity.process(TRUST_DOMAIN, NAMESPACE, role)
 
 
-def model(uid: str) -> Identity:
+def model(uid: str) -> CertificateIdentity:
     return identity.model(TRUST_DOMAIN, NAMESPACE, uid)
 
 
-def _authority() -> Authority:
+def _authority() -> CertificateAuthority:
     """As if it were two days old, so that it can sign what has expired."""
-    return Authority.make("test", datetime.now(UTC) - 48 * HOUR, 96 * HOUR)
+    return CertificateAuthority.make("test", datetime.now(UTC) - 48 * HOUR, 96 * HOUR)
 
 
 @dataclass
-class House:
+class InstallationPKI:
     """One installation's authority."""
 
-    authority: Authority = field(default_factory=_authority)
+    authority: CertificateAuthority = field(default_factory=_authority)
 
     @property
     def trust(self) -> str:
         return self.authority.pair.certificate
 
-    def pair(self, who: Identity, life: timedelta = HOUR) -> Pair:
+    def pair(self, who: CertificateIdentity, life: timedelta = HOUR) -> CertificatePair:
         return self.authority.issue(who, datetime.now(UTC), life, calls="/model/" not in who.uri)
 
-    def credentials(self, who: Identity, *, trust: str | None = None, strict: bool = False) -> Credentials:
+    def credentials(
+        self, who: CertificateIdentity, *, trust: str | None = None, strict: bool = False
+    ) -> TLSCredentials:
         """`trust` of somebody else."""
-        found = Credentials()
+        found = TLSCredentials()
         found.put(self.pair(who), trust or self.trust, strict=strict)
         return found
 
-    def write(self, folder: Path, who: Identity, *, trust: str | None = None, strict: bool = True) -> None:
+    def write(self, folder: Path, who: CertificateIdentity, *, trust: str | None = None, strict: bool = True) -> None:
         """As a mounted Secret has them."""
         folder.mkdir(exist_ok=True)
         pair = self.pair(who)

@@ -7,10 +7,10 @@ from typing import Any
 
 from shoal.api.config import AgentImage, Engines, EngineVersion, OperatorConfig
 from shoal.api.meta import API_VERSION, JsonObject
-from shoal.controllers.scaling.ears import Ears
-from shoal.kube.client import Client
+from shoal.controllers.scaling.signals import ScalingSignals
+from shoal.kube.client import KubeClient
 from shoal.kube.resources import MODELS
-from shoal.runtime.operator import Operator
+from shoal.runtime.operator import OperatorProcess
 from shoal.runtime.scaler import ScalerPlace
 
 CONFIG = OperatorConfig(
@@ -93,12 +93,12 @@ async def ends_as(read: Callable[[], Any], wanted: Any, what: str) -> None:
         assert await read() == wanted, what
 
 
-def writes(client: Client) -> dict[tuple[str, str], int]:
+def writes(client: KubeClient) -> dict[tuple[str, str], int]:
     """What a client has written, but for leases: (verb, kind) -> how often."""
     return {call: count for call, count in client.writes.items() if call[1] != "leases"}
 
 
-async def writes_at_rest(client: Client) -> dict[tuple[str, str], int]:
+async def writes_at_rest(client: KubeClient) -> dict[tuple[str, str], int]:
     """`writes`, once nothing more is written: counts and events go out in bunches."""
 
     async def read() -> dict[tuple[str, str], int]:
@@ -108,7 +108,14 @@ async def writes_at_rest(client: Client) -> dict[tuple[str, str], int]:
 
 
 async def model_with(
-    client: Client, namespace: str, name: str, kind: str, status: str, reason: str | None = None, *, seconds: float = 90
+    client: KubeClient,
+    namespace: str,
+    name: str,
+    kind: str,
+    status: str,
+    reason: str | None = None,
+    *,
+    seconds: float = 90,
 ) -> JsonObject:
     """Waits for a condition of a Model, found for what its spec says now."""
 
@@ -125,16 +132,18 @@ async def model_with(
 
 @contextlib.asynccontextmanager
 async def running_operator(
-    client: Client,
+    client: KubeClient,
     kubeconfig: str,
     *,
     config: OperatorConfig = CONFIG,
     identity: str = "test",
-    ears: Ears | None = None,
+    ears: ScalingSignals | None = None,
     scaler: ScalerPlace | None = None,
-) -> AsyncGenerator[Operator]:
+) -> AsyncGenerator[OperatorProcess]:
     """Runs an operator; stops it and checks that nothing went wrong in it."""
-    operator = Operator(client, config, NAMESPACE, identity=identity, kubeconfig=kubeconfig, ears=ears, scaler=scaler)
+    operator = OperatorProcess(
+        client, config, NAMESPACE, identity=identity, kubeconfig=kubeconfig, signals=ears, scaler=scaler
+    )
     task = asyncio.create_task(operator.run())
     try:
         yield operator

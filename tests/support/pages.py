@@ -5,7 +5,7 @@ import time
 from typing import Any, Final
 
 from shoal.api import names
-from shoal_dev.demo.clusters import Cluster, LabCluster
+from shoal_dev.demo.clusters import DemoCluster, LabCluster
 
 READER: Final = "page-reader"
 _FRESH_SECONDS: Final = 1800.0
@@ -22,7 +22,7 @@ def binding(role: str, *, account: str = READER, namespace: str = "default") -> 
     }
 
 
-def token(cluster: Cluster) -> str:
+def token(cluster: DemoCluster) -> str:
     """Of an account that may read metrics and decisions."""
     where = cluster.kubectl("config", "view", "--minify", "-o", "jsonpath={.clusters[0].cluster.server}")
     made, known = _tokens.get(where, (float("-inf"), ""))

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from shoal.api import names
-from shoal.kube.errors import Unavailable
+from shoal.kube.errors import APIServerUnavailable
 from shoal.kube.podtokens import POD_NAME
 
 NAMESPACE = "shoal-system"
@@ -55,7 +55,7 @@ class PodTokenReviews:
         self.asked += 1
         await self.gate.wait()
         if self.away:
-            raise Unavailable("no answer")
+            raise APIServerUnavailable("no answer")
         spec = review["spec"]
         audience, user = self._users.get(spec["token"], ("", {}))
         if not self.knows_audiences:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from shoal.core import drain
-from shoal.core.drain import Engine, Gateway, Look, Stop
+from shoal.core.drain import EngineObservation, EngineProgress, GatewayProgress, Stop
 
 SILENCE = 2
 """Ticks: the silence limit of a stream, 12 s."""
@@ -26,8 +26,8 @@ _OLD = 3
 """Ages of claims: older ones are all the same (the claim and the idle second are over)."""
 
 
-_UNSEEN, _BUSY = Engine(), Engine(boot="e", requests=0)
-_IDLE = {float(age): Engine(boot="e", idle_since=-float(age), requests=0) for age in (0, 1)}
+_UNSEEN, _BUSY = EngineProgress(), EngineProgress(boot="e", requests=0)
+_IDLE = {float(age): EngineProgress(boot="e", idle_since=-float(age), requests=0) for age in (0, 1)}
 
 
 class Gate(NamedTuple):
@@ -67,14 +67,14 @@ class World(NamedTuple):
     """All of it. Ages in ticks."""
 
     gates: tuple[Gate, ...]
-    records: tuple[Gateway | None, ...]
+    records: tuple[GatewayProgress | None, ...]
     """What the agent knows of each gateway; times are negative ages."""
     boot: int = 0
     seq: int = 0
     restarted: int | None = None
     began: int | None = None
     """Age of the drain; None: none is under way."""
-    engine: Engine = _UNSEEN
+    engine: EngineProgress = _UNSEEN
     """Only since when it is idle, as a negative age: the search decides right after a look."""
     arrived: bool = False
     """A request has reached the engine since the last look."""
@@ -136,9 +136,11 @@ def _story(before: dict[World, tuple[World, str] | None], world: World) -> Story
 
 def _look(world: World) -> World:
     idle = not any(g.running for g in world.gates)
-    seen = drain.seen(
+    seen = drain.observe(
         world.engine,
-        Look(0.0, "e", True, running=int(not idle), waiting=0, active=int(not idle), requests=int(world.arrived)),
+        EngineObservation(
+            0.0, "e", True, running=int(not idle), waiting=0, active=int(not idle), requests=int(world.arrived)
+        ),
     )
     return world._replace(engine=replace(seen, requests=0), arrived=False)
 
@@ -171,20 +173,22 @@ def _same_gate(gate: Gate, boot: int) -> Gate:
     return gate
 
 
-def _same_record(record: Gateway, *, draining: bool) -> Gateway:
+def _same_record(record: GatewayProgress, *, draining: bool) -> GatewayProgress:
     old = -float(_OLD)
     if record.closed is not None:
-        last = max(record.heard, record.closed, old)
-        return record if last == record.heard == record.closed else replace(record, heard=last, closed=last)
+        last = max(record.last_message, record.closed, old)
+        return (
+            record if last == record.last_message == record.closed else replace(record, last_message=last, closed=last)
+        )
     # A barrier that is told later is newer than all that was heard on a stream that is still open.
-    last = max(record.heard, old) if draining else old
-    return record if last == record.heard else replace(record, heard=last)
+    last = max(record.last_message, old) if draining else old
+    return record if last == record.last_message else replace(record, last_message=last)
 
 
 def _decide(world: World) -> object:
     assert world.began is not None
     return drain.decide(
-        drain.State(
+        drain.DrainState(
             began=-float(world.began),
             barrier=world.seq,
             drain_seconds=1e9,
@@ -236,7 +240,7 @@ def _events(world: World, rules: Rules) -> Iterator[tuple[str, World]]:
 
 
 def _gate_events(world: World, number: int, gate: Gate, rules: Rules) -> Iterator[tuple[str, World]]:
-    def put(new: Gate, record: Gateway | None = world.records[number], **more: object) -> World:
+    def put(new: Gate, record: GatewayProgress | None = world.records[number], **more: object) -> World:
         gates = (*world.gates[:number], new, *world.gates[number + 1 :])
         records = (*world.records[:number], record, *world.records[number + 1 :])
         return world._replace(gates=gates, records=records, **more)
@@ -293,10 +297,10 @@ def _tick(world: World) -> World:
     )
 
 
-def _older(record: Gateway | None) -> Gateway | None:
+def _older(record: GatewayProgress | None) -> GatewayProgress | None:
     if record is None:
         return None
-    return replace(record, heard=record.heard - 1.0, closed=_past(record.closed))
+    return replace(record, last_message=record.last_message - 1.0, closed=_past(record.closed))
 
 
 def _past(time: float | None) -> float | None:

@@ -14,14 +14,14 @@ from sqlalchemy import Connection, insert
 
 from shoal.api import keys, names
 from shoal.ledger.prices import PriceFolder
-from shoal.ledger.queries.routes import Questions
+from shoal.ledger.queries.routes import QueryAPI
 from shoal.ledger.reconcile.routes import Routes
-from shoal.ledger.reconcile.watch import Standing
+from shoal.ledger.reconcile.watch import EngineCoverage
 from shoal.ledger.schema import engine_hours, hours, usage
-from shoal.ledger.service import Service
-from shoal.ledger.store import Store
-from shoal.serving.installkey import KeyRing
-from shoal.serving.server import make_server
+from shoal.ledger.service import LedgerService
+from shoal.ledger.store import LedgerStore
+from shoal.net.installkey import KeyRing
+from shoal.net.server import make_server
 from tests.support.gateway import INSTALL_KEY
 from tests.support.rolekeys import give
 
@@ -101,10 +101,10 @@ class Answer:
 class Ledger:
     """Ask it with `get` and `post`, or over HTTP at `url` within `served`."""
 
-    def __init__(self, store: Store, prices: PriceFolder, service: Service) -> None:
+    def __init__(self, store: LedgerStore, prices: PriceFolder, service: LedgerService) -> None:
         self.store, self.prices, self.service = store, prices, service
         self.credited = 0
-        self.standing = Standing(False, 0, ())
+        self.standing = EngineCoverage(False, 0, ())
 
     async def fill(self, *rows: dict[str, Any], engines: tuple[dict[str, Any], ...] = ()) -> None:
         """Writes rows of `hours` and `engine_hours`."""
@@ -177,7 +177,7 @@ def price_folder(path: Path, **lists: str) -> PriceFolder:
     for name, text in lists.items():
         (path / f"{name}.yaml").write_text(text)
     folder = PriceFolder(path, lambda: ms(NOW) / 1000)
-    folder.look()
+    folder.refresh_now()
     return folder
 
 
@@ -188,19 +188,17 @@ async def ledger(url: str, path: Path, **lists: str) -> AsyncGenerator[Ledger]:
     give(path / "key", INSTALL_KEY, "ledger")
     ring = KeyRing(path / "key")
     ring.refresh()
-    store = Store(url)
+    store = LedgerStore(url)
     store.start()
     prices = price_folder(path / "prices", **lists)
-    service = Service(ring, max_body_bytes=1024 * 1024)
+    service = LedgerService(ring, max_body_bytes=1024 * 1024)
     found = Ledger(store, prices, service)
 
     def credited() -> None:
         found.credited += 1
 
     Routes(store, lambda: found.standing, lambda: ms(NOW)).add(service)
-    Questions(store, prices, "shoal-test", keep_days=1_100, credited=credited, clock=lambda: ms(NOW) / 1000).add(
-        service
-    )
+    QueryAPI(store, prices, "shoal-test", keep_days=1_100, credited=credited, clock=lambda: ms(NOW) / 1000).add(service)
     try:
         async with asyncio.timeout(30):
             while store.error is not None:

@@ -13,13 +13,13 @@ import aiohttp
 from prometheus_client import CollectorRegistry
 
 from shoal.api import keys
-from shoal.core.quota.others import Crowd
-from shoal.core.quota.others import Peer as Other
-from shoal.gateway.demand import Teller
+from shoal.core.quota.peerusage import GatewayPeer as Other
+from shoal.core.quota.peerusage import GatewayPeers
+from shoal.gateway.demand import DemandPublisher
 from shoal.gateway.ops import Ops
-from shoal.serving.server import make_server
+from shoal.net.server import make_server
+from shoal.net.stream import ListenerIdentity, StreamPeer
 from shoal.signals.demand import DemandStreams
-from shoal.signals.stream import Me, Peer
 from tests.support.gateway import API_KEY, INSTALL_KEY, GatewayUnderTest, gateway, tenant
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 from tests.support.streams import Ring, until
@@ -32,17 +32,19 @@ class Member:
         self.it = it
         self.uid = f"gateway-{number}"
         book = it.app.demand
-        self.teller = Teller(book)
-        self.streams = DemandStreams(lambda _uid, _models: None, Me(self.uid, self.teller.hub.boot), book.tenants.hear)
+        self.teller = DemandPublisher(book)
+        self.streams = DemandStreams(
+            lambda _uid, _models: None, ListenerIdentity(self.uid, self.teller.hub.boot), book.tenants.peer_reported
+        )
         ops = Ops(CollectorRegistry(), dict, lambda: None, self.teller.hub, Ring(INSTALL_KEY))
         self.ops = make_server(ops, host="127.0.0.1", port=0, keep_alive=5, stop_seconds=1)
-        it.app.quotas._ask_crowd = self.crowd  # pyright: ignore[reportPrivateUsage]
+        it.app.quotas._read_peers = self.crowd  # pyright: ignore[reportPrivateUsage]
         self.others: list[str] = []
 
-    def crowd(self) -> Crowd:
+    def crowd(self) -> GatewayPeers:
         found = ((uid, self.streams.get(uid)) for uid in self.others)
         boot_of = self.it.app.demand.tenants.boot_of
-        return [Other(s.boot, s.heard_at) if s is not None else Other(boot_of(uid), None) for uid, s in found]
+        return [Other(s.boot, s.received_at) if s is not None else Other(boot_of(uid), None) for uid, s in found]
 
 
 @dataclass
@@ -81,7 +83,7 @@ class Crew:
     @property
     def used(self) -> int:
         """Requests that were let pass, ever."""
-        return sum(m.it.app.demand.tenants.of("acme").told().requests for m in self.members)
+        return sum(m.it.app.demand.tenants.of("acme").own_use().requests for m in self.members)
 
 
 @contextlib.asynccontextmanager
@@ -116,7 +118,7 @@ async def crew(tmp_path: Path, count: int = 4) -> AsyncGenerator[Crew]:
             others = [other for other in it.members if other is not member]
             member.others = [other.uid for other in others]
             member.streams.start()
-            member.streams.set_peers(Peer(o.uid, o.uid, "127.0.0.1", said, o.ops.port) for o in others)
+            member.streams.set_peers(StreamPeer(o.uid, o.uid, "127.0.0.1", said, o.ops.port) for o in others)
         try:
             await until(lambda: all(len(m.streams.live()) == count - 1 for m in it.members))
             yield it

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from shoal.api.demand import TenantUse
 from shoal.core.quota.limits import Cost, Limit, Limits
-from shoal.core.quota.others import Crowd, Peer
+from shoal.core.quota.peerusage import GatewayPeer, GatewayPeers
 from shoal.core.quota.window import WINDOW_SECONDS
-from shoal.gateway.tenantdemand import TenantBook
+from shoal.gateway.tenantdemand import TenantUsageState
 
 SILENCE = 12.0
 SEEN_AFTER = 1.0
@@ -60,7 +60,7 @@ class Gate:
 
     pod: str
     process: Process
-    book: TenantBook
+    book: TenantUsageState
     born: float
     words: dict[str, Word] = field(default_factory=dict)
     """By boot: what was heard of it last."""
@@ -96,7 +96,7 @@ class World:
 
     def join(self) -> Gate:
         self._pods += 1
-        gate = Gate(f"pod-{self._pods}", Process(""), TenantBook(), self.now)
+        gate = Gate(f"pod-{self._pods}", Process(""), TenantUsageState(), self.now)
         self.gates.append(gate)
         self.boot(gate)
         return gate
@@ -109,7 +109,7 @@ class World:
         fresh = Gate(
             gate.pod,
             process,
-            TenantBook(me=process.boot, clock=lambda: self.now),
+            TenantUsageState(boot=process.boot, clock=lambda: self.now),
             self.now if gate.words else gate.born,
         )
         self.gates[self.gates.index(gate)] = fresh
@@ -132,7 +132,7 @@ class World:
         share = account._shares[self.limit]  # pyright: ignore[reportPrivateUsage]
         if share.since == now:
             gate.renewed, gate.heard, gate.own = now, knows, own
-            gate.sharers = 1 + sum(peer.heard_at is not None for peer in crowd)
+            gate.sharers = 1 + sum(peer.reported_at is not None for peer in crowd)
         if over is not None:
             assert 1 <= over.retry_after <= 60
             return False
@@ -157,7 +157,7 @@ class World:
         process = gate.process
         running = [cost.tokens for cost in process.running.values()]
         word = Word(len(process.admitted), len(process.ended), len(running), sum(running))
-        use = gate.book.of(TENANT).told()
+        use = gate.book.of(TENANT).own_use()
         for other, delay in zip((each for each in self.gates if each is not gate), delays, strict=False):
             if delay is not None:
                 self.wire.append((self.now + delay, gate.pod, other.pod, process.boot, use, word))
@@ -177,19 +177,19 @@ class World:
             since = before.since if before is not None else (word.admitted, word.ended)
             gate.words[boot] = Word(word.admitted, word.ended, word.running, word.reserved, since)
             gate.heard_at[sender] = self.now
-            gate.book.hear(sender, boot, {TENANT: use})
+            gate.book.peer_reported(sender, boot, {TENANT: use})
 
     # --- what is known, and what is true ------------------------------------------------------------------------------
 
-    def crowd(self, gate: Gate) -> Crowd:
-        crowd: list[Peer] = []
+    def crowd(self, gate: Gate) -> GatewayPeers:
+        crowd: list[GatewayPeer] = []
         for other in self.gates:
             if other is gate or self.now - other.born < SEEN_AFTER:
                 continue
             at = gate.heard_at.get(other.pod)
             live = at is not None and self.now - at <= SILENCE and (other.pod, gate.pod) not in self.deaf
             boot = gate.book.boot_of(other.pod)
-            crowd.append(Peer(boot, at if live else None))
+            crowd.append(GatewayPeer(boot, at if live else None))
         return crowd
 
     def used(self) -> int:

@@ -1,10 +1,10 @@
 """Meters of requests that nobody made."""
 
-from shoal.core.access import Identity
-from shoal.core.resolve import ServedModel
-from shoal.gateway.meter import Meter
+from shoal.core.access import KeyIdentity
+from shoal.core.routing.resolve import ServedModel
+from shoal.metering.meter import Meter
 
-IDENTITY = Identity("acme", "cus_1", "prod", None, False, False, frozenset())
+IDENTITY = KeyIdentity("acme", "cus_1", "prod", None, False, False, frozenset())
 MODEL = ServedModel("chat/llama", "u", "chat/llama", (), None)
 
 
@@ -15,7 +15,7 @@ def meter(id: str = "r1", client_request_id: str | None = None) -> Meter:
         IDENTITY,
         MODEL,
         endpoint="/v1/completions",
-        word="llama",
+        model_name="llama",
         stream=True,
         client_request_id=client_request_id,
         gateway="boot-1",

@@ -10,9 +10,9 @@ from typing import Any
 import orjson
 
 from shoal.api import keys
-from shoal.gateway.requestlog.frames import read_frames
-from shoal.gateway.requestlog.logkeys import LogKeys
-from shoal.gateway.requestlog.store import Folder
+from shoal.requestlog.frames import read_frames
+from shoal.requestlog.logkeys import LogKeys
+from shoal.requestlog.store import Folder
 from tests.support.gateway import INSTALL_KEY, GatewayUnderTest, gateway, tenant
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 
@@ -61,7 +61,7 @@ class LoggedGateway:
     def __init__(self, it: GatewayUnderTest, root: Path) -> None:
         self.it = it
         self.root = root
-        self.book = it.app.logs.book
+        self.book = it.app.logs.logger
 
     def tenant(self, name: str = "acme", key: str | None = None, **logging: Any) -> None:
         self.it.tenants[name] = tenant(name, key or f"sk-test-{name}", logging=logging)

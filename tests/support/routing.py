@@ -2,12 +2,12 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from shoal.core.routing import Choice, Heard, NoReplica, Replica, pick, usable
+from shoal.core.routing.choice import Choice, NoReplica, Replica, ReplicaSignal, pick, usable
 
 
 def choose(
     replicas: Sequence[Replica],
-    heard: Mapping[str, Heard],
+    heard: Mapping[str, ReplicaSignal],
     in_flight: Mapping[str, int],
     *,
     tried: Collection[str] = (),
@@ -15,4 +15,4 @@ def choose(
     turn: int = 0,
     head: int | None = None,
 ) -> Choice | NoReplica:
-    return pick(usable(replicas, heard, leaving), in_flight, tried=tried, turn=turn, head=head)
+    return pick(usable(replicas, heard, leaving), in_flight, tried=tried, rotation=turn, head=head)

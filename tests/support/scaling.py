@@ -4,7 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shoal.core.scaling import Decision, Demand, Load, Memory, Policy, Replica, Snapshot, Variant, Voice, decide
+from shoal.core.scaling import (
+    Demand,
+    Load,
+    ModelSnapshot,
+    Policy,
+    Replica,
+    ScalingDecision,
+    ScalingMemory,
+    ScalingVariant,
+    SignalSource,
+    decide,
+)
 
 KV_TOKENS = 100_000
 CLASS = "l40s-48gb"
@@ -50,50 +61,50 @@ def pending(number: int = 0, **fields: Any) -> Replica:
     return replica(number, **{**plain, **fields})
 
 
-def voice(name: str = "gateway-0", boot: str = "boot-1", *, dark: bool = False, **fields: Any) -> Voice:
+def voice(name: str = "gateway-0", boot: str = "boot-1", *, dark: bool = False, **fields: Any) -> SignalSource:
     """A gateway that has nothing, but for `fields`."""
     nothing: dict[str, Any] = {"arrivals": 0, "in_flight": 0, "held": 0, "held_tokens": 0, "oldest_seconds": 0.0}
-    return Voice(name, boot, None if dark else Demand(**{**nothing, **fields}))
+    return SignalSource(name, boot, None if dark else Demand(**{**nothing, **fields}))
 
 
-def variant(gpu_class: str = CLASS, replicas: int = 0, room: int | None = 100, **fields: Any) -> Variant:
+def variant(gpu_class: str = CLASS, replicas: int = 0, room: int | None = 100, **fields: Any) -> ScalingVariant:
     plain: dict[str, Any] = {"kv_tokens": KV_TOKENS, "cold_start_seconds": 60.0}
-    return Variant(gpu_class, replicas, room, **{**plain, **fields})
+    return ScalingVariant(gpu_class, replicas, room, **{**plain, **fields})
 
 
 def snapshot(
-    *replicas: Replica, voices: Sequence[Voice] | None = (), policy: Policy | None = None, **fields: Any
-) -> Snapshot:
+    *replicas: Replica, voices: Sequence[SignalSource] | None = (), policy: Policy | None = None, **fields: Any
+) -> ModelSnapshot:
     """A Model with one gateway that has nothing, unless `voices` says otherwise; variants as the replicas stand."""
     standing = [r for r in replicas if not r.deleting and not r.lost]
     plain: dict[str, Any] = {
         "policy": policy or Policy(),
         "wanted": len(standing),
         "replicas": replicas,
-        "voices": (voice(),) if voices == () else None if voices is None else tuple(voices),
+        "sources": (voice(),) if voices == () else None if voices is None else tuple(voices),
         "variants": (variant(replicas=len(standing)),),
         "rolling": False,
         "term_began": 0.0,
     }
-    return Snapshot(**{**plain, **fields})
+    return ModelSnapshot(**{**plain, **fields})
 
 
 @dataclass
 class Term:
     """One leader's term over a Model: each decision gets the memory of the one before."""
 
-    memory: Memory | None = None
+    memory: ScalingMemory | None = None
     now: float = 0.0
-    decision: Decision | None = None
+    decision: ScalingDecision | None = None
 
-    def at(self, now: float, seen: Snapshot) -> Decision:
+    def at(self, now: float, seen: ModelSnapshot) -> ScalingDecision:
         """The decision at `now`; looked at on the way there whenever the one before asked for it, and carried out."""
         while self.memory is not None and self.memory.due is not None and self.memory.due < now:
             decision = self._decide(max(self.memory.due, self.now), seen)
             seen = replace(seen, wanted=decision.wanted)
         return self._decide(now, seen)
 
-    def _decide(self, now: float, seen: Snapshot) -> Decision:
+    def _decide(self, now: float, seen: ModelSnapshot) -> ScalingDecision:
         self.decision, self.memory = decide(seen, self.memory, now)
         self.now = now
         return self.decision

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from shoal.core.scaling import Memory, Policy, Replica, Snapshot, decide
+from shoal.core.scaling import ModelSnapshot, Policy, Replica, ScalingMemory, decide
 from tests.support.scaling import KV_TOKENS, load, pending, replica, snapshot, voice
 
 TOKENS = 1000
@@ -24,7 +24,7 @@ class World:
     policy: Policy = field(default_factory=Policy)
     now: float = 0.0
     wanted: int = 1
-    memory: Memory | None = None
+    memory: ScalingMemory | None = None
     arrived: float = 0.0
     queue: float = 0.0
     history: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
@@ -51,7 +51,7 @@ class World:
         for i in serving:
             self.served[i] = self.served.get(i, 0.0) + able / len(serving)
 
-    def seen(self) -> Snapshot:
+    def seen(self) -> ModelSnapshot:
         """What agents and the gateway say."""
         serving = [i for i, at in enumerate(self.ready) if at <= self.now]
         rate = min(self.rate(self.now), self.speed * len(serving))

@@ -10,12 +10,12 @@ from prometheus_client import CollectorRegistry
 from shoal.api import keys
 from shoal.api.names import REPLICA_PATH
 from shoal.api.replica import HEARTBEAT_SECONDS
-from shoal.gateway.demand import DemandBook, Teller
-from shoal.gateway.figures import Figures
+from shoal.gateway.demand import DemandPublisher, DemandState
+from shoal.gateway.demandmetrics import DemandMetrics
 from shoal.gateway.ops import Ops
-from shoal.serving.server import make_server
-from shoal.signals.hub import Caller, Hub
-from shoal.signals.stream import Peer
+from shoal.net.hub import Caller, StreamHub
+from shoal.net.server import make_server
+from shoal.net.stream import StreamPeer
 from tests.support.controlplane import free_ports
 
 CURRENT = b"the current install key ........"
@@ -40,10 +40,10 @@ class ToldGateway:
         self.ring = Ring(CURRENT, PREVIOUS)
 
     async def up(self) -> None:
-        self.book = DemandBook()
-        self.teller = Teller(self.book)
+        self.book = DemandState()
+        self.teller = DemandPublisher(self.book)
         registry = CollectorRegistry()
-        registry.register(Figures(self.teller.hub.boot, self.book, lambda: {"uid-llama": "chat/llama"}))
+        registry.register(DemandMetrics(self.teller.hub.boot, self.book, lambda: {"uid-llama": "chat/llama"}))
         ops = Ops(registry, dict, lambda: None, self.teller.hub, self.ring)
         self.port = self.port or free_ports(1)[0]  # nobody takes it while this one is down
         self._server = make_server(ops, host=self.host, port=self.port, keep_alive=5, stop_seconds=1)
@@ -57,12 +57,14 @@ class ToldGateway:
         await self._serving
 
     @property
-    def hub(self) -> Hub:
+    def hub(self) -> StreamHub:
         return self.teller.hub
 
-    def peer(self, uid: str = "gateway-1", role: keys.Role = "operator", key: bytes = CURRENT, *others: bytes) -> Peer:
+    def peer(
+        self, uid: str = "gateway-1", role: keys.Role = "operator", key: bytes = CURRENT, *others: bytes
+    ) -> StreamPeer:
         said = [keys.derive(k, role, keys.DEMAND) for k in (key, *others)]
-        return Peer(uid, f"shoal-system/{uid}", self.host, said[0], self.port, tuple(said[1:]))
+        return StreamPeer(uid, f"shoal-system/{uid}", self.host, said[0], self.port, tuple(said[1:]))
 
 
 @contextlib.asynccontextmanager
@@ -76,18 +78,18 @@ async def told_gateway(host: str = "127.0.0.1", port: int = 0) -> AsyncGenerator
 
 
 @contextlib.asynccontextmanager
-async def agents(*hubs: Hub) -> AsyncGenerator[list[Peer]]:
+async def agents(*hubs: StreamHub) -> AsyncGenerator[list[StreamPeer]]:
     """An agent's stream for each hub, each on a port of its own."""
     async with contextlib.AsyncExitStack() as stack:
-        peers: list[Peer] = []
+        peers: list[StreamPeer] = []
         for number, hub in enumerate(hubs):
             port = await stack.enter_async_context(agent(hub))
-            peers.append(Peer(f"pod-{number}", f"chat/pod-{number}", "127.0.0.1", "key", port))
+            peers.append(StreamPeer(f"pod-{number}", f"chat/pod-{number}", "127.0.0.1", "key", port))
         yield peers
 
 
 @contextlib.asynccontextmanager
-async def agent(hub: Hub, host: str = "127.0.0.1", port: int = 0) -> AsyncGenerator[int]:
+async def agent(hub: StreamHub, host: str = "127.0.0.1", port: int = 0) -> AsyncGenerator[int]:
     """An agent's stream; yields its port. Every key is good."""
     runner = web.AppRunner(_app(hub), access_log=None, shutdown_timeout=0.1)
     await runner.setup()
@@ -99,7 +101,7 @@ async def agent(hub: Hub, host: str = "127.0.0.1", port: int = 0) -> AsyncGenera
         await runner.cleanup()
 
 
-def _app(hub: Hub) -> web.Application:
+def _app(hub: StreamHub) -> web.Application:
     async def replica(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)

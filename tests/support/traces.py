@@ -13,7 +13,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from shoal.gateway.tracing import Traces
-from shoal.serving.tracing import close, from_environment
+from shoal.net.trace import close, from_environment
 from tests.support.gateway import GatewayUnderTest
 
 

@@ -10,13 +10,13 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry, Gauge
 
 from shoal.api import names
-from shoal.gateway.demand import DemandBook, Teller
+from shoal.gateway.demand import DemandPublisher, DemandState
 from shoal.gateway.ops import Ops
 from shoal.kube import access
 from shoal.kube.access import ALLOWED, AWAY, BAD_TOKEN, BUSY, NO_TOKEN, Access
-from shoal.kube.client import Client
-from shoal.kube.errors import Unavailable
-from shoal.serving.guard import guarded, may_know
+from shoal.kube.client import KubeClient
+from shoal.kube.errors import APIServerUnavailable
+from shoal.net.guard import guarded, may_know
 from tests.support.streams import Ring
 
 
@@ -34,7 +34,7 @@ class Judge:
         self.asked.append(resource.plural)
         await self.gate.wait()
         if self.away:
-            raise Unavailable("no answer")
+            raise APIServerUnavailable("no answer")
         spec = review["spec"]
         if resource.plural == "tokenreviews":
             name = spec["token"].removesuffix("-token")
@@ -62,7 +62,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def doors(judge: Judge, clock: Clock) -> Access:
-    return Access(cast(Client, judge), clock)
+    return Access(cast(KubeClient, judge), clock)
 
 
 async def test_who_may_is_let_in_and_asked_about_once_a_minute(doors: Access, judge: Judge, clock: Clock) -> None:
@@ -152,7 +152,7 @@ def gateway(doors: Access | None) -> Ops:
     registry = CollectorRegistry()
     Gauge("shoal_tenant_requests", "x", ["tenant"], registry=registry).labels("acme").set(1)
     missing = lambda: {"models": "not listed yet"}  # noqa: E731
-    return Ops(registry, missing, lambda: None, Teller(DemandBook()).hub, Ring(b"k"), access=doors)
+    return Ops(registry, missing, lambda: None, DemandPublisher(DemandState()).hub, Ring(b"k"), access=doors)
 
 
 async def test_a_gateways_page_tells_tenants_names_to_nobody_without_a_token(doors: Access) -> None:

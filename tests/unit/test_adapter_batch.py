@@ -12,17 +12,17 @@ from aiohttp.test_utils import TestServer
 from click.testing import CliRunner
 
 from shoal.agent import adapterfacts
-from shoal.agent.adapterfacts import Reading, read_batch, run_batch
+from shoal.agent.adapterfacts import FactsReading, read_batch, run_batch
 from shoal.api import names, reasons
 from shoal.api.adapterfacts import BATCH_ADAPTERS, BATCH_ENV, AdapterBatch, AdapterFacts, AdapterToRead
 from shoal.api.config import CABundle, Proxy
 from shoal.api.loraadapter import source_key
 from shoal.api.lorapool import LoRAPool
 from shoal.artifacts import Settings, folders
-from shoal.core.adapters import facts as answers
-from shoal.core.adapters.facts import Result, job_name, message, parse, results
 from shoal.core.facts import Container, Pod
-from shoal.core.observed import Problem
+from shoal.core.lora.format import facts as answers
+from shoal.core.lora.format.facts import Result, job_name, message, parse, results
+from shoal.core.status.observed import ModelProblem
 from shoal.manifests.adapterfacts import adapter_facts_job
 from shoal.runtime.facts import facts as facts_command
 from tests.support.adapters import make_adapter
@@ -61,7 +61,7 @@ def batch(*uris: str, digest: str | None = None, max_bytes: int = 1 << 20) -> Ad
 
 async def read(wanted: AdapterBatch, **more: object) -> list[Result]:
     quick = Settings(network=LOCAL, pause_seconds=0.001)
-    found = await read_batch(Reading(wanted, **{"settings": quick, **more}))  # pyright: ignore[reportArgumentType]
+    found = await read_batch(FactsReading(wanted, **{"settings": quick, **more}))  # pyright: ignore[reportArgumentType]
     assert [k for k, _ in found] == [one.key for one in wanted.adapters]
     return [result for _, result in found]
 
@@ -77,20 +77,22 @@ def test_a_full_batch_of_one_pools_adapters_fits_into_a_termination_message():
 
 
 def test_a_full_batch_of_failures_fits_and_keeps_the_beginning_of_each_message():
-    rows = [(key(n), Problem(reasons.GATED, f"{n}: " + "the repository is gated " * 40)) for n in range(BATCH_ADAPTERS)]
+    rows = [
+        (key(n), ModelProblem(reasons.GATED, f"{n}: " + "the repository is gated " * 40)) for n in range(BATCH_ADAPTERS)
+    ]
     text = message(rows)
     assert len(text.encode()) <= answers.LIMIT_BYTES
     found = parse(text)
     for name, problem in rows:
         said = found[name]
-        assert isinstance(said, Problem)
+        assert isinstance(said, ModelProblem)
         assert said.reason == reasons.GATED
         assert problem.message.startswith(said.message)
         assert len(said.message) >= 80
 
 
 def test_one_failure_alone_is_told_whole():
-    said = Problem(reasons.CORRUPT, "x" * 500)
+    said = ModelProblem(reasons.CORRUPT, "x" * 500)
     assert parse(message([(key(1), said)])) == {key(1): said}
 
 
@@ -107,19 +109,22 @@ def test_what_does_not_fit_is_left_out_and_what_is_said_is_whole():
 
 
 def test_bytes_that_are_no_text_do_not_stop_the_answer():
-    text = message([(key(1), Problem(reasons.CORRUPT, "file \udcff is odd"))])
-    assert parse(text) == {key(1): Problem(reasons.CORRUPT, "file ? is odd")}
+    text = message([(key(1), ModelProblem(reasons.CORRUPT, "file \udcff is odd"))])
+    assert parse(text) == {key(1): ModelProblem(reasons.CORRUPT, "file ? is odd")}
     text.encode()  # as the termination message is written
 
 
 def test_a_line_that_is_too_long_by_itself_is_told_as_a_failure():
     modules = {f"module_with_a_long_name_{n}": (1, 1) for n in range(200)}
     found = parse(message([(key(1), facts(1, modules=modules)), (key(2), facts(2))]))
-    assert found == {key(1): Problem(reasons.UNSUPPORTED, "it changes more modules than can be told"), key(2): facts(2)}
+    assert found == {
+        key(1): ModelProblem(reasons.UNSUPPORTED, "it changes more modules than can be told"),
+        key(2): facts(2),
+    }
 
 
 def test_the_answer_is_bytes_not_letters():
-    rows = [(key(n), Problem(reasons.CORRUPT, "字" * 600)) for n in range(BATCH_ADAPTERS)]
+    rows = [(key(n), ModelProblem(reasons.CORRUPT, "字" * 600)) for n in range(BATCH_ADAPTERS)]
     assert len(message(rows).encode()) <= answers.LIMIT_BYTES
 
 
@@ -145,7 +150,7 @@ def test_a_broken_line_takes_no_other_with_it():
 
 def test_a_reason_that_nobody_knows_is_no_reason_of_ours():
     said = parse(json.dumps({"shapes": [], "adapters": [{"key": key(1), "reason": "Odd", "message": "odd"}]}))
-    assert said == {key(1): Problem(reasons.STAGE_FAILED, "odd")}
+    assert said == {key(1): ModelProblem(reasons.STAGE_FAILED, "odd")}
 
 
 def pod(exit_code: int | None, text: str | None) -> Pod:
@@ -173,9 +178,9 @@ async def test_one_bad_source_does_not_keep_the_others_from_being_read(tmp_path:
     assert isinstance(second, AdapterFacts)
     assert first.revision != second.revision
     assert first.modules["down_proj"] == (128, 64)
-    assert isinstance(bad, Problem)
+    assert isinstance(bad, ModelProblem)
     assert bad.reason == reasons.CORRUPT
-    assert isinstance(absent, Problem)
+    assert isinstance(absent, ModelProblem)
     assert (absent.reason, "/nowhere does not exist" in absent.message) == (reasons.SOURCE_NOT_FOUND, True)
 
 
@@ -189,7 +194,7 @@ async def test_a_source_that_hangs_has_its_own_time(tmp_path: Path):
     settings = Settings(network=LOCAL, hub_endpoint=f"http://127.0.0.1:{server.port}")
     hanging, read_well = await read(batch("hf://team/a", f"file://{good}"), settings=settings, seconds=1.5)
     await server.close()
-    assert hanging == Problem(
+    assert hanging == ModelProblem(
         reasons.SOURCE_UNREACHABLE, "hf://team/a was not read within 1.5 s: it is too slow, or hangs"
     )
     assert isinstance(read_well, AdapterFacts)
@@ -199,7 +204,7 @@ async def test_a_source_that_hangs_has_its_own_time(tmp_path: Path):
 def hanging(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sources with `hung` in their address never answer, others at once."""
 
-    async def read_one(wanted: AdapterToRead, _reading: Reading) -> AdapterFacts:
+    async def read_one(wanted: AdapterToRead, _reading: FactsReading) -> AdapterFacts:
         if "hung" in wanted.uri:
             await asyncio.Event().wait()
         return facts(1)
@@ -210,10 +215,10 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("hanging")
 async def test_the_answer_does_not_wait_for_long_for_sources_that_hang_however_many() -> None:
     hung = [f"s3://a/hung{n}" for n in range(adapterfacts.AT_A_TIME + 1)]
-    *late, fine = await read(batch(*hung, "s3://a/fine"), seconds=600.0, turn=0.05, patience=0.3)
+    *late, fine = await read(batch(*hung, "s3://a/fine"), seconds=600.0, slot_seconds=0.05, idle_seconds=0.3)
     assert isinstance(fine, AdapterFacts)
-    assert {type(one) for one in late} == {Problem}
-    assert late[0] == Problem(
+    assert {type(one) for one in late} == {ModelProblem}
+    assert late[0] == ModelProblem(
         reasons.SOURCE_UNREACHABLE,
         "s3://a/hung0 was not read within 0.3 s after others that were declared with it: it is slow, or hangs; "
         "it is read again, beside fewer and with more time",
@@ -222,8 +227,8 @@ async def test_the_answer_does_not_wait_for_long_for_sources_that_hang_however_m
 
 @pytest.mark.usefixtures("hanging")
 async def test_what_is_read_by_itself_has_all_its_time() -> None:
-    (found,) = await read(batch("s3://a/hung"), seconds=0.5, turn=0.01, patience=0.01)
-    assert found == Problem(
+    (found,) = await read(batch("s3://a/hung"), seconds=0.5, slot_seconds=0.01, idle_seconds=0.01)
+    assert found == ModelProblem(
         reasons.SOURCE_UNREACHABLE, "s3://a/hung was not read within 0.5 s: it is too slow, or hangs"
     )
 
@@ -253,7 +258,7 @@ async def test_the_pools_secret_opens_its_prefix_only(tmp_path: Path):
         (found,) = await read(batch(f"hf://{repo}"), settings=settings, secrets=tmp_path / "secrets")
         await server.close()
         assert isinstance(found, AdapterFacts) == opened
-        if isinstance(found, Problem):
+        if isinstance(found, ModelProblem):
             assert found.reason == reasons.GATED
             assert "name the Secret in the pool's credentials" in found.message
 
@@ -265,7 +270,7 @@ async def test_the_content_is_held_to_the_digest_of_the_spec(tmp_path: Path):
     assert isinstance(right, AdapterFacts)
     other = f"sha256:{'0' * 64}"
     (wrong,) = await read(batch(f"file://{folder}", digest=other))
-    assert isinstance(wrong, Problem)
+    assert isinstance(wrong, ModelProblem)
     assert wrong.reason == reasons.DIGEST_MISMATCH
     assert wrong.message.startswith(f"file://{folder} has digest {digest}, but spec.source.digest says {other}")
 
@@ -281,15 +286,15 @@ async def test_an_archive_is_read_and_held_to_its_digest(tmp_path: Path):
             wanted = AdapterBatch(adapters=(row,), credentials=("s3://models/",), max_bytes=limit)
             (found,) = await read(wanted, secrets=tmp_path / "secrets")
             assert isinstance(found, AdapterFacts) == fits
-            assert fits or (isinstance(found, Problem) and found.reason == reasons.TOO_LARGE)
+            assert fits or (isinstance(found, ModelProblem) and found.reason == reasons.TOO_LARGE)
 
 
 def test_the_container_leaves_its_answer_and_ends_well(tmp_path: Path):
     said: list[str] = []
     wanted = batch(f"file://{make_adapter(tmp_path / 'a')}", "file:///nowhere")
-    assert run_batch(Reading(wanted, settings=Settings(network=LOCAL)), said.append) == 0
+    assert run_batch(FactsReading(wanted, settings=Settings(network=LOCAL)), said.append) == 0
     found = parse(said[0])
-    assert [type(found[one.key]) for one in wanted.adapters] == [AdapterFacts, Problem]
+    assert [type(found[one.key]) for one in wanted.adapters] == [AdapterFacts, ModelProblem]
 
 
 # --- the command ----------------------------------------------------------------------------------------------------

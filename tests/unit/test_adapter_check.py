@@ -10,10 +10,10 @@ from shoal.api import reasons
 from shoal.api.adapterfacts import AdapterFacts
 from shoal.api.adapters import AdapterSettings
 from shoal.api.artifact import LayerWidths
-from shoal.core.adapters.check import Base, Limits, check_adapter, of_settings
-from shoal.core.adapters.peft import Files, Tensor, facts_of
-from shoal.core.adapters.sources import credentials_for, pinned_uri
-from shoal.core.observed import Problem
+from shoal.core.lora.format.check import BaseModelFacts, Limits, check_adapter, of_settings
+from shoal.core.lora.format.peft import RevisionFiles, Tensor, facts_of
+from shoal.core.lora.format.sources import credentials_for, pinned_uri
+from shoal.core.status.observed import ModelProblem
 
 WIDTHS = LayerWidths(layers=2, hidden=64, query=64, key=32, feed_forward=128)
 SHAPES = {
@@ -28,7 +28,7 @@ SHAPES = {
 MODULES = tuple(sorted(path.partition(".")[2] for path in SHAPES))
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 LIMITS = Limits("chat/llama", 64, MODULES, 1 << 20)
-BASE = Base(WIDTHS, 512)
+BASE = BaseModelFacts(WIDTHS, 512)
 
 
 def tensor(*shape: int, dtype: str = "F32") -> Tensor:
@@ -52,9 +52,9 @@ def config(**more: Any) -> dict[str, Any]:
 
 def read(
     tensors: Mapping[str, Tensor] | None = None, tokens: Mapping[str, Any] | None = None, **more: Any
-) -> AdapterFacts | Problem:
+) -> AdapterFacts | ModelProblem:
     wanted = matrices(more.get("r", 8)) if tensors is None else tensors
-    return facts_of(Files(f"sha256:{'a' * 64}", None, 1000, 1200, config(**more), wanted, tokens or {}))
+    return facts_of(RevisionFiles(f"sha256:{'a' * 64}", None, 1000, 1200, config(**more), wanted, tokens or {}))
 
 
 def usable(*arguments: Any, **more: Any) -> AdapterFacts:
@@ -63,14 +63,14 @@ def usable(*arguments: Any, **more: Any) -> AdapterFacts:
     return found
 
 
-def problem(*arguments: Any, **more: Any) -> Problem:
+def problem(*arguments: Any, **more: Any) -> ModelProblem:
     found = read(*arguments, **more)
-    assert isinstance(found, Problem), found
+    assert isinstance(found, ModelProblem), found
     assert found.reason in reasons.ADAPTER_REASONS
     return found
 
 
-def refused(facts: AdapterFacts, limits: Limits = LIMITS, base: Base = BASE) -> Problem:
+def refused(facts: AdapterFacts, limits: Limits = LIMITS, base: BaseModelFacts = BASE) -> ModelProblem:
     found = check_adapter(facts, limits, base)
     assert found is not None
     assert found.reason in reasons.ADAPTER_REASONS
@@ -217,7 +217,7 @@ def test_more_modules_than_a_base_has_are_refused():
 
 
 def test_an_adapter_without_tensors_is_corrupt():
-    assert problem({}) == Problem(reasons.CORRUPT, "adapter_model.safetensors has no tensors")
+    assert problem({}) == ModelProblem(reasons.CORRUPT, "adapter_model.safetensors has no tensors")
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_experts_are_read_and_not_compared_with_the_dense_layers():
     paths = {f"mlp.experts.{n}.{module}": (64, 16) for n in range(3) for module in ("w1", "w3")}
     facts = usable(matrices(paths=paths), target_modules=["w1", "w3"])
     assert facts.modules == {"experts.w1": (64, 16), "experts.w3": (64, 16)}
-    assert check_adapter(facts, LIMITS, Base(WIDTHS, 512)) is None
+    assert check_adapter(facts, LIMITS, BaseModelFacts(WIDTHS, 512)) is None
 
 
 # --- whether it goes with the pool ----------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def test_embeddings_are_a_module_of_the_pool():
     assert refused(facts).message.startswith("embed_tokens: add")
     wide = Limits("chat/llama", 64, (*MODULES, "embed_tokens"))
     assert check_adapter(facts, wide, BASE) is None
-    assert refused(facts, wide, Base(WIDTHS, 1000)).reason == reasons.BASE_MISMATCH
+    assert refused(facts, wide, BaseModelFacts(WIDTHS, 1000)).reason == reasons.BASE_MISMATCH
 
 
 def test_a_module_that_only_the_config_names_counts_since_sglang_looks_there():
@@ -295,7 +295,7 @@ def test_a_pool_for_all_modules_takes_those_that_the_base_has():
     assert check_adapter(facts, everything, BASE) is None
     odd = usable(matrices(paths={"mlp.router": (64, 8)}), target_modules=["router"])
     assert refused(odd, everything).reason == reasons.MODULES_NOT_IN_POOL
-    assert check_adapter(odd, everything, Base()) is None  # the engine looks at its base
+    assert check_adapter(odd, everything, BaseModelFacts()) is None  # the engine looks at its base
 
 
 def test_more_bytes_than_replicas_have_room_for_are_too_large():
@@ -311,13 +311,19 @@ def test_more_bytes_than_replicas_have_room_for_are_too_large():
 @pytest.mark.parametrize(
     ("base", "said"),
     [
-        (Base(WIDTHS.model_copy(update={"hidden": 128})), "down_proj is 128 to 64 wide and the base's is 128 to 128"),
-        (Base(WIDTHS.model_copy(update={"key": 64})), "k_proj is 64 to 32 wide and the base's is 64 to 64"),
-        (Base(WIDTHS.model_copy(update={"feed_forward": 256})), "down_proj is 128 to 64 wide and the base's is 256"),
-        (Base(WIDTHS.model_copy(update={"layers": 1})), "it changes layer 1 and the base has layers 0 to 0"),
+        (
+            BaseModelFacts(WIDTHS.model_copy(update={"hidden": 128})),
+            "down_proj is 128 to 64 wide and the base's is 128 to 128",
+        ),
+        (BaseModelFacts(WIDTHS.model_copy(update={"key": 64})), "k_proj is 64 to 32 wide and the base's is 64 to 64"),
+        (
+            BaseModelFacts(WIDTHS.model_copy(update={"feed_forward": 256})),
+            "down_proj is 128 to 64 wide and the base's is 256",
+        ),
+        (BaseModelFacts(WIDTHS.model_copy(update={"layers": 1})), "it changes layer 1 and the base has layers 0 to 0"),
     ],
 )
-def test_an_adapter_for_another_base_says_where_they_differ(base: Base, said: str):
+def test_an_adapter_for_another_base_says_where_they_differ(base: BaseModelFacts, said: str):
     found = refused(usable(), base=base)
     assert found.reason == reasons.BASE_MISMATCH
     assert said in found.message
@@ -332,7 +338,7 @@ def test_layers_that_differ_fit_no_base_whose_layers_are_alike():
     facts = usable(tensors)
     assert facts.modules["o_proj"] is None
     assert "o_proj differ in width" in refused(facts).message
-    assert check_adapter(facts, LIMITS, Base()) is None
+    assert check_adapter(facts, LIMITS, BaseModelFacts()) is None
 
 
 def test_fewer_layers_than_the_base_has_are_fine():
@@ -340,7 +346,7 @@ def test_fewer_layers_than_the_base_has_are_fine():
 
 
 def test_what_is_not_known_of_a_base_is_not_compared():
-    assert check_adapter(usable(), LIMITS, Base()) is None
+    assert check_adapter(usable(), LIMITS, BaseModelFacts()) is None
 
 
 @pytest.mark.parametrize(("highest", "fits"), [(511, True), (512, False)])

@@ -2,22 +2,22 @@
 
 from shoal.api.adapters import LEASE_SECONDS, AdapterWanted
 from shoal.api.loraadapter import engine_name
-from shoal.core.adapters.leases import Leases
-from shoal.core.adapters.registry import Ask, Entry, Registry
-from shoal.core.adapters.turn import turn
 from shoal.core.drain import CLAIM_SECONDS
+from shoal.core.lora.lifecycle.leases import EngineLeases
+from shoal.core.lora.lifecycle.planstep import plan_step
+from shoal.core.lora.lifecycle.registry import AdapterWaiter, Registry, RegistryEntry
 
 A, B = ("gw-0", "boot-1"), ("gw-1", "boot-1")
 DRAIN_SECONDS = 900.0
 
 
-def left(leases: Leases, now: float) -> set[str]:
+def left(leases: EngineLeases, now: float) -> set[str]:
     leases.lapse(now)
     return set(leases)
 
 
 def test_a_lease_that_is_not_used_ends_ten_seconds_after_its_grant() -> None:
-    leases = Leases()
+    leases = EngineLeases()
     leases.grant("poet", A, 100.0)
     assert LEASE_SECONDS == 10.0
     assert left(leases, 109.9) == {"poet"}
@@ -25,7 +25,7 @@ def test_a_lease_that_is_not_used_ends_ten_seconds_after_its_grant() -> None:
 
 
 def test_it_is_kept_while_acknowledgements_show_the_adapter_running_and_ten_seconds_after_the_last_one() -> None:
-    leases = Leases()
+    leases = EngineLeases()
     leases.grant("poet", A, 100.0)
     for at in range(105, 150, 5):
         leases.acked(A, {"poet"}, float(at))
@@ -36,14 +36,14 @@ def test_it_is_kept_while_acknowledgements_show_the_adapter_running_and_ten_seco
 
 
 def test_a_gateway_that_falls_silent_while_it_runs_keeps_it_as_long_as_silence_may_be_a_delay() -> None:
-    leases = Leases()
+    leases = EngineLeases()
     leases.acked(A, {"poet"}, 100.0)  # granted by this agent's predecessor
     assert left(leases, 100.0 + CLAIM_SECONDS - 0.1) == {"poet"}
     assert left(leases, 100.0 + CLAIM_SECONDS) == set()
 
 
 def test_each_gateway_has_its_own_and_the_last_one_that_ends_frees_the_slot() -> None:
-    leases = Leases()
+    leases = EngineLeases()
     leases.grant("poet", A, 100.0)
     leases.grant("poet", B, 106.0)
     leases.acked(B, {"legal"}, 107.0)
@@ -55,19 +55,19 @@ def test_each_gateway_has_its_own_and_the_last_one_that_ends_frees_the_slot() ->
 def test_with_every_slot_leased_another_adapter_waits_until_a_lease_ends() -> None:
     names = [engine_name(f"chat/{name}", f"sha256:{digit * 64}") for name, digit in (("a", "1"), ("b", "2"))]
     registry = Registry(places=8, slots=1, started=0.0)
-    registry.looked("engine", up=True)
+    registry.observed("engine", up=True)
     registry.listing({}, 0, 0.0)
-    registry.said = True
-    registry.entries = {name: Entry("loaded", 0.0) for name in names}
+    registry.reportable = True
+    registry.entries = {name: RegistryEntry("loaded", 0.0) for name in names}
 
-    def asks(name: str, key: tuple[str, str], now: float) -> Ask:
+    def asks(name: str, key: tuple[str, str], now: float) -> AdapterWaiter:
         revision = f"sha256:{name.rpartition('@')[2][0] * 64}"
-        ask = Ask(AdapterWanted(name=name, revision=revision, uri="s3://a/b"), key, now)
-        registry.asks.append(ask)
+        ask = AdapterWaiter(AdapterWanted(name=name, revision=revision, uri="s3://a/b"), key, now)
+        registry.waiters.append(ask)
         return ask
 
-    def granted(now: float) -> list[Ask]:
-        return turn(registry, (), now, drain_seconds=DRAIN_SECONDS).grants
+    def granted(now: float) -> list[AdapterWaiter]:
+        return plan_step(registry, (), now, drain_seconds=DRAIN_SECONDS).grants
 
     first = asks(names[0], A, 100.0)
     assert granted(100.0) == [first]

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from shoal.api import reasons
-from shoal.core.adapters import Limits, may_switch
-from shoal.core.adapters.fill import BOUND
-from shoal.core.adapters.place import MOVES_PER_MINUTE
-from shoal.core.adapters.traffic import HALF_LIFE, KEPT_SECONDS, Asked
-from shoal.core.adapters.types import Traffic
-from shoal.core.adapters.wanted import FEWER_SECONDS, LEAST_LOAD, wanted
+from shoal.core.lora.placement import Limits, may_switch
+from shoal.core.lora.placement.fill import BOUND
+from shoal.core.lora.placement.place import MOVES_PER_MINUTE
+from shoal.core.lora.placement.traffic import HALF_LIFE, KEPT_SECONDS, PoolTraffic
+from shoal.core.lora.placement.types import Traffic
+from shoal.core.lora.placement.wanted import FEWER_SECONDS, LEAST_LOAD, wanted
 from tests.support.adapterpools import Pool, adapter, replica
 
 # --- residency ------------------------------------------------------------------------------------------------------
@@ -21,7 +21,7 @@ def test_a_pinned_adapter_is_on_as_many_replicas_as_it_asks_for_or_on_all() -> N
 
     assert len(pool.homes()["two"]) == 2
     assert pool.homes()["all"] == {"r0", "r1", "r2"}
-    assert all(e.pinned for floor in plan.floors.values() for e in floor)
+    assert all(e.pinned for floor in plan.desired.values() for e in floor)
     assert all(v.reason is None for v in plan.adapters.values())
 
 
@@ -30,7 +30,7 @@ def test_a_warm_adapter_is_held_and_may_be_evicted() -> None:
 
     plan = pool.step()
 
-    (entry,) = [e for floor in plan.floors.values() for e in floor]
+    (entry,) = [e for floor in plan.desired.values() for e in floor]
     assert (entry.adapter, entry.pinned, entry.why) == ("warm", False, "warm")
 
 
@@ -40,8 +40,8 @@ def test_an_adapter_on_demand_that_nobody_asks_for_is_on_no_floor() -> None:
     plan = pool.step()
 
     assert plan.adapters == {}
-    assert plan.floors == {"r0": (), "r1": ()}
-    assert plan.look_again is None
+    assert plan.desired == {"r0": (), "r1": ()}
+    assert plan.replan_after is None
 
 
 def test_one_that_was_asked_for_keeps_a_place_for_half_an_hour() -> None:
@@ -53,8 +53,8 @@ def test_one_that_was_asked_for_keeps_a_place_for_half_an_hour() -> None:
 
     plan = pool.step(KEPT_SECONDS - 1)
     assert len(pool.homes()["support"]) == 1
-    assert plan.look_again is not None
-    pool.step(plan.look_again)
+    assert plan.replan_after is not None
+    pool.step(plan.replan_after)
     assert pool.homes() == {}
 
 
@@ -78,7 +78,7 @@ def test_a_new_leader_drops_nothing_that_is_loaded() -> None:
 
     plan = pool.step()
 
-    assert {uid: len(floor) for uid, floor in plan.floors.items()} == {"r0": 10, "r1": 10}
+    assert {uid: len(floor) for uid, floor in plan.desired.items()} == {"r0": 10, "r1": 10}
     assert pool.loads == []
 
 
@@ -99,7 +99,7 @@ def test_more_pinned_than_slots_says_so_with_figures_and_disturbs_nobody() -> No
         "raise the pool's slotsPerReplica, or pin fewer"
     )
     assert verdict.homes == ()
-    assert plan.floors == first.floors
+    assert plan.desired == first.desired
 
 
 def test_more_warm_than_places_says_so_with_figures() -> None:
@@ -113,7 +113,7 @@ def test_more_warm_than_places_says_so_with_figures() -> None:
         "kept warm on 0 of 1 replica: each of the others has 15 of its 16 places in host memory taken by such "
         "adapters; raise the pool's cachedPerReplica, or keep fewer"
     )
-    assert len(plan.floors["r0"]) == 15
+    assert len(plan.desired["r0"]) == 15
 
 
 def test_pinned_adapters_take_the_places_of_those_on_demand() -> None:
@@ -128,7 +128,7 @@ def test_pinned_adapters_take_the_places_of_those_on_demand() -> None:
 
     plan = pool.step(1)
 
-    assert [e.pinned for e in plan.floors["r0"]] == [True] * 7 + [False] * 7
+    assert [e.pinned for e in plan.desired["r0"]] == [True] * 7 + [False] * 7
 
 
 def test_a_replica_of_before_a_resize_gets_what_it_takes() -> None:
@@ -137,7 +137,7 @@ def test_a_replica_of_before_a_resize_gets_what_it_takes() -> None:
 
     plan = pool.step()
 
-    assert {uid: len(floor) for uid, floor in plan.floors.items()} == {"r0": 7, "r1": 2}
+    assert {uid: len(floor) for uid, floor in plan.desired.items()} == {"r0": 7, "r1": 2}
     short = [v for v in plan.adapters.values() if v.reason == reasons.NO_ROOM]
     assert len(short) == 5
     assert short[0].message.startswith(
@@ -193,7 +193,7 @@ def test_copies_stay_while_a_gateway_is_not_heard() -> None:
     plan = pool.settle(300)
 
     assert pool.homes() == before
-    assert plan.unheard == ("gateway-0",)
+    assert plan.stale == ("gateway-0",)
 
 
 def test_loads_for_the_sake_of_traffic_are_limited_per_minute() -> None:
@@ -204,7 +204,7 @@ def test_loads_for_the_sake_of_traffic_are_limited_per_minute() -> None:
     assert len(pool.loads) == 4
 
     plan = pool.look()
-    assert plan.look_again is not None
+    assert plan.replan_after is not None
     for _ in range(6):
         pool.step(10)
     assert len(pool.loads) == 4 + 2 * MOVES_PER_MINUTE
@@ -239,8 +239,8 @@ def test_a_replica_that_drains_gets_nothing_new_and_keeps_what_it_has() -> None:
 
     plan = pool.step(1)
 
-    assert [e.adapter for e in plan.floors["r0"]] == ["old"]
-    assert {e.adapter for e in plan.floors["r1"]} == {"old", "new"}
+    assert [e.adapter for e in plan.desired["r0"]] == ["old"]
+    assert {e.adapter for e in plan.desired["r1"]} == {"old", "new"}
     assert plan.adapters["new"].reason is None
 
 
@@ -276,8 +276,8 @@ def test_a_replica_that_stays_away_is_replaced_by_another() -> None:
     pool.replicas[home] = replace(pool.replicas[home], ready=False, resident=None)
 
     plan = pool.look(1)
-    while len(pool.homes()["warm"]) < 2 and plan.look_again is not None and pool.now < 120:
-        plan = pool.look(plan.look_again)
+    while len(pool.homes()["warm"]) < 2 and plan.replan_after is not None and pool.now < 120:
+        plan = pool.look(plan.replan_after)
 
     assert pool.homes()["warm"] == {"r0", "r1"}
     assert pool.now < 70
@@ -293,14 +293,14 @@ def test_a_new_replica_gets_its_share_before_the_others_let_go() -> None:
     for _ in range(4):
         pool.look(10)
     assert pool.plan is not None
-    coming = {e.adapter for e in pool.plan.floors["r9"]}
+    coming = {e.adapter for e in pool.plan.desired["r9"]}
     assert coming
     assert all(pool.homes()[uid] > {"r9"} for uid in coming)  # the former home still has it
 
     pool.replicas["r9"] = replica("r9")
     pool.settle(40)
     assert pool.plan is not None
-    assert len(pool.plan.floors["r9"]) >= 4
+    assert len(pool.plan.desired["r9"]) >= 4
     assert all(len(homes) == 1 for homes in pool.homes().values())
 
 
@@ -312,7 +312,7 @@ def test_no_replica_gets_more_than_its_share() -> None:
     plan = pool.settle(80)
 
     assert len(pool.homes()) == 64
-    assert max(len(floor) for floor in plan.floors.values()) <= BOUND * 8 + 1
+    assert max(len(floor) for floor in plan.desired.values()) <= BOUND * 8 + 1
 
 
 def test_an_adapter_of_a_high_rank_counts_for_more_than_one_of_a_low_rank() -> None:
@@ -329,7 +329,7 @@ def test_an_adapter_of_a_high_rank_counts_for_more_than_one_of_a_low_rank() -> N
     (with_wide,) = homes["wide"]
     beside = sum(with_wide in homes[name] for name in thin)
     assert beside <= 3
-    told = Asked({name: Traffic(0.0, load=4.0, lasting=4.0, now=4) for name in ("wide", "thin0")}, {}, ())
+    told = PoolTraffic({name: Traffic(0.0, load=4.0, lasting=4.0, now=4) for name in ("wide", "thin0")}, {}, ())
     cost = {w.adapter.uid: w.cost for w in wanted(pool.snapshot, told, {}, {}, 2, 0.0).wants}
     assert cost["wide"] > 2 * cost["thin0"]
 
@@ -339,7 +339,7 @@ def test_without_replicas_there_is_nothing_to_say() -> None:
 
     plan = pool.look()
 
-    assert plan.floors == {}
+    assert plan.desired == {}
     assert plan.adapters == {}
 
 
@@ -354,7 +354,7 @@ def test_a_newer_revision_is_loaded_beside_the_one_that_answers_until_gateways_s
 
     plan = pool.look(1)
     homes = pool.homes()["support"]
-    assert all([e.name for e in plan.floors[uid]] == [old, new] for uid in homes)
+    assert all([e.name for e in plan.desired[uid]] == [old, new] for uid in homes)
     switch = may_switch(pool.adapters["support"], plan, pool.snapshot)
     assert (switch.now, set(switch.missing)) == (False, set(homes))
 
@@ -364,7 +364,7 @@ def test_a_newer_revision_is_loaded_beside_the_one_that_answers_until_gateways_s
     pool.adapters["support"] = adapter("support", "Warm", 2, current=2)
     plan = pool.step(1)
     assert pool.homes()["support"] == homes
-    assert all([e.name for e in plan.floors[uid]] == [new] for uid in homes)
+    assert all([e.name for e in plan.desired[uid]] == [new] for uid in homes)
 
 
 def test_a_new_adapter_is_loaded_once_before_it_is_said_to_be_available() -> None:
@@ -372,7 +372,7 @@ def test_a_new_adapter_is_loaded_once_before_it_is_said_to_be_available() -> Non
 
     plan = pool.look()
 
-    (entry,) = [e for floor in plan.floors.values() for e in floor]
+    (entry,) = [e for floor in plan.desired.values() for e in floor]
     assert (entry.name, entry.why) == ("acme.new@000000000001", "next")
     assert not may_switch(pool.adapters["new"], plan, pool.snapshot).now
     assert may_switch(pool.adapters["new"], pool.step(), pool.snapshot).now
@@ -387,7 +387,7 @@ def test_a_revision_that_requests_brought_somewhere_is_replaced_there_too() -> N
     pool.adapters["support"] = adapter("support", next=2)
 
     plan = pool.step(1)
-    assert {uid: [e.name for e in floor] for uid, floor in plan.floors.items() if floor} == {
+    assert {uid: [e.name for e in floor] for uid, floor in plan.desired.items() if floor} == {
         "r0": [old, new],
         "r2": [old, new],
     }
@@ -395,7 +395,7 @@ def test_a_revision_that_requests_brought_somewhere_is_replaced_there_too() -> N
 
     pool.adapters["support"] = adapter("support", current=2)
     plan = pool.step(1)
-    assert {e.name for floor in plan.floors.values() for e in floor} == {new}  # the old one left every floor: it goes
+    assert {e.name for floor in plan.desired.values() for e in floor} == {new}  # the old one left every floor: it goes
     pool.step(KEPT_SECONDS)
     assert pool.homes() == {}  # nobody asked for it
 
@@ -414,6 +414,6 @@ def test_pinned_in_every_slot_leaves_the_newer_revision_unpinned_while_both_are_
 
     plan = pool.step(1)
 
-    assert sum(e.pinned for e in plan.floors["r0"]) == 7
-    (newer,) = [e for e in plan.floors["r0"] if e.name.endswith("2")]
+    assert sum(e.pinned for e in plan.desired["r0"]) == 7
+    (newer,) = [e for e in plan.desired["r0"] if e.name.endswith("2")]
     assert not newer.pinned

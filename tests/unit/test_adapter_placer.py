@@ -9,20 +9,20 @@ from typing import Any, cast
 import pytest
 
 from shoal.api import names
-from shoal.api.adapters import FloorAdapter
+from shoal.api.adapters import DesiredAdapter
 from shoal.api.demand import AdapterDemand
 from shoal.api.loraadapter import AdapterRevision, LoRAAdapter, engine_name
 from shoal.api.meta import JsonObject
 from shoal.api.replica import AdapterState, ReplicaKeys
 from shoal.controllers.lora import placer as room
-from shoal.controllers.lora.chosen import Choices
-from shoal.controllers.lora.floors import Floors
+from shoal.controllers.lora.choices import Choices
+from shoal.controllers.lora.desired import DesiredAdapterWriter
 from shoal.controllers.lora.placer import Placer
 from shoal.controllers.world import World
 from shoal.core import artifacts
-from shoal.core.adapters.revisions import Revisions
+from shoal.core.lora.lifecycle.revisions import Revisions
 from shoal.kube.queue import WorkQueue
-from shoal.signals.stream import Me
+from shoal.net.stream import ListenerIdentity
 from tests.support.lora_fleet import POOLED_FACTS, adapter, pool, revision_of
 from tests.support.operators import CONFIG, model
 from tests.support.owners import LabelsSuffice
@@ -51,15 +51,15 @@ class Ears:
         return None
 
 
-class Told(Floors):
+class Told(DesiredAdapterWriter):
     """Keeps what agents would be told."""
 
     def __init__(self, world: World, ears: Ears) -> None:
-        super().__init__(world, cast("Any", None), ears, WorkQueue("t"), Me("op", "b"))
-        self.floors: dict[str, tuple[FloorAdapter, ...]] = {}
+        super().__init__(world, cast("Any", None), ears, WorkQueue("t"), ListenerIdentity("op", "b"))
+        self.floors: dict[str, tuple[DesiredAdapter, ...]] = {}
 
-    def want(self, pod: Any, floor: tuple[FloorAdapter, ...]) -> None:
-        self.floors[pod.name] = floor
+    def set(self, pod: Any, desired: tuple[DesiredAdapter, ...]) -> None:
+        self.floors[pod.name] = desired
 
     def names(self, pod: str) -> list[str]:
         return [a.name for a in self.floors.get(pod, ())]
@@ -96,7 +96,7 @@ class Fixture:
             self.world.pods.upsert(_pod(name))
         states = None if adapters is None else {n: AdapterState(state=cast("Any", s)) for n, s in adapters.items()}
         self.ears.said[name] = ReplicaKeys(phase="ready", engine_boot="e", adapters=states, adapter_slots=slots)
-        self.placer.heard("m", True)
+        self.placer.reported("m", True)
 
     def enter(self, revisions: Revisions, **spec: Any) -> LoRAAdapter:
         body = adapter("chat", "poet", **spec)
@@ -175,7 +175,7 @@ async def test_gateways_are_sent_to_the_next_revision_when_it_is_loaded_and_the_
 async def test_one_replica_that_hangs_does_not_keep_the_next_revision_from_all(
     it: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(room, "SWITCH_TIMEOUT_SECONDS", 0.1)
     for name in ("a", "b"):
         it.replica(name, adapters={POET1: "loaded"})
     one = it.enter(Revisions(V1, V2), residency="Warm", minCopies=2)

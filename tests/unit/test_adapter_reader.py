@@ -15,10 +15,10 @@ from shoal.api.loraadapter import LoRAAdapter
 from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import JsonObject
 from shoal.controllers.lora import reader as room
-from shoal.controllers.lora.reader import Reader
+from shoal.controllers.lora.reader import AdapterReader
 from shoal.controllers.world import World
-from shoal.core.adapters import pool as pools
-from shoal.core.adapters.revisions import demands, read_key
+from shoal.core.lora import pool as pools
+from shoal.core.lora.lifecycle.revisions import demands, read_key
 from shoal.kube.errors import Forbidden
 from tests.support.controlplane import ended
 from tests.support.lora_fleet import POOLED_FACTS, Sources, adapter, found_at, pool, revision_of, unreachable
@@ -58,13 +58,13 @@ class Fixture:
         self.api = Api()
         self.world = World(cast("Any", self.api), CONFIG, "shoal-system", cast("Any", None))
         self.changed: list[str] = []
-        self.reader = Reader(self.world, self.changed.append)
+        self.reader = AdapterReader(self.world, self.changed.append)
         self.sources = Sources()
 
-    def ask(self, name: str, uri: str = "") -> room.Answer:
+    def ask(self, name: str, uri: str = "") -> room.AdapterReading:
         body = adapter("chat", name, uri)
         one = LoRAAdapter.model_validate(body | {"metadata": body["metadata"] | {"uid": name}})
-        return self.reader.ask(one, read_key(one, demands(SETTINGS)), POOL, SETTINGS)
+        return self.reader.read(one, read_key(one, demands(SETTINGS)), POOL, SETTINGS)
 
     def answer(self, number: int) -> None:
         """The pod of the Job with this number ends."""
@@ -162,10 +162,10 @@ async def test_one_that_fails_is_tried_again_when_its_job_is_gone_and_alone(it: 
 
 async def test_what_failed_is_read_at_once_when_a_secret_has_come(it: Fixture) -> None:
     gated = "s3://adapters/gated/v1"
-    it.sources.known[gated] = room.Problem(reasons.GATED, "it needs credentials")
+    it.sources.known[gated] = room.ModelProblem(reasons.GATED, "it needs credentials")
     it.ask("gated")
     await until(lambda: len(it.api.jobs) == 1)
-    await it.reader.again("chat/pool")
+    await it.reader.retry("chat/pool")
     assert it.api.patched == [], "it is read just now"
     it.answer(0)
     it.complete(0)
@@ -173,7 +173,7 @@ async def test_what_failed_is_read_at_once_when_a_secret_has_come(it: Fixture) -
     await until(lambda: len(it.api.jobs) == 2)
     it.answer(1)
     it.complete(1)
-    await it.reader.again("chat/pool")
+    await it.reader.retry("chat/pool")
     name = it.api.jobs[0]["metadata"]["name"]
     assert it.api.patched == [(f"chat/{name}", {"spec": {"ttlSecondsAfterFinished": 0}})], "and of no other"
     it.sources.known[gated] = found_at(gated)
@@ -186,7 +186,7 @@ async def test_what_failed_is_read_at_once_when_a_secret_has_come(it: Fixture) -
 
 async def test_what_is_wrong_with_the_files_is_final(it: Fixture) -> None:
     uri = "s3://adapters/bad/v1"
-    it.sources.known[uri] = room.Problem(reasons.CORRUPT, "the header is broken")
+    it.sources.known[uri] = room.ModelProblem(reasons.CORRUPT, "the header is broken")
     it.ask("bad")
     await until(lambda: len(it.api.jobs) == 1)
     it.answer(0)
@@ -214,7 +214,7 @@ async def test_a_batch_that_ends_without_a_word_is_repeated_in_smaller_ones(it: 
 async def test_another_operator_waits_for_the_job_that_reads_already(it: Fixture) -> None:
     it.ask("poet")
     await until(lambda: len(it.api.jobs) == 1)
-    again = Reader(it.world, it.changed.append)
+    again = AdapterReader(it.world, it.changed.append)
     task = asyncio.create_task(again.run())
     before, it.reader = it.reader, again
     try:

@@ -21,7 +21,7 @@ from shoal.api import reasons
 from shoal.api.adapterfacts import AdapterFacts
 from shoal.api.adapters import AdapterSettings, AdapterWanted
 from shoal.api.artifact import LayerWidths
-from shoal.artifacts import ArtifactError, Credentials, Settings, adapter, archive, open_source
+from shoal.artifacts import ArtifactError, Settings, StoreCredentials, adapter, archive, open_source
 from tests.support.adapters import ALL, make_adapter
 from tests.support.cache import Shop, running, shop_with, short_folder
 from tests.support.flaky import Flaky
@@ -72,8 +72,8 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-async def revision(uri: str, credentials: Credentials | None = None, settings: Settings = QUICK) -> str:
-    async with open_source(uri, credentials or Credentials(), settings) as source:
+async def revision(uri: str, credentials: StoreCredentials | None = None, settings: Settings = QUICK) -> str:
+    async with open_source(uri, credentials or StoreCredentials(), settings) as source:
         return (await source.manifest()).digest
 
 
@@ -144,7 +144,7 @@ async def test_what_is_there_already_is_checked_again(tmp_path: Path, adapters: 
 async def test_a_bucket_opens_with_the_pools_credentials(adapters: Path, s3: S3, files: dict[str, bytes]):
     values = s3.secret()
     secret(adapters, 0, values)
-    given = Credentials({name: value.decode() for name, value in values.items()}, given=True)
+    given = StoreCredentials({name: value.decode() for name, value in values.items()}, given=True)
     digest = await revision("s3://models/plain", given)
     await staged(adapters, "s3://models/plain", digest)
     assert content(only(adapters)) == files
@@ -152,7 +152,7 @@ async def test_a_bucket_opens_with_the_pools_credentials(adapters: Path, s3: S3,
 
 async def test_the_longest_prefix_says_which_secret(adapters: Path, s3: S3):
     values = s3.secret()
-    given = Credentials({name: value.decode() for name, value in values.items()}, given=True)
+    given = StoreCredentials({name: value.decode() for name, value in values.items()}, given=True)
     digest = await revision("s3://models/private", given)
     secret(adapters, 0, values)
     secret(adapters, 1, s3.secret(s3.user("nobody", "s3:ListBucket")))
@@ -165,7 +165,7 @@ async def test_the_longest_prefix_says_which_secret(adapters: Path, s3: S3):
 
 async def test_an_archive_is_unpacked_and_its_wrapping_left_out(adapters: Path, s3: S3, files: dict[str, bytes]):
     secret(adapters, 0, s3.secret())
-    given = Credentials({name: value.decode() for name, value in s3.secret().items()}, given=True)
+    given = StoreCredentials({name: value.decode() for name, value in s3.secret().items()}, given=True)
     await staged(adapters, "s3://models/packed/a.tar.gz", await revision("s3://models/packed/a.tar.gz", given))
     assert content(only(adapters)) == files
 
@@ -249,7 +249,7 @@ async def test_an_archive_that_unpacks_to_more_than_the_folder_holds_is_stopped(
     assert len(bomb) < POOL.max_bytes
     s3.put("bomb", {"a.tar.gz": bomb})
     secret(adapters, 0, s3.secret())
-    given = Credentials({name: value.decode() for name, value in s3.secret().items()}, given=True)
+    given = StoreCredentials({name: value.decode() for name, value in s3.secret().items()}, given=True)
     digest = await revision("s3://models/bomb/a.tar.gz", given)
     found = await refused(adapters, "s3://models/bomb/a.tar.gz", digest)
     assert found.reason == reasons.TOO_LARGE
@@ -261,7 +261,7 @@ async def test_what_lies_beside_the_adapter_in_an_archive_takes_no_room(
 ):
     s3.put("beside", {"a.tar.gz": tar_of({"tokenizer.json": bytes(4 << 20)} | files)})
     secret(adapters, 0, s3.secret())
-    given = Credentials({name: value.decode() for name, value in s3.secret().items()}, given=True)
+    given = StoreCredentials({name: value.decode() for name, value in s3.secret().items()}, given=True)
     digest = await revision("s3://models/beside/a.tar.gz", given)
     with monkeypatch.context() as patch:
         patch.setattr(archive, "_SKIPPED_LIMIT", 1 << 20)
@@ -289,7 +289,7 @@ async def test_a_source_by_which_no_change_could_be_seen_is_refused(
 ):
     store = shop(files)
     store.vouched = False
-    source = store.open(HUB, Credentials(), QUICK)
+    source = store.open(HUB, StoreCredentials(), QUICK)
     with pytest.raises(ArtifactError, match="no ETag, no Last-Modified") as caught:
         await adapter.read_adapter(source, await source.manifest())
     assert caught.value.reason == reasons.SOURCE_INVALID
@@ -298,7 +298,7 @@ async def test_a_source_by_which_no_change_could_be_seen_is_refused(
 async def test_a_broken_archive_is_told(adapters: Path, s3: S3):
     s3.put("broken", {"a.tar.gz": gzip.compress(b"no tar")})
     secret(adapters, 0, s3.secret())
-    given = Credentials({name: value.decode() for name, value in s3.secret().items()}, given=True)
+    given = StoreCredentials({name: value.decode() for name, value in s3.secret().items()}, given=True)
     digest = await revision("s3://models/broken/a.tar.gz", given)
     assert (await refused(adapters, "s3://models/broken/a.tar.gz", digest)).reason == reasons.SOURCE_INVALID
 
@@ -354,7 +354,7 @@ async def test_a_file_that_is_refused_while_another_is_on_its_way_leaves_nothing
 ):
     """Many that fail so would fill the folder, which has a limit."""
     values = s3.secret()
-    given = Credentials({name: value.decode() for name, value in values.items()}, given=True)
+    given = StoreCredentials({name: value.decode() for name, value in values.items()}, given=True)
     digest = await revision("s3://models/private", given)
     secret(adapters, 1, s3.secret(s3.user("lists", "s3:ListBucket")))
     disk = SlowDisk(monkeypatch, quick=1)
@@ -426,7 +426,7 @@ def shop(files: dict[str, bytes]) -> Shop:
 
 
 async def shop_revision(shop: Shop) -> str:
-    return (await shop.open(HUB, Credentials(), QUICK).manifest()).digest
+    return (await shop.open(HUB, StoreCredentials(), QUICK).manifest()).digest
 
 
 async def test_the_second_replica_of_a_node_takes_nothing_from_the_source(
@@ -459,7 +459,7 @@ async def test_a_whole_model_and_a_part_of_the_same_source_do_not_meet(
 async def test_a_cache_that_does_not_answer_is_done_without(
     tmp_path: Path, adapters: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(staging, "CACHE_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(staging, "CACHE_TIMEOUT_SECONDS", 0.0)
     async with hub(files) as (server, settings):
         digest = await revision("hf://team/tiny", settings=settings)
         await staged(adapters, "hf://team/tiny", digest, cache=tmp_path, sources=settings)

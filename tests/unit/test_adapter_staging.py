@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 
 from shoal.api import reasons
-from shoal.api.adapters import AdapterWanted, FloorAdapter
+from shoal.api.adapters import AdapterWanted, DesiredAdapter
 from shoal.api.loraadapter import engine_name
-from shoal.core.adapters.registry import Ask, Entry, Registry
-from shoal.core.adapters.staging import KEEP_SECONDS, MOST_STAGING, SLOW_SECONDS, STAGING
-from shoal.core.adapters.turn import LATE_SECONDS, Load, Turn, turn
+from shoal.core.lora.lifecycle.planstep import LATE_SECONDS, Load, PlanStep, plan_step
+from shoal.core.lora.lifecycle.registry import AdapterWaiter, Registry, RegistryEntry
+from shoal.core.lora.lifecycle.staging import KEEP_SECONDS, MOST_STAGING, SLOW_SECONDS, STAGING
 
 GATEWAY = ("gw-0", "boot-1")
 
@@ -21,27 +21,27 @@ class Replica:
 
     def __init__(self, *, places: int = 64, slots: int = 7, loaded: Iterable[str] = ()) -> None:
         self.registry = Registry(places=places, slots=slots, started=0.0)
-        self.registry.looked("engine", up=True)
+        self.registry.observed("engine", up=True)
         self.registry.listing(dict.fromkeys(map(name_of, loaded), True), 0, 0.0)
         self.now = 100.0
         self.fetching: list[str] = []
-        self.last = Turn()
+        self.last = PlanStep()
 
-    def ask(self, name: str) -> Ask:
+    def ask(self, name: str) -> AdapterWaiter:
         wanted = AdapterWanted(name=name_of(name), revision=f"sha256:{'1' * 64}", uri=f"s3://a/{name}")
-        ask = Ask(wanted, GATEWAY, self.now)
-        self.registry.asks.append(ask)
+        ask = AdapterWaiter(wanted, GATEWAY, self.now)
+        self.registry.waiters.append(ask)
         return ask
 
     def floor(self, *names: str) -> None:
-        self.registry.set_floor(
-            FloorAdapter(name=name_of(n), revision=f"sha256:{'1' * 64}", uri=f"s3://a/{n}") for n in names
+        self.registry.set_desired(
+            DesiredAdapter(name=name_of(n), revision=f"sha256:{'1' * 64}", uri=f"s3://a/{n}") for n in names
         )
 
-    def step(self, seconds: float = 0.0) -> Turn:
+    def step(self, seconds: float = 0.0) -> PlanStep:
         """One turn, so much later; what it asks of the engine is done."""
         self.now += seconds
-        self.last = turn(self.registry, (), self.now, drain_seconds=900.0)
+        self.last = plan_step(self.registry, (), self.now, drain_seconds=900.0)
         self.fetching += [wanted.name for wanted in self.last.stage]
         self.fetching = [name for name in self.fetching if name not in self.last.discard]
         call = self.last.call
@@ -55,7 +55,7 @@ class Replica:
         self.fetching.remove(name_of(name))
         self.registry.staged(name_of(name), 1.0)
 
-    def entry(self, name: str) -> Entry | None:
+    def entry(self, name: str) -> RegistryEntry | None:
         return self.registry.entries.get(name_of(name))
 
 
@@ -91,7 +91,7 @@ def test_who_waits_for_a_source_that_hangs_takes_no_slot_from_an_adapter_that_is
     fine = it.ask("fine")
     assert it.step().grants == [], "the slot is the first one's, whose files are on their way"
     assert it.step(SLOW_SECONDS).grants == [fine]
-    assert hung in it.registry.asks, "it waits on, for its files"
+    assert hung in it.registry.waiters, "it waits on, for its files"
 
     it.comes("hung")
     it.step()  # it is loaded
@@ -106,7 +106,7 @@ def test_files_that_take_longer_than_a_caller_waits_are_here_when_it_comes_again
     first = it.ask("large")
     it.step()
     it.step(30.0)
-    it.registry.asks.remove(first)  # it has waited for long enough
+    it.registry.waiters.remove(first)  # it has waited for long enough
     assert it.step(0.25).discard == []
     it.comes("large")
     again = it.ask("large")
@@ -120,7 +120,7 @@ def test_what_nobody_asks_for_again_is_let_go() -> None:
     it.step()
     first = it.ask("large")
     it.step()
-    it.registry.asks.remove(first)
+    it.registry.waiters.remove(first)
     assert it.step(KEEP_SECONDS - 1).discard == []
     assert it.step(1.0).discard == [name_of("large")]
 
@@ -131,7 +131,7 @@ def test_what_is_only_kept_makes_room_for_who_waits() -> None:
     for name in ("a", "b", "c"):
         ask = it.ask(name)
         it.step()
-        it.registry.asks.remove(ask)
+        it.registry.waiters.remove(ask)
     it.ask("d")
     assert it.step(0.25).discard == [name_of("a")]
     assert name_of("d") in it.fetching
@@ -145,9 +145,9 @@ def test_a_new_replica_speaks_of_its_adapters_without_one_whose_source_hangs() -
     it.step()
     asked = it.ask("fine")
     assert [denial.reason for _, denial in it.step(1.0).denials] == [reasons.ENGINE_NOT_READY]
-    assert asked not in it.registry.asks
-    assert not it.registry.said, "what belongs here may still come"
+    assert asked not in it.registry.waiters
+    assert not it.registry.reportable, "what belongs here may still come"
     it.step(LATE_SECONDS)
-    assert it.registry.said
+    assert it.registry.reportable
     again = it.ask("fine")
     assert it.step().grants == [again]

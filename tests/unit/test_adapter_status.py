@@ -7,20 +7,21 @@ from shoal.api import reasons
 from shoal.api.loraadapter import AdapterRevision, LoRAAdapter, LoRAAdapterStatus
 from shoal.api.lorapool import AdapterCounts, LoRAPool
 from shoal.api.tenant import TenantSpec
-from shoal.core.adapters import poolstatus, revisions
-from shoal.core.adapters.adapterstatus import Held, Seen, status
-from shoal.core.adapters.joining import may_join
-from shoal.core.adapters.revisions import Revisions
-from shoal.core.conditions import find
-from shoal.core.consent import not_granted
-from shoal.core.observed import Problem, ServedNames
-from shoal.core.servednames import served_names
+from shoal.core.lora.joining import may_join
+from shoal.core.lora.lifecycle import revisions
+from shoal.core.lora.lifecycle.revisions import Revisions
+from shoal.core.routing.consent import not_granted
+from shoal.core.routing.servednames import served_names
+from shoal.core.status import poolstatus
+from shoal.core.status.adapterstatus import Held, Seen, status
+from shoal.core.status.conditions import find
+from shoal.core.status.observed import ModelProblem, ServedNames
 from tests.support.lora_fleet import adapter, pool, revision_of
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 V1 = AdapterRevision(revision=revision_of("v1"), uri="s3://a/v1", rank=16, size_bytes=27)
 V2 = AdapterRevision(revision=revision_of("v2"), uri="s3://a/v2", rank=16, size_bytes=27)
-CORRUPT = Problem(reasons.CORRUPT, "the header of adapter_model.safetensors is broken")
+CORRUPT = ModelProblem(reasons.CORRUPT, "the header of adapter_model.safetensors is broken")
 
 
 def lora(name: str = "poet", *, age: int = 0, namespace: str = "chat", **spec: Any) -> LoRAAdapter:
@@ -66,7 +67,7 @@ def test_a_pool_that_is_not_there_or_not_accepted_is_named() -> None:
     lost = may_join(lora(), None, pool_problem=None, labels={})
     assert lost is not None
     assert (lost.reason, "there is no LoRAPool chat/pool" in lost.message) == (reasons.POOL_NOT_FOUND, True)
-    refuses = Problem(reasons.ENGINE_REFUSES, "with --dp-size SGLang loads no adapters")
+    refuses = ModelProblem(reasons.ENGINE_REFUSES, "with --dp-size SGLang loads no adapters")
     refused = may_join(lora(), the_pool(), pool_problem=refuses, labels={})
     assert refused is not None
     assert refused.reason == reasons.ENGINE_REFUSES
@@ -136,7 +137,7 @@ def test_a_bad_newer_revision_leaves_the_one_that_answers() -> None:
 
 def test_a_revision_that_no_longer_fits_its_pool_stops_answering() -> None:
     gone = revisions.refused(
-        Revisions(V1, None, "k1"), Problem(reasons.RANK_TOO_HIGH, "16 > 8"), "k2", revision=V1.revision
+        Revisions(V1, None, "k1"), ModelProblem(reasons.RANK_TOO_HIGH, "16 > 8"), "k2", revision=V1.revision
     )
     assert gone.current is None
     assert told(revisions=gone).revision is None
@@ -152,7 +153,7 @@ def test_what_was_read_is_known_after_a_restart_also_what_was_refused() -> None:
 
 def test_a_refusal_that_another_problem_hides_is_read_again() -> None:
     """Else the adapter would be taken for a good one when its pool comes back."""
-    lost = Problem(reasons.POOL_NOT_FOUND, "there is no LoRAPool")
+    lost = ModelProblem(reasons.POOL_NOT_FOUND, "there is no LoRAPool")
     assert told(revisions=Revisions(V1, None, "k2", CORRUPT), problem=lost).read_by is None
     assert told(revisions=Revisions(V1, None, "k1"), problem=lost).read_by == "k1"
 
@@ -171,7 +172,7 @@ def test_what_is_read_depends_on_what_is_asked_and_not_on_how_many_there_may_be(
 def test_an_adapter_on_demand_says_nothing_of_where_it_is() -> None:
     quiet = told(held=Held())
     assert said(quiet)[reasons.READY] == ("True", reasons.ON_DEMAND)
-    for held in (Held(replicas=3), Held(replicas=3, loaded=2), Held(replicas=2, unheard=2)):
+    for held in (Held(replicas=3), Held(replicas=3, loaded=2), Held(replicas=2, stale=2)):
         assert told(held=held) == quiet
 
 
@@ -185,7 +186,7 @@ def test_one_that_is_kept_says_whether_it_is_where_it_should_be() -> None:
     assert ready(replicas=3, loaded=1) == ("False", reasons.LOADING_ADAPTER)
     assert ready(replicas=3, loaded=2) == ("True", reasons.RESIDENT)
     assert ready(replicas=1, loaded=1) == ("True", reasons.RESIDENT)
-    full = Problem(reasons.NO_ROOM, "9 are pinned and a replica takes 7")
+    full = ModelProblem(reasons.NO_ROOM, "9 are pinned and a replica takes 7")
     assert ready(replicas=3, loaded=1, no_room=full) == ("False", reasons.NO_ROOM)
 
 
@@ -193,13 +194,13 @@ def test_a_replica_that_is_not_heard_changes_nothing() -> None:
     warm = lora(residency="Warm", minCopies=2)
     before = told(warm, held=Held(replicas=2, loaded=2))
     known = warm.model_copy(update={"status": before})
-    assert told(known, held=Held(replicas=2, unheard=2)) == before
-    assert told(known, held=Held(unheard=1)) == before, "not even which replicas there are is known yet"
+    assert told(known, held=Held(replicas=2, stale=2)) == before
+    assert told(known, held=Held(stale=1)) == before, "not even which replicas there are is known yet"
     assert said(told(known, held=Held(replicas=2, loaded=1)))[reasons.READY] == ("False", reasons.LOADING_ADAPTER)
 
 
 def test_a_load_that_fails_everywhere_is_told_and_one_that_works_elsewhere_is_not() -> None:
-    failure = Problem(reasons.LOAD_FAILED, "the engine's words (replica chat/base-1)")
+    failure = ModelProblem(reasons.LOAD_FAILED, "the engine's words (replica chat/base-1)")
     nowhere = told(held=Held(replicas=2, failure=failure))
     assert said(nowhere)[reasons.AVAILABLE] == ("False", reasons.LOAD_FAILED)
     assert said(nowhere)[reasons.READY] == ("False", reasons.LOAD_FAILED)
@@ -207,7 +208,7 @@ def test_a_load_that_fails_everywhere_is_told_and_one_that_works_elsewhere_is_no
 
 
 def test_a_newer_revision_that_does_not_load_is_told_while_the_old_one_answers() -> None:
-    failure = Problem(reasons.LOAD_HANGS, "no answer for 120 s (replica chat/base-1)")
+    failure = ModelProblem(reasons.LOAD_HANGS, "no answer for 120 s (replica chat/base-1)")
     found = told(revisions=Revisions(V1, V2, "k2"), held=Held(replicas=1, loaded=1, next_failure=failure))
     assert said(found)[reasons.READY] == ("False", reasons.LOAD_HANGS)
     assert said(found)[reasons.AVAILABLE][0] == "True"
@@ -215,7 +216,7 @@ def test_a_newer_revision_that_does_not_load_is_told_while_the_old_one_answers()
 
 
 def test_a_source_that_is_away_is_tried_again_and_one_that_is_broken_waits_for_a_person() -> None:
-    away = told(revisions=Revisions(), failure=Problem(reasons.SOURCE_UNREACHABLE, "s3: no answer"))
+    away = told(revisions=Revisions(), failure=ModelProblem(reasons.SOURCE_UNREACHABLE, "s3: no answer"))
     assert said(away)[reasons.RECONCILING] == ("True", reasons.SOURCE_UNREACHABLE)
     broken = told(revisions=Revisions(None, None, "k1", CORRUPT))
     assert said(broken)[reasons.STALLED] == ("True", reasons.CORRUPT)

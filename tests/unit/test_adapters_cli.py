@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from shoal.api.adapterfigures import AdapterFigures, Adapters, PoolFigures, ReplicaAdapters
+from shoal.api.adapterstats import AdapterFigures, AdapterFiguresAnswer, PoolFigures, ReplicaAdapters
 from shoal.cli.adapters.picture import hit_rate, ordered, picture
 from shoal.cli.main import main
 from shoal.controllers.lora.serve import routes
@@ -31,7 +31,7 @@ POET = AdapterFigures(
     reason="Resident",
     wanted=2,
     resident=("base-1",),
-    floor=("base-1", "base-2"),
+    desired=("base-1", "base-2"),
     in_flight=3,
     held=0,
     arrivals=1000,
@@ -56,20 +56,20 @@ POOL = PoolFigures(
     slots=7,
     cached=64,
     ready="True",
-    unheard=("shoal-gateway-1",),
+    stale=("shoal-gateway-1",),
     replicas=(
-        ReplicaAdapters(pod="base-1", ready=True, heard=True, slots=7, leased=2, loaded=5, loads=40, evictions=3),
-        ReplicaAdapters(pod="base-2", ready=True, heard=False),
+        ReplicaAdapters(pod="base-1", ready=True, live=True, slots=7, leased=2, loaded=5, loads=40, evictions=3),
+        ReplicaAdapters(pod="base-2", ready=True, live=False),
     ),
     adapters=(POET, PINNED),
 )
 
 
-def answer(*pools: PoolFigures) -> Adapters:
-    return Adapters(operator="shoal-operator-1", time=NOW, pools=pools)
+def answer(*pools: PoolFigures) -> AdapterFiguresAnswer:
+    return AdapterFiguresAnswer(operator="shoal-operator-1", time=NOW, pools=pools)
 
 
-def shown(found: Adapters, **kw: object) -> str:
+def shown(found: AdapterFiguresAnswer, **kw: object) -> str:
     console = Console(file=io.StringIO(), width=200)
     console.print(picture(found, **kw))  # type: ignore[arg-type]
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -167,7 +167,10 @@ async def test_the_leader_answers_and_another_one_names_it() -> None:
 
     status, text = await ask("/v1/adapters?namespace=chat&pool=pool")
     assert status == 200
-    assert [a.adapter for a in Adapters.model_validate_json(text).pools[0].adapters] == ["chat/poet", "chat/pinned"]
+    assert [a.adapter for a in AdapterFiguresAnswer.model_validate_json(text).pools[0].adapters] == [
+        "chat/poet",
+        "chat/pinned",
+    ]
     assert (await ask("/v1/adapters?pool=nope"))[0] == 404
     status, text = await ask("/v1/adapters", leads=False)
     assert status == 503

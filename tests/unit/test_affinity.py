@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from shoal.core.affinity import HEAD_CHARACTERS, LEAST_CHARACTERS, SLACK, favourite, head_of
-from shoal.core.routing import Choice, Heard, NoReplica
-from shoal.core.routing_adapters import AdapterChoice, Home, choose_home
+from shoal.core.routing.adapterchoice import AdapterCandidate, AdapterChoice, choose_for_adapter
+from shoal.core.routing.affinity import HEAD_CHARACTERS, LEAST_CHARACTERS, SLACK, favourite, head_of
+from shoal.core.routing.choice import Choice, NoReplica, ReplicaSignal
 from tests.support.gateway import replica
 from tests.support.routing import choose
 
@@ -105,7 +105,7 @@ def test_a_busy_favourite_loses_to_its_second_choice_and_gets_the_head_back() ->
 
 def test_the_base_model_is_asked_where_the_head_belongs_and_never_where_it_failed() -> None:
     pods = [replica(n) for n in range(8)]
-    heard = {pod.uid: Heard("ready", "boot") for pod in pods}
+    heard = {pod.uid: ReplicaSignal("ready", "boot") for pod in pods}
     one = head("acme", chat("q"))
     first = choose(pods, heard, {}, head=one)
     assert isinstance(first, Choice)
@@ -113,17 +113,19 @@ def test_the_base_model_is_asked_where_the_head_belongs_and_never_where_it_faile
     other = choose(pods, heard, {}, head=one, tried={first.replica.uid})
     assert isinstance(other, Choice)
     assert other.replica != first.replica
-    draining = heard | {first.replica.uid: Heard("draining", "boot")}
+    draining = heard | {first.replica.uid: ReplicaSignal("draining", "boot")}
     assert choose(pods, draining, {}, head=one) == other
     assert choose(pods, heard, {}, head=one, tried={pod.uid for pod in pods}) == NoReplica("tried")
 
 
 def test_an_adapter_is_asked_where_it_is_loaded_and_of_those_where_the_head_belongs() -> None:
-    def home(n: int, *, leased: bool = False, in_flight: int = 0) -> Home:
-        return Home(replica(n), loaded=True, leased=leased, slot=True, room=True, in_flight=in_flight)
+    def home(n: int, *, leased: bool = False, in_flight: int = 0) -> AdapterCandidate:
+        return AdapterCandidate(
+            replica(n), loaded=True, leased=leased, slot=True, has_capacity=True, in_flight=in_flight
+        )
 
-    def go(homes: list[Home], turn: int = 0) -> AdapterChoice:
-        found = choose_home(homes, lambda: (), lambda replicas: replicas[0], turn, one)
+    def go(homes: list[AdapterCandidate], turn: int = 0) -> AdapterChoice:
+        found = choose_for_adapter(homes, lambda: (), lambda replicas: replicas[0], turn, one)
         assert isinstance(found, AdapterChoice)
         return found
 

@@ -15,7 +15,7 @@ from shoal.api import reasons
 from shoal.api.adapters import AdapterSettings, AdapterWanted
 from shoal.artifacts import ArtifactError
 from shoal.core import drain
-from shoal.core.adapters import claims, leases, registry, turn
+from shoal.core.lora.lifecycle import leases, planstep, registry, unload
 from tests.support.adapter_world import wanted
 from tests.support.agentpod import KEYS, Pod, Stream, make_quick
 from tests.support.waiting import until_async
@@ -61,7 +61,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     make_quick(monkeypatch)
     # The seconds of the rules are tested where the rules are.
     monkeypatch.setattr(drain, "RESTART_SECONDS", 0.0)
-    monkeypatch.setattr(claims, "LINGER_SECONDS", 0.0)
+    monkeypatch.setattr(unload, "LINGER_SECONDS", 0.0)
     monkeypatch.setattr(leases, "LEASE_SECONDS", 0.3)
     monkeypatch.setattr(service, "TICK_SECONDS", 0.02)
     monkeypatch.setattr(registry, "RETRY_SECONDS", 0.2)
@@ -471,7 +471,7 @@ async def test_an_agent_killed_while_it_loaded_finds_it_loaded(pod: Pod) -> None
 
 
 async def test_an_engine_that_lost_an_adapter_is_believed(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn, "LIST_SECONDS", 0.05)
+    monkeypatch.setattr(planstep, "LIST_SECONDS", 0.05)
     await pod.floor(A)
     async with gateway(pod) as stream:
         await until_state(stream, A, "loaded")

@@ -26,7 +26,7 @@ async def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator
     pod.keys.write_text(json.dumps(KEYS))
     async with pod.running():
         # The agent comes first, as in a pod, and sees the engine start.
-        await until_async(lambda: pod.drain.has_looked)
+        await until_async(lambda: pod.drain.has_observed)
         async with pod.stream("operator-key") as stream:
             await stream.message()
             pod.boot("boot-1")

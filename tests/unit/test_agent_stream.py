@@ -8,10 +8,10 @@ import pytest
 
 from shoal.agent.changes import difference, matters
 from shoal.agent.phase import Probe, phase
-from shoal.agent.stream import Hub
+from shoal.agent.stream import AgentStream
 from shoal.api.replica import ReplicaMessage, StageProgress
-from shoal.signals import hub as stream
-from shoal.signals.hub import Reader, TooManyReaders
+from shoal.net import hub as stream
+from shoal.net.hub import HubReader, TooManyReaders
 
 
 class Clock:
@@ -28,20 +28,20 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def hub(clock: Clock) -> Hub:
-    return Hub(clock)
+def hub(clock: Clock) -> AgentStream:
+    return AgentStream(clock)
 
 
 IDLE = {"phase": "ready", "engine_boot": "b1", "running": 0, "waiting": 0, "kv_tokens_used": 0, "kv_tokens_total": 1000}
 
 
-async def read(reader: Reader) -> dict[str, object]:
+async def read(reader: HubReader) -> dict[str, object]:
     message = await reader.next(1.0)
     assert message is not None
     return json.loads(message.removeprefix(b"data: "))
 
 
-async def test_a_reader_gets_the_full_state_and_then_what_changed(hub: Hub):
+async def test_a_reader_gets_the_full_state_and_then_what_changed(hub: AgentStream):
     hub.update(IDLE)
     with hub.reader() as reader:
         assert await read(reader) == {
@@ -61,7 +61,7 @@ async def test_a_reader_gets_the_full_state_and_then_what_changed(hub: Hub):
         assert await read(reader) == {"boot": hub.boot, "seq": 2, "keys": {"waiting": 3}}
 
 
-async def test_what_became_unknown_is_told_as_null_and_is_absent_from_the_full_state(hub: Hub):
+async def test_what_became_unknown_is_told_as_null_and_is_absent_from_the_full_state(hub: AgentStream):
     hub.update(IDLE)
     with hub.reader() as reader:
         await read(reader)
@@ -78,12 +78,12 @@ async def test_what_became_unknown_is_told_as_null_and_is_absent_from_the_full_s
     assert "running" not in full["keys"]  # pyright: ignore[reportOperatorIssue]
 
 
-def test_a_heartbeat_repeats_the_seq_and_has_no_keys(hub: Hub):
+def test_a_heartbeat_repeats_the_seq_and_has_no_keys(hub: AgentStream):
     hub.update(IDLE)
     assert json.loads(hub.heartbeat().removeprefix(b"data: ")) == {"boot": hub.boot, "seq": 1}
 
 
-def test_small_changes_wait_for_a_second(hub: Hub, clock: Clock):
+def test_small_changes_wait_for_a_second(hub: AgentStream, clock: Clock):
     hub.update(IDLE)
     clock.now += 0.4
     assert hub.update(IDLE | {"running": 1}) is False
@@ -103,7 +103,7 @@ def test_small_changes_wait_for_a_second(hub: Hub, clock: Clock):
         {"running": None},
     ],
 )
-def test_changes_that_matter_are_told_at_once(hub: Hub, change: dict[str, object]):
+def test_changes_that_matter_are_told_at_once(hub: AgentStream, change: dict[str, object]):
     hub.update(IDLE)
     assert hub.update(IDLE | change) is True
 
@@ -115,7 +115,7 @@ def test_changes_that_do_not_matter_are_not(change: dict[str, object]):
     assert matters(before, before | change) is False
 
 
-async def test_a_slow_reader_is_dropped_and_the_others_go_on(hub: Hub):
+async def test_a_slow_reader_is_dropped_and_the_others_go_on(hub: AgentStream):
     with hub.reader() as slow, hub.reader() as quick:
         await read(quick)
         for number in range(stream.QUEUE + 1):
@@ -126,7 +126,7 @@ async def test_a_slow_reader_is_dropped_and_the_others_go_on(hub: Hub):
         assert hub.readers == 1
 
 
-async def test_readers_are_bounded(hub: Hub, monkeypatch: pytest.MonkeyPatch):
+async def test_readers_are_bounded(hub: AgentStream, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stream, "READERS", 1)
     with hub.reader(), pytest.raises(TooManyReaders), hub.reader():
         pass
@@ -134,7 +134,7 @@ async def test_readers_are_bounded(hub: Hub, monkeypatch: pytest.MonkeyPatch):
         assert (await read(reader))["full"] is True
 
 
-async def test_closing_ends_every_reader_also_a_late_one(hub: Hub):
+async def test_closing_ends_every_reader_also_a_late_one(hub: AgentStream):
     with hub.reader() as reader:
         hub.close()
         assert await reader.next(1.0) is None
@@ -142,7 +142,7 @@ async def test_closing_ends_every_reader_also_a_late_one(hub: Hub):
         assert await late.next(1.0) is None
 
 
-async def test_a_message_that_comes_as_the_heartbeat_is_due_goes_first(hub: Hub):
+async def test_a_message_that_comes_as_the_heartbeat_is_due_goes_first(hub: AgentStream):
     hub.update(IDLE)
     with hub.reader() as reader:
         await read(reader)

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from shoal.api import reasons
-from shoal.artifacts import ArtifactError, Credentials, Settings, archive, inside, open_source, unpacker
+from shoal.artifacts import ArtifactError, Settings, StoreCredentials, archive, inside, open_source, unpacker
 from shoal.artifacts.metadata import read_metadata
-from shoal.cache.room import Room
+from shoal.cache.diskquota import DiskQuota
 from tests.support import bombs
 from tests.support.bombs import MIB
 from tests.support.cache import Cache, running, short_folder
@@ -216,7 +216,7 @@ async def test_without_the_promise_two_fetches_take_the_same_room(root: Path, mo
     async def promised(*_: object) -> AsyncGenerator[None]:
         yield
 
-    monkeypatch.setattr(Room, "promise", promised)
+    monkeypatch.setattr(DiskQuota, "reserve", promised)
     async with serving(bombs.zeros(40 * MIB), root) as (server, cache, uri):
         await cache.fetch("a", uri)
         server.answer = telling(bombs.zeros(41 * MIB))
@@ -248,7 +248,7 @@ async def test_looking_inside_ends_soon(bomb: Callable[[], bytes], monkeypatch: 
     monkeypatch.setattr(inside, "_DIRECTORY_BYTES", 1 << 20)
     async with Server(telling(bomb())).running() as server:
         settings = replace(Settings(network=LOCAL), attempts=1)
-        async with over_http(server.url().replace("http://", "https://"), Credentials(), settings) as source:
+        async with over_http(server.url().replace("http://", "https://"), StoreCredentials(), settings) as source:
             manifest = await source.manifest()
             with pytest.raises(ArtifactError) as caught:
                 await read_metadata(source, manifest)

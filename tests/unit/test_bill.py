@@ -6,8 +6,8 @@ import pytest
 
 from shoal.api.ledger import Prices, Rate
 from shoal.core.rating import money
-from shoal.core.rating.bill import Counts, Credit, Usage, bill
-from shoal.core.rating.price import Book
+from shoal.core.rating.bill import BilledCounts, Credit, Usage, bill
+from shoal.core.rating.price import RateTable
 from shoal.core.rating.schedule import InForce, Schedule
 
 A = Rate(model="m/a", input=3_000_000, cached=300_000, output=15_000_000)
@@ -16,13 +16,13 @@ GOLD = Rate(plan="gold", model="m/a", input=2_000_000, cached=200_000, output=10
 
 def in_force(start: int, end: int | None, *rates: Rate, name: str = "list") -> InForce:
     prices = Prices(list=name, currency="EUR", rates=rates)
-    return InForce(start, end, prices, Book.of(prices))
+    return InForce(start, end, prices, RateTable.of(prices))
 
 
 def used(
     start: int = 0, *, plan: str | None = None, model: str = "m/a", adapter: str | None = None, **counts: int
 ) -> Usage:
-    return Usage(start, plan, model, adapter, Counts(**counts))
+    return Usage(start, plan, model, adapter, BilledCounts(**counts))
 
 
 def test_a_line_per_model_plan_and_price() -> None:

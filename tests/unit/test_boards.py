@@ -13,7 +13,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from shoal_dev.generate.boards import BOARDS
 from shoal_dev.generate.boards.grafana import to_json
-from shoal_dev.generate.boards.plan import Board, Panel, Query, Row
+from shoal_dev.generate.boards.plan import DashboardPlan, Panel, PanelQuery, PanelRow
 from tests.support.boards import Shown, metrics, unknown
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,19 +38,19 @@ def labels_of_metrics() -> dict[str, set[str]]:
 each_board = pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
 
 
-def panels(board: Board) -> list[dict[str, Any]]:
+def panels(board: DashboardPlan) -> list[dict[str, Any]]:
     return json.loads(to_json(board))["panels"]
 
 
 @each_board
-def test_grafanas_own_reader_understands_every_field(board: Board) -> None:
+def test_grafanas_own_reader_understands_every_field(board: DashboardPlan) -> None:
     text = to_json(board)
     read = Dashboard.from_json(json.loads(text))
     assert json.dumps(read, cls=JSONEncoder, indent=2, sort_keys=True) + "\n" == text
 
 
 @each_board
-def test_panels_have_ids_of_their_own_and_lie_side_by_side_on_the_grid(board: Board) -> None:
+def test_panels_have_ids_of_their_own_and_lie_side_by_side_on_the_grid(board: DashboardPlan) -> None:
     found = panels(board)
     ids = [panel["id"] for panel in found]
     assert len(set(ids)) == len(ids)
@@ -65,7 +65,7 @@ def test_panels_have_ids_of_their_own_and_lie_side_by_side_on_the_grid(board: Bo
 
 
 @each_board
-def test_every_panel_says_what_it_shows_and_its_runbook_is_there(board: Board) -> None:
+def test_every_panel_says_what_it_shows_and_its_runbook_is_there(board: DashboardPlan) -> None:
     titles = [panel.title for panel in board.panels]
     assert len(set(titles)) == len(titles)
     for panel in board.panels:
@@ -74,19 +74,19 @@ def test_every_panel_says_what_it_shows_and_its_runbook_is_there(board: Board) -
 
 
 @each_board
-def test_a_board_reads_only_what_is_exported_with_the_labels_that_it_has(board: Board) -> None:
+def test_a_board_reads_only_what_is_exported_with_the_labels_that_it_has(board: DashboardPlan) -> None:
     exported = labels_of_metrics()
     assert unknown(board, exported) == set()
     for panel in board.panels:
         for query in panel.queries:
             for name, matchers in re.findall(r"(\w+)\{([^}]*)\}", query.expr):
                 used = set(re.findall(r"(\w+)=", matchers))
-                family = (metrics(Query(name)) or {name}).pop()
+                family = (metrics(PanelQuery(name)) or {name}).pop()
                 assert used <= exported[family] | SCRAPED, query.expr
 
 
 @each_board
-def test_queries_use_only_variables_that_the_board_has_and_ask_its_data_source(board: Board) -> None:
+def test_queries_use_only_variables_that_the_board_has_and_ask_its_data_source(board: DashboardPlan) -> None:
     has = {variable.name for variable in board.variables}
     for panel in panels(board):
         for target in panel.get("targets") or []:
@@ -98,7 +98,7 @@ def test_queries_use_only_variables_that_the_board_has_and_ask_its_data_source(b
 
 
 @each_board
-def test_words_of_legends_are_labels_of_the_query(board: Board) -> None:
+def test_words_of_legends_are_labels_of_the_query(board: DashboardPlan) -> None:
     for panel in board.panels:
         for query in panel.queries:
             for word in re.findall(r"{{(\w+)}}", query.legend):
@@ -125,8 +125,10 @@ def test_a_board_that_reads_what_nobody_exports_is_found() -> None:
     (board,) = [board for board in BOARDS if board.uid == "shoal-cost"]
     exported = {name for panel in board.panels for query in panel.queries for name in metrics(query)}
     assert unknown(board, exported) == set()
-    panel = Panel("New", "Not there yet.", (Query("histogram_quantile(0.5, rate(shoal_made_up_seconds_bucket[1m]))"),))
-    more = dataclasses.replace(board, rows=(*board.rows, Row("New", (panel,))))
+    panel = Panel(
+        "New", "Not there yet.", (PanelQuery("histogram_quantile(0.5, rate(shoal_made_up_seconds_bucket[1m]))"),)
+    )
+    more = dataclasses.replace(board, rows=(*board.rows, PanelRow("New", (panel,))))
     assert unknown(more, exported) == {"shoal_made_up_seconds"}
 
 

@@ -12,7 +12,7 @@ from shoal.api import reasons
 from shoal.api.cache import FetchLine
 from shoal.artifacts import ArtifactError
 from shoal.artifacts.folders import digest_of
-from shoal.cache import bring
+from shoal.cache import sharedfetches
 from tests.support.cache import Shop, running, shop_with, short_folder
 from tests.support.sources import model_files
 from tests.support.waiting import until_async
@@ -281,8 +281,8 @@ async def test_files_come_in_the_order_in_which_pods_asked(root: Path, shop: Sho
 async def test_an_adapter_does_not_wait_for_the_models_that_were_asked_for_before_it(
     root: Path, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bring, "SMALL_BYTES", sum(map(len, shop.models[URI].values())))
-    shop.models[OTHER] |= {f"{n}.bin": b"x" * 1000 for n in range(2 * bring.PARALLEL)}
+    monkeypatch.setattr(sharedfetches, "SMALL_BYTES", sum(map(len, shop.models[URI].values())))
+    shop.models[OTHER] |= {f"{n}.bin": b"x" * 1000 for n in range(2 * sharedfetches.PARALLEL)}
     held = shop.gate = asyncio.Event()
     async with running(root, shop, "a") as cache:
         model = asyncio.create_task(cache.fetch("a", OTHER))
@@ -298,8 +298,8 @@ async def test_an_adapter_does_not_wait_for_the_models_that_were_asked_for_befor
 async def test_adapters_whose_source_hangs_leave_their_turns_to_others(
     root: Path, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bring, "SLOW_SECONDS", 0.05)
-    shop.models[OTHER] |= {f"{n}.bin": b"x" * 1000 for n in range(2 * bring.PARALLEL)}
+    monkeypatch.setattr(sharedfetches, "SLOW_SECONDS", 0.05)
+    shop.models[OTHER] |= {f"{n}.bin": b"x" * 1000 for n in range(2 * sharedfetches.PARALLEL)}
     held = shop.gate = asyncio.Event()
     async with running(root, shop, "a") as cache:
         hung = asyncio.create_task(cache.fetch("a", OTHER))

@@ -129,7 +129,7 @@ async def test_a_cache_that_is_killed_while_it_fetches_goes_on_after_its_restart
 
 async def test_a_cache_that_does_not_come_is_named(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError) as caught:
-        await cacheclient.fetch(tmp_path, FetchRequest(uri=URI), lambda _: None, patience=0.3)
+        await cacheclient.fetch(tmp_path, FetchRequest(uri=URI), lambda _: None, timeout=0.3)
     assert caught.value.reason == reasons.CACHE_UNAVAILABLE
     assert reasons.CACHE_UNAVAILABLE in reasons.STAGE_REASONS
     assert str(tmp_path / names.CACHE_SOCKET) in str(caught.value)
@@ -211,7 +211,7 @@ for what in (lambda: Path("/mnt/x").write_text(""), lambda: Path("/mnt/models/{g
     except OSError as error: print(error.strerror)
 os.setgroups([]); os.setgid(65532); os.setuid(65532)
 async def main():
-    done = await cacheclient.fetch(Path("/mnt"), FetchRequest(uri="{URI}"), lambda _: None, patience=5)
+    done = await cacheclient.fetch(Path("/mnt"), FetchRequest(uri="{URI}"), lambda _: None, timeout=5)
     print((Path("/mnt") / done.path / "config.json").read_text())
     print(sorted(p.name for p in Path("/mnt").rglob("*")))
 asyncio.run(main())
@@ -241,7 +241,7 @@ async def test_the_daemon_needs_no_capability_and_may_be_killed(root: Path) -> N
         for fetched in (True, False):
             process = await asyncio.create_subprocess_exec(*command)
             try:
-                done = await cacheclient.fetch(socket.parent, FetchRequest(uri=URI), lambda _: None, patience=60)
+                done = await cacheclient.fetch(socket.parent, FetchRequest(uri=URI), lambda _: None, timeout=60)
                 status = await asyncio.to_thread(Path(f"/proc/{process.pid}/status").read_text)
                 assert "CapEff:\t0000000000000000" in status
                 assert bool(done.fetched_bytes) is fetched

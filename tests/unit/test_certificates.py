@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from shoal.api.identity import role_of
 from shoal.core.certificates import OVERLAP, Authorities, Leaf, Renewal, Wanted, renewal, silent, step
 from shoal.core.facts import Pod
-from shoal.net.authorities import Kept
-from shoal.net.pki import Authority, Pair, Unusable
-from tests.support.mutual import House, model, process
+from shoal.net.authorities import KeptAuthorities
+from shoal.net.pki import CertificateAuthority, CertificatePair, CertificateUnusable
+from tests.support.mutual import InstallationPKI, model, process
 
 NOW = datetime(2027, 3, 1, 12, 0, tzinfo=UTC)
 WEEK, YEAR = timedelta(days=7), timedelta(days=365)
@@ -41,26 +41,26 @@ def test_a_certificate_is_renewed_for_a_reason(leaf: Leaf | None, wanted: Wanted
     assert found == (None if reason is None else Renewal(reason))  # type: ignore[arg-type]
 
 
-def walk(days: int, hours: int, given_at: dict[int, str] | None = None) -> list[tuple[datetime, Kept]]:
+def walk(days: int, hours: int, given_at: dict[int, str] | None = None) -> list[tuple[datetime, KeptAuthorities]]:
     """Takes whatever steps are due, every `hours`."""
-    kept, now, states = Kept(), NOW, list[tuple[datetime, Kept]]()
-    others: dict[str, Authority] = {}
-    given: Authority | None = None
+    kept, now, states = KeptAuthorities(), NOW, list[tuple[datetime, KeptAuthorities]]()
+    others: dict[str, CertificateAuthority] = {}
+    given: CertificateAuthority | None = None
     for number in range(days * 24 // hours):
         if given_at and number in given_at:
-            given = others.setdefault(given_at[number], Authority.make(given_at[number], now, YEAR))
+            given = others.setdefault(given_at[number], CertificateAuthority.make(given_at[number], now, YEAR))
         due = step(kept.facts(), now, leaf_life=WEEK, given=given and given.fingerprint)
         if due is not None:
-            made = (given or Authority.make("shoal", now, YEAR)) if due.kind in ("Make", "Prepare") else None
+            made = (given or CertificateAuthority.make("shoal", now, YEAR)) if due.kind in ("Make", "Prepare") else None
             gone = {a.fingerprint for a in kept.facts().former if now >= a.not_after or now - a.since >= WEEK}
             # As it is written and read.
-            kept = Kept.read({"data": kept.take(due, made, now, gone).data()})
+            kept = KeptAuthorities.read({"data": kept.take(due, made, now, gone).data()})
         states.append((now, kept))
         now += timedelta(hours=hours)
     return states
 
 
-def holds(states: list[tuple[datetime, Kept]]) -> set[str]:
+def holds(states: list[tuple[datetime, KeptAuthorities]]) -> set[str]:
     """Whoever signs was trusted by all for OVERLAP before, and stays so while a certificate of it may be valid."""
     trusted_since: dict[str, datetime] = {}
     signed: dict[str, datetime] = {}
@@ -93,7 +93,7 @@ def test_an_authority_that_somebody_else_keeps_is_taken_over_in_the_same_steps()
 
 @given(st.lists(st.integers(min_value=1, max_value=30 * 24), min_size=1, max_size=30))
 def test_an_operator_that_is_away_for_weeks_never_signs_with_what_is_not_trusted(hours: list[int]):
-    kept, now = Kept(), NOW
+    kept, now = KeptAuthorities(), NOW
     for pause in hours:
         found = kept.facts()
         due = step(found, now, leaf_life=WEEK)
@@ -102,7 +102,7 @@ def test_an_operator_that_is_away_for_weeks_never_signs_with_what_is_not_trusted
             assert found.current is not None
             assert now - found.next.since >= OVERLAP or now >= found.current.not_after
         if due is not None:
-            made = Authority.make("shoal", now, YEAR) if due.kind in ("Make", "Prepare") else None
+            made = CertificateAuthority.make("shoal", now, YEAR) if due.kind in ("Make", "Prepare") else None
             gone = {a.fingerprint for a in found.former if now >= a.not_after or now - a.since >= WEEK}
             kept = kept.take(due, made, now, gone)
         now += timedelta(hours=pause)
@@ -115,14 +115,14 @@ def test_without_an_authority_one_is_made():
 
 
 def test_what_is_no_authority_is_not_taken_for_one():
-    house = House()
-    leaf = house.pair(process("gateway"))
-    with pytest.raises(Unusable, match="isCA: true"):
-        Authority.read(leaf)
-    with pytest.raises(Unusable, match="does not belong"):
-        Authority.read(Pair(house.trust, leaf.key))
-    with pytest.raises(Unusable, match="not PEM"):
-        Authority.read(Pair("", ""))
+    pki = InstallationPKI()
+    leaf = pki.pair(process("gateway"))
+    with pytest.raises(CertificateUnusable, match="isCA: true"):
+        CertificateAuthority.read(leaf)
+    with pytest.raises(CertificateUnusable, match="does not belong"):
+        CertificateAuthority.read(CertificatePair(pki.trust, leaf.key))
+    with pytest.raises(CertificateUnusable, match="not PEM"):
+        CertificateAuthority.read(CertificatePair("", ""))
 
 
 def pod(name: str, *, mtls: bool, finished: bool = False, deleting: bool = False) -> Pod:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.core.cells import Writer, safe
+from shoal.core.cells import CSVWriter, safe
 from shoal.ledger.queries import focus
 from shoal.ledger.service import answer_csv
 
@@ -41,7 +41,7 @@ def test_numbers_stay_numbers_and_other_texts_what_they_are(cell: object) -> Non
 @given(st.text(max_size=40))
 def test_no_cell_begins_as_a_formula_and_nothing_is_lost(text: str) -> None:
     out = io.StringIO(newline="")
-    Writer(out).row([text])
+    CSVWriter(out).row([text])
     ((found,),) = read(out.getvalue()) or [[""]]
     assert found.removeprefix("'") == text or found == text
     if found.lstrip(" ").startswith(tuple(BEGINS)):

@@ -4,10 +4,10 @@ from datetime import UTC, datetime
 from typing import cast
 
 from shoal.controllers.planner import Planner
-from shoal.controllers.scaling.book import KEPT, Book, words
-from shoal.controllers.scaling.ears import Ears
+from shoal.controllers.scaling.history import KEPT, DecisionHistory, current_message
+from shoal.controllers.scaling.signals import ScalingSignals
 from shoal.controllers.world import World
-from shoal.core.scaling import Decision
+from shoal.core.scaling import ScalingDecision
 
 
 class Clock:
@@ -17,16 +17,16 @@ class Clock:
         return datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def kept(*decisions: Decision) -> list[tuple[int, int, str, str, int]]:
-    book = Book(cast("World", Clock()), cast("Planner", None), cast("Ears", None))
+def kept(*decisions: ScalingDecision) -> list[tuple[int, int, str, str, int]]:
+    book = DecisionHistory(cast("World", Clock()), cast("Planner", None), cast("ScalingSignals", None))
     for decision in decisions:
-        book.enter("u1", decision)
+        book.record("u1", decision)
     return [(r.before, r.wanted, r.reason, r.message, r.count) for r in book.records("u1")]
 
 
 def test_a_change_stays_with_what_led_to_it_while_its_result_is_decided_again_and_again() -> None:
-    down = Decision(0, 1, "ScaledToZero", "no request for 600 s")
-    still = Decision(0, 0, "ScaledToZero", "no request")
+    down = ScalingDecision(0, 1, "ScaledToZero", "no request for 600 s")
+    still = ScalingDecision(0, 0, "ScaledToZero", "no request")
     assert kept(down, still, still) == [
         (0, 0, "ScaledToZero", "no request", 2),
         (1, 0, "ScaledToZero", "no request for 600 s", 1),
@@ -34,28 +34,28 @@ def test_a_change_stays_with_what_led_to_it_while_its_result_is_decided_again_an
 
 
 def test_the_same_again_counts_and_shows_the_newest_figures() -> None:
-    again = [Decision(2, 2, "ReplicasReady", f"{n} queued") for n in (1, 2, 3)]
+    again = [ScalingDecision(2, 2, "ReplicasReady", f"{n} queued") for n in (1, 2, 3)]
     assert kept(*again) == [(2, 2, "ReplicasReady", "3 queued", 3)]
 
 
 def test_two_steps_up_are_two_entries() -> None:
-    steps = [Decision(n + 1, n, "ScalingUp", "queue") for n in (1, 2)]
+    steps = [ScalingDecision(n + 1, n, "ScalingUp", "queue") for n in (1, 2)]
     assert [entry[:2] for entry in kept(*steps)] == [(2, 3), (1, 2)]
 
 
 def test_the_oldest_are_forgotten() -> None:
-    many = [Decision(n + 1, n, "ScalingUp", "queue") for n in range(KEPT + 5)]
+    many = [ScalingDecision(n + 1, n, "ScalingUp", "queue") for n in range(KEPT + 5)]
     found = kept(*many)
     assert len(found) == KEPT
     assert found[0][1] == KEPT + 5
 
 
 def test_until_the_replicas_are_there_it_is_told_why_they_are_wanted() -> None:
-    up = Decision(3, 1, "ScalingUp", "12 queued on 1 replica, target 2")
-    enough = Decision(3, 3, "ReplicasReady", "3 replicas are enough")
-    none_free = Decision(3, 3, "NoCapacity", "class l4-24gb has 0 free")
+    up = ScalingDecision(3, 1, "ScalingUp", "12 queued on 1 replica, target 2")
+    enough = ScalingDecision(3, 3, "ReplicasReady", "3 replicas are enough")
+    none_free = ScalingDecision(3, 3, "NoCapacity", "class l4-24gb has 0 free")
 
-    assert words([up, enough], 1) == ("ScalingUp", "12 queued on 1 replica, target 2")
-    assert words([up, enough], 3) == ("ReplicasReady", "3 replicas are enough")
-    assert words([up, none_free], 1) == ("NoCapacity", "class l4-24gb has 0 free")
-    assert words([enough], 2) == ("ReplicasReady", "3 replicas are enough")
+    assert current_message([up, enough], 1) == ("ScalingUp", "12 queued on 1 replica, target 2")
+    assert current_message([up, enough], 3) == ("ReplicasReady", "3 replicas are enough")
+    assert current_message([up, none_free], 1) == ("NoCapacity", "class l4-24gb has 0 free")
+    assert current_message([enough], 2) == ("ReplicasReady", "3 replicas are enough")

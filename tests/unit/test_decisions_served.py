@@ -22,7 +22,7 @@ class Book:
             for key in ("code/b", "chat/a")
         }
 
-    def figures(self, namespace: str | None = None) -> list[ModelFigures]:
+    def stats(self, namespace: str | None = None) -> list[ModelFigures]:
         return [m for key, m in self.models.items() if namespace in (None, key.partition("/")[0])]
 
     def model(self, key: str) -> ModelFigures | None:

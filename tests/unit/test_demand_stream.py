@@ -14,11 +14,11 @@ import pytest
 from shoal.api import names
 from shoal.api import replica as api
 from shoal.api.demand import ModelDemand
-from shoal.signals import hub as hubs
-from shoal.signals import stream
+from shoal.net import hub as hubs
+from shoal.net import stream
+from shoal.net.stream import ListenerIdentity, StreamPeer
 from shoal.signals.demand import DemandStream, DemandStreams
 from shoal.signals.replica import ReplicaStream
-from shoal.signals.stream import Me, Peer
 from tests.support.streams import CURRENT, PREVIOUS, ToldGateway, told_gateway, until
 from tests.support.waiting import until_async
 
@@ -26,13 +26,13 @@ Heard = list[tuple[str, list[str] | None]]
 
 
 @contextlib.asynccontextmanager
-async def listening(*peers: Peer) -> AsyncGenerator[tuple[DemandStreams, Heard]]:
+async def listening(*peers: StreamPeer) -> AsyncGenerator[tuple[DemandStreams, Heard]]:
     heard: Heard = []
 
     def note(uid: str, models: Collection[str] | None) -> None:
         heard.append((uid, None if models is None else sorted(models)))
 
-    streams = DemandStreams(note, Me("operator-1", "boot-of-operator"))
+    streams = DemandStreams(note, ListenerIdentity("operator-1", "boot-of-operator"))
     streams.start()
     streams.set_peers(peers)
     try:
@@ -51,7 +51,7 @@ async def test_a_listener_hears_everything_and_then_what_changes():
             assert heard_of.demand("m").held == 1
             assert heard_of.demand("never named") == ModelDemand()
             assert heard_of.boot == gateway.hub.boot
-            gateway.book.unheld("m", 40, 0.0)
+            gateway.book.released("m", 40, 0.0)
             gateway.book.sent("m")
             await until(lambda: heard_of.demand("m") == ModelDemand(arrivals=1, in_flight=1))
             assert heard[0] == ("gateway-1", None)
@@ -136,7 +136,7 @@ async def test_a_listener_that_fails_leaves_the_stream_up(capfd: pytest.CaptureF
         raise RuntimeError("a bug of the listener")
 
     async with told_gateway() as gateway:
-        streams = DemandStreams(fails, Me())
+        streams = DemandStreams(fails, ListenerIdentity())
         streams.start()
         streams.put(gateway.peer())
         try:
@@ -155,8 +155,8 @@ async def test_a_quiet_gateway_is_heard_by_its_heartbeats(monkeypatch: pytest.Mo
     async with told_gateway() as gateway, listening(gateway.peer()) as (streams, heard):
         await until(lambda: bool(streams.live()))
         (stream_,) = streams.live()
-        first = stream_.heard_at
-        await until(lambda: stream_.heard_at > first)
+        first = stream_.received_at
+        await until(lambda: stream_.received_at > first)
         assert heard == [("gateway-1", None)]  # a heartbeat is no news
 
 
@@ -183,7 +183,10 @@ async def test_readers_are_bounded_and_the_next_is_told_when_to_come_again(monke
 )
 async def test_what_is_not_understood_ends_the_stream_and_what_was_known_is_unknown(said: bytes):
     follower = DemandStream(
-        Peer("g", "g", "h", "k"), cast(aiohttp.ClientSession, None), lambda _uid, _models: None, Me()
+        StreamPeer("g", "g", "h", "k"),
+        cast(aiohttp.ClientSession, None),
+        lambda _uid, _models: None,
+        ListenerIdentity(),
     )
     follower.take(b'{"boot":"b","seq":2,"full":true,"models":{"m":{"arrivals":4,"unheardOf":1}}}')
     assert follower.demand("m").arrivals == 4
@@ -212,9 +215,9 @@ def endless(sent: list[int]) -> Callable[[asyncio.StreamReader, asyncio.StreamWr
 async def test_a_message_without_end_is_not_read_into_memory(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(DemandStream, "longest", 1 << 20)
     server = await asyncio.start_server(endless([]), "127.0.0.1", 0)
-    peer = Peer("g", "g", "127.0.0.1", "key", server.sockets[0].getsockname()[1])
+    peer = StreamPeer("g", "g", "127.0.0.1", "key", server.sockets[0].getsockname()[1])
     async with server, aiohttp.ClientSession() as session:
-        follower = DemandStream(peer, session, lambda _uid, _models: None, Me())
+        follower = DemandStream(peer, session, lambda _uid, _models: None, ListenerIdentity())
         with pytest.raises(stream.StreamBroken, match="too long"):
             await asyncio.wait_for(_to_the_end(follower), 20)
 
@@ -223,9 +226,9 @@ async def test_without_the_bound_it_is_read_for_as_long_as_the_peer_sends(monkey
     monkeypatch.setattr(DemandStream, "longest", 1 << 60)
     sent = list[int]()
     server = await asyncio.start_server(endless(sent), "127.0.0.1", 0)
-    peer = Peer("g", "g", "127.0.0.1", "key", server.sockets[0].getsockname()[1])
+    peer = StreamPeer("g", "g", "127.0.0.1", "key", server.sockets[0].getsockname()[1])
     async with server, aiohttp.ClientSession() as session:
-        follower = DemandStream(peer, session, lambda _uid, _models: None, Me())
+        follower = DemandStream(peer, session, lambda _uid, _models: None, ListenerIdentity())
         reading = asyncio.create_task(_to_the_end(follower))
         await until_async(lambda: sum(sent) > 16 << 20 or reading.done(), 60)
         assert not reading.done()  # sixteen times what ended the other
@@ -250,7 +253,7 @@ def padded(kind: type[stream.Follower]) -> str | None:
     field = "keys" if kind is ReplicaStream else "models"
     keys = {"phase": "ready", "engineBoot": "b"} if kind is ReplicaStream else {}
     message = {"boot": "b", "seq": 1, "full": True, field: keys, "padding": "x" * (16 << 20)}
-    follower = cast(Any, kind)(Peer("g", "g", "h", "k"), None, lambda *_: None, Me())
+    follower = cast(Any, kind)(StreamPeer("g", "g", "h", "k"), None, lambda *_: None, ListenerIdentity())
     follower.take(json.dumps(message).encode())
     return follower.boot
 

@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from shoal.api.decisions import Decisions, ModelFigures
-from shoal.cli.scaling.reach import Operator, Unreachable
-from shoal_dev.demo.film import Film, Frame, history, picture, strip
+from shoal.cli.client import Unreachable
+from shoal.cli.services import OperatorClient
+from shoal_dev.demo.liveview import Frame, LiveView, history, picture, strip
 
 
 def model(ready: int, wanted: int | None = None, reason: str = "ReplicasReady") -> ModelFigures:
@@ -19,7 +20,7 @@ def model(ready: int, wanted: int | None = None, reason: str = "ReplicasReady") 
     )
 
 
-class Scripted(Operator):
+class Scripted(OperatorClient):
     """Tells one thing after the other, the last one for ever."""
 
     def __init__(self, *script: ModelFigures | Unreachable):
@@ -32,14 +33,14 @@ class Scripted(Operator):
         return Decisions(operator="op", leads=True, time=datetime.now(UTC), models=(told,))
 
 
-def filmed(*script: ModelFigures | Unreachable) -> tuple[Film, Console]:
+def filmed(*script: ModelFigures | Unreachable) -> tuple[LiveView, Console]:
     console = Console(record=True, width=200, file=io.StringIO())
-    return Film(Scripted(*script), "elastic", "bursty", console), console
+    return LiveView(Scripted(*script), "elastic", "bursty", console), console
 
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal_dev.demo.film.INTERVAL_SECONDS", 0.001)
+    monkeypatch.setattr("shoal_dev.demo.liveview.INTERVAL_SECONDS", 0.001)
 
 
 def test_the_history_names_each_change_once() -> None:
@@ -52,14 +53,14 @@ async def test_it_waits_for_what_is_to_come_and_tells_changes_without_a_terminal
     film, console = filmed(model(0, 1, "Waking"), model(0, 1, "Waking"), model(1))
     async with film:
         frame = await film.until(lambda m: m.ready == 1, 10, "it wakes")
-    assert frame.figures.ready == 1
+    assert frame.metrics.ready == 1
     told = console.export_text()
     assert told.count("0/1 replicas, Waking") == 1
     assert "1/1 replicas, ReplicasReady" in told
 
 
 async def test_what_does_not_come_is_told_with_what_the_model_says() -> None:
-    film, _ = filmed(model(0, 1, "NoCapacity").model_copy(update={"unheard": ("shoal-gateway-0",)}))
+    film, _ = filmed(model(0, 1, "NoCapacity").model_copy(update={"stale": ("shoal-gateway-0",)}))
     async with film:
         with pytest.raises(click.ClickException, match=r"it wakes.*0 of 1 replicas; NoCapacity: so; not heard: shoal"):
             await film.until(lambda m: m.ready == 1, 0.05, "it wakes")
@@ -68,7 +69,7 @@ async def test_what_does_not_come_is_told_with_what_the_model_says() -> None:
 async def test_an_operator_that_does_not_answer_is_waited_for_and_named() -> None:
     film, _ = filmed(Unreachable("no operator leads"), Unreachable("no operator leads"), model(1))
     async with film:
-        assert (await film.until(lambda m: m.ready == 1, 10, "it wakes")).figures.ready == 1
+        assert (await film.until(lambda m: m.ready == 1, 10, "it wakes")).metrics.ready == 1
     film, _ = filmed(Unreachable("no operator leads"))
     async with film:
         with pytest.raises(click.ClickException, match="no operator leads"):

@@ -8,10 +8,10 @@ import click
 import pytest
 
 from shoal_dev.demo import steps
-from shoal_dev.demo.clusters import Cluster
+from shoal_dev.demo.clusters import DemoCluster
 
 
-class Gateways(Cluster):
+class Gateways(DemoCluster):
     """Two gateways, of which the second one gets a record after so many questions."""
 
     def __init__(self, after: int) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from shoal.core.diagnosis import diagnose, progress
 from shoal.core.facts import Container, Pod
+from shoal.core.status.diagnosis import diagnose, progress
 
 
 def container(name: str, **state) -> Container:

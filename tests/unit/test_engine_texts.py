@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal.gateway import errors
+from shoal.net import errors
 from tests.support.gateway import gateway, lines
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine
 

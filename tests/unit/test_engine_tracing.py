@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from shoal.api.config import EngineVersion, NamedValue, OperatorConfig, Tracing
+from shoal.api.config import EngineVersion, NamedValue, OperatorConfig, TracingConfig
 from tests.support.operators import CONFIG
 from tests.unit.test_manifests import containers, shape
 
-ON = Tracing(endpoint="http://otel:4318/", engines=True)
+ON = TracingConfig(endpoint="http://otel:4318/", engines=True)
 
 
-def engine(tracing: Tracing, row: EngineVersion | None = None, **spec: Any) -> dict[str, Any]:
+def engine(tracing: TracingConfig, row: EngineVersion | None = None, **spec: Any) -> dict[str, Any]:
     config = CONFIG.model_copy(update={"tracing": tracing})
     if row is not None:
         versions = dict.fromkeys(config.engines.versions, row)
@@ -32,8 +32,8 @@ def test_engines_trace_where_that_is_asked_for_and_only_what_the_gateway_samples
     assert environment(found)["OTEL_TRACES_SAMPLER"] == "parentbased_always_off"
 
 
-@pytest.mark.parametrize("off", [Tracing(), Tracing(endpoint="http://otel:4318")])
-def test_otherwise_pods_are_as_they_were(off: Tracing) -> None:
+@pytest.mark.parametrize("off", [TracingConfig(), TracingConfig(endpoint="http://otel:4318")])
+def test_otherwise_pods_are_as_they_were(off: TracingConfig) -> None:
     assert engine(off) == containers(shape())["engine"]
 
 

@@ -10,7 +10,7 @@ import yaml
 
 from shoal.api.loraadapter import LoRAAdapter
 from shoal.api.lorapool import LoRAPool
-from shoal.api.meta import Kind
+from shoal.api.meta import CustomResource
 from shoal.api.model import Model
 from shoal.api.schema import KINDS
 from shoal.api.sources import parse_source
@@ -27,7 +27,7 @@ def _objects(path: Path) -> list[dict[str, Any]]:
     return [one for one in yaml.safe_load_all(path.read_text(encoding="utf-8")) if one]
 
 
-def _kinds(path: Path) -> list[Kind]:
+def _kinds(path: Path) -> list[CustomResource]:
     known = {kind.kind_name: kind for kind in KINDS}
     return [known[one["kind"]].model_validate(one) for one in _objects(path) if one["kind"] in known]
 

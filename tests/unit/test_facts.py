@@ -19,7 +19,7 @@ from shoal.agent.stage.request import StagePaths, StageRequest
 from shoal.agent.stage.run import stage
 from shoal.api import reasons
 from shoal.api.artifact import ArtifactFacts, KVGeometry
-from shoal.artifacts import ArtifactError, Credentials, Settings, inside, open_source
+from shoal.artifacts import ArtifactError, Settings, StoreCredentials, inside, open_source
 from tests.support.flaky import Flaky
 from tests.support.s3 import s3_server
 from tests.support.sources import (
@@ -275,7 +275,7 @@ async def test_a_bucket_is_known_without_its_weights(tmp_path: Path):
         secret = write_files(tmp_path / "secret", s3.secret())
         facts = await read_facts(FactsRequest("s3://models/tiny", secret=secret, settings=HERE))
         check(facts)
-        async with open_source("s3://models/tiny", Credentials.read(secret), HERE) as source:
+        async with open_source("s3://models/tiny", StoreCredentials.read(secret), HERE) as source:
             assert (await source.manifest()).digest == facts.digest
 
 

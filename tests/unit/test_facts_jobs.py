@@ -9,8 +9,8 @@ from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.controllers.artifacts import Artifacts
 from shoal.controllers.world import World
-from shoal.kube.client import Client
-from shoal.kube.errors import Invalid, KubeError, Unavailable
+from shoal.kube.client import KubeClient
+from shoal.kube.errors import APIServerUnavailable, KubeError, ObjectInvalid
 from shoal.kube.events import Recorder
 from tests.support.operators import CONFIG, model
 
@@ -27,18 +27,18 @@ class JobServer:
         await asyncio.sleep(0)
         if self.refusals:
             self.refusals -= 1
-            raise Unavailable("away")
+            raise APIServerUnavailable("away")
         name = body["metadata"]["name"]
         known = self.jobs.setdefault(name, body)
         if known["spec"]["template"] != body["spec"]["template"]:
-            raise Invalid("field is immutable")
+            raise ObjectInvalid("field is immutable")
         await asyncio.sleep(0)
         return known | {"metadata": known["metadata"] | {"uid": name, "resourceVersion": "1"}}
 
 
 def place(*names: str) -> tuple[JobServer, World, Artifacts, list[Model]]:
     server = JobServer()
-    client = cast("Client", server)
+    client = cast("KubeClient", server)
     world = World(client, CONFIG, "shoal-system", Recorder(client, "test"))
     models: list[Model] = []
     for name in names:
@@ -74,5 +74,5 @@ async def test_without_the_lock_they_meet(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(artifacts, "_making", Open())
     results = await asyncio.gather(*(artifacts.read(m) for m in models), return_exceptions=True)
-    assert any(isinstance(r, Invalid) for r in results)
+    assert any(isinstance(r, ObjectInvalid) for r in results)
     assert len(server.jobs) == 1

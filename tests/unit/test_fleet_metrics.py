@@ -7,9 +7,9 @@ from prometheus_client import CollectorRegistry
 
 from shoal.api import names, reasons
 from shoal.api.meta import JsonObject
-from shoal.controllers.capacity import Capacity
-from shoal.controllers.metrics import Events, Objects
-from shoal.core.scaling import Decision
+from shoal.controllers.capacity import FleetGPUs
+from shoal.controllers.metrics import EventMetrics, ObjectMetrics
+from shoal.core.scaling import ScalingDecision
 from tests.support.ears import FakeEars, gateway_pod
 from tests.unit.test_scale_writes import UID, Plane
 
@@ -48,9 +48,9 @@ class Fleet:
         self.now = 100.0
         self.wanted: int | None = 2
         self.registry = CollectorRegistry()
-        self.events = Events(self.world, self.registry, lambda: self.leads, lambda: self.now)
+        self.events = EventMetrics(self.world, self.registry, lambda: self.leads, lambda: self.now)
         self.registry.register(
-            Objects(self.world, Capacity(self.world), self.ears, lambda _: self.wanted, lambda: self.leads)
+            ObjectMetrics(self.world, FleetGPUs(self.world), self.ears, lambda _: self.wanted, lambda: self.leads)
         )
         pod = gateway_pod()
         pod["metadata"] |= {"uid": "g", "resourceVersion": "1"}
@@ -68,7 +68,7 @@ class Fleet:
         self.world.models.upsert({**raw, "status": status})
 
     def decide(self, before: int, wanted: int, reason: str = reasons.SCALING_UP) -> None:
-        self.events.decided(self.plane.model, Decision(wanted, before, reason, "why"), before)
+        self.events.decided(self.plane.model, ScalingDecision(wanted, before, reason, "why"), before)
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, labels)
@@ -109,17 +109,17 @@ def test_gpus_and_what_they_cost_with_those_that_are_given_back_only_later(fleet
     assert counts == {"capacity": 2, "free": 0}
 
 
-def test_a_silent_replica_is_a_voice_that_is_not_heard(fleet: Fleet) -> None:
+def test_a_silent_replica_is_a_stale_signal_source(fleet: Fleet) -> None:
     fleet.pod("a", ready=True)
     fleet.pod("b", ready=True)
     fleet.pod("c", ready=False)  # never was ready: nobody waits for its word
     fleet.ears.silent = {"b"}
-    voices = {
-        (kind, heard): fleet.value("shoal_model_voices", **LLAMA, kind=kind, heard=heard)
+    sources = {
+        (kind, state): fleet.value("shoal_model_signal_sources", **LLAMA, kind=kind, state=state)
         for kind in ("replica", "gateway")
-        for heard in ("yes", "no")
+        for state in ("live", "stale")
     }
-    assert voices == {("replica", "yes"): 1, ("replica", "no"): 1, ("gateway", "yes"): 1, ("gateway", "no"): 0}
+    assert sources == {("replica", "live"): 1, ("replica", "stale"): 1, ("gateway", "live"): 1, ("gateway", "stale"): 0}
 
 
 def test_conditions_have_their_reasons_and_no_words(fleet: Fleet) -> None:

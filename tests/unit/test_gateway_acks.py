@@ -12,16 +12,16 @@ from aiohttp import web
 
 from shoal.api import keys, names
 from shoal.api.replica import Ack
-from shoal.core.routing import Heard, NoReplica, usable
+from shoal.core.routing.choice import NoReplica, ReplicaSignal, usable
 from shoal.gateway import acks
-from shoal.gateway.fleet import Fleet
+from shoal.gateway.replicapool import ReplicaPool
 from shoal.gateway.upstream import Pool
-from shoal.serving.installkey import KeyRing
-from shoal.signals.replica import Peer
-from shoal.signals.stream import Me
+from shoal.net.installkey import KeyRing
+from shoal.net.stream import ListenerIdentity
+from shoal.signals.replica import StreamPeer
 from tests.support.gateway import INSTALL_KEY, replica
 
-ME = Me("shoal-gateway-0", "boot-of-the-gateway")
+ME = ListenerIdentity("shoal-gateway-0", "boot-of-the-gateway")
 KEY = keys.derive(INSTALL_KEY, "gateway", "uid-llama")
 
 
@@ -93,13 +93,13 @@ class FakeAgent:
 
 
 @contextlib.asynccontextmanager
-async def acknowledging(tmp_path: Path, agent: FakeAgent) -> AsyncGenerator[Fleet, None]:
+async def acknowledging(tmp_path: Path, agent: FakeAgent) -> AsyncGenerator[ReplicaPool, None]:
     (tmp_path / "key").mkdir()
-    fleet = Fleet(KeyRing(tmp_path / "key"), ME)
+    fleet = ReplicaPool(KeyRing(tmp_path / "key"), ME)
     pool = Pool(keep_alive=30.0)
     sending = acks.Acks(fleet, ME, pool)
     fleet.streams.start()
-    fleet.streams.set_peers([Peer("pod-1", "chat/llama-1", "127.0.0.1", KEY, agent.port)])
+    fleet.streams.set_peers([StreamPeer("pod-1", "chat/llama-1", "127.0.0.1", KEY, agent.port)])
     try:
         yield fleet
     finally:
@@ -118,7 +118,7 @@ async def test_says_what_it_acts_on_and_what_runs_there(tmp_path: Path, monkeypa
         fleet.enter(replica(1))
         await agent.say("draining")
         assert (await agent.until(lambda a: a.seq == 1)).running == 2
-        assert isinstance(usable([replica(1)], fleet.heard), NoReplica)  # what it says, it does
+        assert isinstance(usable([replica(1)], fleet.live), NoReplica)  # what it says, it does
         fleet.leave(replica(1))
         fleet.leave(replica(1))
         assert (await agent.until(lambda a: a.seq == 1 and a.running == 0)).agent_boot == "agent-1"
@@ -172,13 +172,13 @@ async def test_an_agent_of_an_older_version_is_not_pestered(tmp_path: Path, monk
 
 async def test_a_replica_that_was_draining_when_its_stream_ended_serves_no_more_on_hearsay(tmp_path: Path):
     (tmp_path / "key").mkdir()
-    fleet = Fleet(KeyRing(tmp_path / "key"))
+    fleet = ReplicaPool(KeyRing(tmp_path / "key"))
     pods = [replica(1), replica(2)]
     for pod in pods:
-        fleet.heard[pod.uid] = Heard("ready", "e")
-    fleet.heard["pod-1"] = Heard("draining", "e")
-    fleet.heard_of("pod-1", None)
-    fleet.heard_of("pod-2", None)
-    found = usable(pods, fleet.heard, fleet.leaving)
+        fleet.live[pod.uid] = ReplicaSignal("ready", "e")
+    fleet.live["pod-1"] = ReplicaSignal("draining", "e")
+    fleet.update("pod-1", None)
+    fleet.update("pod-2", None)
+    found = usable(pods, fleet.live, fleet.leaving)
     assert not isinstance(found, NoReplica)
     assert [pod.uid for pod in found.replicas] == ["pod-2"]

@@ -91,7 +91,7 @@ async def test_operators_hear_of_each_adapter_what_the_gateway_has(tmp_path: Pat
         assert book.take() is None
         it.adapters.clear()
         it.changed()
-        book.adapters.retain(it.it.directory.snapshot.words.adapter_uids)
+        book.adapters.retain(it.it.directory.snapshot.model_index.adapter_uids)
         gone = DemandMessage.model_validate_json(b'{"boot":"b","seq":3,"models":%b}' % (book.take() or b""))
         assert gone.adapters == {"uid-chat-support": None}
 
@@ -351,7 +351,7 @@ async def test_a_lease_ends_with_the_engine_that_it_was_for(tmp_path: Path):
         assert (await it.ask()).status == 200
         agent.engine_boot, agent.adapters = "another", {}
         await agent.say(engineBoot="another")
-        await until(lambda: it.it.fleet.heard["pod-1"].engine_boot == "another")
+        await until(lambda: it.it.fleet.live["pod-1"].engine_boot == "another")
         assert (await it.ask()).status == 200
         assert len(agent.ensured) == 2
         assert (await it.it.records(count=2))[0].data.outcome == "answered"
@@ -363,7 +363,7 @@ async def test_a_lease_is_void_when_the_agent_says_anything_but_loaded(tmp_path:
     async with tuned(tmp_path, agent) as it:
         assert (await it.ask()).status == 200
         await agent.set(**{V1_NAME: state})
-        await until(lambda: not it.it.app.leases.good("pod-1", V1_NAME))
+        await until(lambda: not it.it.app.leases.is_valid("pod-1", V1_NAME))
         assert (await it.ask()).status == 200
         assert len(agent.ensured) == 2
 

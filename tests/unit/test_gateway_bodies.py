@@ -12,10 +12,10 @@ import pytest
 
 from shoal.core.fields.kinds import Facts
 from shoal.gateway.bigbodies import BIG, BigBodies
-from shoal.gateway.body import Budget
-from shoal.gateway.errors import ApiError
+from shoal.gateway.body import BodyBudget
 from shoal.gateway.memory import MIB, container_limit, memory_bounds
 from shoal.gateway.settings import GatewaySettings
+from shoal.net.errors import ApiError
 from tests.support.gateway import API_KEY, GatewayUnderTest, gateway, tenant
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine
 
@@ -60,7 +60,7 @@ async def test_a_body_says_what_it_has_too_much_of(tmp_path: Path, content: Any,
         error = (await response.json())["error"]
         assert (response.status, error["code"]) == (413, "request_too_complex")
         assert what in error["message"]
-        assert it.app.budget.held == 0
+        assert it.app.body_budget.held == 0
 
 
 async def test_a_long_text_and_a_long_prompt_of_tokens_go_through(tmp_path: Path):
@@ -81,7 +81,7 @@ async def test_big_bodies_take_turns_and_tenants_too():
     turns = BigBodies()
 
     async def one(tenant: str, name: str) -> None:
-        async with turns.turn(tenant, BIG):
+        async with turns.slot(tenant, BIG):
             order.append(name)
 
     await asyncio.gather(*(one("acme", f"a{n}") for n in range(4)), one("zeta", "z"))
@@ -94,11 +94,11 @@ async def test_one_that_leaves_its_turn_holds_nobody_up():
     inside = asyncio.Event()
 
     async def one(name: str) -> str:
-        async with turns.turn("acme", BIG):
+        async with turns.slot("acme", BIG):
             inside.set()
             return name
 
-    async with turns.turn("acme", BIG):
+    async with turns.slot("acme", BIG):
         waiting = [asyncio.create_task(one(name)) for name in "abc"]
         while turns.waiting < 3:
             await asyncio.sleep(0)
@@ -107,7 +107,7 @@ async def test_one_that_leaves_its_turn_holds_nobody_up():
 
 
 def test_one_tenant_takes_no_more_than_its_share():
-    budget = Budget(100, 50)
+    budget = BodyBudget(100, 50)
     budget.take("acme", 50)
     with pytest.raises(ApiError, match="of your") as refused:
         budget.take("acme", 1)
@@ -133,7 +133,7 @@ async def test_slow_bodies_of_one_tenant_leave_room_for_anothers(tmp_path: Path)
             slow[-1][1].write(f"{head}content-length: 90001\r\n\r\n".encode() + b" " * 90_000)
         async with asyncio.timeout(20):
             assert b" 503 " in await slow[2][0].readline()
-            while it.app.budget.held < 180_000:
+            while it.app.body_budget.held < 180_000:
                 await asyncio.sleep(0.01)
         big = {**CHAT, "messages": [{"role": "user", "content": "x" * 100_000}]}
         assert (await it.post(big, key="sk-zeta")).status == 200
@@ -183,7 +183,7 @@ async def test_answers_that_nobody_takes_are_counted_until_they_are_taken(tmp_pa
         _, deaf = await asyncio.open_connection("127.0.0.1", it.server.port, limit=1024)
         deaf.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         async with asyncio.timeout(20):
-            while it.app.answers.held < 6_000_000:
+            while it.app.answer_budget.held < 6_000_000:
                 await asyncio.sleep(0.01)
         refused = await it.post(CHAT)
         assert (refused.status, (await refused.json())["error"]["code"]) == (503, "overloaded")
@@ -192,7 +192,7 @@ async def test_answers_that_nobody_takes_are_counted_until_they_are_taken(tmp_pa
         assert (other.status, len(await other.read()) > 6_000_000) == (200, True)
         deaf.transport.abort()
         async with asyncio.timeout(20):
-            while it.app.answers.held:
+            while it.app.answer_budget.held:
                 await asyncio.sleep(0.01)
         again = await it.post(CHAT)
         assert (again.status, len(await again.read()) > 6_000_000) == (200, True)

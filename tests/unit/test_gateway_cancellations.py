@@ -13,10 +13,10 @@ import pytest
 from aiohttp import web
 
 from shoal.api import keys, names
-from shoal.api.usage import UsageRecord
 from shoal.core.quota.abandoned import is_exact
 from shoal.gateway import cancellations
-from shoal.signals.stream import Peer
+from shoal.metering.record import UsageRecord
+from shoal.net.stream import StreamPeer
 from tests.support.gateway import INSTALL_KEY, GatewayUnderTest, gateway, replica, tenant
 from tests.support.scripted_engine import USAGE, EngineRequest, ScriptedEngine
 from tests.support.waiting import until_async
@@ -52,8 +52,8 @@ class Agent:
             self.aborted.set()
         return web.Response(status=self.status)
 
-    def peer(self, number: int = 1) -> Peer:
-        return Peer(f"pod-{number}", f"chat/llama-{number}", "127.0.0.1", KEY, self.port)
+    def peer(self, number: int = 1) -> StreamPeer:
+        return StreamPeer(f"pod-{number}", f"chat/llama-{number}", "127.0.0.1", KEY, self.port)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
@@ -174,7 +174,7 @@ async def test_an_agent_that_is_gone_leaves_the_estimate(tmp_path: Path):
     agent = Agent()
     engine = ScriptedEngine(ends_when_told(agent))
     async with serving(tmp_path, agent, engine) as it:
-        it.fleet.streams.set_peers([Peer("pod-1", "chat/llama-1", "127.0.0.1", KEY, 1)])
+        it.fleet.streams.set_peers([StreamPeer("pod-1", "chat/llama-1", "127.0.0.1", KEY, 1)])
         it.hear(1)
         assert counts(await left(it, engine))[:2] == ("cancelled", "estimated")
         await engine.requests[0].gone.wait()
@@ -320,7 +320,7 @@ async def test_its_places_are_kept_until_the_engine_has_ended_it(tmp_path: Path,
         assert counts(record) == EXACT
         await until_async(lambda: it.app.in_flight == 0)
         assert it.fleet.in_flight("pod-1") == 0
-        assert it.app.demand.tenants.of("acme").told().in_flight == 0
+        assert it.app.demand.tenants.of("acme").own_use().in_flight == 0
 
 
 @pytest.mark.parametrize("listening", [True, False])
@@ -331,13 +331,13 @@ async def test_a_budget_is_used_up_by_what_was_computed(tmp_path: Path, listenin
         it.tenants["acme"] = tenant(budget={"tokens": 100_000})
         it.changed()
         await left(it, engine)
-        booked = it.app.demand.tenants.of("acme").told().booked
+        booked = it.app.demand.tenants.of("acme").own_use().booked
         assert (booked == USAGE["total_tokens"]) == listening
         assert booked > 0
 
 
 async def test_only_so_many_are_kept_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cancellations, "MOST", 1)
+    monkeypatch.setattr(cancellations, "MAX_CANCELLATIONS", 1)
     monkeypatch.setattr(cancellations, "SECONDS", 30.0)
     agent = Agent(deaf=1000)
     engine = ScriptedEngine(ends_when_told(agent))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from shoal.api.usage import UsageData
-from shoal.gateway.meter import parse_usage, sum_choices
+from shoal.metering.meter import parse_usage, sum_choices
+from shoal.metering.record import UsageData
 from tests.support.gateway import GatewayUnderTest, gateway, lines
 from tests.support.scripted_engine import USAGE, EngineRequest, ScriptedEngine, serve_normally
 
@@ -421,7 +421,7 @@ async def test_short_requests_have_no_checkpoint(tmp_path: Path):
 
 
 async def test_a_request_that_waits_for_long_says_that_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("shoal.gateway.meter.KEEP_ALIVE_SECONDS", 0.5)
+    monkeypatch.setattr("shoal.metering.meter.KEEP_ALIVE_SECONDS", 0.5)
     async with gateway(tmp_path, ScriptedEngine()) as it:
         it.hear(1, phase="stalled")
         asked = asyncio.create_task(it.post(CHAT))

@@ -30,7 +30,7 @@ def waiting(it: GatewayUnderTest) -> Generator[list[Ticket]]:
 
 def enter(it: GatewayUnderTest, tenant: str) -> Ticket:
     model = it.app.directory.snapshot.models[MODEL.key]
-    return it.app.holds.enter(model, tenant, "llama", 900, 300, (), 50, again=False)
+    return it.app.holds.enter(model, tenant, "llama", 900, 300, (), 50, is_retry=False)
 
 
 def end(it: GatewayUnderTest, tickets: list[Ticket]) -> None:
@@ -45,7 +45,7 @@ async def test_a_tenant_with_ten_thousand_held_delays_anothers_single_request_by
 ) -> None:
     async with gateway(tmp_path, ScriptedEngine()) as it:
         it.pods.clear()
-        it.fleet.heard_of("pod-1", None)
+        it.fleet.update("pod-1", None)
         it.model(limits=Limits(max_requests=2 * CROWD, max_bytes=2**40, max_tenant_percent=100))
         with waiting(it) as crowd:
             it.pods["chat/llama-1"] = replica(1)

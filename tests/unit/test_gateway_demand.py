@@ -7,7 +7,7 @@ import pytest
 
 from shoal.api.demand import DemandMessage, ModelDemand
 from shoal.gateway import demand
-from shoal.gateway.demand import DemandBook, Teller
+from shoal.gateway.demand import DemandPublisher, DemandState
 
 
 class Clock:
@@ -24,8 +24,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def book(clock: Clock) -> DemandBook:
-    return DemandBook(clock)
+def book(clock: Clock) -> DemandState:
+    return DemandState(clock)
 
 
 def told(content: bytes | None) -> dict[str, ModelDemand | None]:
@@ -36,11 +36,11 @@ def told(content: bytes | None) -> dict[str, ModelDemand | None]:
     return message.models
 
 
-def test_a_request_is_counted_from_its_arrival_to_its_end(book: DemandBook):
+def test_a_request_is_counted_from_its_arrival_to_its_end(book: DemandState):
     book.arrived("m")
     book.held("m", 500, 100.0)
     assert told(book.take()) == {"m": ModelDemand(arrivals=1, held=1, held_tokens=500)}
-    book.unheld("m", 500, 100.0)
+    book.released("m", 500, 100.0)
     book.sent("m")
     assert told(book.take()) == {"m": ModelDemand(arrivals=1, in_flight=1)}
     book.ended("m")
@@ -48,30 +48,30 @@ def test_a_request_is_counted_from_its_arrival_to_its_end(book: DemandBook):
     assert book.take() is None
 
 
-def test_the_age_is_that_of_the_oldest_that_still_waits(book: DemandBook, clock: Clock):
+def test_the_age_is_that_of_the_oldest_that_still_waits(book: DemandState, clock: Clock):
     for since in (90.0, 80.0, 95.0):
         book.held("m", 1, since)
     assert book.demand("m").oldest_seconds == 20
-    book.unheld("m", 1, 80.0)
+    book.released("m", 1, 80.0)
     assert book.demand("m").oldest_seconds == 10
-    book.unheld("m", 1, 95.0)
+    book.released("m", 1, 95.0)
     clock.now += 5
     assert book.demand("m").oldest_seconds == 15
-    book.unheld("m", 1, 90.0)
+    book.released("m", 1, 90.0)
     assert book.demand("m") == ModelDemand()
     book.held("m", 1, 104.0)
     assert book.demand("m").oldest_seconds == 1
 
 
-def test_two_that_began_to_wait_in_the_same_moment_are_two(book: DemandBook):
+def test_two_that_began_to_wait_in_the_same_moment_are_two(book: DemandState):
     book.held("m", 1, 90.0)
     book.held("m", 1, 90.0)
-    book.unheld("m", 1, 90.0)
+    book.released("m", 1, 90.0)
     assert book.demand("m").oldest_seconds == 10
-    assert book.held_here("m") == 1
+    assert book.held_count("m") == 1
 
 
-def test_holding_is_told_at_once_and_only_of_that_model(book: DemandBook):
+def test_holding_is_told_at_once_and_only_of_that_model(book: DemandState):
     due: list[bool] = []
     book.due = due.append
     book.sent("busy")
@@ -83,12 +83,12 @@ def test_holding_is_told_at_once_and_only_of_that_model(book: DemandBook):
     book.held("asleep", 7, 100.0)
     assert due == [False, True]
     assert told(book.take_urgent()) == {"asleep": ModelDemand(held=1, held_tokens=7)}
-    book.unheld("asleep", 7, 100.0)
+    book.released("asleep", 7, 100.0)
     assert due == [False, True, True]
     assert told(book.take()) == {"busy": ModelDemand(in_flight=2), "asleep": ModelDemand()}
 
 
-def test_the_first_request_of_a_quiet_model_is_told_at_once_though_it_neither_waits_nor_runs(book: DemandBook):
+def test_the_first_request_of_a_quiet_model_is_told_at_once_though_it_neither_waits_nor_runs(book: DemandState):
     due: list[bool] = []
     book.due = due.append
     book.arrived("asleep")
@@ -98,7 +98,7 @@ def test_the_first_request_of_a_quiet_model_is_told_at_once_though_it_neither_wa
     assert due == [True, False]
 
 
-def test_a_small_model_that_flaps_is_told_of_at_most_every_second(book: DemandBook, clock: Clock):
+def test_a_small_model_that_flaps_is_told_of_at_most_every_second(book: DemandState, clock: Clock):
     due: list[bool] = []
     book.sent("m")
     book.take_urgent()
@@ -114,7 +114,7 @@ def test_a_small_model_that_flaps_is_told_of_at_most_every_second(book: DemandBo
     assert due == [False, True]
 
 
-def test_a_deleted_model_is_told_as_null_once_nothing_of_it_is_here(book: DemandBook):
+def test_a_deleted_model_is_told_as_null_once_nothing_of_it_is_here(book: DemandState):
     book.arrived("gone")
     book.arrived("busy")
     book.sent("busy")
@@ -127,17 +127,17 @@ def test_a_deleted_model_is_told_as_null_once_nothing_of_it_is_here(book: Demand
     assert told(book.take()) == {"busy": None}
 
 
-def test_counts_never_fall_below_nothing(book: DemandBook):
+def test_counts_never_fall_below_nothing(book: DemandState):
     with pytest.raises(ValueError, match="was not sent"):
         book.ended("m")
     with pytest.raises(ValueError, match="was not held"):
-        book.unheld("m", 1, 100.0)
+        book.released("m", 1, 100.0)
 
 
 async def test_a_reader_hears_of_a_held_request_without_waiting_for_the_second(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(demand, "QUIET_SECONDS", 3600.0)
-    book = DemandBook()
-    teller = Teller(book)
+    book = DemandState()
+    teller = DemandPublisher(book)
     with teller.hub.reader() as reader:
         assert orjson.loads((await reader.next(5))[5:])["models"] == {}  # pyright: ignore[reportOptionalSubscript]
         book.arrived("m")  # the first of all goes out, and the next hour has none

@@ -13,7 +13,7 @@ from tests.support.gateway import GatewayUnderTest, gateway, lines, tenant
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 
 TIMES = 5
-OF_CONNECTIONS = ("_Connection", "Target")
+OF_CONNECTIONS = ("_Connection", "UpstreamAddress")
 """A closed connection is a cycle with its parser; a request whose answer is not read to its end costs one."""
 
 

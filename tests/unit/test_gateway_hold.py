@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shoal.core.hold.limits import Limits
-from shoal.core.resolve import DeadEnd
+from shoal.core.routing.resolve import DeadEnd
 from shoal.gateway import waiting
 from tests.support.gateway import MODEL, GatewayUnderTest, gateway, lines, replica, tenant
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
@@ -20,7 +20,7 @@ STREAM = {**CHAT, "stream": True}
 
 
 def holding(it: GatewayUnderTest) -> int:
-    room = it.app.holds.rooms.get(MODEL.uid)
+    room = it.app.holds.queues.get(MODEL.uid)
     return room.held.requests if room else 0
 
 
@@ -33,7 +33,7 @@ async def until_held(it: GatewayUnderTest, count: int) -> None:
 def asleep(it: GatewayUnderTest) -> None:
     """The Model has no pod."""
     it.pods.clear()
-    it.fleet.heard_of("pod-1", None)
+    it.fleet.update("pod-1", None)
     it.changed()
 
 
@@ -65,7 +65,7 @@ async def test_a_request_waits_until_a_replica_comes(tmp_path: Path):
         assert all(r.data.hold_ms is not None and r.data.hold_ms >= 50 and r.data.attempts == 1 for r in records)
         demand = it.app.demand.demand(MODEL.uid)
         assert (demand.arrivals, demand.held, demand.held_tokens, demand.in_flight) == (2, 0, 0, 0)
-        assert not it.app.holds.rooms
+        assert not it.app.holds.queues
 
 
 async def test_a_request_that_does_not_wait_has_no_hold_time(tmp_path: Path):
@@ -81,7 +81,7 @@ async def test_whoever_comes_later_waits_behind_those_who_wait(tmp_path: Path):
         first = asyncio.create_task(it.post(CHAT))
         await until_held(it, 1)
         # A replica is there at the very moment, but the one that waits has not been let go yet.
-        it.app.holds.rooms[MODEL.uid].poke = lambda: None  # type: ignore[method-assign]
+        it.app.holds.queues[MODEL.uid].schedule_round = lambda: None  # type: ignore[method-assign]
         wake(it, max_running=0, running=0, waiting=0)
         second = asyncio.create_task(it.post(CHAT))
         await until_held(it, 2)
@@ -95,9 +95,9 @@ async def test_whoever_comes_later_waits_behind_those_who_wait(tmp_path: Path):
 @pytest.mark.parametrize(
     ("limits", "told"),
     [
-        (Limits(max_requests=2, max_tenant_percent=100), "as many requests wait for it as may"),
-        (Limits(max_bytes=400, max_tenant_percent=100), "are as large as they may be together"),
-        (Limits(max_requests=4, max_tenant_percent=50), "you have as many requests waiting for it as one account may"),
+        (Limits(max_requests=2, max_tenant_percent=100), "as many requests as allowed already wait for it"),
+        (Limits(max_bytes=400, max_tenant_percent=100), "already take all the bytes allowed"),
+        (Limits(max_requests=4, max_tenant_percent=50), "as many of your requests as allowed already wait for it"),
     ],
 )
 async def test_beyond_a_bound_it_is_refused_with_what_is_left_of_the_cold_start(
@@ -336,7 +336,7 @@ async def test_a_client_that_leaves_is_removed_at_once(tmp_path: Path):
         demand = it.app.demand.demand(MODEL.uid)
         assert (demand.held, demand.held_tokens, demand.in_flight) == (0, 0, 0)
         assert {r.data.outcome for r in await it.records(count=2)} == {"cancelled"}
-        assert not it.app.holds.rooms
+        assert not it.app.holds.queues
 
 
 # --- the pace ---------------------------------------------------------------------------------------------------------
@@ -389,7 +389,7 @@ async def test_lets_go_as_many_as_there_is_room_for_and_then_one_for_each_that_e
 async def test_shares_the_room_with_the_other_gateways(tmp_path: Path):
     gate = Gate()
     async with gateway(tmp_path, ScriptedEngine(gate)) as it:
-        it.app.holds.elsewhere = lambda uid: 30 if uid == MODEL.uid else None
+        it.app.holds.held_by_peers = lambda uid: 30 if uid == MODEL.uid else None
         asleep(it)
         posts = [asyncio.create_task(it.post({**CHAT, "user": "a"})) for _ in range(10)]
         await until_held(it, 10)
@@ -481,7 +481,7 @@ async def test_when_all_streams_are_down_those_who_wait_go_to_ready_pods(tmp_pat
         it.hear(1, phase="stalled")
         posts = [asyncio.create_task(it.post(CHAT)) for _ in range(6)]
         await until_held(it, 6)
-        it.fleet.heard_of("pod-1", None)
+        it.fleet.update("pod-1", None)
         assert {(await post).status for post in posts} == {200}
         assert it.metric("shoal_gateway_fallback_choices_total") == 6
 

@@ -10,9 +10,9 @@ from shoal.api import names
 from shoal.api.keys import fingerprint
 from shoal.gateway import acks
 from shoal.gateway.directory import Directory
-from shoal.gateway.fleet import Fleet
+from shoal.gateway.replicapool import ReplicaPool
 from shoal.gateway.upstream import Pool
-from shoal.serving.installkey import KeyRing
+from shoal.net.installkey import KeyRing
 from tests.support.addresses import pod_ip
 from tests.support.gateway import INSTALL_KEY, MODEL, replica
 from tests.support.rolekeys import give
@@ -27,7 +27,7 @@ async def test_a_replica_whose_model_is_gone_hears_that_its_gateways_turned_away
     give(tmp_path, INSTALL_KEY)
     ring = KeyRing(tmp_path)
     ring.refresh()
-    fleet, pool, agent = Fleet(ring, ME), Pool(keep_alive=30.0), FakeAgent()
+    fleet, pool, agent = ReplicaPool(ring, ME), Pool(keep_alive=30.0), FakeAgent()
     sending = acks.Acks(fleet, ME, pool)
     app = web.Application()
     app.router.add_get(names.REPLICA_PATH, agent.stream)
@@ -58,7 +58,7 @@ async def test_a_replica_whose_model_is_gone_hears_that_its_gateways_turned_away
         assert len(agent.streams) == 1  # the one that it had
         del pods["chat/llama-1"]
         directory.mark("pods")
-        await until(lambda: fleet.streams.wanted == 0)
+        await until(lambda: fleet.streams.count == 0)
     finally:
         await fleet.streams.close()
         await sending.close()

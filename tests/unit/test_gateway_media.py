@@ -15,7 +15,7 @@ import pytest
 from shoal.api.tenant import TenantLogging
 from shoal.core.redaction.content import Content
 from shoal.core.redaction.rules import compile_rules
-from shoal.gateway.requestlog.capture import Capture, Room
+from shoal.requestlog.capture import Capture, CaptureBudget
 from tests.support import pictures
 from tests.support.gateway import API_KEY, FACTS, GatewayUnderTest, gateway, tenant
 from tests.support.mediahost import HOST, INSIDE, PNG, Answer, Dns, MediaHost, fetcher, telling
@@ -54,11 +54,11 @@ class World:
         """Waits until the last of it is given back."""
         app = self.it.app
         async with asyncio.timeout(30):
-            while app.in_flight or app.budget.held or app.media._places._tenants:
+            while app.in_flight or app.body_budget.held or app.media._slots._tenants:
                 await asyncio.sleep(0.01)
 
     def account(self) -> Any:
-        return self.it.app.quotas.book.accounts["acme"].told()
+        return self.it.app.quotas.usage.accounts["acme"].own_use()
 
 
 @contextlib.asynccontextmanager
@@ -231,11 +231,11 @@ async def test_media_count_in_the_memory_of_bodies(tmp_path: Path) -> None:
         w.it.changed()
         first = asyncio.create_task(w.it.post(chat(URL)))
         async with asyncio.timeout(30):
-            while w.it.app.budget.held < 200_000:
+            while w.it.app.body_budget.held < 200_000:
                 await asyncio.sleep(0.01)
         second = asyncio.create_task(w.it.post(chat(URL), key="sk-zeta"))
         async with asyncio.timeout(30):
-            while w.it.app.budget.held < 400_000:
+            while w.it.app.body_budget.held < 400_000:
                 await asyncio.sleep(0.01)
         go.set()
         answers = [await (await each).json() for each in (first, second)]
@@ -259,7 +259,7 @@ async def test_a_client_that_leaves_ends_its_fetch(tmp_path: Path) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", w.it.server.port)
         writer.write(f"{head}content-length: {len(raw)}\r\n\r\n".encode() + raw)
         async with asyncio.timeout(30):
-            while w.it.app.budget.held < 150_000:
+            while w.it.app.body_budget.held < 150_000:
                 await asyncio.sleep(0.01)
         assert w.account().in_flight == 1
         writer.transport.abort()
@@ -299,7 +299,7 @@ async def test_the_request_log_has_type_and_size_and_no_url(tmp_path: Path, monk
         w.it.tenants["acme"] = tenant(logging={"mode": "Full"})
         w.it.changed()
         kept: list[Any] = []
-        monkeypatch.setattr(w.it.app.logs.book.writer, "put", kept.append)
+        monkeypatch.setattr(w.it.app.logs.logger.writer, "put", kept.append)
         for url in (URL, pictures.data_url("image/png", large)):
             assert (await w.it.post(chat(url))).status == 200
         await w.idle()
@@ -316,6 +316,6 @@ async def test_the_request_log_has_type_and_size_and_no_url(tmp_path: Path, monk
 def test_a_capture_of_the_body_as_it_came_would_keep_the_url() -> None:
     fields = chat(DATA)
     for raw, kept in ((json.dumps(chat(URL)).encode(), True), (None, False)):
-        capture = Capture(Room(1 << 20), TenantLogging.model_validate({"mode": "Full"}), "", 1 << 16)
-        capture.asked(raw, fields)
+        capture = Capture(CaptureBudget(1 << 20), TenantLogging.model_validate({"mode": "Full"}), "", 1 << 16)
+        capture.requested(raw, fields)
         assert (b"s3cret" in (capture.take().request or b"")) is kept

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shoal.core.hold.limits import Limits
-from shoal.gateway.metrics import Metrics
+from shoal.gateway.metrics import GatewayMetrics
 from shoal.gateway.tenantmetrics import TenantMetrics
 from tests.support.gateway import API_KEY, MODEL, GatewayUnderTest, gateway, lines, tenant
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine
@@ -121,10 +121,10 @@ def test_a_tenant_is_shown_before_its_first_refusal() -> None:
 
 
 def test_requests_for_adapters_by_whether_one_was_there() -> None:
-    metrics = Metrics()
+    metrics = GatewayMetrics()
     for missed in (True, False, False):
-        metrics.adapter_asked("chat/llama", "/v1/chat/completions", missed=missed)
-    metrics.adapter_asked("chat/llama", "/v1/completions", missed=False)
+        metrics.adapter_requested("chat/llama", "/v1/chat/completions", missed=missed)
+    metrics.adapter_requested("chat/llama", "/v1/completions", missed=False)
     read = metrics.registry.get_sample_value
     of = {"gen_ai_request_model": "chat/llama"}
     assert read("shoal_gateway_adapter_requests_total", {**of, "loaded": "yes"}) == 3

@@ -5,8 +5,8 @@ from pathlib import Path
 import aiohttp
 
 from shoal.api import keys
+from shoal.net.stream import ListenerIdentity, StreamPeer
 from shoal.signals.demand import DemandStreams
-from shoal.signals.stream import Me, Peer
 from tests.support.gateway import INSTALL_KEY
 from tests.support.gateway_process import ask, serving
 from tests.support.gatewaypods import FIRST, OWN, SECOND, THIRD, following, gateway_pod
@@ -27,10 +27,10 @@ async def test_what_waits_elsewhere_is_the_sum_over_the_others(tmp_path: Path):
             gateway_pod("gateway-2", SECOND),
         ]
         async with following(tmp_path, first.port, *pods) as (peers, _):
-            assert peers.held_elsewhere("m") is None  # nothing is known yet
+            assert peers.held_by_peers("m") is None  # nothing is known yet
             await until(lambda: peers.live == 3)
-            assert peers.held_elsewhere("m") == 3
-            assert peers.held_elsewhere("another") == 0
+            assert peers.held_by_peers("m") == 3
+            assert peers.held_by_peers("another") == 0
             assert {reader.caller.name for reader in first.hub} == {"gateway-0"}
             assert {reader.caller.role for reader in first.hub} == {"gateway"}
 
@@ -43,9 +43,9 @@ async def test_a_gateway_that_was_ready_and_is_silent_makes_it_unknown_until_it_
         pods = [gateway_pod("gateway-1", FIRST), silent]
         async with following(tmp_path, first.port, *pods) as (peers, server):
             await until(lambda: peers.live == 2)
-            assert peers.held_elsewhere("m") is None
+            assert peers.held_by_peers("m") is None
             await server.change("pods", gateway_pod("gateway-2", THIRD, deletionTimestamp="2026-01-01T00:00:00Z"))
-            await until(lambda: peers.held_elsewhere("m") == 1)
+            await until(lambda: peers.held_by_peers("m") == 1)
 
 
 async def test_one_that_never_was_ready_holds_nothing(tmp_path: Path):
@@ -54,7 +54,7 @@ async def test_one_that_never_was_ready_holds_nothing(tmp_path: Path):
         pods = [gateway_pod("gateway-1", FIRST), gateway_pod("gateway-2", None, ready=False)]
         async with following(tmp_path, first.port, *pods) as (peers, _):
             await until(lambda: peers.live == 2)
-            assert peers.held_elsewhere("m") == 0
+            assert peers.held_by_peers("m") == 0
 
 
 async def test_the_whole_gateway_tells_what_becomes_of_a_request(tmp_path: Path):
@@ -62,13 +62,13 @@ async def test_the_whole_gateway_tells_what_becomes_of_a_request(tmp_path: Path)
     engine = ScriptedEngine()
     async with serving(tmp_path, engine) as process, aiohttp.ClientSession() as session:
         key = keys.derive(INSTALL_KEY, "operator", keys.DEMAND)
-        streams = DemandStreams(lambda _uid, _models: None, Me("operator-1", "boot"))
+        streams = DemandStreams(lambda _uid, _models: None, ListenerIdentity("operator-1", "boot"))
         streams.start()
-        streams.put(Peer("g", "g", "127.0.0.1", key, process.ops.port))
+        streams.put(StreamPeer("g", "g", "127.0.0.1", key, process.ops.port))
         try:
             await until(lambda: bool(streams.live()))
             (heard,) = streams.live()
-            assert heard.boot == process.me.boot
+            assert heard.boot == process.identity.boot
             # No agent is heard, but the replica is Ready: that will do for a base model.
             async with ask(session, process) as answer:
                 assert answer.status == 200

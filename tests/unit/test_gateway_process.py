@@ -59,7 +59,7 @@ async def test_from_nothing_to_an_answer_and_on_without_the_api_server(tmp_path:
         assert process.metrics.registry.get_sample_value("shoal_gateway_invalid_objects_total", {"kind": "Model"}) == 1
         assert process.metrics.registry.get_sample_value("shoal_gateway_invalid_objects_total", {"kind": "Tenant"}) == 1
         async with asyncio.timeout(30):
-            while not process.fleet.heard:
+            while not process.fleet.live:
                 await asyncio.sleep(0.05)
         async with ask(session, process) as answer:
             assert (await answer.json())["model"] == "llama"

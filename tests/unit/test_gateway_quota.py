@@ -11,13 +11,13 @@ import pytest
 from shoal.api.ledger import Prices, Rate
 from shoal.core.quota.abandoned import abandoned_tokens
 from shoal.core.quota.limits import Cost
-from shoal.core.quota.month import PICO, Total
-from shoal.core.quota.others import Peer
-from shoal.core.rating.price import Book
+from shoal.core.quota.month import PICO, MonthTotal
+from shoal.core.quota.peerusage import GatewayPeer
+from shoal.core.rating.price import RateTable
 from shoal.gateway import quota
 from shoal.gateway.quota import Months, Quota
-from shoal.gateway.quotawords import duration
-from shoal.ledger.spool import SpoolUnavailable
+from shoal.gateway.quotamessages import duration
+from shoal.metering.spool import SpoolUnavailable
 from tests.support.gateway import MODEL, GatewayUnderTest, gateway, lines, tenant
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 
@@ -33,10 +33,10 @@ RATELIMIT = re.compile(r"x-ratelimit-(limit|remaining|reset)-(requests|tokens)")
 class FakeLedger:
     def __init__(self, *rates: Rate, currency: str = "USD") -> None:
         self.live = True
-        self.book: Book | None = Book.of(Prices(list="p", currency=currency, rates=rates))
-        self.totals: dict[str, Total] = {}
+        self.rate_table: RateTable | None = RateTable.of(Prices(list="p", currency=currency, rates=rates))
+        self.totals: dict[str, MonthTotal] = {}
 
-    def total(self, tenant: str) -> Total | None:
+    def total(self, tenant: str) -> MonthTotal | None:
         return self.totals.get(tenant)
 
 
@@ -66,10 +66,10 @@ async def used(it: GatewayUnderTest, tokens: int) -> None:
     """Waits until everything is settled."""
     account = it.app.demand.tenants.of("acme")
     async with asyncio.timeout(10):
-        while account.told().in_flight:
+        while account.own_use().in_flight:
             await asyncio.sleep(0.005)
-    assert account.told().reserved_tokens == 0
-    assert account.told().tokens == tokens
+    assert account.own_use().reserved_tokens == 0
+    assert account.own_use().tokens == tokens
 
 
 async def test_over_the_limit_on_requests_the_answer_says_so(tmp_path: Path):
@@ -178,7 +178,7 @@ async def test_a_stream_settles_with_what_the_engine_counted_also_when_the_clien
                 break
         response.close()
         await used(it, 7 + 3)
-        assert it.app.demand.tenants.of("acme").told().booked == 10
+        assert it.app.demand.tenants.of("acme").own_use().booked == 10
 
 
 async def test_a_request_that_no_engine_had_costs_no_tokens(tmp_path: Path):
@@ -200,9 +200,9 @@ async def test_of_an_engine_that_said_nothing_the_prompt_counts_but_is_not_booke
         response = await it.post({**CHAT, "stream": True})
         await response.read()
         async with asyncio.timeout(10):
-            while it.app.demand.tenants.of("acme").told().in_flight:
+            while it.app.demand.tenants.of("acme").own_use().in_flight:
                 await asyncio.sleep(0.005)
-        told = it.app.demand.tenants.of("acme").told()
+        told = it.app.demand.tenants.of("acme").own_use()
         (record,) = await it.records()
         assert record.data.count_source in ("estimated", "none")
         assert told.tokens == (record.data.input_tokens or 0)
@@ -221,15 +221,15 @@ async def test_without_a_bound_of_the_client_an_answer_is_assumed(tmp_path: Path
 
 async def test_the_share_of_another_gateway_is_not_this_ones(tmp_path: Path):
     async with gateway(tmp_path, ScriptedEngine()) as it:
-        others = [Peer(None, None)]
-        it.app.quotas._ask_crowd = lambda: others  # pyright: ignore[reportPrivateUsage]
+        others = [GatewayPeer(None, None)]
+        it.app.quotas._read_peers = lambda: others  # pyright: ignore[reportPrivateUsage]
         limit(it, limits={"requestsPerMinute": 4})
         for _ in range(2):
             await served(it)
         error, headers = await refused(it)
         assert error["message"].startswith("You have reached your limit on requests per minute: limit 4, used 4.")
-        others[:] = [Peer("g1", it.app.quotas.clock())]
-        it.app.quotas._crowd_at = 0.0  # pyright: ignore[reportPrivateUsage]
+        others[:] = [GatewayPeer("g1", it.app.quotas.clock())]
+        it.app.quotas._peers_at = 0.0  # pyright: ignore[reportPrivateUsage]
         limit(it, limits={"requestsPerMinute": 6})
         for _ in range(2):
             await served(it)
@@ -251,11 +251,11 @@ async def test_a_budget_in_money_is_reserved_at_the_price_and_settled_with_the_c
         limit(it, budget={"amount": "6", "currency": "USD"})
         await served(it)
         await used(it, USED)
-        assert it.app.demand.tenants.of("acme").told().spent == 40 * cent
+        assert it.app.demand.tenants.of("acme").own_use().spent == 40 * cent
         error, _ = await refused(it, {**CHAT, "max_tokens": 60})
         assert error["message"].startswith("The request is larger than your monthly budget.")
-        ledger.totals["acme"] = Total("2999-01", spent=599 * cent)
-        it.app.quotas.heard("acme")
+        ledger.totals["acme"] = MonthTotal("2999-01", spent=599 * cent)
+        it.app.quotas.totals_changed("acme")
         error, headers = await refused(it)
         assert error == {
             "message": (
@@ -314,8 +314,8 @@ async def test_a_request_that_waited_is_refused_if_the_budget_is_used_up_by_then
         asked = asyncio.create_task(it.post(CHAT))
         while not it.app.holds.waiting:
             await asyncio.sleep(0.005)
-        ledger.totals["acme"] = Total("2999-01", tokens=1000)
-        it.app.quotas.heard(None)
+        ledger.totals["acme"] = MonthTotal("2999-01", tokens=1000)
+        it.app.quotas.totals_changed(None)
         it.hear(1)
         answer = await asked
         assert answer.status == 429
@@ -334,8 +334,8 @@ async def test_one_that_waited_is_served_if_its_budget_was_raised_meanwhile(tmp_
         asked = [asyncio.create_task(it.post(CHAT)) for _ in range(2)]
         while it.app.holds.waiting < 2:
             await asyncio.sleep(0.005)
-        ledger.totals["acme"] = Total("2999-01", tokens=1000)
-        it.app.quotas.heard(None)
+        ledger.totals["acme"] = MonthTotal("2999-01", tokens=1000)
+        it.app.quotas.totals_changed(None)
         limit(it, budget={"tokens": 2000})
         it.hear(1)
         assert [(await answer).status for answer in asked] == [200, 200]
@@ -498,7 +498,7 @@ async def abandons(it: GatewayUnderTest, engine: ScriptedEngine, times: int) -> 
             continue
         post.cancel()
         async with asyncio.timeout(10):
-            while it.app.demand.tenants.of("acme").told().in_flight:
+            while it.app.demand.tenants.of("acme").own_use().in_flight:
                 await asyncio.sleep(0.005)
     return refusals
 
@@ -515,7 +515,7 @@ async def test_who_always_leaves_before_the_answer_uses_up_what_the_tenant_has(t
         refusals = await abandons(it, engine, 60)
         assert refusals
         assert set(refusals) == {429}
-        told = it.app.demand.tenants.of("acme").told()
+        told = it.app.demand.tenants.of("acme").own_use()
         assert told.booked > 0
         records = await it.records()
         assert {(r.data.outcome, r.data.count_source) for r in records} == {("cancelled", "estimated")}
@@ -523,7 +523,7 @@ async def test_who_always_leaves_before_the_answer_uses_up_what_the_tenant_has(t
 
 async def test_without_the_estimate_a_budget_is_never_used_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def as_before(self: Quota, asked: Cost, *_: Any) -> None:
-        self.account.settle(self._all.clock(), asked, 0, 0, 0)
+        self.account.settle(self._quotas.clock(), asked, 0, 0, 0)
 
     monkeypatch.setattr(Quota, "settle", as_before)
     engine = ScriptedEngine(never)

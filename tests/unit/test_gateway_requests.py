@@ -17,9 +17,9 @@ from cryptography.x509.oid import NameOID
 
 from shoal.api import keys
 from shoal.core.hold.limits import Limits
-from shoal.core.resolve import ServedModel
+from shoal.core.routing.resolve import ServedModel
 from shoal.gateway import request
-from shoal.gateway.upstream import Target
+from shoal.gateway.upstream import UpstreamAddress
 from tests.support.gateway import API_KEY, INSTALL_KEY, MODEL, gateway, lines, replica, tenant
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 
@@ -187,7 +187,7 @@ async def test_a_body_without_length_is_bounded_too(tmp_path: Path):
             f"{it.url}/v1/chat/completions", data=endless(), headers={"authorization": f"Bearer {API_KEY}"}
         )
         assert response.status == 413
-        assert it.app.budget.held == 0
+        assert it.app.body_budget.held == 0
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ async def test_clients_that_do_not_finish_are_dropped(tmp_path: Path, sent: byte
         assert got.startswith(answer)
         assert bool(got) == bool(answer)
         writer.close()
-        assert it.app.budget.held == 0
+        assert it.app.body_budget.held == 0
 
 
 async def test_tls(tmp_path: Path):
@@ -575,7 +575,7 @@ async def test_a_stalled_replica_keeps_no_request_that_has_seen_nothing_of_its_a
         await request.gone.wait()
 
     async with gateway(tmp_path, ScriptedEngine(hang), ScriptedEngine()) as it:
-        it.fleet.heard_of("pod-2", None)
+        it.fleet.update("pod-2", None)
         stream = await it.post({**CHAT, "stream": True})
         whole = asyncio.create_task(it.post(CHAT))
         async with asyncio.timeout(20):
@@ -594,10 +594,10 @@ async def test_a_replica_that_stalls_while_it_is_dialled_gets_no_request(
 ):
     first = ScriptedEngine()
     async with gateway(tmp_path, first, ScriptedEngine()) as it:
-        it.fleet.heard_of("pod-2", None)
+        it.fleet.update("pod-2", None)
         dial = it.pool._connect  # pyright: ignore[reportPrivateUsage]
 
-        async def dialled(target: Target):
+        async def dialled(target: UpstreamAddress):
             connection = await dial(target)
             if target.port == it.ports["pod-1"]:
                 it.hear(2)
@@ -612,7 +612,7 @@ async def test_a_replica_that_stalls_while_it_is_dialled_gets_no_request(
 async def test_the_kernel_is_asked_to_notice_an_engine_whose_machine_is_gone(tmp_path: Path):
     async with gateway(tmp_path, ScriptedEngine()) as it:
         assert (await it.post(CHAT)).status == 200
-        (connection,) = it.pool._idle[Target("127.0.0.1", it.ports["pod-1"])]  # pyright: ignore[reportPrivateUsage]
+        (connection,) = it.pool._idle[UpstreamAddress("127.0.0.1", it.ports["pod-1"])]  # pyright: ignore[reportPrivateUsage]
         assert connection.socket is not None
         option = connection.socket.getsockopt
         assert option(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from shoal.ledger.spoolreader import SpoolReader
+from shoal.metering.spoolreader import SpoolReader
 from tests.support.fake_ledger import FakeLedger, until
 from tests.support.full_spool import fill
 from tests.support.gateway_process import ask, readyz, serving
@@ -26,7 +26,7 @@ async def test_records_arrive_while_it_serves_and_the_rest_at_its_end(tmp_path: 
                 assert answer.status == 200
             await until(lambda: len(ledger.of("final")) == 1)
             (final,) = ledger.of("final")
-            assert (final.data.gateway, final.data.output_tokens) == (process.me.boot, 3)
+            assert (final.data.gateway, final.data.output_tokens) == (process.identity.boot, 3)
             assert (await readyz(session, process))[1] == {"status": "ok"}
             async with session.get(f"http://127.0.0.1:{process.ops.port}/metrics") as metrics:
                 text = await metrics.text()

@@ -7,13 +7,13 @@ from typing import Any
 
 import aiohttp
 
-from shoal.gateway.process import Process
+from shoal.gateway.process import GatewayProcess
 from tests.support.gateway import API_KEY, lines
 from tests.support.gateway_process import POD, FakeApiServer, ask, readyz, serving
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine
 
 
-async def refused(process: Process, port: int) -> None:
+async def refused(process: GatewayProcess, port: int) -> None:
     """Waits until the gateway takes no more connections."""
     async with asyncio.timeout(30):
         while True:
@@ -110,7 +110,7 @@ def pod(*, ready: bool) -> dict[str, Any]:
     return {**POD, "status": status}
 
 
-async def until_held(process: Process, count: int) -> None:
+async def until_held(process: GatewayProcess, count: int) -> None:
     async with asyncio.timeout(20):
         while process.gateway.holds.waiting != count:
             await asyncio.sleep(0.01)
@@ -128,7 +128,7 @@ async def test_a_stop_keeps_what_waits_until_it_is_served(tmp_path: Path):
         process.stop()
         await refused(process, process.server.port)
         assert (await readyz(session, process))[0] == 503
-        assert process.demand.held_here("uid-llama") == 2  # and tells the operators so
+        assert process.demand.held_count("uid-llama") == 2  # and tells the operators so
         assert process.gateway.holds.waiting == 2
         await server.change("pods", pod(ready=True))
         whole, stream = [await each for each in asked]

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from shoal.api import replica as api
-from shoal.signals.replica import Peer, ReplicaStreams
+from shoal.signals.replica import ReplicaStreams, StreamPeer
 
 Script = Callable[[web.StreamResponse, int], Awaitable[None]]
 
@@ -50,7 +50,7 @@ async def listening(agent: Agent) -> AsyncGenerator[tuple[ReplicaStreams, list[a
     heard: list[api.ReplicaKeys | None] = []
     streams = ReplicaStreams(lambda _uid, keys: heard.append(keys))
     streams.start()
-    streams.set_peers([Peer("pod-1", "chat/llama-1", "127.0.0.1", "the-key", port)])
+    streams.set_peers([StreamPeer("pod-1", "chat/llama-1", "127.0.0.1", "the-key", port)])
     try:
         yield streams, heard
     finally:

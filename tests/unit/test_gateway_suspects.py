@@ -11,7 +11,7 @@ from shoal.core.hold import suspects
 from shoal.core.hold.limits import Limits
 from shoal.core.hold.suspects import Loss
 from shoal.gateway import waiting
-from shoal.gateway.upstream import Aborted, AbortHandle, Answer, Target, UpstreamError
+from shoal.gateway.upstream import Aborted, AbortHandle, UpstreamAddress, UpstreamAnswer, UpstreamError
 from tests.support.gateway import GatewayUnderTest, gateway, lines, replica
 from tests.support.scripted_engine import EngineRequest, ScriptedEngine, serve_normally
 
@@ -152,7 +152,7 @@ async def test_only_a_death_under_it_makes_a_request_suspect(tmp_path: Path, how
     first = ScriptedEngine(ready=503 if how == "starting" else 200)
     async with gateway(tmp_path, first, ScriptedEngine()) as it:
         losing(it, first, how)
-        it.fleet.heard_of("pod-2", None)
+        it.fleet.update("pod-2", None)
         post = asyncio.create_task(it.post(FINE))
         async with asyncio.timeout(20):
             while not first.requests:
@@ -183,7 +183,7 @@ async def test_a_client_that_leaves_while_the_engine_is_asked_has_cancelled(
     async with gateway(tmp_path, engine, connect_seconds=60.0) as it:
         real = it.pool.start
 
-        async def start(target: Target, head: bytes, body: bytes, abort: AbortHandle) -> Answer:
+        async def start(target: UpstreamAddress, head: bytes, body: bytes, abort: AbortHandle) -> UpstreamAnswer:
             if not head.startswith(b"GET /ready "):
                 return await real(target, head, body, abort)
             abort.hold(asking)

@@ -11,8 +11,8 @@ from sqlalchemy import select
 
 from shoal.api import keys
 from shoal.ledger import schema
-from shoal.ledger.shipper import Shipper
-from shoal.ledger.spool import Spool
+from shoal.metering.shipper import Shipper
+from shoal.metering.spool import UsageSpool
 from tests.support.fake_ledger import until
 from tests.support.gateway import GatewayUnderTest, gateway, lines
 from tests.support.ledger import INSTALL_KEY, Served, served
@@ -26,7 +26,7 @@ async def usage(ledger: Served) -> list[dict]:
     return [dict(row._mapping) for row in found]
 
 
-def ship(spool: Spool, ledger: Served) -> Shipper:
+def ship(spool: UsageSpool, ledger: Served) -> Shipper:
     return Shipper(spool, ledger.url, lambda: [keys.derive(INSTALL_KEY, "gateway", keys.LEDGER)])
 
 
@@ -44,7 +44,7 @@ async def through(tmp_path: Path, engine: ScriptedEngine, traffic: Callable[[Gat
         assert await shipper.drain(20), shipper.error
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert shipper.stats.aside == 0
+        assert shipper.stats.quarantined == 0
         return await usage(ledger)
 
 
@@ -84,8 +84,8 @@ CHILD = """
 import asyncio, sys
 from pathlib import Path
 from shoal.gateway.ids import uuid7
-from shoal.ledger.shipper import Shipper
-from shoal.ledger.spool import Spool
+from shoal.metering.shipper import Shipper
+from shoal.metering.spool import UsageSpool
 from tests.support.records import meter
 
 async def requests(spool):
@@ -101,7 +101,7 @@ async def requests(spool):
         print(it.id, flush=True)
 
 async def main():
-    spool = Spool(Path(sys.argv[1]), keep_seconds=0.0)
+    spool = UsageSpool(Path(sys.argv[1]), keep_seconds=0.0)
     spool.start()
     await spool.opened()
     async with asyncio.TaskGroup() as group:
@@ -132,7 +132,7 @@ async def test_a_gateway_that_is_killed_again_and_again_is_billed_for_each_reque
                 if len(acknowledged) >= lives and child.returncode is None:
                     child.send_signal(signal.SIGKILL)
             await child.wait()
-        spool = Spool(tmp_path / "spool")
+        spool = UsageSpool(tmp_path / "spool")
         spool.start()
         await spool.opened()
         shipper = ship(spool, ledger)

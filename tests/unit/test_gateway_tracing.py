@@ -136,7 +136,7 @@ async def test_a_stream_shows_when_its_answer_began(tmp_path, monkeypatch):
 async def test_a_wait_for_a_replica_is_a_span_with_its_reason(tmp_path, monkeypatch):
     async with collecting() as collector, gateway(tmp_path, ScriptedEngine()) as it:
         it.pods.clear()
-        it.fleet.heard_of("pod-1", None)
+        it.fleet.update("pod-1", None)
         it.changed()
         async with traced(it, collector, monkeypatch):
             asked = asyncio.create_task(ask(it))

@@ -94,7 +94,7 @@ async def test_its_rows_are_json_for_all_others(tmp_path: Path, accept: str) -> 
 async def test_a_tenant_cannot_name_another(tmp_path: Path, query: str) -> None:
     async with both(tmp_path) as (shop, _):
         status, body, _ = await ask(shop, query)
-    assert (status, body["error"]["message"]) == (400, "`tenant` is that of your key: leave it out.")
+    assert (status, body["error"]["message"]) == (400, "`tenant` is set by your key: leave it out.")
 
 
 async def test_each_of_the_two_walls_holds_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ async def test_each_of_the_two_walls_holds_alone(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(usageapi, "_query", lambda given: parse_qsl(given.decode()))
         status, _, _ = await ask(shop, "?tenant=globex&by=tenant")
         assert status == 400, "the ledger's wall"
-        monkeypatch.setattr(shop.app.usage, "_said", lambda: [ADMIN])
+        monkeypatch.setattr(shop.app.usage, "_keys", lambda: [ADMIN])
         _, leaked, _ = await ask(shop, "?tenant=globex&by=tenant")
         assert [row["tenant"] for row in leaked["rows"]] == ["acme", "globex"]
 
@@ -127,7 +127,10 @@ async def test_no_filter_leads_to_rows_of_others(tmp_path: Path, query: str) -> 
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("?by=class", "`by` takes some of tenant, key, externalID, model, adapter, plan, hour, day, month"),
+        (
+            "?by=class",
+            "`by` takes a comma-separated list of tenant, key, externalID, model, adapter, plan, hour, day, month",
+        ),
         ("?class=h100", "`class` is not known; there are from, to, by"),
         ("?output=xml", "output=xml: json or csv"),
         ("?from=yesterday", "from=yesterday: write 2026-11, 2026-11-01 or 2026-11-01T06:00:00Z (UTC)"),

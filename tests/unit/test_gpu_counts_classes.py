@@ -6,8 +6,8 @@ from typing import Any
 from shoal.api.gpuclass import GPUClass, GPUClassStatus
 from shoal.core import candidates
 from shoal.core.facts import Node
-from shoal.core.gpuclasses import status
 from shoal.core.gpus import usage
+from shoal.core.status.gpuclassstatus import status
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 GPU = "nvidia.com/gpu"

@@ -5,13 +5,13 @@ from typing import Any, cast
 import pytest
 
 from shoal.api.meta import GROUP
+from shoal.controllers.replicastates import BROKEN, ReplicaStates
 from shoal.controllers.scaling.scale import GOES_FIRST, deletion_costs
-from shoal.controllers.standing import BROKEN, Standings
 from shoal.controllers.world import World
 from shoal.core.facts import Deployment, Pod
 from shoal.core.keda import ScaledObject
 from shoal.core.ownership import Link, Owner
-from shoal.core.placement import Held, Standing
+from shoal.core.placement import Held, ReplicaState
 from shoal.kube.projections import Child
 from shoal.kube.store import Table
 from tests.support.operators import CONFIG
@@ -39,7 +39,7 @@ def deployment(replicas: int, *, updated: int | None = None, total: int | None =
     return Child("ns", "chat-l4", "d", "u", b"{}", found, link)
 
 
-def standings(*pods: Pod, deployments: tuple[Child, ...] = (), scaled_objects: tuple[Child, ...] = ()) -> Standings:
+def standings(*pods: Pod, deployments: tuple[Child, ...] = (), scaled_objects: tuple[Child, ...] = ()) -> ReplicaStates:
     def table(values: tuple[Any, ...]) -> Table[Any]:
         found: Table[Any] = Table(lambda raw: raw["value"], indexes={"model": lambda v: (v.model_uid,)})
         for value in values:
@@ -54,7 +54,7 @@ def standings(*pods: Pod, deployments: tuple[Child, ...] = (), scaled_objects: t
     )
     world.pods = table(pods)
     world.models.upsert(MODEL)
-    return Standings(world)
+    return ReplicaStates(world)
 
 
 def test_pods_stand_where_they_are_bound_and_terminating_ones_hold_their_gpus() -> None:
@@ -66,12 +66,12 @@ def test_pods_stand_where_they_are_bound_and_terminating_ones_hold_their_gpus() 
         deployments=(deployment(3),),
     ).of("u")
     on = {"n1": Held(2, 1), "n2": Held(0, 0, terminating=1)}
-    assert found == {"l4": Standing(3, 2, on, pods=3, settled=True)}
+    assert found == {"l4": ReplicaState(3, 2, on, pods=3, settled=True)}
 
 
 def test_a_pod_with_a_broken_device_is_on_no_node_of_the_class() -> None:
     found = standings(pod("a", "n1", broken_device=True), deployments=(deployment(1),)).of("u")
-    assert dict(found["l4"].on) == {f"n1{BROKEN}": Held(1, 1)}
+    assert dict(found["l4"].by_node) == {f"n1{BROKEN}": Held(1, 1)}
 
 
 def test_a_rollout_is_not_settled() -> None:
@@ -80,23 +80,23 @@ def test_a_rollout_is_not_settled() -> None:
 
 def test_a_decision_on_its_way_counts_until_it_stands() -> None:
     seen = standings(deployments=(deployment(1),))
-    seen.assume("u", [("l4", 2, 2), ("h100", 1, 4)])
+    seen.begin_apply("u", [("l4", 2, 2), ("h100", 1, 4)])
     found = seen.of("u")
     assert (found["l4"].replicas, found["h100"].replicas, found["h100"].gpus) == (2, 1, 4)
-    seen.settle("u")
+    seen.end_apply("u")
     assert set(seen.of("u")) == {"l4"}
     assert seen.of("u")["l4"].replicas == 1
 
 
 def test_pods_of_a_deployment_that_is_gone_still_hold() -> None:
     found = standings(pod("a", "n1", deleting=True)).of("u")
-    assert found == {"l4": Standing(0, 2, {"n1": Held(0, 0, terminating=1)}, pods=0)}
+    assert found == {"l4": ReplicaState(0, 2, {"n1": Held(0, 0, terminating=1)}, pods=0)}
 
 
 def test_a_pod_that_was_bound_when_its_deployment_went_is_no_replica_any_more() -> None:
     """Else the plan wants the class back, drops the one that it went to, and the Model goes to and fro for ever."""
     found = standings(pod("a", "n1"), pod("b", "n1", deleting=True)).of("u")
-    assert found == {"l4": Standing(0, 2, {"n1": Held(0, 0, terminating=2)}, pods=0)}
+    assert found == {"l4": ReplicaState(0, 2, {"n1": Held(0, 0, terminating=2)}, pods=0)}
 
 
 def test_of_a_node_that_is_left_those_that_do_not_serve_go_first_and_others_are_ordinary_again() -> None:
@@ -109,7 +109,7 @@ def test_of_a_node_that_is_left_those_that_do_not_serve_go_first_and_others_are_
 
 def scaled(minimum: int, *, deleting: bool = False) -> Child:
     found = ScaledObject(
-        "ns", "chat-l4", "so", "l4", deleting=deleting, minimum=minimum, maximum=10, ready=True, words="",
+        "ns", "chat-l4", "so", "l4", deleting=deleting, minimum=minimum, maximum=10, ready=True, message="",
         paused_by=None, was_active=True,
     )  # fmt: skip
     return Child("ns", "chat-l4", "so", "u", b"{}", scaled=found)
@@ -121,7 +121,7 @@ def test_what_keda_was_answered_counts_until_it_stands_and_what_stands_counts_un
 ) -> None:
     found = standings(pod("a", "n1"), deployments=(deployment(2),))
     assert found.of("u")["l4"].replicas == 2, "without it the GPUs would be given away once more"
-    found.promised = lambda _uid: {"l4": (answered, 2)}
+    found.reserved_elsewhere = lambda _uid: {"l4": (answered, 2)}
     found.refresh("u")
     assert found.of("u")["l4"].replicas == counts
     assert found.of("u")["l4"].pods == 1

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.api.model import Model
 from shoal.core.hold.limits import Held, Limits, longest_wait, over, retry_after
-from shoal.core.resolve import DeadEnd, ServedModel, served_model
+from shoal.core.routing.resolve import DeadEnd, ServedModel, served_model
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_the_cold_start_is_that_of_the_class_that_wakes(variants: list[dict[str,
         (condition("Accepted", "False", "ArgumentsRefused"), DeadEnd("ArgumentsRefused", unless_pods=False)),
         (condition("Stalled", "True", "EngineFailed"), DeadEnd("EngineFailed", unless_pods=False)),
         (condition("ScalingActive", "False", "KEDANotInstalled"), DeadEnd("KEDANotInstalled", unless_pods=True)),
-        (condition("ScalingActive", "False", "KEDANotHeard"), None),  # it may come back while requests wait
+        (condition("ScalingActive", "False", "KEDANotPolling"), None),  # it may come back while requests wait
         (condition("Ready", "True", "ScaledToZero"), None),
         (condition("Ready", "False", "Loading"), None),
     ],

@@ -13,8 +13,8 @@ from shoal.api import keys, names
 from shoal.api.meta import JsonObject
 from shoal.controllers import installkey
 from shoal.controllers.installkey import InstallKeySource
-from shoal.kube.errors import NotFound, Unavailable
-from shoal.serving.installkey import KeyRing
+from shoal.kube.errors import APIServerUnavailable, NotFound
+from shoal.net.installkey import KeyRing
 from tests.support.rolekeys import give
 
 OLD = b"o" * 32
@@ -38,7 +38,7 @@ class Secrets:
     async def get(self, _resource: Any, name: str, *_: Any) -> JsonObject:
         if self.refusals:
             self.refusals -= 1
-            raise Unavailable("not now")
+            raise APIServerUnavailable("not now")
         if name not in self.stored:
             raise NotFound("no such Secret")
         return {"metadata": {"creationTimestamp": self.made} if self.made else {}, "data": self.stored[name]}
@@ -118,7 +118,7 @@ def test_what_a_role_has_opens_nothing_that_is_not_its_own() -> None:
 
     def opened(role: keys.Role) -> set[tuple[keys.Role, str]]:
         known = keys.bundle(NEW, role)
-        return {(r, s) for (r, s), key in everything.items() if known.said(r, s) == key}
+        return {(r, s) for (r, s), key in everything.items() if known.bearer_for(r, s) == key}
 
     assert opened("gateway") == {("gateway", s) for s in subjects} | {("operator", "demand"), ("logs", "demand")}
     assert opened("ledger") == {("ledger", s) for s in subjects} | {("gateway", "ledger"), ("billing", "ledger")}
@@ -131,7 +131,7 @@ def test_what_a_role_has_opens_nothing_that_is_not_its_own() -> None:
             assert all(everything["admin", uid] not in text for uid in uids)
         assert NEW.hex() not in text
     # As it was: who had the install key to read bills had the engines' admin keys.
-    assert keys.InstallKey(OLD, old=True).said("admin", "uid-1") == keys.derive_old(OLD, "admin", "uid-1")
+    assert keys.InstallKey(OLD, old=True).bearer_for("admin", "uid-1") == keys.derive_old(OLD, "admin", "uid-1")
 
 
 def ring(folder: Path, *, new: bool = True, old: bool = False) -> KeyRing:
@@ -152,14 +152,14 @@ def test_a_gateway_serves_pods_of_before_and_of_now_after_an_upgrade(tmp_path: P
     assert both.key_for(keys.fingerprint(OLD), "u") == keys.derive_old(OLD, "gateway", "u")
     assert both.key_for("another", "u") is None
     # A ledger of before takes the second.
-    assert both.said_by("gateway", keys.LEDGER) == (
+    assert both.bearers_of("gateway", keys.LEDGER) == (
         keys.derive(NEW, "gateway", keys.LEDGER),
         keys.derive_old(OLD, "gateway", keys.LEDGER),
     )
     (tmp_path / "old" / "current").unlink()
     assert both.refresh()
     assert both.key_for(keys.fingerprint(OLD), "u") is None
-    assert both.said_by("ledger", "u") == ()
+    assert both.bearers_of("ledger", "u") == ()
 
 
 def test_keys_that_are_not_understood_leave_those_before_in_force(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ async def test_the_key_of_before_is_in_use_until_every_gateway_knows_the_new_one
         await source.ensure()
     found = await source.ensure()
     assert found.current.old is behind
-    assert {key.old for key in found.others} == {not behind}
+    assert {key.old for key in found.former} == {not behind}
     # A pod made with either is called with its own.
     assert found.of(keys.fingerprint(OLD)).value == OLD
     assert names.INSTALL_KEY_SECRET in server.stored
@@ -203,11 +203,11 @@ async def test_the_key_of_before_dies_with_the_last_of_its_pods() -> None:
         await source.ensure()
     assert names.INSTALL_KEY_SECRET in server.stored
     in_use.clear()
-    for _ in range(installkey.LOOKS):
+    for _ in range(installkey.UNUSED_CHECKS):
         assert names.INSTALL_KEY_SECRET in server.stored
         await source.ensure()
     assert names.INSTALL_KEY_SECRET not in server.stored
-    assert (await source.ensure()).others == ()
+    assert (await source.ensure()).former == ()
 
 
 async def test_a_gateway_of_before_that_comes_back_turns_it_round() -> None:

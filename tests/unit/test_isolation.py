@@ -13,15 +13,15 @@ from shoal.api.model import Model
 from shoal.controllers import isolation, sizes
 from shoal.controllers import planner as planning
 from shoal.controllers.isolation import internal_error, isolated
+from shoal.controllers.placementrequest import PlacementRequest
 from shoal.controllers.scaling import scaler as scaling
-from shoal.controllers.wishes import Wish
 from shoal.core import candidates
-from shoal.core.budget import Budget, TooExpensive
+from shoal.core.budget import StepBudget, TooExpensive
 from shoal.core.candidates import consider
-from shoal.core.placement import words
+from shoal.core.placement import messages
 from shoal.core.placement.types import Unplannable
 from shoal.core.sizing import GPU, Tuning
-from shoal.kube.errors import Unavailable
+from shoal.kube.errors import APIServerUnavailable
 from shoal.kube.resources import MODELS
 from shoal.kube.store import Table
 from tests.support.controlplane import FACTS
@@ -38,7 +38,7 @@ def with_a_bad_one(wanted: int = 1) -> tuple[Plane, list[str]]:
     plane, woken = Plane(replicas=wanted), list[str]()
     raw = _versioned(model("bad", "ns"), uid=BAD)
     plane.world.models.upsert(raw)
-    plane.planner.enter(Wish(Model.model_validate(raw), ArtifactFacts.model_validate(FACTS), "placed"))
+    plane.planner.enter(PlacementRequest(Model.model_validate(raw), ArtifactFacts.model_validate(FACTS), "placed"))
     plane.planner.wake.append(lambda key, _seconds: woken.append(key))
     plane.wanted = wanted
     return plane, woken
@@ -63,7 +63,7 @@ BREAKS = {
     "what engines proved": (sizes.Sizes, "proven", lambda _self, wish, *_: wish.model.metadata.uid),
     "demand": (planning.candidates, "demand", lambda found, *_: found.metadata.uid),
     "placement": (placing, "fill", lambda case, *_: case.demand.uid),
-    "words": (words.Words, "placement", lambda _self, case: case.demand.uid),
+    "words": (messages.PlacementMessages, "placement", lambda _self, case: case.demand.uid),
 }
 
 
@@ -78,7 +78,7 @@ def test_a_model_whose_decision_raises_is_left_out_and_the_others_are_planned(
     plane.wanted = 2
     plane.planner.plan()
     assert replicas(plane) == 2
-    considered = plane.planner.sizes._known[BAD][2] if where == "sizing" else None
+    considered = plane.planner.sizes._sized[BAD][2] if where == "sizing" else None
     problem = considered.problem if considered is not None else plane.planner.failed(BAD)
     assert problem is not None
     assert problem.reason == reasons.INTERNAL_ERROR
@@ -92,7 +92,7 @@ def test_without_the_isolation_nobody_is_planned(monkeypatch: pytest.MonkeyPatch
     plane, _ = with_a_bad_one()
     monkeypatch.setattr(placing, "fill", fails(placing.fill, lambda case, *_: case.demand.uid))
     plane.wanted = 2
-    demands = plane.planner._moment(plane.world.accepted_classes()).demands
+    demands = plane.planner._plan_input(plane.world.accepted_classes()).demands
     with pytest.raises(Unplannable):  # the first one: whoever made the plan had none at all
         placing.plan(demands, ())
     assert replicas(plane) == 1
@@ -110,7 +110,7 @@ def test_a_model_that_could_not_be_planned_is_tried_again(monkeypatch: pytest.Mo
         assert BAD not in asked  # not with each plan
     monkeypatch.setattr(planning, "RETRY_SECONDS", 0.0)
     plane.planner._failed[BAD] = plane.planner._failed[BAD].__class__(
-        plane.planner._failed[BAD].wish, plane.planner._failed[BAD].problem, 0.0
+        plane.planner._failed[BAD].request, plane.planner._failed[BAD].problem, 0.0
     )
     woken.clear()
     plane.planner.plan()
@@ -158,7 +158,7 @@ def test_a_model_that_is_too_expensive_keeps_what_it_has_and_the_others_go_on(mo
 
     def steps(found: Model, *args: Any) -> Any:
         if found.metadata.uid == BAD:
-            Budget(1, "sizing the Model", "list fewer classes").spend(2)
+            StepBudget(1, "sizing the Model", "list fewer classes").spend(2)
         return real(found, *args)
 
     monkeypatch.setattr(sizes.candidates, "consider", steps)
@@ -245,16 +245,16 @@ async def test_an_api_server_that_is_away_is_no_fault_of_the_object() -> None:
     plane.world.client = cast("Any", server)
 
     async def away(_key: str) -> float | None:
-        raise Unavailable("no answer")
+        raise APIServerUnavailable("no answer")
 
-    with pytest.raises(Unavailable):
+    with pytest.raises(APIServerUnavailable):
         await isolated(plane.world, MODELS, plane.world.models, "ns/chat", away, manager="test")
     assert server.written == []
 
 
 def test_where_it_happened_is_told_and_nothing_of_what_was_said() -> None:
     with pytest.raises(TooExpensive) as raised:
-        Budget(0, "x", "y").spend(1)
+        StepBudget(0, "x", "y").spend(1)
     message = internal_error(raised.value, "on something").message
     assert "TooExpensive at shoal.core.budget:" in message
     assert isolation.__name__ not in message

@@ -9,16 +9,16 @@ from shoal.api import names, reasons
 from shoal.api.config import KEDA, Scaling
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
-from shoal.controllers.keda.book import AnswerBook
 from shoal.controllers.keda.driver import Driver
+from shoal.controllers.keda.targets import ScalerTargets
 from shoal.controllers.scaling.scale import ScaleWriter
 from shoal.controllers.world import World
-from shoal.core.keda import Answer
-from shoal.kube.client import Client
-from shoal.kube.errors import Invalid, KubeError, NotFound, UnknownField, from_status
+from shoal.core.keda import ScalerAnswer
+from shoal.kube.client import KubeClient
+from shoal.kube.errors import KubeError, NotFound, ObjectInvalid, UnknownField, from_status
 from shoal.kube.events import Recorder
 from shoal.kube.resources import Resource
-from shoal.manifests.keda import spelled
+from shoal.manifests.keda import spelling
 from tests.support.operators import CONFIG, model
 from tests.unit.test_scale_writes import UID, deployment
 
@@ -33,7 +33,7 @@ class Server:
         self.applied: list[tuple[str, JsonObject, int | None]] = []
         self.deleted: list[str] = []
         self.refuse: KubeError | None = None
-        self.book: AnswerBook | None = None
+        self.book: ScalerTargets | None = None
 
     async def get_metadata(self, *_: Any) -> JsonObject:
         raise NotFound("none", status=404)
@@ -57,7 +57,7 @@ class Rig:
     def __init__(self, replicas: int, *, tls: bool = False) -> None:
         self.server, self.version = Server(), 0
         config = CONFIG.model_copy(update={"scaling": Scaling(driver="KEDA", keda=KEDA(tls=tls))})
-        client = cast("Client", self.server)
+        client = cast("KubeClient", self.server)
         self.world = World(client, config, "shoal-system", Recorder(client, "test"))
         self.stands(replicas)
         raw = model("chat", "ns")
@@ -65,9 +65,9 @@ class Rig:
         self.model = Model.model_validate(raw)
         self.driver = Driver(self.world, ScaleWriter(self.world, lambda _: None))
         self.driver.kinds.installed = True
-        self.server.book = self.driver.book
+        self.server.book = self.driver.targets
         self.told: list[tuple[int, bool]] = []
-        self.driver.book.changed.append(self._changed)
+        self.driver.targets.changed.append(self._changed)
 
     def builtin(self) -> None:
         """The driver is Shoal's own again."""
@@ -76,9 +76,9 @@ class Rig:
         self.model = Model.model_validate(raw)
 
     def _changed(self, namespace: str, name: str) -> None:
-        said = self.driver.book.answer(namespace, name)
+        said = self.driver.targets.answer(namespace, name)
         if said is not None:
-            self.told.append((said.replicas, said.standing))
+            self.told.append((said.replicas, said.above_zero))
 
     def stands(self, replicas: int) -> None:
         """What the Deployment asks for, as KEDA wrote it."""
@@ -102,7 +102,7 @@ async def test_the_bounds_allow_zero_before_zero_is_answered_and_not_longer() ->
     await rig.scale(1)
     await rig.scale(0)
     assert rig.bounds() == [(1, 10, None), (0, 10, 1)]
-    assert rig.driver.book.answer(*KEY) == Answer(False, 0, 0.0, 1.0, standing=True)
+    assert rig.driver.targets.answer(*KEY) == ScalerAnswer(False, 0, 0.0, 1.0, above_zero=True)
     rig.stands(0)
     await rig.scale(1)
     assert rig.bounds()[2:] == [(1, 10, 1)], "from zero the answer goes first: somebody waits"
@@ -192,7 +192,7 @@ async def test_a_renewed_ca_reaches_keda_and_the_streams_that_it_has_open() -> N
 async def test_keda_that_hangs_in_a_connection_is_led_out_of_it_once() -> None:
     """The leader's node vanished: nothing ends KEDA's question to it, and the next leader is not asked."""
     rig, now = Rig(1), [0.0]
-    rig.driver.book.clock = lambda: now[0]
+    rig.driver.targets.clock = lambda: now[0]
     woken: list[str] = []
     rig.driver.wake = woken.append
 
@@ -213,14 +213,14 @@ async def test_keda_that_hangs_in_a_connection_is_led_out_of_it_once() -> None:
     assert woken == [UID]
     # KEDA keeps a connection for each way of writing an address. Where it is away, no more is written.
     assert await look(51, 55, 300) == [ADDRESS, f"dns:///{ADDRESS}"]
-    rig.driver.book.asked(*KEY)
+    rig.driver.targets.polled(*KEY)
     assert len(await look(301)) == 2
     assert (await look(350))[2:] == [ADDRESS]
 
 
 async def test_keda_that_is_paused_is_not_called() -> None:
     rig, now = Rig(1), [0.0]
-    rig.driver.book.clock = lambda: now[0]
+    rig.driver.targets.clock = lambda: now[0]
     await rig.scale(1)
     _, applied, _ = rig.server.applied[0]
     paused = {"annotations": {"autoscaling.keda.sh/paused": "true"}, "resourceVersion": "9", "generation": 1}
@@ -233,7 +233,7 @@ async def test_keda_that_is_paused_is_not_called() -> None:
 
 
 def test_an_address_with_a_resolver_of_its_own_is_left_as_it_is() -> None:
-    assert [spelled("dns:///scaler.example:443", turn) for turn in (0, 1)] == ["dns:///scaler.example:443"] * 2
+    assert [spelling("dns:///scaler.example:443", turn) for turn in (0, 1)] == ["dns:///scaler.example:443"] * 2
 
 
 async def test_what_keda_was_given_is_taken_away_once_no_scaled_object_refers_to_it() -> None:
@@ -255,7 +255,7 @@ async def test_back_to_builtin_keda_is_answered_until_it_has_let_go() -> None:
     rig.builtin()
     await rig.scale(3)
     assert rig.server.deleted == ["ScaledObject chat-l4"]
-    answer = rig.driver.book.answer(*KEY)
+    answer = rig.driver.targets.answer(*KEY)
     assert answer is not None
     assert answer.replicas == 3
 
@@ -267,7 +267,10 @@ async def test_back_to_builtin_keda_is_answered_until_it_has_let_go() -> None:
             from_status(500, {"message": ".spec.x: field not declared in schema"}),
             ".spec.x: field not declared in schema; KEDA 2.18 or later is needed",
         ),
-        (Invalid("the workload is already managed by the hpa mine"), "the workload is already managed by the hpa mine"),
+        (
+            ObjectInvalid("the workload is already managed by the hpa mine"),
+            "the workload is already managed by the hpa mine",
+        ),
     ],
 )
 async def test_a_refused_scaled_object_is_told(error: KubeError, words: str) -> None:
@@ -291,10 +294,10 @@ def test_only_a_missing_field_is_called_so() -> None:
 async def test_a_new_term_answers_nothing_before_it_has_decided() -> None:
     rig = Rig(2)
     await rig.scale(2)
-    assert rig.driver.book.promised(UID) == {"l4": (2, 1)}
+    assert rig.driver.targets.reserved(UID) == {"l4": (2, 1)}
     rig.driver.begin()
-    assert rig.driver.book.answer(*KEY) is None
-    assert rig.driver.book.promised(UID) == {}
+    assert rig.driver.targets.answer(*KEY) is None
+    assert rig.driver.targets.reserved(UID) == {}
 
 
 async def test_a_paused_model_is_answered_what_stands() -> None:
@@ -303,7 +306,7 @@ async def test_a_paused_model_is_answered_what_stands() -> None:
     assert rig.told == [(3, True)]
     await rig.scale(2)
     rig.driver.hold(rig.model)
-    assert rig.driver.book.number(KEY) == 2, "what was decided before stays"
+    assert rig.driver.targets.number(KEY) == 2, "what was decided before stays"
 
 
 async def test_shoal_owns_no_replicas_of_such_a_deployment() -> None:

@@ -6,22 +6,24 @@ import pytest
 
 from shoal.api import names, reasons
 from shoal.api.model import Driver
-from shoal.core.keda import Autoscaler, ScaledObject, Seen, Variant, has_taken_over, judge, writer
-from shoal.core.keda.verdict import KEDA_FINALIZER, patience
+from shoal.core.keda import Autoscaler, ScaledObject, ScaledVariant, Seen, has_taken_over, judge, writer
+from shoal.core.keda.verdict import KEDA_FINALIZER, silence_timeout
 from shoal.kube.kedaviews import autoscaler, scaled_object, slim_autoscaler
 
 SCALED = ScaledObject(
     namespace="chat", name="llama-l4", uid="so", gpu_class="l4", deleting=False, minimum=1, maximum=10, ready=True,
-    words="", paused_by=None, was_active=True, finalizers=(KEDA_FINALIZER,),
+    message="", paused_by=None, was_active=True, finalizers=(KEDA_FINALIZER,),
 )  # fmt: skip
 HPA = Autoscaler(
     namespace="chat", name="keda-hpa-llama-l4", uid="h", target="llama-l4", scaled_object="so", exact=True,
-    active=True, disabled=False, words="",
+    active=True, disabled=False, message="",
 )  # fmt: skip
-GOOD = Variant("llama-l4", "KEDA", SCALED, HPA, silent=False)
+GOOD = ScaledVariant("llama-l4", "KEDA", SCALED, HPA, silent=False)
 
 
-def said(*variants: Variant, driver: Driver = "KEDA", installed: bool | None = True, problem: str | None = None) -> str:
+def said(
+    *variants: ScaledVariant, driver: Driver = "KEDA", installed: bool | None = True, problem: str | None = None
+) -> str:
     """status reason: message."""
     found = judge(Seen(driver, "chat", installed, "shoal-scaler.shoal.svc:9666", variants, problem))
     return "" if found is None else f"{found.status} {found.reason}: {found.message}"
@@ -36,14 +38,14 @@ def test_all_is_well() -> None:
     [
         (
             replace(GOOD, silent=True),
-            "False KEDANotHeard: KEDA does not ask about ScaledObject llama-l4; replicas stay. Look whether its "
+            "False KEDANotPolling: KEDA does not ask about ScaledObject llama-l4; replicas stay. Look whether its "
             "operator runs and reaches shoal-scaler.shoal.svc:9666 (NetworkPolicy, certificate); if it hangs, "
             "restart it",
         ),
         (
-            replace(GOOD, silent=True, scaled=replace(SCALED, ready=False, words="x509: unknown authority")),
-            "False KEDANotHeard: KEDA does not ask about ScaledObject llama-l4; replicas stay. It says: x509: unknown "
-            "authority. Look",
+            replace(GOOD, silent=True, scaled=replace(SCALED, ready=False, message="x509: unknown authority")),
+            "False KEDANotPolling: KEDA does not ask about ScaledObject llama-l4; replicas stay. It says: x509: "
+            "unknown authority. Look",
         ),
         (
             replace(GOOD, scaled=replace(SCALED, paused_by="autoscaling.keda.sh/paused-scale-in"), silent=True),
@@ -52,23 +54,23 @@ def test_all_is_well() -> None:
             "autoscaling.keda.sh/paused-scale-in- lets KEDA go on",
         ),
         (
-            replace(GOOD, others=("mine",)),
+            replace(GOOD, other_hpas=("mine",)),
             "False OtherAutoscaler: HorizontalPodAutoscaler mine scales Deployment llama-l4 too, and undoes what is "
             "decided: delete it",
         ),
         (
-            replace(GOOD, scaled=replace(SCALED, ready=False, words="Triggers are not working correctly")),
+            replace(GOOD, scaled=replace(SCALED, ready=False, message="Triggers are not working correctly")),
             "False ScaledObjectRefused: KEDA does not carry out ScaledObject llama-l4: Triggers are not working",
         ),
         (
-            replace(GOOD, hpa=replace(HPA, active=False, words="unable to get external metric")),
+            replace(GOOD, hpa=replace(HPA, active=False, message="unable to get external metric")),
             "False MetricsUnavailable: HorizontalPodAutoscaler keda-hpa-llama-l4 gets no metric, so replicas stay: "
             "look at KEDA's metrics adapter and kubectl get apiservice v1beta1.external.metrics.k8s.io. It says: "
             "unable to",
         ),
         (replace(GOOD, hpa=replace(HPA, active=False, disabled=True)), "True DrivenByKEDA"),
         (
-            Variant("llama-l4", "Shoal"),
+            ScaledVariant("llama-l4", "Shoal"),
             "Unknown SwitchingDriver: waits for ScaledObject llama-l4 and its HPA; Shoal writes replicas until then",
         ),
         (
@@ -76,16 +78,16 @@ def test_all_is_well() -> None:
             "Unknown SwitchingDriver: waits for KEDA's first question; Shoal writes replicas until then",
         ),
         (
-            Variant("llama-l4", "KEDA"),
+            ScaledVariant("llama-l4", "KEDA"),
             "Unknown SwitchingDriver: waits for ScaledObject llama-l4 and its HPA; replicas stay until then",
         ),
         (
-            Variant("llama-l4", "KEDA", refused="admission webhook denied the request"),
+            ScaledVariant("llama-l4", "KEDA", refused="admission webhook denied the request"),
             "False ScaledObjectRefused: the API server refuses ScaledObject llama-l4: admission webhook denied",
         ),
     ],
 )
-def test_each_fault_says_what_to_do(variant: Variant, expected: str) -> None:
+def test_each_fault_says_what_to_do(variant: ScaledVariant, expected: str) -> None:
     assert said(replace(GOOD, deployment="llama-h100"), variant).startswith(expected)
 
 
@@ -99,12 +101,12 @@ def test_a_cluster_without_keda() -> None:
 
 def test_an_operator_that_cannot_answer_says_why() -> None:
     assert said(GOOD, problem="Secret shoal-scaler-tls is not mounted") == (
-        "False KEDANotHeard: the operator cannot answer KEDA: Secret shoal-scaler-tls is not mounted"
+        "False KEDANotPolling: the operator cannot answer KEDA: Secret shoal-scaler-tls is not mounted"
     )
 
 
 def test_back_to_builtin() -> None:
-    assert said(Variant("llama-l4", "Shoal"), driver="BuiltIn") == ""
+    assert said(ScaledVariant("llama-l4", "Shoal"), driver="BuiltIn") == ""
     going = replace(GOOD, scaled=replace(SCALED, deleting=True))
     assert said(going, driver="BuiltIn") == (
         "Unknown SwitchingDriver: back to BuiltIn: Shoal writes replicas again once ScaledObject llama-l4 and its HPA "
@@ -117,7 +119,7 @@ def test_back_to_builtin() -> None:
 @pytest.mark.parametrize(("polling", "minimum", "expected"), [(1, 0, 15.0), (5, 0, 15.0), (30, 0, 90.0), (5, 1, 45.0)])
 def test_silence_is_three_missed_looks(polling: int, minimum: int, expected: float) -> None:
     """Where one replica is kept KEDA asks only when the HPA looks."""
-    assert patience(polling, minimum) == expected
+    assert silence_timeout(polling, minimum) == expected
 
 
 @pytest.mark.parametrize(
@@ -142,11 +144,11 @@ def test_silence_is_three_missed_looks(polling: int, minimum: int, expected: flo
 def test_there_is_one_writer(
     driver: Driver, scaled: ScaledObject | None, hpa: Autoscaler | None, ours: bool, asked: bool, expected: str
 ) -> None:
-    assert writer(driver, scaled, hpa, ours=ours, asked=asked) == expected
+    assert writer(driver, scaled, hpa, ours=ours, polled=asked) == expected
 
 
 def test_an_hpa_of_an_earlier_scaled_object_has_not_taken_over() -> None:
-    assert not has_taken_over(SCALED, replace(HPA, scaled_object="older"), asked=True)
+    assert not has_taken_over(SCALED, replace(HPA, scaled_object="older"), polled=True)
 
 
 def hpa(*, labels: dict[str, str], tolerance: str | None = "0") -> Autoscaler:

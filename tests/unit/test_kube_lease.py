@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from shoal.kube.client import Client
-from shoal.kube.errors import AlreadyExists, Conflict, NotFound, Unavailable
+from shoal.kube.client import KubeClient
+from shoal.kube.errors import AlreadyExists, APIServerUnavailable, Conflict, NotFound
 from shoal.kube.lease import Elector, StuckLeader
 
 
@@ -24,7 +24,7 @@ class LeaseApi:
 
     def _check(self) -> None:
         if self.away:
-            raise Unavailable("no answer")
+            raise APIServerUnavailable("no answer")
 
     async def get(self, *_: object) -> dict[str, Any]:
         self._check()
@@ -60,7 +60,7 @@ class View:
     def __getattr__(self, name: str) -> Any:
         async def call(*args: Any, **kw: Any) -> Any:
             if self.cut:
-                raise Unavailable("no answer")
+                raise APIServerUnavailable("no answer")
             return await getattr(self._api, name)(*args, **kw)
 
         return call
@@ -185,7 +185,9 @@ async def test_a_leader_that_was_stopped_is_not_certain_before_anything_of_it_ha
         return time.monotonic() + stopped
 
     worker = Worker()
-    one = Elector(cast("Client", View(api)), "ns", "lease", "one", duration=1.5, deadline=1.0, period=0.05, clock=clock)
+    one = Elector(
+        cast("KubeClient", View(api)), "ns", "lease", "one", duration=1.5, deadline=1.0, period=0.05, clock=clock
+    )
     assert not one.certain
     task = asyncio.create_task(one.run(worker.lead))
     await until(lambda: worker.running)

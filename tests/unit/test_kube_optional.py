@@ -9,9 +9,9 @@ import pytest
 
 from shoal.api.meta import JsonObject
 from shoal.kube import optional, reflector
-from shoal.kube.client import Client
-from shoal.kube.errors import NotFound, Unavailable
-from shoal.kube.optional import Optional, OptionalKinds
+from shoal.kube.client import KubeClient
+from shoal.kube.errors import APIServerUnavailable, NotFound
+from shoal.kube.optional import OptionalKind, OptionalKinds
 from shoal.kube.resources import HPAS, SCALEDOBJECTS, Resource
 from shoal.kube.store import Table
 
@@ -32,7 +32,7 @@ class Server:
     async def discover(self, *_: Any) -> frozenset[str]:
         self.discoveries += 1
         if self.broken:
-            raise Unavailable("no answer")
+            raise APIServerUnavailable("no answer")
         return frozenset({"scaledobjects"}) if self.installed else frozenset()
 
     async def list_pages(self, resource: Resource, **_: Any) -> AsyncIterator[Any]:
@@ -61,8 +61,8 @@ class Rig:
             return Table(lambda raw: raw)
 
         self.objects, self.hpas = table(), table()
-        kinds = [Optional(SCALEDOBJECTS, self.objects), Optional(HPAS, self.hpas, with_need=True)]
-        self.kinds = OptionalKinds(cast("Client", server), SCALEDOBJECTS, kinds)
+        kinds = [OptionalKind(SCALEDOBJECTS, self.objects), OptionalKind(HPAS, self.hpas, with_need=True)]
+        self.kinds = OptionalKinds(cast("KubeClient", server), SCALEDOBJECTS, kinds)
         self.said: list[bool | None] = []
         self.kinds.changed.append(lambda: self.said.append(self.kinds.installed))
 
@@ -82,7 +82,7 @@ class Rig:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SOON_SECONDS", "RETRY_SECONDS", "LOOK_SECONDS"):
+    for name in ("SOON_SECONDS", "RETRY_SECONDS", "CHECK_SECONDS"):
         monkeypatch.setattr(optional, name, 0.01)
     monkeypatch.setattr(reflector, "CRD_BACKOFF", 0.02)
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from shoal.kube import queue as module
-from shoal.kube.queue import ROUND_SECONDS, Bucket, Handler, WorkQueue
+from shoal.kube.queue import ROUND_SECONDS, Handler, TokenBucket, WorkQueue
 
 
 @contextlib.asynccontextmanager
@@ -93,7 +93,7 @@ async def test_a_reconcile_may_ask_to_be_called_later() -> None:
 
 def test_the_bucket_lets_a_burst_through_and_then_the_rate() -> None:
     now = 0.0
-    bucket = Bucket(rate=10, burst=2, clock=lambda: now)
+    bucket = TokenBucket(rate=10, burst=2, clock=lambda: now)
     assert [round(bucket.take(), 3) for _ in range(4)] == [0.0, 0.0, 0.1, 0.2]
     now = 1.0
     assert bucket.take() == 0.0
@@ -178,7 +178,7 @@ async def test_nothing_begins_while_a_queue_that_goes_first_has_work() -> None:
 
 
 async def test_a_wake_that_hangs_does_not_hold_up_others_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "BEHIND_SECONDS", 0.01)
     first = WorkQueue("wake")
     queue = WorkQueue("model", behind=first)
     done: list[str] = []

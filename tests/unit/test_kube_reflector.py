@@ -10,8 +10,8 @@ import orjson
 import pytest
 from aiohttp import web
 
-from shoal.kube.auth import Credentials
-from shoal.kube.client import Client
+from shoal.kube.auth import ClusterCredentials
+from shoal.kube.client import KubeClient
 from shoal.kube.reflector import Reflector
 from shoal.kube.resources import MODELS
 from tests.support.controlplane import free_ports
@@ -106,11 +106,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextlib.asynccontextmanager
 async def reflecting(server: Server, **options: Any) -> AsyncGenerator[tuple[Reflector, list[tuple[str, str]]]]:
     heard: list[tuple[str, str]] = []
-    credentials = Credentials(
+    credentials = ClusterCredentials(
         f"http://127.0.0.1:{server.port}", ssl.create_default_context(), None, None, None, "ns", False,
         None, None, None, False,
     )  # fmt: skip
-    async with Client(credentials) as client:
+    async with KubeClient(credentials) as client:
         reflector = Reflector(
             client, MODELS, on_event=lambda kind, obj: heard.append((kind, obj["metadata"]["name"])), **options
         )

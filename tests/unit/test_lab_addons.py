@@ -62,7 +62,7 @@ def pod_monitor(**endpoint: Any) -> dict[str, Any]:
 
 
 def test_a_pod_monitor_scrapes_the_named_port_of_pods_that_run_also_of_a_sidecar() -> None:
-    cluster = monitors.Cluster((), (), [pod("a", **{"shoal.dev/model": "m"}), pod("done", phase="Succeeded")])
+    cluster = monitors.MonitoredCluster((), (), [pod("a", **{"shoal.dev/model": "m"}), pod("done", phase="Succeeded")])
     [job] = monitors.jobs([], [pod_monitor()], cluster)
     [target] = job.targets
     assert target["targets"] == ["10.244.3.7:8400"]
@@ -77,7 +77,7 @@ def test_a_pod_monitor_scrapes_the_named_port_of_pods_that_run_also_of_a_sidecar
 
 def test_relabelings_of_a_monitor_are_written_in_prometheus_own_words() -> None:
     given = {"sourceLabels": ["a", "b"], "separator": "/", "targetLabel": "model", "action": "Replace"}
-    [job] = monitors.jobs([], [pod_monitor(relabelings=[given], tlsConfig={})], monitors.Cluster((), (), ()))
+    [job] = monitors.jobs([], [pod_monitor(relabelings=[given], tlsConfig={})], monitors.MonitoredCluster((), (), ()))
     assert job.config["relabel_configs"][-1] == {
         "source_labels": ["a", "b"], "separator": "/", "target_label": "model", "action": "replace",
     }  # fmt: skip
@@ -105,7 +105,7 @@ def test_a_service_monitor_scrapes_each_endpoint_of_its_own_namespaces_services(
         "spec": {"selector": {"matchLabels": {"shoal.dev/service": "pods"}}, "endpoints": [{"port": "ops"}]},
     }
     spaces = ("shoal-system", "other")
-    cluster = monitors.Cluster(
+    cluster = monitors.MonitoredCluster(
         [service(space) for space in spaces],
         [slice_of(space) for space in spaces],
         [pod("gateway-1", namespace="shoal-system")],

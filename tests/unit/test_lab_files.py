@@ -8,7 +8,7 @@ import pytest
 
 from shoal_dev.lab import api, binaries, fleet, forward, images, volumes
 from shoal_dev.lab.errors import LabError
-from shoal_dev.lab.state import Forward, Paths
+from shoal_dev.lab.state import LabForward, Paths
 
 
 def test_default_fleet_is_what_the_documentation_says() -> None:
@@ -60,32 +60,32 @@ def test_missing_fleet_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["a/b", "a:80", "a/b:http", "a/b:0", "a/b:80=99999", "a/b:80="])
 def test_bad_forward(text: str) -> None:
     with pytest.raises(LabError, match="expected NAMESPACE/SERVICE:PORT"):
-        Forward.parse(text)
+        LabForward.parse(text)
 
 
 def test_forward() -> None:
-    assert Forward.parse("a/b:80=8080") == Forward(namespace="a", service="b", port=80, host_port=8080)
-    assert Forward.parse("a/b:80").host_port == 0
+    assert LabForward.parse("a/b:80=8080") == LabForward(namespace="a", service="b", port=80, host_port=8080)
+    assert LabForward.parse("a/b:80").host_port == 0
 
 
 @pytest.mark.parametrize(
     ("spec", "target"),
     [
-        (None, forward.Target("", 0, "Service a/b does not exist in the lab (yet)")),
-        ({"clusterIP": "10.96.0.7", "ports": [{"port": 80}]}, forward.Target("10.96.0.7", 80)),
+        (None, forward.ForwardTarget("", 0, "Service a/b does not exist in the lab (yet)")),
+        ({"clusterIP": "10.96.0.7", "ports": [{"port": 80}]}, forward.ForwardTarget("10.96.0.7", 80)),
         (
             {"clusterIP": "10.96.0.7", "ports": [{"port": 81}]},
-            forward.Target("", 0, "Service a/b has no port 80; it has: 81"),
+            forward.ForwardTarget("", 0, "Service a/b has no port 80; it has: 81"),
         ),
         (
             {"clusterIP": "None", "ports": [{"port": 80}]},
-            forward.Target("", 0, "Service a/b is headless: it has no address to forward to"),
+            forward.ForwardTarget("", 0, "Service a/b is headless: it has no address to forward to"),
         ),
     ],
 )
-def test_forwarder_follows_the_service(spec: dict[str, Any] | None, target: forward.Target) -> None:
+def test_forwarder_follows_the_service(spec: dict[str, Any] | None, target: forward.ForwardTarget) -> None:
     known = {} if spec is None else {"a/b": {"spec": spec}}
-    assert forward.service_target(Forward.parse("a/b:80"), known) == target
+    assert forward.service_target(LabForward.parse("a/b:80"), known) == target
 
 
 @pytest.mark.parametrize("name", ["", "A", "a b", "-a", "a-", "../x", "a" * 33])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shoal_dev.lab.kubeapi import ApiError
+from shoal_dev.lab.kubeapi import KubeAPIError
 from shoal_dev.lab.node import disk
 from shoal_dev.lab.node.affinity import admits
 from shoal_dev.lab.node.context import Gpus
@@ -69,19 +69,19 @@ def test_a_pod_keeps_its_failed_gpu_and_the_next_gets_a_healthy_one() -> None:
 def test_links_on_a_nodes_disk_do_not_lead_off_it(tmp_path: Path) -> None:
     (tmp_path / "out").symlink_to("/etc")
     (tmp_path / "up").symlink_to("../../..")
-    own = disk.Disk(tmp_path)
+    own = disk.NodeDisk(tmp_path)
     assert own.find("/out/passwd") == tmp_path / "etc/passwd"
     assert own.find("/up/x/../../y") == tmp_path / "y"
 
 
 def test_an_untyped_host_path_that_is_nowhere_is_made(tmp_path: Path) -> None:
     path = f"/nowhere{tmp_path}"
-    assert disk.Disk(tmp_path).host_path({"path": path}) == (tmp_path / path.removeprefix("/"), False)
+    assert disk.NodeDisk(tmp_path).host_path({"path": path}) == (tmp_path / path.removeprefix("/"), False)
     assert (tmp_path / path.removeprefix("/")).is_dir()
     with pytest.raises(disk.DiskError, match="is not a file"):
-        disk.Disk(tmp_path).host_path({"path": path, "type": "FileOrCreate"})
+        disk.NodeDisk(tmp_path).host_path({"path": path, "type": "FileOrCreate"})
     with pytest.raises(disk.DiskError, match="path /nowhere/at/all does not exist"):
-        disk.Disk(tmp_path).host_path({"path": "/nowhere/at/all", "type": "Socket"})
+        disk.NodeDisk(tmp_path).host_path({"path": "/nowhere/at/all", "type": "Socket"})
 
 
 def test_a_node_notices_that_it_is_taken_for_lost() -> None:
@@ -109,4 +109,4 @@ def test_a_node_notices_that_it_is_taken_for_lost() -> None:
 )
 def test_a_pod_whose_name_another_one_has_tells_nothing_more(status: int, message: str, gone: bool) -> None:
     """It was deleted by force while its kubelet did not hear of it: told on and on, it would never end."""
-    assert is_of_another_pod(ApiError(status, message)) is gone
+    assert is_of_another_pod(KubeAPIError(status, message)) is gone

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from shoal_dev.lab.fleet import Fleet
+from shoal_dev.lab.fleet import FleetFile
 from shoal_dev.lab.realnode import archive, cgroups, config
 from shoal_dev.lab.realnode.programs import Programs
 
@@ -22,7 +22,7 @@ FLEET = {"nodes": [{"name": "cpu-1"}, {"name": "real-1", "realKubelet": True, "l
 
 @pytest.fixture
 def node(tmp_path: Path) -> config.RealNodeConfig:
-    spec = Fleet.model_validate(FLEET).running(tmp_path)[1]
+    spec = FleetFile.model_validate(FLEET).running(tmp_path)[1]
     return config.RealNodeConfig(
         lab="mine",
         node=spec,
@@ -39,11 +39,11 @@ def node(tmp_path: Path) -> config.RealNodeConfig:
 
 
 def test_a_fleet_names_its_real_nodes() -> None:
-    fleet = Fleet.model_validate(FLEET)
+    fleet = FleetFile.model_validate(FLEET)
     assert fleet.with_real_kubelet() == {"real-1"}
     assert fleet.archives == ()
     with pytest.raises(ValidationError, match="a node with realKubelet runs its pods: leave statusOnly out"):
-        Fleet.model_validate({"nodes": [{"name": "x", "realKubelet": True, "statusOnly": True}]})
+        FleetFile.model_validate({"nodes": [{"name": "x", "realKubelet": True, "statusOnly": True}]})
 
 
 def test_the_configuration_files_agree_with_each_other(node: config.RealNodeConfig) -> None:

@@ -138,10 +138,10 @@ def test_other_names_are_the_hosts_resolvers_business() -> None:
 
 
 async def test_without_a_resolver_on_the_host_the_answer_is_a_failure_at_once() -> None:
-    reply = await dns.Server().answer(bytes(DNSRecord.question("example.com").pack()))
+    reply = await dns.DNSServer().answer(bytes(DNSRecord.question("example.com").pack()))
     assert reply is not None
     assert DNSRecord.parse(reply).header.rcode == RCODE.SERVFAIL
-    assert await dns.Server().answer(b"\x00\x01no dns") is None
+    assert await dns.DNSServer().answer(b"\x00\x01no dns") is None
 
 
 def test_host_resolver_is_the_first_usable_one() -> None:

@@ -32,7 +32,7 @@ def test_the_dictionary_is_the_protocols_own() -> None:
 
 
 def test_streams_data_and_pings_also_in_pieces() -> None:
-    client, peer = Client(), spdy.Peer()
+    client, peer = Client(), spdy.SPDYPeer()
     sent = (
         client.open(1, {"Streamtype": "error", "Port": "80"}, fin=True)
         + client.open(3, {"Streamtype": "data", "Port": "80"})
@@ -42,8 +42,8 @@ def test_streams_data_and_pings_also_in_pieces() -> None:
         + control(7, struct.pack(">II", 3, 0))
     )
     expected = [
-        spdy.Open(1, {"streamtype": "error", "port": "80"}, fin=True),
-        spdy.Open(3, {"streamtype": "data", "port": "80"}, fin=False),
+        spdy.StreamOpened(1, {"streamtype": "error", "port": "80"}, fin=True),
+        spdy.StreamOpened(3, {"streamtype": "data", "port": "80"}, fin=False),
         spdy.Data(3, b"hello", fin=True),
         spdy.Ping(7),
         spdy.Reset(3),
@@ -54,7 +54,7 @@ def test_streams_data_and_pings_also_in_pieces() -> None:
 
 
 def test_replies_are_read_by_one_decompressor() -> None:
-    peer, inflate = spdy.Peer(), zlib.decompressobj(zdict=spdy.DICTIONARY)
+    peer, inflate = spdy.SPDYPeer(), zlib.decompressobj(zdict=spdy.DICTIONARY)
     for stream in (1, 3):
         reply = peer.reply(stream)
         assert struct.unpack_from(">HHII", reply) == (0x8003, 2, len(reply) - 8, stream)
@@ -62,10 +62,10 @@ def test_replies_are_read_by_one_decompressor() -> None:
 
 
 def test_what_is_no_spdy_is_refused_and_unknown_frames_are_not() -> None:
-    assert spdy.Peer().receive(control(4, b"\0" * 4) + control(9, b"\0" * 8)) == []
+    assert spdy.SPDYPeer().receive(control(4, b"\0" * 4) + control(9, b"\0" * 8)) == []
     with pytest.raises(spdy.SpdyError, match="version 2, expected 3"):
-        spdy.Peer().receive(struct.pack(">HHI", 0x8002, 1, 0))
+        spdy.SPDYPeer().receive(struct.pack(">HHI", 0x8002, 1, 0))
     with pytest.raises(spdy.SpdyError, match="broken frame"):
-        spdy.Peer().receive(control(1, b"\0" * 10 + b"no zlib"))
+        spdy.SPDYPeer().receive(control(1, b"\0" * 10 + b"no zlib"))
     with pytest.raises(spdy.SpdyError, match="broken frame"):
-        spdy.Peer().receive(control(3, b""))
+        spdy.SPDYPeer().receive(control(3, b""))

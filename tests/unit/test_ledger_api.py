@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from shoal.api import keys
-from shoal.ledger.service import Problem, Request, Response, Service, answer_csv
+from shoal.ledger.service import LedgerProblem, LedgerRequest, LedgerService, Response, answer_csv
 from tests.support.ledger import INSTALL_KEY, Served, record, served, until
 from tests.support.rolekeys import give
 
@@ -169,14 +169,14 @@ async def test_a_part_that_fails_keeps_no_record_out(tmp_path: Path, monkeypatch
 
 
 class _AllKeys:
-    def old_said_by(self, role: keys.Role, subject: str) -> tuple[str, ...]:
+    def old_bearers_of(self, role: keys.Role, subject: str) -> tuple[str, ...]:
         return ()
 
-    def said_by(self, role: keys.Role, subject: str) -> tuple[str, ...]:
+    def bearers_of(self, role: keys.Role, subject: str) -> tuple[str, ...]:
         return (f"{role}'s key",)
 
 
-async def _call(service: Service, path: str, query: bytes = b"") -> tuple[int, bytes]:
+async def _call(service: LedgerService, path: str, query: bytes = b"") -> tuple[int, bytes]:
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
@@ -199,22 +199,22 @@ async def _call(service: Service, path: str, query: bytes = b"") -> tuple[int, b
 
 
 async def test_what_a_handler_may_do() -> None:
-    service = Service(_AllKeys(), max_body_bytes=100)
+    service = LedgerService(_AllKeys(), max_body_bytes=100)
 
-    async def table(request: Request) -> Response:
+    async def table(request: LedgerRequest) -> Response:
         return answer_csv(("a", "b"), [(1, 'x"y'), (None, request.one("word"))])
 
-    async def parts(_: Request) -> Response:
+    async def parts(_: LedgerRequest) -> Response:
         async def made() -> AsyncIterator[bytes]:
             yield b"one "
             yield b"two"
 
         return Response(200, (), made())
 
-    async def refuses(_: Request) -> Response:
-        raise Problem(400, "say which month")
+    async def refuses(_: LedgerRequest) -> Response:
+        raise LedgerProblem(400, "say which month")
 
-    async def fails(_: Request) -> Response:
+    async def fails(_: LedgerRequest) -> Response:
         raise ZeroDivisionError("a secret that must not get out")
 
     for path, handler in (("/t", table), ("/p", parts), ("/r", refuses), ("/f", fails)):

@@ -16,10 +16,10 @@ from sqlalchemy import Connection, func, inspect, select
 
 from shoal.ledger import ingest, schema
 from shoal.ledger.backup import BackupError, backup, restore
-from shoal.ledger.database import Busy, Database, Unavailable
+from shoal.ledger.database import Busy, Database, DatabaseUnavailable
 from shoal.ledger.maintenance import retain_once, retake_once
-from shoal.ledger.parse import UsageRow
-from shoal.ledger.sums import Changes, GatewayKey, GatewaySums, HourKey, Sums
+from shoal.ledger.sums import Changes, GatewayKey, GatewaySums, HourKey, HourlySums
+from shoal.metering.record import StoredRow
 from shoal.runtime.ledger import command
 from tests.support.ledger import NOON, NOW_MS, check_balance, record, server, store, url, usage_row
 from tests.support.postgres import Postgres
@@ -76,8 +76,8 @@ def test_estimates_of_before_are_summed_up(url: str) -> None:
 
 
 def test_rows_are_in_the_order_of_their_columns() -> None:
-    assert list(UsageRow._fields) == schema.usage.columns.keys()
-    assert [*HourKey._fields, *Sums._fields] == schema.hours.columns.keys()
+    assert list(StoredRow._fields) == schema.usage.columns.keys()
+    assert [*HourKey._fields, *HourlySums._fields] == schema.hours.columns.keys()
     assert [*GatewayKey._fields, *GatewaySums._fields, "heard_at"] == schema.gateways.columns.keys()
 
 
@@ -94,7 +94,10 @@ def test_tables_of_a_newer_version_are_left_alone(url: str) -> None:
         connection = opened(url, stack)
         with connection.begin():
             connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
-    with contextlib.ExitStack() as stack, pytest.raises(Unavailable, match="a newer ledger made them: run that one"):
+    with (
+        contextlib.ExitStack() as stack,
+        pytest.raises(DatabaseUnavailable, match="a newer ledger made them: run that one"),
+    ):
         opened(url, stack)
 
 
@@ -116,7 +119,10 @@ async def test_a_release_is_rolled_back_where_the_newer_tables_only_have_more(ur
             version = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one()
             connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999_from_9998'")
     assert version == "9999_from_0001", "it is the newer one's to say"
-    with contextlib.ExitStack() as stack, pytest.raises(Unavailable, match="a newer ledger made them: run that one"):
+    with (
+        contextlib.ExitStack() as stack,
+        pytest.raises(DatabaseUnavailable, match="a newer ledger made them: run that one"),
+    ):
         opened(url, stack)
 
 
@@ -138,7 +144,7 @@ async def test_a_second_ledger_stands_by_and_takes_over(url: str) -> None:
         second.store.start()
         try:
             await until(lambda: "another ledger" in (second.store.error or ""))
-            with pytest.raises(Unavailable, match="another ledger"):
+            with pytest.raises(DatabaseUnavailable, match="another ledger"):
                 await second.take(record("r2"))
             await first.store.stop()
             await until(lambda: second.store.error is None)

@@ -18,7 +18,7 @@ from shoal.api import keys
 from shoal.ledger import database as ledger_database
 from shoal.ledger import schema
 from shoal.ledger.database import Database
-from shoal.ledger.store import Unavailable
+from shoal.ledger.store import DatabaseUnavailable
 from tests.support.controlplane import free_ports
 from tests.support.ledger import INSTALL_KEY, NOON, check_balance, chunks, record, served, server, store, until, url
 from tests.support.postgres import Postgres
@@ -156,7 +156,7 @@ async def test_one_session_that_the_server_ends_costs_one_refusal(server: Postgr
             )
 
         await asyncio.to_thread(_as_another, url, end)
-        with pytest.raises(Unavailable, match="the database: "):
+        with pytest.raises(DatabaseUnavailable, match="the database: "):
             await rig.take(record("r2"))
         await until(lambda: rig.store.error is None)
         assert await rig.take(record("r1"), record("r2")) == (1, 1, 0)
@@ -191,7 +191,7 @@ async def test_a_full_disk_is_told_nothing_is_acknowledged_and_nothing_is_lost(
             kept += 1
             try:
                 await rig.take(*(record(f"r{kept}-{n}") for n in range(20)))
-            except Unavailable as error:
+            except DatabaseUnavailable as error:
                 refused = str(error)
         assert refused == "the database: database or disk is full"
         await until(lambda: rig.store.error is None)  # it tries again by itself
@@ -201,7 +201,7 @@ async def test_a_full_disk_is_told_nothing_is_acknowledged_and_nothing_is_lost(
                 try:
                     new, known, _ = await rig.take(*(record(f"r{number}-{n}") for n in range(20)))
                     break
-                except Unavailable:
+                except DatabaseUnavailable:
                     await asyncio.sleep(0.2)
             assert (new, known) == ((20, 0) if number == kept else (0, 20))
         await rig.balanced()
@@ -220,9 +220,9 @@ async def test_a_commit_that_takes_too_long_is_not_acknowledged_and_not_double(u
 
         blocked = asyncio.create_task(rig.store.write(slow))
         await started.wait()
-        with pytest.raises(Unavailable, match="did not answer in time"):
+        with pytest.raises(DatabaseUnavailable, match="did not answer in time"):
             await rig.take(record("r1"))
-        with pytest.raises(Unavailable, match="did not answer in time"):
+        with pytest.raises(DatabaseUnavailable, match="did not answer in time"):
             await blocked
         # It was committed after all, when the database could: nobody was told so, and again it is known.
         await until(lambda: rig.store.stats.new == 1)
@@ -236,7 +236,7 @@ async def test_a_question_that_never_ends_is_ended(url: str, monkeypatch: pytest
         "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < 1000000000) SELECT count(*) FROM n"
     )
     async with store(url, readers=1) as rig:
-        with pytest.raises(Unavailable, match=r"the database: (interrupted|canceling statement)"):
+        with pytest.raises(DatabaseUnavailable, match=r"the database: (interrupted|canceling statement)"):
             await rig.store.read(lambda c: c.exec_driver_sql(endless).scalar())
         assert await rig.count(schema.usage) == 0, "its reader serves others again"
 
@@ -247,7 +247,7 @@ async def test_what_waits_is_committed_at_the_stop(url: str) -> None:
         await asyncio.sleep(0)
         await rig.store.stop()
         assert await asyncio.gather(*taking) == [(1, 0, 0)] * 50
-        with pytest.raises(Unavailable, match="the ledger stops"):
+        with pytest.raises(DatabaseUnavailable, match="the ledger stops"):
             await rig.take(record("late"))
 
 
@@ -267,7 +267,7 @@ async def test_without_the_transaction_a_failure_would_leave_half_a_batch(
 
     monkeypatch.setattr(bulk, "insert", insert)
     async with store(url) as rig:
-        with pytest.raises(Unavailable, match="No space left"):
+        with pytest.raises(DatabaseUnavailable, match="No space left"):
             await rig.take(record("r1", at=NOON))
         broken = False
         await until(lambda: rig.store.error is None)

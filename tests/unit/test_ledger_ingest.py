@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from shoal.ledger import ingest, schema
-from shoal.ledger.maintenance import Heard, close_once
-from shoal.ledger.store import Unavailable
+from shoal.ledger.maintenance import GatewayLiveness, close_once
+from shoal.ledger.store import DatabaseUnavailable
 from tests.support.ledger import NOON, record, server, store, url
 
 __all__ = ["server", "url"]
@@ -209,7 +209,7 @@ async def test_a_record_that_only_the_database_refuses_does_not_keep_others_out(
 
 async def test_a_gateway_that_falls_silent_is_closed_and_its_real_end_counts_later(url: str) -> None:
     now = 0.0
-    heard = Heard(60.0, lambda: now)
+    heard = GatewayLiveness(60.0, lambda: now)
     async with store(url) as rig:
         await rig.take(
             record("open", "open", gateway="dead"),
@@ -247,7 +247,7 @@ async def test_silence_counts_only_while_the_ledger_listens(url: str) -> None:
     now = 1_000_000.0
     async with store(url) as rig:
         await rig.take(record("r1", "open"))
-        heard = Heard(60.0, lambda: now)  # a ledger that has just started: nobody has had the time to speak
+        heard = GatewayLiveness(60.0, lambda: now)  # a ledger that has just started: nobody has had the time to speak
         assert await close_once(rig.store, heard, rig.changes.append) == (0, 1)
         now += 60
         assert await close_once(rig.store, heard, rig.changes.append) == (1, 0)
@@ -288,7 +288,7 @@ async def test_too_many_waiting_records_are_refused_not_piled_up(url: str) -> No
         await asyncio.sleep(0.05)
         first = asyncio.create_task(rig.take(*(record(f"a{n}") for n in range(5))))
         await asyncio.sleep(0)
-        with pytest.raises(Unavailable, match="5 records wait"):
+        with pytest.raises(DatabaseUnavailable, match="5 records wait"):
             await rig.take(record("b"))
         gate.set()
         await blocked

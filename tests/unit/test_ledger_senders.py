@@ -12,14 +12,14 @@ import orjson
 from sqlalchemy import select
 
 from shoal.api import keys, names
-from shoal.api.usage import gateway_boot
 from shoal.ledger import schema
 from shoal.ledger.maintenance import retake_once
 from shoal.ledger.ownrows import NOT_ITS_OWN, bound
 from shoal.ledger.parse import Bad, Good, parse
-from shoal.ledger.shipper import Shipper
-from shoal.ledger.spool import Spool
-from shoal.ledger.spoolreader import SpoolReader
+from shoal.metering.record import gateway_boot
+from shoal.metering.shipper import Shipper
+from shoal.metering.spool import UsageSpool
+from shoal.metering.spoolreader import SpoolReader
 from tests.support.fake_ledger import until
 from tests.support.gateway import INSTALL_KEY as GATEWAYS_KEY
 from tests.support.gateway_process import ask, readyz, serving
@@ -73,7 +73,7 @@ async def test_a_gateway_sends_its_own_rows_and_no_other_ones(tmp_path: Path) ->
         assert (row["request"], row["gateway"]) == ("r1", MY_BOOT)
         (aside,) = await table(ledger, schema.aside)
         assert aside["reason"] == f"sent by {MINE}: {NOT_ITS_OWN}: it says that it is of {OTHERS}"
-        assert ledger.process.store.stats.aside == 1
+        assert ledger.process.store.stats.quarantined == 1
 
 
 async def test_with_the_check_off_the_same_rows_count(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ async def test_a_gateway_of_before_the_role_keys_needs_no_token_while_its_key_is
         # Not with what is derived in two steps, which only newer gateways have.
         assert (await ledger.send(*rows("r2", "cccc", "final")))[0] == 403
         (old / "current").unlink()
-        await until(lambda: not ledger.process.key_ring.old_said_by("gateway", keys.LEDGER))
+        await until(lambda: not ledger.process.key_ring.old_bearers_of("gateway", keys.LEDGER))
         assert (await ledger.send(*rows("r1", "cccc", "final"), **bearer))[0] == 401
 
 
@@ -272,7 +272,7 @@ async def test_a_refused_token_loses_no_row_and_puts_none_aside(tmp_path: Path) 
     (folder := tmp_path / "ledger").mkdir()
     told: list[str] = []
     async with asking(folder) as (ledger, server):
-        spool = Spool(tmp_path / "spool")
+        spool = UsageSpool(tmp_path / "spool")
         spool.start()
         await spool.opened()
         known = [keys.derive(b"one that it does not know", "gateway", keys.LEDGER)]
@@ -298,7 +298,7 @@ async def test_a_refused_token_loses_no_row_and_puts_none_aside(tmp_path: Path) 
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             await spool.stop()
-        assert (shipper.stats.aside, spool.stats.damaged_rows) == (0, 0)
+        assert (shipper.stats.quarantined, spool.stats.damaged_rows) == (0, 0)
         (row,) = await table(ledger, schema.usage)
         assert (row["ended"], row["gateway"]) == (True, MY_BOOT)
 
@@ -310,7 +310,7 @@ async def test_a_whole_gateway_proves_itself_by_its_mounted_token(tmp_path: Path
         given: dict[str, Any] = {"ledger_url": ledger.url, "pod_name": MINE, "ledger_token_file": file}
         give(folder / "install-key", GATEWAYS_KEY, "ledger", "previous")
         async with serving(tmp_path, ScriptedEngine(), **given) as process:
-            assert process.me.boot.startswith(f"{MINE}/")
+            assert process.identity.boot.startswith(f"{MINE}/")
             async with ask(session, process) as answer:
                 assert answer.status == 200
             shipper = process.shipper
@@ -322,9 +322,9 @@ async def test_a_whole_gateway_proves_itself_by_its_mounted_token(tmp_path: Path
         assert all(row.shipped for row in reader.newest(1000))
         reader.close()
         (row,) = await table(ledger, schema.usage)
-        assert (row["ended"], row["gateway"]) == (True, process.me.boot)
+        assert (row["ended"], row["gateway"]) == (True, process.identity.boot)
         assert await table(ledger, schema.aside) == []
         # By the same id the totals say what they have of this gateway's own counters.
         total = ledger.process.totals.total("acme")
         assert total is not None
-        assert list(total.gateways) == [process.me.boot]
+        assert list(total.gateways) == [process.identity.boot]

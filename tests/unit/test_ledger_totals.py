@@ -6,9 +6,9 @@ from typing import Any
 
 from shoal.api.ledger import Prices, Rate
 from shoal.ledger import schema
-from shoal.ledger.maintenance import Heard, close_once
+from shoal.ledger.maintenance import GatewayLiveness, close_once
 from shoal.ledger.monthly import Rated
-from shoal.ledger.totals import Totals
+from shoal.ledger.totals import TenantTotals
 from tests.support.ledger import Rig, record, served, server, store, until, url
 
 __all__ = ["server", "url"]
@@ -40,8 +40,8 @@ class _Clock:
         return self.at.timestamp()
 
 
-async def _totals(rig: Rig, clock: _Clock, prices: Any = None) -> Totals:
-    totals = Totals(rig.store, prices, clock)
+async def _totals(rig: Rig, clock: _Clock, prices: Any = None) -> TenantTotals:
+    totals = TenantTotals(rig.store, prices, clock)
     rig.store.committed = totals.add
     rig.store.cost = Rated(totals.prices).cost
     await totals.read()
@@ -166,7 +166,7 @@ async def test_a_months_turn_under_load(url: str) -> None:
             await rig.take(record("early", at=turn))
             await until(lambda: (t := totals.total("acme")) is not None and t.requests == 3)
             clock.at = turn
-            totals.tell()
+            totals.publish()
             full = await _last(reader)
             assert full["full"]
             assert full["month"] == "2026-12"
@@ -175,7 +175,7 @@ async def test_a_months_turn_under_load(url: str) -> None:
             assert full["tenants"]["acme"]["gateways"]["gw-1"]["tokens"] == 4 * 110
             await rig.take(record("late", at=turn - timedelta(seconds=9)), record("new", at=turn))
             await until(lambda: (t := totals.total("acme")) is not None and t.requests == 2)
-            totals.tell()
+            totals.publish()
             change = await _last(reader)
             assert change["tenants"]["acme"]["gateways"]["gw-1"]["tokens"] == 6 * 110
         again = (await _totals(rig, clock)).total("acme")
@@ -189,7 +189,7 @@ async def test_a_cut_that_is_put_right_moves_the_totals_by_the_difference(url: s
     async with store(url) as rig:
         totals = await _totals(rig, clock)
         await rig.take(record("r1", "checkpoint:1", at=clock.at, outputTokens=1))
-        await close_once(rig.store, Heard(0.0), totals.add)
+        await close_once(rig.store, GatewayLiveness(0.0), totals.add)
         assert totals.total("acme").tokens == 101  # type: ignore[union-attr]
         await rig.take(record("r1", at=clock.at))
         await until(lambda: totals.total("acme").tokens == 110)  # type: ignore[union-attr]
@@ -202,7 +202,7 @@ async def test_a_gateway_is_told_while_it_listens_and_a_day_after_it_spoke(url: 
         totals = await _totals(rig, clock)
         await rig.take(record("r1", at=clock.at, gateway="old"), record("r2", at=clock.at, gateway="listens"))
         await until(lambda: (t := totals.total("acme")) is not None and t.requests == 2)
-        from shoal.signals.hub import Caller
+        from shoal.net.hub import Caller
 
         with totals.hub.reader(Caller("gateway", "pod", "listens")):
             clock.at += timedelta(days=2)

@@ -9,7 +9,7 @@ import yaml
 from inline_snapshot import snapshot
 
 from shoal.api import keys, names
-from shoal.api.config import MTLS, CABundle, OperatorConfig, Pods, Proxy, Sources, Transport
+from shoal.api.config import MTLS, CABundle, OperatorConfig, Pods, Proxy, Sources, TransportConfig
 from shoal.api.gpuclass import GPUClass
 from shoal.api.model import Model
 from shoal.core import children
@@ -17,7 +17,7 @@ from shoal.kube.projections import pod_requests
 from shoal.manifests import model as manifests
 from shoal.manifests.facts import facts_job
 from shoal.manifests.pod import HAND_ON, drain_script, start_script
-from shoal.manifests.shape import Shape
+from shoal.manifests.shape import VariantShape
 from tests.support.operators import CONFIG
 
 CLASS = GPUClass.model_validate(
@@ -32,21 +32,21 @@ CLASS = GPUClass.model_validate(
 )
 
 
-def shape(config: OperatorConfig = CONFIG, *, gpus: int = 1, **spec) -> Shape:
+def shape(config: OperatorConfig = CONFIG, *, gpus: int = 1, **spec) -> VariantShape:
     model = Model.model_validate(
         {
             "metadata": {"name": "chat", "namespace": "ns", "uid": "u-1", "generation": 1},
             "spec": {"source": {"uri": "hf://org/model"}, **spec},
         }
     )
-    return Shape(model, CLASS, gpus, "0.5.23", config, "abcd1234")
+    return VariantShape(model, CLASS, gpus, "0.5.23", config, "abcd1234")
 
 
-def pod_spec(given: Shape) -> dict:
+def pod_spec(given: VariantShape) -> dict:
     return manifests.deployment(given, surge=False)["spec"]["template"]["spec"]
 
 
-def containers(given: Shape) -> dict[str, dict]:
+def containers(given: VariantShape) -> dict[str, dict]:
     spec = pod_spec(given)
     return {c["name"]: c for c in spec["initContainers"] + spec["containers"]}
 
@@ -472,7 +472,7 @@ def test_who_may_reach_the_pods() -> None:
 def test_a_switch_of_mutual_tls_closes_no_port_of_pods_that_are_not_replaced_yet() -> None:
     pods = Pods(scraper_namespaces=("monitoring",))
     off, on = (
-        CONFIG.model_copy(update={"transport": Transport(mtls=MTLS(enabled=enabled)), "pods": pods})
+        CONFIG.model_copy(update={"transport": TransportConfig(mtls=MTLS(enabled=enabled)), "pods": pods})
         for enabled in (False, True)
     )
     policies = [manifests.network_policy(shape().model, config, "shoal-system") for config in (off, on)]

@@ -11,7 +11,7 @@ from shoal.core.artifacts import source_key
 from shoal.manifests import cache
 from shoal.manifests import model as manifests
 from shoal.manifests.facts import facts_job
-from shoal.manifests.shape import Shape
+from shoal.manifests.shape import VariantShape
 from tests.support.operators import CONFIG
 
 CLASS = GPUClass.model_validate(
@@ -34,7 +34,7 @@ def model(**spec: object) -> Model:
 
 
 def pod(config: OperatorConfig = CONFIG, *, gpus: int = 1, facts: ArtifactFacts | None = FACTS, **spec: object) -> dict:
-    shape = Shape(model(**spec), CLASS, gpus, "0.5.23", config, "abcd1234", facts)
+    shape = VariantShape(model(**spec), CLASS, gpus, "0.5.23", config, "abcd1234", facts)
     return manifests.deployment(shape, surge=False)["spec"]["template"]["spec"]
 
 

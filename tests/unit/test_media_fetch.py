@@ -17,8 +17,8 @@ from aiohttp.abc import ResolveResult
 from shoal.core.fields.media import MOST_FETCHED, TYPES
 from shoal.core.fields.remote import contactable
 from shoal.gateway import mediafetch
-from shoal.gateway.errors import ApiError
-from shoal.gateway.mediafetch import AT_ONCE, EACH, Address, MediaFetcher, Names
+from shoal.gateway.mediafetch import MAX_CONCURRENT, MAX_PER_TENANT, Address, MediaFetcher, MediaResolver
+from shoal.net.errors import ApiError
 from tests.support.hostile import listening
 from tests.support.mediahost import (
     HOST,
@@ -208,17 +208,17 @@ async def test_a_name_that_changes_after_it_was_judged_leads_nowhere_else(monkey
         async def twice(self: Any, name: str, port: int = 0, family: Any = 0) -> list[ResolveResult]:
             """As one does who judges a name first, and leaves the connection to a library."""
             for each in await self._resolve(name):
-                self._judge(each.host)
+                self._check(each.host)
             return [
                 ResolveResult(hostname=name, host=each.host, port=each.port, family=each.family, proto=0, flags=0)
                 for each in await self._resolve(name)
             ]
 
-        monkeypatch.setattr(mediafetch._Judged, "resolve", twice)
+        monkeypatch.setattr(mediafetch._CheckedResolver, "resolve", twice)
         async with fetcher(Dns({HOST: [[host.at], [inside.at]]})) as it:  # a second wall: where it is connected to
             assert "not allowed" in await refusal(it)
         assert inside.asked == []
-        monkeypatch.setattr(mediafetch._Judged, "socket", None)
+        monkeypatch.setattr(mediafetch._CheckedResolver, "socket", None)
         async with fetcher(Dns({HOST: [[host.at], [inside.at]]})) as it:
             assert base64.b64decode((await got(it)).partition(",")[2]) == b"secret"
 
@@ -403,20 +403,20 @@ async def test_one_tenant_takes_no_more_than_its_share() -> None:
         await telling()(writer)
 
     async with MediaHost(waits).running() as host, fetcher(Dns({HOST: [host.at]})) as it:
-        files = [wanted(number=n) for n in range(2 * EACH)]
+        files = [wanted(number=n) for n in range(2 * MAX_PER_TENANT)]
         mine = asyncio.create_task(it.fetch("acme", files, nothing))
-        while len(host.asked) < EACH:
+        while len(host.asked) < MAX_PER_TENANT:
             await asyncio.sleep(0.01)
         other = asyncio.create_task(it.fetch("zeta", [wanted()], nothing))
-        while len(host.asked) < EACH + 1:
+        while len(host.asked) < MAX_PER_TENANT + 1:
             await asyncio.sleep(0.01)
-        many = [asyncio.create_task(it.fetch(f"t{n}", files, nothing)) for n in range(AT_ONCE)]
-        while len(host.asked) < AT_ONCE:
+        many = [asyncio.create_task(it.fetch(f"t{n}", files, nothing)) for n in range(MAX_CONCURRENT)]
+        while len(host.asked) < MAX_CONCURRENT:
             await asyncio.sleep(0.01)
-        assert len(host.asked) == AT_ONCE
+        assert len(host.asked) == MAX_CONCURRENT
         go.set()
-        assert [len(each) for each in await asyncio.gather(mine, other, *many)] == [8, 1, *[8] * AT_ONCE]
-        assert it._places._tenants == {}
+        assert [len(each) for each in await asyncio.gather(mine, other, *many)] == [8, 1, *[8] * MAX_CONCURRENT]
+        assert it._slots._tenants == {}
 
 
 async def test_who_finds_no_place_is_told_to_come_again() -> None:
@@ -425,8 +425,8 @@ async def test_who_finds_no_place_is_told_to_come_again() -> None:
 
     fetches = counter()
     async with MediaHost(never).running() as host, fetcher(Dns({HOST: [host.at]}), fetches) as it:
-        held = [asyncio.create_task(it.fetch("acme", [wanted()], nothing)) for _ in range(EACH)]
-        while len(host.asked) < EACH:
+        held = [asyncio.create_task(it.fetch("acme", [wanted()], nothing)) for _ in range(MAX_PER_TENANT)]
+        while len(host.asked) < MAX_PER_TENANT:
             await asyncio.sleep(0.01)
         it._seconds = 0.2
         with pytest.raises(ApiError) as caught:
@@ -435,8 +435,8 @@ async def test_who_finds_no_place_is_told_to_come_again() -> None:
         for each in held:
             each.cancel()
         await asyncio.gather(*held, return_exceptions=True)
-        assert it._places._tenants == {}
-    assert outcomes(fetches) == {"overloaded": 1, "given_up": EACH}
+        assert it._slots._tenants == {}
+    assert outcomes(fetches) == {"overloaded": 1, "given_up": MAX_PER_TENANT}
 
 
 async def test_the_gateways_own_resolver_asks_for_the_whole_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,7 +447,7 @@ async def test_the_gateways_own_resolver_asks_for_the_whole_name(monkeypatch: py
         return [(2, 1, 6, "", ("8.8.8.8", port)), (10, 1, 6, "", ("2606:4700::1111", port, 0, 0))]
 
     monkeypatch.setattr(mediafetch.socket, "getaddrinfo", answer)
-    names = Names()
+    names = MediaResolver()
     assert await names("images.example.com") == [("8.8.8.8", 443, 2), ("2606:4700::1111", 443, 10)]
     assert asked == ["images.example.com."]
     names.close()

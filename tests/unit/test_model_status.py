@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from shoal.api.model import Model
-from shoal.core.conditions import Finding, merge, shorten
 from shoal.core.facts import Container, Deployment, Pod
-from shoal.core.models import Observed, Problem, ServedNames, first_status, status
 from shoal.core.placement import Placement, VariantPlan
-from shoal.core.servednames import served_names
+from shoal.core.routing.servednames import served_names
+from shoal.core.status.conditions import ConditionUpdate, merge, shorten
+from shoal.core.status.modelstatus import ModelProblem, Observed, ServedNames, first_status, status
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 PLACED = Placement((VariantPlan("l4", 1, 1, "0.43"),), (), 0, "Placed", "1 on l4, 1 GPU each")
@@ -98,7 +98,7 @@ def test_ready_does_not_blink_while_a_deployment_is_scaled_and_does_change_with_
 
 
 def test_a_refused_model_that_still_serves_is_available_and_stalled() -> None:
-    found = told(observed(problems=(Problem("ClassNotFound", "no class"),), placement=None))
+    found = told(observed(problems=(ModelProblem("ClassNotFound", "no class"),), placement=None))
     assert found["Accepted"] == ("False", "ClassNotFound")
     assert found["Placed"] == ("Unknown", "Pending")
     assert found["Available"] == ("True", "ReplicasReady")
@@ -163,11 +163,11 @@ def test_equal_observations_give_an_equal_status_at_any_time() -> None:
 
 
 def test_the_transition_time_moves_only_when_the_status_flips() -> None:
-    first = merge((), [Finding("Ready", "False", "Starting", "0 of 1")], generation=1, now=NOW)
+    first = merge((), [ConditionUpdate("Ready", "False", "Starting", "0 of 1")], generation=1, now=NOW)
     later = NOW + timedelta(minutes=1)
-    (same,) = merge(first, [Finding("Ready", "False", "Unschedulable", "full")], generation=2, now=later)
+    (same,) = merge(first, [ConditionUpdate("Ready", "False", "Unschedulable", "full")], generation=2, now=later)
     assert (same.last_transition_time, same.reason, same.observed_generation) == (NOW, "Unschedulable", 2)
-    (flipped,) = merge(first, [Finding("Ready", "True", "ReplicasReady", "1 of 1")], generation=2, now=later)
+    (flipped,) = merge(first, [ConditionUpdate("Ready", "True", "ReplicasReady", "1 of 1")], generation=2, now=later)
     assert flipped.last_transition_time == later
 
 

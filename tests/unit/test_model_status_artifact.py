@@ -9,15 +9,15 @@ import pytest
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.meta import Condition
 from shoal.api.model import Model, ModelStatus, PodTemplate
-from shoal.core.artifacts import PATIENCE_SECONDS, Reading, source_key
+from shoal.core.artifacts import NO_POD_SECONDS, SourceReading, source_key
 from shoal.core.artifacts import read as read_at
-from shoal.core.facts import Container, Job, Pod
+from shoal.core.facts import Container, MetadataJob, Pod
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 SAID = {"source": "hf://org/m", "revision": "a" * 40, "weightBytes": 16_000_000_000}
 
 
-def read(given: Model, *, later: float = 0.0, **seen: Any) -> Reading:
+def read(given: Model, *, later: float = 0.0, **seen: Any) -> SourceReading:
     return read_at(given, **seen, now=NOW + timedelta(seconds=later))
 
 
@@ -36,8 +36,10 @@ def with_facts(name: str, **source: Any) -> Model:
     return model(name, status={"artifact": SAID | {"readBy": source_key(plain)}}, **source)
 
 
-def job(*, failed: str | None = None, deleting: bool = False) -> Job:
-    return Job("ns", source_key(model()), "j", active=failed is None, failed=failed, deleting=deleting, created=NOW)
+def job(*, failed: str | None = None, deleting: bool = False) -> MetadataJob:
+    return MetadataJob(
+        "ns", source_key(model()), "j", active=failed is None, failed=failed, deleting=deleting, created=NOW
+    )
 
 
 def pod(code: int | None, message: object = "", *, reason: str | None = None, minutes: int = 0, **more: Any) -> Pod:
@@ -139,13 +141,13 @@ def test_what_it_waits_for_is_the_schedulers_sentence_or_where_to_look() -> None
     assert 'persistentvolumeclaim "weights" not found' in read(model(), same_source=(), job=job(), pods=[waits]).waiting
     soon = read(model(), same_source=(), job=job(), pods=())
     assert soon.waiting == f"Job {source_key(model())} reads the source's metadata"
-    nothing = read(model(), same_source=(), job=job(), pods=(), later=PATIENCE_SECONDS)
+    nothing = read(model(), same_source=(), job=job(), pods=(), later=NO_POD_SECONDS)
     assert nothing.waiting.endswith(f"see kubectl describe job -n ns {source_key(model())}")
     assert read(model(), same_source=(), job=job(deleting=True), pods=()).waiting.startswith("waits for Job")
 
 
 def test_what_a_job_said_is_known_after_it_is_gone() -> None:
-    reading = read(model(), same_source=(), job=None, pods=(), heard=ArtifactFacts.model_validate(SAID))
+    reading = read(model(), same_source=(), job=None, pods=(), reported=ArtifactFacts.model_validate(SAID))
     assert reading.facts is not None
     assert reading.facts.read_by == source_key(model())
     assert not reading.needs_job

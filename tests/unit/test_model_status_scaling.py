@@ -3,18 +3,18 @@
 from dataclasses import replace
 
 from shoal.api.meta import Condition
-from shoal.core.conditions import find
 from shoal.core.facts import Container, Deployment, Pod
-from shoal.core.models import Observed, status
 from shoal.core.placement import Excluded, Placement, VariantPlan
-from shoal.core.readiness import TRIED_AGAIN
-from shoal.core.scaling import Decision
+from shoal.core.scaling import ScalingDecision
+from shoal.core.status.conditions import find
+from shoal.core.status.modelstatus import Observed, status
+from shoal.core.status.readiness import TRIED_AGAIN
 from tests.unit.test_model_status import NOW, deployment, observed
 
 ZERO = Placement((VariantPlan("l4", 0, 1, "0"),), (), 0, "Placed", "no replica is wanted")
-IDLE = Decision(0, 1, "ScaledToZero", "no request for 600 s; the next one wakes class l4")
-WAKING = Decision(1, 0, "Waking", "1 request held, 100 tokens; wakes class l4")
-UP = Decision(3, 2, "ScalingUp", "14 queued on 2 replicas, target 4")
+IDLE = ScalingDecision(0, 1, "ScaledToZero", "no request for 600 s; the next one wakes class l4")
+WAKING = ScalingDecision(1, 0, "Waking", "1 request held, 100 tokens; wakes class l4")
+UP = ScalingDecision(3, 2, "ScalingUp", "14 queued on 2 replicas, target 4")
 ONE = Placement((VariantPlan("l4", 1, 1, "0.43"),), (), 0, "Placed", "1 on l4, 1 GPU each")
 THREE = Placement((VariantPlan("l4", 3, 1, "1.29"),), (), 0, "Placed", "3 on l4, 1 GPU each")
 
@@ -57,7 +57,7 @@ def test_at_zero_a_model_is_ready_and_says_what_the_next_request_does() -> None:
 
 def test_at_zero_the_sentence_stays_whoever_looks_again() -> None:
     seen = after(observed(placement=ZERO, wanted=0, scaling=IDLE, deployments=(at(0),)))
-    another = replace(seen, scaling=Decision(0, 0, "ScaledToZero", "no request; the next one wakes class l4"))
+    another = replace(seen, scaling=ScalingDecision(0, 0, "ScaledToZero", "no request; the next one wakes class l4"))
     assert status(another, NOW) == another.model.status  # another operator: no write
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from shoal.core.candidates import Considered
 from shoal.core.facts import Container, Deployment, Pod
-from shoal.core.placement import Candidate, Excluded, Held, Placement, Rejected, Standing, VariantPlan
+from shoal.core.placement import Candidate, Excluded, Held, Placement, Rejected, ReplicaState, VariantPlan
 from shoal.core.proven import keep_what_runs
-from shoal.core.variants import cold_start, step, variants
+from shoal.core.status.variants import cold_start, step, variants
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
@@ -110,7 +110,7 @@ def test_a_move_ends_without_a_moment_in_which_none_seems_to_serve() -> None:
 def kept(considered: Considered, tokens: int | None, *, ready: int = 1) -> Considered:
     return keep_what_runs(
         considered,
-        {"l4": Standing(1, 1, {"n": Held(1, ready)}, pods=1)},
+        {"l4": ReplicaState(1, 1, {"n": Held(1, ready)}, pods=1)},
         {} if tokens is None else {"l4": tokens},
         context_length=8192,
         hourly_cost={"l4": Decimal("0.43")},

@@ -11,13 +11,13 @@ import pytest
 
 from shoal.agent import serve
 from shoal.api import identity, names
-from shoal.gateway.upstream import AbortHandle, ConnectFailed, Pool, Target, UpstreamError
-from shoal.net.tls import Credentials, dial
+from shoal.gateway.upstream import AbortHandle, ConnectFailed, Pool, UpstreamAddress, UpstreamError
+from shoal.net.stream import ListenerIdentity, StreamPeer
+from shoal.net.tls import TLSCredentials, dial
 from shoal.signals.replica import ReplicaStream, ReplicaStreams, StreamBroken
-from shoal.signals.stream import Me, Peer
 from tests.support.agentpod import KEYS, Pod, make_quick
 from tests.support.controlplane import free_ports
-from tests.support.mutual import Heard, House, listener, model, process, wire
+from tests.support.mutual import Heard, InstallationPKI, listener, model, process, wire
 from tests.support.waiting import until_async
 
 BEARER, PROMPT = "the-gateways-key", "a secret prompt"
@@ -28,34 +28,36 @@ REQUEST = (
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 
 
-async def call(port: int, credentials: Credentials | None, name: str | None) -> int:
+async def call(port: int, credentials: TLSCredentials | None, name: str | None) -> int:
     """As a gateway calls an engine."""
     pool = Pool(credentials=credentials)
     try:
         async with asyncio.timeout(20):
-            answer = await pool.start(Target("127.0.0.1", port, name), REQUEST.encode(), PROMPT.encode(), AbortHandle())
+            answer = await pool.start(
+                UpstreamAddress("127.0.0.1", port, name), REQUEST.encode(), PROMPT.encode(), AbortHandle()
+            )
             answer.release()
             return answer.status
     finally:
         pool.close()
 
 
-def impostors(house: House) -> dict[str, AbstractAsyncContextManager[Heard]]:
+def impostors(pki: InstallationPKI) -> dict[str, AbstractAsyncContextManager[Heard]]:
     """Listeners in an engine's place that are not that engine."""
-    stranger = House()
+    stranger = InstallationPKI()
     return {
         "no TLS": listener(None, OK),
-        "another authority": listener(stranger.credentials(model(UID), trust=house.trust).server(optional=True), OK),
-        "another Model": listener(house.credentials(model("another-uid")).server(optional=True), OK),
-        "a gateway": listener(house.credentials(process("gateway")).server(optional=True), OK),
+        "another authority": listener(stranger.credentials(model(UID), trust=pki.trust).server(optional=True), OK),
+        "another Model": listener(pki.credentials(model("another-uid")).server(optional=True), OK),
+        "a gateway": listener(pki.credentials(process("gateway")).server(optional=True), OK),
     }
 
 
 @pytest.mark.parametrize("who", ["no TLS", "another authority", "another Model", "a gateway"])
 async def test_a_gateway_tells_an_impostor_neither_bearer_nor_prompt(who: str) -> None:
-    house = House()
-    gateway = house.credentials(process("gateway"))
-    async with impostors(house)[who] as heard:
+    pki = InstallationPKI()
+    gateway = pki.credentials(process("gateway"))
+    async with impostors(pki)[who] as heard:
         with pytest.raises(ConnectFailed):
             await call(heard.port, gateway, identity.model_server_name(UID))
         assert BEARER not in heard
@@ -71,9 +73,9 @@ async def test_without_mutual_tls_whoever_has_the_address_is_told_both() -> None
 
 @pytest.mark.parametrize("secured", [True, False])
 async def test_on_the_wire_there_is_neither_bearer_nor_prompt(secured: bool) -> None:
-    house = House()
-    context = house.credentials(model(UID)).server() if secured else None
-    gateway, name = house.credentials(process("gateway")), identity.model_server_name(UID) if secured else None
+    pki = InstallationPKI()
+    context = pki.credentials(model(UID)).server() if secured else None
+    gateway, name = pki.credentials(process("gateway")), identity.model_server_name(UID) if secured else None
     async with listener(context, OK) as engine, wire(engine.port) as network:
         assert await call(network.port, gateway, name) == 200
         assert BEARER in engine
@@ -84,13 +86,13 @@ async def test_on_the_wire_there_is_neither_bearer_nor_prompt(secured: bool) -> 
 
 @pytest.mark.parametrize("who", ["no TLS", "another authority", "another Model"])
 async def test_a_stream_tells_an_impostor_no_bearer(who: str) -> None:
-    house = House()
-    async with impostors(house)[who] as heard, aiohttp.ClientSession() as session:
-        peer = Peer(
+    pki = InstallationPKI()
+    async with impostors(pki)[who] as heard, aiohttp.ClientSession() as session:
+        peer = StreamPeer(
             "uid", "pod", "127.0.0.1", BEARER, heard.port, (), identity.model_server_name(UID),
-            house.credentials(process("gateway")),
+            pki.credentials(process("gateway")),
         )  # fmt: skip
-        stream = ReplicaStream(peer, session, lambda _uid, _keys: None, Me())
+        stream = ReplicaStream(peer, session, lambda _uid, _keys: None, ListenerIdentity())
         with pytest.raises((aiohttp.ClientError, StreamBroken)):
             async for _ in stream.listen():
                 pass
@@ -99,7 +101,7 @@ async def test_a_stream_tells_an_impostor_no_bearer(who: str) -> None:
 
 async def test_without_a_certificate_of_its_own_nobody_is_called() -> None:
     async with listener(None, OK) as heard:
-        for own in (None, Credentials(Path("/nowhere"))):
+        for own in (None, TLSCredentials(Path("/nowhere"))):
             with pytest.raises(ConnectFailed, match="certificate"):
                 await call(heard.port, own, identity.model_server_name(UID))
         assert not heard.raw
@@ -112,12 +114,12 @@ class Secured:
     """An agent that speaks mutual TLS."""
 
     def __init__(self, folder: Path, pod: Pod) -> None:
-        self.house, self.folder, self.pod = House(), folder / "tls", pod
-        self.house.write(self.folder, model(UID))
+        self.pki, self.folder, self.pod = InstallationPKI(), folder / "tls", pod
+        self.pki.write(self.folder, model(UID))
         self.port = free_ports(1)[0]
 
-    def peer(self, credentials: Credentials, key: str = "gateway-key") -> Peer:
-        return Peer("uid", "pod", "127.0.0.1", key, self.port, (), identity.model_server_name(UID), credentials)
+    def peer(self, credentials: TLSCredentials, key: str = "gateway-key") -> StreamPeer:
+        return StreamPeer("uid", "pod", "127.0.0.1", key, self.port, (), identity.model_server_name(UID), credentials)
 
 
 @pytest.fixture
@@ -127,11 +129,11 @@ async def secured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pod = Pod(tmp_path)
     pod.keys.write_text(json.dumps(KEYS))
     it = Secured(tmp_path, pod)
-    async with pod.running(credentials=Credentials(it.folder), tls_port=it.port):
+    async with pod.running(credentials=TLSCredentials(it.folder), tls_port=it.port):
         yield it
 
 
-async def status(it: Secured, credentials: Credentials | None, key: str, path: str = names.REPLICA_PATH) -> int:
+async def status(it: Secured, credentials: TLSCredentials | None, key: str, path: str = names.REPLICA_PATH) -> int:
     secured = {} if credentials is None else dial(credentials, identity.model_server_name(UID))
     base = it.pod.url if credentials is None else f"https://127.0.0.1:{it.port}"
     headers = {"authorization": f"Bearer {key}"}
@@ -143,8 +145,8 @@ async def status(it: Secured, credentials: Credentials | None, key: str, path: s
 
 
 async def test_an_agent_answers_its_callers_only(secured: Secured) -> None:
-    house = secured.house
-    gateway, ledger = house.credentials(process("gateway")), house.credentials(process("ledger"))
+    pki = secured.pki
+    gateway, ledger = pki.credentials(process("gateway")), pki.credentials(process("ledger"))
     assert await status(secured, gateway, "gateway-key") == 200
     # A key that was read somewhere is of no use with another role's certificate, nor without any.
     assert await status(secured, ledger, "gateway-key") == 403
@@ -152,21 +154,21 @@ async def test_an_agent_answers_its_callers_only(secured: Secured) -> None:
     assert await status(secured, gateway, "wrong") == 401
     assert await status(secured, None, "gateway-key") == 403
     assert await status(secured, None, "", "/healthz") == 200
-    stranger = House()
+    stranger = InstallationPKI()
     for refused in (
-        stranger.credentials(process("gateway"), trust=house.trust),
-        house.credentials(model("another-uid")),
-        house.credentials(model(UID)),
+        stranger.credentials(process("gateway"), trust=pki.trust),
+        pki.credentials(model("another-uid")),
+        pki.credentials(model(UID)),
     ):
         with pytest.raises((aiohttp.ClientError, OSError)):
             await status(secured, refused, "gateway-key")
 
 
 async def test_a_renewed_certificate_and_another_authority_break_no_stream(secured: Secured) -> None:
-    house, after = secured.house, House()
-    both = house.trust + after.trust
-    gateway = house.credentials(process("gateway"), trust=both)
-    streams = ReplicaStreams(lambda _uid, _keys: None, Me("gateway-0", "boot"))
+    pki, after = secured.pki, InstallationPKI()
+    both = pki.trust + after.trust
+    gateway = pki.credentials(process("gateway"), trust=both)
+    streams = ReplicaStreams(lambda _uid, _keys: None, ListenerIdentity("gateway-0", "boot"))
     streams.start()
     try:
         streams.put(secured.peer(gateway))
@@ -196,50 +198,50 @@ async def test_a_renewed_certificate_and_another_authority_break_no_stream(secur
 
 
 async def test_an_expired_certificate_reaches_nobody_until_it_is_renewed(secured: Secured) -> None:
-    house = secured.house
-    gateway = Credentials()
+    pki = secured.pki
+    gateway = TLSCredentials()
     yesterday = datetime.now(UTC) - timedelta(days=1)
-    old = house.authority.issue(process("gateway"), yesterday, timedelta(hours=1), calls=True)
-    gateway.put(old, house.trust)
+    old = pki.authority.issue(process("gateway"), yesterday, timedelta(hours=1), calls=True)
+    gateway.put(old, pki.trust)
     assert gateway.expired()
     with pytest.raises((aiohttp.ClientError, OSError)):
         await status(secured, gateway, "gateway-key")
-    gateway.put(house.pair(process("gateway")), house.trust)
+    gateway.put(pki.pair(process("gateway")), pki.trust)
     assert not gateway.expired()
     assert await status(secured, gateway, "gateway-key") == 200
 
 
 def test_what_cannot_be_read_leaves_the_last_certificate_in_use(tmp_path: Path) -> None:
-    house, folder = House(), tmp_path / "tls"
-    credentials = Credentials(folder)
+    pki, folder = InstallationPKI(), tmp_path / "tls"
+    credentials = TLSCredentials(folder)
     assert not credentials.refresh()
     assert credentials.missing == f"no certificate in {folder}: the operator issues it"
-    house.write(folder, process("gateway"))
+    pki.write(folder, process("gateway"))
     assert credentials.refresh()
     assert not credentials.refresh()
     assert (bool(credentials), credentials.missing, credentials.strict) == (True, None, True)
     before = credentials.client()
-    for broken in ("", "nonsense", house.pair(process("gateway")).key):
+    for broken in ("", "nonsense", pki.pair(process("gateway")).key):
         (folder / "tls.key").write_text(broken)
         assert not credentials.refresh()
         assert credentials.problem
         assert credentials.client() is before
     (folder / "strict").unlink()
-    house.write(folder, process("gateway"), strict=False)
+    pki.write(folder, process("gateway"), strict=False)
     assert credentials.refresh()
     assert (credentials.problem, credentials.strict) == (None, False)
 
 
 async def test_answers_of_the_sidecar_are_told_from_the_engines() -> None:
     """Only where there is one: an engine cannot pass its own 503 off as another's."""
-    house = House()
-    gateway, name = house.credentials(process("gateway")), identity.model_server_name(UID)
+    pki = InstallationPKI()
+    gateway, name = pki.credentials(process("gateway")), identity.model_server_name(UID)
 
     def answered(flags: str) -> bytes:
         return f"HTTP/1.1 503 No\r\n{names.HEADER_SIDECAR}: {flags}\r\ncontent-length: 2\r\n\r\nno".encode()
 
     for flags, lost in (("UF", False), ("UC", True), ("UC,URX", True)):
-        async with listener(house.credentials(model(UID)).server(), answered(flags)) as engine:
+        async with listener(pki.credentials(model(UID)).server(), answered(flags)) as engine:
             with pytest.raises(UpstreamError) as caught:
                 await call(engine.port, gateway, name)
             assert isinstance(caught.value, ConnectFailed) is not lost

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_dev.lab.node import quantity
-from shoal_dev.lab.node.config import Image
+from shoal_dev.lab.node.config import ImageConfig
 from shoal_dev.lab.node.context import Gpus
 from shoal_dev.lab.node.env import ConfigError, expand, field_value, resource_value
 from shoal_dev.lab.node.launch import user
@@ -72,12 +72,12 @@ def test_quantities() -> None:
 
 
 def test_users() -> None:
-    image = Image(user=1000)
+    image = ImageConfig(user=1000)
     assert user({}, {}, image)["uid"] == 1000
     both = user({"securityContext": {"runAsUser": 1, "fsGroup": 7}}, {"securityContext": {"runAsUser": 2}}, image)
     assert (both["uid"], both["groups"]) == (2, [7])
     with pytest.raises(ConfigError, match="runAsNonRoot"):
-        user({"securityContext": {"runAsNonRoot": True}}, {}, Image())
+        user({"securityContext": {"runAsNonRoot": True}}, {}, ImageConfig())
     dropped = user({}, {"securityContext": {"capabilities": {"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]}}}, image)
     assert dropped["capabilities"] == ["NET_BIND_SERVICE"]
 

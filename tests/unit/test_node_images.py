@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from shoal_dev.lab.node import rootfs
-from shoal_dev.lab.node.config import Image, NodeConfig
+from shoal_dev.lab.node.config import ImageConfig, NodeConfig
 from shoal_dev.lab.node.images import UnknownImage, find, passable_folders, repository
 
-TABLE = {"shoal": Image(), "lmsysorg/sglang": Image()}
+TABLE = {"shoal": ImageConfig(), "lmsysorg/sglang": ImageConfig()}
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_links_out_of_a_virtual_environment_are_made_passable(tmp_path: Path) ->
     environment = tmp_path / "venv" / "bin"
     environment.mkdir(parents=True)
     (environment / "python").symlink_to(home / "python3")
-    found = passable_folders(Image(path_prepend=(str(environment),)))
+    found = passable_folders(ImageConfig(path_prepend=(str(environment),)))
     assert {str(home), str(home.parent), str(environment.parent)} <= set(found)
 
 

@@ -30,21 +30,21 @@ def cycle() -> "weakref.ref[Thing]":
 
 
 def test_new_cycles_are_freed_at_each_look() -> None:
-    collector.look(whole=True)
+    collector.collect(whole=True)
     lost = cycle()
     assert lost() is not None
-    collector.look(whole=False)
+    collector.collect(whole=False)
     assert lost() is None
 
 
 def test_what_has_stayed_is_not_looked_at_again_before_a_look_at_the_whole() -> None:
     kept = Thing()
     lost = weakref.ref(kept)
-    collector.look(whole=False)
+    collector.collect(whole=False)
     del kept
-    collector.look(whole=False)
+    collector.collect(whole=False)
     assert lost() is not None
-    collector.look(whole=True)
+    collector.collect(whole=True)
     assert lost() is None
 
 

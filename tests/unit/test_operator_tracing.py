@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from shoal.controllers.tracing import OperatorSpans
 from shoal.kube.queue import WorkQueue
-from shoal.serving.tracing import close, from_environment
+from shoal.net.trace import close, from_environment
 from tests.support.traces import collecting, environment_of
 from tests.unit.test_scaler import UID, Stage
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from shoal.core.placement import Demand, Held, Moves, Placement, Rejected, Standing, VariantPlan, plan
+from shoal.core.placement import Demand, Held, Moves, Placement, Rejected, ReplicaState, VariantPlan, plan
 from tests.support.fleets import candidate, demand, standing, supply
 
 L4, H100 = candidate("l4-24gb", cost="0.43"), candidate("h100-80gb", cost="2.49")
@@ -128,8 +128,8 @@ def test_a_move_surges_first_and_drains_when_the_cheap_replica_is_ready() -> Non
         "1 on h100-80gb, 1 GPU each; moving to l4-24gb, which is cheaper: "
         "a replica on h100-80gb goes when its replacement is ready"
     )
-    asked = Standing(1, 1, {}, 1)
-    loading = Standing(1, 1, {"l4-24gb-0": Held(1, 0)}, 1)
+    asked = ReplicaState(1, 1, {}, 1)
+    loading = ReplicaState(1, 1, {"l4-24gb-0": Held(1, 0)}, 1)
     for cheap in (asked, loading):
         again = one(demand("chat/a", H100, L4, standing={"h100-80gb": dear, "l4-24gb": cheap}), *room)
         assert (wish(again), again.reason) == ({"l4-24gb": 1, "h100-80gb": 1}, "Moving")
@@ -168,41 +168,41 @@ def test_fewer_replicas_leave_the_dearest_class_first() -> None:
 
 
 def test_a_replica_on_a_cordoned_node_is_replaced_before_it_goes() -> None:
-    stands = {"l4-24gb": Standing(1, 1, {"cordoned": Held(1, 1)}, 1)}
+    stands = {"l4-24gb": ReplicaState(1, 1, {"cordoned": Held(1, 1)}, 1)}
     found = one(demand("chat/a", L4, standing=stands), supply("l4-24gb", 8))
     assert wish(found) == {"l4-24gb": 2}
     assert found.message == (
         "1 on l4-24gb, 1 GPU each; 1 on a node that takes no pods stays, until others are ready in their place"
     )
-    both = {"l4-24gb": Standing(2, 1, {"cordoned": Held(1, 1), "l4-24gb-0": Held(1, 1)}, 2)}
+    both = {"l4-24gb": ReplicaState(2, 1, {"cordoned": Held(1, 1), "l4-24gb-0": Held(1, 1)}, 2)}
     found = one(demand("chat/a", L4, standing=both), supply("l4-24gb", 7, of=8))
     assert (wish(found), found.variants[0].leaving) == ({"l4-24gb": 1}, (("cordoned", 1),))
 
 
 def test_a_deployment_that_asks_for_replacements_does_not_shrink_meanwhile() -> None:
     # 4 pods, of which 2 are to be replaced: saying 4 again would bring no new pod about.
-    stands = {"l4-24gb": Standing(4, 1, {"cordoned": Held(2, 2), "l4-24gb-0": Held(2, 2)}, 4)}
+    stands = {"l4-24gb": ReplicaState(4, 1, {"cordoned": Held(2, 2), "l4-24gb-0": Held(2, 2)}, 4)}
     found = one(demand("chat/a", L4, wanted=3, standing=stands), supply("l4-24gb", 1, of=4))
     assert wish(found) == {"l4-24gb": 5}
 
 
 def test_a_replica_on_a_lost_node_is_replaced_on_another_class_when_its_own_is_full() -> None:
-    lost = {"l4-24gb": Standing(1, 1, {"lost": Held(1, 0)}, 1)}
+    lost = {"l4-24gb": ReplicaState(1, 1, {"lost": Held(1, 0)}, 1)}
     found = one(demand("chat/a", L4, H100, standing=lost), supply("l4-24gb", 0, of=8), supply("h100-80gb", 8))
     assert (wish(found), found.placed) == ({"h100-80gb": 1}, True)
 
 
 def test_without_room_elsewhere_a_replica_on_a_node_that_takes_no_pods_is_left_alone() -> None:
     for ready in (0, 1):
-        stands = {"l4-24gb": Standing(1, 1, {"cordoned": Held(1, ready)}, 1)}
+        stands = {"l4-24gb": ReplicaState(1, 1, {"cordoned": Held(1, ready)}, 1)}
         found = one(demand("chat/a", L4, standing=stands), supply("l4-24gb", 0, of=8))
         assert (wish(found), found.missing, found.reason) == ({"l4-24gb": 1}, 1, "NoCapacity")
         assert found.message.endswith("0 of 8 GPUs free; 1 on a node that takes no pods stays meanwhile")
 
 
 def test_where_gpus_became_unhealthy_the_least_important_replica_is_replaced() -> None:
-    def stands(node: int, n: int = 1) -> dict[str, Standing]:
-        return {"l4-24gb": Standing(n, 1, {f"l4-24gb-{node}": Held(n, n)}, n)}
+    def stands(node: int, n: int = 1) -> dict[str, ReplicaState]:
+        return {"l4-24gb": ReplicaState(n, 1, {f"l4-24gb-{node}": Held(n, n)}, n)}
 
     low, high = (
         demand("chat/low", L4, standing=stands(0, 2), wanted=2),
@@ -269,8 +269,8 @@ def test_the_higher_priority_gets_the_gpus_and_both_say_so() -> None:
     assert (loser.reason, loser.missing) == ("Outranked", 1)
     assert loser.message.startswith("waits for chat/high (priority 100), which has GPUs of h100-80gb; no room for a")
     # While the loser's pod drains nothing changes.
-    going = replace(low, standing={"h100-80gb": standing(8, 0, name="h100-80gb", terminating=1)})
-    asked = replace(high, standing={"h100-80gb": Standing(1, 8, {}, 1)})
+    going = replace(low, replica_states={"h100-80gb": standing(8, 0, name="h100-80gb", terminating=1)})
+    asked = replace(high, replica_states={"h100-80gb": ReplicaState(1, 8, {}, 1)})
     again = plan([going, asked], [supply("h100-80gb", 0, of=8, releasing=[8])])
     assert (again["chat/high"].message, again["chat/low"].reason) == (winner.message, "Outranked")
     assert wish(again["chat/high"]) == {"h100-80gb": 1}
@@ -285,7 +285,7 @@ def test_equal_priority_keeps_what_it_has_however_young() -> None:
 
 
 def test_replicas_above_a_minimum_go_before_any_minimum_and_the_youngest_of_the_lowest_first() -> None:
-    def stands(*per_node: int) -> dict[str, Standing]:
+    def stands(*per_node: int) -> dict[str, ReplicaState]:
         return {"h100-80gb": standing(1, *per_node, name="h100-80gb")}
 
     spare = replace(demand("chat/spare", H100, wanted=2, standing=stands(1, 1)), minimum=1)
@@ -311,8 +311,8 @@ def test_nothing_is_evicted_when_that_does_not_help() -> None:
 
 
 def test_no_more_replicas_are_evicted_than_it_takes() -> None:
-    def stands(gpus: int, node: int) -> dict[str, Standing]:
-        return {"h100-80gb": Standing(1, gpus, {f"h100-80gb-{node}": Held(1, 1)}, 1)}
+    def stands(gpus: int, node: int) -> dict[str, ReplicaState]:
+        return {"h100-80gb": ReplicaState(1, gpus, {f"h100-80gb-{node}": Held(1, 1)}, 1)}
 
     four, two = candidate("h100-80gb", 4, "9.96"), candidate("h100-80gb", 2, "4.98")
     models = [
@@ -343,7 +343,9 @@ def test_while_a_large_replica_waits_for_its_block_no_small_one_is_asked_for_tha
     )
     # The winner is bound: the loser starts on the other node.
     has = {"h100-80gb": standing(4, 1, name="h100-80gb")}
-    found = plan([replace(low, standing={}), replace(high, standing=has)], [supply("h100-80gb", 0, 2, of=4)])
+    found = plan(
+        [replace(low, replica_states={}), replace(high, replica_states=has)], [supply("h100-80gb", 0, 2, of=4)]
+    )
     assert wish(found["chat/low"]) == {"h100-80gb": 1}
 
 
@@ -361,18 +363,18 @@ def test_a_loser_that_fits_elsewhere_starts_there_before_it_goes() -> None:
     assert found["chat/high"].message == (
         "waits for 1 GPU on l4-24gb that chat/low (priority 0) gives up when others serve in their place"
     )
-    starting = Standing(1, 1, {"h100-80gb-0": Held(1, 0)}, 1)
+    starting = ReplicaState(1, 1, {"h100-80gb-0": Held(1, 0)}, 1)
     room = [supply("l4-24gb", 0, of=1), supply("h100-80gb", 7, of=8)]
-    low = replace(low, standing={"l4-24gb": on_l4, "h100-80gb": starting})
+    low = replace(low, replica_states={"l4-24gb": on_l4, "h100-80gb": starting})
     assert wish(plan([low, high], room)["chat/low"]) == {"l4-24gb": 1, "h100-80gb": 1}
-    low = replace(low, standing={"l4-24gb": on_l4, "h100-80gb": standing(1, 1, name="h100-80gb")})
+    low = replace(low, replica_states={"l4-24gb": on_l4, "h100-80gb": standing(1, 1, name="h100-80gb")})
     found = plan([low, high], room)
     assert wish(found["chat/low"]) == {"h100-80gb": 1}
     assert found["chat/low"].message == "1 on h100-80gb, 1 GPU each"
 
 
 def test_a_loser_without_ready_replicas_does_not_make_the_winner_wait_for_its_next_place() -> None:
-    silent = Standing(1, 1, {"l4-24gb-0": Held(1, 0)}, 1)
+    silent = ReplicaState(1, 1, {"l4-24gb-0": Held(1, 0)}, 1)
     low, high = demand("chat/low", L4, H100, standing={"l4-24gb": silent}), demand("chat/high", L4, priority=9)
     found = plan([low, high], [supply("l4-24gb", 0, of=1), supply("h100-80gb", 8)])
     assert wish(found["chat/low"]) == {"h100-80gb": 1}
@@ -389,7 +391,7 @@ def test_gpus_that_drain_are_waited_for_only_when_none_are_free() -> None:
 
 
 def test_a_pod_that_a_rollout_replaces_in_place_does_not_send_the_model_elsewhere() -> None:
-    rolling = Standing(1, 1, {"l4-24gb-0": Held(0, 0, 1)}, 1, settled=False)
+    rolling = ReplicaState(1, 1, {"l4-24gb-0": Held(0, 0, 1)}, 1, settled=False)
     model = demand("chat/a", L4, H100, standing={"l4-24gb": rolling})
     found = one(model, supply("l4-24gb", 0, of=1, releasing=[1]), supply("h100-80gb", 8))
     assert wish(found) == {"l4-24gb": 1}
@@ -397,7 +399,7 @@ def test_a_pod_that_a_rollout_replaces_in_place_does_not_send_the_model_elsewher
 
 
 def test_the_surge_of_a_rollout_holds_its_gpus_and_adds_no_replica() -> None:
-    surging = Standing(1, 1, {"l4-24gb-0": Held(1, 1)}, 2, settled=False)
+    surging = ReplicaState(1, 1, {"l4-24gb-0": Held(1, 1)}, 2, settled=False)
     model = demand("chat/a", L4, standing={"l4-24gb": surging})
     found = plan([model, demand("chat/b", L4, age=1)], [supply("l4-24gb", 1, of=2)])
     assert wish(found["chat/a"]) == {"l4-24gb": 1}

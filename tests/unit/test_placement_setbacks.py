@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from shoal.core.facts import Container, Pod
-from shoal.core.placement import Held, Moves, Standing, plan
-from shoal.core.placement.setbacks import RETRY_SECONDS, Setback, look, other_than_gpus
+from shoal.core.placement import Held, Moves, ReplicaState, plan
+from shoal.core.placement.backoff import RETRY_SECONDS, ClassBackoff, observe, other_than_gpus
 from tests.support.fleets import candidate, demand, standing, supply
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -36,8 +36,10 @@ def patience(_gpu_class: str) -> float:
 
 
 def test_a_replica_that_is_not_ready_after_three_cold_starts_is_a_setback() -> None:
-    assert look({}, [pod()], now=at(899), patience=patience) == {}
-    assert look({}, [pod()], now=at(900), patience=patience) == {"l4-24gb": Setback(WHY, at(900 + RETRY_SECONDS))}
+    assert observe({}, [pod()], now=at(899), timeout=patience) == {}
+    assert observe({}, [pod()], now=at(900), timeout=patience) == {
+        "l4-24gb": ClassBackoff(WHY, at(900 + RETRY_SECONDS))
+    }
 
 
 @pytest.mark.parametrize(
@@ -46,27 +48,29 @@ def test_a_replica_that_is_not_ready_after_three_cold_starts_is_a_setback() -> N
     ids=["ready", "was ready", "going", "finished", "of unknown age"],
 )
 def test_what_is_no_setback(harmless: Pod) -> None:
-    assert look({}, [harmless], now=at(10_000), patience=patience) == {}
+    assert observe({}, [harmless], now=at(10_000), timeout=patience) == {}
 
 
 def test_a_class_works_where_another_replica_is_ready_and_a_rollout_is_not_its_fault() -> None:
-    assert look({}, [pod(), pod(ready=True, name="other")], now=at(10_000), patience=patience) == {}
-    assert look({}, [pod()], now=at(10_000), patience=patience, rolling={"l4-24gb"}) == {}
+    assert observe({}, [pod(), pod(ready=True, name="other")], now=at(10_000), timeout=patience) == {}
+    assert observe({}, [pod()], now=at(10_000), timeout=patience, rolling={"l4-24gb"}) == {}
 
 
 def test_a_setback_holds_for_an_hour_and_no_longer() -> None:
-    known = look({}, [pod()], now=at(900), patience=patience)
-    assert look(known, [], now=at(900 + RETRY_SECONDS - 1), patience=patience) == known
-    assert look(known, [], now=at(900 + RETRY_SECONDS), patience=patience) == {}
+    known = observe({}, [pod()], now=at(900), timeout=patience)
+    assert observe(known, [], now=at(900 + RETRY_SECONDS - 1), timeout=patience) == known
+    assert observe(known, [], now=at(900 + RETRY_SECONDS), timeout=patience) == {}
 
 
 def test_a_pod_that_lacks_cpu_on_the_nodes_with_gpus_is_a_setback_and_one_that_lacks_gpus_is_not() -> None:
     stuck = pod(node=None, unschedulable=NO_CPU)
-    assert look({}, [stuck], now=at(299), patience=patience) == {}
+    assert observe({}, [stuck], now=at(299), timeout=patience) == {}
     why = "for 5 min no node there had room for a replica: Insufficient cpu on 2 node(s)"
-    assert look({}, [stuck], now=at(300), patience=patience) == {"l4-24gb": Setback(why, at(300 + RETRY_SECONDS))}
+    assert observe({}, [stuck], now=at(300), timeout=patience) == {
+        "l4-24gb": ClassBackoff(why, at(300 + RETRY_SECONDS))
+    }
     full = "0/2 nodes are available: 2 Insufficient cpu, 2 Insufficient nvidia.com/gpu."
-    assert look({}, [pod(node=None, unschedulable=full)], now=at(10_000), patience=patience) == {}
+    assert observe({}, [pod(node=None, unschedulable=full)], now=at(10_000), timeout=patience) == {}
 
 
 def test_the_schedulers_sentence() -> None:
@@ -81,33 +85,33 @@ def test_the_schedulers_sentence() -> None:
 # --- what the plan makes of it --------------------------------------------------------------------------------------
 
 
-def silent(name: str) -> Standing:
-    return Standing(1, 1, {f"{name}-0": Held(1, 0)}, 1)
+def silent(name: str) -> ReplicaState:
+    return ReplicaState(1, 1, {f"{name}-0": Held(1, 0)}, 1)
 
 
 def test_a_replica_that_never_starts_goes_to_the_next_class_and_the_status_says_why() -> None:
-    model = demand("chat/a", L4, H100, standing={"l4-24gb": silent("l4-24gb")}, setbacks={"l4-24gb": WHY})
+    model = demand("chat/a", L4, H100, standing={"l4-24gb": silent("l4-24gb")}, backoffs={"l4-24gb": WHY})
     found = plan([model], [supply("l4-24gb", 3, of=4), supply("h100-80gb", 8)])["chat/a"]
     assert {v.gpu_class: v.replicas for v in found.variants} == {"h100-80gb": 1, "l4-24gb": 0}
     assert found.message == f"1 on h100-80gb, 1 GPU each; not on l4-24gb: {WHY}"
-    after = demand("chat/a", L4, H100, setbacks={"l4-24gb": WHY})
+    after = demand("chat/a", L4, H100, backoffs={"l4-24gb": WHY})
     found = plan([after], [supply("l4-24gb", 4), supply("h100-80gb", 8)])["chat/a"]
     assert [(e.gpu_class, e.reason, e.why) for e in found.excluded] == [
-        ("l4-24gb", "SetBack", f"{WHY}; it is the last choice for a while")
+        ("l4-24gb", "InBackoff", f"{WHY}; it is the last choice for a while")
     ]
 
 
 def test_without_another_place_it_stays_where_it_is() -> None:
-    model = demand("chat/a", L4, H100, standing={"l4-24gb": silent("l4-24gb")}, setbacks={"l4-24gb": WHY})
+    model = demand("chat/a", L4, H100, standing={"l4-24gb": silent("l4-24gb")}, backoffs={"l4-24gb": WHY})
     found = plan([model], [supply("l4-24gb", 3, of=4), supply("h100-80gb", 0, of=8)])["chat/a"]
     assert {v.gpu_class: v.replicas for v in found.variants} == {"l4-24gb": 1}
-    unbound = demand("chat/a", L4, standing={"l4-24gb": Standing(1, 1, {}, 1)}, setbacks={"l4-24gb": WHY})
+    unbound = demand("chat/a", L4, standing={"l4-24gb": ReplicaState(1, 1, {}, 1)}, backoffs={"l4-24gb": WHY})
     assert plan([unbound], [supply("l4-24gb", 4)])["chat/a"].variants[0].replicas == 1
 
 
 def test_what_serves_on_a_class_with_a_setback_stays() -> None:
-    mixed = Standing(2, 1, {"l4-24gb-0": Held(2, 1)}, 2)
-    model = demand("chat/a", L4, H100, wanted=2, standing={"l4-24gb": mixed}, setbacks={"l4-24gb": WHY})
+    mixed = ReplicaState(2, 1, {"l4-24gb-0": Held(2, 1)}, 2)
+    model = demand("chat/a", L4, H100, wanted=2, standing={"l4-24gb": mixed}, backoffs={"l4-24gb": WHY})
     found = plan([model], [supply("l4-24gb", 2, of=4), supply("h100-80gb", 8)])["chat/a"]
     assert {v.gpu_class: v.replicas for v in found.variants} == {"l4-24gb": 1, "h100-80gb": 1}
 
@@ -120,7 +124,7 @@ def test_a_move_that_never_ends_is_given_up_and_its_slot_is_free_again() -> None
     one = Moves(in_flight=1)
     found = plan([stuck, other], room, moves=one)
     assert (found["chat/a"].reason, found["chat/b"].reason) == ("Moving", "Placed")
-    given_up = demand("chat/a", L4, H100, standing=stuck.standing, setbacks={"l4-24gb": WHY})
+    given_up = demand("chat/a", L4, H100, standing=stuck.replica_states, backoffs={"l4-24gb": WHY})
     found = plan([given_up, other], room, moves=one)
     assert {v.gpu_class: v.replicas for v in found["chat/a"].variants} == {"h100-80gb": 1, "l4-24gb": 0}
     assert found["chat/b"].reason == "Moving"
@@ -133,8 +137,8 @@ def test_an_engine_that_ends_again_and_again_is_a_setback_long_before_three_cold
         engine = Container("engine", False, restarts, "CrashLoopBackOff", None, 1, "Error", said, running=False)
         return pod(containers=(engine,))
 
-    assert look({}, [crashing(2)], now=at(60), patience=patience) == {}
-    found = look({}, [crashing(3)], now=at(60), patience=patience)
+    assert observe({}, [crashing(2)], now=at(60), timeout=patience) == {}
+    found = observe({}, [crashing(3)], now=at(60), timeout=patience)
     assert found["l4-24gb"].why == (
         "the engine of a replica there ended 3 times with exit code 1: "
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"

@@ -67,12 +67,12 @@ async def test_a_number_that_changes_while_a_plan_is_made_is_for_the_next_one() 
 async def test_what_wakes_while_a_plan_is_made_is_not_lowered_by_it() -> None:
     plane = Plane()
     async with planning(plane.planner):
-        plane.planner.standings.lift(UID, "l4", 1, 1)
-        plane.planner.standings.written(UID)
+        plane.planner.replica_states.reserve(UID, "l4", 1, 1)
+        plane.planner.replica_states.written(UID)
         await until_planned(plane.planner)
         assert plane.planner.target(UID, "l4", 0) == 1  # the plan was of the moment before
     plane.planner.plan()
-    assert plane.planner.standings.lifted(UID, "l4") == 0  # this one has seen it
+    assert plane.planner.replica_states.reserved(UID, "l4") == 0  # this one has seen it
 
 
 async def test_a_model_that_goes_while_a_plan_is_made_is_not_remembered() -> None:

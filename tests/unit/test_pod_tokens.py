@@ -9,9 +9,9 @@ import pytest
 from shoal.api import names
 from shoal.kube import access
 from shoal.kube.access import BUSY
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.podtokens import PodTokens
-from shoal.ledger.tokenfile import TokenFile
+from shoal.metering.tokenfile import TokenFile
 from tests.support.podtokens import ACCOUNT, NAMESPACE, PodTokenReviews
 
 
@@ -34,7 +34,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def tokens(server: PodTokenReviews, clock: Clock) -> PodTokens:
-    client = cast(Client, server)
+    client = cast(KubeClient, server)
     where = {"namespace": NAMESPACE, "account": ACCOUNT, "audience": names.LEDGER_AUDIENCE}
     return PodTokens(client, **where, clock=clock, wall=clock)
 

@@ -11,15 +11,15 @@ from shoal.api.artifact import ArtifactFacts
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
 from shoal.core import quantity
-from shoal.core.adapters import pool as pools
-from shoal.core.adapters.layers import fused, largest_adapter
 from shoal.core.architectures import facts_of
+from shoal.core.lora import pool as pools
+from shoal.core.lora.format.layers import fused, largest_adapter
 from shoal.core.sizing import GPU, Misfit, Sized, Tuning, size
 from shoal.engine.launch import engine_args
 from shoal.engine.tuning import tuning_of
 from shoal.manifests import model as manifests
 from shoal.manifests.pool import applied, pool_problem
-from shoal.manifests.shape import Shape
+from shoal.manifests.shape import VariantShape
 from shoal_dev.sim import args as sim_args
 from tests.support.model_configs import ALL, BGE_M3, E5_MISTRAL, LLAMA_8B, LLAMA_70B, MIXTRAL, QWEN3_235B_FP8
 from tests.support.operators import CONFIG
@@ -55,7 +55,7 @@ def make_model(*extra: str, env: dict[str, str] | None = None, **spec: Any) -> M
 
 
 def pod(pool: LoRAPool | None, *, gpus: int = 1, facts: ArtifactFacts = LLAMA, **spec: Any) -> dict[str, Any]:
-    shape = Shape(make_model(**spec), CLASS, gpus, VERSION, CONFIG, "abcd1234", facts, pool=pool)
+    shape = VariantShape(make_model(**spec), CLASS, gpus, VERSION, CONFIG, "abcd1234", facts, pool=pool)
     return manifests.deployment(shape, surge=False)["spec"]["template"]["spec"]
 
 
@@ -371,9 +371,9 @@ def test_the_places_are_taken_from_the_kv_cache(rank: int, gib: float) -> None:
 
     assert isinstance(plain, Sized)
     assert isinstance(pooled, Sized)
-    assert pooled.sums.adapters / GI == pytest.approx(gib, abs=0.006)
-    assert plain.sums.kv - pooled.sums.kv == pooled.sums.adapters
-    s = pooled.sums
+    assert pooled.breakdown.adapters / GI == pytest.approx(gib, abs=0.006)
+    assert plain.breakdown.kv - pooled.breakdown.kv == pooled.breakdown.adapters
+    s = pooled.breakdown
     assert s.overhead + s.reserve + s.weights + s.images + s.state + s.adapters + s.kv == s.memory
 
 
@@ -382,7 +382,7 @@ def test_several_gpus_share_the_places() -> None:
     pooled = sized(facts, make_pool(maxRank=64), tensor=4)
 
     assert isinstance(pooled, Sized)
-    assert pooled.sums.adapters / GI == pytest.approx(6.4, abs=0.06)
+    assert pooled.breakdown.adapters / GI == pytest.approx(6.4, abs=0.06)
 
 
 def test_a_class_that_the_places_make_too_small_says_so() -> None:

@@ -5,10 +5,10 @@ from typing import Any, cast
 from shoal.api import reasons
 from shoal.api.lorapool import LoRAPool, LoRAPoolStatus
 from shoal.api.meta import JsonObject
-from shoal.controllers.lora.chosen import Choices
-from shoal.controllers.lora.pools import LOOK_AGAIN_SECONDS, PoolController
+from shoal.controllers.lora.choices import Choices
+from shoal.controllers.lora.pools import RECHECK_SECONDS, PoolController
 from shoal.controllers.world import World
-from shoal.core.conditions import find
+from shoal.core.status.conditions import find
 from shoal.kube.errors import NotFound
 from shoal.kube.projections import Custom
 from shoal.kube.queue import WorkQueue
@@ -32,7 +32,7 @@ class Pools(PoolController):
     def __init__(self, world: World) -> None:
         super().__init__(world, Choices(world), WorkQueue("t"))
         self.heard: list[str] = []
-        self.mended = self._mended
+        self.secrets_found = self._mended
         self.version = 1
 
     async def _mended(self, key: str) -> None:
@@ -70,12 +70,12 @@ async def test_adapters_are_read_again_when_a_secret_comes_and_only_then() -> No
     pools = Pools(world)
     pools.declare()
 
-    assert await pools.reconcile("chat/pool") == LOOK_AGAIN_SECONDS
-    assert await pools.reconcile("chat/pool") == LOOK_AGAIN_SECONDS
+    assert await pools.reconcile("chat/pool") == RECHECK_SECONDS
+    assert await pools.reconcile("chat/pool") == RECHECK_SECONDS
     assert pools.message.startswith("SecretNotFound: spec.credentials: there is no Secret chat/adapters-read")
     assert pools.heard == []
     api.secrets.add("adapters-read")
-    assert await pools.reconcile("chat/pool") == LOOK_AGAIN_SECONDS
+    assert await pools.reconcile("chat/pool") == RECHECK_SECONDS
     assert pools.heard == ["chat/pool"], "of two that were missing one is there"
     assert "others-read" in pools.message
     api.secrets.add("others-read")

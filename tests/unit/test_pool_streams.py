@@ -11,9 +11,9 @@ import pytest
 from shoal.api.keys import InstallKey
 from shoal.api.meta import API_VERSION, JsonObject
 from shoal.controllers.installkey import InstallKeys
-from shoal.controllers.scaling.ears import Streams
+from shoal.controllers.scaling.signals import SignalStreams
 from shoal.controllers.world import World
-from shoal.signals.stream import Me
+from shoal.net.stream import ListenerIdentity
 from tests.support.ears import gateway_pod
 from tests.unit.test_fleet_metrics import engine_pod
 from tests.unit.test_scale_writes import Plane
@@ -39,7 +39,7 @@ class Ring:
 class Heard:
     """Whom the operator listens to."""
 
-    def __init__(self, streams: Streams) -> None:
+    def __init__(self, streams: SignalStreams) -> None:
         self.replicas: set[str] = set()
         self.gateways: set[str] = set()
         streams.listener = cast("Any", self)
@@ -63,7 +63,7 @@ class Heard:
 async def listening(*, pooled: bool) -> AsyncGenerator[tuple[World, Heard]]:
     """A replica of one Model and a gateway."""
     world = Plane().world
-    streams = Streams(world, cast("Any", Ring()), lambda *_: None, Me(), pooled=pooled)
+    streams = SignalStreams(world, cast("Any", Ring()), lambda *_: None, ListenerIdentity(), pooled=pooled)
     heard = Heard(streams)
     for raw, uid in ((engine_pod("a", ready=True), "a"), (gateway_pod(), "g")):
         raw["metadata"] |= {"uid": uid, "resourceVersion": "1"}

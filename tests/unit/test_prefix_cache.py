@@ -9,11 +9,11 @@ import pytest
 
 from shoal.api.model import Model
 from shoal.core.access import index_keys
-from shoal.core.affinity import head_of
-from shoal.core.prefixcache import SHARED, prefix_space
-from shoal.core.resolve import ServedModel, served_model
+from shoal.core.routing.affinity import head_of
+from shoal.core.routing.prefixcache import SHARED, prefix_space
+from shoal.core.routing.resolve import ServedModel, served_model
 from shoal.engine.launch import NO_PREFIX_CACHE, engine_args
-from shoal.serving.installkey import KeyRing
+from shoal.net.installkey import KeyRing
 from tests.support.adapter_agents import AdapterAgent, adapter, tuned
 from tests.support.gateway import API_KEY, MODEL, gateway, tenant
 from tests.support.rolekeys import give

@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.api.ledger import Prices, Rate
-from shoal.core.rating.price import Book, cost, find
+from shoal.core.rating.price import RateTable, cost, find
 
 
 def _rate(plan: str | None, model: str, adapter: str | None, input: int) -> Rate:
@@ -43,7 +43,7 @@ def test_the_most_specific_price_counts(plan: str | None, model: str, adapter: s
     found = find(PRICES, plan, model, adapter)
     assert found is not None
     assert found.input == input
-    assert Book.of(PRICES).find(plan, model, adapter) == found
+    assert RateTable.of(PRICES).find(plan, model, adapter) == found
 
 
 def test_without_a_price_there_is_none() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shoal.core.rating.files import PriceList, parse
-from shoal.core.rating.problems import Refused
+from shoal.core.rating.problems import PricesRefused
 from shoal.core.rating.schedule import always, dropped, schedule
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "prices"
@@ -38,7 +38,7 @@ def a_list(start: str, file: str | None = None, more: str = "", currency: str = 
 
 
 def refusal(text: str) -> list[str]:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(PricesRefused) as refused:
         parse("list.yaml", text)
     return str(refused.value).splitlines()
 
@@ -174,7 +174,7 @@ def test_an_end_may_be_said_and_must_be_the_next_list_s_beginning() -> None:
 )
 def test_lists_that_do_not_go_together_are_refused_with_the_line(lists: list[PriceList], message: str) -> None:
     for order in (lists, lists[::-1]):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(PricesRefused) as refused:
             schedule(order)
         assert str(refused.value).startswith(message)
 

@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 
 from shoal.api.config import Prometheus, Signals
-from shoal.signals import history, prometheus
-from shoal.signals.promql import NotAnswered, ask, connect
+from shoal.signals import history, prometheus, promql
+from shoal.signals.promql import NotAnswered, PromQLClient
 
 
 class Answering:
@@ -51,7 +51,7 @@ def samples(*found: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        ("<html>a login page</html>", 200, "JSONDecodeError|not an answer of Prometheus"),
+        ("<html>a login page</html>", 200, "not an answer of Prometheus"),
         ({"status": "success"}, 200, "not an answer of Prometheus"),
         (samples({"metric": {}, "value": ["now"]}), 200, "not an answer of Prometheus"),
         (samples({"value": [1, "2"]}), 200, "not an answer of Prometheus"),
@@ -62,14 +62,25 @@ def samples(*found: dict[str, Any]) -> dict[str, Any]:
 async def test_what_is_no_answer_is_said_and_nothing_is_known(body: Any, status: int, said: str):
     async with answering(Answering(body, status)) as url:
         asked = settings(url)
-        with connect(asked) as client, pytest.raises(NotAnswered, match=said):
-            await ask(client, asked, prometheus.read)
+        async with PromQLClient(asked) as client:
+            with pytest.raises(NotAnswered, match=said):
+                await prometheus.read(client, asked)
 
 
 async def test_nobody_there_is_said():
     asked = settings("http://127.0.0.1:1")
-    with connect(asked) as client, pytest.raises(NotAnswered, match="ConnectionError"):
-        await ask(client, asked, history.read)
+    async with PromQLClient(asked) as client:
+        with pytest.raises(NotAnswered, match="Cannot connect"):
+            await history.read(client, asked)
+
+
+async def test_an_answer_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(promql, "MAX_BYTES", 2**20)
+    async with answering(Answering("x" * (2**20 + 1))) as url:
+        asked = settings(url)
+        async with PromQLClient(asked) as client:
+            with pytest.raises(NotAnswered, match="longer than 1 MiB"):
+                await prometheus.read(client, asked)
 
 
 async def test_a_token_is_read_anew_for_each_question(tmp_path: Path):
@@ -77,14 +88,29 @@ async def test_a_token_is_read_anew_for_each_question(tmp_path: Path):
     server = Answering(samples())
     async with answering(server) as url:
         asked = settings(url, tokenFile=str(token))
-        with connect(asked) as client:
+        async with PromQLClient(asked) as client:
             with pytest.raises(NotAnswered, match="token"):
-                await ask(client, asked, prometheus.read)
+                await prometheus.read(client, asked)
             for value in ("first", "second"):
                 token.write_text(value + "\n")
-                reading = await ask(client, asked, prometheus.read)
+                reading = await prometheus.read(client, asked)
                 assert reading.targets == {}
     assert server.authorization == ["Bearer first", "Bearer second"]
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"one\ntwo"])
+async def test_a_token_that_cannot_be_sent_is_said_and_ends_nothing(content: bytes, tmp_path: Path):
+    token = tmp_path / "token"
+    token.write_bytes(content)
+    server = Answering(samples())
+    async with answering(server) as url:
+        asked = settings(url, tokenFile=str(token))
+        async with PromQLClient(asked) as client:
+            with pytest.raises(NotAnswered):
+                await prometheus.read(client, asked)
+            token.write_text("good")
+            assert (await prometheus.read(client, asked)).targets == {}
+    assert server.authorization == ["Bearer good"]
 
 
 def test_prometheus_as_the_source_needs_its_address():

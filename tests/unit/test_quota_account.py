@@ -6,14 +6,14 @@ from shoal.api.demand import TenantUse
 from shoal.api.tenant import TenantBudget, TenantLimits
 from shoal.core.quota.account import Account
 from shoal.core.quota.limits import Cost, Limits, Over, limits_of
-from shoal.core.quota.month import PICO, Budget, Total
-from shoal.core.quota.others import FORGET_SECONDS, UNKNOWN_CROWD, Crowd, Peer
+from shoal.core.quota.month import PICO, MonthlyQuota, MonthTotal
+from shoal.core.quota.peerusage import FORGET_SECONDS, UNKNOWN_PEERS, GatewayPeer, GatewayPeers
 from shoal.core.quota.window import Window
 
 NOVEMBER, DECEMBER = "2026-11", "2026-12"
 
 
-def account(**limits: int | Budget | None) -> Account:
+def account(**limits: int | MonthlyQuota | None) -> Account:
     it = Account("me")
     it.change(Limits(**limits))  # pyright: ignore[reportArgumentType]
     return it
@@ -23,7 +23,7 @@ def ask(
     it: Account,
     now: float,
     tokens: int = 1,
-    crowd: Crowd = (),
+    crowd: GatewayPeers = (),
     spend: int = 0,
     month: str = NOVEMBER,
     ledger: bool = True,
@@ -77,7 +77,7 @@ def test_what_is_reserved_is_given_back_and_what_was_used_counts_were_it_more():
 
 def test_a_request_larger_than_the_limit_never_fits():
     assert ask(account(tokens=100), 1.0, 101) == Over("tokens", "never", 100, 0, 101, 60)
-    assert ask(account(budget=Budget("tokens", 100)), 1.0, 101) == Over("budget", "never", 100, 0, 101, 60)
+    assert ask(account(budget=MonthlyQuota("tokens", 100)), 1.0, 101) == Over("budget", "never", 100, 0, 101, 60)
 
 
 def test_requests_at_a_time():
@@ -93,51 +93,53 @@ def test_a_refused_request_takes_nothing_of_the_limits_that_it_would_have_kept()
     it = account(requests=10, concurrent=1)
     assert ask(it, 1.0) is None
     assert ask(it, 1.0) is not None
-    assert it.told() == TenantUse(requests=1, in_flight=1, reserved_tokens=1)
+    assert it.own_use() == TenantUse(requests=1, in_flight=1, reserved_tokens=1)
 
 
 def test_a_share_is_an_equal_part_until_the_others_were_heard():
     it = account(requests=40)
-    others = [Peer(f"g{n}", 99.9) for n in range(3)]
+    others = [GatewayPeer(f"g{n}", 99.9) for n in range(3)]
     assert sum(ask(it, 100.0, crowd=others) is None for _ in range(20)) == 10
     assert ask(it, 100.5, crowd=others) == Over("requests", "share", 40, 10, 1, 3)
-    assert ask(it, 101.0, crowd=[Peer(p.boot, 101.0) for p in others]) is not None  # too soon to know what they used
-    it.others.hear("g0", TenantUse(requests=6), 101.6)
-    late = [Peer(p.boot, 101.6) for p in others]
+    assert (
+        ask(it, 101.0, crowd=[GatewayPeer(p.boot, 101.0) for p in others]) is not None
+    )  # too soon to know what they used
+    it.peer_usage.update("g0", TenantUse(requests=6), 101.6)
+    late = [GatewayPeer(p.boot, 101.6) for p in others]
     assert sum(ask(it, 101.7, crowd=late) is None for _ in range(20)) == 6  # (40 - 10 - 6) / 4
-    assert ask(it, 101.9, crowd=[*late[:2], Peer("g2", 101.7)]) is not None
+    assert ask(it, 101.9, crowd=[*late[:2], GatewayPeer("g2", 101.7)]) is not None
 
 
 def test_a_request_larger_than_the_share_passes_if_it_fits_what_is_left():
     it = account(tokens=100)
-    others = [Peer(f"g{n}", 99.0) for n in range(3)]
+    others = [GatewayPeer(f"g{n}", 99.0) for n in range(3)]
     assert ask(it, 100.0, 60, others) is None
     assert ask(it, 100.0, 30, others) == Over("tokens", "share", 100, 60, 30, 3)
 
 
 def test_a_silent_gateway_counts_as_its_equal_share():
     it = account(requests=40)
-    silent = [Peer("g1", None), Peer(None, None), Peer("g3", 99.0)]
+    silent = [GatewayPeer("g1", None), GatewayPeer(None, None), GatewayPeer("g3", 99.0)]
     assert (
         sum(ask(it, 100.0, crowd=silent) is None for _ in range(50)) == 10
     )  # what it and g3 have between them, halved
     it = account(requests=40)
-    assert sum(ask(it, 100.0, crowd=[Peer("g1", None)]) is None for _ in range(50)) == 20
-    assert sum(ask(it, 150.0, crowd=[Peer("g1", None)]) is None for _ in range(50)) == 0
+    assert sum(ask(it, 100.0, crowd=[GatewayPeer("g1", None)]) is None for _ in range(50)) == 20
+    assert sum(ask(it, 150.0, crowd=[GatewayPeer("g1", None)]) is None for _ in range(50)) == 0
 
 
 def test_while_the_others_are_unknown_there_is_one_more():
     it = account(requests=40)
-    assert sum(ask(it, 100.0, crowd=UNKNOWN_CROWD) is None for _ in range(50)) == 20
+    assert sum(ask(it, 100.0, crowd=UNKNOWN_PEERS) is None for _ in range(50)) == 20
 
 
 def test_one_that_ran_before_it_was_heard_counts_as_its_equal_share_for_a_minute():
     it = account(requests=40)
-    it.others.hear("g1", TenantUse(requests=1000, tokens=5000), 99.0, anew=True)
-    assert sum(ask(it, 100.0, crowd=[Peer("g1", 99.0)]) is None for _ in range(50)) == 10
+    it.peer_usage.update("g1", TenantUse(requests=1000, tokens=5000), 99.0, unknown_before=True)
+    assert sum(ask(it, 100.0, crowd=[GatewayPeer("g1", 99.0)]) is None for _ in range(50)) == 10
     it = account(requests=40)
-    it.others.hear("g1", TenantUse(requests=1000), 30.0, anew=True)
-    assert sum(ask(it, 100.0, crowd=[Peer("g1", 99.0)]) is None for _ in range(50)) == 20
+    it.peer_usage.update("g1", TenantUse(requests=1000), 30.0, unknown_before=True)
+    assert sum(ask(it, 100.0, crowd=[GatewayPeer("g1", 99.0)]) is None for _ in range(50)) == 20
 
 
 def test_other_limits_hold_at_once():
@@ -166,69 +168,71 @@ def left(it: Account, now: float = 500.0, month: str = NOVEMBER, ledger: bool = 
 
 
 def test_the_month_is_the_ledgers_total_and_what_it_does_not_have_of_each_gateway():
-    it = account(budget=Budget("tokens", 1000))
+    it = account(budget=MonthlyQuota("tokens", 1000))
     booked(it, 1.0, 30)
-    it.others.hear("g1", TenantUse(booked=200, tokens=200, requests=3, reserved_tokens=7), 2.0)
+    it.peer_usage.update("g1", TenantUse(booked=200, tokens=200, requests=3, reserved_tokens=7), 2.0)
     assert left(it) == 1000 - 30 - 207
-    it.hear_total(Total(NOVEMBER, tokens=500, gateways={"me": (30, 0), "g1": (150, 0), "gone": (320, 0)}))
+    it.apply_total(MonthTotal(NOVEMBER, tokens=500, gateways={"me": (30, 0), "g1": (150, 0), "gone": (320, 0)}))
     assert left(it) == 1000 - 500 - 50 - 7
     booked(it, 3.0, 10)
     assert left(it) == 1000 - 500 - 50 - 7 - 10
-    it.hear_total(Total(NOVEMBER, tokens=560, gateways={"me": (40, 0), "g1": (200, 0)}))
+    it.apply_total(MonthTotal(NOVEMBER, tokens=560, gateways={"me": (40, 0), "g1": (200, 0)}))
     assert left(it) == 1000 - 560 - 7
 
 
 def test_money_is_what_the_ledger_says_once_it_has_all_tokens():
     """A new price list, or cached tokens: what this gateway thought that they cost is forgotten."""
-    it = account(budget=Budget("money", 1000))
+    it = account(budget=MonthlyQuota("money", 1000))
     booked(it, 1.0, 30, 300)
-    it.hear_total(Total(NOVEMBER, tokens=20, spent=100, gateways={"me": (20, 100)}))
+    it.apply_total(MonthTotal(NOVEMBER, tokens=20, spent=100, gateways={"me": (20, 100)}))
     assert left(it) == 1000 - 100 - 200
-    it.hear_total(Total(NOVEMBER, tokens=30, spent=150, gateways={"me": (30, 150)}))
+    it.apply_total(MonthTotal(NOVEMBER, tokens=30, spent=150, gateways={"me": (30, 150)}))
     assert left(it) == 1000 - 150
     booked(it, 2.0, 10, 40)
     assert left(it) == 1000 - 150 - 40
 
 
 def test_a_gateway_that_the_ledger_does_not_name_any_more_is_not_counted_again():
-    it = account(budget=Budget("tokens", 1000))
+    it = account(budget=MonthlyQuota("tokens", 1000))
     booked(it, 1.0, 30)
-    it.hear_total(Total(NOVEMBER, tokens=30, gateways={"me": (30, 0)}))
-    it.hear_total(Total(NOVEMBER, tokens=30, gateways={}))
+    it.apply_total(MonthTotal(NOVEMBER, tokens=30, gateways={"me": (30, 0)}))
+    it.apply_total(MonthTotal(NOVEMBER, tokens=30, gateways={}))
     assert left(it) == 970
-    it.others.hear("old", TenantUse(booked=400), 2.0, anew=True)  # it ran before this one, and the ledger has it
+    it.peer_usage.update(
+        "old", TenantUse(booked=400), 2.0, unknown_before=True
+    )  # it ran before this one, and the ledger has it
     assert left(it) == 970
 
 
 def test_the_month_turns_with_the_ledger():
-    it = account(budget=Budget("tokens", 1000))
+    it = account(budget=MonthlyQuota("tokens", 1000))
     booked(it, 1.0, 900)
-    it.hear_total(Total(NOVEMBER, tokens=880, gateways={"me": (880, 0)}))
+    it.apply_total(MonthTotal(NOVEMBER, tokens=880, gateways={"me": (880, 0)}))
     assert left(it) == 100
     assert left(it, month=DECEMBER) == 100  # the ledger is heard, and it is not December there yet
-    it.hear_total(Total(DECEMBER, tokens=0, gateways={"me": (880, 0)}))
+    it.apply_total(MonthTotal(DECEMBER, tokens=0, gateways={"me": (880, 0)}))
     assert left(it, month=DECEMBER) == 1000 - 20  # not shipped yet, so it is not known which month it is of
-    it.hear_total(Total(DECEMBER, tokens=0, gateways={"me": (900, 0)}))
+    it.apply_total(MonthTotal(DECEMBER, tokens=0, gateways={"me": (900, 0)}))
     assert left(it, month=DECEMBER) == 1000
 
 
 def test_the_month_turns_with_the_clock_while_the_ledger_is_away():
-    it = account(budget=Budget("tokens", 1000))
-    it.hear_total(Total(NOVEMBER, tokens=700, gateways={}))
+    it = account(budget=MonthlyQuota("tokens", 1000))
+    it.apply_total(MonthTotal(NOVEMBER, tokens=700, gateways={}))
     booked(it, 1.0, 200)
-    it.others.hear("g1", TenantUse(booked=60), 1.0)
+    it.peer_usage.update("g1", TenantUse(booked=60), 1.0)
     assert left(it, ledger=False) == 40
     assert left(it, month=DECEMBER, ledger=False) == 1000
     booked(it, 2.0, 5, month=DECEMBER, ledger=False)
-    it.others.hear("g1", TenantUse(booked=70), 3.0)
+    it.peer_usage.update("g1", TenantUse(booked=70), 3.0)
     assert left(it, month=DECEMBER, ledger=False) == 985
     assert left(it, month=NOVEMBER, ledger=False) == 985  # a clock that steps back begins no month anew
-    it.hear_total(Total(DECEMBER, tokens=3, gateways={"me": (203, 0), "g1": (70, 0)}))
+    it.apply_total(MonthTotal(DECEMBER, tokens=3, gateways={"me": (203, 0), "g1": (70, 0)}))
     assert left(it, month=DECEMBER) == 1000 - 3 - 2
 
 
 def test_without_the_ledger_it_serves_and_counts_or_refuses():
-    serve, refuse = account(budget=Budget("tokens", 100)), account(budget=Budget("tokens", 100, None, True))
+    serve, refuse = account(budget=MonthlyQuota("tokens", 100)), account(budget=MonthlyQuota("tokens", 100, None, True))
     booked(serve, 1.0, 60, ledger=False)
     assert ask(serve, 2.0, 50, ledger=False) == Over("budget", "over", 100, 60, 50, 60)
     assert ask(refuse, 1.0, 1, ledger=False) == Over("budget", "unknown", 100, 0, 0, 60)
@@ -236,33 +240,33 @@ def test_without_the_ledger_it_serves_and_counts_or_refuses():
 
 
 def test_alone_with_silent_others_and_no_ledger_it_has_its_share_and_no_more():
-    it = account(budget=Budget("tokens", 100))
-    silent = [Peer("g1", None)]
+    it = account(budget=MonthlyQuota("tokens", 100))
+    silent = [GatewayPeer("g1", None)]
     taken = sum(ask(it, 1.0 + n, 5, silent, ledger=False) is None for n in range(40))
     assert taken == 10
-    it.hear_total(Total(NOVEMBER))
+    it.apply_total(MonthTotal(NOVEMBER))
     assert ask(it, 50.0, 5, silent, ledger=True) is None  # the ledger says what they used
 
 
 def test_one_that_waited_is_refused_if_others_used_up_the_budget():
-    it = account(budget=Budget("tokens", 100))
+    it = account(budget=MonthlyQuota("tokens", 100))
     cost = Cost(40)
     assert ask(it, 1.0, 40) is None
     assert it.exhausted(cost, month=NOVEMBER, ledger=True) is None
-    it.hear_total(Total(NOVEMBER, tokens=100))
+    it.apply_total(MonthTotal(NOVEMBER, tokens=100))
     assert it.exhausted(cost, month=NOVEMBER, ledger=True) == Over("budget", "over", 100, 140, 40, 60)
 
 
 def test_a_gateway_that_is_gone_counts_until_the_ledger_has_what_it_used():
-    it = account(budget=Budget("tokens", 1000), tokens=1000)
-    it.others.hear("g1", TenantUse(booked=100, tokens=100, reserved_tokens=20), 1.0)
-    it.others.gone("g1", 2.0)
+    it = account(budget=MonthlyQuota("tokens", 1000), tokens=1000)
+    it.peer_usage.update("g1", TenantUse(booked=100, tokens=100, reserved_tokens=20), 1.0)
+    it.peer_usage.mark_gone("g1", 2.0)
     assert left(it, now=3.0) == 900
-    it.others.tidy(70.0)
+    it.peer_usage.tidy(70.0)
     assert left(it, now=70.0) == 900
-    it.hear_total(Total(NOVEMBER, tokens=100, gateways={"g1": (100, 0)}))
+    it.apply_total(MonthTotal(NOVEMBER, tokens=100, gateways={"g1": (100, 0)}))
     assert left(it, now=70.0) == 900
-    it.others.tidy(2.0 + FORGET_SECONDS)
+    it.peer_usage.tidy(2.0 + FORGET_SECONDS)
     assert left(it) == 900
 
 
@@ -272,20 +276,20 @@ def test_a_gateway_that_is_gone_counts_until_the_ledger_has_what_it_used():
 )
 def test_amounts_are_exact(said: str, most: int):
     budget = TenantBudget(amount=said, currency="USD", when_unknown="Refuse")
-    assert limits_of(None, budget) == Limits(budget=Budget("money", most, "USD", True))
+    assert limits_of(None, budget) == Limits(budget=MonthlyQuota("money", most, "USD", True))
 
 
 def test_limits_as_a_tenant_says_them():
     said = TenantLimits(requests_per_minute=1, tokens_per_minute=2, concurrent_requests=3)
-    assert limits_of(said, TenantBudget(tokens=4)) == Limits(1, 2, 3, Budget("tokens", 4))
+    assert limits_of(said, TenantBudget(tokens=4)) == Limits(1, 2, 3, MonthlyQuota("tokens", 4))
 
 
 def test_a_request_that_grows_is_counted_once_and_asked_for_when_it_is_whole():
-    it = account(requests=2, concurrent=2, tokens=100, budget=Budget("tokens", 200, None, refuse_unknown=False))
+    it = account(requests=2, concurrent=2, tokens=100, budget=MonthlyQuota("tokens", 200, None, refuse_unknown=False))
     assert it.begin(0.0, Cost(10), lambda: (), month=NOVEMBER, ledger=True) is None
-    assert (it.told().requests, it.told().in_flight, it.told().reserved_tokens) == (1, 1, 0)
+    assert (it.own_use().requests, it.own_use().in_flight, it.own_use().reserved_tokens) == (1, 1, 0)
     assert it.reserve(0.5, Cost(90), lambda: (), month=NOVEMBER, ledger=True, begun=True) is None
-    assert (it.told().requests, it.told().in_flight, it.told().reserved_tokens) == (1, 1, 90)
+    assert (it.own_use().requests, it.own_use().in_flight, it.own_use().reserved_tokens) == (1, 1, 90)
     it.settle(1.0, Cost(90), 90, 90)
     # What is over in the end was counted, and takes nothing else.
     assert it.begin(2.0, Cost(10), lambda: (), month=NOVEMBER, ledger=True) is None
@@ -293,18 +297,18 @@ def test_a_request_that_grows_is_counted_once_and_asked_for_when_it_is_whole():
     assert over is not None
     assert over.limit == "tokens"
     it.settle(3.0, Cost(0), 0)
-    assert (it.told().requests, it.told().in_flight, it.told().reserved_tokens) == (2, 0, 0)
+    assert (it.own_use().requests, it.own_use().in_flight, it.own_use().reserved_tokens) == (2, 0, 0)
     # What is over from the beginning is refused there.
     assert (over := it.begin(4.0, Cost(1), lambda: (), month=NOVEMBER, ledger=True)) is not None
     assert over.limit == "requests"
     assert (over := it.begin(62.0, Cost(150), lambda: (), month=NOVEMBER, ledger=True)) is not None
     assert over.limit == "budget"
-    assert it.told().requests == 2
+    assert it.own_use().requests == 2
 
 
 def test_what_grows_may_take_as_much_of_a_share_as_what_comes_whole():
     """It took none of the tokens when it began: else a request larger than a share would never fit."""
-    crowd = (Peer("b", 0.0),)
+    crowd = (GatewayPeer("b", 0.0),)
     for grows in (False, True):
         it = account(tokens=100)
         if grows:

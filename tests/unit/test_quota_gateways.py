@@ -50,4 +50,4 @@ async def test_a_burst_at_all_gateways_stays_within_the_bound(
 def known(member: Member) -> int:
     """Requests that a gateway knows of."""
     account = member.it.app.demand.tenants.of("acme")
-    return account.told().requests + sum(heard._last[0] for heard in account.others._heard.values())  # pyright: ignore[reportPrivateUsage]
+    return account.own_use().requests + sum(heard._last[0] for heard in account.peer_usage._gateways.values())  # pyright: ignore[reportPrivateUsage]

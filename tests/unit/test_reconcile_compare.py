@@ -12,10 +12,10 @@ from shoal.core.reconcile import HOUR_MS, Compared, Tokens
 from shoal.ledger.queries.times import moment
 from shoal.ledger.reconcile.compare import total
 from shoal.ledger.reconcile.routes import Routes
-from shoal.ledger.reconcile.watch import Standing
+from shoal.ledger.reconcile.watch import EngineCoverage
 from shoal.ledger.schema import engine_hours, engines, hours, usage
-from shoal.ledger.service import Problem, Request, Response
-from shoal.signals.hub import Caller
+from shoal.ledger.service import LedgerProblem, LedgerRequest, Response
+from shoal.net.hub import Caller
 from tests.support.books import Books
 from tests.support.ledger import server, url
 
@@ -32,7 +32,7 @@ class Desk:
 
     def __init__(self, books: Books) -> None:
         self.books = books
-        self.standing = Standing(True, 2, ())
+        self.standing = EngineCoverage(True, 2, ())
 
     async def read(self, work: Callable[[Connection], T]) -> T:
         with self.books.begin() as connection:
@@ -41,7 +41,7 @@ class Desk:
     async def raw(self, **query: str) -> Response:
         routes = Routes(self, lambda: self.standing, lambda: TEN)
         lists = {name.rstrip("_"): [value] for name, value in query.items()}
-        return await routes.unattributed(Request("GET", "/v1/unattributed", lists, {}, b"", Caller("billing")))
+        return await routes.unattributed(LedgerRequest("GET", "/v1/unattributed", lists, {}, b"", Caller("billing")))
 
     async def ask(self, **query: str) -> Any:
         answer = await self.raw(**query)
@@ -155,7 +155,7 @@ async def test_by_engine_over_its_whole_life(desk: Desk):
         desk.books.add(usage, request=str(number), admitted_at=TEN - 30 * 24 * HOUR_MS, **({"ended": True} | row))
     first, second = (await desk.ask(by="engine"))["rows"]
     assert (first["engine"], first["replica"], first["model"], first["class"]) == ("e1", "chat/llama-1", LLAMA, "h100")
-    assert first["lastHeard"] == "2026-11-22T10:00:00Z"
+    assert first["lastReport"] == "2026-11-22T10:00:00Z"
     assert numbers(first, "engine") == (100, 50)
     assert numbers(first, "billed") == (70, 34)
     assert numbers(first, "notBilled") == (12, 1)
@@ -167,10 +167,10 @@ async def test_by_engine_over_its_whole_life(desk: Desk):
 
 
 async def test_it_says_how_much_it_knows(desk: Desk):
-    desk.standing = Standing(False, 1, tuple(f"chat/p{n}" for n in range(150)))
+    desk.standing = EngineCoverage(False, 1, tuple(f"chat/p{n}" for n in range(150)))
     answer = await desk.ask()
     assert answer["rows"] == []
-    assert (answer["watching"], answer["heard"], len(answer["notHeard"])) == (False, 1, 100)
+    assert (answer["watching"], answer["live"], len(answer["stale"])) == (False, 1, 100)
     assert numbers(answer["total"], "engine") == (None, None)
 
 
@@ -196,7 +196,7 @@ async def test_as_a_file(desk: Desk):
     ],
 )
 async def test_bad_questions(desk: Desk, query: dict[str, str], words: str):
-    with pytest.raises(Problem, match=words) as caught:
+    with pytest.raises(LedgerProblem, match=words) as caught:
         await desk.ask(**query)
     assert caught.value.status == 400
 

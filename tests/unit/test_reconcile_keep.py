@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from shoal.core.reconcile import HOUR_MS, Held, Price, Reading, by_hour, gpu_cost, price
-from shoal.ledger.reconcile.keep import FORGET_MS, Kept, forget, keep_gpu_time, keep_readings, knows_gpu_time
+from shoal.core.reconcile import HOUR_MS, CounterReading, Held, Price, by_hour, gpu_cost, price
+from shoal.ledger.reconcile.keep import FORGET_MS, KeptReadings, forget, keep_gpu_time, keep_readings, knows_gpu_time
 from shoal.ledger.schema import engine_hours, engines, gpu_pods
 from tests.support.books import Books
 from tests.support.ledger import server, url
@@ -25,20 +25,20 @@ def books(url: str) -> Books:
     return Books(url)
 
 
-def reading(prompt: int | None, generation: int | None, **changes: Any) -> Reading:
+def reading(prompt: int | None, generation: int | None, **changes: Any) -> CounterReading:
     fields: dict[str, Any] = {
         "boot": "e1",
         "model": "chat/llama",
         "gpu_class": "h100",
         "replica": "chat/llama-1",
         "node": "n1",
-        "heard_at": TEN,
+        "read_at": TEN,
         **changes,
     }
-    return Reading(prompt=prompt, generation=generation, **fields)
+    return CounterReading(prompt=prompt, generation=generation, **fields)
 
 
-def keep(books: Books, *readings: Reading) -> Kept:
+def keep(books: Books, *readings: CounterReading) -> KeptReadings:
     with books.begin() as connection:
         return keep_readings(connection, readings, PRICES)
 
@@ -52,7 +52,7 @@ def hours_of(books: Books) -> dict[int, tuple[int, int]]:
 
 def test_counters_begin_at_zero_and_grow(books: Books):
     keep(books, reading(100, 20))  # what was before anybody listened counts
-    keep(books, reading(130, 25, heard_at=TEN + MINUTE))
+    keep(books, reading(130, 25, read_at=TEN + MINUTE))
     assert hours_of(books) == {10: (130, 25)}
     (engine,) = books.rows(engines)
     assert (engine["first_heard"], engine["last_heard"]) == (TEN, TEN + MINUTE)
@@ -64,7 +64,7 @@ def test_a_ledger_that_restarts_counts_nothing_twice_and_loses_nothing(books: Bo
     keep(books, reading(100, 20))  # the full state of the new stream
     assert hours_of(books) == {10: (100, 20)}
     # Two hours without a ledger: what grew meanwhile is in the hour of the reading.
-    keep(books, reading(700, 90, heard_at=TEN + 2 * HOUR_MS + 5))
+    keep(books, reading(700, 90, read_at=TEN + 2 * HOUR_MS + 5))
     assert hours_of(books) == {10: (100, 20), 12: (600, 70)}
 
 
@@ -77,7 +77,7 @@ def test_an_engine_that_restarts_begins_again(books: Books):
 
 def test_a_killed_engine_keeps_its_last_reading(books: Books):
     keep(books, reading(100, 20))
-    keep(books, reading(None, None, heard_at=TEN + MINUTE))  # not told any more is not zero
+    keep(books, reading(None, None, read_at=TEN + MINUTE))  # not told any more is not zero
     assert hours_of(books) == {10: (100, 20)}
     assert books.rows(engines)[0]["prompt_tokens"] == 100
 
@@ -93,21 +93,21 @@ def test_one_boot_under_another_pods_name_is_one_engine(books: Books):
 def test_a_lower_counter_of_the_same_boot_is_told_and_not_counted(books: Books):
     keep(books, reading(100, 20))
     kept = keep(books, reading(40, 30))
-    assert kept == Kept(10, ("e1",))
+    assert kept == KeptReadings(10, ("e1",))
     keep(books, reading(105, 30))
     assert hours_of(books) == {10: (105, 30)}
 
 
 def test_an_older_reading_of_a_ledger_that_stood_by_changes_nothing(books: Books):
-    keep(books, reading(100, 20, heard_at=TEN + MINUTE))
-    assert keep(books, reading(90, 20)) == Kept(0, ())
+    keep(books, reading(100, 20, read_at=TEN + MINUTE))
+    assert keep(books, reading(90, 20)) == KeptReadings(0, ())
     (engine,) = books.rows(engines)
     assert (engine["prompt_tokens"], engine["last_heard"]) == (100, TEN + MINUTE)
 
 
 def test_a_counter_that_cannot_be_is_told_and_not_counted(books: Books):
     keep(books, reading(100, 20))
-    assert keep(books, reading(2**62, 20)) == Kept(0, ("e1",))
+    assert keep(books, reading(2**62, 20)) == KeptReadings(0, ("e1",))
     keep(books, reading(101, 20))
     assert hours_of(books) == {10: (101, 20)}
 

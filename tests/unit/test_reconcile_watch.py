@@ -11,12 +11,12 @@ import pytest
 from sqlalchemy import Connection, select
 
 from shoal.api import keys, names
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.ledger.reconcile import watch
 from shoal.ledger.reconcile.watch import Reconciler
 from shoal.ledger.schema import engine_hours, engines, gpu_pods
-from shoal.ledger.store import Store, Unavailable
-from shoal.serving.installkey import KeyRing
+from shoal.ledger.store import DatabaseUnavailable, LedgerStore
+from shoal.net.installkey import KeyRing
 from tests.support.agentpod import KEYS, Pod, make_quick
 from tests.support.gateway import INSTALL_KEY
 from tests.support.gateway_process import FakeApiServer, kubeconfig
@@ -74,13 +74,13 @@ class World:
         self.server = FakeApiServer()
         self.server.crds = True
         self.server.objects["gpuclasses"] = []
-        self.store = Store(f"sqlite:///{folder}/ledger.sqlite")
+        self.store = LedgerStore(f"sqlite:///{folder}/ledger.sqlite")
         self.away = False
         self.now = TEN + 10 * MINUTE
 
     async def write(self, work: Callable[[Connection], T]) -> T:
         if self.away:
-            raise Unavailable("the database is away")
+            raise DatabaseUnavailable("the database is away")
         return await self.store.write(work)
 
     async def read(self, work: Callable[[Connection], T]) -> T:
@@ -99,7 +99,7 @@ class World:
     async def ledger(self) -> AsyncGenerator[Reconciler]:
         ring = KeyRing(self.folder / "key")
         ring.refresh()
-        client = await Client.from_environment(kubeconfig=kubeconfig(self.folder, self.server))
+        client = await KubeClient.from_environment(kubeconfig=kubeconfig(self.folder, self.server))
         async with client:
             port = int(self.pod.url.rpartition(":")[2])
             reconciler = Reconciler(client, ring, self, now=lambda: self.now, agent_port=port)
@@ -161,7 +161,7 @@ async def test_counters_are_read_and_a_restarted_ledger_goes_on(world: World):
     world.counts(100, 20)
     async with world.ledger() as ledger:
         await world.kept(("boot-1", 100, 20))
-        assert (ledger.standing.watching, ledger.standing.heard, ledger.standing.not_heard) == (True, 1, ())
+        assert (ledger.coverage.watching, ledger.coverage.live, ledger.coverage.stale) == (True, 1, ())
         assert world.pod.drain.gateways == (), "who only reads must not hold up a drain"
         world.counts(130, 25)
         await world.kept(("boot-1", 130, 25))
@@ -197,7 +197,7 @@ async def test_an_agent_that_is_away_is_said_and_caught_up_with(world: World):
     world.counts(100, 20)
     async with world.ledger() as ledger:
         await world.kept(("boot-1", 100, 20))
-        assert ledger.standing.not_heard == ("chat/llama-2",)
+        assert ledger.coverage.stale == ("chat/llama-2",)
         for reader in world.pod.hub:
             reader.end()
         world.counts(140, 20)
@@ -227,7 +227,7 @@ async def test_what_was_heard_is_kept_when_the_ledger_is_stopped(world: World, m
     await world.server.change("pods", engine_pod())
     world.counts(100, 20)
     async with world.ledger() as ledger:
-        await until_async(lambda: ledger.standing.watching)
+        await until_async(lambda: ledger.coverage.watching)
         await ledger.round()  # begins to listen
         await until_async(lambda: _said(ledger, "boot-1", 100))
         assert await world.rows(engines) == []

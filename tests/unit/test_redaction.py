@@ -8,7 +8,7 @@ import pytest
 
 from shoal.api.tenant import Redaction, TenantLogging
 from shoal.core.redaction.content import CUT, TAIL, Content
-from shoal.core.redaction.rules import MOST_MATCHES, Refused, compile_rules, refusals
+from shoal.core.redaction.rules import MOST_MATCHES, RedactionRuleRefused, compile_rules, refusals
 
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nabc\n-----END RSA PRIVATE KEY-----"
 
@@ -136,7 +136,7 @@ def test_what_no_pattern_can_make_slow_is_bounded_all_the_same():
     ],
 )
 def test_a_rule_that_would_store_a_secret_or_does_nothing_is_refused(rule: Redaction, says: str):
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RedactionRuleRefused) as refused:
         compile_rules((rule,))
     assert says in refused.value.message
     assert (rule.name in refused.value.message) != ("rule number 1:" in refused.value.message)

@@ -7,11 +7,11 @@ from pydantic import ValidationError
 
 from shoal.api.model import Media, Model
 from shoal.core.fields.check import check
-from shoal.core.fields.kinds import Facts, Problem
+from shoal.core.fields.kinds import Facts, FieldProblem
 from shoal.core.fields.media import MOST_MEDIA
 from shoal.core.fields.remote import MOST_URL, Remote, contactable, put, remote, wanted
 from shoal.core.fields.table import CHAT
-from shoal.core.resolve import served_model
+from shoal.core.routing.resolve import served_model
 from tests.support import pictures
 
 ALLOWED = "images.example.com"
@@ -101,7 +101,7 @@ ATTACKS = {
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_any_other_is_refused(attack: str) -> None:
     found = remote(ATTACKS[attack], AT, HOSTS)
-    assert isinstance(found, Problem)
+    assert isinstance(found, FieldProblem)
     assert (found.param, found.code in ("invalid_media_url", "url_not_allowed")) == (AT, True)
     # What the client wrote may hold a signature: it is not repeated.
     assert "evil" not in found.message

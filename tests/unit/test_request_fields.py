@@ -13,7 +13,7 @@ from shoal.core.fields.check import FORWARDED, check
 from shoal.core.fields.kinds import Facts
 from shoal.core.fields.patterns import pattern_problem
 from shoal.core.fields.table import CHAT, COMPLETIONS, EMBEDDINGS, REFUSED, TABLE
-from shoal.core.resolve import served_model
+from shoal.core.routing.resolve import served_model
 from tests.support import operators
 from tests.support.gateway import gateway
 from tests.support.pictures import data_url, png

@@ -16,11 +16,11 @@ from shoal.core.architectures import names
 from shoal.core.fields import media
 from shoal.core.fields.check import check
 from shoal.core.fields.images import READERS, UnreadableError, image_size
-from shoal.core.fields.kinds import Facts, Medium, Problem
+from shoal.core.fields.kinds import Facts, FieldProblem, Medium
 from shoal.core.fields.media import MOST_PIXELS, MOST_SECONDS
 from shoal.core.fields.sounds import sound_seconds
 from shoal.core.fields.table import CHAT
-from shoal.core.resolve import served_model
+from shoal.core.routing.resolve import served_model
 from tests.support import operators, pictures
 from tests.support.limited import MI, counted, run
 
@@ -29,7 +29,7 @@ FACTS = Facts(vocabulary=512, context_length=4096, media=ALL)
 JPEG = pictures.made("JPEG")
 
 
-def asked(*parts: dict[str, Any], facts: Facts = FACTS, **fields: Any) -> Problem | None:
+def asked(*parts: dict[str, Any], facts: Facts = FACTS, **fields: Any) -> FieldProblem | None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "what"}, part]} for part in parts]
     return check({"model": "m", "messages": messages, **fields}, CHAT, facts)
 
@@ -123,7 +123,7 @@ def test_without_the_check_a_line_grows_as_it_is_scaled() -> None:
 def test_without_the_check_scans_take_as_long_as_a_client_likes() -> None:
     data = pictures.many_scans(2048, 2048, 50_000)
     assert len(data) < MI
-    assert isinstance(asked(image(data, "image/jpeg")), Problem)
+    assert isinstance(asked(image(data, "image/jpeg")), FieldProblem)
     assert run(pictures.unpacked, base64.b64encode(data).decode(), cpu=3).ended == "cpu"
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from shoal.core.redaction.rules import Rules
-from shoal.gateway.requestlog.api import LogsApi
-from shoal.gateway.requestlog.entry import user_hash
-from shoal.gateway.requestlog.logkeys import LogKeys
+from shoal.requestlog.api import LogsApi
+from shoal.requestlog.entry import user_hash
+from shoal.requestlog.logkeys import LogKeys
 from tests.support.gateway import API_KEY
 from tests.support.pictures import data_url, png
 from tests.support.requestlog import CANARY, echo, entries, logged, raw_bytes
@@ -122,7 +122,7 @@ async def test_a_tenant_that_switches_it_off_means_requests_under_way_too(tmp_pa
         go.set()
         await asked
         assert await it.written() == []
-        assert it.book.room.held == 0
+        assert it.book.budget.held == 0
 
 
 async def test_rules_that_are_refused_cost_the_content_and_not_the_entry(tmp_path: Path):
@@ -167,7 +167,7 @@ async def test_a_large_request_is_cut_and_its_pictures_are_notes(tmp_path: Path)
         await it.ask([{"type": "image_url", "image_url": {"url": IMAGE}}, {"type": "text", "text": "see"}])
         await it.ask("x " * 100_000)
         picture, long = await it.written()
-        assert it.book.room.held == 0
+        assert it.book.budget.held == 0
     parts = picture["request"]["messages"][0]["content"]
     assert parts[0]["image_url"]["url"].startswith("[image/png, 675")
     assert parts[1] == {"type": "text", "text": "see"}
@@ -185,11 +185,11 @@ async def test_when_memory_is_full_entries_are_dropped_and_counted_and_requests_
             await it.ask(f"request {number}")  # asserts that it is served
         dropped = it.book.writer.stats.dropped["memory"]
         assert dropped > 0
-        assert it.book.room.held <= 4096
+        assert it.book.budget.held <= 4096
         release.set()
         await asyncio.wrap_future(stuck)
         assert len(await it.written()) == 20 - dropped
-        assert it.book.room.held == 0
+        assert it.book.budget.held == 0
         await it.ask("again")
         assert len(await it.written()) == 21 - dropped
 
@@ -281,13 +281,13 @@ async def test_what_is_asked_wrongly_is_said(tmp_path: Path, query: dict[str, st
 async def test_metrics_name_no_tenant(tmp_path: Path):
     from prometheus_client import CollectorRegistry, generate_latest
 
-    from shoal.gateway.requestlog.figures import LogFigures
+    from shoal.requestlog.logmetrics import RequestLogMetrics
 
     async with logged(tmp_path) as it:
         await it.ask("hello")
         await it.written()
         registry = CollectorRegistry()
-        registry.register(LogFigures(it.book))
+        registry.register(RequestLogMetrics(it.book))
         text = generate_latest(registry).decode()
     assert "shoal_gateway_request_log_entries_total 1.0" in text
     assert 'shoal_gateway_request_log_dropped_total{reason="memory"} 0.0' in text
@@ -299,14 +299,14 @@ async def test_a_tenant_without_a_log_costs_no_thread_and_no_folder(tmp_path: Pa
         it.tenant(mode="Off")
         await it.ask("hello")
         assert it.book.writer._thread is None
-        assert it.book.room.held == 0
+        assert it.book.budget.held == 0
     assert not (tmp_path / "logs").exists()
 
 
 @pytest.mark.parametrize("mode", ["Full", "Metadata"])
 async def test_a_logged_request_leaves_nothing_for_the_garbage_collector(tmp_path: Path, mode: str):
     def of_the_log() -> int:
-        return sum(str(type(thing).__module__).startswith("shoal.gateway.requestlog") for thing in gc.get_objects())
+        return sum(str(type(thing).__module__).startswith("shoal.requestlog") for thing in gc.get_objects())
 
     async with logged(tmp_path, ScriptedEngine(echo)) as it:
         it.tenant(mode=mode)
@@ -336,7 +336,7 @@ async def test_a_clock_that_is_set_deletes_nothing_at_once(tmp_path: Path, monke
             def now(cls, tz: tzinfo | None = None) -> datetime:
                 return real.now(tz) + timedelta(days=400)
 
-        monkeypatch.setattr("shoal.gateway.requestlog.book.datetime", Later)
+        monkeypatch.setattr("shoal.requestlog.logger.datetime", Later)
         it.book._clock -= 400 * 86400
         it.book._sweep(days)
         assert len(await it.written()) == 1

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from shoal.gateway.requestlog.book import RequestLog
-from shoal.gateway.requestlog.bucket import Bucket, BucketDown
-from shoal.gateway.requestlog.erase import sweep
-from shoal.gateway.requestlog.store import LogFile
 from shoal.gateway.settings import GatewaySettings
+from shoal.requestlog.bucket import BucketDown, BucketStore
+from shoal.requestlog.erase import sweep
+from shoal.requestlog.logger import RequestLogger
+from shoal.requestlog.store import LogFile
 from tests.support.requestlog import LoggedGateway, echo, logged
 from tests.support.s3 import S3, s3_server
 from tests.support.scripted_engine import ScriptedEngine
@@ -86,7 +86,7 @@ async def test_a_user_and_a_tenant_are_deleted_in_the_bucket(tmp_path: Path, s3:
 
 
 async def test_retention_holds_in_the_bucket(tmp_path: Path, s3: S3):
-    bucket, today = Bucket(URL, secret(tmp_path / "secret", s3)), date(2026, 11, 22)
+    bucket, today = BucketStore(URL, secret(tmp_path / "secret", s3)), date(2026, 11, 22)
     (tmp_path / "file").write_bytes(b"x")
     for ago in (0, 5, 9):
         day = (today - timedelta(days=ago)).isoformat()
@@ -128,11 +128,11 @@ async def test_what_is_left_goes_to_the_bucket_when_the_gateway_stops(tmp_path: 
 
 async def test_a_url_that_is_no_bucket_is_refused():
     with pytest.raises(ValueError, match="is no bucket: write s3://bucket/prefix"):
-        RequestLog(GatewaySettings(log_url="hf://owner/repo"))
+        RequestLogger(GatewaySettings(log_url="hf://owner/repo"))
 
 
 def test_an_unreachable_bucket_tells_no_address(tmp_path: Path, s3: S3):
-    bucket = Bucket(URL, secret(tmp_path / "secret", s3, AWS_ENDPOINT_URL=b"http://127.0.0.1:1"))
+    bucket = BucketStore(URL, secret(tmp_path / "secret", s3, AWS_ENDPOINT_URL=b"http://127.0.0.1:1"))
     with pytest.raises(BucketDown) as down:
         bucket.tenants()
     assert down.value.strerror == "the bucket of the request log cannot be reached"

@@ -16,14 +16,14 @@ import zstandard
 
 from shoal.api import keys
 from shoal.api.tenant import Redaction, TenantLogging
-from shoal.gateway.requestlog.capture import Room, Taken
-from shoal.gateway.requestlog.entry import Job
-from shoal.gateway.requestlog.erase import erase_tenant, erase_user, sweep
-from shoal.gateway.requestlog.frames import SEALED, Unreadable, read_frames
-from shoal.gateway.requestlog.logkeys import LogKeys
-from shoal.gateway.requestlog.query import Query, newest, written
-from shoal.gateway.requestlog.store import Folder, LogFile
-from shoal.gateway.requestlog.writer import Writer
+from shoal.requestlog.capture import CaptureBudget, Captured
+from shoal.requestlog.entry import LogEntry
+from shoal.requestlog.erase import erase_tenant, erase_user, sweep
+from shoal.requestlog.frames import SEALED, Unreadable, read_frames
+from shoal.requestlog.logkeys import LogKeys
+from shoal.requestlog.query import LogQuery, newest, written
+from shoal.requestlog.store import Folder, LogFile
+from shoal.requestlog.writer import LogFileWriter
 from tests.support.requestlog import entries
 
 NOW = datetime.now(UTC)
@@ -43,9 +43,9 @@ class Rig:
     def __init__(self, root: Path, key_dir: Path | None = None, room: int = 1 << 20, **settings: Any) -> None:
         self.folder = Folder(root)
         self.keys = LogKeys(key_dir)
-        self.room = Room(room)
+        self.room = CaptureBudget(room)
         given: dict[str, Any] = {"rotate_bytes": 1 << 20, "rotate_seconds": 900.0, "max_bytes": 0, **settings}
-        self.writer = Writer(self.folder, self.keys, self.room, gateway="gw-1", entry_bytes=65536, **given)
+        self.writer = LogFileWriter(self.folder, self.keys, self.room, gateway="gw-1", entry_bytes=65536, **given)
         self._count = 0
 
     def put(self, tenant: str = "acme", user: str = "u-1", text: str = "hello", at: datetime = NOW, **meta: Any) -> str:
@@ -55,8 +55,8 @@ class Rig:
         assert self.room.take(len(request))
         logging = meta.pop("logging", FULL)
         said = {"time": written(at), "id": entry_id, "user": user, "tenant": tenant, **meta}
-        taken = Taken(request, None, [], (), False)
-        self.writer.put(Job(tenant, logging, said, taken, len(request)))
+        taken = Captured(request, None, [], (), False)
+        self.writer.put(LogEntry(tenant, logging, said, taken, len(request)))
         return entry_id
 
     def flush(self, tenant: str | None = None) -> None:
@@ -141,7 +141,7 @@ def test_an_encrypted_file_is_read_with_its_key_and_no_other(tmp_path: Path, rig
     it.keys.refresh()
     with pytest.raises(Unreadable, match=f"its key {keys.fingerprint(one)} is not among those of the request log"):
         it.read()
-    found = newest(it.folder, Query("acme", 10), it.keys, longest=60, until=float("inf"))
+    found = newest(it.folder, LogQuery("acme", 10), it.keys, longest=60, until=float("inf"))
     assert len(found.lines) == 1
     assert "is not among those of the request log" in found.unreadable[0]
 
@@ -339,7 +339,7 @@ def test_pages_come_newest_first_and_none_is_left_out_or_twice(tmp_path: Path, r
 
     def page(**query: Any):
         # NOW is when the module was loaded, minutes ago perhaps: as if the requests had taken so long.
-        return newest(it.folder, Query("acme", **query), it.keys, longest=86_400, until=float("inf"))
+        return newest(it.folder, LogQuery("acme", **query), it.keys, longest=86_400, until=float("inf"))
 
     seen: list[tuple[str, str]] = []
     before = None
@@ -355,7 +355,7 @@ def test_pages_come_newest_first_and_none_is_left_out_or_twice(tmp_path: Path, r
     since, until = written(NOW - timedelta(seconds=10)), written(NOW - timedelta(seconds=5))
     assert len(page(limit=100, since=since, until=until).lines) == 5
     assert page(limit=100, since=written(NOW + timedelta(hours=2))).lines == []
-    assert newest(it.folder, Query("acme", 5), it.keys, longest=60, until=0.0).incomplete
+    assert newest(it.folder, LogQuery("acme", 5), it.keys, longest=60, until=0.0).incomplete
 
 
 async def test_what_is_put_while_the_thread_is_busy_is_not_waited_for(tmp_path: Path, rigs: list[Rig]):

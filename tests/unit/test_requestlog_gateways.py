@@ -8,11 +8,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from shoal.core import facts
-from shoal.gateway.demand import DemandBook, Teller
+from shoal.gateway.demand import DemandPublisher, DemandState
 from shoal.gateway.ops import Ops
-from shoal.gateway.requestlog.api import LogsApi
-from shoal.gateway.requestlog.book import RequestLog
-from shoal.serving.server import make_server
+from shoal.net.server import make_server
+from shoal.requestlog.api import LogsApi
+from shoal.requestlog.logger import RequestLogger
 from tests.support.requestlog import ADMIN, PEER, LoggedGateway, echo, logged
 from tests.support.scripted_engine import ScriptedEngine
 
@@ -22,7 +22,9 @@ def pod(name: str, ip: str | None = "127.0.0.1") -> facts.Pod:
 
 
 async def serve_ops(it: LoggedGateway, api: LogsApi) -> tuple[asyncio.Task[None], Any]:
-    app = Ops(CollectorRegistry(), dict[str, str], lambda: None, Teller(DemandBook()).hub, it.it.ring, logs=api)
+    app = Ops(
+        CollectorRegistry(), dict[str, str], lambda: None, DemandPublisher(DemandState()).hub, it.it.ring, logs=api
+    )
     server = make_server(app, host="127.0.0.1", port=0, keep_alive=5, stop_seconds=1)
     task = asyncio.create_task(server.serve())
     while not server.started:
@@ -33,7 +35,7 @@ async def serve_ops(it: LoggedGateway, api: LogsApi) -> tuple[asyncio.Task[None]
 class Two:
     """Two gateways with a folder each. Only the first serves; the other has what was written there before."""
 
-    def __init__(self, it: LoggedGateway, other: RequestLog, port: int, url: str) -> None:
+    def __init__(self, it: LoggedGateway, other: RequestLogger, port: int, url: str) -> None:
         self.it, self.other, self.port, self.url = it, other, port, url
         self.pods: list[facts.Pod] | None = [pod("gateway-2")]
 
@@ -48,7 +50,7 @@ class Two:
 async def two(tmp_path: Path):
     async with logged(tmp_path, ScriptedEngine(echo)) as it:
         settings = it.it.settings.model_copy(update={"log_dir": tmp_path / "logs-2"})
-        other = RequestLog(settings, gateway="gateway-2")
+        other = RequestLogger(settings, gateway="gateway-2")
         far, far_server = await serve_ops(it, LogsApi(other, it.it.ring))
         found = Two(it, other, far_server.port, "")
         near_api = LogsApi(it.book, it.it.ring, lambda: found.pods, far_server.port)
@@ -58,10 +60,10 @@ async def two(tmp_path: Path):
         it.it.app.logs = near_api
         # The second gateway's entries: the same requests, ended there.
         await it.ask("here")
-        begin = it.it.app.logs.book
-        it.it.app.logs.book = other
+        begin = it.it.app.logs.logger
+        it.it.app.logs.logger = other
         await it.ask("there", user="u-2")
-        it.it.app.logs.book = begin
+        it.it.app.logs.logger = begin
         await asyncio.wrap_future(other.writer.close_files())
         await it.written()
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import aiohttp
 
-from shoal.gateway.requestlog.store import Folder, LogFile
+from shoal.requestlog.store import Folder, LogFile
 from tests.support.gateway import tenant
 from tests.support.gateway_process import FakeApiServer, ask, readyz, serving
 from tests.support.requestlog import ADMIN, echo, entries
@@ -35,7 +35,7 @@ async def test_a_gateway_logs_shows_sweeps_and_keeps_what_ended_when_it_stops(tm
         await log_in_full(server, retentionDays=7)
         async with aiohttp.ClientSession() as session:
             async with asyncio.timeout(30):
-                while not process.logs.book.writer.stats.entries:
+                while not process.logs.logger.writer.stats.entries:
                     async with ask(session, process, messages=MESSAGES) as answer:
                         assert answer.status == 200
                     await asyncio.sleep(0.1)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from shoal.core.access import Identity
-from shoal.core.consent import NO_ADAPTERS, AdapterConsent
-from shoal.core.resolve import ServedModel
-from shoal.core.resolve_adapters import DeclaredAdapter
-from shoal.core.words import Words
+from shoal.core.access import KeyIdentity
+from shoal.core.routing.consent import NO_ADAPTERS, AdapterConsent
+from shoal.core.routing.modelindex import ModelIndex
+from shoal.core.routing.resolve import ServedModel
+from shoal.core.routing.resolveadapters import DeclaredAdapter
 from tests.support.adapter_agents import V1, V2, adapter, name_of, pool
 from tests.support.gateway import MODEL
 
@@ -38,8 +38,8 @@ def words(
     pools=None,
 ) -> Meant:
     """What every word means that anybody claims."""
-    identity = Identity(tenant, None, "key", None, False, False, frozenset(grants), consent)
-    index = Words()
+    identity = KeyIdentity(tenant, None, "key", None, False, False, frozenset(grants), consent)
+    index = ModelIndex()
     index.set_models(models)
     index.set_pools({"chat/pool": pool()} if pools is None else pools)
     for one in adapters:
@@ -219,8 +219,8 @@ def test_it_waits_within_the_bounds_of_its_model():
 
 def test_one_that_changes_or_goes_leaves_no_name_behind():
     """The index is kept up one object at a time: it must be as if it had been made anew."""
-    acme = Identity("acme", None, "key", None, False, False, frozenset(), ALL_OF_CHAT)
-    index = Words()
+    acme = KeyIdentity("acme", None, "key", None, False, False, frozenset(), ALL_OF_CHAT)
+    index = ModelIndex()
     index.set_models(MODELS)
     index.set_pools({"chat/pool": pool()})
     index.put("chat/support", adapter())
@@ -247,15 +247,15 @@ def test_one_that_changes_or_goes_leaves_no_name_behind():
 def test_what_others_claim_costs_a_request_nothing(monkeypatch: pytest.MonkeyPatch):
     """20,000 adapters of somebody that claim a name would else be looked at by each request for it."""
     looked: list[object] = []
-    granted = Words._granted
+    granted = ModelIndex._granted
 
-    def counted(self: Words, claim: Any, identity: Identity) -> bool:
+    def counted(self: ModelIndex, claim: Any, identity: KeyIdentity) -> bool:
         looked.append(claim)
         return granted(self, claim, identity)
 
-    monkeypatch.setattr(Words, "_granted", counted)
-    acme = Identity("acme", None, "key", None, False, False, frozenset({"chat/llama"}), BY_MODEL)
-    index = Words()
+    monkeypatch.setattr(ModelIndex, "_granted", counted)
+    acme = KeyIdentity("acme", None, "key", None, False, False, frozenset({"chat/llama"}), BY_MODEL)
+    index = ModelIndex()
     index.set_models(MODELS)
     index.set_pools({"chat/pool": pool(), "evil/pool": pool(namespace="evil")})
     index.put("chat/support", adapter())

@@ -6,27 +6,34 @@ from typing import Any
 
 import pytest
 
-from shoal.core.routing import NoReplica, Replica
-from shoal.core.routing_adapters import LEASE_WORTH, AdapterChoice, Home, choose_home
+from shoal.core.routing.adapterchoice import LEASE_WORTH, AdapterCandidate, AdapterChoice, choose_for_adapter
+from shoal.core.routing.choice import NoReplica, Replica
 from tests.support.gateway import replica
 
 
-def home(number: int, **changes: Any) -> Home:
-    fields: dict[str, Any] = {"loaded": True, "leased": False, "slot": True, "room": True, "in_flight": 0, **changes}
-    return Home(replica(number), **fields)
+def home(number: int, **changes: Any) -> AdapterCandidate:
+    fields: dict[str, Any] = {
+        "loaded": True,
+        "leased": False,
+        "slot": True,
+        "has_capacity": True,
+        "in_flight": 0,
+        **changes,
+    }
+    return AdapterCandidate(replica(number), **fields)
 
 
 def first(replicas: Sequence[Replica]) -> Replica:
     return replicas[0]
 
 
-def chosen(have: list[Home], others: list[Home], turn: int = 0) -> str:
-    choice = choose_home(have, lambda: others, first, turn)
+def chosen(have: list[AdapterCandidate], others: list[AdapterCandidate], turn: int = 0) -> str:
+    choice = choose_for_adapter(have, lambda: others, first, turn)
     assert isinstance(choice, AdapterChoice)
     return choice.replica.uid
 
 
-def absent(number: int, **changes) -> Home:
+def absent(number: int, **changes) -> AdapterCandidate:
     return home(number, loaded=False, **changes)
 
 
@@ -35,18 +42,18 @@ def test_a_replica_that_has_it_goes_before_an_idle_one_that_does_not():
 
 
 def test_a_full_replica_that_has_it_loses_to_one_with_room_that_must_load_it():
-    assert chosen([home(1, room=False)], [absent(2)]) == "pod-2"
+    assert chosen([home(1, has_capacity=False)], [absent(2)]) == "pod-2"
 
 
 def test_where_nobody_has_room_it_stays_where_it_is():
-    assert chosen([home(1, room=False)], [absent(2, room=False)]) == "pod-1"
+    assert chosen([home(1, has_capacity=False)], [absent(2, has_capacity=False)]) == "pod-1"
 
 
 def test_others_are_not_even_looked_at_while_one_that_has_it_will_do():
     def others():
         raise AssertionError("asked")
 
-    assert choose_home([home(1)], others, first) == AdapterChoice(replica(1), leased=False)
+    assert choose_for_adapter([home(1)], others, first) == AdapterChoice(replica(1), leased=False)
 
 
 def test_a_replica_whose_slots_are_taken_loses_to_one_with_a_slot_even_if_that_must_load_it():
@@ -72,18 +79,18 @@ def test_it_goes_where_it_comes_already_and_last_where_loading_failed():
 
 
 def test_nobody_serves_adapters():
-    assert choose_home([], list, first) == NoReplica("no-adapters")
+    assert choose_for_adapter([], list, first) == NoReplica("no-adapters")
 
 
 def test_every_combination_follows_the_order_of_the_rule():
     """Mutations of the order are found here: each pair of classes is put against each other."""
     classes = [
-        home(1, room=True, slot=True),
-        absent(2, room=True, slot=True),
-        home(3, room=False, slot=True),
-        absent(4, room=False, slot=True),
-        home(5, room=True, slot=False),
-        absent(6, room=True, slot=False),
+        home(1, has_capacity=True, slot=True),
+        absent(2, has_capacity=True, slot=True),
+        home(3, has_capacity=False, slot=True),
+        absent(4, has_capacity=False, slot=True),
+        home(5, has_capacity=True, slot=False),
+        absent(6, has_capacity=True, slot=False),
     ]
     for better in range(len(classes)):
         for worse in range(better + 1, len(classes)):

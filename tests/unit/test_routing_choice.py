@@ -5,14 +5,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from shoal.api.tenant import Tenant
-from shoal.core.access import DenialReason, Denied, Identity, authenticate, index_keys
-from shoal.core.resolve import ServedModel
-from shoal.core.routing import Choice, Heard, NoReplica, Replica
-from shoal.core.words import Words
+from shoal.core.access import DenialReason, Denied, KeyIdentity, authenticate, index_keys
+from shoal.core.routing.choice import Choice, NoReplica, Replica, ReplicaSignal
+from shoal.core.routing.modelindex import ModelIndex
+from shoal.core.routing.resolve import ServedModel
 from tests.support.gateway import replica
 from tests.support.routing import choose
 
-READY = Heard("ready", "boot")
+READY = ReplicaSignal("ready", "boot")
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 
 
@@ -39,11 +39,11 @@ def test_equals_take_turns():
         (replica(1, ready=False), READY, "not-ready"),
         (replica(1, deleting=True), READY, "not-ready"),
         (replica(1, ip=None), READY, "not-ready"),
-        (replica(1), Heard("draining", "b"), "turned-away"),
-        (replica(1), Heard("stalled", "b"), "turned-away"),
+        (replica(1), ReplicaSignal("draining", "b"), "turned-away"),
+        (replica(1), ReplicaSignal("stalled", "b"), "turned-away"),
     ],
 )
-def test_who_is_never_chosen(pod: Replica, heard: Heard, reason: str):
+def test_who_is_never_chosen(pod: Replica, heard: ReplicaSignal, reason: str):
     result = choose([pod], {"pod-1": heard}, {})
     assert isinstance(result, NoReplica)
     assert result.reason == reason
@@ -67,7 +67,7 @@ def test_all_streams_down_falls_back_to_ready_pods():
 
 
 def test_a_draining_replica_is_no_reason_to_fall_back():
-    result = choose([replica(1), replica(2)], {"pod-1": Heard("draining", "b")}, {})
+    result = choose([replica(1), replica(2)], {"pod-1": ReplicaSignal("draining", "b")}, {})
     assert result == NoReplica("turned-away")
 
 
@@ -97,11 +97,11 @@ def test_a_key_that_two_tenants_list_belongs_to_the_older():
     old = tenant("old", SHA, "2026-01-01T00:00:00Z")
     for order in ([young, old], [old, young]):
         found = authenticate(index_keys(order), SHA, NOW)
-        assert isinstance(found, Identity)
+        assert isinstance(found, KeyIdentity)
         assert found.tenant == "old"
     same = [tenant("b", SHA, uid="2"), tenant("a", SHA, uid="1")]
     found = authenticate(index_keys(same), SHA, NOW)
-    assert isinstance(found, Identity)
+    assert isinstance(found, KeyIdentity)
     assert found.tenant == "a"
 
 
@@ -115,7 +115,7 @@ def test_refused_keys(spec: dict, reason: DenialReason):
 
 def test_a_key_holds_until_it_expires():
     index = index_keys([tenant("t", SHA, expires=NOW)])
-    assert isinstance(authenticate(index, SHA, NOW - timedelta(seconds=1)), Identity)
+    assert isinstance(authenticate(index, SHA, NOW - timedelta(seconds=1)), KeyIdentity)
     assert authenticate(index, "b" * 64, NOW) == Denied("unknown")
 
 
@@ -127,13 +127,13 @@ def model(key: str, *claims: str, created: datetime | None = NOW, uid: str = "")
 
 
 def means(models: dict[str, ServedModel], word: str, *grants: str) -> ServedModel | None:
-    words = Words()
+    words = ModelIndex()
     words.set_models(models)
     return words.find(word, identity(*grants))
 
 
-def identity(*grants: str) -> Identity:
-    return Identity("acme", None, "key", None, False, False, frozenset(grants))
+def identity(*grants: str) -> KeyIdentity:
+    return KeyIdentity("acme", None, "key", None, False, False, frozenset(grants))
 
 
 def test_a_short_name_belongs_to_the_oldest_claimant_that_the_tenant_may_use():
@@ -158,13 +158,13 @@ def test_a_claim_cannot_take_the_full_name():
 
 def test_the_list_shows_short_names_and_full_ones_where_there_is_no_short():
     models = {m.key: m for m in (model("a/x", "n", created=NOW - timedelta(1)), model("b/x", "n"))}
-    words = Words()
+    words = ModelIndex()
     words.set_models(models)
     assert [word for word, _ in words.listed(identity(*models))] == ["b/x", "n"]
 
 
 def test_models_that_change_their_names_or_go_keep_none_behind():
-    words, everyone = Words(), identity("a/x", "b/x")
+    words, everyone = ModelIndex(), identity("a/x", "b/x")
     words.set_models({"a/x": model("a/x", "n", created=NOW - timedelta(1)), "b/x": model("b/x", "n")})
     words.set_models({"a/x": model("a/x", "m", created=NOW - timedelta(1)), "b/x": model("b/x", "n")})
     assert [(word, found.key) for word, found in words.listed(everyone)] == [("m", "a/x"), ("n", "b/x")]

@@ -9,17 +9,17 @@ from shoal.api import names
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.meta import API_VERSION, JsonObject
 from shoal.api.model import Model
-from shoal.controllers.capacity import Capacity
+from shoal.controllers.capacity import FleetGPUs
+from shoal.controllers.placementrequest import PlacementRequest
 from shoal.controllers.planner import Planner
+from shoal.controllers.replicastates import ReplicaStates
 from shoal.controllers.scaling.scale import GOES_FIRST, ScaleWriter, deletion_costs
-from shoal.controllers.standing import Standings
-from shoal.controllers.wishes import Wish
 from shoal.controllers.world import World
 from shoal.core.facts import Pod
 from shoal.core.placement import Moves, VariantPlan
 from shoal.core.scaling import Load
-from shoal.kube.client import Client
-from shoal.kube.errors import Conflict, Unavailable
+from shoal.kube.client import KubeClient
+from shoal.kube.errors import APIServerUnavailable, Conflict
 from shoal.kube.events import Recorder
 from tests.support.controlplane import FACTS
 from tests.support.operators import CONFIG, gpu_class, model
@@ -85,7 +85,7 @@ class Plane:
 
     def __init__(self, replicas: int = 0) -> None:
         self.server = ScaleServer(replicas)
-        client = cast("Client", self.server)
+        client = cast("KubeClient", self.server)
         self.world = World(client, CONFIG, "shoal-system", Recorder(client, "test"), ownership=LabelsSuffice())
         self.world.classes.upsert(_versioned(gpu_class("l4", "L4", cost="0.43", memory="24Gi")))
         self.world.nodes.upsert(node("l4-0", 2))
@@ -93,10 +93,10 @@ class Plane:
         self.world.models.upsert(raw)
         self.world.deployments.upsert(self.server.stored)
         self.model = Model.model_validate(raw)
-        self.planner = Planner(self.world, Capacity(self.world), Standings(self.world), Moves())
+        self.planner = Planner(self.world, FleetGPUs(self.world), ReplicaStates(self.world), Moves())
         self.wanted = replicas
         self.planner.wanted = lambda _: self.wanted
-        self.planner.enter(Wish(self.model, ArtifactFacts.model_validate(FACTS), "placed"))
+        self.planner.enter(PlacementRequest(self.model, ArtifactFacts.model_validate(FACTS), "placed"))
         self.planner.plan()
         self.leads = True
         self.writer = ScaleWriter(self.world, lambda _: None, lambda: self.leads)
@@ -117,7 +117,7 @@ async def test_a_reconcile_that_was_on_its_way_does_not_lower_what_woke_meanwhil
 
     def wakes() -> None:  # while the stale write is on its way to the API server
         if protected:  # the mutation: nothing tells the writer
-            plane.planner.standings.lift(UID, "l4", 1, 1)
+            plane.planner.replica_states.reserve(UID, "l4", 1, 1)
         plane.server.set(1)
 
     plane.server.before_write.append(wakes)
@@ -127,24 +127,24 @@ async def test_a_reconcile_that_was_on_its_way_does_not_lower_what_woke_meanwhil
 
 async def test_what_was_lifted_counts_until_a_plan_has_read_it_from_its_deployment() -> None:
     plane = Plane()
-    plane.planner.standings.lift(UID, "l4", 1, 1)
+    plane.planner.replica_states.reserve(UID, "l4", 1, 1)
     assert await plane.scale(0) == 1
-    plane.planner.standings.written(UID)
+    plane.planner.replica_states.written(UID)
     assert plane.planner.target(UID, "l4", 0) == 1
     plane.wanted = 1
     plane.planner.plan()
-    assert plane.planner.standings.lifted(UID, "l4") == 0
+    assert plane.planner.replica_states.reserved(UID, "l4") == 0
     assert plane.planner.target(UID, "l4", 0) == 1  # decided by now
 
 
 async def test_room_counts_what_was_asked_for_and_what_is_being_lifted() -> None:
     plane = Plane()
-    assert plane.planner.promises.room("l4", 1) == 2
-    assert plane.planner.promises.room("l4", 2) == 1
-    plane.planner.standings.lift(UID, "l4", 1, 1)
-    assert plane.planner.promises.room("l4", 1) == 1
-    assert plane.planner.promises.room("l4", 2) == 0
-    assert plane.planner.promises.room("h100", 1) == 0
+    assert plane.planner.reservations.free_slots("l4", 1) == 2
+    assert plane.planner.reservations.free_slots("l4", 2) == 1
+    plane.planner.replica_states.reserve(UID, "l4", 1, 1)
+    assert plane.planner.reservations.free_slots("l4", 1) == 1
+    assert plane.planner.reservations.free_slots("l4", 2) == 0
+    assert plane.planner.reservations.free_slots("h100", 1) == 0
 
 
 async def test_a_write_that_meets_another_reads_again_and_decides_again() -> None:
@@ -167,16 +167,16 @@ async def test_who_is_not_certain_to_lead_writes_nothing() -> None:
     plane.wanted = 0
     plane.planner.plan()
     plane.leads = False
-    with pytest.raises(Unavailable, match="not certain that this operator still leads"):
+    with pytest.raises(APIServerUnavailable, match="not certain that this operator still leads"):
         await plane.scale(0)
     assert plane.server.written == []
 
 
 def test_a_new_term_trusts_no_earlier_plan() -> None:
     plane = Plane(replicas=1)
-    plane.planner.standings.lift(UID, "l4", 2, 1)
-    plane.planner.standings.begin()
-    assert plane.planner.standings.lifted(UID, "l4") == 0
+    plane.planner.replica_states.reserve(UID, "l4", 2, 1)
+    plane.planner.replica_states.begin()
+    assert plane.planner.replica_states.reserved(UID, "l4") == 0
 
 
 def pod(name: str, *, ready: bool = True, node: str | None = "n", cost: int = 0) -> Pod:

@@ -7,15 +7,15 @@ import pytest
 
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Model
-from shoal.controllers.capacity import Capacity
+from shoal.controllers.capacity import FleetGPUs
 from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.keda.driver import Driver
+from shoal.controllers.placementrequest import PlacementRequest
 from shoal.controllers.planner import Planner
+from shoal.controllers.replicastates import ReplicaStates
 from shoal.controllers.scaling import scaler as module
 from shoal.controllers.scaling.scaler import PACE_SECONDS, Scaler
 from shoal.controllers.scaling.wake import Waker
-from shoal.controllers.standing import Standings
-from shoal.controllers.wishes import Wish
 from shoal.core.candidates import Considered
 from shoal.core.placement import Moves
 from shoal.kube.queue import WorkQueue
@@ -86,18 +86,18 @@ async def test_a_request_at_zero_is_asked_for_in_the_same_breath() -> None:
         for _ in range(3):
             await asyncio.sleep(0)
         assert stage.wanted == 1
-        assert stage.plane.planner.standings.lifted(UID, "l4") == 1
+        assert stage.plane.planner.replica_states.reserved(UID, "l4") == 1
         assert stage.plane.planner.target(UID, "l4", 0) == 1  # whatever the last plan said
 
 
 async def test_nobody_is_woken_ahead_of_the_plan_where_another_model_waits_for_the_same_gpus() -> None:
     async with Stage(0) as stage:
-        stage.plane.planner.promises._contested = frozenset({"l4"})
+        stage.plane.planner.reservations._contested = frozenset({"l4"})
         stage.ears.ask(UID)
         for _ in range(3):
             await asyncio.sleep(0)
         assert stage.wanted == 1
-        assert stage.plane.planner.standings.lifted(UID, "l4") == 0
+        assert stage.plane.planner.replica_states.reserved(UID, "l4") == 0
 
 
 async def test_what_changes_all_the_time_is_decided_once_a_second_and_what_is_urgent_at_once(
@@ -120,7 +120,7 @@ async def test_who_does_not_lead_decides_nothing(counted: list[float]) -> None:
     stage.ears.ask(UID)
     await asyncio.sleep(0)
     assert counted == []
-    assert stage.plane.planner.standings.lifted(UID, "l4") == 0
+    assert stage.plane.planner.replica_states.reserved(UID, "l4") == 0
 
 
 async def test_each_term_begins_at_what_the_deployments_ask_for() -> None:
@@ -149,7 +149,7 @@ async def test_a_model_that_cannot_be_decided_keeps_what_it_has(monkeypatch: pyt
 def test_who_is_asked_how_many_knows_the_classes_from_the_first_plan_on() -> None:
     """The first decision of a term says which class the next request wakes."""
     plane = Plane()
-    planner = Planner(plane.world, Capacity(plane.world), Standings(plane.world), Moves())
+    planner = Planner(plane.world, FleetGPUs(plane.world), ReplicaStates(plane.world), Moves())
     seen: list[Considered | None] = []
 
     def wanted(_: Model) -> int:
@@ -157,7 +157,7 @@ def test_who_is_asked_how_many_knows_the_classes_from_the_first_plan_on() -> Non
         return 0
 
     planner.wanted = wanted
-    planner.enter(Wish(plane.model, ArtifactFacts.model_validate(FACTS), "placed"))
+    planner.enter(PlacementRequest(plane.model, ArtifactFacts.model_validate(FACTS), "placed"))
     planner.plan()
     (known,) = seen
     assert known is not None

@@ -3,17 +3,17 @@
 from typing import Any
 
 from shoal.api import reasons
-from shoal.core.scaling import Policy, Snapshot, Voice, decide
+from shoal.core.scaling import ModelSnapshot, Policy, SignalSource, decide
 from tests.support.scaling import Term, load, replica, snapshot, voice
 
 SLOTS = 7
 
 
-def using(name: str, *adapters: str) -> Voice:
+def using(name: str, *adapters: str) -> SignalSource:
     return voice(name, adapters=frozenset(adapters), in_flight=len(adapters))
 
 
-def pool(*voices: Voice, replicas: int = 1, **fields: Any) -> Snapshot:
+def pool(*voices: SignalSource, replicas: int = 1, **fields: Any) -> ModelSnapshot:
     return snapshot(
         *(replica(i, load(adapter_slots=SLOTS, running=1)) for i in range(replicas)), voices=voices, **fields
     )

@@ -21,8 +21,8 @@ from shoal.api.decisions import (
     RuleResult,
 )
 from shoal.cli.main import main
-from shoal.cli.scaling.figures import Sum, add, line
 from shoal.cli.scaling.top import ordered, picture
+from shoal.cli.scaling.totals import Sum, add, line
 from tests.support.cannedapi import CannedApi
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
@@ -141,7 +141,7 @@ def test_why_as_json_is_what_the_operator_said(kubeconfig: Path) -> None:
 
 
 def test_why_names_the_voices_that_keep_replicas_from_going(kubeconfig: Path, api: CannedApi) -> None:
-    api.answers[f"{POD}/chat/llama"] = answer(LLAMA.model_copy(update={"unheard": ("shoal-gateway-1",)}))
+    api.answers[f"{POD}/chat/llama"] = answer(LLAMA.model_copy(update={"stale": ("shoal-gateway-1",)}))
     said = shoal(kubeconfig, "why", "llama").output
     assert "not heard, so nothing goes down: shoal-gateway-1" in said
     assert "no decision yet since this operator leads" in said
@@ -152,7 +152,10 @@ DRIVEN = DriverFigures(
     status="False",
     reason="MetricsUnavailable",
     message="HorizontalPodAutoscaler keda-hpa-llama-l4 gets no metric",
-    variants=(DrivenVariant(gpu_class="l4", answered=4, standing=2), DrivenVariant(gpu_class="h100", answered=0)),
+    variants=(
+        DrivenVariant(gpu_class="l4", answered=4, replicas_written=2),
+        DrivenVariant(gpu_class="h100", answered=0),
+    ),
 )
 
 
@@ -305,7 +308,7 @@ def test_what_is_not_known_is_never_shown_as_zero() -> None:
             "held": None,
             "arrivals_per_second": None,
             "replicas": (ReplicaFigures(pod="llama-1"),),
-            "unheard": ("llama-1",),
+            "stale": ("llama-1",),
         }
     )
     of = line([silent])
@@ -323,9 +326,9 @@ def test_a_replica_that_has_not_spoken_yet_has_no_load() -> None:
 
 
 def test_a_gateway_that_is_not_heard_leaves_a_part_of_the_demand_unknown() -> None:
-    of = line([LLAMA.model_copy(update={"unheard": ("shoal-gateway-1",)})])
+    of = line([LLAMA.model_copy(update={"stale": ("shoal-gateway-1",)})])
     assert (of.held.text(), of.in_flight.text()) == ("0+?", "30+?")
-    of = line([LLAMA.model_copy(update={"unheard": ("llama-3",)})])
+    of = line([LLAMA.model_copy(update={"stale": ("llama-3",)})])
     assert of.in_flight.text() == "30", "gateways are all heard"
 
 

@@ -84,10 +84,10 @@ def test_a_request_that_may_not_wait_wakes_a_model_all_the_same() -> None:
     term, asleep = Term(), snapshot(voices=[voice(arrivals=7)])
     term.at(10.0, asleep)
 
-    decision = term.at(11.0, replace(asleep, voices=(voice(arrivals=8),)))
+    decision = term.at(11.0, replace(asleep, sources=(voice(arrivals=8),)))
 
     assert (decision.wanted, decision.reason) == (1, reasons.WAKING)
-    assert decision.message == "somebody asked; wakes class l40s-48gb"
+    assert decision.message == "a recent request; wakes class l40s-48gb"
 
 
 def test_an_hour_without_a_free_gpu_changes_neither_the_number_nor_what_is_said() -> None:
@@ -141,4 +141,4 @@ def test_a_model_at_zero_that_nobody_asks_for_stays_there_over_a_restart_of_the_
     assert term.at(0.0, seen).wanted == 0
     assert term.at(5.0, seen).wanted == 0
     assert term.decision is not None
-    assert term.decision.look_again is None
+    assert term.decision.recheck_seconds is None

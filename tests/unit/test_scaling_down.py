@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from shoal.api import reasons
-from shoal.core.scaling import Policy, Snapshot, decide
+from shoal.core.scaling import ModelSnapshot, Policy, decide
 from tests.support.scaling import CLASS, KV_TOKENS, Term, load, pending, replica, snapshot, variant, voice
 
 POLICY = Policy(minimum=1, stabilization_seconds=120.0)
 
 
-def busy(*percents: int, **fields: Any) -> Snapshot:
+def busy(*percents: int, **fields: Any) -> ModelSnapshot:
     """One replica for each KV use."""
     plain: dict[str, Any] = {"policy": POLICY}
     pods = (replica(i, load(kv_tokens_used=p * KV_TOKENS // 100, running=5)) for i, p in enumerate(percents))
@@ -60,7 +60,7 @@ def test_a_silent_gateway_keeps_everything_and_is_named() -> None:
     decision = term.at(130.0, dark)
 
     assert (decision.wanted, decision.reason) == (2, reasons.SIGNALS_UNKNOWN)
-    assert decision.message == "gateway-1 not heard: nothing goes down"
+    assert decision.message == "no live signals from gateway-1: nothing scales down"
     assert term.at(135.0, quiet).wanted == 2
     assert term.at(260.0, quiet).wanted == 1
 
@@ -71,7 +71,7 @@ def test_a_silent_replica_counts_as_loaded_to_its_target() -> None:
     decision, _ = decide(seen, None, 0.0)
 
     assert decision.wanted == 3
-    assert decision.unheard == ("pod-1",)
+    assert decision.stale == ("pod-1",)
 
 
 def test_replicas_that_never_were_ready_or_are_on_a_dead_node_are_no_voices() -> None:
@@ -112,11 +112,11 @@ def test_no_zero_while_a_gateway_is_silent_and_none_on_counters_that_moved_meanw
         snapshot(replica(), voices=[voice(in_flight=1)]),
         snapshot(replica(), voices=[voice(), voice("gateway-1", held=1)]),
         snapshot(replica(0, replace(load(), running=None))),
-        snapshot(replica(), asked=590.0),
+        snapshot(replica(), last_wake=590.0),
     ],
     ids=["runs", "in flight", "held", "unknown", "woken by hand"],
 )
-def test_no_zero_while_anything_runs_waits_or_is_unknown(seen: Snapshot) -> None:
+def test_no_zero_while_anything_runs_waits_or_is_unknown(seen: ModelSnapshot) -> None:
     term = Term()
     term.at(0.0, seen)
 
@@ -160,7 +160,7 @@ def test_a_minimum_above_the_maximum_ends_at_the_maximum() -> None:
 # --- several classes ------------------------------------------------------------------------------------------------
 
 
-def mixed(used: int, cheap: int, dear: int) -> Snapshot:
+def mixed(used: int, cheap: int, dear: int) -> ModelSnapshot:
     """Cheap replicas of 100,000 tokens, dear ones of 300,000."""
     pods = [replica(i) for i in range(cheap)]
     pods += [replica(10 + i, load(kv_tokens_total=300_000), gpu_class="h100-80gb") for i in range(dear)]
@@ -204,7 +204,7 @@ def test_more_tokens_than_there_are_count_as_all_there_are_and_the_message_says_
     decision, _ = decide(snapshot(replica(0, load(kv_tokens_used=900_000, waiting=5))), None, 0.0)
 
     assert decision.wanted == 2
-    assert decision.message.endswith("not believed: pod-0 says 900000 KV tokens in use of 100000")
+    assert decision.message.endswith("invalid: pod-0 reports 900000 KV tokens in use of 100000")
 
 
 def test_less_than_nothing_is_unknown_not_nothing() -> None:
@@ -214,7 +214,7 @@ def test_less_than_nothing_is_unknown_not_nothing() -> None:
     decision = term.at(1000.0, seen)
 
     assert (decision.wanted, decision.reason) == (3, reasons.SIGNALS_UNKNOWN)
-    assert decision.message == "pod-0 not heard: nothing goes down; not believed: pod-0 says -3 waiting"
+    assert decision.message == "no live signals from pod-0: nothing scales down; invalid: pod-0 reports -3 waiting"
 
 
 def test_who_says_what_cannot_be_is_named_though_the_number_stays() -> None:
@@ -223,7 +223,7 @@ def test_who_says_what_cannot_be_is_named_though_the_number_stays() -> None:
 
     assert decision.wanted == 2, "all there is, and no more"
     assert (stays.wanted, stays.before) == (1, 1)
-    assert stays.message.endswith("not believed: pod-0 says 250000 KV tokens in use of 100000")
+    assert stays.message.endswith("invalid: pod-0 reports 250000 KV tokens in use of 100000")
 
 
 def test_a_cache_far_larger_than_predicted_is_not_believed() -> None:
@@ -231,7 +231,7 @@ def test_a_cache_far_larger_than_predicted_is_not_believed() -> None:
 
     decision, _ = decide(seen, None, 0.0)
 
-    assert decision.doubts == ("pod-0 says 1000000000 KV tokens in all of 200000",)
+    assert decision.invalid == ("pod-0 reports 1000000000 KV tokens in all of 200000",)
 
 
 # --- time -----------------------------------------------------------------------------------------------------------

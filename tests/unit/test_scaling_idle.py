@@ -68,10 +68,10 @@ def test_a_call_to_wake_is_named_as_what_woke_it_while_an_older_rate_fades() -> 
     seen = snapshot(voices=[voice(arrivals=arrivals)], policy=POLICY, wanted=0)
     term.at(140.0, seen)
 
-    decision = term.at(141.0, replace(seen, asked=141.0))
+    decision = term.at(141.0, replace(seen, last_wake=141.0))
 
     assert (decision.wanted, decision.reason) == (1, reasons.WAKING)
-    assert decision.message.startswith("somebody asked")
+    assert decision.message.startswith("a recent request")
 
 
 def test_a_new_model_whose_source_is_read_for_longer_than_its_idle_window_starts_all_the_same() -> None:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import Field, StringConstraints
 
 from shoal.api.lint import lint
-from shoal.api.meta import K8s, Object, Quantity, Rule
+from shoal.api.meta import CELRule, K8s, Object, Quantity
 from shoal.api.schema import KINDS, SchemaError, custom_resource_definition, object_schema
 from shoal_dev.generate.command import repository_root
 from shoal_dev.generate.files import generated_files
@@ -40,7 +40,7 @@ class Sample(Object):
     things: Annotated[tuple[Inner, ...], Field(max_length=3), K8s(list_type="atomic")] = ()
     """Things of it."""
 
-    cel: ClassVar = (Rule("self.count > 1", "must be more", field_path=".count"),)
+    cel: ClassVar = (CELRule("self.count > 1", "must be more", field_path=".count"),)
 
 
 def test_every_generated_file_is_what_the_code_says() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from shoal.api.meta import Kind
+from shoal.api.meta import CustomResource
 from shoal.api.schema import KINDS, root_schema
 
 BOUNDS = ("minimum", "maximum", "maxLength", "maxItems", "maxProperties", "enum", "format", "pattern")
@@ -35,7 +35,7 @@ def unbounded(node: dict[str, Any], path: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind_name)
-def test_everything_has_an_end(kind: type[Kind]) -> None:
+def test_everything_has_an_end(kind: type[CustomResource]) -> None:
     properties = root_schema(kind)["properties"]
     assert [fault for part in ("spec", "status") for fault in unbounded(properties[part], part)] == []
 
@@ -86,7 +86,7 @@ def without_bounds(node: Any) -> Any:
     }
 
 
-def taken(kind: type[Kind], *, walls: bool) -> list[str]:
+def taken(kind: type[CustomResource], *, walls: bool) -> list[str]:
     """The fields in which something huge passes."""
     properties = root_schema(kind)["properties"]
     attacks = [attack for part in ("spec", "status") for attack in huge(properties[part], part)]
@@ -101,12 +101,12 @@ def taken(kind: type[Kind], *, walls: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind_name)
-def test_nothing_huge_is_taken(kind: type[Kind]) -> None:
+def test_nothing_huge_is_taken(kind: type[CustomResource]) -> None:
     assert taken(kind, walls=True) == []
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind_name)
-def test_without_the_bounds_every_field_takes_it(kind: type[Kind]) -> None:
+def test_without_the_bounds_every_field_takes_it(kind: type[CustomResource]) -> None:
     properties = root_schema(kind)["properties"]
     assert taken(kind, walls=False) == [
         name for part in ("spec", "status") for name, _, _ in huge(properties[part], part)

@@ -1,4 +1,4 @@
-"""docs/security.md names, for each wall, the test that holds it: each of these names is there."""
+"""docs/security.md names, for each control, the test that checks it: each of these tests exists."""
 
 import re
 from pathlib import Path
@@ -24,16 +24,18 @@ def missing(text: str, files: list[Path] = FILES) -> list[str]:
     )
 
 
-def test_every_test_that_holds_a_wall_is_there() -> None:
+def test_every_named_test_exists() -> None:
     assert missing(PAGE.read_text()) == []
 
 
-def test_every_wall_says_what_holds_it() -> None:
-    walls = [part for part in re.split(r"\n\n|\n#", PAGE.read_text()) if "*Wall:*" in part]
-    assert len(walls) > 15
-    assert [wall.splitlines()[0] for wall in walls if "*Held by:*" not in wall and "`test_" not in wall] == []
+def test_every_control_names_its_test() -> None:
+    controls = [part for part in re.split(r"\n\n|\n#", PAGE.read_text()) if "*Control:*" in part]
+    assert len(controls) > 15
+    assert [
+        control.splitlines()[0] for control in controls if "*Tested by:*" not in control and "`test_" not in control
+    ] == []
 
 
 @pytest.mark.parametrize("name", ["test_nothing_of_the_kind", "tests/unit/test_nothing.py", "tests/e2e/test_layout.py"])
-def test_one_that_is_not_there_is_found(name: str) -> None:
-    assert missing(f"*Held by:* `{name}`, `test_layout`.") == [name]
+def test_a_missing_test_is_found(name: str) -> None:
+    assert missing(f"*Tested by:* `{name}`, `test_layout`.") == [name]

@@ -12,12 +12,11 @@ from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.controllers.claims import adapters_claiming, claimants, claims_changed, granted_otherwise, models_claiming
 from shoal.controllers.world import World
-from shoal.core import models
-from shoal.core.adapters import adapterstatus
-from shoal.core.adapters.revisions import Revisions
-from shoal.core.conditions import find
-from shoal.core.observed import Observed, ServedNames
-from shoal.core.servednames import served_names
+from shoal.core.lora.lifecycle.revisions import Revisions
+from shoal.core.routing.servednames import served_names
+from shoal.core.status import adapterstatus, modelstatus
+from shoal.core.status.conditions import find
+from shoal.core.status.observed import Observed, ServedNames
 from tests.support import lora_fleet, operators
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
@@ -40,7 +39,7 @@ def lora(name: str, age: int, **spec: Any) -> LoRAAdapter:
 def message(own: Model | LoRAAdapter, served: ServedNames) -> str:
     """Of its condition Accepted."""
     if isinstance(own, Model):
-        status: Any = models.status(Observed(own, (), served, None, (), ()), NOW)
+        status: Any = modelstatus.status(Observed(own, (), served, None, (), ()), NOW)
     else:
         status = adapterstatus.status(adapterstatus.Seen(own, served, Revisions()), NOW)
     found = find(status.conditions, reasons.ACCEPTED)
@@ -147,7 +146,9 @@ def grant(world: World, version: str, **spec: Any) -> tuple[set[str], set[str]]:
     world.tenants.listeners[:] = [changed]
     body = {"apiVersion": "shoal.dev/v1alpha1", "kind": "Tenant", "metadata": {"name": "acme"}, "spec": spec}
     world.tenants.upsert(dated(body, 1, version))
-    return {key for models, _ in found for key in models}, {key for _, consent in found for key in consent.touches()}
+    return {key for modelstatus, _ in found for key in modelstatus}, {
+        key for _, consent in found for key in consent.touches()
+    }
 
 
 def lost(world: World, kind: str, key: str) -> set[str]:
@@ -165,8 +166,8 @@ def test_what_somebody_makes_in_another_namespace_is_no_rival_unless_a_tenant_ma
     assert lost(world, "model", "chat/base") == set()
     assert grant(world, "3", models=[base], plan="gold") == (set(), set()), "no grant is another one"
     # Where the tenant itself grants them, they are.
-    models, touched = grant(world, "4", models=[base, {"namespace": "evil", "name": "theft"}])
-    assert (models, touched) == ({"chat/base", "evil/theft"}, {"chat", "evil"})
+    modelstatus, touched = grant(world, "4", models=[base, {"namespace": "evil", "name": "theft"}])
+    assert (modelstatus, touched) == ({"chat/base", "evil/theft"}, {"chat", "evil"})
     assert lost(world, "adapter", "chat/support") == {"Model evil/theft"}
     grant(world, "5", models=[base], adapters=[{"namespace": "evil"}])
     assert lost(world, "adapter", "chat/support") == {"the older LoRAAdapter evil/thief"}

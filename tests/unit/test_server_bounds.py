@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shoal.serving.server import BoundedProtocol, Server, make_server
+from shoal.net.server import BoundedProtocol, HTTPServer, make_server
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -28,7 +28,7 @@ class Slow:
 
 
 @asynccontextmanager
-async def serving(app: Any, **bounds: Any) -> AsyncGenerator[Server]:
+async def serving(app: Any, **bounds: Any) -> AsyncGenerator[HTTPServer]:
     server = make_server(app, host="127.0.0.1", port=0, keep_alive=5, stop_seconds=1, **bounds)
     task = asyncio.create_task(server.serve())
     try:
@@ -62,7 +62,7 @@ async def test_requests_that_wait_on_one_connection_are_bounded():
 
 
 async def test_without_the_bound_one_read_makes_thousands_of_requests(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("shoal.serving.server._MOST_PIPELINED", 1 << 30)
+    monkeypatch.setattr("shoal.net.server._MOST_PIPELINED", 1 << 30)
     app = Slow()
     async with serving(app) as server, asyncio.timeout(20):
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)

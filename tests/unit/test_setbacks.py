@@ -4,12 +4,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from shoal.api.meta import GROUP
-from shoal.controllers.coldstarts import LONGEST_PATIENCE_SECONDS, ColdStarts
-from shoal.controllers.setbacks import Setbacks
+from shoal.controllers.classbackoffs import ClassBackoffs
+from shoal.controllers.coldstarts import LONGEST_TIMEOUT_SECONDS, ColdStarts
 from shoal.controllers.world import World
 from shoal.core.facts import Deployment, Pod
 from shoal.core.ownership import Link, Owner
-from shoal.core.placement.setbacks import RETRY_SECONDS
+from shoal.core.placement.backoff import RETRY_SECONDS
 from shoal.kube.projections import Child
 from shoal.kube.store import Table
 from tests.support.operators import CONFIG
@@ -43,7 +43,7 @@ class Cluster:
         )  # fmt: skip
         world.pods = self.pods
         world.models.upsert(MODEL)
-        self.setbacks = Setbacks(world, ColdStarts(world), self._tell)
+        self.setbacks = ClassBackoffs(world, ColdStarts(world), self._tell)
         self.pod(ready=False)
 
     def put(self, table: Table[Any], value: Any) -> None:
@@ -57,7 +57,7 @@ class Cluster:
 
     def after(self, seconds: float) -> dict[str, str]:
         self.seconds = seconds
-        self.setbacks.look()
+        self.setbacks.check()
         return dict(self.setbacks.of("m"))
 
     def _tell(self) -> None:
@@ -66,24 +66,24 @@ class Cluster:
 
 def test_a_pod_that_starts_for_too_long_is_told_once_and_forgotten_after_an_hour() -> None:
     cluster = Cluster()
-    assert cluster.after(LONGEST_PATIENCE_SECONDS - 1) == {}
+    assert cluster.after(LONGEST_TIMEOUT_SECONDS - 1) == {}
     assert cluster.told == 0
-    minutes = f"{LONGEST_PATIENCE_SECONDS / 60:.0f} min"
+    minutes = f"{LONGEST_TIMEOUT_SECONDS / 60:.0f} min"
     why = {"l4": f"a replica there was not ready after {minutes}, three cold starts"}
-    assert cluster.after(LONGEST_PATIENCE_SECONDS) == why
+    assert cluster.after(LONGEST_TIMEOUT_SECONDS) == why
     cluster.pod(ready=True)
-    assert cluster.after(LONGEST_PATIENCE_SECONDS + RETRY_SECONDS - 1) == why
+    assert cluster.after(LONGEST_TIMEOUT_SECONDS + RETRY_SECONDS - 1) == why
     assert cluster.told == 1
-    assert cluster.after(LONGEST_PATIENCE_SECONDS + RETRY_SECONDS) == {}
+    assert cluster.after(LONGEST_TIMEOUT_SECONDS + RETRY_SECONDS) == {}
     assert cluster.told == 2
 
 
 def test_one_that_gets_ready_in_time_is_nothing() -> None:
     cluster = Cluster()
     cluster.pod(ready=True)
-    assert cluster.after(LONGEST_PATIENCE_SECONDS * 2) == {}
+    assert cluster.after(LONGEST_TIMEOUT_SECONDS * 2) == {}
     assert cluster.told == 0
 
 
 def test_a_rollout_is_judged_elsewhere() -> None:
-    assert Cluster(updated=0).after(LONGEST_PATIENCE_SECONDS * 2) == {}
+    assert Cluster(updated=0).after(LONGEST_TIMEOUT_SECONDS * 2) == {}

@@ -13,9 +13,9 @@ import structlog
 from aiohttp import web
 
 from shoal.api import keys
-from shoal.ledger.shipper import Shipper
-from shoal.ledger.spool import Spool
-from shoal.ledger.spoolreader import SpoolReader
+from shoal.metering.shipper import Shipper
+from shoal.metering.spool import UsageSpool
+from shoal.metering.spoolreader import SpoolReader
 from tests.support.fake_ledger import FakeLedger, until
 from tests.support.gateway import INSTALL_KEY
 from tests.support.records import meter
@@ -36,8 +36,8 @@ async def shipping(
     *,
     kind: type[Shipper] = Shipper,
     **spool_options,
-) -> AsyncGenerator[tuple[Spool, Shipper], None]:
-    spool = Spool(directory, **spool_options)
+) -> AsyncGenerator[tuple[UsageSpool, Shipper], None]:
+    spool = UsageSpool(directory, **spool_options)
     spool.start()
     shipper = kind(spool, ledger.url, install_keys)
     task = asyncio.create_task(shipper.run())
@@ -51,8 +51,8 @@ async def shipping(
 
 
 @contextlib.asynccontextmanager
-async def unshipped(directory: Path, **spool_options) -> AsyncGenerator[Spool, None]:
-    spool = Spool(directory, **spool_options)
+async def unshipped(directory: Path, **spool_options) -> AsyncGenerator[UsageSpool, None]:
+    spool = UsageSpool(directory, **spool_options)
     spool.start()
     await spool.opened()
     try:
@@ -68,7 +68,7 @@ def stored(directory: Path) -> list[tuple[str, bool]]:
     return found
 
 
-async def request(spool: Spool, id: str) -> None:
+async def request(spool: UsageSpool, id: str) -> None:
     it = meter(id)
     await spool.commit(it.open_row())
     it.count(b'{"prompt_tokens":5,"completion_tokens":2}', "final")
@@ -154,8 +154,8 @@ import asyncio, sys
 from pathlib import Path
 from shoal.api import keys
 from shoal.gateway.ids import uuid7
-from shoal.ledger.shipper import Shipper
-from shoal.ledger.spool import Spool
+from shoal.metering.shipper import Shipper
+from shoal.metering.spool import UsageSpool
 from tests.support.gateway import INSTALL_KEY
 from tests.support.records import meter
 
@@ -172,7 +172,7 @@ async def requests(spool):
         await asyncio.sleep(0.002)
 
 async def main():
-    spool = Spool(Path(sys.argv[1]), keep_seconds=0.0)
+    spool = UsageSpool(Path(sys.argv[1]), keep_seconds=0.0)
     spool.start()
     await spool.opened()
     shipper = Shipper(spool, sys.argv[2], lambda: [keys.derive(INSTALL_KEY, "gateway", keys.LEDGER)])
@@ -288,7 +288,7 @@ async def test_what_answers_is_no_ledger(tmp_path: Path):
     async with ledger.running(), shipping(tmp_path, ledger) as (spool, shipper):
         await request(spool, "r1")
         await until(lambda: shipper.error is not None)
-        assert "no ledger" in (shipper.error or "")
+        assert "not a ledger" in (shipper.error or "")
         assert spool.shipped == 0
 
 
@@ -346,7 +346,7 @@ async def test_a_clock_that_is_set_back_changes_no_order_and_no_key(tmp_path: Pa
         def now(cls, tz=None):
             return datetime.now(tz) + cls.ahead
 
-    monkeypatch.setattr("shoal.gateway.meter.datetime", Clock)
+    monkeypatch.setattr("shoal.metering.meter.datetime", Clock)
     ledger = FakeLedger(refuse=lambda: None if Clock.ahead < timedelta(hours=2) else 503)
     async with ledger.running(), shipping(tmp_path, ledger) as (spool, shipper):
         it = meter("r1")

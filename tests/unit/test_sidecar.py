@@ -12,11 +12,11 @@ import pytest
 from shoal.api import identity, names
 from shoal.api.config import AgentImage, Engines, OperatorConfig, Pods
 from shoal.gateway.metrics import OPERATIONS
-from shoal.gateway.upstream import AbortHandle, Answer, ConnectFailed, ConnectionLost, Pool, Target
+from shoal.gateway.upstream import AbortHandle, ConnectFailed, ConnectionLost, Pool, UpstreamAddress, UpstreamAnswer
 from shoal.manifests import sidecar
-from shoal.net.tls import Credentials
+from shoal.net.tls import TLSCredentials
 from tests.support.controlplane import free_ports
-from tests.support.mutual import House, model, process
+from tests.support.mutual import InstallationPKI, model, process
 
 UID = "11111111-2222-3333-4444-555555555555"
 CONFIG = OperatorConfig(
@@ -59,29 +59,31 @@ class Front:
     """A sidecar, its files and its ports."""
 
     def __init__(self, folder: Path) -> None:
-        self.house, self.folder = House(), folder
+        self.pki, self.folder = InstallationPKI(), folder
         self.engine_port, self.serving, self.probes = free_ports(3)
-        self.certify(self.house)
+        self.certify(self.pki)
 
-    def certify(self, house: House, trust: str | None = None, caller: str = process("gateway").uri) -> None:
+    def certify(self, pki: InstallationPKI, trust: str | None = None, caller: str = process("gateway").uri) -> None:
         """As the kubelet does: files beside, then one rename."""
-        for name, text in sidecar.secrets(house.pair(model(UID)), trust or house.trust, caller).items():
+        for name, text in sidecar.secrets(pki.pair(model(UID)), trust or pki.trust, caller).items():
             (self.folder / f".{name}").write_text(text)
             (self.folder / f".{name}").rename(self.folder / name)
 
     async def ask(
-        self, credentials: Credentials | None, path: str = "/v1/completions", method: str = "POST", more: str = ""
-    ) -> Answer:
+        self, credentials: TLSCredentials | None, path: str = "/v1/completions", method: str = "POST", more: str = ""
+    ) -> UpstreamAnswer:
         port, name = self.probes, None
         if credentials is not None:
             port, name = self.serving, identity.model_server_name(UID)
         head = f"{method} {path} HTTP/1.1\r\nhost: engine\r\n{more}content-length: 2\r\n\r\n"
         async with asyncio.timeout(20):
             return await Pool(credentials=credentials).start(
-                Target("127.0.0.1", port, name), head.encode(), b"{}", AbortHandle()
+                UpstreamAddress("127.0.0.1", port, name), head.encode(), b"{}", AbortHandle()
             )
 
-    async def status(self, credentials: Credentials | None, path: str = "/v1/completions", method: str = "POST") -> int:
+    async def status(
+        self, credentials: TLSCredentials | None, path: str = "/v1/completions", method: str = "POST"
+    ) -> int:
         answer = await self.ask(credentials, path, method)
         answer.release()
         return answer.status
@@ -102,7 +104,7 @@ async def front(tmp_path: Path) -> AsyncGenerator[Front]:
     program = Path(sys.executable).with_name("envoy")
     child = await asyncio.create_subprocess_exec(program, "--config-yaml", json.dumps(bootstrap), *flags)
     try:
-        gateway = it.house.credentials(process("gateway"))
+        gateway = it.pki.credentials(process("gateway"))
 
         async def up() -> bool:
             with suppress(ConnectFailed):
@@ -136,7 +138,7 @@ def test_the_paths_are_those_that_gateways_call() -> None:
 
 
 async def test_gateways_reach_serving_paths_and_nobody_reaches_anything_else(front: Front) -> None:
-    gateway = front.house.credentials(process("gateway"))
+    gateway = front.pki.credentials(process("gateway"))
     # Nothing of it: the engine takes no connection, which is no loss.
     with pytest.raises(ConnectFailed):
         await front.ask(gateway)
@@ -159,12 +161,12 @@ async def test_gateways_reach_serving_paths_and_nobody_reaches_anything_else(fro
                 assert await front.status(None, path, method) == 404
         for path in names.SERVING_PATHS:
             assert await front.status(None, path) == 404
-        stranger = House()
+        stranger = InstallationPKI()
         for refused in (
-            front.house.credentials(process("ledger")),
-            front.house.credentials(process("operator")),
-            front.house.credentials(model(UID)),
-            stranger.credentials(process("gateway"), trust=front.house.trust),
+            front.pki.credentials(process("ledger")),
+            front.pki.credentials(process("operator")),
+            front.pki.credentials(model(UID)),
+            stranger.credentials(process("gateway"), trust=front.pki.trust),
         ):
             with pytest.raises(ConnectionLost):
                 await front.ask(refused)
@@ -180,7 +182,7 @@ async def test_without_the_proxy_whoever_has_the_address_reaches_everything(fron
 
 
 async def test_if_it_did_not_look_for_a_gateway_any_role_would_be_one(front: Front) -> None:
-    ledger = front.house.credentials(process("ledger"))
+    ledger = front.pki.credentials(process("ledger"))
 
     async def reached() -> bool:
         with suppress(ConnectionLost, ConnectFailed):
@@ -189,7 +191,7 @@ async def test_if_it_did_not_look_for_a_gateway_any_role_would_be_one(front: Fro
 
     async with engine_of(front) as engine:
         assert not await reached()
-        front.certify(front.house, caller=process("ledger").uri)
+        front.certify(front.pki, caller=process("ledger").uri)
         async with asyncio.timeout(30):
             while not await reached():
                 await asyncio.sleep(0.05)
@@ -197,7 +199,7 @@ async def test_if_it_did_not_look_for_a_gateway_any_role_would_be_one(front: Fro
 
 
 async def test_an_engine_that_dies_under_a_request_is_told_from_one_that_takes_none(front: Front) -> None:
-    gateway = front.house.credentials(process("gateway"))
+    gateway = front.pki.credentials(process("gateway"))
     async with engine_of(front) as engine:
         engine.dies = True
         with pytest.raises(ConnectionLost):
@@ -213,7 +215,7 @@ async def test_an_engine_that_dies_under_a_request_is_told_from_one_that_takes_n
 
 
 async def test_a_renewed_certificate_and_another_authority_break_no_stream(front: Front) -> None:
-    before, after = front.house, House()
+    before, after = front.pki, InstallationPKI()
     gateway = before.credentials(process("gateway"), trust=before.trust + after.trust)
     async with engine_of(front) as engine:
         answer = await front.ask(gateway, more="x: stream\r\n")

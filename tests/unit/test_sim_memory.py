@@ -43,7 +43,7 @@ async def test_the_engine_says_what_was_predicted(folder: Path, extra: tuple[str
     assert (found.kv_tokens, found.max_requests) == (predicted.kv_tokens, predicted.max_requests)
     if tuning.max_total_tokens is None:
         overhead = implied_overhead(gpu, predicted, found.kv_tokens, tuning)
-        assert overhead == pytest.approx(predicted.sums.overhead, rel=0.01), "calibration finds what was assumed"
+        assert overhead == pytest.approx(predicted.breakdown.overhead, rel=0.01), "calibration finds what was assumed"
 
 
 def test_the_memory_of_the_gpu_is_told_by_the_node(folder: Path) -> None:

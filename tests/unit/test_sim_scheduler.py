@@ -8,7 +8,7 @@ import pytest
 from shoal_dev.sim.kv import KVCache
 from shoal_dev.sim.loop import EngineLoop
 from shoal_dev.sim.scheduler import QueueFullError, Scheduler, Sequence
-from shoal_dev.sim.timing import Step, Timing, kv_tokens
+from shoal_dev.sim.timing import EngineStep, Timing, kv_tokens
 
 TIMING = Timing(t0=6.0, t1=0.02, t2=3.0, kd=5e-5, kp=1e-6, a0=0.3)
 
@@ -178,9 +178,9 @@ def test_a_stop_string_may_span_tokens():
 
 def test_step_time_follows_the_formula():
     # Few tokens: the weights have to be read anyway.
-    assert TIMING.seconds(Step(1, 100, 0, 1)) == pytest.approx((6.0 + 0.3 + 1.0 + 0.01) / 1000)
+    assert TIMING.seconds(EngineStep(1, 100, 0, 1)) == pytest.approx((6.0 + 0.3 + 1.0 + 0.01) / 1000)
     # Many: compute and attention dominate.
-    step = Step(2048, 50_000, 2048 * 1024, 33)
+    step = EngineStep(2048, 50_000, 2048 * 1024, 33)
     expected = (0.02 * 2048 + 3.0) + (5e-5 * 50_000 + 1e-6 * 2048 * 1024) + 1.0 + 0.33
     assert TIMING.seconds(step) == pytest.approx(expected / 1000)
 

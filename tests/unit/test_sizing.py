@@ -61,7 +61,7 @@ def test_worked_examples(
 ) -> None:
     found = facts(configs.ALL[name], weight_bytes=int(weights * gpus * GI))
     result = sized(found, gpu(mib), tensor=gpus, tuning=tuning)
-    assert result.sums.mem_fraction_static == pytest.approx(fraction, abs=5e-4)
+    assert result.breakdown.mem_fraction_static == pytest.approx(fraction, abs=5e-4)
     assert result.kv_bytes_per_token == cell
     assert result.kv_tokens == pytest.approx(tokens, rel=3e-3)
 
@@ -245,7 +245,7 @@ def test_attention_data_parallelism_repeats_attention_and_splits_the_cache() -> 
 def test_large_gpus_keep_ten_gib_free_however_small_the_batches() -> None:
     llama = facts(configs.LLAMA_8B, weight_bytes=16 * GI)
     small = Tuning(chunked_prefill_size=2048, cuda_graph_max_bs=8)
-    assert sized(llama, gpu(H100), tuning=small).sums.mem_fraction_static == round((H100 - 10 * 1024) / H100, 3)
+    assert sized(llama, gpu(H100), tuning=small).breakdown.mem_fraction_static == round((H100 - 10 * 1024) / H100, 3)
 
 
 def test_heads_that_are_fewer_than_the_gpus_are_repeated() -> None:
@@ -261,7 +261,7 @@ def test_windows_and_states() -> None:
     narrow = misfit(oss, gpu(L40S, nodes=1), context_length=100, tuning=Tuning(max_total_tokens=128))
     assert "less than one window of 128 needs" in narrow.why
     hybrid = sized(facts(configs.QWEN3_NEXT_80B, weight_bytes=152 * GI), gpu(H200), tensor=2)
-    assert hybrid.sums.state == pytest.approx(0.9 * hybrid.sums.kv, rel=0.02)
+    assert hybrid.breakdown.state == pytest.approx(0.9 * hybrid.breakdown.kv, rel=0.02)
     # A request of any length takes a state, so short ones are limited by those.
     assert hybrid.concurrent(1) == hybrid.max_requests
     assert hybrid.max_requests is not None
@@ -271,7 +271,7 @@ def test_windows_and_states() -> None:
 def test_image_models_leave_room_for_their_encoder() -> None:
     vl = facts(configs.QWEN25_VL_7B, weight_bytes=16 * GI)
     both, text = (sized(vl, gpu(L40S), tuning=Tuning(multimodal=m)) for m in (None, False))
-    assert both.sums.images == 100 * MI
+    assert both.breakdown.images == 100 * MI
     assert (both.kv_tokens or 0) < (text.kv_tokens or 0)
 
 
@@ -287,6 +287,6 @@ def test_max_total_tokens_bounds_the_cache() -> None:
 
 def test_the_sums_add_up() -> None:
     for name, config in configs.ALL.items():
-        sums = sized(facts(config, weight_bytes=30 * GI), gpu(H200), context_length=2048).sums
+        sums = sized(facts(config, weight_bytes=30 * GI), gpu(H200), context_length=2048).breakdown
         parts = sums.overhead + sums.reserve + sums.weights + sums.images + sums.state + sums.kv
         assert parts == sums.memory, name

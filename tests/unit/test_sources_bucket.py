@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer, unused_port
 from shoal.agent.stage.request import StagePaths, StageRequest
 from shoal.agent.stage.run import stage
 from shoal.api import reasons
-from shoal.artifacts import ArtifactError, Credentials, Manifest, Settings, folders, open_source
+from shoal.artifacts import ArtifactError, Manifest, Settings, StoreCredentials, folders, open_source
 from shoal.artifacts.trust import with_public_roots
 from tests.support.flaky import Flaky
 from tests.support.s3 import S3, s3_server
@@ -52,12 +52,12 @@ def paths(tmp_path: Path) -> StagePaths:
     )
 
 
-def credentials(secret: dict[str, bytes]) -> Credentials:
-    return Credentials({name: value.decode() for name, value in secret.items()}, given=True)
+def credentials(secret: dict[str, bytes]) -> StoreCredentials:
+    return StoreCredentials({name: value.decode() for name, value in secret.items()}, given=True)
 
 
 async def manifest_of(uri: str, secret: dict[str, bytes] | None = None, settings: Settings = QUICK) -> Manifest:
-    given = Credentials() if secret is None else credentials(secret)
+    given = StoreCredentials() if secret is None else credentials(secret)
     async with open_source(uri, given, settings) as source:
         return await source.manifest()
 
@@ -324,7 +324,7 @@ async def test_a_store_that_cannot_be_reached_shows_no_credentials(
 
 
 def test_credentials_show_no_value():
-    given = Credentials({"token": "s3cret"}, given=True)
+    given = StoreCredentials({"token": "s3cret"}, given=True)
     assert "s3cret" not in repr(given) + str(given)
 
 
@@ -333,8 +333,8 @@ def test_a_mounted_secret_is_read_as_a_kubelet_mounts_it(tmp_path: Path):
     (tmp_path / "..data").symlink_to("..2026")
     for name in ("token", "empty"):
         (tmp_path / name).symlink_to(f"..data/{name}")
-    assert Credentials.read(tmp_path).values == {"token": "s3cret"}
-    assert Credentials.read(tmp_path / "none") == Credentials()
+    assert StoreCredentials.read(tmp_path).values == {"token": "s3cret"}
+    assert StoreCredentials.read(tmp_path / "none") == StoreCredentials()
 
 
 async def test_two_origins_vouch_for_themselves_only(s3: S3):

@@ -15,7 +15,7 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from shoal.api import reasons
-from shoal.artifacts import ArtifactError, Credentials, File, Interrupted, Manifest, Settings, open_source
+from shoal.artifacts import ArtifactError, File, Interrupted, Manifest, Settings, StoreCredentials, open_source
 from shoal.artifacts.errors import NoRanges
 from shoal.artifacts.manifest import sort
 from shoal.artifacts.ranges import RangedSource
@@ -239,7 +239,7 @@ async def test_without_a_validator_nothing_is_put_together_from_pieces(tmp_path:
 
 async def test_too_little_room_is_told_before_the_transfer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=99_999))  # pyright: ignore
-    source = Scripted(settings=replace(QUICK, room_advice="buy a disk"))
+    source = Scripted(settings=replace(QUICK, disk_advice="buy a disk"))
     with pytest.raises(ArtifactError) as caught:
         await fetch(source, tmp_path / "x")
     assert caught.value.reason == reasons.DISK_FULL
@@ -306,7 +306,7 @@ async def test_a_hub_that_hangs_is_left_and_the_transfer_goes_on(tmp_path: Path)
                 pause_seconds=0.001,
                 connections=1,
             )
-            async with open_source("hf://team/tiny", Credentials(), settings) as source:
+            async with open_source("hf://team/tiny", StoreCredentials(), settings) as source:
                 manifest = await source.manifest()
                 flaky.hang_after = 1 << 20
                 file = max(manifest.files, key=lambda file: file.size)

@@ -12,13 +12,13 @@ import pytest
 from aiohttp.resolver import ThreadedResolver
 
 from shoal.api import reasons
-from shoal.artifacts import ArtifactError, Credentials, Settings, open_source
+from shoal.artifacts import ArtifactError, Settings, StoreCredentials, open_source
 from shoal.artifacts.connect import CheckedResolver
-from shoal.artifacts.credentials import Credentials as Secret
+from shoal.artifacts.credentials import StoreCredentials as Secret
 from shoal.artifacts.folder import FolderSource
 from shoal.artifacts.manifest import File, require_count, sort
 from shoal.artifacts.web import Web
-from shoal.core.adapters.sources import credentials_for
+from shoal.core.lora.format.sources import credentials_for
 from shoal.core.network import PUBLIC, SourceNetwork
 from tests.support.hostile import Answer, Server, endless, listening, redirecting, telling
 from tests.support.sources import tar_of
@@ -274,7 +274,7 @@ async def test_without_the_wall_an_endpoint_inside_is_told_the_keys(monkeypatch:
 )
 def test_values_of_a_secret_that_would_make_another_address_are_refused(scheme: str, values: dict[str, str]):
     with pytest.raises(ArtifactError) as caught:
-        open_source(f"{scheme}://models/tiny", Credentials(values, given=True), QUICK)
+        open_source(f"{scheme}://models/tiny", StoreCredentials(values, given=True), QUICK)
     assert caught.value.reason == reasons.GATED
     assert "cannot be used" in str(caught.value)
 
@@ -291,19 +291,19 @@ async def test_without_the_wall_such_a_value_leads_inside(
 ):
     monkeypatch.setattr("shoal.artifacts.bucketkeys._VALUES", {})
     async with listening() as (port, began):
-        given = Credentials({key: value.replace("PORT", str(port)) for key, value in values.items()}, given=True)
+        given = StoreCredentials({key: value.replace("PORT", str(port)) for key, value in values.items()}, given=True)
         async with open_source(f"{scheme}://models/tiny", given, QUICK) as source:
             with pytest.raises(ArtifactError):
                 await source.manifest()
     assert began[0] == TLS, "no relay is between: the Secret named no endpoint"
 
 
-def google_key(url: str) -> Credentials:
+def google_key(url: str) -> StoreCredentials:
     key = {"gcs_base_url": url, "disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
-    return Credentials({"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(key)}, given=True)
+    return StoreCredentials({"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(key)}, given=True)
 
 
-async def listed_by_google(key: Credentials) -> ArtifactError:
+async def listed_by_google(key: StoreCredentials) -> ArtifactError:
     async with open_source("gs://models/tiny", key, QUICK) as source:
         with pytest.raises(ArtifactError) as caught:
             await source.manifest()
@@ -329,7 +329,7 @@ async def test_without_the_relay_a_key_of_google_leads_inside(monkeypatch: pytes
 
 async def downloaded(answer: Answer, tmp_path: Path, settings: Settings) -> ArtifactError:
     async with Server(answer).running() as server:
-        source = open_source("https://host.example/x.tar", Credentials(), replace(settings, network=ALLOWED))
+        source = open_source("https://host.example/x.tar", StoreCredentials(), replace(settings, network=ALLOWED))
         source._url = server.url()  # pyright: ignore[reportAttributeAccessIssue]
         async with source:
             with pytest.raises(ArtifactError) as caught:
@@ -399,7 +399,7 @@ async def test_without_the_bound_it_is_read_on_and_on():
 
 async def test_a_body_longer_than_it_says_is_cut_off_where_it_should_end(tmp_path: Path):
     async with Server(endless(bytes(1 << 16), claims=1 << 20)).running() as server:
-        source = open_source("https://host.example/x.tar", Credentials(), replace(QUICK, network=ALLOWED))
+        source = open_source("https://host.example/x.tar", StoreCredentials(), replace(QUICK, network=ALLOWED))
         source._url = server.url()  # pyright: ignore[reportAttributeAccessIssue]
         async with source:
             await source.download(File("x.tar", 1 << 20, 'etag:"v1"'), tmp_path / "x", lambda _: None)
@@ -442,7 +442,7 @@ def test_credentials_are_for_what_they_name_and_nothing_beside_it(prefix: str, u
 def test_if_a_prefix_were_only_how_an_address_begins_it_would_open_them(
     prefix: str, uri: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("shoal.core.adapters.sources.covers", lambda prefix, uri: uri.startswith(prefix))
+    monkeypatch.setattr("shoal.core.lora.format.sources.covers", lambda prefix, uri: uri.startswith(prefix))
     assert credentials_for(uri, [prefix]) == 0
 
 
@@ -469,7 +469,7 @@ async def test_a_link_out_of_a_volume_is_refused(tmp_path: Path):
     (tmp_path / "volume" / "model").mkdir(parents=True)
     (tmp_path / "keys").write_text("{}")
     (tmp_path / "volume" / "model" / "config.json").symlink_to(tmp_path / "keys")
-    async with open_source("pvc://weights/model", Credentials(), QUICK, mounted=tmp_path / "volume") as source:
+    async with open_source("pvc://weights/model", StoreCredentials(), QUICK, mounted=tmp_path / "volume") as source:
         with pytest.raises(ArtifactError) as caught:
             await source.manifest()
     assert caught.value.reason == reasons.SOURCE_REFUSED
@@ -484,7 +484,7 @@ async def test_without_the_wall_a_link_gives_out_what_it_leads_to(tmp_path: Path
     (tmp_path / "volume" / "model" / "config.json").symlink_to(tmp_path / "keys" / "config.json")
     (tmp_path / "volume" / "folder").symlink_to(tmp_path / "keys")
     for uri in ("pvc://weights/model", "pvc://weights/folder"):
-        async with open_source(uri, Credentials(), QUICK, mounted=tmp_path / "volume") as source:
+        async with open_source(uri, StoreCredentials(), QUICK, mounted=tmp_path / "volume") as source:
             (file,) = (await source.manifest()).files
             assert await source.read(file, 0, 100) == b"the pod's keys"
 
@@ -492,7 +492,7 @@ async def test_without_the_wall_a_link_gives_out_what_it_leads_to(tmp_path: Path
 async def test_the_folder_itself_may_not_lead_out_either(tmp_path: Path):
     (tmp_path / "volume").mkdir()
     (tmp_path / "volume" / "model").symlink_to("/etc")
-    async with open_source("pvc://weights/model", Credentials(), QUICK, mounted=tmp_path / "volume") as source:
+    async with open_source("pvc://weights/model", StoreCredentials(), QUICK, mounted=tmp_path / "volume") as source:
         with pytest.raises(ArtifactError) as caught:
             await source.manifest()
     assert caught.value.reason == reasons.SOURCE_REFUSED
@@ -507,7 +507,7 @@ async def test_links_inside_a_volume_are_followed_and_circles_end(tmp_path: Path
     for name in ("a", "b"):
         (snapshot / name).symlink_to("..")
         (snapshot / f"{name}-self").symlink_to(".")
-    async with open_source("pvc://weights/snapshots/main", Credentials(), QUICK, mounted=tmp_path) as source:
+    async with open_source("pvc://weights/snapshots/main", StoreCredentials(), QUICK, mounted=tmp_path) as source:
         names = [file.name for file in (await source.manifest()).files]
     assert names == ["a/main/config.json", "b/main/config.json", "config.json"], "each way once"
 
@@ -515,7 +515,7 @@ async def test_links_inside_a_volume_are_followed_and_circles_end(tmp_path: Path
 async def test_file_names_no_folder_but_the_image_s_own(tmp_path: Path):
     (tmp_path / "config.json").write_text("{}")
     for uri in (f"file://{tmp_path}", "file:///etc", "file:///proc/self", "file:///opt/shoalish"):
-        async with open_source(uri, Credentials(), QUICK) as source:
+        async with open_source(uri, StoreCredentials(), QUICK) as source:
             with pytest.raises(ArtifactError) as caught:
                 await source.manifest()
         assert caught.value.reason == reasons.SOURCE_REFUSED
@@ -524,6 +524,6 @@ async def test_file_names_no_folder_but_the_image_s_own(tmp_path: Path):
 async def test_without_the_wall_file_names_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     trust_everybody(monkeypatch)
     (tmp_path / "config.json").write_text("the pod's keys")
-    async with open_source(f"file://{tmp_path}", Credentials(), QUICK) as source:
+    async with open_source(f"file://{tmp_path}", StoreCredentials(), QUICK) as source:
         (file,) = (await source.manifest()).files
         assert await source.read(file, 0, 100) == b"the pod's keys"

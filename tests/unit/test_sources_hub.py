@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from shoal.api import reasons
-from shoal.artifacts import ArtifactError, Credentials, Settings, open_source
+from shoal.artifacts import ArtifactError, Settings, StoreCredentials, open_source
 from tests.support.sources import HubServer, model_files
 
 FILES = model_files(200_000)
@@ -74,7 +74,7 @@ async def hub() -> AsyncGenerator[tuple[RedirectingHub, Store, Settings]]:
     await stored.close()
 
 
-TOKEN = Credentials({"token": "hub-token"}, given=True)
+TOKEN = StoreCredentials({"token": "hub-token"}, given=True)
 
 
 async def test_the_hub_is_asked_once_per_file_and_its_token_stays_there(
@@ -114,7 +114,7 @@ async def test_the_manifest_tells_what_proves_each_file(hub: tuple[RedirectingHu
 
 async def test_a_gated_repository_shows_its_list_and_not_its_content(hub: tuple[RedirectingHub, Store, Settings]):
     _, _, settings = hub
-    async with open_source("hf://team/tiny", Credentials(), settings) as source:
+    async with open_source("hf://team/tiny", StoreCredentials(), settings) as source:
         manifest = await source.manifest()
         with pytest.raises(ArtifactError, match="is gated, private or does not exist") as caught:
             await source.authorise(manifest)

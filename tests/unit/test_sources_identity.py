@@ -16,7 +16,7 @@ from shoal.agent.credentials import credentials_of
 from shoal.agent.stage.request import StagePaths, StageRequest
 from shoal.agent.stage.run import stage
 from shoal.api import reasons
-from shoal.artifacts import ArtifactError, Credentials, Settings, open_source
+from shoal.artifacts import ArtifactError, Settings, StoreCredentials, open_source
 from shoal.artifacts.identity import with_identity
 from tests.support.cache import running, short_folder
 from tests.support.s3 import S3, s3_server
@@ -128,7 +128,7 @@ async def test_a_role_of_aws_reads_its_bucket(
 
 async def test_a_role_that_may_not_read_is_told_by_its_name(s3: S3, sts: str, token: str) -> None:
     role = s3.role("lister", "s3:ListBucket")
-    place = Credentials({"AWS_ENDPOINT_URL": s3.endpoint}, given=True)
+    place = StoreCredentials({"AWS_ENDPOINT_URL": s3.endpoint}, given=True)
     found = await with_identity("s3://models/llama", place, QUICK, irsa(sts, role, token))
     async with open_source("s3://models/llama", found, QUICK) as source:
         manifest = await source.manifest()
@@ -142,7 +142,7 @@ async def test_a_role_that_may_not_read_is_told_by_its_name(s3: S3, sts: str, to
 
 
 async def test_the_node_cache_asks_as_whoever_asked_it(s3: S3, sts: str, token: str) -> None:
-    place = Credentials({"AWS_ENDPOINT_URL": s3.endpoint}, given=True)
+    place = StoreCredentials({"AWS_ENDPOINT_URL": s3.endpoint}, given=True)
     reader = irsa(sts, s3.role("cached", "s3:ListBucket", "s3:GetObject"), token)
     found = await with_identity("s3://models/llama", place, QUICK, reader)
     with short_folder() as root:
@@ -164,7 +164,7 @@ async def test_eks_pod_identity(cloud: tuple[Cloud, str], token: str) -> None:
         "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": token,
         "AWS_REGION": "eu-west-1",
     }
-    found = await with_identity("s3://b/m", Credentials(), QUICK, environment)
+    found = await with_identity("s3://b/m", StoreCredentials(), QUICK, environment)
     assert dict(found.values) == {
         "AWS_ACCESS_KEY_ID": "AKI",
         "AWS_SECRET_ACCESS_KEY": "s",
@@ -176,14 +176,14 @@ async def test_eks_pod_identity(cloud: tuple[Cloud, str], token: str) -> None:
 
 async def test_the_metadata_server_of_gke(cloud: tuple[Cloud, str]) -> None:
     asked, address = cloud
-    found = await with_identity("gs://b/m", Credentials(), QUICK, {"GCE_METADATA_HOST": address})
+    found = await with_identity("gs://b/m", StoreCredentials(), QUICK, {"GCE_METADATA_HOST": address})
     assert dict(found.values) == {"GOOGLE_BEARER_TOKEN": "g-t0ken"}
     assert asked.asked[0][1] == {"flavor": "Google"}
 
 
 async def test_outside_of_gke_a_bucket_is_read_without_credentials() -> None:
     nowhere = {"GCE_METADATA_HOST": f"127.0.0.1:{unused_port()}"}
-    assert await with_identity("gs://b/m", Credentials(), QUICK, nowhere) == Credentials()
+    assert await with_identity("gs://b/m", StoreCredentials(), QUICK, nowhere) == StoreCredentials()
 
 
 async def test_azure_workload_identity(cloud: tuple[Cloud, str], token: str) -> None:
@@ -194,7 +194,7 @@ async def test_azure_workload_identity(cloud: tuple[Cloud, str], token: str) -> 
         "AZURE_FEDERATED_TOKEN_FILE": token,
         "AZURE_AUTHORITY_HOST": f"http://{address}/",
     }
-    account = Credentials({"AZURE_STORAGE_ACCOUNT_NAME": "acme"}, given=True)
+    account = StoreCredentials({"AZURE_STORAGE_ACCOUNT_NAME": "acme"}, given=True)
     found = await with_identity("az://c/m", account, QUICK, environment)
     assert dict(found.values) == {"AZURE_STORAGE_ACCOUNT_NAME": "acme", "AZURE_STORAGE_TOKEN": "a-t0ken"}
     ((path, form),) = asked.asked
@@ -229,7 +229,7 @@ async def test_a_token_is_sent_to_the_bucket(uri: str) -> None:
             },
         }[uri[:2]]
         with pytest.raises(ArtifactError) as caught:
-            async with open_source(uri, Credentials(values, identity="client c-1"), QUICK) as source:
+            async with open_source(uri, StoreCredentials(values, identity="client c-1"), QUICK) as source:
                 await source.manifest()
     assert set(heard) == {"Bearer t0ken"}
     assert caught.value.reason == reasons.GATED
@@ -247,7 +247,7 @@ async def test_a_cloud_that_refuses_says_what_to_look_at(cloud: tuple[Cloud, str
         "AZURE_AUTHORITY_HOST": f"http://{address}",
     }
     with pytest.raises(ArtifactError) as caught:
-        await with_identity("az://c/m", Credentials(), QUICK, environment)
+        await with_identity("az://c/m", StoreCredentials(), QUICK, environment)
     assert caught.value.reason == reasons.GATED
     assert str(caught.value) == (
         f"the cloud does not give the pod the identity of client c-1 of tenant t-1 ({address} answered 401): check the "
@@ -261,7 +261,7 @@ async def test_a_token_service_that_is_away_is_tried_again(cloud: tuple[Cloud, s
     asked.status = 503
     environment = {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"http://{address}/v1/credentials"}
     with pytest.raises(ArtifactError) as caught:
-        await with_identity("s3://b/m", Credentials(), QUICK, environment)
+        await with_identity("s3://b/m", StoreCredentials(), QUICK, environment)
     assert caught.value.reason == reasons.SOURCE_UNREACHABLE
     assert len(asked.asked) == QUICK.attempts
 
@@ -269,19 +269,19 @@ async def test_a_token_service_that_is_away_is_tried_again(cloud: tuple[Cloud, s
 async def test_a_token_that_is_not_there_is_told(tmp_path: Path) -> None:
     environment = {"AWS_ROLE_ARN": "arn:aws:iam::1:role/r", "AWS_WEB_IDENTITY_TOKEN_FILE": str(tmp_path / "gone")}
     with pytest.raises(ArtifactError, match="the ServiceAccount's token cannot be read from") as caught:
-        await with_identity("s3://b/m", Credentials(), QUICK, environment)
+        await with_identity("s3://b/m", StoreCredentials(), QUICK, environment)
     assert caught.value.reason == reasons.GATED
 
 
 async def test_keys_of_the_secret_go_before_the_identity(cloud: tuple[Cloud, str]) -> None:
     asked, address = cloud
-    keys = Credentials({"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps({})}, given=True)
+    keys = StoreCredentials({"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps({})}, given=True)
     assert await with_identity("gs://b/m", keys, QUICK, {"GCE_METADATA_HOST": address}) is keys
     assert not asked.asked
 
 
 async def test_a_secret_that_lacks_a_key_is_told_and_not_passed_over(token: str) -> None:
-    half = Credentials({"AWS_ACCESS_KEY_ID": "a"}, given=True)
+    half = StoreCredentials({"AWS_ACCESS_KEY_ID": "a"}, given=True)
     environment = {"AWS_ROLE_ARN": "arn:aws:iam::1:role/r", "AWS_WEB_IDENTITY_TOKEN_FILE": token}
     found = await with_identity("s3://b/m", half, QUICK, environment)
     with pytest.raises(ArtifactError, match="has no AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
@@ -293,6 +293,6 @@ async def test_without_a_service_account_nobody_is_asked(
 ) -> None:
     asked, address = cloud
     monkeypatch.setenv("GCE_METADATA_HOST", address)
-    assert await credentials_of("gs://b/m", tmp_path / "none", QUICK, identity=False) == Credentials()
+    assert await credentials_of("gs://b/m", tmp_path / "none", QUICK, identity=False) == StoreCredentials()
     assert not asked.asked
     assert (await credentials_of("gs://b/m", tmp_path / "none", QUICK, identity=True)).identity

@@ -7,9 +7,9 @@ import pytest
 
 from shoal.api import names, sources
 from shoal.api.sources import SourceUri, engine_model_path, parse_source, shown
-from shoal.artifacts import ArtifactError, Credentials, Settings, open_source, secret_advice
+from shoal.artifacts import ArtifactError, Settings, StoreCredentials, open_source, secret_advice
 from shoal.artifacts.web import Web
-from shoal.core.adapters.sources import credentials_for
+from shoal.core.lora.format.sources import credentials_for
 from shoal.core.network import SourceNetwork
 from tests.support.hostile import Server, listening, telling
 
@@ -142,7 +142,9 @@ async def test_if_a_repository_might_climb_the_mirror_would_be_asked_for_anythin
     monkeypatch.setattr(sources, "_hub", lambda uri, rest: SourceUri("hf", uri, repo=rest))
     async with Server(telling(b"{}")).running() as mirror:
         settings = replace(QUICK, hub_endpoint=mirror.url(""))
-        async with open_source("hf://../../private/keys#", Credentials({"token": "t"}, given=True), settings) as source:
+        async with open_source(
+            "hf://../../private/keys#", StoreCredentials({"token": "t"}, given=True), settings
+        ) as source:
             with pytest.raises(ArtifactError):
                 await source.manifest()
     assert mirror.paths == ["/private/keys"]
@@ -154,7 +156,7 @@ async def test_if_a_bucket_might_be_any_text_it_would_be_an_address_inside(monke
     values = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "s", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true"}
     async with (
         listening() as (port, began),
-        open_source(f"s3://127.0.0.1:{port}#/x", Credentials(values, given=True), QUICK) as source,
+        open_source(f"s3://127.0.0.1:{port}#/x", StoreCredentials(values, given=True), QUICK) as source,
     ):
         with pytest.raises(ArtifactError):
             await source.manifest()

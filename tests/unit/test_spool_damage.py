@@ -13,10 +13,10 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from shoal.ledger import spoolfile, spoolsalvage
-from shoal.ledger.spool import Spool
-from shoal.ledger.spoolfile import DAMAGED_FOLDER, FILE_NAME, DamagedSpool, SpoolFile
-from shoal.ledger.spoolreader import Batches
+from shoal.metering import spoolfile, spoolsalvage
+from shoal.metering.spool import UsageSpool
+from shoal.metering.spoolfile import DAMAGED_FOLDER, FILE_NAME, DamagedSpool, SpoolFile
+from shoal.metering.spoolreader import Batches
 from shoal.runtime.gateway import command
 from tests.support.fake_ledger import FakeLedger
 from tests.unit.test_shipper import shipping, until
@@ -65,7 +65,7 @@ def shipped(file: SpoolFile, path: Path) -> set[str]:
         seq = 0
         while (batch := batches.after(seq, rows=50, size=1 << 20)) is not None:
             if broken := batches.broken(seq, batch.last):
-                file.put_aside(broken)
+                file.quarantine(broken)
                 continue
             ids |= {record["id"] for record in orjson.loads(batch.body)}
             seq = batch.last
@@ -222,7 +222,7 @@ async def test_a_ledger_that_refuses_everything_costs_no_row(tmp_path: Path):
 
 
 async def test_damage_that_shows_while_it_is_written_to_is_mended_and_nothing_is_lost(tmp_path: Path):
-    spool = Spool(tmp_path)
+    spool = UsageSpool(tmp_path)
     spool.start()
     await spool.opened()
     try:

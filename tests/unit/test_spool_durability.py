@@ -15,31 +15,31 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from shoal.api.usage import UsageRecord
-from shoal.core.access import Identity
-from shoal.core.resolve import ServedModel
-from shoal.gateway.meter import Meter
-from shoal.ledger import spoolfile
-from shoal.ledger.spool import Spool, SpoolUnavailable
-from shoal.ledger.spoolfile import SpoolFile
-from shoal.ledger.spoolreader import SpoolReader
+from shoal.core.access import KeyIdentity
+from shoal.core.routing.resolve import ServedModel
+from shoal.metering import spoolfile
+from shoal.metering.meter import Meter
+from shoal.metering.record import UsageRecord
+from shoal.metering.spool import SpoolUnavailable, UsageSpool
+from shoal.metering.spoolfile import SpoolFile
+from shoal.metering.spoolreader import SpoolReader
 from shoal.runtime.gateway import command
 
 CHILD = """
 import asyncio, sys
 from pathlib import Path
-from shoal.core.access import Identity
-from shoal.core.resolve import ServedModel
+from shoal.core.access import KeyIdentity
+from shoal.core.routing.resolve import ServedModel
 from shoal.gateway.ids import uuid7
-from shoal.gateway.meter import Meter
-from shoal.ledger.spool import Spool
+from shoal.metering.meter import Meter
+from shoal.metering.spool import UsageSpool
 
-IDENTITY = Identity("acme", None, "prod", None, False, False, frozenset())
+IDENTITY = KeyIdentity("acme", None, "prod", None, False, False, frozenset())
 MODEL = ServedModel("chat/llama", "u", "chat/llama", (), None)
 
 async def request(spool):
     while True:
-        meter = Meter(uuid7(), "shoal", IDENTITY, MODEL, endpoint="/v1/completions", word="llama", stream=True)
+        meter = Meter(uuid7(), "shoal", IDENTITY, MODEL, endpoint="/v1/completions", model_name="llama", stream=True)
         await spool.commit(meter.open_row())
         print("ack", "open", meter.id, flush=True)
         meter.count(b'{"prompt_tokens":7,"completion_tokens":2,"total_tokens":9}', "continuous")
@@ -50,7 +50,7 @@ async def request(spool):
         print("ack", "final", meter.id, flush=True)
 
 async def main():
-    spool = Spool(Path(sys.argv[1]))
+    spool = UsageSpool(Path(sys.argv[1]))
     spool.start()
     await spool.opened()
     await asyncio.gather(*(request(spool) for _ in range(8)))
@@ -58,7 +58,7 @@ async def main():
 asyncio.run(main())
 """
 
-IDENTITY = Identity("acme", "cus_1", "prod", None, False, False, frozenset())
+IDENTITY = KeyIdentity("acme", "cus_1", "prod", None, False, False, frozenset())
 MODEL = ServedModel("chat/llama", "u", "chat/llama", (), None)
 
 
@@ -69,7 +69,7 @@ def meter(id: str = "r1", client_request_id: str | None = None) -> Meter:
         IDENTITY,
         MODEL,
         endpoint="/v1/completions",
-        word="llama",
+        model_name="llama",
         stream=True,
         client_request_id=client_request_id,
     )
@@ -82,8 +82,8 @@ def rows(directory: Path) -> list[tuple[str, UsageRecord]]:
     return found
 
 
-async def opened(directory: Path) -> Spool:
-    spool = Spool(directory)
+async def opened(directory: Path) -> UsageSpool:
+    spool = UsageSpool(directory)
     spool.start()
     await spool.opened()
     return spool
@@ -206,7 +206,7 @@ async def test_many_rows_at_once(tmp_path: Path):
 
 async def test_two_gateways_do_not_share_a_spool(tmp_path: Path):
     first = await opened(tmp_path)
-    second = Spool(tmp_path)
+    second = UsageSpool(tmp_path)
     second.start()
     async with asyncio.timeout(20):
         while second.error is None or "another gateway" not in second.error:
@@ -227,14 +227,14 @@ async def test_a_full_disk_is_told_and_finals_are_kept_until_there_is_room(
     open_meter = meter("before")
     await spool.commit(open_meter.open_row())
     full = True
-    write = Spool._write
+    write = UsageSpool._write
 
-    def refuse(self: Spool, file: SpoolFile, batch: object) -> None:
+    def refuse(self: UsageSpool, file: SpoolFile, batch: object) -> None:
         if full:
             raise sqlite3.OperationalError("database or disk is full")
         write(self, file, batch)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Spool, "_write", refuse)
+    monkeypatch.setattr(UsageSpool, "_write", refuse)
     with pytest.raises(SpoolUnavailable, match="disk is full"):
         await spool.commit(meter("refused").open_row())
     with pytest.raises(SpoolUnavailable, match="disk is full"):
@@ -257,7 +257,7 @@ async def test_a_full_disk_is_told_and_finals_are_kept_until_there_is_room(
 
 async def test_a_folder_that_cannot_be_made(tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
-    spool = Spool(tmp_path / "file" / "spool")
+    spool = UsageSpool(tmp_path / "file" / "spool")
     spool.start()
     async with asyncio.timeout(20):
         while spool.error == "the spool is being opened":
@@ -270,14 +270,14 @@ async def test_a_folder_that_cannot_be_made(tmp_path: Path):
 async def test_a_disk_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     spool = await opened(tmp_path)
     answer = threading.Event()
-    write = Spool._write
+    write = UsageSpool._write
 
-    def slow(self: Spool, file: SpoolFile, batch: object) -> None:
+    def slow(self: UsageSpool, file: SpoolFile, batch: object) -> None:
         answer.wait(20)
         write(self, file, batch)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Spool, "_write", slow)
-    monkeypatch.setattr("shoal.ledger.spool.STUCK_SECONDS", 0.05)
+    monkeypatch.setattr(UsageSpool, "_write", slow)
+    monkeypatch.setattr("shoal.metering.spool.STUCK_SECONDS", 0.05)
     waiting = spool.commit(meter("a").open_row())
     await asyncio.sleep(0.2)
     later = spool.commit(meter("b").open_row())

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from shoal.ledger.shipper import Shipper
-from shoal.ledger.spool import Spool
+from shoal.metering.shipper import Shipper
+from shoal.metering.spool import UsageSpool
 from tests.support.fake_ledger import FakeLedger, until
 from tests.support.full_spool import fill
 from tests.support.gateway import gateway
@@ -24,7 +24,7 @@ MIB = 1024 * 1024
 CHAT = {"model": "llama", "messages": [{"role": "user", "content": "hi"}]}
 
 
-async def recovered(spool: Spool) -> None:
+async def recovered(spool: UsageSpool) -> None:
     async with asyncio.timeout(30):
         while spool.error is not None:
             spool.check()
@@ -52,7 +52,7 @@ async def test_when_only_the_reserve_is_left_new_requests_are_refused_until_it_i
             await recovered(spool)
         events = [e["event"] for e in logs]
         assert events.count("the spool cannot keep more requests") == 1
-        assert events.count("the spool has room again") == 1
+        assert events.count("the spool has space again") == 1
         await spool.commit(meter("after").open_row())
         assert len(ledger.of("final")) == taken + 1
         assert spool.stats.dropped == 0
@@ -60,17 +60,17 @@ async def test_when_only_the_reserve_is_left_new_requests_are_refused_until_it_i
 
 
 async def test_serving_on_keeps_rows_in_memory_and_counts_what_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("shoal.ledger.spool._MAX_KEPT_ROWS", 10)
+    monkeypatch.setattr("shoal.metering.spool._MAX_KEPT_ROWS", 10)
     async with FakeLedger().running() as ledger, shipping(tmp_path, ledger, when_full="Serve") as (spool, shipper):
         full = True
-        write = Spool._write
+        write = UsageSpool._write
 
-        def refuse(self: Spool, file, batch) -> None:
+        def refuse(self: UsageSpool, file, batch) -> None:
             if full:
                 raise OSError("no space left on device")
             write(self, file, batch)
 
-        monkeypatch.setattr(Spool, "_write", refuse)
+        monkeypatch.setattr(UsageSpool, "_write", refuse)
         for n in range(12):
             it = meter(f"r{n}")
             await spool.commit(it.open_row())  # never refused
@@ -93,14 +93,14 @@ async def test_serving_on_keeps_rows_in_memory_and_counts_what_is_lost(tmp_path:
 async def test_what_the_client_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when_full):
     async with gateway(tmp_path, ScriptedEngine(), when_spool_full=when_full) as it:
         full = True
-        write = Spool._write
+        write = UsageSpool._write
 
-        def refuse(self: Spool, file, batch) -> None:
+        def refuse(self: UsageSpool, file, batch) -> None:
             if full:
                 raise OSError("no space left on device")
             write(self, file, batch)
 
-        monkeypatch.setattr(Spool, "_write", refuse)
+        monkeypatch.setattr(UsageSpool, "_write", refuse)
         for _ in range(2):
             response = await it.post(CHAT)
             if when_full == "Refuse":
@@ -138,8 +138,8 @@ def volume(tmp_path: Path) -> Iterator[Path]:
 
 
 @contextlib.asynccontextmanager
-async def small(volume: Path, url: str) -> AsyncGenerator[tuple[Spool, Shipper], None]:
-    spool = Spool(volume / "spool")
+async def small(volume: Path, url: str) -> AsyncGenerator[tuple[UsageSpool, Shipper], None]:
+    spool = UsageSpool(volume / "spool")
     spool.start()
     await spool.opened()
     shipper = Shipper(spool, url, OURS)

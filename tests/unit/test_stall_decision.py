@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.core.stall import Progress, Work, follow, stalled
+from shoal.core.stall import StallClock, Work, follow, stalled
 
 LIMIT = 180.0
 BUSY = Work(0.0, "load", running=1, waiting=2, active=3, computed=1000, kv_tokens_used=50, finished=10, published=7.0)
 IDLE = replace(BUSY, running=0, waiting=0, active=0, kv_tokens_used=0)
 
 
-def after(*looks: Work, every: float = 30.0) -> Progress:
+def after(*looks: Work, every: float = 30.0) -> StallClock:
     """The looks come at these intervals, from 0 on."""
-    progress: Progress | None = None
+    progress: StallClock | None = None
     for number, look in enumerate(looks):
         progress = follow(progress, replace(look, at=number * every))
     assert progress is not None

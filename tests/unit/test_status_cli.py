@@ -12,11 +12,11 @@ import structlog.testing
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from shoal.agent.stage.progress import Progress
+from shoal.agent.stage.progress import DownloadProgress
 from shoal.api.replica import StageProgress
 from shoal.cli.main import main
 from shoal.cli.status.command import picture
-from shoal.cli.status.read import Snapshot, last_progress
+from shoal.cli.status.read import StatusSnapshot, last_progress
 from shoal.cli.status.view import ModelRow, fetched
 from tests.support.cannedapi import CannedApi
 
@@ -118,7 +118,7 @@ def test_on_a_narrow_terminal_the_message_stands_below_the_table(kubeconfig: Pat
     assert "MESSAGE" in status(kubeconfig).output
     row = ModelRow("chat", "llama", "False", "Fetching", "0 of 1 replicas ready", ())
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(picture(Snapshot([row], ()), wide=False, width=console.width))
+    console.print(picture(StatusSnapshot([row], ()), wide=False, width=console.width))
     heading, line, blank, message = (text.rstrip() for text in console.export_text().splitlines())
     assert "MESSAGE" not in heading
     assert line.startswith("llama")
@@ -227,7 +227,7 @@ def test_what_is_fetched_is_told_as_far_as_it_is_known(known: list[StageProgress
 async def test_what_the_stage_container_logs_is_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.agent.stage.progress.LOG_SECONDS", 0.0)
     arrived = 0
-    progress = Progress(tmp_path / "stage.json", lambda: arrived)
+    progress = DownloadProgress(tmp_path / "stage.json", lambda: arrived)
     # A logger of its own: the module's may have been bound for good by another test.
     capture = structlog.testing.LogCapture()
     wrapper = structlog.make_filtering_bound_logger(0)

@@ -168,13 +168,13 @@ def test_an_answer_must_be_of_one_of_its_adapters_revisions() -> None:
         assert end.why.startswith(WRONG) == (expected == "lost")
 
 
-def test_a_plan_is_the_same_for_the_same_seed_and_follows_the_tide() -> None:
-    targets = (Target("steady", 0.5), Target("tidal", 0.5, Phase(10.0, 5.0)))
+def test_a_plan_is_the_same_for_the_same_seed_and_follows_the_bursts() -> None:
+    targets = (Target("steady", 0.5), Target("bursty", 0.5, Phase(10.0, 5.0)))
     plan = list(asks(7, 2000, 100.0, targets))
     assert plan == list(asks(7, 2000, 100.0, targets))
     assert len({ask.id for ask in plan}) == 2000
     assert abs(plan[-1].at - 20.0) < 2.0
-    assert all(ask.at % 10.0 < 5.0 for ask in plan if ask.model == "tidal")
+    assert all(ask.at % 10.0 < 5.0 for ask in plan if ask.model == "bursty")
     assert {ask.kind for ask in plan} == {"short", "chat", "stream", "long", "leaver", "wrong", "attack"}
 
 

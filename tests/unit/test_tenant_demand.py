@@ -7,12 +7,12 @@ import orjson
 
 from shoal.api.demand import TenantUse
 from shoal.core.quota.limits import Cost, Limits
-from shoal.core.quota.others import UNKNOWN_CROWD, Peer
-from shoal.gateway.demand import DemandBook
-from shoal.gateway.tenantdemand import TenantBook
+from shoal.core.quota.peerusage import UNKNOWN_PEERS, GatewayPeer
+from shoal.gateway.demand import DemandState
+from shoal.gateway.tenantdemand import TenantUsageState
+from shoal.net.stream import ListenerIdentity
+from shoal.net.stream import StreamPeer as At
 from shoal.signals.demand import DemandStream
-from shoal.signals.stream import Me
-from shoal.signals.stream import Peer as At
 from tests.support.gateway import INSTALL_KEY
 from tests.support.gatewaypods import FIRST, OWN, THIRD, following, gateway_pod
 from tests.support.streams import told_gateway, until
@@ -20,13 +20,13 @@ from tests.support.streams import told_gateway, until
 COST = Cost(40, 5)
 
 
-def asked(book: TenantBook, tenant: str, times: int = 1) -> None:
+def asked(book: TenantUsageState, tenant: str, times: int = 1) -> None:
     for _ in range(times):
         assert book.of(tenant).reserve(1.0, COST, lambda: ()) is None
         book.note(tenant)
 
 
-def requests_left(book: TenantBook, most: int) -> int:
+def requests_left(book: TenantUsageState, most: int) -> int:
     """Of a limit on `acme`, alone with what was heard."""
     account = book.of("acme")
     account.change(Limits(requests=most))
@@ -35,7 +35,7 @@ def requests_left(book: TenantBook, most: int) -> int:
 
 def test_what_is_told_reads_back_as_what_there_is():
     due: list[None] = []
-    book = TenantBook(lambda: due.append(None))
+    book = TenantUsageState(lambda: due.append(None))
     assert book.take() is None
     assert orjson.loads(book.full()) == {}
     asked(book, "acme", 2)
@@ -54,7 +54,7 @@ def test_what_is_told_reads_back_as_what_there_is():
 
 
 def test_money_beyond_64_bits_ends_no_stream():
-    book = TenantBook()
+    book = TenantUsageState()
     price = Cost(40, 10**20)
     assert book.of("acme").reserve(1.0, price, lambda: ()) is None
     book.of("acme").settle(2.0, price, 30, 25, 10**20)
@@ -64,7 +64,7 @@ def test_money_beyond_64_bits_ends_no_stream():
 
 
 def test_a_message_of_tenants_alone_is_one_of_the_stream():
-    book = DemandBook()
+    book = DemandState()
     asked(book.tenants, "acme")
     assert orjson.loads(b'{"models":' + (book.take() or b"") + b"}") == {
         "models": {},
@@ -75,13 +75,13 @@ def test_a_message_of_tenants_alone_is_one_of_the_stream():
 
 def test_a_restart_is_no_negative_use_and_what_ran_before_counts():
     now = 1000.0
-    book = TenantBook(clock=lambda: now)
-    book.hear("pod", "a", {})
-    book.hear("pod", "a", {"acme": TenantUse(requests=7)})
-    book.hear("pod", "a", {"acme": TenantUse(requests=7)})  # twice
-    book.hear("pod", "b", {"acme": TenantUse(requests=0)})
+    book = TenantUsageState(clock=lambda: now)
+    book.peer_reported("pod", "a", {})
+    book.peer_reported("pod", "a", {"acme": TenantUse(requests=7)})
+    book.peer_reported("pod", "a", {"acme": TenantUse(requests=7)})  # twice
+    book.peer_reported("pod", "b", {"acme": TenantUse(requests=0)})
     assert book.boot_of("pod") == "b"
-    book.hear("pod", "b", {"acme": TenantUse(requests=2)})
+    book.peer_reported("pod", "b", {"acme": TenantUse(requests=2)})
     assert requests_left(book, 20) == 20 - 7 - 2
     now += 61
     assert requests_left(book, 20) == 20
@@ -89,9 +89,9 @@ def test_a_restart_is_no_negative_use_and_what_ran_before_counts():
 
 def test_a_gateway_that_is_no_more_counts_with_what_it_used():
     now = 1000.0
-    book = TenantBook(clock=lambda: now)
-    book.hear("pod", "a", {})
-    book.hear("pod", "a", {"acme": TenantUse(requests=5, in_flight=5)})
+    book = TenantUsageState(clock=lambda: now)
+    book.peer_reported("pod", "a", {})
+    book.peer_reported("pod", "a", {"acme": TenantUse(requests=5, in_flight=5)})
     book.retain([])
     assert book.boot_of("pod") is None
     assert requests_left(book, 20) == 15
@@ -99,14 +99,20 @@ def test_a_gateway_that_is_no_more_counts_with_what_it_used():
 
 def test_an_older_gateway_does_not_say_what_its_tenants_use():
     heard: list[str] = []
-    stream = DemandStream(At("g", "g", "h", "k"), None, lambda *_: None, Me(), lambda *said: heard.append(said[1]))  # pyright: ignore[reportArgumentType]
+    stream = DemandStream(
+        At("g", "g", "h", "k"),
+        None,  # pyright: ignore[reportArgumentType]
+        lambda *_: None,
+        ListenerIdentity(),
+        lambda *said: heard.append(said[1]),
+    )
     stream.take(b'{"boot":"b","seq":0,"full":true,"models":{}}')
-    assert not stream.tells_tenants
+    assert not stream.reports_tenants
     stream.take(b'{"boot":"b","seq":0,"full":true,"models":{},"tenants":{}}')
-    assert stream.tells_tenants
+    assert stream.reports_tenants
     assert heard == ["b"]
     stream.lose()
-    assert not stream.tells_tenants
+    assert not stream.reports_tenants
 
 
 async def test_gateways_know_who_else_there_is_and_whom_they_hear(tmp_path: Path):
@@ -119,18 +125,18 @@ async def test_gateways_know_who_else_there_is_and_whom_they_hear(tmp_path: Path
             gateway_pod("gateway-3", None, ready=False),
         ]
         async with following(tmp_path, first.port, *pods) as (peers, server):
-            assert peers.crowd() == UNKNOWN_CROWD
+            assert peers.quota_peers() == UNKNOWN_PEERS
             await until(lambda: peers.live == 2)
             asked(first.book.tenants, "acme")
-            heard, silent = sorted(peers.crowd(), key=lambda peer: peer.heard_at is None)
+            heard, silent = sorted(peers.quota_peers(), key=lambda peer: peer.reported_at is None)
             assert heard.boot == first.hub.boot
-            assert silent == Peer(None, None)
+            assert silent == GatewayPeer(None, None)
             # A quiet gateway is heard every second all the same.
-            before = heard.heard_at or 0.0
+            before = heard.reported_at or 0.0
             async with asyncio.timeout(20):
                 for _ in range(2):
-                    while (now := max(p.heard_at or 0.0 for p in peers.crowd())) <= before:
+                    while (now := max(p.reported_at or 0.0 for p in peers.quota_peers())) <= before:
                         await asyncio.sleep(0.02)
                     before = now
             await server.change("pods", gateway_pod("gateway-2", THIRD, deletionTimestamp="2026-01-01T00:00:00Z"))
-            await until(lambda: len(peers.crowd()) == 1)
+            await until(lambda: len(peers.quota_peers()) == 1)

@@ -12,9 +12,9 @@ import pytest
 
 from shoal.api.tenant import Tenant
 from shoal.core import access
-from shoal.core.access import Denied, Identity
-from shoal.core.consent import AdapterConsent
-from shoal.core.words import Words
+from shoal.core.access import Denied, KeyIdentity
+from shoal.core.routing.consent import AdapterConsent
+from shoal.core.routing.modelindex import ModelIndex
 from shoal.gateway import directory, request
 from tests.support.adapter_agents import AdapterAgent, TunedGateway, adapter, pool, tuned
 from tests.support.gateway import API_KEY, tenant
@@ -70,13 +70,13 @@ class Everything(frozenset[str]):
 
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request is not looked for only where its tenant was granted something."""
-    monkeypatch.setattr(Words, "_shared", lambda _self, claims, _identity: list(claims))
+    monkeypatch.setattr(ModelIndex, "_shared", lambda _self, claims, _identity: list(claims))
 
 
 def no_grants(monkeypatch: pytest.MonkeyPatch) -> None:
     everywhere(monkeypatch)
 
-    def index(tenants: Iterable[Tenant]) -> dict[str, Identity]:
+    def index(tenants: Iterable[Tenant]) -> dict[str, KeyIdentity]:
         return {key: replace(one, grants=Everything(one.grants)) for key, one in access.index_keys(tenants).items()}
 
     monkeypatch.setattr(directory, "index_keys", index)
@@ -84,7 +84,7 @@ def no_grants(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def no_tenants_of_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     everywhere(monkeypatch)
-    monkeypatch.setattr(Words, "_may_use", lambda *_: True)
+    monkeypatch.setattr(ModelIndex, "_may_use", lambda *_: True)
 
 
 def no_consent_of_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def no_consent_of_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def no_look_whether(reason: str) -> Callable[[pytest.MonkeyPatch], None]:
     def off(monkeypatch: pytest.MonkeyPatch) -> None:
-        def authenticate(index: Mapping[str, Identity], sha256: str, now: datetime) -> Identity | Denied:
+        def authenticate(index: Mapping[str, KeyIdentity], sha256: str, now: datetime) -> KeyIdentity | Denied:
             found = access.authenticate(index, sha256, now)
             if isinstance(found, Denied) and found.reason == reason:
                 return index.get(sha256) or next(one for one in index.values() if one.tenant == "acme")

@@ -6,8 +6,8 @@ import pytest
 
 from shoal.api import reasons
 from shoal.api.tenant import Tenant
-from shoal.core.conditions import find
-from shoal.core.tenants import decide
+from shoal.core.status.conditions import find
+from shoal.core.status.tenantstatus import decide
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
@@ -31,12 +31,12 @@ def key(name: str, *, sha: str = "a", **more) -> dict:
 
 
 def ready(one: Tenant, *rivals: Tenant, models: tuple[str, ...] = ()) -> tuple[str, str]:
-    (condition,) = decide(one, rivals=rivals, models=models, now=NOW).status.conditions
+    (condition,) = decide(one, contenders=rivals, models=models, now=NOW).status.conditions
     return condition.reason, condition.message
 
 
 def logging(**said) -> tuple[str, str, str]:
-    decision = decide(tenant(logging=said), rivals=(), models=(), now=NOW)
+    decision = decide(tenant(logging=said), contenders=(), models=(), now=NOW)
     ready, condition = decision.status.conditions
     assert (ready.type, ready.status) == ("Ready", "True"), "requests are served, whatever is logged of them"
     assert condition.type == "LoggingReady"
@@ -44,7 +44,7 @@ def logging(**said) -> tuple[str, str, str]:
 
 
 def test_a_tenant_without_a_log_has_no_condition_of_one() -> None:
-    (condition,) = decide(tenant(), rivals=(), models=(), now=NOW).status.conditions
+    (condition,) = decide(tenant(), contenders=(), models=(), now=NOW).status.conditions
     assert condition.type == "Ready"
 
 
@@ -68,7 +68,7 @@ def test_a_rule_that_cannot_be_used_is_named_and_never_repeated() -> None:
 
 
 def budget(one: Tenant, currency: str | None) -> tuple[str, str, str]:
-    _, condition = decide(one, rivals=(), models=(), now=NOW, currency=currency).status.conditions
+    _, condition = decide(one, contenders=(), models=(), now=NOW, currency=currency).status.conditions
     assert condition.type == "BudgetReady"
     return condition.status, condition.reason, condition.message
 
@@ -103,29 +103,31 @@ def test_a_budget_without_a_price_list_is_unknown_and_what_was_known_of_it_stays
     assert (status, reason) == ("Unknown", "PricesUnknown")
     assert "Give the ledger a price list, or the budget in tokens" in message
     known = tenant(budget=said)
-    found = decide(known, rivals=(), models=(), now=NOW, currency="USD").status
+    found = decide(known, contenders=(), models=(), now=NOW, currency="USD").status
     known = known.model_copy(update={"status": found})
-    assert decide(known, rivals=(), models=(), now=NOW, currency=None).status == found  # an operator that just began
+    assert (
+        decide(known, contenders=(), models=(), now=NOW, currency=None).status == found
+    )  # an operator that just began
 
 
 def test_who_hears_no_gateway_says_nothing_of_budgets() -> None:
     said = tenant(budget={"amount": "500", "currency": "EUR"})
-    decision = decide(said, rivals=(), models=(), now=NOW, hears_gateways=False)
+    decision = decide(said, contenders=(), models=(), now=NOW, gateways_live=False)
     assert [condition.type for condition in decision.status.conditions] == ["Ready"]
 
 
 def test_a_budget_in_tokens_has_no_currency_to_tell_of() -> None:
-    (condition,) = decide(tenant(budget={"tokens": 5}), rivals=(), models=(), now=NOW).status.conditions
+    (condition,) = decide(tenant(budget={"tokens": 5}), contenders=(), models=(), now=NOW).status.conditions
     assert condition.type == "Ready"
 
 
 def test_a_key_that_expires_is_looked_at_again_at_that_moment() -> None:
     soon, later = NOW + timedelta(minutes=5), NOW + timedelta(days=1)
     keys = [key("a", expires=later.isoformat()), key("b", sha="b", expires=soon.isoformat())]
-    decision = decide(tenant(keys=keys), rivals=(), models=(), now=NOW)
+    decision = decide(tenant(keys=keys), contenders=(), models=(), now=NOW)
     assert decision.again_at == soon
     assert decision.status.active_keys == 2
-    after = decide(tenant(keys=keys), rivals=(), models=(), now=soon)
+    after = decide(tenant(keys=keys), contenders=(), models=(), now=soon)
     assert after.status.active_keys == 1
     assert after.again_at == later
 
@@ -156,7 +158,7 @@ def test_suspension_comes_first() -> None:
 
 
 def granting(*grants: dict, listing: set[str]) -> tuple[str, str] | None:
-    found = decide(tenant(keys=[key("k")], adapters=list(grants)), rivals=[], models=(), adapters=listing, now=NOW)
+    found = decide(tenant(keys=[key("k")], adapters=list(grants)), contenders=[], models=(), adapters=listing, now=NOW)
     condition = find(found.status.conditions, reasons.ADAPTERS_READY)
     return None if condition is None else (condition.reason, condition.message)
 

@@ -9,10 +9,10 @@ import orjson
 import pytest
 
 from shoal.api import keys
-from shoal.core.quota.month import Total
-from shoal.ledger.shipper import Shipper
-from shoal.signals.stream import Me, Peer, StreamBroken
-from shoal.signals.totals import Totals, TotalsStream
+from shoal.core.quota.month import MonthTotal
+from shoal.metering.shipper import Shipper
+from shoal.net.stream import ListenerIdentity, StreamBroken, StreamPeer
+from shoal.signals.totals import TotalsFollower, TotalsStream
 from tests.support.gateway import gateway, tenant
 from tests.support.ledger import INSTALL_KEY, record, served
 from tests.support.scripted_engine import ScriptedEngine
@@ -22,10 +22,10 @@ NOW = datetime.now(UTC)
 KEY = keys.derive(INSTALL_KEY, "gateway", keys.LEDGER)
 
 
-def listening(kept: Totals) -> TotalsStream:
+def listening(kept: TotalsFollower) -> TotalsStream:
     """A listener that a test feeds."""
-    peer = Peer("ledger", "ledger", "127.0.0.1", "key")
-    return TotalsStream(peer, None, Me(), kept)  # pyright: ignore[reportArgumentType]
+    peer = StreamPeer("ledger", "ledger", "127.0.0.1", "key")
+    return TotalsStream(peer, None, ListenerIdentity(), kept)  # pyright: ignore[reportArgumentType]
 
 
 def say(stream: TotalsStream, seq: int, **message: Any) -> None:
@@ -36,7 +36,7 @@ async def test_a_ledger_is_heard_and_what_it_said_is_kept_when_it_goes(tmp_path:
     async with served(f"sqlite:///{tmp_path}/ledger.sqlite", tmp_path) as ledger:
         await ledger.send(record("r1", at=NOW))
         heard: list[str | None] = []
-        totals = Totals(ledger.url, lambda: [KEY], Me("gateway-1", "gw-1"))
+        totals = TotalsFollower(ledger.url, lambda: [KEY], ListenerIdentity("gateway-1", "gw-1"))
         totals.changed = heard.append
         assert totals.total("acme") is None
         totals.start()
@@ -44,16 +44,16 @@ async def test_a_ledger_is_heard_and_what_it_said_is_kept_when_it_goes(tmp_path:
         try:
             await until(lambda: totals.live)
             month = f"{NOW:%Y-%m}"
-            await until(lambda: totals.total("acme") == Total(month, 110, 0, {"gw-1": (110, 0)}))
-            assert totals.total("nobody") == Total(month)
-            assert totals.book is None  # there is no price list
+            await until(lambda: totals.total("acme") == MonthTotal(month, 110, 0, {"gw-1": (110, 0)}))
+            assert totals.total("nobody") == MonthTotal(month)
+            assert totals.rate_table is None  # there is no price list
             await ledger.send(record("r2", at=NOW))
-            await until(lambda: (totals.total("acme") or Total("")).tokens == 220)
+            await until(lambda: (totals.total("acme") or MonthTotal("")).tokens == 220)
             assert None in heard
             assert "acme" in heard
             ledger.process.totals.close()
             await until(lambda: not totals.live)
-            assert (totals.total("acme") or Total("")).tokens == 220
+            assert (totals.total("acme") or MonthTotal("")).tokens == 220
         finally:
             await totals.close()
 
@@ -64,9 +64,9 @@ async def test_requests_are_counted_once_whether_the_ledger_has_them_or_not(tmp_
         served(f"sqlite:///{folder}/ledger.sqlite", folder) as ledger,
         gateway(tmp_path, ScriptedEngine()) as it,
     ):
-        totals = Totals(ledger.url, lambda: [KEY], it.me)
+        totals = TotalsFollower(ledger.url, lambda: [KEY], it.me)
         it.app.quotas.ledger = totals
-        totals.changed = it.app.quotas.heard
+        totals.changed = it.app.quotas.totals_changed
         totals.start()
         totals.follow()
         it.tenants["acme"] = tenant(budget={"tokens": 100_000, "whenUnknown": "Refuse"})
@@ -78,11 +78,11 @@ async def test_requests_are_counted_once_whether_the_ledger_has_them_or_not(tmp_
                 answer = await it.post({"model": "llama", "messages": [{"role": "user", "content": "hi"}]})
                 assert answer.status == 200
                 await answer.read()
-                await until(lambda: account.told().in_flight == 0)
+                await until(lambda: account.own_use().in_flight == 0)
                 assert known(it) == 10 * n  # the ledger has nothing yet
             shipper = Shipper(it.spool, ledger.url, lambda: [KEY])
             shipping = asyncio.create_task(shipper.run())
-            while (totals.total("acme") or Total("")).tokens < 50:
+            while (totals.total("acme") or MonthTotal("")).tokens < 50:
                 assert known(it) == 50
                 await asyncio.sleep(0.002)
             assert known(it) == 50
@@ -103,38 +103,38 @@ def known(it: Any) -> int:
 
 
 def test_a_month_turns_with_a_full_message():
-    kept = Totals("http://ledger", lambda: ())
+    kept = TotalsFollower("http://ledger", lambda: ())
     stream = listening(kept)
     say(stream, 0, full=True, month="2026-11", tenants={"acme": {"tokens": 5, "gateways": {"g": {"tokens": 5}}}})
-    assert kept.total("acme") == Total("2026-11", 5, 0, {"g": (5, 0)})
+    assert kept.total("acme") == MonthTotal("2026-11", 5, 0, {"g": (5, 0)})
     say(stream, 1, tenants={"acme": {"tokens": 7, "spent": 1}})
-    assert kept.total("acme") == Total("2026-11", 7, 1, {})
+    assert kept.total("acme") == MonthTotal("2026-11", 7, 1, {})
     say(stream, 1)  # a heartbeat
     say(stream, 2, full=True, month="2026-12", tenants={})
-    assert kept.total("acme") == Total("2026-12")
+    assert kept.total("acme") == MonthTotal("2026-12")
 
 
 def test_the_price_list_is_that_of_the_last_message_that_speaks_of_it():
-    kept = Totals("http://ledger", lambda: ())
+    kept = TotalsFollower("http://ledger", lambda: ())
     heard: list[str | None] = []
     kept.repriced = heard.append
     stream = listening(kept)
     prices = {"list": "p", "currency": "EUR", "rates": [{"model": "*", "input": 1, "cached": 1, "output": 2}]}
     say(stream, 0, full=True, month="2026-11", tenants={}, prices=prices)
-    assert kept.book is not None
-    assert kept.book.currency == "EUR"
+    assert kept.rate_table is not None
+    assert kept.rate_table.currency == "EUR"
     say(stream, 1, tenants={})
-    assert kept.book is not None
+    assert kept.rate_table is not None
     say(stream, 2, tenants={}, prices=None)
-    assert kept.book is None
+    assert kept.rate_table is None
     say(stream, 3, full=True, month="2026-11", tenants={}, prices=prices)
     say(stream, 4, full=True, month="2026-11", tenants={})
-    assert kept.book is None
+    assert kept.rate_table is None
     assert heard == ["EUR", None, "EUR", None]  # as it is told on
 
 
 def test_a_message_that_is_missing_ends_the_stream():
-    stream = listening(Totals("http://ledger", lambda: ()))
+    stream = listening(TotalsFollower("http://ledger", lambda: ()))
     say(stream, 0, full=True, month="2026-11", tenants={})
     with pytest.raises(StreamBroken):
         say(stream, 2, tenants={})
@@ -143,11 +143,11 @@ def test_a_message_that_is_missing_ends_the_stream():
 @pytest.mark.parametrize("url", ["ftp://ledger:8500", "ledger:8500", "http://"])
 def test_a_url_that_is_none_of_a_ledger_is_refused(url: str):
     with pytest.raises(ValueError, match="write http://host:port"):
-        Totals(url, lambda: ())
+        TotalsFollower(url, lambda: ())
 
 
 async def test_without_a_key_nobody_is_called():
-    totals = Totals("http://127.0.0.1:1", lambda: ())
+    totals = TotalsFollower("http://127.0.0.1:1", lambda: ())
     totals.start()
     totals.follow()
     assert not totals.live

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from shoal.serving.tracing import Unusable, close, from_environment, per_second, wanted
+from shoal.net.trace import TracingUnusable, close, from_environment, per_second, wanted
 from tests.support.traces import collecting, environment_of
 
 URL = "http://collector:4318"
@@ -60,7 +60,7 @@ async def test_what_cannot_be_is_said_and_the_process_goes_on_without_traces(mon
 def test_the_bound_is_a_hundred_unless_somebody_says_otherwise():
     assert per_second({}) == 100
     assert per_second({"SHOAL_TRACES_PER_SECOND": "2.5"}) == 2.5
-    with pytest.raises(Unusable):
+    with pytest.raises(TracingUnusable):
         per_second({"SHOAL_TRACES_PER_SECOND": "nan"})
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from shoal.ledger.reconcile.watch import Standing
+from shoal.ledger.reconcile.watch import EngineCoverage
 from tests.support.ledgerworld import World, world
 from tests.support.questions import OCTOBER, gpu_hour, hour
 
@@ -210,7 +210,7 @@ async def test_what_engines_counted_is_shown_beside_what_was_billed(world: World
         "chat/llama 2,000,137 105 2,000,037 5 0 0 100 100 0.01 %",
         "The ledger does not know which engines there are: the API server does not answer it, or is not asked.",
     ]
-    world.books.standing = Standing(watching=True, heard=2, not_heard=("chat/llama-7",))
+    world.books.standing = EngineCoverage(watching=True, live=2, stale=("chat/llama-7",))
     told = text(await world.shoal("unattributed", "--by", "model,day"))
     assert "chat/new 2026-11-02 ? ? 42 0 0 0 ? ? ?" in told, "no engine of it was heard"
     assert told[-2].startswith("total 2,000,137 105 2,000,079 5")

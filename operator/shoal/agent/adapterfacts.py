@@ -18,47 +18,47 @@ from shoal.agent.stage.adapter import of_pool
 from shoal.api import names, reasons
 from shoal.api.adapterfacts import AdapterBatch, AdapterFacts, AdapterToRead
 from shoal.api.sources import shown
-from shoal.artifacts import ArtifactError, Credentials, Settings, adapter, open_source
+from shoal.artifacts import ArtifactError, Settings, StoreCredentials, adapter, open_source
 from shoal.artifacts.errors import of_os_error
-from shoal.artifacts.turns import Turns
-from shoal.core.adapters import facts as answers
-from shoal.core.adapters.sources import credentials_for
-from shoal.core.observed import Problem
+from shoal.artifacts.fetchslots import FetchSlots
+from shoal.core.lora.format import facts as answers
+from shoal.core.lora.format.sources import credentials_for
+from shoal.core.status.observed import ModelProblem
 
 AT_A_TIME = 4
 EACH_SECONDS = 180.0
 """Most that one adapter may take."""
-TURN_SECONDS = 5.0
+SLOT_SECONDS = 5.0
 """One that takes longer does not count among these."""
-PATIENCE_SECONDS = 20.0
+IDLE_SECONDS = 20.0
 """How long those that were read wait for a further one."""
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class FactsReading:
     """What to read, and with what."""
 
     batch: AdapterBatch
     secrets: Path = Path(names.ADAPTER_SECRETS_DIR)
     settings: Settings = field(default_factory=Settings)
     seconds: float = EACH_SECONDS
-    turn: float = TURN_SECONDS
-    patience: float = PATIENCE_SECONDS
+    slot_seconds: float = SLOT_SECONDS
+    idle_seconds: float = IDLE_SECONDS
 
 
-async def read_batch(reading: Reading) -> list[tuple[str, answers.Result]]:
+async def read_batch(reading: FactsReading) -> list[tuple[str, answers.Result]]:
     """(key, facts or what is wrong) of each, in the order of the batch."""
-    turns = Turns(AT_A_TIME, reading.turn)
-    tasks = [asyncio.create_task(_in_turn(wanted, reading, turns)) for wanted in reading.batch.adapters]
+    turns = FetchSlots(AT_A_TIME, reading.slot_seconds)
+    tasks = [asyncio.create_task(_in_slot(wanted, reading, turns)) for wanted in reading.batch.adapters]
     try:
         left, patience = set(tasks), None
         while left:
             done, left = await asyncio.wait(left, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 break
-            patience = reading.patience
+            patience = reading.idle_seconds
     finally:
         for task in tasks:
             task.cancel()
@@ -69,32 +69,32 @@ async def read_batch(reading: Reading) -> list[tuple[str, answers.Result]]:
     ]
 
 
-async def _in_turn(wanted: AdapterToRead, reading: Reading, turns: Turns) -> answers.Result:
-    async with turns.turn():
+async def _in_slot(wanted: AdapterToRead, reading: FactsReading, turns: FetchSlots) -> answers.Result:
+    async with turns.slot():
         return await _read(wanted, reading)
 
 
-def _left(wanted: AdapterToRead, reading: Reading) -> Problem:
+def _left(wanted: AdapterToRead, reading: FactsReading) -> ModelProblem:
     what = (
-        f"{shown(wanted.uri)} was not read within {reading.patience:g} s after others that were declared with it: "
+        f"{shown(wanted.uri)} was not read within {reading.idle_seconds:g} s after others that were declared with it: "
         "it is slow, or hangs; it is read again, beside fewer and with more time"
     )
     log.error("adapter.not_read", uri=shown(wanted.uri), reason=reasons.SOURCE_UNREACHABLE, problem=what)
-    return Problem(reasons.SOURCE_UNREACHABLE, what)
+    return ModelProblem(reasons.SOURCE_UNREACHABLE, what)
 
 
-async def _read(wanted: AdapterToRead, reading: Reading) -> answers.Result:
+async def _read(wanted: AdapterToRead, reading: FactsReading) -> answers.Result:
     try:
         async with asyncio.timeout(reading.seconds):
             found = await read_one(wanted, reading)
     except ArtifactError as error:
-        problem = Problem(error.reason, str(of_pool(error)))
+        problem = ModelProblem(error.reason, str(of_pool(error)))
     except TimeoutError:
         what = f"{shown(wanted.uri)} was not read within {reading.seconds:g} s: it is too slow, or hangs"
-        problem = Problem(reasons.SOURCE_UNREACHABLE, what)
+        problem = ModelProblem(reasons.SOURCE_UNREACHABLE, what)
     except OSError as error:
         told = of_os_error(error, f"reading {shown(wanted.uri)}")
-        problem = Problem(told.reason, str(told))
+        problem = ModelProblem(told.reason, str(told))
     else:
         log.info("adapter.read", uri=shown(wanted.uri), revision=found.revision, rank=found.rank)
         return found
@@ -102,11 +102,11 @@ async def _read(wanted: AdapterToRead, reading: Reading) -> answers.Result:
     return problem
 
 
-async def read_one(wanted: AdapterToRead, reading: Reading) -> AdapterFacts:
+async def read_one(wanted: AdapterToRead, reading: FactsReading) -> AdapterFacts:
     """Reads config and header, of an archive after fetching it. Raises ArtifactError and OSError."""
     place = credentials_for(wanted.uri, reading.batch.credentials)
     folder = reading.secrets / str(place)
-    credentials = Credentials() if place is None else await asyncio.to_thread(Credentials.read, folder)
+    credentials = StoreCredentials() if place is None else await asyncio.to_thread(StoreCredentials.read, folder)
     async with open_source(wanted.uri, credentials, reading.settings) as source:
         manifest = await source.manifest()
         if not manifest.archive:
@@ -125,7 +125,7 @@ async def read_one(wanted: AdapterToRead, reading: Reading) -> AdapterFacts:
         return found
 
 
-def run_batch(reading: Reading, write_termination: Callable[[str], None]) -> int:
+def run_batch(reading: FactsReading, write_termination: Callable[[str], None]) -> int:
     """The container: reads, leaves its termination message, returns the exit code."""
     write_termination(answers.message(asyncio.run(read_batch(reading))))
     return 0

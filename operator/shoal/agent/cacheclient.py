@@ -15,7 +15,7 @@ from shoal.api import names, reasons
 from shoal.api.cache import SILENCE_SECONDS, FetchDone, FetchLine, FetchRequest
 from shoal.artifacts import ArtifactError
 
-PATIENCE_SECONDS: Final = 120.0
+TIMEOUT_SECONDS: Final = 120.0
 """How long a cache may be gone: a node's daemon that is replaced, its image not pulled yet."""
 _BACKOFF: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 _URL: Final = "http://cache"
@@ -28,7 +28,7 @@ async def fetch(
     request: FetchRequest,
     on_line: Callable[[FetchLine], None],
     *,
-    patience: float = PATIENCE_SECONDS,
+    timeout: float = TIMEOUT_SECONDS,
 ) -> FetchDone:
     """Has the model brought into the namespace's folder, which is mounted at `folder`.
 
@@ -45,18 +45,18 @@ async def fetch(
 
     while True:
         try:
-            return await _ask(folder, request, hear)
+            return await _request(folder, request, hear)
         # A socket that is not there yet, not open to us yet, or whose daemon is gone.
         except (aiohttp.ClientError, TimeoutError, OSError, ValidationError) as error:
             silent = time.monotonic() - heard
-            if silent >= patience:
+            if silent >= timeout:
                 raise ArtifactError(reasons.CACHE_UNAVAILABLE, _unavailable(folder, silent, error)) from None
-            log.info("stage.cache_retry", problem=_told(error), silent_seconds=round(silent, 1))
+            log.info("stage.cache_retry", problem=_shown(error), silent_seconds=round(silent, 1))
         await asyncio.sleep(_BACKOFF[min(tries, len(_BACKOFF) - 1)])
         tries += 1
 
 
-async def _ask(folder: Path, request: FetchRequest, hear: Callable[[FetchLine], None]) -> FetchDone:
+async def _request(folder: Path, request: FetchRequest, on_line: Callable[[FetchLine], None]) -> FetchDone:
     async with _session(folder) as session:
         body = request.model_dump_json(exclude_none=True)
         async with session.post(f"{_URL}/v1/fetch", data=body) as response:
@@ -67,7 +67,7 @@ async def _ask(folder: Path, request: FetchRequest, hear: Callable[[FetchLine], 
                 line = FetchLine.model_validate_json(raw)
                 if line.error is not None:
                     raise ArtifactError(line.error.reason, line.error.message)
-                hear(line)
+                on_line(line)
                 if line.done is not None:
                     return line.done
             raise aiohttp.ClientPayloadError("the answer ended early")
@@ -97,7 +97,7 @@ async def hold(folder: Path, model_file: Path) -> None:
                     else:
                         problem, pause = f"the node cache does not have model {key}", 10.0
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                problem = _told(error)
+                problem = _shown(error)
             if problem != told:
                 told = problem
                 log.warning("agent.model_not_held", problem=problem, consequence="it may be evicted in two minutes")
@@ -115,12 +115,12 @@ def _read(path: Path) -> str | None:
     return None
 
 
-def _told(error: Exception) -> str:
+def _shown(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
 def _unavailable(folder: Path, silent: float, error: Exception) -> str:
     return (
-        f"the node cache has not answered for {silent:.0f} s at {folder / names.CACHE_SOCKET} ({_told(error)}): look "
+        f"the node cache has not answered for {silent:.0f} s at {folder / names.CACHE_SOCKET} ({_shown(error)}): look "
         "at the pod of DaemonSet shoal-cache on this node, or switch the cache off with the chart's cache.enabled"
     )

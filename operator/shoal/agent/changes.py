@@ -14,22 +14,22 @@ _AT_ONCE: Final = frozenset({"phase", "engine_boot", "adapters"})
 _QUEUES: Final = frozenset({"waiting", "adapters_waiting"})
 
 
-def difference(told: Keys, now: Keys) -> dict[str, object]:
+def difference(published: Keys, now: Keys) -> dict[str, object]:
     """The keys whose value is another than what was told; a key that became unknown is None."""
-    return {name: now.get(name) for name in {*told, *now} if told.get(name) != now.get(name)}
+    return {name: now.get(name) for name in {*published, *now} if published.get(name) != now.get(name)}
 
 
-def matters(told: Keys, now: Keys) -> bool:
+def matters(published: Keys, now: Keys) -> bool:
     """Whether a change must be told at once: the phase, a restart, an adapter, something that became known or unknown,
     a queue that appeared or went, or KV use that moved by 2 points."""
-    changed = difference(told, now)
+    changed = difference(published, now)
     if not changed.keys().isdisjoint(_AT_ONCE):
         return True
-    if any((told.get(name) is None) != (now.get(name) is None) for name in changed):
+    if any((published.get(name) is None) != (now.get(name) is None) for name in changed):
         return True
-    if any(told.get(queue) == 0 or now.get(queue) == 0 for queue in _QUEUES & changed.keys()):
+    if any(published.get(queue) == 0 or now.get(queue) == 0 for queue in _QUEUES & changed.keys()):
         return True
-    before, after, total = told.get("kv_tokens_used"), now.get("kv_tokens_used"), now.get("kv_tokens_total")
+    before, after, total = published.get("kv_tokens_used"), now.get("kv_tokens_used"), now.get("kv_tokens_total")
     if isinstance(before, int) and isinstance(after, int) and isinstance(total, int) and total > 0:
         return abs(after - before) / total >= KV_STEP
     return False

@@ -4,11 +4,11 @@ import asyncio
 import os
 from pathlib import Path
 
-from shoal.artifacts import Credentials, Settings
+from shoal.artifacts import Settings, StoreCredentials
 from shoal.artifacts.identity import with_identity
 
 
-async def credentials_of(uri: str, secret: Path, settings: Settings, *, identity: bool) -> Credentials:
+async def credentials_of(uri: str, secret: Path, settings: Settings, *, identity: bool) -> StoreCredentials:
     """`identity`: whether the Model names a ServiceAccount. Raises ArtifactError and OSError."""
-    found = await asyncio.to_thread(Credentials.read, secret)
+    found = await asyncio.to_thread(StoreCredentials.read, secret)
     return await with_identity(uri, found, settings, os.environ) if identity else found

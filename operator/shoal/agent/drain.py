@@ -13,8 +13,8 @@ import structlog
 
 from shoal.api.replica import Ack
 from shoal.core import drain
-from shoal.core.drain import Engine, Gateway, Look, Stop, Wait
-from shoal.signals.hub import Caller
+from shoal.core.drain import EngineObservation, EngineProgress, GatewayProgress, Stop, Wait
+from shoal.net.hub import Caller
 
 FORGET_SECONDS: Final = 60.0
 """A gateway that has been gone for so long, and ran no adapter when it was heard last, holds no claim any more."""
@@ -45,14 +45,14 @@ class Drain:
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self._seconds = seconds
-        self._gateways: dict[Key, Gateway] = {}
+        self._gateways: dict[Key, GatewayProgress] = {}
         self._streams: dict[Key, int] = {}
-        self._engine = Engine()
+        self._engine = EngineProgress()
         self._restarted: float | None = None
         self._started = clock()
         self._episode: _Episode | None = None
         self._changed = asyncio.Event()
-        self.tell: Callable[[], int] = lambda: 0
+        self.publish: Callable[[], int] = lambda: 0
         self.waits_for = ""
         """Of the drain under way, or the last one: its reason and sentence, for people."""
         self.stopped: Stop | None = None
@@ -68,12 +68,12 @@ class Drain:
         return self._seconds
 
     @property
-    def has_looked(self) -> bool:
+    def has_observed(self) -> bool:
         """Whether the engine has been looked at since the agent's start."""
-        return self._engine.looked is not None
+        return self._engine.observed_at is not None
 
     @property
-    def gateways(self) -> tuple[Gateway, ...]:
+    def gateways(self) -> tuple[GatewayProgress, ...]:
         """Those that are known, the gone ones for a minute."""
         return tuple(self._gateways.values())
 
@@ -102,7 +102,7 @@ class Drain:
             self._gateways[key] = drain.closed(self._gateways[key], now)
         for old, gateway in list(self._gateways.items()):
             keep = max(FORGET_SECONDS, self._seconds) if gateway.adapters else FORGET_SECONDS
-            if gateway.closed is not None and now - max(gateway.closed, gateway.heard) > keep:
+            if gateway.closed is not None and now - max(gateway.closed, gateway.last_message) > keep:
                 del self._gateways[old]
         self._changed.set()
 
@@ -114,32 +114,32 @@ class Drain:
         self._gateways[key] = drain.acked(known, ack.gateway, ack.seq, ack.running, self.clock(), adapters)
         self._changed.set()
 
-    def looked(self, look: Look) -> None:
+    def observed(self, observation: EngineObservation) -> None:
         """The observer looked at the engine."""
-        if not self.has_looked:
-            self._restarted = self._started if look.boot is not None else None
+        if not self.has_observed:
+            self._restarted = self._started if observation.boot is not None else None
             if self._episode is not None:
-                self._episode.boot = look.boot  # the hook came first
-        self._engine = drain.seen(self._engine, look)
+                self._episode.boot = observation.boot  # the hook came first
+        self._engine = drain.observe(self._engine, observation)
         episode = self._episode
         if episode is not None and drain.over(episode.boot, self._engine, episode.returned, self.clock()):
-            log.info("drain.ended", engine_boot=look.boot, restarted=look.boot != episode.boot)
+            log.info("drain.ended", engine_boot=observation.boot, restarted=observation.boot != episode.boot)
             self._episode = None
-            # Not told from here: the look that brought this is on its way into the stream.
+            # Not told from here: the observation that brought this is on its way into the stream.
         self._changed.set()
 
     # --- the hook -----------------------------------------------------------------------------------------------------
 
-    async def wait(self, asked_ago: float = 0.0) -> Stop:
+    async def wait(self, waited_seconds: float = 0.0) -> Stop:
         """Begins a drain, or joins the one that is under way; returns when the engine may be stopped.
 
         `asked_ago` is for how many seconds the hook has waited: longer where this agent restarted during the drain.
         """
         episode = self._episode
         if episode is None:
-            episode = self._episode = _Episode(self._engine.boot, self.clock() - asked_ago, 0)
+            episode = self._episode = _Episode(self._engine.boot, self.clock() - waited_seconds, 0)
             # Gateways turn away at once, and their acknowledgements of this very message count.
-            episode.barrier = self.tell()
+            episode.barrier = self.publish()
             log.info("drain.began", barrier=episode.barrier, gateways=len(self._gateways), seconds=self._seconds)
         said, said_at = "", -REMIND_SECONDS
         while True:
@@ -168,7 +168,7 @@ class Drain:
 
     def _decide(self, episode: _Episode, now: float) -> Wait | Stop:
         return drain.decide(
-            drain.State(
+            drain.DrainState(
                 began=episode.began,
                 barrier=episode.barrier,
                 drain_seconds=self._seconds,

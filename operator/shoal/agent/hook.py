@@ -35,7 +35,7 @@ class Hook:
     async def run(self) -> None:
         """Looks for ever. What the file system refuses is logged and tried again."""
         while True:
-            ago = await asyncio.to_thread(self._asked_ago)
+            ago = await asyncio.to_thread(self._waited_seconds)
             if ago is not None:
                 await self._answer(ago)
             await asyncio.sleep(POLL_SECONDS)
@@ -54,7 +54,7 @@ class Hook:
 
     # --- files: these block -------------------------------------------------------------------------------------------
 
-    def _asked_ago(self) -> float | None:
+    def _waited_seconds(self) -> float | None:
         """For how long a hook has waited; None: none does."""
         try:
             made = self._file.stat().st_mtime

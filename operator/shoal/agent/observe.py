@@ -10,14 +10,14 @@ from typing import Final
 import structlog
 from pydantic import ValidationError
 
-from shoal.agent.adapters.service import Adapters
+from shoal.agent.adapters.service import AdapterService
 from shoal.agent.drain import Drain
 from shoal.agent.phase import Probe, phase
 from shoal.agent.stalls import Stalls
-from shoal.agent.stream import Hub
+from shoal.agent.stream import AgentStream
 from shoal.api import names
 from shoal.api.replica import Phase, StageProgress
-from shoal.core.drain import Look
+from shoal.core.drain import EngineObservation
 from shoal.core.stall import Work
 from shoal.engine.client import Counters, EngineClient, EngineError, EngineTimeout, EngineUnreachable, Loads
 
@@ -61,16 +61,16 @@ def _head(path: Path, limit: int) -> bytes | None:
         return None
 
 
-class Observer:
+class EngineObserver:
     """Turns looks into keys of the stream. What it knows of the engine belongs to one boot of it."""
 
     def __init__(
         self,
-        hub: Hub,
+        hub: AgentStream,
         drain: Drain,
         stalls: Stalls,
         run_dir: Path = Path(names.RUN_DIR),
-        adapters: Adapters | None = None,
+        adapters: AdapterService | None = None,
     ) -> None:
         self._hub = hub
         self._drain = drain
@@ -84,9 +84,9 @@ class Observer:
         self._keys: dict[str, object] = {}
         self.errors: dict[str, int] = {}
         """Failed calls to the engine by the kind of failure, for /metrics."""
-        drain.tell = self.tell_draining
+        drain.publish = self.publish_draining
         if adapters is not None:
-            adapters.tell = self.tell_adapters
+            adapters.publish = self.publish_adapters
 
     def _forget(self, engine_boot: str | None) -> None:
         """Begins with another process of the engine."""
@@ -105,9 +105,9 @@ class Observer:
         pause = 0.0
         while True:
             await asyncio.sleep(pause)
-            pause = await self.look(engine)
+            pause = await self.observe(engine)
 
-    def tell_draining(self) -> int:
+    def publish_draining(self) -> int:
         """Says at once, in a message of its own, that the replica drains; returns the number of that message, or of one
         that said so before."""
         if self._phase != "stalled":
@@ -116,7 +116,7 @@ class Observer:
         self._hub.update(self._keys)
         return self._hub.seq
 
-    def tell_adapters(self) -> int:
+    def publish_adapters(self) -> int:
         """Says at once what there is to say of the adapters; returns the number of the message that says so."""
         self._keys = {**self._keys, **self._of_adapters()}
         self._hub.update(self._keys)
@@ -125,7 +125,7 @@ class Observer:
     def _of_adapters(self) -> Mapping[str, object]:
         return self._adapters.keys() if self._adapters is not None else {}
 
-    async def look(self, engine: EngineClient) -> float:
+    async def observe(self, engine: EngineClient) -> float:
         """One look; tells the hub; returns the seconds until the next."""
         at = self._clock()
         files = await asyncio.to_thread(read_run_files, self._stage_file, self._boot_file)
@@ -147,12 +147,12 @@ class Observer:
         self._was_ready = self._was_ready or probe is Probe.READY
         known = loads if isinstance(loads, Loads) else None
         if self._was_ready:
-            await asyncio.to_thread(self._stalls.looked, self._work(at, loads))
-        self._drain.looked(self._seen(at, probe, known, counters))
+            await asyncio.to_thread(self._stalls.observed, self._work(at, loads))
+        self._drain.observed(self._observation(at, probe, known, counters))
         if self._adapters is not None:
             serves = self._was_ready and probe in (Probe.READY, Probe.SILENT)
             idle = known is not None and known.running == 0 and known.waiting == 0
-            self._adapters.looked(self._engine_boot, up=serves, idle_at=at if idle else None)
+            self._adapters.observed(self._engine_boot, up=serves, idle_at=at if idle else None)
         # No await from here on: a drain that began meanwhile has told its phase, which must not be taken back.
         self._set_phase(
             phase(
@@ -228,8 +228,10 @@ class Observer:
             published=loads.published,
         )
 
-    def _seen(self, at: float, probe: Probe | None, loads: Loads | None, counters: Counters | None) -> Look:
-        return Look(
+    def _observation(
+        self, at: float, probe: Probe | None, loads: Loads | None, counters: Counters | None
+    ) -> EngineObservation:
+        return EngineObservation(
             at=at,
             boot=self._engine_boot,
             listening=None if probe is Probe.SILENT else probe not in (Probe.CLOSED, None),

@@ -17,19 +17,19 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from pydantic import BaseModel, ValidationError
 
-from shoal.agent.adapters.service import Adapters
+from shoal.agent.adapters.service import AdapterService
 from shoal.agent.adapters.web import BODY_BYTES, AdaptersApi
 from shoal.agent.drain import Drain
-from shoal.agent.figures import Figures
-from shoal.agent.observe import Observer
-from shoal.agent.stream import Hub
+from shoal.agent.observe import EngineObserver
+from shoal.agent.stream import AgentStream
+from shoal.agent.streammetrics import AgentMetrics
 from shoal.api import names
 from shoal.api.keys import AgentKeys
 from shoal.api.replica import HEARTBEAT_SECONDS, Abort, Ack
 from shoal.engine.adapters import EngineAdapters
 from shoal.engine.client import EngineClient, EngineError
-from shoal.net.tls import Credentials, refusal
-from shoal.signals.hub import Caller, Reader, TooManyReaders
+from shoal.net.hub import Caller, HubReader, TooManyReaders
+from shoal.net.tls import TLSCredentials, refusal
 
 WRITE_SECONDS: Final = 10.0
 """A reader that takes no byte for so long is dropped."""
@@ -61,18 +61,18 @@ def read_keys(path: Path) -> AgentKeys:
         raise ValueError(f"{path} is not the agent's key file: {fields}") from None
 
 
-class Agent:
+class EngineAgent:
     """One engine pod's agent: observes in the background and serves what it sees."""
 
     def __init__(
         self,
         engine_url: str,
         keys_file: Path,
-        hub: Hub,
-        observer: Observer,
+        hub: AgentStream,
+        observer: EngineObserver,
         drain: Drain,
-        adapters: Adapters | None = None,
-        credentials: Credentials | None = None,
+        adapters: AdapterService | None = None,
+        credentials: TLSCredentials | None = None,
     ) -> None:
         """With `credentials` whoever has a key is answered over mutual TLS only."""
         self._engine_url = engine_url
@@ -88,7 +88,7 @@ class Agent:
         self._aborting = asyncio.Semaphore(_ABORTS_AT_ONCE)
         self._registry = CollectorRegistry()
         self._registry.register(_Metrics(hub, observer, drain))
-        self._registry.register(Figures(hub.boot, lambda: hub.told))
+        self._registry.register(AgentMetrics(hub.boot, lambda: hub.published))
         if adapters is not None:
             self._registry.register(adapters.metrics)
 
@@ -100,7 +100,7 @@ class Agent:
         app.router.add_get(names.REPLICA_PATH, self._replica)
         app.router.add_post(names.ACK_PATH, self._ack)
         app.router.add_post(names.ABORT_PATH, self._abort)
-        app.router.add_routes(AdaptersApi(self._adapters, self._drain, self._hub.boot, self._asked_by).routes())
+        app.router.add_routes(AdaptersApi(self._adapters, self._drain, self._hub.boot, self._caller_role).routes())
         return app
 
     async def observe(self) -> None:
@@ -161,7 +161,7 @@ class Agent:
         except TooManyReaders:
             return _refusal(503, "too many readers")
 
-    async def _stream(self, request: web.Request, reader: Reader) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, reader: HubReader) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(request)
         with contextlib.suppress(ConnectionError, TimeoutError):
@@ -224,7 +224,7 @@ class Agent:
             faults = ", ".join(".".join(map(str, fault["loc"])) or fault["type"] for fault in error.errors())
             return _refusal(400, f"not {what}: {faults}")
 
-    def _asked_by(self, request: web.Request) -> str | web.Response:
+    def _caller_role(self, request: web.Request) -> str | web.Response:
         if self._keys is None:
             return _refusal(503, "the agent has no keys yet")
         role = self._role(request.headers.get("Authorization", ""), self._keys)
@@ -255,7 +255,7 @@ class Agent:
 
 
 class _Metrics(Collector):
-    def __init__(self, hub: Hub, observer: Observer, drain: Drain) -> None:
+    def __init__(self, hub: AgentStream, observer: EngineObserver, drain: Drain) -> None:
         self._hub = hub
         self._observer = observer
         self._drain = drain
@@ -279,7 +279,7 @@ def _refusal(status: int, message: str) -> web.Response:
     return web.json_response({"error": {"message": message}}, status=status, headers=headers)
 
 
-async def _keep_fresh(credentials: Credentials) -> None:
+async def _keep_fresh(credentials: TLSCredentials) -> None:
     """Reads the certificate again whenever the operator has renewed it."""
     while True:
         await asyncio.sleep(CERTIFICATE_SECONDS)
@@ -287,8 +287,8 @@ async def _keep_fresh(credentials: Credentials) -> None:
 
 
 async def serve(
-    agent: Agent,
-    hub: Hub,
+    agent: EngineAgent,
+    hub: AgentStream,
     *,
     host: str,
     port: int,

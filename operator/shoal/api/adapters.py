@@ -106,17 +106,17 @@ class AdapterRefusal(Message):
     retry_after: int | None = None
 
 
-class FloorAdapter(AdapterWanted):
+class DesiredAdapter(AdapterWanted):
     """An adapter that the replica should hold."""
 
     pinned: bool = False
     """Never evicted."""
 
 
-class Floor(Message):
+class DesiredAdapters(Message):
     """What a replica should hold, from the leading operator."""
 
     operator: str
     """Name of the operator's pod."""
     boot: str
-    adapters: Annotated[tuple[FloorAdapter, ...], Field(max_length=4096)] = ()
+    adapters: Annotated[tuple[DesiredAdapter, ...], Field(max_length=4096)] = ()

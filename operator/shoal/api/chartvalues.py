@@ -19,8 +19,8 @@ from shoal.api.config import (
     Scaling,
     Signals,
     Sources,
-    Tracing,
-    Transport,
+    TracingConfig,
+    TransportConfig,
 )
 
 RUNBOOKS: Final = "https://github.com/shoal-dev/shoal/blob/main/docs/runbooks"
@@ -37,7 +37,7 @@ class Section(BaseModel):
     )
 
 
-class Image(Section):
+class ImageValues(Section):
     repository: str = Field(default="ghcr.io/shoal-dev/shoal", min_length=1)
     """Shoal's image, of operator, gateway, ledger, agent and stage containers."""
     tag: str = ""
@@ -50,7 +50,7 @@ class Image(Section):
     """Names of pull secrets in the release's namespace. For engine pods see `pods.imagePullSecrets`."""
 
 
-class Placement(Section):
+class PodValues(Section):
     """What the pods of operator, gateway and ledger have in common."""
 
     resources: Free
@@ -75,7 +75,7 @@ class Placement(Section):
     """Annotations of the ServiceAccount."""
 
 
-class Operator(Placement):
+class OperatorValues(PodValues):
     replicas: int = Field(default=2, ge=1, le=5)
     """Pods; one leads by a Lease, the others stand by."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -90,7 +90,7 @@ class Operator(Placement):
     """Requests and limits of the container."""
 
 
-class Service(Section):
+class ServiceValues(Section):
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
     """Type of the Service."""
     port: int = Field(default=80, ge=1, le=65535)
@@ -161,7 +161,7 @@ class LogEncryption(Section):
     Empty: request logs are not encrypted."""
 
 
-class RequestLog(Section):
+class RequestLogValues(Section):
     persistence: LogPersistence = LogPersistence()
     """Where the files are; nine tenths of it are used."""
     bucket: LogBucket = LogBucket()
@@ -177,7 +177,7 @@ class GatewayMedia(Section):
     also opens port 443 of public addresses to gateways."""
 
 
-class Gateway(Placement):
+class GatewayValues(PodValues):
     replicas: int = Field(default=2, ge=1)
     """Pods."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -201,14 +201,14 @@ class Gateway(Placement):
     resources: Free = {"requests": {"cpu": "500m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
     """Requests and limits of the container. What requests, answers and connections may hold follows from the memory
     limit (docs/gateway.md)."""
-    service: Service = Service()
+    service: ServiceValues = ServiceValues()
     """The Service `shoal-gateway`."""
     persistence: Persistence = Persistence()
     """The spool of usage records."""
     when_spool_full: Literal["Refuse", "Serve"] = "Refuse"
     """When usage can no longer be kept. Refuse: requests get a 503. Serve: they are served, and the records that are
     lost are counted."""
-    request_log: RequestLog = RequestLog()
+    request_log: RequestLogValues = RequestLogValues()
     """The request logs of those Tenants that ask for one with `logging`."""
     tls: Tls = Tls()
     """TLS at the gateway itself."""
@@ -243,7 +243,7 @@ class GatewayTokens(Section):
     gateway."""
 
 
-class Ledger(Placement):
+class LedgerValues(PodValues):
     enabled: bool = True
     """Run the ledger. Without it usage records stay on the gateways' volumes, and nothing sums them up: budgets and
     `kubectl shoal usage` do not work, limits do."""
@@ -291,7 +291,7 @@ class Engines(Section):
     """The engine simulator."""
 
 
-class Agent(Section):
+class AgentValues(Section):
     cpu: str = Field(default="50m", min_length=1)
     """CPU request of the agent in each engine pod."""
     memory: str = Field(default="128Mi", min_length=1)
@@ -346,7 +346,7 @@ class NetworkPolicy(Section):
     gateways call but the gateways themselves."""
 
 
-class Reader(Section):
+class ReaderValues(Section):
     name: str = Field(min_length=1)
     """Name of the ServiceAccount."""
     namespace: str = Field(min_length=1)
@@ -365,11 +365,11 @@ class MetricsAuth(Section):
     """The metrics of operator, gateway, ledger and node cache, and the operator's decisions, are for those alone whose
     Kubernetes token may `get` them (TokenReview and SubjectAccessReview, as kube-rbac-proxy does). Off: where a mesh
     does that; then only operator, gateways, `networkPolicy.apiServers` and `pods.scraperNamespaces` reach them."""
-    readers: tuple[Reader, ...] = ()
+    readers: tuple[ReaderValues, ...] = ()
     """ServiceAccounts that may read the metrics: that of the Prometheus, `{name: ..., namespace: ...}`."""
 
 
-class Metrics(Section):
+class MetricsValues(Section):
     auth: MetricsAuth = MetricsAuth()
     """Who may read them."""
 
@@ -438,19 +438,19 @@ class Dashboards(Section):
 
 
 class Values(Section):
-    image: Image = Image()
+    image: ImageValues = ImageValues()
     """Shoal's own image."""
     common_labels: dict[str, str] = {}
     """Labels for every object of the chart."""
-    operator: Operator = Operator()
+    operator: OperatorValues = OperatorValues()
     """The operator."""
-    gateway: Gateway = Gateway()
+    gateway: GatewayValues = GatewayValues()
     """The gateway: the OpenAI API."""
-    ledger: Ledger = Ledger()
+    ledger: LedgerValues = LedgerValues()
     """The ledger: what each tenant used."""
     engines: Engines = Engines()
     """Which engines there are."""
-    agent: Agent = Agent()
+    agent: AgentValues = AgentValues()
     """The agent, beside each engine."""
     cache: NodeCache = NodeCache()
     """The node cache: each model is fetched once per node."""
@@ -470,9 +470,9 @@ class Values(Section):
     """A mirror of the Hugging Face hub, such as https://hub.example.com. Empty: the hub."""
     sources: Sources = Sources()
     """From where weights and adapters may be fetched (docs/sources.md)."""
-    tracing: Tracing = Tracing()
+    tracing: TracingConfig = TracingConfig()
     """OpenTelemetry traces (docs/tracing.md)."""
-    transport: Transport = Transport(mtls=MTLS(enabled=True))
+    transport: TransportConfig = TransportConfig(mtls=MTLS(enabled=True))
     """How Shoal's processes reach each other and the engines (docs/transport.md)."""
     network_policy: NetworkPolicy = NetworkPolicy()
     """Who may reach Shoal's own pods."""
@@ -484,7 +484,7 @@ class Values(Section):
     """ValidatingAdmissionPolicies, which the API server itself evaluates (policies/admission)."""
     scope: Scope = Scope()
     """Which namespaces Shoal may read and write."""
-    metrics: Metrics = Metrics()
+    metrics: MetricsValues = MetricsValues()
     """Metrics of Shoal's own processes."""
     service_monitor: ServiceMonitor = ServiceMonitor()
     """A ServiceMonitor for operator, gateway, ledger and node cache."""

@@ -212,7 +212,7 @@ Sampler = Literal[
 ]
 
 
-class Tracing(_Section):
+class TracingConfig(_Section):
     """OpenTelemetry traces of requests and decisions."""
 
     endpoint: str = Field(default="", pattern=r"^(https?://[^ ]+)?$")
@@ -263,7 +263,7 @@ class Sidecar(_Section):
     not take it."""
 
 
-class Transport(_Section):
+class TransportConfig(_Section):
     """How Shoal's processes reach each other and the engines."""
 
     mtls: MTLS = MTLS()
@@ -287,12 +287,12 @@ class OperatorConfig(_Section):
     cache: Cache = Cache()
     signals: Signals = Signals()
     scaling: Scaling = Scaling()
-    tracing: Tracing = Tracing()
+    tracing: TracingConfig = TracingConfig()
     scope_namespaces: tuple[str, ...] = ()
     """The only namespaces that Shoal reads and writes, its own among them; empty: all."""
     metrics_auth: bool = False
     """Whether the operator's pages (/metrics, /v1/decisions, /v1/adapters) are for those alone whose Kubernetes token
     may `get` them."""
-    transport: Transport = Transport()
+    transport: TransportConfig = TransportConfig()
     resync_seconds: float = 600.0
     log_level: str = "info"

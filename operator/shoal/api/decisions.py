@@ -57,7 +57,7 @@ class DrivenVariant(Message):
     gpu_class: str
     answered: int | None = None
     """Replicas that KEDA was told; None: nothing yet in this operator's term."""
-    standing: int | None = None
+    replicas_written: int | None = None
     """That its Deployment asks for: what KEDA and its HPA made of it."""
 
 
@@ -84,7 +84,7 @@ class ModelFigures(Message):
     held: int | None = None
     in_flight: int | None = None
     arrivals_per_second: float | None = None
-    unheard: tuple[str, ...] = ()
+    stale: tuple[str, ...] = ()
     """Voices that are not fresh: pods of gateways and replicas."""
     driven: DriverFigures | None = None
     """None: Shoal writes the replicas itself."""

@@ -4,7 +4,18 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from shoal.api.meta import NAME_IS_LABEL, Column, Conditions, Count, K8s, Kind, LabelValue, Object, Quantity, Rule
+from shoal.api.meta import (
+    NAME_IS_LABEL,
+    CELRule,
+    Column,
+    Conditions,
+    Count,
+    CustomResource,
+    K8s,
+    LabelValue,
+    Object,
+    Quantity,
+)
 
 
 class Toleration(Object):
@@ -71,11 +82,11 @@ class GPUClassSpec(Object):
     """Whether nodes of this class may be taken away at short notice (spot)."""
 
     cel: ClassVar = (
-        Rule(
+        CELRule(
             "!has(self.tolerations) || self.tolerations.all(t, t.operator == 'Exists' || has(t.key))",
             "a toleration with operator 'Equal' must have a `key`",
         ),
-        Rule(
+        CELRule(
             # A quantity that does not parse is told by the field's own rule.
             "!isQuantity(string(self.memoryPerGPU)) || "
             "quantity(string(self.memoryPerGPU)).compareTo(quantity('1Gi')) >= 0",
@@ -128,7 +139,7 @@ class GPUClassStatus(Object):
     """GPUs of the largest node: no replica can have more."""
 
 
-class GPUClass(Kind):
+class GPUClass(CustomResource):
     """A kind of GPU in the fleet: which nodes have it, what it can hold, what it costs."""
 
     kind_name: ClassVar = "GPUClass"

@@ -20,21 +20,21 @@ PROCESS_ROLES: Final[tuple[ProcessRole, ...]] = get_args(ProcessRole)
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class CertificateIdentity:
     """The two names of one certificate."""
 
     uri: str
     dns: str
 
 
-def process(trust_domain: str, namespace: str, role: ProcessRole) -> Identity:
+def process(trust_domain: str, namespace: str, role: ProcessRole) -> CertificateIdentity:
     """A process of Shoal's own; all gateways share one identity."""
-    return Identity(f"{_prefix(trust_domain, namespace)}{role}", server_name(role))
+    return CertificateIdentity(f"{_prefix(trust_domain, namespace)}{role}", server_name(role))
 
 
-def model(trust_domain: str, namespace: str, uid: str) -> Identity:
+def model(trust_domain: str, namespace: str, uid: str) -> CertificateIdentity:
     """The pods of the Model with this uid; `namespace` is Shoal's."""
-    return Identity(f"{_prefix(trust_domain, namespace)}model/{uid}", model_server_name(uid))
+    return CertificateIdentity(f"{_prefix(trust_domain, namespace)}model/{uid}", model_server_name(uid))
 
 
 def server_name(role: ProcessRole) -> str:

@@ -39,14 +39,14 @@ def role_key(install_key: bytes, role: Role) -> bytes:
     return hmac.digest(install_key, f"role:{role}".encode(), hashlib.sha256)
 
 
-def said(own: bytes, subject: str) -> str:
+def bearer_for(own: bytes, subject: str) -> str:
     """What the role with the role key `own` says to `subject`: 64 hex digits."""
     return hmac.digest(own, subject.encode(), hashlib.sha256).hex()
 
 
 def derive(install_key: bytes, role: Role, subject: str) -> str:
     """Both steps at once, for who has the install key."""
-    return said(role_key(install_key, role), subject)
+    return bearer_for(role_key(install_key, role), subject)
 
 
 def derive_old(install_key: bytes, role: Role, subject: str) -> str:
@@ -69,7 +69,7 @@ class InstallKey:
     def fingerprint(self) -> str:
         return fingerprint(self.value)
 
-    def said(self, role: Role, subject: str) -> str:
+    def bearer_for(self, role: Role, subject: str) -> str:
         """What `role` says to `subject`."""
         return derive_old(self.value, role, subject) if self.old else derive(self.value, role, subject)
 
@@ -89,10 +89,10 @@ class KeyBundle(BaseModel):
     callers: dict[Role, str]
     """What they say to `subject`."""
 
-    def said(self, role: Role, subject: str) -> str | None:
+    def bearer_for(self, role: Role, subject: str) -> str | None:
         """What `role` says to `subject`; None where this process has no business to know."""
         if role == self.role:
-            return said(bytes.fromhex(self.own), subject)
+            return bearer_for(bytes.fromhex(self.own), subject)
         return self.callers.get(role) if subject == self.subject else None
 
     def __repr__(self) -> str:  # never logged

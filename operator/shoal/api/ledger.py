@@ -20,7 +20,7 @@ UnknownCached = Literal["Fresh", "Cached"]
 """How input is priced of which it is not known how much was cached, as after a cut stream."""
 
 
-class Taken(Message):
+class BatchAnswer(Message):
     """Answer to a batch, after its commit."""
 
     new: int

@@ -5,7 +5,19 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from shoal.api.meta import Bytes, Column, Conditions, Count, K8s, Kind, Name, Object, Positive, ResourceName, Rule
+from shoal.api.meta import (
+    Bytes,
+    CELRule,
+    Column,
+    Conditions,
+    Count,
+    CustomResource,
+    K8s,
+    Name,
+    Object,
+    Positive,
+    ResourceName,
+)
 from shoal.api.model import ServedName
 
 Digest = Annotated[str, StringConstraints(max_length=71, pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -68,7 +80,7 @@ class LoRAAdapterSpec(Object):
     its namespace) or by `adapters`. '*' says everyone who may use the pool's Model and grants the adapter."""
 
     cel: ClassVar = (
-        Rule(
+        CELRule(
             "!has(self.minCopies) || self.minCopies == 1 || (has(self.residency) && self.residency != 'OnDemand')",
             "`minCopies` needs `residency` Warm or Pinned: copies of an adapter on demand follow its traffic",
         ),
@@ -113,7 +125,7 @@ class LoRAAdapterStatus(Object):
     the same, nothing is read again."""
 
 
-class LoRAAdapter(Kind):
+class LoRAAdapter(CustomResource):
     """A LoRA fine-tune that a pool's replicas serve."""
 
     kind_name: ClassVar = "LoRAAdapter"
@@ -133,7 +145,7 @@ class LoRAAdapter(Kind):
 
     cel: ClassVar = (
         # namespace (63) + '.' + name + '@' + 12 digits: what an engine is told, and a file's name
-        Rule(
+        CELRule(
             "self.metadata.name.size() <= 128",
             "`metadata.name` may not be longer than 128 characters: it is a part of a file's name",
         ),

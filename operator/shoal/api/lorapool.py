@@ -6,14 +6,14 @@ from pydantic import Field, StringConstraints
 
 from shoal.api.meta import (
     NAME_IS_LABEL,
+    CELRule,
     Column,
     Conditions,
     Count,
+    CustomResource,
     K8s,
-    Kind,
     LabelValue,
     Object,
-    Rule,
     SecretReference,
 )
 from shoal.api.model import LocalObjectReference
@@ -51,7 +51,7 @@ class AllowedNamespaces(Object):
     """With `from: Selector`."""
 
     cel: ClassVar = (
-        Rule(
+        CELRule(
             "(has(self.from) && self.from == 'Selector') == has(self.selector)",
             "`selector` is set with `from: Selector`, and only then",
         ),
@@ -105,11 +105,11 @@ class LoRAPoolSpec(Object):
     """Credentials for the adapters' sources. A change rolls the Model: a running pod cannot mount another Secret."""
 
     cel: ClassVar = (
-        Rule(
+        CELRule(
             "!has(self.targetModules) || self.targetModules.size() == 1 || !('all' in self.targetModules)",
             "`all` in `targetModules` stands alone: it means every module",
         ),
-        Rule(
+        CELRule(
             "!has(self.cachedPerReplica) || self.cachedPerReplica >= (has(self.slotsPerReplica) ? "
             "self.slotsPerReplica : 8)",
             "`cachedPerReplica` may not be smaller than `slotsPerReplica`: what is on the GPU is in host memory too",
@@ -149,7 +149,7 @@ class LoRAPoolStatus(Object):
     """How many adapters the pool has."""
 
 
-class LoRAPool(Kind):
+class LoRAPool(CustomResource):
     """Places for LoRA adapters on the replicas of a Model."""
 
     kind_name: ClassVar = "LoRAPool"

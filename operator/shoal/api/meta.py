@@ -21,7 +21,7 @@ CATEGORY = "shoal"
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class CELRule:
     """One CEL validation. `message` is what a person reads at `kubectl apply`: say what must hold and what to do."""
 
     rule: str
@@ -47,7 +47,7 @@ class K8s:
 
     list_type: Literal["atomic", "set", "map"] | None = None
     keys: Sequence[str] = ()
-    cel: Sequence[Rule] = ()
+    cel: Sequence[CELRule] = ()
     immutable: bool = False
     quantity: bool = False
     pattern_message: str | None = None
@@ -99,7 +99,7 @@ class Object(BaseModel):
         use_attribute_docstrings=True,
     )
 
-    cel: ClassVar[Sequence[Rule]] = ()
+    cel: ClassVar[Sequence[CELRule]] = ()
     """CEL rules on the whole object."""
 
     @classmethod
@@ -131,7 +131,7 @@ LabelValue = Annotated[
     StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"),
     K8s(pattern_message="must be a label's value: letters, digits, '-', '_', '.', with a letter or digit at both ends"),
 ]
-NAME_IS_LABEL = Rule(
+NAME_IS_LABEL = CELRule(
     "self.metadata.name.size() <= 63",
     "`metadata.name` may not be longer than 63 characters: it becomes a label of every pod",
 )
@@ -187,7 +187,7 @@ class ObjectMeta(BaseModel):
     annotations: dict[str, str] = {}
 
 
-class Kind(Object):
+class CustomResource(Object):
     """Base of the custom resources. The class variables hold what the CustomResourceDefinition says about the kind."""
 
     kind_name: ClassVar[str]

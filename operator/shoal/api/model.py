@@ -7,16 +7,16 @@ from pydantic import Field, StringConstraints
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.meta import (
     NAME_IS_LABEL,
+    CELRule,
     Column,
     Conditions,
     Count,
+    CustomResource,
     K8s,
-    Kind,
     LabelValue,
     Object,
     Quantity,
     ResourceName,
-    Rule,
     SecretReference,
 )
 
@@ -83,7 +83,7 @@ class Source(Object):
     s3://, gs:// and az:// keys named like their environment variables, such as AWS_ACCESS_KEY_ID."""
 
     cel: ClassVar = (
-        Rule(
+        CELRule(
             "!self.uri.startsWith('pvc://') || self.uri.split('/').all(part, part != '..')",
             "a path of `uri` may not contain '..'",
         ),
@@ -130,11 +130,11 @@ class Engine(Object):
     version does not know are refused."""
 
     cel: ClassVar = (
-        Rule(
+        CELRule(
             "!has(self.image) || has(self.version)",
             "`version` must be set when `image` is: arguments differ by version",
         ),
-        Rule(
+        CELRule(
             "!has(self.extraArgs) || self.extraArgs.all(a, a.startsWith('--'))",
             "each of `extraArgs` must be '--name=value' or '--flag'",
         ),
@@ -179,7 +179,7 @@ class Scaling(Object):
     """How long fewer replicas must have been enough before one goes. Default: 120."""
 
     cel: ClassVar = (
-        Rule(
+        CELRule(
             "!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
             "`minReplicas` may not be larger than `maxReplicas`",
         ),
@@ -238,7 +238,7 @@ class Resources(Object):
     """Limits by resource, such as memory."""
 
     cel: ClassVar = (
-        Rule(
+        CELRule(
             "(!has(self.requests) || self.requests.all(k, !k.startsWith('nvidia.com/'))) && "
             "(!has(self.limits) || self.limits.all(k, !k.startsWith('nvidia.com/')))",
             "GPUs may not be set here: they come from the GPUClass and `engine.parallelism`",
@@ -295,12 +295,12 @@ class PodTemplate(Object):
     """CPU and memory of the engine container. Default: the chart's amounts per GPU."""
 
     cel: ClassVar = (
-        Rule(
+        CELRule(
             "!has(self.labels) || "
             "self.labels.all(k, !k.startsWith('shoal.dev/') && !k.startsWith('app.kubernetes.io/'))",
             "`labels` may not use keys of 'shoal.dev/' or 'app.kubernetes.io/'",
         ),
-        Rule(
+        CELRule(
             "!has(self.annotations) || self.annotations.all(k, !k.startsWith('shoal.dev/'))",
             "`annotations` may not use keys of 'shoal.dev/'",
         ),
@@ -407,7 +407,7 @@ class ModelStatus(Object):
     """The longest of the measured cold starts of the classes in use."""
 
 
-class Model(Kind):
+class Model(CustomResource):
     """A model that the fleet serves."""
 
     kind_name: ClassVar = "Model"

@@ -28,7 +28,7 @@ class UnattributedRow(Message):
     """Boot id of the engine's process."""
     replica: str | None = None
     """With `engine`: namespace/pod."""
-    last_heard: str | None = None
+    last_report: str | None = None
     """With `engine`: when it was heard last. What it counted after that is nowhere."""
     engine_input: int | None = None
     engine_output: int | None = None
@@ -55,7 +55,7 @@ class UnattributedPage(Message):
     total: UnattributedRow
     watching: bool
     """The ledger knows which engines there are."""
-    heard: int
-    """Engine pods whose counters are heard now."""
-    not_heard: tuple[str, ...] = ()
+    live: int
+    """Engine pods whose agents report their counters now."""
+    stale: tuple[str, ...] = ()
     """namespace/pod of the others that run, at most 100: their counters are as old as their last reading."""

@@ -14,11 +14,11 @@ from typing import Any, Final, cast, get_args
 from shoal.api.gpuclass import GPUClass
 from shoal.api.loraadapter import LoRAAdapter
 from shoal.api.lorapool import LoRAPool
-from shoal.api.meta import CATEGORY, GROUP, VERSION, JsonObject, Kind, Object
+from shoal.api.meta import CATEGORY, GROUP, VERSION, CustomResource, JsonObject, Object
 from shoal.api.model import Model
 from shoal.api.tenant import Tenant
 
-KINDS: Final[tuple[type[Kind], ...]] = (GPUClass, LoRAAdapter, LoRAPool, Model, Tenant)
+KINDS: Final[tuple[type[CustomResource], ...]] = (GPUClass, LoRAAdapter, LoRAPool, Model, Tenant)
 
 _REFUSED: Final = {
     "prefixItems": "a tuple of mixed types",
@@ -34,7 +34,7 @@ class SchemaError(Exception):
     """A kind says something that a structural schema cannot."""
 
 
-def custom_resource_definition(kind: type[Kind]) -> JsonObject:
+def custom_resource_definition(kind: type[CustomResource]) -> JsonObject:
     """The CustomResourceDefinition of a kind, as applied to a cluster.
 
     Raises:
@@ -71,7 +71,7 @@ def custom_resource_definition(kind: type[Kind]) -> JsonObject:
     }
 
 
-def root_schema(kind: type[Kind]) -> JsonObject:
+def root_schema(kind: type[CustomResource]) -> JsonObject:
     """`openAPIV3Schema` of a kind."""
     schema: JsonObject = {
         "description": _one_line(kind.__doc__ or ""),
@@ -96,7 +96,7 @@ def object_schema(model: type[Object]) -> JsonObject:
     return _structural(raw, raw.get("$defs", {}), model.__name__, ())
 
 
-def _member(kind: type[Kind], name: str) -> type[Object]:
+def _member(kind: type[CustomResource], name: str) -> type[Object]:
     annotation = kind.model_fields[name].annotation
     candidates = [annotation, *get_args(annotation)]
     for candidate in candidates:

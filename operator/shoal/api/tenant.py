@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from shoal.api.meta import Column, Conditions, Count, K8s, Kind, Name, Object, Quantity, Rule
+from shoal.api.meta import CELRule, Column, Conditions, Count, CustomResource, K8s, Name, Object, Quantity
 
 
 class TenantKey(Object):
@@ -22,7 +22,7 @@ class TenantKey(Object):
 
     cel: ClassVar = (
         # On the object and not on the field: a field's message repeats its value, which may be the key itself.
-        Rule(
+        CELRule(
             "self.sha256.matches('^[0-9a-f]{64}$')",
             "`sha256` must be the SHA-256 of the key, 64 lower-case hex digits, never the key itself: "
             'printf %s "$KEY" | sha256sum',
@@ -87,14 +87,14 @@ class TenantBudget(Object):
     what this gateway knows; Refuse answers 429 until it is known again. Default: Serve."""
 
     cel: ClassVar = (
-        Rule("has(self.amount) != has(self.tokens)", "give either `amount` and `currency`, or `tokens`"),
-        Rule("has(self.amount) == has(self.currency)", "`amount` and `currency` belong together"),
-        Rule(
+        CELRule("has(self.amount) != has(self.tokens)", "give either `amount` and `currency`, or `tokens`"),
+        CELRule("has(self.amount) == has(self.currency)", "`amount` and `currency` belong together"),
+        CELRule(
             "!has(self.amount) || !string(self.amount).endsWith('i') && "
             "quantity(string(self.amount)).compareTo(quantity('0')) > 0",
             "`amount` must be money above zero, such as '500' or '99.50'; `suspended` refuses a tenant as a whole",
         ),
-        Rule(
+        CELRule(
             "!has(self.amount) || string(self.amount).endsWith('i') || "
             "quantity(string(self.amount)).compareTo(quantity('4600000')) <= 0",
             "`amount` may be at most 4600000: more cannot be counted in 64 bits; give `tokens` instead",
@@ -112,7 +112,7 @@ class Redaction(Object):
     pattern: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
     """A regular expression in RE2's syntax."""
 
-    cel: ClassVar = (Rule("has(self.builtin) != has(self.pattern)", "give either `builtin` or `pattern`"),)
+    cel: ClassVar = (CELRule("has(self.builtin) != has(self.pattern)", "give either `builtin` or `pattern`"),)
 
 
 class TenantLogging(Object):
@@ -163,7 +163,7 @@ class TenantSpec(Object):
     """The request log."""
 
     cel: ClassVar = (
-        Rule(
+        CELRule(
             "!has(self.keys) || self.keys.all(k, self.keys.exists_one(o, o.sha256 == k.sha256))",
             "two of `keys` have the same `sha256`: a request could not be told from the other key's",
         ),
@@ -184,7 +184,7 @@ class TenantStatus(Object):
     """Keys that are neither disabled nor expired."""
 
 
-class Tenant(Kind):
+class Tenant(CustomResource):
     """Who may use which Models with which keys."""
 
     kind_name: ClassVar = "Tenant"

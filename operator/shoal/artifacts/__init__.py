@@ -11,20 +11,20 @@ how they fail; `source` has the contract; `http`, `hub`, `bucket` and `folder` a
 `archive` unpacks; `folders` checks what arrived.
 """
 
-from shoal.artifacts.credentials import Credentials
+from shoal.artifacts.credentials import StoreCredentials
 from shoal.artifacts.errors import ArtifactError, Interrupted
 from shoal.artifacts.kinds import open_source, secret_advice
 from shoal.artifacts.manifest import File, Manifest
-from shoal.artifacts.source import Settings, Source
+from shoal.artifacts.source import ArtifactSource, Settings
 
 __all__ = [
     "ArtifactError",
-    "Credentials",
+    "ArtifactSource",
     "File",
     "Interrupted",
     "Manifest",
     "Settings",
-    "Source",
+    "StoreCredentials",
     "open_source",
     "secret_advice",
 ]

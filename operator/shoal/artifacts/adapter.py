@@ -20,10 +20,10 @@ from shoal.api.adapterfacts import AdapterFacts
 from shoal.artifacts import archive, folders, safetensors
 from shoal.artifacts.errors import ArtifactError, gib
 from shoal.artifacts.manifest import File, Manifest
-from shoal.artifacts.source import Source
+from shoal.artifacts.source import ArtifactSource
 from shoal.artifacts.threads import in_thread
-from shoal.core.adapters import peft
-from shoal.core.observed import Problem
+from shoal.core.lora.format import peft
+from shoal.core.status.observed import ModelProblem
 
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
@@ -72,7 +72,7 @@ def require_size(size: int, limit: int, source: str) -> None:
         )
 
 
-async def read_adapter(source: Source, manifest: Manifest) -> AdapterFacts:
+async def read_adapter(source: ArtifactSource, manifest: Manifest) -> AdapterFacts:
     """Reads config and header where they lie, never the weights; not of an archive. Raises ArtifactError."""
     files = {file.name: file for file in files_of(manifest)}
     texts = {name: await _text(source, files[name], manifest) for name in (CONFIG, TOKENS) if name in files}
@@ -101,7 +101,7 @@ def read_folder(folder: Path, source: str, revision: str, commit: str | None = N
     return _facts(_Files(source, revision, commit, texts, sizes, header))
 
 
-async def fetch_adapter(source: Source, manifest: Manifest, folder: Path, limit: int) -> None:
+async def fetch_adapter(source: ArtifactSource, manifest: Manifest, folder: Path, limit: int) -> None:
     """Brings the adapter's files into `folder`, which is there and empty. Raises ArtifactError and OSError."""
     if manifest.archive:
         (packed,) = manifest.files
@@ -130,7 +130,7 @@ def copy_adapter(found: Path, folder: Path, limit: int, source: str) -> None:
         shutil.copyfile(found / name, folder / name)
 
 
-async def content_digest(source: Source, manifest: Manifest) -> str:
+async def content_digest(source: ArtifactSource, manifest: Manifest) -> str:
     """Digest of the content, as `Source.digest` of a Model defines it; reads all of it. Raises ArtifactError."""
     hashes: dict[str, str] = {}
     for file in manifest.files:
@@ -162,7 +162,7 @@ def _facts(files: _Files) -> AdapterFacts:
         config = folders.json_object(files.texts[CONFIG], CONFIG, files.source)
         tokens = folders.json_object(files.texts.get(TOKENS, b"{}"), TOKENS, files.source)
     found = peft.facts_of(
-        peft.Files(
+        peft.RevisionFiles(
             revision=files.revision,
             commit=files.commit,
             size_bytes=files.sizes[WEIGHTS],
@@ -172,7 +172,7 @@ def _facts(files: _Files) -> AdapterFacts:
             added_tokens=tokens,
         )
     )
-    if isinstance(found, Problem):
+    if isinstance(found, ModelProblem):
         raise ArtifactError(found.reason, f"{files.source}: {found.message}")
     return found
 
@@ -187,7 +187,7 @@ def _require_vouched(files: Iterable[File], source: str) -> None:
         )
 
 
-async def _text(source: Source, file: File, manifest: Manifest) -> bytes:
+async def _text(source: ArtifactSource, file: File, manifest: Manifest) -> bytes:
     _require_text(file.name, file.size, manifest.source)
     return await source.read(file, 0, file.size)
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from shoal.api import reasons
 from shoal.artifacts import unpacker
-from shoal.artifacts.errors import ArtifactError, gib, require_room
+from shoal.artifacts.errors import ArtifactError, gib, require_space
 from shoal.artifacts.unpacker import BROKEN, ZSTD
 
 RATIO: Final = 4
@@ -84,7 +84,7 @@ def _refusal(answer: dict[str, str], target: Path, source: str, limit: int) -> A
             return _too_large(source, "takes more memory to unpack than it is given")
         case "full":
             try:
-                require_room(target, int(detail) if detail.isdigit() else limit)
+                require_space(target, int(detail) if detail.isdigit() else limit)
             except ArtifactError as error:
                 return error
             return ArtifactError(reasons.DISK_FULL, f"no space left while unpacking {source}")
@@ -102,7 +102,7 @@ def _too_large(source: str, what: str) -> ArtifactError:
 
 def broken(error: Exception, first: bytes, source: str) -> ArtifactError:
     """What an error of `BROKEN` means for an archive that begins with the bytes `first`."""
-    return ArtifactError(reasons.SOURCE_INVALID, f"{source} {unpacker.told(error, first)}")
+    return ArtifactError(reasons.SOURCE_INVALID, f"{source} {unpacker.describe(error, first)}")
 
 
 def _memory() -> int:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Self
 from shoal.api import reasons
 from shoal.api.sources import SourceUri
 from shoal.artifacts.bucketkeys import KEYS, endpoint, host, proving_keys, store_config
-from shoal.artifacts.credentials import Credentials
+from shoal.artifacts.credentials import StoreCredentials
 from shoal.artifacts.errors import ArtifactError, Interrupted, Unreached
 from shoal.artifacts.manifest import File, Manifest, require_count, sort
 from shoal.artifacts.ranges import RangedSource, patiently
-from shoal.artifacts.relay import Relay
+from shoal.artifacts.relay import EgressRelay
 from shoal.artifacts.source import Settings
 from shoal.artifacts.wanted import wanted_files
 
@@ -34,7 +34,7 @@ _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 class BucketSource(RangedSource):
     """The objects below a prefix; or one archive, if the address ends like one."""
 
-    def __init__(self, source: SourceUri, credentials: Credentials, settings: Settings) -> None:
+    def __init__(self, source: SourceUri, credentials: StoreCredentials, settings: Settings) -> None:
         """Raises ArtifactError(Gated) when the Secret lacks what the kind of bucket needs."""
         super().__init__(settings)
         self._source, self._credentials = source, credentials
@@ -43,7 +43,7 @@ class BucketSource(RangedSource):
         self._config = store_config(source, credentials)
         self._store: Store | None = None
         named = endpoint(source.scheme, credentials)
-        self._relay = Relay(named, source.bucket, settings.network, settings.connect_seconds) if named else None
+        self._relay = EgressRelay(named, source.bucket, settings.network, settings.connect_seconds) if named else None
 
     async def __aenter__(self) -> Self:
         if self._relay is not None:

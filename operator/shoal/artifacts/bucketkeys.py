@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from shoal.api import reasons
 from shoal.api.sources import SourceUri
-from shoal.artifacts.credentials import Credentials
+from shoal.artifacts.credentials import StoreCredentials
 from shoal.artifacts.errors import ArtifactError
 
 # Nothing else of the Secret is handed on: among obstore's settings are
@@ -71,7 +71,7 @@ _VALUES: Final[Mapping[str, re.Pattern[str]]] = {
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "GOOGLE_BASE_URL", "AZURE_ENDPOINT")
 
 
-def endpoint(scheme: str, credentials: Credentials) -> str | None:
+def endpoint(scheme: str, credentials: StoreCredentials) -> str | None:
     """The address that the Secret names in place of the cloud's own. Raises ArtifactError for one that is none."""
     named = [(key, credentials.values[key]) for key in _ENDPOINTS if key in KEYS[scheme] and key in credentials.values]
     if scheme == "gs" and (key := credentials.values.get("GOOGLE_SERVICE_ACCOUNT_KEY")):
@@ -106,7 +106,7 @@ def _unusable(key: str, why: str) -> ArtifactError:
     return ArtifactError(reasons.GATED, f"key {key} of the Secret in source.secretRef cannot be used: {why}")
 
 
-def store_config(source: SourceUri, credentials: Credentials) -> dict[str, str]:
+def store_config(source: SourceUri, credentials: StoreCredentials) -> dict[str, str]:
     """The settings of the store. Raises ArtifactError(Gated)."""
     scheme = source.scheme
     for key in KEYS[scheme]:
@@ -137,18 +137,18 @@ def store_config(source: SourceUri, credentials: Credentials) -> dict[str, str]:
     return config
 
 
-def proves(scheme: str, credentials: Credentials) -> bool:
+def proves(scheme: str, credentials: StoreCredentials) -> bool:
     """Whether these say who asks for a bucket of this kind."""
     has = credentials.values
     return any(all(key in has for key in keys) for keys in _PROOF[scheme]) or _TOKENS.get(scheme) in has
 
 
-def begins(scheme: str, credentials: Credentials) -> bool:
+def begins(scheme: str, credentials: StoreCredentials) -> bool:
     """Whether these are meant to say who asks, though a key may be missing."""
     return any(key in credentials.values for keys in _PROOF[scheme] for key in keys)
 
 
-def store_settings(scheme: str, credentials: Credentials) -> dict[str, str]:
+def store_settings(scheme: str, credentials: StoreCredentials) -> dict[str, str]:
     """What a Secret says of a bucket, in obstore's words; for buckets of Shoal's own, whose pods may use their own
     identity where the Secret has none."""
     config = {ours: credentials.values[key] for key, ours in KEYS[scheme].items() if key in credentials.values}

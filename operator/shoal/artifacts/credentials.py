@@ -8,7 +8,7 @@ _LIMIT = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Credentials:
+class StoreCredentials:
     """Key and value as in the Secret. Its repr shows no value; never log one."""
 
     values: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
@@ -18,7 +18,7 @@ class Credentials:
     """Whose the keys are, for people, where the Secret has none and the pod's ServiceAccount has an identity."""
 
     @classmethod
-    def read(cls, folder: Path) -> "Credentials":
+    def read(cls, folder: Path) -> "StoreCredentials":
         """Reads a mounted Secret; a folder that is not there is no Secret. Raises OSError."""
         if not folder.is_dir():
             return cls()

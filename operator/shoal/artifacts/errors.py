@@ -7,7 +7,7 @@ from pathlib import Path
 from shoal.api import reasons
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-POD_ROOM = "give the node more ephemeral storage, or keep the model on a volume and use pvc://"
+POD_ADVICE = "give the node more ephemeral storage, or keep the model on a volume and use pvc://"
 """What to do when the volume of a pod is full."""
 
 
@@ -49,7 +49,7 @@ def gib(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 2**29 else f"{count / 2**20:.1f} MiB"
 
 
-def require_room(folder: Path, needed: int, advice: str = POD_ROOM) -> None:
+def require_space(folder: Path, needed: int, advice: str = POD_ADVICE) -> None:
     """Raises ArtifactError(DiskFull) unless `needed` bytes fit beside what is in `folder`."""
     free = shutil.disk_usage(folder).free
     if needed > free:
@@ -58,7 +58,7 @@ def require_room(folder: Path, needed: int, advice: str = POD_ROOM) -> None:
         )
 
 
-def of_os_error(error: OSError, what: str, advice: str = POD_ROOM) -> ArtifactError:
+def of_os_error(error: OSError, what: str, advice: str = POD_ADVICE) -> ArtifactError:
     """The ArtifactError for an error of the file system while doing `what`."""
     if is_full(error):
         return ArtifactError(reasons.DISK_FULL, f"no space left while {what}: {advice}")

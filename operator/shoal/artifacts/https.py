@@ -5,7 +5,7 @@ from typing import Self
 
 from shoal.api import reasons
 from shoal.api.sources import SourceUri, shown
-from shoal.artifacts.credentials import Credentials
+from shoal.artifacts.credentials import StoreCredentials
 from shoal.artifacts.errors import ArtifactError, Interrupted
 from shoal.artifacts.manifest import File, Manifest
 from shoal.artifacts.ranges import RangedSource, patiently
@@ -19,7 +19,7 @@ _NAME = "archive"
 class ArchiveSource(RangedSource):
     """One archive behind an https:// address."""
 
-    def __init__(self, source: SourceUri, credentials: Credentials, settings: Settings) -> None:
+    def __init__(self, source: SourceUri, credentials: StoreCredentials, settings: Settings) -> None:
         super().__init__(settings)
         self._url, self._shown = source.uri, shown(source.uri)
         self._has_token = credentials.token is not None

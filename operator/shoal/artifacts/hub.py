@@ -14,7 +14,7 @@ from yarl import URL
 
 from shoal.api import reasons
 from shoal.api.sources import SourceUri
-from shoal.artifacts.credentials import Credentials
+from shoal.artifacts.credentials import StoreCredentials
 from shoal.artifacts.errors import ArtifactError, Interrupted, Unreached
 from shoal.artifacts.manifest import File, Manifest, require_count, sort
 from shoal.artifacts.ranges import RangedSource, patiently
@@ -30,7 +30,9 @@ _LIST_BYTES: Final = 64 << 20
 class HubSource(RangedSource):
     """A repository at one commit: `pinned`, or the one to which its revision leads when it is first asked."""
 
-    def __init__(self, source: SourceUri, credentials: Credentials, settings: Settings, pinned: str | None) -> None:
+    def __init__(
+        self, source: SourceUri, credentials: StoreCredentials, settings: Settings, pinned: str | None
+    ) -> None:
         super().__init__(settings)
         self._source, self._pinned = source, pinned
         self._token = credentials.token

@@ -21,7 +21,7 @@ import structlog
 from shoal.api import reasons
 from shoal.api.sources import parse_source
 from shoal.artifacts.bucketkeys import begins, proves
-from shoal.artifacts.credentials import Credentials
+from shoal.artifacts.credentials import StoreCredentials
 from shoal.artifacts.errors import ArtifactError, Interrupted
 from shoal.artifacts.ranges import patiently
 from shoal.artifacts.source import Settings
@@ -34,8 +34,8 @@ log = structlog.get_logger()
 
 
 async def with_identity(
-    uri: str, credentials: Credentials, settings: Settings, environment: Mapping[str, str]
-) -> Credentials:
+    uri: str, credentials: StoreCredentials, settings: Settings, environment: Mapping[str, str]
+) -> StoreCredentials:
     """`credentials`, and where they do not prove who asks for a bucket, the identity that the pod was given.
 
     Without an identity they come back as they are: a bucket may be public. Raises ArtifactError: Gated where the cloud

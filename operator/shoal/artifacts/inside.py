@@ -18,7 +18,7 @@ from shoal.artifacts.errors import ArtifactError, NoRanges, gib
 from shoal.artifacts.manifest import File, Manifest, require_count
 from shoal.artifacts.metadata import TEXTS, Metadata, require_text
 from shoal.artifacts.safetensors import Tensors
-from shoal.artifacts.source import Source
+from shoal.artifacts.source import ArtifactSource
 from shoal.artifacts.unpacker import BoundedHeader, members
 from shoal.artifacts.wanted import wanted_files
 
@@ -26,7 +26,7 @@ COMPRESSED_LIMIT = 512 << 20
 """Bytes read of an archive in all."""
 _AHEAD = (64 << 10, 8 << 20)
 """Bytes fetched at once: at first, and at most when they are read one after the other."""
-_PATIENCE_SECONDS = 900.0
+_READ_SECONDS = 900.0
 
 
 _DIRECTORY_BYTES = 8 << 20
@@ -37,7 +37,7 @@ class _Enough(Exception):
     """The limit is reached."""
 
 
-async def look_inside(source: Source, manifest: Manifest) -> Metadata:
+async def read_inside(source: ArtifactSource, manifest: Manifest) -> Metadata:
     """The metadata of the model in the archive. Raises ArtifactError."""
     (file,) = manifest.files
     loop = asyncio.get_running_loop()
@@ -46,13 +46,13 @@ async def look_inside(source: Source, manifest: Manifest) -> Metadata:
     except NoRanges:
         stream = source.stream(file, 0, file.size)
         try:
-            return await asyncio.to_thread(_look, Forward(loop, stream), manifest, forward=True)
+            return await asyncio.to_thread(_read_archive, ForwardReader(loop, stream), manifest, forward=True)
         finally:
             await stream.aclose()
-    return await asyncio.to_thread(_look, Ranged(loop, source, file, first), manifest, forward=False)
+    return await asyncio.to_thread(_read_archive, Ranged(loop, source, file, first), manifest, forward=False)
 
 
-def _look(file: "Ranged | Forward", manifest: Manifest, *, forward: bool) -> Metadata:
+def _read_archive(file: "Ranged | ForwardReader", manifest: Manifest, *, forward: bool) -> Metadata:
     found = _Found(manifest.source, archive.content_limit(manifest.total_bytes))
     try:
         if not forward and zipfile.is_zipfile(cast("Any", file)):
@@ -124,7 +124,7 @@ class _Found:
         return f"{top}/" if all("/" in name for name in self.sizes if not name.startswith(".")) else ""
 
 
-def _read_tar(file: "Ranged | Forward", found: _Found, *, forward: bool) -> None:
+def _read_tar(file: "Ranged | ForwardReader", found: _Found, *, forward: bool) -> None:
     content: Any = file
     with tarfile.open(fileobj=content, mode="r|*" if forward else "r:*", tarinfo=BoundedHeader) as tar:
         for seen, member in enumerate(members(tar)):
@@ -138,7 +138,7 @@ def _read_tar(file: "Ranged | Forward", found: _Found, *, forward: bool) -> None
                 found.take(member.name, member.size, lambda member=member: tar.extractfile(member))
 
 
-def _read_zip(file: "Ranged | Forward", found: _Found) -> None:
+def _read_zip(file: "Ranged | ForwardReader", found: _Found) -> None:
     file.most = _DIRECTORY_BYTES
     content: Any = file
     with zipfile.ZipFile(content) as packed:
@@ -151,7 +151,7 @@ def _read_zip(file: "Ranged | Forward", found: _Found) -> None:
 class Ranged(io.RawIOBase):
     """A file of a source as libraries that block know files. Used in a thread beside the loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, source: Source, file: File, first: bytes) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, source: ArtifactSource, file: File, first: bytes) -> None:
         super().__init__()
         self._loop, self._source, self._file = loop, source, file
         self._at, self._start, self._buffer = 0, 0, b""
@@ -197,11 +197,11 @@ class Ranged(io.RawIOBase):
         follows = self._at == self._start + len(self._buffer)
         self._ahead = min(self._ahead * 2, _AHEAD[1]) if follows else _AHEAD[0]
         reading = asyncio.run_coroutine_threadsafe(self._source.read(self._file, self._at, self._ahead), self._loop)
-        self._start, self._buffer = self._at, reading.result(_PATIENCE_SECONDS)
+        self._start, self._buffer = self._at, reading.result(_READ_SECONDS)
         self._budget -= len(self._buffer)
 
 
-class Forward(io.RawIOBase):
+class ForwardReader(io.RawIOBase):
     """The same where the server knows no ranges: one transfer from the start, no way back."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pieces: AsyncGenerator[bytes]) -> None:
@@ -218,7 +218,7 @@ class Forward(io.RawIOBase):
         if not self._rest:
             if self._budget <= 0:
                 raise _Enough
-            self._rest = asyncio.run_coroutine_threadsafe(self._next(), self._loop).result(_PATIENCE_SECONDS)
+            self._rest = asyncio.run_coroutine_threadsafe(self._next(), self._loop).result(_READ_SECONDS)
             self._budget -= len(self._rest)
             self.first = self.first or self._rest[:4]
         piece = self._rest[: len(buffer)]

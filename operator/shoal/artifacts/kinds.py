@@ -4,7 +4,7 @@ from pathlib import Path
 
 from shoal.api import names, reasons
 from shoal.api.sources import parse_source
-from shoal.artifacts.credentials import Credentials
+from shoal.artifacts.credentials import StoreCredentials
 from shoal.artifacts.errors import ArtifactError
 from shoal.artifacts.ranges import RangedSource
 from shoal.artifacts.source import Settings
@@ -12,7 +12,7 @@ from shoal.artifacts.source import Settings
 
 def open_source(
     uri: str,
-    credentials: Credentials,
+    credentials: StoreCredentials,
     settings: Settings,
     *,
     revision: str | None = None,

@@ -9,7 +9,7 @@ from shoal.artifacts import folders, safetensors
 from shoal.artifacts.errors import ArtifactError
 from shoal.artifacts.manifest import File, Manifest
 from shoal.artifacts.safetensors import Tensors
-from shoal.artifacts.source import Source
+from shoal.artifacts.source import ArtifactSource
 
 QUANTIZATION = "hf_quant_config.json"
 TOKENIZER = "tokenizer_config.json"
@@ -36,12 +36,12 @@ class Metadata:
     """Whether every file was seen: the reading of a compressed archive stops early."""
 
 
-async def read_metadata(source: Source, manifest: Manifest) -> Metadata:
+async def read_metadata(source: ArtifactSource, manifest: Manifest) -> Metadata:
     """Reads what can be known. Raises ArtifactError."""
     if manifest.archive:
-        from shoal.artifacts.inside import look_inside
+        from shoal.artifacts.inside import read_inside
 
-        return await look_inside(source, manifest)
+        return await read_inside(source, manifest)
     files = {file.name: file for file in manifest.files}
     texts = {name: await _text(source, files[name], manifest) for name in TEXTS if name in files}
     folders.check_names(files, texts.get(folders.INDEX), manifest.source)
@@ -58,7 +58,7 @@ async def read_metadata(source: Source, manifest: Manifest) -> Metadata:
     )
 
 
-async def _text(source: Source, file: File, manifest: Manifest) -> bytes:
+async def _text(source: ArtifactSource, file: File, manifest: Manifest) -> bytes:
     require_text(file.name, file.size, manifest.source)
     return await source.read(file, 0, file.size)
 
@@ -69,7 +69,7 @@ def require_text(name: str, size: int, source: str) -> None:
         raise ArtifactError(reasons.SOURCE_INVALID, f"{source}: {name} has {size} bytes, which no config has")
 
 
-async def _tensors(source: Source, file: File, manifest: Manifest) -> Tensors:
+async def _tensors(source: ArtifactSource, file: File, manifest: Manifest) -> Tensors:
     what = f"{manifest.source}: {file.name}"
     head = await source.read(file, 0, HEAD_BYTES)
     length = safetensors.header_bytes(head, file.size, what)

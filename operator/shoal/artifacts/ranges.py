@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 import structlog
 
 from shoal.api import reasons
-from shoal.artifacts.errors import ArtifactError, Interrupted, NoRanges, gib, is_full, of_os_error, require_room
+from shoal.artifacts.errors import ArtifactError, Interrupted, NoRanges, gib, is_full, of_os_error, require_space
 from shoal.artifacts.manifest import File, Manifest
 from shoal.artifacts.part import Part, Span
 from shoal.artifacts.source import Settings
@@ -158,7 +158,7 @@ class Download:
         missing = await in_thread(self._part.open)
         self._on_bytes(self._file.size - sum(end - start for start, end in missing))
         await asyncio.to_thread(
-            require_room, self._path.parent, sum(end - start for start, end in missing), self._settings.room_advice
+            require_space, self._path.parent, sum(end - start for start, end in missing), self._settings.disk_advice
         )
         step = max(self._file.size, 1) if self._whole else self._settings.segment_bytes
         self._segments = [_Segment(at, min(at + step, end)) for start, end in missing for at in range(start, end, step)]
@@ -243,6 +243,6 @@ class Download:
             return ArtifactError(
                 reasons.DISK_FULL,
                 f"no space left while fetching {self._file.name}: {gib(missing)} of it are still to come and "
-                f"{gib(free)} are free: {self._settings.room_advice}",
+                f"{gib(free)} are free: {self._settings.disk_advice}",
             )
         return of_os_error(error, f"writing {self._file.name}")

@@ -28,7 +28,7 @@ TOKEN_HOSTS: Final = ("login.microsoftonline.com", "oauth2.googleapis.com", "www
 log = structlog.get_logger()
 
 
-class Relay:
+class EgressRelay:
     """Carries connections to `endpoint`, and refuses every other host. Use it as an async context manager."""
 
     def __init__(self, endpoint: str, bucket: str, network: SourceNetwork, connect_seconds: float) -> None:
@@ -52,7 +52,7 @@ class Relay:
         host, port = self._server.sockets[0].getsockname()[:2]
         return f"http://{host}:{port}"
 
-    async def __aenter__(self) -> "Relay":
+    async def __aenter__(self) -> "EgressRelay":
         self._resolver = CheckedResolver(self._network)
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=_HEAD_BYTES)
         return self

@@ -43,7 +43,7 @@ def header_bytes(prefix: bytes, size: int, what: str, limit: int = HEADER_LIMIT)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """One tensor, as a header tells of it."""
 
     dtype: str
@@ -60,9 +60,9 @@ def tensors(header: bytes, size: int, what: str) -> Tensors:
     return Tensors(parameters, sum(by_type.values()), by_type)
 
 
-def entries(header: bytes, size: int, what: str) -> dict[str, Entry]:
+def entries(header: bytes, size: int, what: str) -> dict[str, TensorEntry]:
     """The tensors by name, with their offsets held against the file's size. Raises ArtifactError(SourceInvalid)."""
-    found: dict[str, Entry] = {}
+    found: dict[str, TensorEntry] = {}
     end = 0
     try:
         for name, tensor in cast("dict[str, Any]", json.loads(header)).items():
@@ -72,7 +72,7 @@ def entries(header: bytes, size: int, what: str) -> dict[str, Entry]:
             if len(tensor["shape"]) > _DIMENSIONS or stop < start or len(tensor["dtype"]) > _TYPE_LETTERS:
                 raise ValueError("no tensor is like this")
             shape = tuple(_whole(length) for length in tensor["shape"])
-            found[name] = Entry(str(tensor["dtype"]), shape, stop - start)
+            found[name] = TensorEntry(str(tensor["dtype"]), shape, stop - start)
             end = max(end, stop)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         raise ArtifactError(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from shoal.artifacts.errors import POD_ROOM
+from shoal.artifacts.errors import POD_ADVICE
 from shoal.artifacts.manifest import File, Manifest
 from shoal.core.network import PUBLIC, SourceNetwork
 
@@ -31,16 +31,16 @@ class Settings:
     """Transfers at the same time, over all files of a source."""
     segment_bytes: int = 32 << 20
     """Files larger than this are read in several ranges at once."""
-    room_advice: str = POD_ROOM
+    disk_advice: str = POD_ADVICE
     """What to do when the disk is full."""
 
 
-class Source(Protocol):
+class ArtifactSource(Protocol):
     """One address. Use it as an async context manager: it may hold connections."""
 
     settings: Settings
 
-    async def __aenter__(self) -> "Source": ...
+    async def __aenter__(self) -> "ArtifactSource": ...
     async def __aexit__(self, *error: object) -> None: ...
 
     async def manifest(self) -> Manifest:

@@ -36,7 +36,7 @@ _CHUNK: Final = 1 << 20
 _HEADER_BYTES: Final = 1 << 20
 
 
-class Refused(Exception):
+class ArchiveRefused(Exception):
     """`problem` is one of `PROBLEMS`."""
 
     def __init__(self, problem: str, detail: str) -> None:
@@ -104,7 +104,7 @@ class Unpacker:
                 elif kind not in (0, stat.S_IFREG):
                     raise _unwanted(member.filename)
                 elif member.flag_bits & 1:
-                    raise Refused("invalid", f"{member.filename} is encrypted")
+                    raise ArchiveRefused("invalid", f"{member.filename} is encrypted")
                 elif self._take(path, member.file_size):
                     with file.open(member) as content:
                         self._write(content, path, member.file_size)
@@ -112,20 +112,20 @@ class Unpacker:
     def _take(self, path: Path, size: int) -> bool:
         """Raises Refused: a few kilobytes may unpack to more than any disk has, or take hours."""
         if size < 0:
-            raise Refused("invalid", f"{path.name!r} has a negative size")
+            raise ArchiveRefused("invalid", f"{path.name!r} has a negative size")
         keep = not self._only or path.name in self._only
         if keep:
             self._charge(size)
         else:
             self._skipped += size
             if self._skipped > self._skip:
-                raise Refused("too-large", str(self._skip))
+                raise ArchiveRefused("too-large", str(self._skip))
         return keep
 
     def _charge(self, size: int) -> None:
         self._kept += -(-size // BLOCK) * BLOCK + BLOCK
         if self._kept > self._limit:
-            raise Refused("too-large", str(self._limit))
+            raise ArchiveRefused("too-large", str(self._limit))
 
     def _folder(self, path: Path) -> None:
         """Makes a folder, and those above it. Each counts."""
@@ -142,44 +142,44 @@ class Unpacker:
     def _write(self, content: IO[bytes], path: Path, size: int) -> None:
         self._folder(path.parent)
         if size > shutil.disk_usage(path.parent).free:
-            raise Refused("full", str(size))
+            raise ArchiveRefused("full", str(size))
         left = size
         with path.open("wb") as out:
             while piece := content.read(min(_CHUNK, left + 1)):
                 left -= len(piece)
                 if left < 0:
-                    raise Refused("invalid", f"{path.name!r} is longer than it says")
+                    raise ArchiveRefused("invalid", f"{path.name!r} is longer than it says")
                 out.write(piece)
         if left:
-            raise Refused("invalid", f"{path.name!r} ends too early")
+            raise ArchiveRefused("invalid", f"{path.name!r} ends too early")
 
     def _inside(self, name: str) -> Path:
         self._count()
         pure = PurePosixPath(name.replace("\\", "/"))
         if pure.is_absolute() or ".." in pure.parts:
-            raise Refused("invalid", f"{name!r} leads out of the archive; nothing was kept")
+            raise ArchiveRefused("invalid", f"{name!r} leads out of the archive; nothing was kept")
         try:
             content = name.encode()
         except UnicodeEncodeError:
-            raise Refused("invalid", f"{name!r} is no name in UTF-8") from None
+            raise ArchiveRefused("invalid", f"{name!r} is no name in UTF-8") from None
         if not name.isprintable():
-            raise Refused("invalid", f"{name[:100]!r} has characters that no name of a file has")
+            raise ArchiveRefused("invalid", f"{name[:100]!r} has characters that no name of a file has")
         long = len(content) > _NAME_BYTES or any(len(part.encode()) > _PART_BYTES for part in pure.parts)
         if long or len(pure.parts) > _PARTS:
-            raise Refused("invalid", f"{name[:100]!r}... is longer, or lies deeper, than a file of a model does")
+            raise ArchiveRefused("invalid", f"{name[:100]!r}... is longer, or lies deeper, than a file of a model does")
         return self._target.joinpath(*pure.parts)
 
     def _count(self) -> None:
         self._seen += 1
         if self._seen > self._entries:
-            raise Refused("too-many", str(self._entries))
+            raise ArchiveRefused("too-many", str(self._entries))
 
 
-def _unwanted(name: str) -> Refused:
-    return Refused("invalid", f"{name!r} is neither a file nor a folder; pack files only (tar -h follows links)")
+def _unwanted(name: str) -> ArchiveRefused:
+    return ArchiveRefused("invalid", f"{name!r} is neither a file nor a folder; pack files only (tar -h follows links)")
 
 
-def told(error: Exception, first: bytes) -> str:
+def describe(error: Exception, first: bytes) -> str:
     """What an error of `BROKEN` means for an archive that begins with the bytes `first`."""
     if first == ZSTD:
         return "is compressed with zstd: use .tar, .tar.gz or .zip"
@@ -210,18 +210,18 @@ def unpack(task: dict[str, Any]) -> dict[str, str]:
     try:
         only = frozenset[str](task["only"])
         Unpacker(archive, Path(task["target"]), only, task["limit"], task["skip"], task["entries"]).run()
-    except Refused as error:
+    except ArchiveRefused as error:
         return {"problem": error.problem, "detail": error.detail}
     except MemoryError:
         return {"problem": "memory", "detail": ""}
     except BROKEN as error:
-        return {"problem": "invalid", "detail": told(error, first), "whole": "no"}
+        return {"problem": "invalid", "detail": describe(error, first), "whole": "no"}
     except OSError as error:
         full = error.errno in (28, 122)  # ENOSPC, EDQUOT
         return {"problem": "full" if full else "io", "detail": error.strerror or type(error).__name__}
     except (ValueError, ArithmeticError, LookupError, RuntimeError) as error:
         # The libraries are not written against malice: whatever they stumble over is no archive.
-        return {"problem": "invalid", "detail": told(tarfile.TarError(type(error).__name__), first), "whole": "no"}
+        return {"problem": "invalid", "detail": describe(tarfile.TarError(type(error).__name__), first), "whole": "no"}
     return {}
 
 

@@ -59,7 +59,7 @@ class CachedModel(_Stored):
 
 
 @dataclass(frozen=True, slots=True)
-class Disk:
+class CacheDisk:
     """`root` and all below it belong to the daemon."""
 
     root: Path

@@ -13,12 +13,12 @@ from prometheus_client import Counter
 from shoal.api import reasons
 from shoal.api.cache import CACHED_SCHEMES, LINE_SECONDS, FetchDone, FetchLine, FetchRequest
 from shoal.api.sources import shown
-from shoal.artifacts import ArtifactError, Credentials, Manifest, Settings, Source, open_source
+from shoal.artifacts import ArtifactError, ArtifactSource, Manifest, Settings, StoreCredentials, open_source
 from shoal.artifacts.errors import of_os_error
-from shoal.cache.bring import Bringer, Progress
-from shoal.cache.disk import CachedModel, Disk
+from shoal.cache.disk import CacheDisk, CachedModel
+from shoal.cache.diskquota import ADVICE, DiskQuota
 from shoal.cache.index import Index
-from shoal.cache.room import ADVICE, Room
+from shoal.cache.sharedfetches import FetchProgress, SharedFetches
 
 TRIES: Final = 3
 """A fetch that somebody else's credentials began, and that failed, is begun again with one's own."""
@@ -27,15 +27,15 @@ log = structlog.get_logger()
 FETCHES = Counter("shoal_cache_fetches", "Answered requests of stage containers.", ["result"])
 
 
-class Open(Protocol):
+class OpenSource(Protocol):
     """`artifacts.open_source`, or a test's."""
 
     def __call__(
-        self, uri: str, credentials: Credentials, settings: Settings, *, revision: str | None = None
-    ) -> Source: ...
+        self, uri: str, credentials: StoreCredentials, settings: Settings, *, revision: str | None = None
+    ) -> ArtifactSource: ...
 
 
-Tell = Callable[[FetchLine], Awaitable[None]]
+OnProgress = Callable[[FetchLine], Awaitable[None]]
 _WAITING: Final = FetchLine(state="waiting")
 
 
@@ -45,7 +45,7 @@ class _Flight:
 
     key: str
     task: asyncio.Task[CachedModel]
-    progress: Progress
+    progress: FetchProgress
     waiters: int = 0
 
 
@@ -57,14 +57,14 @@ class Fetcher:
     """`fetch` is all that a stage container asks for. Use it as an async context manager: leaving ends every fetch."""
 
     def __init__(
-        self, disk: Disk, index: Index, room: Room, settings: Settings, open_source: Open = open_source
+        self, disk: CacheDisk, index: Index, quota: DiskQuota, settings: Settings, open_source: OpenSource = open_source
     ) -> None:
         self._disk = disk
         self._index = index
-        self._room = room
-        self._settings = replace(settings, room_advice=ADVICE)
+        self._quota = quota
+        self._settings = replace(settings, disk_advice=ADVICE)
         self._open = open_source
-        self._bringer = Bringer(disk, index, room)
+        self._fetches = SharedFetches(disk, index, quota)
         self._flights: dict[str, _Flight] = {}
 
     async def __aenter__(self) -> "Fetcher":
@@ -81,14 +81,14 @@ class Fetcher:
         """Models that are being fetched."""
         return len(self._flights)
 
-    async def fetch(self, namespace: str, request: FetchRequest, tell: Tell) -> FetchDone:
+    async def fetch(self, namespace: str, request: FetchRequest, on_progress: OnProgress) -> FetchDone:
         """Brings the model into the namespace's folder. `tell` hears how far it is, at least every `LINE_SECONDS`.
 
         Raises ArtifactError, and what `tell` raises. A model that another namespace brought is given only after the
         source itself has let these credentials read it.
         """
         try:
-            done = await self._fetch(namespace, request, tell)
+            done = await self._fetch(namespace, request, on_progress)
         except ArtifactError:
             FETCHES.labels("failed").inc()
             raise
@@ -101,17 +101,17 @@ class Fetcher:
         log.info("cache.given", namespace=namespace, model=done.model, fetched_bytes=done.fetched_bytes)
         return done
 
-    async def _fetch(self, namespace: str, request: FetchRequest, tell: Tell) -> FetchDone:
+    async def _fetch(self, namespace: str, request: FetchRequest, on_progress: OnProgress) -> FetchDone:
         if request.uri.partition("://")[0] not in CACHED_SCHEMES:
             raise ArtifactError(reasons.SOURCE_INVALID, f"{shown(request.uri)} is not a source that is cached")
         if (done := await self._own(namespace, request)) is not None:
             return done
-        await tell(_WAITING)
+        await on_progress(_WAITING)
         for tried in range(1, TRIES + 1):
-            flight, began = await self._flight(request, tell)
+            flight, began = await self._flight(request, on_progress)
             with self._index.pin(flight.key):
                 try:
-                    model = await self._wait(flight, tell)
+                    model = await self._wait(flight, on_progress)
                 except (ArtifactError, OSError) as error:
                     ours = isinstance(error, ConnectionError) and not isinstance(error, _Abandoned)
                     if began or tried == TRIES or ours:
@@ -139,15 +139,15 @@ class Fetcher:
             await asyncio.to_thread(self._disk.touch, model.key)
         return _done(model, 0)
 
-    async def _flight(self, request: FetchRequest, tell: Tell) -> tuple[_Flight, bool]:
+    async def _flight(self, request: FetchRequest, on_progress: OnProgress) -> tuple[_Flight, bool]:
         """The fetch that brings what is asked for, and whether it was begun for this request.
 
         Asks the source what there is and whether these credentials may read it, whoever brings it.
         """
         async with AsyncExitStack() as stack:
-            asking = asyncio.create_task(self._ask(stack, request))
+            asking = asyncio.create_task(self._open_source(stack, request))
             try:
-                await _follow(asking, lambda: _WAITING, tell)
+                await _follow(asking, lambda: _WAITING, on_progress)
                 source, manifest = asking.result()
             finally:
                 asking.cancel()
@@ -158,8 +158,8 @@ class Fetcher:
             flight = self._begin(key, request, source, manifest, stack.pop_all())
             return flight, True
 
-    async def _ask(self, stack: AsyncExitStack, request: FetchRequest) -> tuple[Source, Manifest]:
-        credentials = Credentials(
+    async def _open_source(self, stack: AsyncExitStack, request: FetchRequest) -> tuple[ArtifactSource, Manifest]:
+        credentials = StoreCredentials(
             request.credentials,
             given=request.credentials_given or bool(request.credentials),
             identity=request.credentials_identity,
@@ -175,29 +175,29 @@ class Fetcher:
                 f"{manifest.digest}, not {request.manifest}): name a source that does not change, or make the Model "
                 "anew to take what is there now",
             )
-        manifest = _wanted(manifest, request.files)
+        manifest = _only(manifest, request.files)
         await source.authorise(manifest)
         return source, manifest
 
     def _begin(
-        self, key: str, request: FetchRequest, source: Source, manifest: Manifest, stack: AsyncExitStack
+        self, key: str, request: FetchRequest, source: ArtifactSource, manifest: Manifest, stack: AsyncExitStack
     ) -> _Flight:
-        progress = Progress(manifest.total_bytes)
+        progress = FetchProgress(manifest.total_bytes)
 
-        async def bring() -> CachedModel:
+        async def fetch() -> CachedModel:
             async with stack:
-                return await self._bringer.bring(key, _address(request), source, manifest, progress)
+                return await self._fetches.fetch(key, _address(request), source, manifest, progress)
 
-        flight = _Flight(key, asyncio.create_task(bring(), name=f"fetch {key}"), progress)
+        flight = _Flight(key, asyncio.create_task(fetch(), name=f"fetch {key}"), progress)
         self._flights[key] = flight
         flight.task.add_done_callback(lambda _: self._flights.pop(key, None))
         return flight
 
     @staticmethod
-    async def _wait(flight: _Flight, tell: Tell) -> CachedModel:
+    async def _wait(flight: _Flight, on_progress: OnProgress) -> CachedModel:
         flight.waiters += 1
         try:
-            await _follow(flight.task, flight.progress.line, tell)
+            await _follow(flight.task, flight.progress.line, on_progress)
             if flight.task.cancelled():
                 raise _Abandoned("nobody waited for it")
             return flight.task.result()
@@ -208,19 +208,19 @@ class Fetcher:
                 await asyncio.gather(flight.task, return_exceptions=True)
 
     async def _give(self, namespace: str, model: CachedModel) -> None:
-        async with self._room.lock:
+        async with self._quota.lock:
             if not await asyncio.to_thread(self._disk.is_linked, namespace, model):
                 await asyncio.to_thread(self._disk.link, namespace, model)
         await asyncio.to_thread(self._disk.touch, model.key)
 
 
-async def _follow(task: asyncio.Task[Any], line: Callable[[], FetchLine], tell: Tell) -> None:
+async def _follow(task: asyncio.Task[Any], line: Callable[[], FetchLine], on_progress: OnProgress) -> None:
     """Tells how far it is until the task has ended, whatever came of it."""
     while True:
         await asyncio.wait({task}, timeout=LINE_SECONDS / 2)
         if task.done():
             return
-        await tell(line())
+        await on_progress(line())
 
 
 def key_of(manifest: Manifest) -> str:
@@ -235,7 +235,7 @@ def _address(request: FetchRequest) -> str:
     return _hash("\n".join((request.uri, request.manifest or "", *request.files)))
 
 
-def _wanted(manifest: Manifest, names: tuple[str, ...]) -> Manifest:
+def _only(manifest: Manifest, names: tuple[str, ...]) -> Manifest:
     if not names or manifest.archive:
         return manifest
     files = tuple(file for file in manifest.files if file.name in names)

@@ -15,9 +15,9 @@ from typing import Final
 
 import structlog
 
-from shoal.cache.disk import CachedFile, Disk
+from shoal.cache.disk import CachedFile, CacheDisk
+from shoal.cache.diskquota import DiskQuota
 from shoal.cache.index import Index
-from shoal.cache.room import Room
 
 BYTES_PER_SECOND: Final = 16 << 20
 """A small part of what a disk reads: 500 GiB in nine hours."""
@@ -34,16 +34,16 @@ class Scrub:
 
     def __init__(
         self,
-        disk: Disk,
+        disk: CacheDisk,
         index: Index,
-        room: Room,
+        quota: DiskQuota,
         *,
         bytes_per_second: int = BYTES_PER_SECOND,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._disk, self._index, self._room = disk, index, room
+        self._disk, self._index, self._quota = disk, index, quota
         self._rate, self._sleep = bytes_per_second, sleep
-        self._looked: dict[str, float] = {}
+        self._checked: dict[str, float] = {}
         """SHA-256 -> when it was found good."""
         self.broken = 0
         """Files found broken so far."""
@@ -55,21 +55,21 @@ class Scrub:
             if file is None:
                 await self._sleep(_IDLE_SECONDS)
             else:
-                await self._look(file)
+                await self._check(file)
 
     def _next(self) -> CachedFile | None:
         """The file that was not looked at for the longest time, if it is due."""
         contents = self._index.contents()
-        self._looked = {sha: at for sha, at in self._looked.items() if sha in contents}
-        due = [sha for sha in contents if sha not in self._looked]
+        self._checked = {sha: at for sha, at in self._checked.items() if sha in contents}
+        due = [sha for sha in contents if sha not in self._checked]
         if due:
             return contents[min(due)]
-        first = min(self._looked, key=lambda sha: self._looked[sha], default=None)
-        if first is None or time.monotonic() - self._looked[first] < EVERY_SECONDS:
+        first = min(self._checked, key=lambda sha: self._checked[sha], default=None)
+        if first is None or time.monotonic() - self._checked[first] < EVERY_SECONDS:
             return None
         return contents[first]
 
-    async def _look(self, file: CachedFile) -> None:
+    async def _check(self, file: CachedFile) -> None:
         try:
             found = await self._hash(self._disk.blob(file.sha256), keep=self._index.is_used(file.sha256))
         except FileNotFoundError:
@@ -77,14 +77,14 @@ class Scrub:
         except OSError as error:
             log.warning("cache.unreadable", sha256=file.sha256, problem=str(error))
             found = ""
-        self._looked[file.sha256] = time.monotonic()
+        self._checked[file.sha256] = time.monotonic()
         if found != file.sha256:
             await self._drop(file)
 
     async def _drop(self, file: CachedFile) -> None:
         self.broken += 1
         users = self._index.users(file.sha256)
-        async with self._room.lock:
+        async with self._quota.lock:
             await asyncio.to_thread(self._disk.drop_blobs, [file.sha256])
         log.error(
             "cache.rotten",

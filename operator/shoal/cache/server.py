@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from shoal.api import names
 from shoal.api.cache import HOLD_SECONDS, FetchError, FetchLine, FetchRequest
 from shoal.artifacts import ArtifactError
-from shoal.cache.disk import Disk
+from shoal.cache.disk import CacheDisk
 from shoal.cache.fetcher import Fetcher
 from shoal.cache.index import Index
 
@@ -23,10 +23,10 @@ _BODY_BYTES: Final = 1 << 20
 log = structlog.get_logger()
 
 
-class Server:
+class CacheServer:
     """The namespaces that are served now."""
 
-    def __init__(self, disk: Disk, index: Index, fetcher: Fetcher) -> None:
+    def __init__(self, disk: CacheDisk, index: Index, fetcher: Fetcher) -> None:
         self._disk = disk
         self._index = index
         self._fetcher = fetcher
@@ -83,7 +83,7 @@ class Server:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
 
-        async def tell(line: FetchLine) -> None:
+        async def on_progress(line: FetchLine) -> None:
             try:
                 async with asyncio.timeout(WRITE_SECONDS):
                     await response.write(line.model_dump_json(exclude_none=True).encode() + b"\n")
@@ -92,11 +92,11 @@ class Server:
 
         try:
             try:
-                done = await self._fetcher.fetch(namespace, wanted, tell)
-                await tell(FetchLine(state="done", bytes_done=done.bytes, bytes_total=done.bytes, done=done))
+                done = await self._fetcher.fetch(namespace, wanted, on_progress)
+                await on_progress(FetchLine(state="done", bytes_done=done.bytes, bytes_total=done.bytes, done=done))
             except ArtifactError as error:
                 log.warning("cache.fetch_failed", namespace=namespace, reason=error.reason, problem=str(error))
-                await tell(FetchLine(state="failed", error=FetchError(reason=error.reason, message=str(error))))
+                await on_progress(FetchLine(state="failed", error=FetchError(reason=error.reason, message=str(error))))
         except ConnectionError:
             log.info("cache.client_left", namespace=namespace)
         return response

@@ -8,8 +8,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shoal.api import names
 from shoal.api.config import Sources
+from shoal.cache.diskquota import FREE_PERCENT
 from shoal.cache.index import GRACE_SECONDS
-from shoal.cache.room import FREE_PERCENT
 from shoal.core import quantity
 
 

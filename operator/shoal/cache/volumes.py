@@ -12,16 +12,16 @@ import structlog
 
 from shoal.api import names
 from shoal.api.meta import JsonObject
-from shoal.cache.disk import Disk
+from shoal.cache.disk import CacheDisk
 from shoal.cache.index import Index
-from shoal.cache.server import Server
+from shoal.cache.server import CacheServer
 from shoal.core.cachevolumes import Share
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.reflector import Reflector, ReflectorEvent
 from shoal.kube.resources import PERSISTENTVOLUMES
 from shoal.manifests.cache import volume_name
 
-LOOK_SECONDS: Final = 5.0
+POLL_SECONDS: Final = 5.0
 _NAMESPACE: Final = re.compile(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
 
 log = structlog.get_logger()
@@ -35,10 +35,10 @@ def namespace_of(volume: JsonObject) -> str | None:
     return namespace if own and _NAMESPACE.fullmatch(namespace) else None
 
 
-class Volumes:
+class NamespaceVolumes:
     """Serves every namespace that has a volume, and those whose folders an earlier run left until the list is known."""
 
-    def __init__(self, client: Client, disk: Disk, index: Index, server: Server, grace: float) -> None:
+    def __init__(self, client: KubeClient, disk: CacheDisk, index: Index, server: CacheServer, grace: float) -> None:
         self._disk = disk
         self._index = index
         self._server = server
@@ -72,7 +72,7 @@ class Volumes:
                 self._changed.clear()
                 await self._settle(set(self._reflector.objects.values()))
                 try:
-                    async with asyncio.timeout(LOOK_SECONDS):
+                    async with asyncio.timeout(POLL_SECONDS):
                         await self._changed.wait()
                 except TimeoutError:
                     continue

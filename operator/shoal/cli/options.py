@@ -1,14 +1,36 @@
 """Options of several commands: which cluster, which installation of Shoal in it, and where to call it instead."""
 
+import functools
 from collections.abc import Callable
-from typing import Final, ParamSpec, TypeVar
+from dataclasses import dataclass
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import click
+
+from shoal.kube.client import KubeClient
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 NAMESPACE: Final = "shoal-system"
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """An installation of Shoal, and how one of its services is reached. Commands get it from the options below."""
+
+    kubeconfig: str | None
+    context: str | None
+    namespace: str
+    """Where Shoal is installed."""
+    url: str | None = None
+    """The service is called here. None: through the API server's proxy."""
+    key: str | None = None
+    """The key towards the service. None: the client reads it from the cluster."""
+
+    async def connect(self) -> KubeClient:
+        """A client of the cluster. Raises ValueError, OSError."""
+        return await KubeClient.from_environment(kubeconfig=self.kubeconfig, context=self.context)
 
 
 def kubeconfig_options(command: Callable[P, R]) -> Callable[P, R]:
@@ -17,22 +39,53 @@ def kubeconfig_options(command: Callable[P, R]) -> Callable[P, R]:
     return click.option("--kubeconfig", help="Default: KUBECONFIG, else ~/.kube/config.")(command)
 
 
-def installation_options(namespace: str, *urls: tuple[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Which installation: the options of `kubeconfig_options`; `namespace`, the option that names where Shoal is; and
-    for each of `urls` (option, its help) one by which something is called without the API server."""
+def _service_options(
+    namespace: str, url: str, url_help: str, key: str | None = None, key_help: str = "", key_variable: str | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """The options of a service, which a command receives as one parameter `installation`. `namespace`, `url` and `key`
+    are names of options."""
 
     def options(command: Callable[P, R]) -> Callable[P, R]:
-        for option, said in urls:
-            command = click.option(option, help=said)(command)
-        command = click.option(
+        @functools.wraps(command)
+        def with_installation(*args: Any, **values: Any) -> Any:
+            found = Installation(
+                values.pop("kubeconfig"),
+                values.pop("context"),
+                values.pop(_parameter(namespace)),
+                values.pop(_parameter(url)),
+                values.pop(_parameter(key)) if key is not None else None,
+            )
+            return cast("Callable[..., Any]", command)(*args, installation=found, **values)
+
+        wrapped: Any = with_installation
+        if key is not None:
+            wrapped = click.option(key, envvar=key_variable, show_envvar=True, help=key_help)(wrapped)
+        wrapped = click.option(url, help=url_help)(wrapped)
+        wrapped = click.option(
             namespace, envvar="SHOAL_NAMESPACE", default=NAMESPACE, show_default=True, help="Where Shoal is installed."
-        )(command)
-        return kubeconfig_options(command)
+        )(wrapped)
+        return kubeconfig_options(wrapped)
 
     return options
 
 
-cluster_options = installation_options(
-    "--operator-namespace", ("--operator-url", "Call the operator here, not through the API server.")
+operator_options = _service_options(
+    "--operator-namespace", "--operator-url", "Call the operator here, not through the API server."
 )
-"""Parameters `kubeconfig`, `context`, `operator_namespace`, `operator_url`."""
+gateway_options = _service_options(
+    "--operator-namespace",
+    "--gateway-url",
+    "Call a gateway's port for operations here, not through the API server.",
+)
+ledger_options = _service_options(
+    "--ledger-namespace",
+    "--ledger-url",
+    "Call the ledger here, not through the API server.",
+    "--ledger-key",
+    "The key towards the ledger. Default: from the Secret shoal-key-billing.",
+    "SHOAL_LEDGER_KEY",
+)
+
+
+def _parameter(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")

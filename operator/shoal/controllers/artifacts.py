@@ -13,7 +13,7 @@ from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Model
 from shoal.controllers.world import World
 from shoal.core import artifacts, facts
-from shoal.core.artifacts import Reading
+from shoal.core.artifacts import SourceReading
 from shoal.kube.projections import Custom
 from shoal.kube.resources import JOBS
 from shoal.manifests.facts import facts_job
@@ -33,7 +33,7 @@ class Artifacts:
         self._world, self._changed = world, changed
         self._tries: OrderedDict[str, int] = OrderedDict()
         """Key of a Job -> how often it was made."""
-        self._heard: OrderedDict[str, ArtifactFacts] = OrderedDict()
+        self._reported: OrderedDict[str, ArtifactFacts] = OrderedDict()
         """Key of a Job -> what it said: it may be gone before its Model's turn comes."""
         self._making: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Key of a Job -> held while it is made: Models that name the same source are looked at at the same time."""
@@ -41,7 +41,7 @@ class Artifacts:
         world.jobs.listeners.append(self._job)
         world.models.listeners.append(self._model)
 
-    async def read(self, model: Model) -> Reading:
+    async def read(self, model: Model) -> SourceReading:
         """What is known of the source; makes the Job when nothing reads it. Raises KubeError."""
         key = self._key(model)
         reading = self._known(model, key)
@@ -54,7 +54,7 @@ class Artifacts:
                 await self._make(model, key)
         return reading
 
-    def _known(self, model: Model, key: str) -> Reading:
+    def _known(self, model: Model, key: str) -> SourceReading:
         world = self._world
         return artifacts.read(
             model,
@@ -63,7 +63,7 @@ class Artifacts:
             job=world.jobs.get(key),
             pods=world.pods.by("job", key),
             now=world.now(),
-            heard=self._heard.get(key),
+            reported=self._reported.get(key),
         )
 
     async def _make(self, model: Model, key: str) -> None:
@@ -90,12 +90,12 @@ class Artifacts:
         key = f"{pod.namespace}/{pod.job}"
         found = artifacts.facts_of(pod)
         if found is not None and self._without_facts(key):
-            self._heard[key] = found
-            while len(self._heard) > _REMEMBERED:
-                self._heard.popitem(last=False)
+            self._reported[key] = found
+            while len(self._reported) > _REMEMBERED:
+                self._reported.popitem(last=False)
         self._wake(key)
 
-    def _job(self, key: str, before: facts.Job | None, after: facts.Job | None) -> None:
+    def _job(self, key: str, before: facts.MetadataJob | None, after: facts.MetadataJob | None) -> None:
         self._wake(key)
 
     def _model(self, _key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
@@ -103,10 +103,10 @@ class Artifacts:
         now = after.object if after else None
         was = before.object if before else None
         if was is not None and now is None and not self._world.models.by("source", self._key(was)):
-            self._heard.pop(self._key(was), None)  # a Model that names it later reads it anew
+            self._reported.pop(self._key(was), None)  # a Model that names it later reads it anew
         if now is None or artifacts.known(now) is None or (was is not None and artifacts.known(was) is not None):
             return
-        self._heard.pop(self._key(now), None)
+        self._reported.pop(self._key(now), None)
         self._wake(self._key(now))
 
     def _wake(self, key: str) -> None:

@@ -13,7 +13,7 @@ from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.core.cachevolumes import CacheVolumes, Share, decide
 from shoal.kube.cacheshares import CacheClaim, CacheVolume
-from shoal.kube.errors import Forbidden, Invalid, NotFound
+from shoal.kube.errors import Forbidden, NotFound, ObjectInvalid
 from shoal.kube.projections import Custom
 from shoal.kube.queue import WorkQueue
 from shoal.kube.resources import PERSISTENTVOLUMECLAIMS, PERSISTENTVOLUMES, Resource
@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 SHARES: Final = "shares"
 """The one key of the queue: all namespaces are looked at together."""
-LOOK_AGAIN_SECONDS: Final = 30.0
+RECHECK_SECONDS: Final = 30.0
 
 
 class CacheVolumesController:
@@ -62,9 +62,9 @@ class CacheVolumesController:
         )
         try:
             await self._carry_out(found, volumes, claims)
-        except (Forbidden, Invalid) as error:  # a namespace that ends, a policy: the others are not to wait
+        except (Forbidden, ObjectInvalid) as error:  # a namespace that ends, a policy: the others are not to wait
             log.warning("a share in the node cache is refused", error=error.message)
-            return LOOK_AGAIN_SECONDS
+            return RECHECK_SECONDS
         return None
 
     def _wanted(self) -> set[Share]:
@@ -85,14 +85,14 @@ class CacheVolumesController:
             await client.merge_patch(
                 PERSISTENTVOLUMES, volumes[share].name, None, cache.RELEASE, manager=names.MANAGER_MODEL
             )
-        refused: Forbidden | Invalid | None = None
+        refused: Forbidden | ObjectInvalid | None = None
         for share in found.keep:
             try:
                 if share not in volumes:
                     await self._apply(PERSISTENTVOLUMES, cache.volume(share.namespace, config))
                 if share not in claims:
                     await self._apply(PERSISTENTVOLUMECLAIMS, cache.claim(share.namespace, config))
-            except (Forbidden, Invalid) as error:
+            except (Forbidden, ObjectInvalid) as error:
                 refused = error
         if refused is not None:
             raise refused

@@ -23,14 +23,14 @@ class Calibration:
         self._overheads: dict[str, int] = {}
         self.overheads_changed: list[Callable[[], None]] = []
 
-    def told(self, model_uid: str, gpu_class: str, tokens: int) -> None:
+    def record(self, model_uid: str, gpu_class: str, tokens: int) -> None:
         """An engine has started and said what its KV cache holds."""
         known = self._tokens.setdefault(model_uid, {})
         if known.get(gpu_class) != tokens:
             known[gpu_class] = tokens
             self._changed()
 
-    def remember(self, model: Model) -> None:
+    def restore(self, model: Model) -> None:
         """What the status of a Model says of the specification that it has now."""
         if model.status is None or model.status.observed_generation != model.metadata.generation:
             return

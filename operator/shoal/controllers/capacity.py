@@ -13,7 +13,7 @@ Held = dict[tuple[str, str], int]
 """(node, resource) -> GPUs."""
 
 
-class Capacity:
+class FleetGPUs:
     """Which nodes each class has, what they offer, and what pods hold of it."""
 
     def __init__(self, world: World) -> None:
@@ -83,7 +83,7 @@ class Capacity:
         return found
 
     def _node(self, _key: str, before: facts.Node | None, after: facts.Node | None) -> None:
-        self._tell()
+        self._notify()
 
     def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         had = held_by_node([before]) if before is not None else {}
@@ -97,9 +97,9 @@ class Capacity:
                 if releases:
                     _add(self._releasing, place, sign * amount)
         if had or has:
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._revision += 1
         for listener in self.changed:
             listener()

@@ -7,8 +7,8 @@ from shoal.api.loraadapter import LoRAAdapter
 from shoal.api.model import Model
 from shoal.api.tenant import Tenant
 from shoal.controllers.world import World
-from shoal.core.consent import EVERYONE, NO_ADAPTERS, AdapterConsent, consent_of, granted_models, may_use
-from shoal.core.servednames import Claimant
+from shoal.core.routing.consent import EVERYONE, NO_ADAPTERS, AdapterConsent, consent_of, granted_models, may_use
+from shoal.core.routing.servednames import Claimant
 from shoal.kube.projections import Custom
 
 _Claiming = Custom[Model] | Custom[LoRAAdapter]

@@ -6,20 +6,20 @@ from typing import Final
 from shoal.api.model import Model
 from shoal.controllers.world import World
 from shoal.core import facts
-from shoal.core.variants import cold_start
+from shoal.core.status.variants import cold_start
 from shoal.manifests.pod import STARTUP_SECONDS
 
-PATIENCE: Final = 3
+TIMEOUT_FACTOR: Final = 3
 """Cold starts after which a replica that is not ready is given up."""
-SHORTEST_PATIENCE_SECONDS: Final = 300.0
-LONGEST_PATIENCE_SECONDS: Final = float(PATIENCE * STARTUP_SECONDS)
+SHORTEST_TIMEOUT_SECONDS: Final = 300.0
+LONGEST_TIMEOUT_SECONDS: Final = float(TIMEOUT_FACTOR * STARTUP_SECONDS)
 
 
 class ColdStarts:
     """Hears of pods that turn Ready."""
 
     def __init__(self, world: World) -> None:
-        self._seen: dict[str, dict[str, int]] = {}
+        self._measured: dict[str, dict[str, int]] = {}
         """Model's uid -> class -> seconds."""
         world.pods.listeners.append(self._pod)
 
@@ -30,22 +30,22 @@ class ColdStarts:
             for v in (model.status.variants if model.status else ())
             if v.cold_start_seconds is not None
         }
-        return before | self._seen.get(model.metadata.uid, {})
+        return before | self._measured.get(model.metadata.uid, {})
 
-    def patience(self, model: Model, gpu_class: str) -> float:
+    def start_timeout(self, model: Model, gpu_class: str) -> float:
         """Seconds after which a replica that is not ready is given up: three cold starts, within bounds."""
         known = self.of(model).get(gpu_class)
         if known is None:
-            return LONGEST_PATIENCE_SECONDS
-        return min(LONGEST_PATIENCE_SECONDS, max(SHORTEST_PATIENCE_SECONDS, float(PATIENCE * known)))
+            return LONGEST_TIMEOUT_SECONDS
+        return min(LONGEST_TIMEOUT_SECONDS, max(SHORTEST_TIMEOUT_SECONDS, float(TIMEOUT_FACTOR * known)))
 
     def forget(self, uid: str) -> None:
         """The Model is gone."""
-        self._seen.pop(uid, None)
+        self._measured.pop(uid, None)
 
     def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         if after is None or before is None or before.ready or not after.model_uid or not after.gpu_class:
             return
         seconds = cold_start(after)
         if seconds is not None:
-            self._seen.setdefault(after.model_uid, {})[after.gpu_class] = seconds
+            self._measured.setdefault(after.model_uid, {})[after.gpu_class] = seconds

@@ -23,7 +23,7 @@ import structlog
 from shoal.api import keys, names
 from shoal.api.keys import InstallKey
 from shoal.api.meta import JsonObject
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.errors import AlreadyExists, KubeError, NotFound
 from shoal.kube.resources import SECRETS
 from shoal.manifests.model import role_secret, root_key_secret
@@ -37,7 +37,7 @@ KEY_BYTES: Final = 32
 MOUNT_SECONDS: Final = 180.0
 """A kubelet takes up to one and a half minutes to bring a new Secret into a gateway that runs already. So long after an
 upgrade the key of before stays in use."""
-LOOKS: Final = 3
+UNUSED_CHECKS: Final = 3
 """So often in a row no pod may carry the key of before until it is deleted: one may just be made."""
 
 
@@ -51,7 +51,7 @@ class InstallKeys:
 
     current: InstallKey
     """New pods are made with it."""
-    others: tuple[InstallKey, ...] = ()
+    former: tuple[InstallKey, ...] = ()
     """Of pods that are still there."""
 
     @property
@@ -60,11 +60,11 @@ class InstallKeys:
 
     def of(self, fingerprint: str | None) -> InstallKey:
         """The key that a pod was made with; the current one where that is not known."""
-        return next((key for key in self.others if key.fingerprint == fingerprint), self.current)
+        return next((key for key in self.former if key.fingerprint == fingerprint), self.current)
 
-    def said(self, role: keys.Role, subject: str) -> tuple[str, ...]:
+    def bearers_for(self, role: keys.Role, subject: str) -> tuple[str, ...]:
         """By each key, the current one's first."""
-        return tuple(key.said(role, subject) for key in (self.current, *self.others))
+        return tuple(key.bearer_for(role, subject) for key in (self.current, *self.former))
 
 
 class InstallKeySource:
@@ -74,7 +74,7 @@ class InstallKeySource:
 
     def __init__(
         self,
-        client: Client,
+        client: KubeClient,
         namespace: str,
         *,
         behind: Callable[[], bool] = lambda: False,
@@ -170,7 +170,7 @@ class InstallKeySource:
         """The key of before dies with the last of its pods."""
         in_use = self._in_use()
         self._unused = 0 if any(keys.fingerprint(key) in in_use for key in old) else self._unused + 1
-        if self._unused >= LOOKS:
+        if self._unused >= UNUSED_CHECKS:
             log.info("no pod has a key of before any more: deleting it", secret=names.INSTALL_KEY_SECRET)
             await self._client.delete(SECRETS, names.INSTALL_KEY_SECRET, self._namespace)
 

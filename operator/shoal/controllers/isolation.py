@@ -12,14 +12,14 @@ from shoal.api.model import Model, ModelStatus
 from shoal.api.tenant import Tenant, TenantStatus
 from shoal.controllers.status import write_status
 from shoal.controllers.world import World
-from shoal.core.conditions import Finding, merge
-from shoal.core.observed import Problem
+from shoal.core.status.conditions import ConditionUpdate, merge
+from shoal.core.status.observed import ModelProblem
 from shoal.kube.errors import KubeError
 from shoal.kube.projections import Custom
 from shoal.kube.resources import Resource
 from shoal.kube.store import Table
 
-S = TypeVar("S", bound=Object)
+StatusType = TypeVar("StatusType", bound=Object)
 
 _STATUS: Final[dict[str, type[Object]]] = {
     GPUClass.kind_name: GPUClassStatus,
@@ -32,7 +32,7 @@ _PASSING: Final = (KubeError, OSError, TimeoutError)
 """The cluster's errors, which are no fault of Shoal's and are tried again."""
 
 
-def internal_error(error: BaseException, doing: str) -> Problem:
+def internal_error(error: BaseException, doing: str) -> ModelProblem:
     """What the object is told. Where it happened and not what was said: the words of an error may hold anything."""
     frame, place = error.__traceback__, ""
     while frame is not None:
@@ -41,7 +41,7 @@ def internal_error(error: BaseException, doing: str) -> Problem:
             place = f" at {name}:{frame.tb_lineno}"
         frame = frame.tb_next
     kind = type(error).__name__
-    return Problem(
+    return ModelProblem(
         reasons.INTERNAL_ERROR,
         f"Shoal itself failed {doing}: {kind}{place}. What runs stays as it is, and other objects are not concerned. "
         "Please report it with the operator's log of this moment; it is tried again",
@@ -71,7 +71,7 @@ async def isolated(
         raise
 
 
-def stored(kind: type[S], custom: Custom[Any]) -> S:
+def stored(kind: type[StatusType], custom: Custom[Any]) -> StatusType:
     """The status as it was written last; an empty one where that is not understood."""
     try:
         return kind.model_validate(custom.status)
@@ -79,12 +79,12 @@ def stored(kind: type[S], custom: Custom[Any]) -> S:
         return kind()
 
 
-def _failed(custom: Custom[Any], problem: Problem, resource: Resource, world: World) -> Object:
+def _failed(custom: Custom[Any], problem: ModelProblem, resource: Resource, world: World) -> Object:
     """What the status said before, but for its conditions."""
     before = stored(_STATUS[resource.kind], custom)
     findings = [
-        Finding(reasons.READY, "False", problem.reason, problem.message),
-        Finding(reasons.STALLED, "True", problem.reason, problem.message),
+        ConditionUpdate(reasons.READY, "False", problem.reason, problem.message),
+        ConditionUpdate(reasons.STALLED, "True", problem.reason, problem.message),
     ]
     generation, old = custom.metadata.generation, cast("tuple[Condition, ...]", getattr(before, "conditions", ()))
     kept = [c for c in old if c.type not in (reasons.READY, reasons.STALLED, reasons.RECONCILING)]

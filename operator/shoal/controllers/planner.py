@@ -13,19 +13,20 @@ import structlog
 from shoal.api.gpuclass import GPUClass
 from shoal.api.model import Model
 from shoal.controllers.calibration import Calibration
-from shoal.controllers.capacity import Capacity
+from shoal.controllers.capacity import FleetGPUs
 from shoal.controllers.isolation import internal_error
-from shoal.controllers.promises import Promises
+from shoal.controllers.placementrequest import PlacementDecision, PlacementRequest
+from shoal.controllers.replicastates import ReplicaStates
+from shoal.controllers.reservations import Reservations
 from shoal.controllers.sizes import Sizes
-from shoal.controllers.standing import Standings
-from shoal.controllers.surges import Surges
-from shoal.controllers.wishes import Decision, Wish
+from shoal.controllers.surgereservations import SurgeReservations
 from shoal.controllers.world import World
-from shoal.core import candidates, facts, models
-from shoal.core.adapters.pool import same_engines
+from shoal.core import candidates, facts
 from shoal.core.candidates import Considered
-from shoal.core.observed import Problem
+from shoal.core.lora.pool import same_engines
 from shoal.core.placement import ClassSupply, Demand, Moves, Placement, Unplannable, parts, plan
+from shoal.core.status import modelstatus
+from shoal.core.status.observed import ModelProblem
 from shoal.kube.projections import Child, Custom
 
 log = structlog.get_logger()
@@ -39,10 +40,10 @@ SHARE: Final = 5
 while somebody is in a hurry."""
 SLICE_SECONDS: Final = 0.002
 """Of a plan at a stretch, as far as it can be cut: who wakes does not wait for a whole plan."""
-PATIENCE_SECONDS: Final = 3.0
-"""A Model for which only the words have changed, such as how many GPUs are free elsewhere, is told so much later."""
+MESSAGE_DELAY_SECONDS: Final = 3.0
+"""Delay of a reconcile where only a message has changed, such as how many GPUs are free elsewhere."""
 RETRY_SECONDS: Final = 60.0
-"""A Model whose part of the plan ends in an error is left out of plans for so long, unless it wishes something else."""
+"""A Model whose part of the plan ends in an error is left out of plans for this time, unless its request changes."""
 SECONDS = prometheus_client.Histogram(
     "shoal_plan_seconds", "Duration of one plan of the whole fleet.", buckets=(0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 5)
 )
@@ -52,35 +53,35 @@ SECONDS = prometheus_client.Histogram(
 class _Failed:
     """A Model that cannot be planned for now."""
 
-    wish: Wish
-    problem: Problem
+    request: PlacementRequest
+    problem: ModelProblem
     until: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _CachedDemand:
     """What a Model asked of the last plan, and from what that was made."""
 
-    wish: Wish
-    looked: Considered
+    request: PlacementRequest
+    considered: Considered
     demand: Demand
 
 
 @dataclass(frozen=True, slots=True)
-class _Moment:
+class _PlanInput:
     """What one plan is made of."""
 
-    wishes: Mapping[str, Wish]
-    looked: Mapping[str, Considered]
+    requests: Mapping[str, PlacementRequest]
+    considered: Mapping[str, Considered]
     demands: Sequence[Demand]
     supplies: Sequence[ClassSupply]
-    seen: Mapping[str, object]
+    reserved: Mapping[str, object]
     """What was asked for ahead of it and is in it: `Standings.seen_by_plan`."""
 
 
 def _untried(demand: Demand) -> frozenset[str]:
     usable = (c.gpu_class for c in demand.candidates if c.max_replicas != 0)
-    return frozenset(name for name in usable if name not in demand.setbacks)
+    return frozenset(name for name in usable if name not in demand.backoffs)
 
 
 def _none(_uid: str) -> Mapping[str, str]:
@@ -88,23 +89,24 @@ def _none(_uid: str) -> Mapping[str, str]:
 
 
 class Planner:
-    """`enter` what a Model wishes, `run` it, and read `decided`; `wake` hears the keys of Models whose part changed."""
+    """Plans the whole fleet. `enter` each Model's request, `run` the planner, and read `decided`. `wake` is called with
+    the key of each Model whose part of the plan changed."""
 
-    def __init__(self, world: World, capacity: Capacity, standings: Standings, moves: Moves) -> None:
-        self._world, self._capacity, self.standings, self._moves = world, capacity, standings, moves
-        self._wishes: dict[str, Wish] = {}
-        self._demands: dict[str, _Asked] = {}
-        self._decided: dict[str, tuple[Wish, Decision]] = {}
+    def __init__(self, world: World, capacity: FleetGPUs, replica_states: ReplicaStates, moves: Moves) -> None:
+        self._world, self._capacity, self.replica_states, self._moves = world, capacity, replica_states, moves
+        self._requests: dict[str, PlacementRequest] = {}
+        self._demands: dict[str, _CachedDemand] = {}
+        self._decided: dict[str, tuple[PlacementRequest, PlacementDecision]] = {}
         self._supplies: dict[str, ClassSupply] = {}
-        self.promises = Promises(capacity, standings, Surges(world))
+        self.reservations = Reservations(capacity, replica_states, SurgeReservations(world))
         self.calibration = Calibration(self.changed)
-        self.sizes = Sizes(world, capacity, standings, self.calibration)
-        self.wanted: Callable[[Model], int] = models.first_wanted
+        self.sizes = Sizes(world, capacity, replica_states, self.calibration)
+        self.wanted: Callable[[Model], int] = modelstatus.first_wanted
         """How many replicas a Model is to have: the scaler says it."""
-        self.setbacks: Callable[[str], Mapping[str, str]] = _none
+        self.backoffs: Callable[[str], Mapping[str, str]] = _none
         """Model's uid -> class -> why it is the last choice for now."""
         self._failed: dict[str, _Failed] = {}
-        self._looked: dict[str, Considered] = {}
+        self._considered: dict[str, Considered] = {}
         self.wake: list[Callable[[str, float], None]] = []
         """Heard with a Model's key, and seconds after which it is early enough."""
         self._dirty = asyncio.Event()
@@ -116,29 +118,29 @@ class Planner:
 
     # --- what it works with -----------------------------------------------------------------------------------------
 
-    def enter(self, wish: Wish) -> None:
-        """A Model's wish, as of now."""
-        model = wish.model
-        uid, before = model.metadata.uid, self._wishes.get(model.metadata.uid)
-        if wish.same(before):
+    def enter(self, request: PlacementRequest) -> None:
+        """A Model's request, as of now."""
+        model = request.model
+        uid, before = model.metadata.uid, self._requests.get(model.metadata.uid)
+        if request.same(before):
             return
-        if before is not None and (before.model.spec != model.spec or not same_engines(before.pool, wish.pool)):
+        if before is not None and (before.model.spec != model.spec or not same_engines(before.pool, request.pool)):
             self.calibration.forget(uid)  # said by engines of another specification
         elif before is None:
-            self.calibration.remember(model)
-        self._wishes[uid] = wish
+            self.calibration.restore(model)
+        self._requests[uid] = request
         self._dirty.set()
 
     def leave(self, uid: str) -> None:
         """The Model is gone."""
-        if self._wishes.pop(uid, None) is not None:
+        if self._requests.pop(uid, None) is not None:
             self._dirty.set()
         self._decided.pop(uid, None)
         self.sizes.forget(uid)
         self._demands.pop(uid, None)
-        self._looked.pop(uid, None)
+        self._considered.pop(uid, None)
         self._failed.pop(uid, None)
-        self.standings.forget(uid)
+        self.replica_states.forget(uid)
         self.calibration.forget(uid)
 
     def changed(self, *, hurry: bool = False) -> None:
@@ -147,28 +149,28 @@ class Planner:
         if hurry:
             self._hurry.set()
 
-    def decided(self, wish: Wish) -> Decision | None:
-        """What was decided for exactly this wish; None: not yet, `wake` will tell."""
-        known = self._decided.get(wish.model.metadata.uid)
-        return known[1] if known is not None and wish.same(known[0]) else None
+    def decided(self, request: PlacementRequest) -> PlacementDecision | None:
+        """What was decided for exactly this request; None: not yet, `wake` will tell."""
+        known = self._decided.get(request.model.metadata.uid)
+        return known[1] if known is not None and request.same(known[0]) else None
 
-    def latest(self, model_uid: str) -> Decision | None:
-        """What was decided last, for whatever wish."""
+    def latest(self, model_uid: str) -> PlacementDecision | None:
+        """What was decided last, for whatever request."""
         known = self._decided.get(model_uid)
         return known[1] if known is not None else None
 
-    def failed(self, model_uid: str) -> Problem | None:
+    def failed(self, model_uid: str) -> ModelProblem | None:
         """Why no plan is made for the Model, which keeps what it has; None: one is made."""
         known = self._failed.get(model_uid)
         return known.problem if known is not None else None
 
-    def wish(self, model_uid: str) -> Wish | None:
-        """What the Model wishes, as far as its reconcile has said."""
-        return self._wishes.get(model_uid)
+    def request(self, model_uid: str) -> PlacementRequest | None:
+        """What the Model requests, as far as its reconcile has said."""
+        return self._requests.get(model_uid)
 
     def considered(self, model_uid: str) -> Considered | None:
         """The classes that the Model may use, as they were last looked at."""
-        return self._looked.get(model_uid)
+        return self._considered.get(model_uid)
 
     def target(self, model_uid: str, gpu_class: str, planned: int) -> int:
         """Replicas that a Deployment shall have, asked right before they are written: what was `planned` may be old by
@@ -176,12 +178,12 @@ class Planner:
         known = self._decided.get(model_uid)
         now = known[1].placement.variants if known is not None else ()
         replicas = next((v.replicas for v in now if v.gpu_class == gpu_class), planned)
-        return max(replicas, self.standings.lifted(model_uid, gpu_class))
+        return max(replicas, self.replica_states.reserved(model_uid, gpu_class))
 
-    def may_surge(self, model_uid: str, gpu_class: str, gpus: int) -> bool:
+    def reserve_surge(self, model_uid: str, gpu_class: str, gpus: int) -> bool:
         """Promises the GPUs of one further replica to a rollout, if there are any that nobody waits for."""
         decided = {uid: decision.placement for uid, (_, decision) in self._decided.items()}
-        return self.promises.may_surge(model_uid, gpu_class, gpus, self._supplies.get(gpu_class), decided)
+        return self.reservations.reserve_surge(model_uid, gpu_class, gpus, self._supplies.get(gpu_class), decided)
 
     # --- what wakes it ----------------------------------------------------------------------------------------------
 
@@ -200,7 +202,7 @@ class Planner:
     async def run(self) -> None:
         """Plans until cancelled. What was decided in an earlier term, perhaps long ago, counts no more."""
         self._decided.clear()
-        self.standings.begin()
+        self.replica_states.begin()
         self._dirty.set()
         while True:
             await self._until_dirty()
@@ -254,133 +256,133 @@ class Planner:
         """A plan, with a stop wherever others may have their turn. It is of one moment: what is sized before and what
         is put into words after it cannot change it; what happens meanwhile makes the next plan."""
         classes = self._world.accepted_classes()
-        self.sizes.look(classes)
-        for wish in tuple(self._wishes.values()):
-            self.sizes.computed(wish, classes)
+        self.sizes.refresh(classes)
+        for request in tuple(self._requests.values()):
+            self.sizes.computed(request, classes)
             yield True
         before = set(self._failed)
         self._try_again()
         while True:
-            moment = self._moment(self._world.accepted_classes())
+            moment = self._plan_input(self._world.accepted_classes())
             yield True
             try:
                 found = yield from self._placed(moment)
             except Unplannable as error:
                 # One that cannot be planned must not keep the others from it: they are planned without it.
-                self._fail(moment.wishes[error.uid], error.__cause__ or error)
+                self._fail(moment.requests[error.uid], error.__cause__ or error)
                 continue
             break
-        yield from self._take(moment, found)
+        yield from self._adopt(moment, found)
         for uid in before ^ set(self._failed):
-            if (wish := self._wishes.get(uid)) is not None:
-                self._wake(wish.model, 0.0)
+            if (request := self._requests.get(uid)) is not None:
+                self._wake(request.model, 0.0)
 
-    def _fail(self, wish: Wish, error: BaseException) -> None:
-        log.error("a Model cannot be planned; it keeps what it has", model=wish.model.key, exc_info=error)
+    def _fail(self, request: PlacementRequest, error: BaseException) -> None:
+        log.error("a Model cannot be planned; it keeps what it has", model=request.model.key, exc_info=error)
         problem = internal_error(error, "on the placement of this Model")
-        self._failed[wish.model.metadata.uid] = _Failed(wish, problem, time.monotonic() + RETRY_SECONDS)
+        self._failed[request.model.metadata.uid] = _Failed(request, problem, time.monotonic() + RETRY_SECONDS)
 
     def _try_again(self) -> None:
         now = time.monotonic()
         for uid, failed in list(self._failed.items()):
-            wish = self._wishes.get(uid)
-            if wish is None or now >= failed.until or not wish.same(failed.wish):
+            request = self._requests.get(uid)
+            if request is None or now >= failed.until or not request.same(failed.request):
                 del self._failed[uid]
 
     def _wake(self, model: Model, seconds: float) -> None:
         for listener in self.wake:
             listener(model.key, seconds)
 
-    def _placed(self, moment: _Moment) -> Generator[Literal[True], None, dict[str, Placement]]:
+    def _placed(self, moment: _PlanInput) -> Generator[Literal[True], None, dict[str, Placement]]:
         """Raises Unplannable."""
         found: dict[str, Placement] = {}
         for part in parts(moment.demands, moment.supplies, moves=self._moves):
             found.update([part] if part is not None else ())
             yield True
         for demand in moment.demands:
-            if demand.frozen and moment.wishes[demand.uid].facts is not None and not demand.standing:
+            if demand.frozen and moment.requests[demand.uid].facts is not None and not demand.replica_states:
                 # Nothing of it runs, and nothing is kept for it: only what would be decided now is shown.
                 found |= plan([replace(demand, frozen=False)], moment.supplies, moves=self._moves)
                 yield True
         return found
 
-    def _moment(self, classes: Mapping[str, GPUClass]) -> _Moment:
+    def _plan_input(self, classes: Mapping[str, GPUClass]) -> _PlanInput:
         """What one plan is made of, all as of now."""
-        self.sizes.look(classes)
-        seen = self.standings.seen_by_plan()
+        self.sizes.refresh(classes)
+        seen = self.replica_states.written_reservations()
         supplies = self._capacity.supplies()
         self._supplies = {supply.name: supply for supply in supplies}
-        wishes = {uid: wish for uid, wish in self._wishes.items() if uid not in self._failed}
+        requests = {uid: request for uid, request in self._requests.items() if uid not in self._failed}
         looked: dict[str, Considered] = {}
-        for uid, wish in wishes.items():
-            with self._isolated(wish):
-                looked[uid] = self.sizes.proven(wish, classes)
-        self._looked = looked  # before anybody is asked: the first decision of a term reads which classes there are
+        for uid, request in requests.items():
+            with self._isolated(request):
+                looked[uid] = self.sizes.proven(request, classes)
+        self._considered = looked  # before anybody is asked: the first decision of a term reads which classes there are
         wanted: dict[str, int] = {}
         for uid in looked:
-            with self._isolated(wishes[uid]):
-                wanted[uid] = self.wanted(wishes[uid].model)
+            with self._isolated(requests[uid]):
+                wanted[uid] = self.wanted(requests[uid].model)
         demands: list[Demand] = []
         for uid, number in wanted.items():
-            with self._isolated(wishes[uid]):
-                demands.append(self._demand(uid, wishes[uid], looked[uid], number))
-        return _Moment(wishes, looked, demands, supplies, seen)
+            with self._isolated(requests[uid]):
+                demands.append(self._demand(uid, requests[uid], looked[uid], number))
+        return _PlanInput(requests, looked, demands, supplies, seen)
 
     @contextlib.contextmanager
-    def _isolated(self, wish: Wish) -> Generator[None]:
+    def _isolated(self, request: PlacementRequest) -> Generator[None]:
         """What cannot be found out of one Model leaves it out of the plan."""
         try:
             yield
         except Exception as error:
-            self._fail(wish, error)
+            self._fail(request, error)
 
-    def _demand(self, uid: str, wish: Wish, looked: Considered, wanted: int) -> Demand:
+    def _demand(self, uid: str, request: PlacementRequest, looked: Considered, wanted: int) -> Demand:
         """Most Models ask the same from one plan to the next, and a moment is one stretch of work: who wakes waits."""
-        standing, setbacks = self.standings.of(uid), self.setbacks(uid)
+        standing, setbacks = self.replica_states.of(uid), self.backoffs(uid)
         known = self._demands.get(uid)
         if (
             known is not None
-            and known.wish is wish
-            and known.looked is looked
-            and known.demand.standing is standing
-            and (known.demand.wanted, known.demand.setbacks) == (wanted, setbacks)
+            and known.request is request
+            and known.considered is looked
+            and known.demand.replica_states is standing
+            and (known.demand.wanted, known.demand.backoffs) == (wanted, setbacks)
         ):
             return known.demand
         found = candidates.demand(
-            wish.model,
+            request.model,
             looked,
             wanted=wanted,
-            minimum=models.minimum(wish.model),
-            standing=standing,
-            setbacks=setbacks,
-            frozen=wish.role == "frozen",
+            minimum=modelstatus.minimum(request.model),
+            replica_states=standing,
+            backoffs=setbacks,
+            frozen=request.role == "frozen",
         )
-        self._demands[uid] = _Asked(wish, looked, found)
+        self._demands[uid] = _CachedDemand(request, looked, found)
         return found
 
-    def _take(self, moment: _Moment, found: Mapping[str, Placement]) -> Iterator[Literal[True]]:
+    def _adopt(self, moment: _PlanInput, found: Mapping[str, Placement]) -> Iterator[Literal[True]]:
         """The plan counts from now on. Who asks while it is being taken gets what was decided last for each Model, with
         what was lifted since."""
-        self._looked = {uid: looked for uid, looked in moment.looked.items() if uid in self._wishes}
+        self._considered = {uid: looked for uid, looked in moment.considered.items() if uid in self._requests}
         for demand in moment.demands:
             placement = found.get(demand.uid)
-            if placement is not None and demand.uid in self._wishes:  # it may have gone meanwhile
+            if placement is not None and demand.uid in self._requests:  # it may have gone meanwhile
                 self._decide(demand, placement, moment)
                 yield True
-        self.standings.planned(moment.seen)
+        self.replica_states.planned(moment.reserved)
         decided = {uid: decision.placement for uid, (_, decision) in self._decided.items()}
-        self.promises.planned(decided, moment.demands)
+        self.reservations.planned(decided, moment.demands)
         self.sizes.measure()
 
-    def _decide(self, demand: Demand, placement: Placement, moment: _Moment) -> None:
-        uid, wish = demand.uid, moment.wishes[demand.uid]
-        part = Decision(placement, moment.looked[uid], demand.wanted, _untried(demand))
+    def _decide(self, demand: Demand, placement: Placement, moment: _PlanInput) -> None:
+        uid, request = demand.uid, moment.requests[demand.uid]
+        part = PlacementDecision(placement, moment.considered[uid], demand.wanted, _untried(demand))
         known = self._decided.get(uid)
-        if known is not None and known[0].same(wish) and known[1] == part:
+        if known is not None and known[0].same(request) and known[1] == part:
             # What is equal stays the same objects: thousands of new ones would be the garbage collector's to look at.
-            if known[0] is not wish:
-                self._decided[uid] = (wish, known[1])
+            if known[0] is not request:
+                self._decided[uid] = (request, known[1])
             return
-        self._decided[uid] = (wish, part)
-        urgent = known is None or not known[0].same(wish) or known[1].placement.variants != placement.variants
-        self._wake(wish.model, 0.0 if urgent else PATIENCE_SECONDS)
+        self._decided[uid] = (request, part)
+        urgent = known is None or not known[0].same(request) or known[1].placement.variants != placement.variants
+        self._wake(request.model, 0.0 if urgent else MESSAGE_DELAY_SECONDS)

@@ -6,7 +6,7 @@ from typing import Any
 import structlog
 
 from shoal.api import reasons
-from shoal.api.meta import JsonObject, Kind
+from shoal.api.meta import CustomResource, JsonObject
 from shoal.api.meta import Object as ApiObject
 from shoal.controllers.world import World
 from shoal.kube.errors import NotFound
@@ -17,7 +17,7 @@ from shoal.kube.store import Table
 
 log = structlog.get_logger()
 
-_TOLD = (
+_EVENT_CONDITIONS = (
     reasons.READY,
     reasons.ACCEPTED,
     reasons.PLACED,
@@ -27,9 +27,9 @@ _TOLD = (
     reasons.ADAPTERS_READY,
 )
 """Conditions whose changes are events; Available goes with Ready."""
-_GOOD_BUT = (reasons.NAME_CLAIMED, reasons.LABELS_DISAGREE, reasons.NOT_HEARD)
+_WARNING_REASONS = (reasons.NAME_CLAIMED, reasons.LABELS_DISAGREE, reasons.SIGNALS_STALE)
 """Reasons of a condition that is True and still wants somebody's attention."""
-_UNREMARKABLE = (
+_QUIET_REASONS = (
     reasons.PENDING,
     reasons.VALID,
     reasons.READING_ARTIFACT,
@@ -93,7 +93,7 @@ async def write_status(
 
 def _events(
     resource: Resource,
-    custom: Custom[Kind],
+    custom: Custom[CustomResource],
     before: Iterable[JsonObject],
     after: Iterable[JsonObject],
     quiet: Collection[str],
@@ -102,10 +102,14 @@ def _events(
     said: set[str] = set()
     for condition in after:
         kind, now = condition["type"], (condition["status"], condition["reason"])
-        if kind not in _TOLD or known.get(kind) == now or condition["reason"] in (*_UNREMARKABLE, *quiet, *said):
+        if (
+            kind not in _EVENT_CONDITIONS
+            or known.get(kind) == now
+            or condition["reason"] in (*_QUIET_REASONS, *quiet, *said)
+        ):
             continue
         said.add(condition["reason"])  # Accepted, Placed and Ready often have the same cause
-        good = condition["status"] == "True" and condition["reason"] not in _GOOD_BUT
+        good = condition["status"] == "True" and condition["reason"] not in _WARNING_REASONS
         yield Event(
             resource,
             custom.metadata,

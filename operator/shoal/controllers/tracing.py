@@ -9,7 +9,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Status, StatusCode, Tracer
 
 from shoal.api.model import Model
-from shoal.core.scaling import Decision
+from shoal.core.scaling import ScalingDecision
 
 
 class OperatorSpans:
@@ -26,7 +26,7 @@ class OperatorSpans:
             span.set_status(Status(StatusCode.ERROR, failure))
         span.end()
 
-    def decided(self, model: Model, decision: Decision, before: int) -> None:
+    def decided(self, model: Model, decision: ScalingDecision, before: int) -> None:
         """A Model is to have another number of replicas than `before`."""
         attributes = {
             "shoal.model": model.key,

@@ -14,7 +14,7 @@ import prometheus_client
 import structlog
 
 from shoal.api import identity, names
-from shoal.api.identity import Identity, ProcessRole
+from shoal.api.identity import CertificateIdentity, ProcessRole
 from shoal.api.meta import JsonObject
 from shoal.controllers.children import Children, NameTaken
 from shoal.controllers.world import World
@@ -25,9 +25,9 @@ from shoal.kube.resources import SECRETS
 from shoal.manifests import certificates as manifests
 from shoal.manifests.shape import Named
 from shoal.net import pki
-from shoal.net.authorities import Kept
-from shoal.net.pki import Authority, Pair, Unusable
-from shoal.net.tls import Credentials
+from shoal.net.authorities import KeptAuthorities
+from shoal.net.pki import CertificateAuthority, CertificatePair, CertificateUnusable
+from shoal.net.tls import TLSCredentials
 
 log = structlog.get_logger()
 
@@ -42,22 +42,22 @@ AUTHORITY_EXPIRES: Final = prometheus_client.Gauge(
 )
 
 
-class Transport:
+class CertificateIssuer:
     """Who is trusted, and what is issued. `changed` hears that every Model's pods may have to look otherwise."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._settings = world.config.transport.mtls
         self._children = Children(world)
-        self._kept = Kept()
+        self._kept = KeptAuthorities()
         self._issued: dict[str, Leaf] = {}
         """Model's uid -> the certificate that its Secret has."""
         self._silent: tuple[str, ...] | None = None
-        self.credentials = Credentials()
+        self.credentials = TLSCredentials()
         """This operator's own."""
         self.changed: list[Callable[[], None]] = []
         if self._settings.enabled:
-            world.pods.listeners.append(lambda _key, before, after: self._seen(before, after))
+            world.pods.listeners.append(lambda _key, before, after: self._pod(before, after))
 
     @property
     def issued(self) -> frozenset[str]:
@@ -72,25 +72,27 @@ class Transport:
             KubeError: the authority could not be read.
             Unusable: it cannot be used.
         """
-        if not self._settings.enabled or self._who_is_silent():
+        if not self._settings.enabled or self._without_mtls():
             return False
         if self._kept.current is None:
             await self.read(leads=True)
         if self._kept.current is None:
-            raise Unusable(f"Secret {names.AUTHORITY_SECRET}: another operator has just made it; it is read again")
+            raise CertificateUnusable(
+                f"Secret {names.AUTHORITY_SECRET}: another operator has just made it; it is read again"
+            )
         return True
 
     async def run(self, *, leads: bool) -> None:
         """Until cancelled."""
         while True:
-            needed = self._settings.enabled or self._somebody_speaks()
+            needed = self._settings.enabled or self._mtls_in_use()
             if needed:
                 try:
                     await self.read(leads=leads)
                     if leads:
                         await self._processes()
                         await self._models()
-                except (KubeError, Unusable) as error:
+                except (KubeError, CertificateUnusable) as error:
                     log.warning("certificates", error=str(error), consequence="those that there are stay in use")
             await asyncio.sleep(RETRY_SECONDS if needed and not self.credentials else READ_SECONDS)
 
@@ -113,7 +115,7 @@ class Transport:
         AUTHORITY_EXPIRES.set(kept.current.not_after.timestamp())
         self._own(kept.current)
         if before.fingerprints != kept.fingerprints or before.current is None:
-            self._tell()
+            self._notify()
 
     async def _empty(self) -> JsonObject:
         """The Secret without any authority: what is written into it is written against the version that was read."""
@@ -123,7 +125,7 @@ class Transport:
         except AlreadyExists:
             return await self._world.client.get(SECRETS, names.AUTHORITY_SECRET, self._world.namespace)
 
-    async def _step(self, kept: Kept, version: str) -> Kept:
+    async def _step(self, kept: KeptAuthorities, version: str) -> KeptAuthorities:
         now = self._world.now()
         given = await self._given()
         life = timedelta(hours=self._settings.certificate_hours)
@@ -133,7 +135,7 @@ class Transport:
         made = None
         if step.kind in ("Make", "Prepare"):
             name = f"shoal {self._settings.trust_domain} {self._world.namespace} {now:%Y-%m-%d}"
-            made = given or Authority.make(name, now, timedelta(days=self._settings.authority_days))
+            made = given or CertificateAuthority.make(name, now, timedelta(days=self._settings.authority_days))
         gone = {a.fingerprint for a in kept.facts().former if now >= a.not_after or now - a.since >= life}
         kept = kept.take(step, made, now, gone)
         secret = manifests.authority(self._world.namespace, kept.data(), version)
@@ -145,7 +147,7 @@ class Transport:
         log.info("authority", step=step.kind, reason=step.reason)
         return kept
 
-    async def _given(self) -> Authority | None:
+    async def _given(self) -> CertificateAuthority | None:
         """The authority that somebody else keeps. Raises Unusable."""
         name = self._settings.ca_secret_name
         if not name:
@@ -153,22 +155,24 @@ class Transport:
         try:
             found = await self._world.client.get(SECRETS, name, self._world.namespace)
         except NotFound:
-            raise Unusable(f"there is no Secret {name} (transport.mtls.caSecretName)") from None
+            raise CertificateUnusable(f"there is no Secret {name} (transport.mtls.caSecretName)") from None
         try:
-            texts = Kept.texts(found)
-            return Authority.read(
-                Pair(texts.get(names.CERTIFICATE_FILE, ""), texts.get(names.CERTIFICATE_KEY_FILE, ""))
+            texts = KeptAuthorities.texts(found)
+            return CertificateAuthority.read(
+                CertificatePair(texts.get(names.CERTIFICATE_FILE, ""), texts.get(names.CERTIFICATE_KEY_FILE, ""))
             )
-        except Unusable as error:
-            raise Unusable(f"Secret {name} (transport.mtls.caSecretName): {error}") from None
+        except CertificateUnusable as error:
+            raise CertificateUnusable(f"Secret {name} (transport.mtls.caSecretName): {error}") from None
 
-    def _parsed(self, found: JsonObject) -> Kept:
+    def _parsed(self, found: JsonObject) -> KeptAuthorities:
         try:
-            return Kept.read(found)
-        except Unusable as error:
-            raise Unusable(f"Secret {names.AUTHORITY_SECRET}: {error}; delete it, and another is made") from None
+            return KeptAuthorities.read(found)
+        except CertificateUnusable as error:
+            raise CertificateUnusable(
+                f"Secret {names.AUTHORITY_SECRET}: {error}; delete it, and another is made"
+            ) from None
 
-    def _own(self, current: Authority) -> None:
+    def _own(self, current: CertificateAuthority) -> None:
         """This operator's own certificate, which it signs for itself."""
         wanted = self._wants(self._identity("operator"), strict=False)
         if (renewal := certificates.renewal(self._issued.get(""), wanted, self._world.now())) is not None:
@@ -218,7 +222,7 @@ class Transport:
         current, client, namespace = self._kept.current, self._world.client, self._world.namespace
         if current is None:
             return
-        strict = self._settings.enabled and not self._who_is_silent()
+        strict = self._settings.enabled and not self._without_mtls()
         for role in ROLES:
             try:
                 leaf = manifests.read_annotation(
@@ -245,14 +249,16 @@ class Transport:
             except NameTaken as error:
                 log.warning("certificates", error=str(error))
 
-    def _wants(self, who: Identity, *, strict: bool, spread: float = 0.0) -> Wanted:
+    def _wants(self, identity_: CertificateIdentity, *, strict: bool, spread: float = 0.0) -> Wanted:
         current = self._kept.current
         signer = "" if current is None else current.fingerprint
-        return Wanted(who.uri, who.dns, signer, self._kept.fingerprints, spread, strict)
+        return Wanted(identity_.uri, identity_.dns, signer, self._kept.fingerprints, spread, strict)
 
-    def _issue(self, authority: Authority, wanted: Wanted, reason: str, *, calls: bool) -> tuple[Pair, Leaf]:
+    def _issue(
+        self, authority: CertificateAuthority, wanted: Wanted, reason: str, *, calls: bool
+    ) -> tuple[CertificatePair, Leaf]:
         now, life = self._world.now(), timedelta(hours=self._settings.certificate_hours)
-        pair = authority.issue(Identity(wanted.uri, wanted.dns), now, life, calls=calls)
+        pair = authority.issue(CertificateIdentity(wanted.uri, wanted.dns), now, life, calls=calls)
         certificate = pki.read_certificates(pair.certificate)[0]
         ISSUED.labels(reason).inc()
         log.info("issued a certificate", uri=wanted.uri, reason=reason)
@@ -260,23 +266,23 @@ class Transport:
         leaf = Leaf(not_before, not_after, wanted.uri, wanted.dns, wanted.authority, wanted.trust, wanted.strict)
         return pair, leaf
 
-    def _identity(self, role: ProcessRole) -> Identity:
+    def _identity(self, role: ProcessRole) -> CertificateIdentity:
         return identity.process(self._settings.trust_domain, self._world.namespace, role)
 
     # --- who speaks it ------------------------------------------------------------------------------------------------
 
-    def _who_is_silent(self) -> tuple[str, ...]:
+    def _without_mtls(self) -> tuple[str, ...]:
         return certificates.silent(self._world.processes())
 
-    def _somebody_speaks(self) -> bool:
+    def _mtls_in_use(self) -> bool:
         """Switched off, it is spoken until the last pod from before is replaced: such pods have to be called, and their
         certificates renewed. A Model that is paused keeps its pods for as long as it is."""
         return any(pod.mtls and not pod.finished for pod in self._world.pods.values())
 
-    def _seen(self, before: object, after: object) -> None:
+    def _pod(self, before: object, after: object) -> None:
         if not any(getattr(pod, "process", False) for pod in (before, after)):
             return
-        silent = self._who_is_silent()
+        silent = self._without_mtls()
         if silent == self._silent:
             return
         if silent:
@@ -285,9 +291,9 @@ class Transport:
             log.info("everybody speaks mutual TLS: engine pods are rolled")
         first, self._silent = self._silent is None, silent
         if not first:
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for listener in self.changed:
             listener()
 

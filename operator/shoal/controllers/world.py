@@ -13,13 +13,13 @@ from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.api.tenant import Tenant
 from shoal.core import facts, ownership
-from shoal.core.adapters.owner import oldest
 from shoal.core.artifacts import source_key
 from shoal.core.keda import Autoscaler
+from shoal.core.lora.owner import oldest
 from shoal.core.ownership import Link
 from shoal.kube import cacheshares, kedaviews, projections
 from shoal.kube.cacheshares import CacheClaim, CacheVolume
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.events import Recorder
 from shoal.kube.ownership import Ownership
 from shoal.kube.projections import Child, Custom
@@ -72,7 +72,7 @@ def _job(pod: facts.Pod) -> Iterable[str]:
     return (f"{pod.namespace}/{pod.job}",) if pod.job else ()
 
 
-def _job_pool(job: facts.Job) -> Iterable[str]:
+def _job_pool(job: facts.MetadataJob) -> Iterable[str]:
     return (job.pool,) if job.pool else ()
 
 
@@ -134,7 +134,7 @@ def _children(project: Callable[[JsonObject], Child | None]) -> Table[Child]:
 class World:
     """The operator's view of the cluster, and its hands."""
 
-    client: Client
+    client: KubeClient
     config: OperatorConfig
     namespace: str
     """Shoal's own."""
@@ -158,7 +158,7 @@ class World:
     pods: Table[facts.Pod] = field(init=False)
     cache_volumes: Table[CacheVolume] = field(default_factory=lambda: Table(cacheshares.volume))
     cache_claims: Table[CacheClaim] = field(default_factory=lambda: Table(cacheshares.claim))
-    jobs: Table[facts.Job] = field(
+    jobs: Table[facts.MetadataJob] = field(
         default_factory=lambda: Table(projections.job, indexes={"reads": lambda job: job.reads, "pool": _job_pool})
     )
     deployments: Table[Child] = field(default_factory=lambda: _children(projections.deployment))
@@ -214,7 +214,7 @@ class World:
         """Fingerprints that engine pods carry, whoever's they are."""
         return {pod.install_key for pod in self.pods.values()}
 
-    def voices(self) -> Iterable[facts.Pod]:
+    def signal_sources(self) -> Iterable[facts.Pod]:
         """Pods that are listened to: engines and gateways."""
         yield from self.gateways()
         yield from (p for p in self.pods.values() if p.model_uid is not None and not p.finished)

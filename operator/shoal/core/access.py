@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from shoal.api.tenant import Tenant, TenantBudget, TenantLimits, TenantLogging
-from shoal.core.consent import NO_ADAPTERS, AdapterConsent, consent_of, granted_models
+from shoal.core.routing.consent import NO_ADAPTERS, AdapterConsent, consent_of, granted_models
 
 DenialReason = Literal["unknown", "disabled", "expired", "suspended"]
 
@@ -14,7 +14,7 @@ _FAR = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class KeyIdentity:
     """What one API key stands for."""
 
     tenant: str
@@ -54,17 +54,17 @@ class Denied:
     tenant: str | None = None
 
 
-def index_keys(tenants: Iterable[Tenant]) -> dict[str, Identity]:
+def index_keys(tenants: Iterable[Tenant]) -> dict[str, KeyIdentity]:
     """SHA-256 of a key -> whose it is. A hash that two Tenants list belongs to the older one (then the smaller uid):
     Tenants are cluster-scoped, so only those who run the fleet can list one twice."""
-    index: dict[str, Identity] = {}
+    index: dict[str, KeyIdentity] = {}
     for tenant in sorted(tenants, key=lambda t: (t.metadata.creation_timestamp or _FAR, t.metadata.uid)):
         spec = tenant.spec
         grants, consent = granted_models(spec), consent_of(spec)
         for key in spec.keys:
             index.setdefault(
                 key.sha256,
-                Identity(
+                KeyIdentity(
                     tenant=tenant.metadata.name,
                     external_id=spec.external_id,
                     key_name=key.name,
@@ -84,7 +84,7 @@ def index_keys(tenants: Iterable[Tenant]) -> dict[str, Identity]:
     return index
 
 
-def authenticate(index: Mapping[str, Identity], sha256: str, now: datetime) -> Identity | Denied:
+def authenticate(index: Mapping[str, KeyIdentity], sha256: str, now: datetime) -> KeyIdentity | Denied:
     """The identity behind the hash of a key, or why it is refused at `now` (an aware datetime)."""
     identity = index.get(sha256)
     if identity is None:

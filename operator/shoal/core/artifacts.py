@@ -13,17 +13,17 @@ from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Model
 from shoal.api.sources import BucketScheme
 from shoal.core import children
-from shoal.core.conditions import find
-from shoal.core.diagnosis import Cause, container_cause
-from shoal.core.facts import Job, Pod
+from shoal.core.facts import MetadataJob, Pod
+from shoal.core.status.conditions import find
+from shoal.core.status.diagnosis import Cause, container_cause
 
 CONTAINER: Final = "facts"
-PATIENCE_SECONDS: Final = 10.0
+NO_POD_SECONDS: Final = 10.0
 """A Job that has no pod after so long is refused one: a quota, an admission policy."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class SourceReading:
     """The state of reading one source. Exactly one of the three is set."""
 
     facts: ArtifactFacts | None = None
@@ -59,11 +59,11 @@ def read(
     model: Model,
     *,
     same_source: Iterable[Model],
-    job: Job | None,
+    job: MetadataJob | None,
     pods: Iterable[Pod],
     now: datetime,
-    heard: ArtifactFacts | None = None,
-) -> Reading:
+    reported: ArtifactFacts | None = None,
+) -> SourceReading:
     """What is known of the source at `now`.
 
     `heard` are facts that its Job said before it was gone, `same_source` are Models of the namespace that name the same
@@ -71,40 +71,40 @@ def read(
     its source is another one.
     """
     if (facts := known(model)) is not None:
-        return Reading(facts)
+        return SourceReading(facts)
     for other in sorted(same_source, key=lambda m: m.metadata.uid):
         if (facts := known(other)) is not None:
-            return Reading(facts)
+            return SourceReading(facts)
     key = source_key(model)
-    if heard is not None:
-        return Reading(heard.model_copy(update={"read_by": key}))
+    if reported is not None:
+        return SourceReading(reported.model_copy(update={"read_by": key}))
     tries = sorted(pods, key=lambda p: (p.created is not None, p.created, p.name), reverse=True)
     for pod in tries:
         if (facts := facts_of(pod)) is not None:
-            return Reading(facts.model_copy(update={"read_by": key}))
+            return SourceReading(facts.model_copy(update={"read_by": key}))
     failure = next((cause for pod in tries if (cause := _failure(pod)) is not None), None)
     running = job is not None and job.active and not job.deleting
     if failure is not None:
-        return Reading(failure=failure, needs_job=job is None)
+        return SourceReading(failure=failure, needs_job=job is None)
     if job is not None and job.failed is not None:
         message = (
             f"reading the source's metadata: Job {job.key} failed: {job.failed}; it is tried again, and kubectl "
             f"describe job -n {job.namespace} {job.name} says more"
         )
-        return Reading(failure=Cause(reasons.STAGE_FAILED, message))
+        return SourceReading(failure=Cause(reasons.STAGE_FAILED, message))
     if (before := _last_failure(model)) is not None:
         # It is tried again from time to time; until that ends, what is known is why it failed.
-        return Reading(failure=before, needs_job=job is None)
+        return SourceReading(failure=before, needs_job=job is None)
     if job is None:
-        return Reading(waiting="reads the source's metadata", needs_job=True)
+        return SourceReading(waiting="reads the source's metadata", needs_job=True)
     why = next((text for pod in tries if (text := _waits(pod))), "")
     since = now - job.created if job.created else timedelta()
-    if running and not tries and since.total_seconds() >= PATIENCE_SECONDS:
+    if running and not tries and since.total_seconds() >= NO_POD_SECONDS:
         why = f"it has no pod yet; where that stays, see kubectl describe job -n {job.namespace} {job.name}"
         if (account := identity(model)) is not None:
             why += f" (spec.pod.serviceAccountName: is there a ServiceAccount {account} in namespace {job.namespace}?)"
     state = f"Job {job.name} reads the source's metadata" if running else f"waits for Job {job.name} to be gone"
-    return Reading(waiting=f"{state}: {why}" if why else state, silent=running and not tries)
+    return SourceReading(waiting=f"{state}: {why}" if why else state, silent=running and not tries)
 
 
 def _last_failure(model: Model) -> Cause | None:
@@ -115,7 +115,7 @@ def _last_failure(model: Model) -> Cause | None:
     return Cause(placed.reason, placed.message) if told else None
 
 
-def _said(pod: Pod) -> tuple[int, str] | None:
+def _termination(pod: Pod) -> tuple[int, str] | None:
     container = pod.container(CONTAINER)
     if container is None or container.exit_code is None:
         return None
@@ -124,7 +124,7 @@ def _said(pod: Pod) -> tuple[int, str] | None:
 
 def facts_of(pod: Pod) -> ArtifactFacts | None:
     """The facts that this pod of a Job left; None: it has not ended, or failed."""
-    ended = _said(pod)
+    ended = _termination(pod)
     if ended is None or ended[0] != 0:
         return None
     try:
@@ -134,7 +134,7 @@ def facts_of(pod: Pod) -> ArtifactFacts | None:
 
 
 def _failure(pod: Pod) -> Cause | None:
-    ended = _said(pod)
+    ended = _termination(pod)
     if ended is None:
         return None
     code, text = ended

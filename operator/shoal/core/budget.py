@@ -10,7 +10,7 @@ class TooExpensive(Exception):
     """An object asks for more work than it may cause. The message says what to change."""
 
 
-class Budget:
+class StepBudget:
     """Steps that are left. `advice` is what a person should do where they do not suffice."""
 
     __slots__ = ("_advice", "_left", "_steps", "_what")

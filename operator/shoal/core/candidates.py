@@ -15,12 +15,12 @@ from shoal.api.artifact import ArtifactFacts
 from shoal.api.gpuclass import GPUClass
 from shoal.api.model import Model, Variant
 from shoal.core import quantity
-from shoal.core.budget import SIZING_STEPS, Budget
+from shoal.core.budget import SIZING_STEPS, StepBudget
 from shoal.core.facts import Node
 from shoal.core.gpus import takes_pods
-from shoal.core.observed import Problem
-from shoal.core.placement import Candidate, ClassSupply, Demand, NodeRoom, Rejected, Standing
+from shoal.core.placement import Candidate, ClassSupply, Demand, NodeSupply, Rejected, ReplicaState
 from shoal.core.sizing import GPU, Misfit, Sized, Tuning, gpu_of, size, tries
+from shoal.core.status.observed import ModelProblem
 
 Tune = Callable[[Literal["FP8"] | None], Tuning]
 """What the engine's arguments mean for its memory, given a variant's quantization."""
@@ -37,7 +37,7 @@ class Considered:
     """Classes on which none fits, with the sum that does not work out, and listed ones that do not exist."""
     sized: Mapping[str, Sized]
     """class -> the sums of a replica, for the candidates."""
-    problem: Problem | None = None
+    problem: ModelProblem | None = None
     """Why no class was looked at: it would take too long, or ends in an error of Shoal's own. The Model keeps what it
     has."""
 
@@ -80,7 +80,7 @@ def supplies(
         return ClassSupply(
             gpu_class.metadata.name,
             tuple(
-                NodeRoom(
+                NodeSupply(
                     node.name,
                     free=node.allocatable.get(resource, 0) - held.get((node.name, resource), 0),
                     allocatable=node.allocatable.get(resource, 0),
@@ -108,7 +108,7 @@ def consider(
     A listed class that does not exist is rejected as one on which the Model does not fit. Raises TooExpensive where
     there are too many classes to look at.
     """
-    budget = Budget(
+    budget = StepBudget(
         SIZING_STEPS,
         f"sizing the Model on {len(model.spec.variants) or len(classes)} classes",
         "list in `spec.variants` the classes that it may use, or set `spec.engine.parallelism.tensor`",
@@ -156,8 +156,8 @@ def demand(
     *,
     wanted: int,
     minimum: int,
-    standing: Mapping[str, Standing] = MappingProxyType({}),
-    setbacks: Mapping[str, str] = MappingProxyType({}),
+    replica_states: Mapping[str, ReplicaState] = MappingProxyType({}),
+    backoffs: Mapping[str, str] = MappingProxyType({}),
     frozen: bool = False,
 ) -> Demand:
     """What a Model asks of the planner. `standing`: what runs of it now, by class; `setbacks`: classes that are its
@@ -171,8 +171,8 @@ def demand(
         priority=model.spec.priority,
         created=model.metadata.creation_timestamp,
         rejected=considered.rejected,
-        standing=standing,
-        setbacks=setbacks,
+        replica_states=replica_states,
+        backoffs=backoffs,
         interruptible_percent=model.spec.interruptible_percent,
         drain_seconds=model.spec.drain_seconds,
         frozen=frozen or considered.problem is not None,

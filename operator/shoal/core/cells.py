@@ -22,7 +22,7 @@ def safe(value: object) -> object:
     return f"'{value}"
 
 
-class Writer:
+class CSVWriter:
     """`csv.writer`, with every cell safe. The only one that writes CSV."""
 
     def __init__(self, text: _Text, *, lineterminator: str = "\r\n") -> None:

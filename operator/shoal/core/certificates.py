@@ -84,7 +84,7 @@ def renewal(leaf: Leaf | None, wanted: Wanted, now: datetime) -> Renewal | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Authority:
+class AuthorityFacts:
     """What is known of an authority without its key."""
 
     fingerprint: str
@@ -96,20 +96,20 @@ class Authority:
 
 @dataclass(frozen=True, slots=True)
 class Authorities:
-    current: Authority | None = None
-    next: Authority | None = None
-    former: Sequence[Authority] = ()
+    current: AuthorityFacts | None = None
+    next: AuthorityFacts | None = None
+    former: Sequence[AuthorityFacts] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RotationStep:
     """What happens to the authorities, and why."""
 
     kind: Literal["Make", "Prepare", "Promote", "Forget"]
     reason: str
 
 
-def step(found: Authorities, now: datetime, *, leaf_life: timedelta, given: str | None = None) -> Step | None:
+def step(found: Authorities, now: datetime, *, leaf_life: timedelta, given: str | None = None) -> RotationStep | None:
     """The next step; None: nothing is due.
 
     `given` is the fingerprint of the authority that somebody else keeps (cert-manager, say): it is taken over where one
@@ -117,24 +117,26 @@ def step(found: Authorities, now: datetime, *, leaf_life: timedelta, given: str 
     """
     current, following = found.current, found.next
     if current is None:
-        return Step("Make", "there is no authority")
+        return RotationStep("Make", "there is no authority")
     if now >= current.not_after:
         if following is not None and now < following.not_after:
-            return Step("Promote", "the authority in force has expired")
-        return Step("Make", "the authority has expired, and there is no next one")
+            return RotationStep("Promote", "the authority in force has expired")
+        return RotationStep("Make", "the authority has expired, and there is no next one")
     if following is not None:
         if given is not None and following.fingerprint != given:
-            return Step("Prepare", "another authority is given than the one that was to come")
+            return RotationStep("Prepare", "another authority is given than the one that was to come")
         if now - following.since >= OVERLAP:
-            return Step("Promote", f"the next authority is trusted by everybody since {following.since:%Y-%m-%d %H:%M}")
+            return RotationStep(
+                "Promote", f"the next authority is trusted by everybody since {following.since:%Y-%m-%d %H:%M}"
+            )
     elif given is not None:
         if given != current.fingerprint:
-            return Step("Prepare", "another authority is given")
+            return RotationStep("Prepare", "another authority is given")
     elif now >= current.not_before + (current.not_after - current.not_before) * AUTHORITY_RENEW_AFTER:
-        return Step("Prepare", f"the authority in force expires on {current.not_after:%Y-%m-%d}")
+        return RotationStep("Prepare", f"the authority in force expires on {current.not_after:%Y-%m-%d}")
     for former in found.former:
         if now >= former.not_after or now - former.since >= leaf_life:
-            return Step("Forget", "no certificate of a former authority is valid any more")
+            return RotationStep("Forget", "no certificate of a former authority is valid any more")
     return None
 
 

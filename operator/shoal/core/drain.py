@@ -29,12 +29,12 @@ AFTER_SECONDS: Final[float] = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Gateway:
+class GatewayProgress:
     """One process of a gateway, as far as this agent knows it. Times are seconds of one monotonic clock."""
 
     name: str
     """Of its pod; what it says of itself, for people."""
-    heard: float
+    last_message: float
     """Its last word: when its stream opened, or its last acknowledgement."""
     closed: float | None = None
     """When its last stream ended; None: it has one."""
@@ -46,30 +46,30 @@ class Gateway:
     """Those of which it has something in flight, as it said with `seq`."""
 
 
-def opened(known: Gateway | None, name: str, now: float) -> Gateway:
+def opened(known: GatewayProgress | None, name: str, now: float) -> GatewayProgress:
     """A stream of the gateway began; `known` is what was known of it."""
-    return Gateway(name, now) if known is None else replace(known, heard=now, closed=None)
+    return GatewayProgress(name, now) if known is None else replace(known, last_message=now, closed=None)
 
 
-def closed(known: Gateway, now: float) -> Gateway:
+def closed(known: GatewayProgress, now: float) -> GatewayProgress:
     """Its last stream ended."""
     return replace(known, closed=now)
 
 
 def acked(
-    known: Gateway | None, name: str, seq: int, running: int, now: float, adapters: frozenset[str] = frozenset()
-) -> Gateway:
+    known: GatewayProgress | None, name: str, seq: int, running: int, now: float, adapters: frozenset[str] = frozenset()
+) -> GatewayProgress:
     """It said what it acts on. What arrives late, and is older than what it said before, shows only that it lives."""
     if known is None:
         # It believes in a stream that has ended here: whoever sends may have requests here.
-        known = Gateway(name, now, closed=now)
+        known = GatewayProgress(name, now, closed=now)
     if known.seq is None or seq >= known.seq:
         known = replace(known, seq=seq, running=running, adapters=adapters)
-    return replace(known, heard=now)
+    return replace(known, last_message=now)
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class EngineObservation:
     """What asking the engine once showed. None: unknown."""
 
     at: float
@@ -93,12 +93,12 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineProgress:
     """What the looks so far come to."""
 
     boot: str | None = None
     stalled: bool = False
-    looked: float | None = None
+    observed_at: float | None = None
     """The last look."""
     idle_since: float | None = None
     """The first of an unbroken row of looks at an idle engine that received no request in between."""
@@ -107,32 +107,32 @@ class Engine:
     requests: int | None = None
 
 
-def seen(engine: Engine, look: Look) -> Engine:
+def observe(engine: EngineProgress, observation: EngineObservation) -> EngineProgress:
     """Takes a further look."""
-    same = engine.boot == look.boot
-    idle, gone = look.idle, look.listening is False
+    same = engine.boot == observation.boot
+    idle, gone = observation.idle, observation.listening is False
     # A port that opened or closed is no row of the same thing, so the counts must be equal, None among them.
-    row = same and engine.requests == look.requests
-    return Engine(
-        boot=look.boot,
-        stalled=look.stalled,
-        looked=look.at,
-        idle_since=(engine.idle_since if row and engine.idle_since is not None else look.at) if idle else None,
-        gone_since=(engine.gone_since if same and engine.gone_since is not None else look.at) if gone else None,
-        requests=look.requests,
+    row = same and engine.requests == observation.requests
+    return EngineProgress(
+        boot=observation.boot,
+        stalled=observation.stalled,
+        observed_at=observation.at,
+        idle_since=(engine.idle_since if row and engine.idle_since is not None else observation.at) if idle else None,
+        gone_since=(engine.gone_since if same and engine.gone_since is not None else observation.at) if gone else None,
+        requests=observation.requests,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class DrainState:
     """One drain."""
 
     began: float
     barrier: int
     """`seq` of the message that said `draining`."""
     drain_seconds: float
-    gateways: tuple[Gateway, ...]
-    engine: Engine
+    gateways: tuple[GatewayProgress, ...]
+    engine: EngineProgress
     restarted: float | None = None
     """When the agent started, if it found an engine already started; None: it has been there all the while."""
 
@@ -153,14 +153,18 @@ class Stop:
     message: str
 
 
-def decide(state: State, now: float) -> Wait | Stop:
+def decide(state: DrainState, now: float) -> Wait | Stop:
     """Whether the engine may be stopped at `now`, and why (not)."""
     engine = state.engine
     if engine.stalled:
         return Stop("stalled", "the engine makes no progress")
     if now - state.began >= state.drain_seconds:
         return Stop("time-over", f"drainSeconds ({state.drain_seconds:g}) are over")
-    if engine.gone_since is not None and engine.looked is not None and _passed(engine.gone_since, engine.looked):
+    if (
+        engine.gone_since is not None
+        and engine.observed_at is not None
+        and _passed(engine.gone_since, engine.observed_at)
+    ):
         return Stop("gone", "nothing listens on the engine's port")
     holders = [g for g in state.gateways if not through(g, state.barrier)]
     ends = {g: claim_end(g, state.began) for g in holders}
@@ -171,26 +175,26 @@ def decide(state: State, now: float) -> Wait | Stop:
         free = max(free, state.restarted + RESTART_SECONDS)
         if now < free:
             return Wait("restarted", "the agent restarted beside its engine and does not know yet whose requests run")
-    if engine.idle_since is None or engine.looked is None:
+    if engine.idle_since is None or engine.observed_at is None:
         return _wait_for_engine(engine)
-    if not _passed(max(engine.idle_since, free), engine.looked):
+    if not _passed(max(engine.idle_since, free), engine.observed_at):
         return Wait("engine-busy", "the engine has been idle for less than a second")
     return Stop("idle", "no gateway has anything in flight here, and the engine is idle")
 
 
-def through(gateway: Gateway, barrier: int) -> bool:
+def through(gateway: GatewayProgress, barrier: int) -> bool:
     """Whether it turned away and has nothing left here. What it said before the barrier says nothing of what it sent
     since."""
     return gateway.seq is not None and gateway.seq >= barrier and gateway.running == 0
 
 
-def claim_end(gateway: Gateway, began: float) -> float:
+def claim_end(gateway: GatewayProgress, began: float) -> float:
     """Until when a gateway that is not through may send requests, or have some on their way."""
-    last = max(gateway.heard, began) if gateway.closed is None else max(gateway.heard, gateway.closed)
+    last = max(gateway.last_message, began) if gateway.closed is None else max(gateway.last_message, gateway.closed)
     return last + CLAIM_SECONDS
 
 
-def over(boot: str | None, engine: Engine, returned: float | None, now: float) -> bool:
+def over(boot: str | None, engine: EngineProgress, returned: float | None, now: float) -> bool:
     """Whether a drain that was begun for the engine's `boot` has ended: that engine is gone, or, `returned` being when
     the hook last returned, it was not stopped after all."""
     return engine.boot != boot or (returned is not None and now - returned >= AFTER_SECONDS)
@@ -200,7 +204,7 @@ def _passed(since: float, until: float) -> bool:
     return until - since >= IDLE_SECONDS
 
 
-def _wait_for(gateways: Iterable[Gateway], barrier: int) -> Wait:
+def _wait_for(gateways: Iterable[GatewayProgress], barrier: int) -> Wait:
     """The most telling of the gateways: one with requests, else one that has not answered, else one that is gone."""
     told = sorted(gateways, key=lambda g: (g.closed is not None, -(g.running or 0), g.name))
     running = sum(g.running or 0 for g in told)
@@ -213,7 +217,7 @@ def _wait_for(gateways: Iterable[Gateway], barrier: int) -> Wait:
     return Wait("not-acknowledged", f"{first.name}{others} did not acknowledge message {barrier} yet")
 
 
-def _wait_for_engine(engine: Engine) -> Wait:
-    if engine.looked is None or engine.requests is None:
+def _wait_for_engine(engine: EngineProgress) -> Wait:
+    if engine.observed_at is None or engine.requests is None:
         return Wait("engine-unknown", "the engine does not say what runs")
     return Wait("engine-busy", "the engine still has requests")

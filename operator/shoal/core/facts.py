@@ -97,7 +97,7 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class MetadataJob:
     """A Job that reads a source's metadata."""
 
     namespace: str

@@ -53,7 +53,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class OwnershipVerdict:
     """`unknown`: an object of the chain was not seen yet, or is gone."""
 
     outcome: Literal["proven", "unknown", "refused"]
@@ -81,35 +81,39 @@ def link(raw: Mapping[str, Any]) -> Link:
 
 def verdict(
     pod: Link, replica_sets: Mapping[str, Link], deployments: Mapping[str, Link], models: Mapping[str, str]
-) -> Verdict:
+) -> OwnershipVerdict:
     """`replica_sets` and `deployments` by uid; `models`: `namespace/name` by uid."""
     owner = pod.owner
     if owner is None or (owner.group, owner.kind) != (_APPS, "ReplicaSet"):
-        return Verdict("refused", "no ReplicaSet controls it")
+        return OwnershipVerdict("refused", "no ReplicaSet controls it")
     replica_set = replica_sets.get(owner.uid)
     if replica_set is None:
         return _unless_elsewhere(pod, models, f"its ReplicaSet {owner.uid} is not known", owner.uid)
     through = (owner.uid,)
     if (differs := _differs(pod, replica_set, "ReplicaSet")) is not None:
-        return Verdict("refused", differs, through)
+        return OwnershipVerdict("refused", differs, through)
     owner = replica_set.owner
     if owner is None or (owner.group, owner.kind) != (_APPS, "Deployment"):
-        return Verdict("refused", "no Deployment controls its ReplicaSet", through)
+        return OwnershipVerdict("refused", "no Deployment controls its ReplicaSet", through)
     through = (*through, owner.uid)
     deployment = deployments.get(owner.uid)
     if deployment is None:
         return _unless_elsewhere(pod, models, f"its Deployment {owner.uid} is not known", *through)
     if (differs := _differs(pod, deployment, "Deployment")) is not None:
-        return Verdict("refused", differs, through)
+        return OwnershipVerdict("refused", differs, through)
     owner = deployment.owner
     if owner is None or owner != Owner(GROUP, "Model", pod.model_uid):
-        return Verdict("refused", "its Deployment is not controlled by the Model that its labels name", through)
+        return OwnershipVerdict(
+            "refused", "its Deployment is not controlled by the Model that its labels name", through
+        )
     if not _named_by_shoal(deployment):
-        return Verdict("refused", "its Deployment has not the name that Shoal gives", through)
+        return OwnershipVerdict("refused", "its Deployment has not the name that Shoal gives", through)
     through = (*through, owner.uid)
     if owner.uid not in models:
-        return Verdict("unknown", f"its Model {owner.uid} is not known", through)
-    return _unless_elsewhere(pod, models, "", *through) if models[owner.uid] != _model(pod) else Verdict("proven")
+        return OwnershipVerdict("unknown", f"its Model {owner.uid} is not known", through)
+    return (
+        _unless_elsewhere(pod, models, "", *through) if models[owner.uid] != _model(pod) else OwnershipVerdict("proven")
+    )
 
 
 def is_variant(deployment: Link, model: str, model_uid: str) -> bool:
@@ -122,12 +126,14 @@ def _named_by_shoal(deployment: Link) -> bool:
     return deployment.name == children.deployment(deployment.model, deployment.gpu_class)
 
 
-def _unless_elsewhere(pod: Link, models: Mapping[str, str], unknown: str, *through: str) -> Verdict:
+def _unless_elsewhere(pod: Link, models: Mapping[str, str], unknown: str, *through: str) -> OwnershipVerdict:
     known = models.get(pod.model_uid)
     asked = (*through, pod.model_uid)
     if known is not None and known != _model(pod):
-        return Verdict("refused", "the Model with the uid of its labels is another, or in another namespace", asked)
-    return Verdict("unknown", unknown, asked)
+        return OwnershipVerdict(
+            "refused", "the Model with the uid of its labels is another, or in another namespace", asked
+        )
+    return OwnershipVerdict("unknown", unknown, asked)
 
 
 def _model(labelled: Link) -> str:

@@ -6,12 +6,12 @@ from decimal import Decimal
 
 from shoal.api import reasons
 from shoal.core.candidates import Considered
-from shoal.core.placement import Candidate, Standing
+from shoal.core.placement import Candidate, ReplicaState
 
 
 def keep_what_runs(
     considered: Considered,
-    standing: Mapping[str, Standing],
+    replica_states: Mapping[str, ReplicaState],
     tokens: Mapping[str, int],
     *,
     context_length: int | None,
@@ -27,7 +27,7 @@ def keep_what_runs(
     """
     candidates = {c.gpu_class: c for c in considered.candidates}
     rejected = {r.gpu_class: r for r in considered.rejected}
-    for name, stands in standing.items():
+    for name, stands in replica_states.items():
         said = tokens.get(name)
         if said is None or said < (context_length or 1) or not stands.ready or stands.gpus < 1:
             continue

@@ -46,7 +46,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class CounterReading:
     """What one process of an engine had counted when it was heard. Times are milliseconds since 1970 (UTC)."""
 
     boot: str
@@ -57,7 +57,7 @@ class Reading:
     replica: str
     """namespace/pod."""
     node: str
-    heard_at: int
+    read_at: int
     prompt: int | None
     """None: not counted yet, or not told."""
     generation: int | None
@@ -144,10 +144,10 @@ def price(amount: Decimal, currency: str) -> Price:
     return Price(int((amount * MONEY).to_integral_value(ROUND_HALF_EVEN)), currency)
 
 
-def held_since(held: Held, counted_until: int | None, first_look: int) -> int:
+def held_since(held: Held, counted_until: int | None, first_observation: int) -> int:
     """From when on a pod's GPU time is to be counted: where it was left, or for a pod that is new since it was put on
     its node, but not before anybody looked."""
-    return counted_until if counted_until is not None else max(held.since, first_look)
+    return counted_until if counted_until is not None else max(held.since, first_observation)
 
 
 def by_hour(begin: int, end: int) -> Iterator[tuple[int, int]]:

@@ -32,7 +32,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class StallClock:
     """Since when nothing has moved."""
 
     since: float
@@ -40,20 +40,20 @@ class Progress:
     last: Work
 
 
-def follow(progress: Progress | None, work: Work) -> Progress:
+def follow(progress: StallClock | None, work: Work) -> StallClock:
     """Takes a further look."""
     if progress is None or work.answer == "other":
-        return Progress(work.at, work)
+        return StallClock(work.at, work)
     last = progress.last
     if work.answer == "none":
         # What was seen before the silence is what the next answer is compared with; the counters may still speak.
         ended = _grew(last.finished, work.finished)
-        return Progress(work.at if ended else progress.since, replace(last, finished=work.finished or last.finished))
+        return StallClock(work.at if ended else progress.since, replace(last, finished=work.finished or last.finished))
     counts = _moved(last, work) is False and (_busy(last, work) or (progress.since < last.at and _silent(last, work)))
-    return Progress(progress.since if counts else work.at, work)
+    return StallClock(progress.since if counts else work.at, work)
 
 
-def stalled(progress: Progress, now: float, stall_seconds: float) -> bool:
+def stalled(progress: StallClock, now: float, stall_seconds: float) -> bool:
     """Whether there has been work and no progress, or no answer at all, for `stall_seconds`."""
     return now - progress.since >= stall_seconds
 

@@ -17,9 +17,9 @@ from shoal.engine.tuning import quantization_args
 __all__ = ["arguments_of", "check_extra_args", "engine_args", "engine_model_path", "known_versions", "pool_args"]
 
 _MOST_ARGS: Final = 64
-_LONGEST_TOLD: Final = 64
+_LONGEST_SHOWN: Final = 64
 """Characters of what somebody wrote, in a sentence about it."""
-_MOST_TOLD: Final = 8
+_MOST_PROBLEMS: Final = 8
 _EMBEDS: Final = "--is-embedding"
 NO_PREFIX_CACHE: Final = "--disable-radix-cache"
 
@@ -107,14 +107,14 @@ def check_extra_args(version: str, extra_args: Sequence[str]) -> list[str]:
     problems: list[str] = []
     seen: set[str] = set()
     for arg in extra_args:
-        if len(problems) == _MOST_TOLD:
+        if len(problems) == _MOST_PROBLEMS:
             return [*problems, "further ones are not looked at before these are mended"]
         spelling, equals, value = arg.removeprefix("--").partition("=")
         argument = table.get(spelling)
         if len(arg) > LONGEST_ARG:
-            problems.append(f"{_told(arg)} has {len(arg)} characters, and {LONGEST_ARG} are the most")
+            problems.append(f"{_shown(arg)} has {len(arg)} characters, and {LONGEST_ARG} are the most")
         elif not arg.startswith("--"):
-            problems.append(f"{_told(arg)} is not an argument: write '--name=value' or '--flag', one per item")
+            problems.append(f"{_shown(arg)} is not an argument: write '--name=value' or '--flag', one per item")
         elif argument is None:
             problems.append(_unknown(version, spelling, table))
         elif why := owner(argument.name):
@@ -128,8 +128,8 @@ def check_extra_args(version: str, extra_args: Sequence[str]) -> list[str]:
     return problems
 
 
-def _told(text: str) -> str:
-    return repr(text if len(text) <= _LONGEST_TOLD else f"{text[:_LONGEST_TOLD]}...")
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}...")
 
 
 def _unknown(version: str, spelling: str, table: Mapping[str, Argument]) -> str:
@@ -138,8 +138,8 @@ def _unknown(version: str, spelling: str, table: Mapping[str, Argument]) -> str:
     first, _, rest = spelling.partition(" ")
     if rest and first in table:
         return f"'--{spelling}' has a blank where '=' belongs: write --{first}={rest.strip()}"
-    if len(spelling) > _LONGEST_TOLD:
-        return f"SGLang {version} has no argument --{spelling[:_LONGEST_TOLD]}..."
+    if len(spelling) > _LONGEST_SHOWN:
+        return f"SGLang {version} has no argument --{spelling[:_LONGEST_SHOWN]}..."
     completions = sorted({table[name].name for name in table if name.startswith(spelling)})
     if completions:
         owned = next((name for name in completions if owner(name)), None)
@@ -157,20 +157,20 @@ def _value_problem(argument: Argument, spelling: str, value: str | None) -> str 
     if value is None:
         return None if argument.takes == "optional" else f"--{spelling} needs a value: write --{spelling}=VALUE"
     if argument.choices and value not in argument.choices:
-        return f"--{spelling} must be one of {', '.join(argument.choices)}; got {_told(value)}"
+        return f"--{spelling} must be one of {', '.join(argument.choices)}; got {_shown(value)}"
     if argument.type is None:
-        return _word_problem(argument, spelling, value)
+        return _text_problem(argument, spelling, value)
     wanted = "a whole number" if argument.type == "int" else "a number"
     number = _number(argument.type, value)
     if number is None:
-        return f"--{spelling} must be {wanted}; got {_told(value)}"
+        return f"--{spelling} must be {wanted}; got {_shown(value)}"
     if not within(argument.name, number):
         least, most = bounds(argument.name, whole=argument.type == "int")
-        return f"--{spelling} must be {wanted} from {least:.15g} to {most:.15g}; got {_told(value)}"
+        return f"--{spelling} must be {wanted} from {least:.15g} to {most:.15g}; got {_shown(value)}"
     return None
 
 
-def _word_problem(argument: Argument, spelling: str, value: str) -> str | None:
+def _text_problem(argument: Argument, spelling: str, value: str) -> str | None:
     """Of a number that the engine takes as a word too, such as 64k. What is no number here is the engine's to judge."""
     if argument.name not in BOUNDS:
         return None
@@ -179,7 +179,7 @@ def _word_problem(argument: Argument, spelling: str, value: str) -> str | None:
     except ValueError:
         return None
     least, most = bounds(argument.name, whole=True)
-    beyond = f"--{spelling} must be from {least} to {most}; got {_told(value)}"
+    beyond = f"--{spelling} must be from {least} to {most}; got {_shown(value)}"
     return None if within(argument.name, number) else beyond
 
 

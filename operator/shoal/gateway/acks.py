@@ -1,9 +1,10 @@
-"""Acknowledgements (streams.md): tells each agent which of its states this gateway acts on, and what it has there.
+"""Acknowledgements (streams.md): each agent learns which of its states this gateway acts on, and what this gateway has
+in flight there.
 
-An agent that drains lets its engine go when every gateway has said "I act on that, and nothing of mine runs here". One
-sender per replica with a live stream: at once when the phase changes or an adapter begins to retire, when the last
-request leaves a replica that drains or a retiring adapter there, and every 5 s. Pods that are being deleted are
-followed until they are gone.
+An agent that drains stops its engine once every gateway has acknowledged the draining phase with nothing in flight. One
+sender runs per replica with a live stream. It sends every 5 s, and at once when the phase changes, when an adapter
+begins to retire, and when the last request leaves a draining replica or a retiring adapter. Pods that are being deleted
+are followed until they are gone.
 """
 
 import asyncio
@@ -17,10 +18,10 @@ import structlog
 
 from shoal.api.names import ACK_PATH
 from shoal.api.replica import HEARTBEAT_SECONDS, Phase
-from shoal.gateway.fleet import Fleet
-from shoal.gateway.upstream import AbortHandle, Target, Upstream, UpstreamError, to_agent
+from shoal.gateway.replicapool import ReplicaPool
+from shoal.gateway.upstream import AbortHandle, Upstream, UpstreamAddress, UpstreamError, agent_request
+from shoal.net.stream import ListenerIdentity
 from shoal.signals.replica import ReplicaStream
-from shoal.signals.stream import Me
 
 log = structlog.get_logger()
 
@@ -28,17 +29,17 @@ SEND_SECONDS: Final = 3.0
 RETRY_SECONDS: Final = 0.5
 _MOST_BYTES: Final = 64 * 1024
 _NO_SUCH_PATH: Final = (404, 405)
-"""An agent of an older version, that does not wait for acknowledgements."""
+"""From an agent of an older version, which does not wait for acknowledgements."""
 
 
 class _Sender:
-    def __init__(self, uid: str, fleet: Fleet, me: Me, client: Upstream) -> None:
+    def __init__(self, uid: str, fleet: ReplicaPool, identity: ListenerIdentity, client: Upstream) -> None:
         self.phase: Phase | None = None
         self.retiring: frozenset[str] = frozenset()
         self.due = asyncio.Event()
         self._uid = uid
         self._fleet = fleet
-        self._me = me
+        self._identity = identity
         self._client = client
 
     async def run(self) -> None:
@@ -46,7 +47,7 @@ class _Sender:
         while True:
             self.due.clear()
             sent = await self._send()
-            # Between 4 and 5 s: thousands of senders that began at the same moment spread.
+            # Between 4 and 5 s, so that thousands of senders that began together spread out.
             pause = HEARTBEAT_SECONDS * random.uniform(0.8, 1.0) if sent else RETRY_SECONDS  # noqa: S311
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
@@ -55,9 +56,9 @@ class _Sender:
     async def _send(self) -> bool:
         stream = self._fleet.streams.get(self._uid)
         if stream is None:
-            return True  # the stream is down: nothing can be said of what it said
+            return True  # the stream is down: there is no state to acknowledge
         began, running = time.monotonic(), tuple(self._fleet.residency.running(self._uid))
-        request = _request(stream, self._me, self._fleet, self._uid)
+        request = _request(stream, self._identity, self._fleet, self._uid)
         error = ""
         try:
             async with asyncio.timeout(SEND_SECONDS):
@@ -81,41 +82,41 @@ class _Sender:
 
 
 class Acks:
-    """`client` should keep connections for longer than the time between two acknowledgements."""
+    """`client` should keep idle connections for longer than the time between two acknowledgements."""
 
-    def __init__(self, fleet: Fleet, me: Me, client: Upstream) -> None:
+    def __init__(self, fleet: ReplicaPool, identity: ListenerIdentity, client: Upstream) -> None:
         self._fleet = fleet
-        self._me = me
+        self._identity = identity
         self._client = client
         self._senders: dict[str, tuple[_Sender, asyncio.Task[None]]] = {}
         self._ended: set[asyncio.Task[None]] = set()
         self._closed = False
-        fleet.changed.append(self._heard)
-        fleet.emptied = self._emptied
-        fleet.residency.ended = self._ended_adapter
+        fleet.changed.append(self._on_report)
+        fleet.emptied = self._on_emptied
+        fleet.residency.ended = self._on_adapter_ended
 
-    def _heard(self, uid: str) -> None:
-        heard = self._fleet.heard.get(uid)
+    def _on_report(self, uid: str) -> None:
+        signal = self._fleet.live.get(uid)
         known = self._senders.get(uid)
-        if heard is None:
+        if signal is None:
             if known is not None:
                 self._end(uid)
         elif known is not None:
             retiring = self._fleet.residency.retiring(uid)
-            if known[0].phase != heard.phase or not retiring <= known[0].retiring:
+            if known[0].phase != signal.phase or not retiring <= known[0].retiring:
                 known[0].due.set()
-            known[0].phase, known[0].retiring = heard.phase, retiring
+            known[0].phase, known[0].retiring = signal.phase, retiring
         elif not self._closed:
-            sender = _Sender(uid, self._fleet, self._me, self._client)
-            sender.phase, sender.retiring = heard.phase, self._fleet.residency.retiring(uid)
+            sender = _Sender(uid, self._fleet, self._identity, self._client)
+            sender.phase, sender.retiring = signal.phase, self._fleet.residency.retiring(uid)
             self._senders[uid] = (sender, asyncio.create_task(sender.run(), name=f"acks to {uid}"))
 
-    def _emptied(self, uid: str) -> None:
+    def _on_emptied(self, uid: str) -> None:
         known = self._senders.get(uid)
         if known is not None and known[0].phase == "draining":
             known[0].due.set()
 
-    def _ended_adapter(self, uid: str, name: str) -> None:
+    def _on_adapter_ended(self, uid: str, name: str) -> None:
         known = self._senders.get(uid)
         if known is not None and name in known[0].retiring:
             known[0].due.set()
@@ -134,16 +135,19 @@ class Acks:
         await asyncio.gather(*self._ended, return_exceptions=True)
 
 
-def _request(stream: ReplicaStream, me: Me, fleet: Fleet, uid: str) -> tuple[Target, bytes, bytes]:
-    """Boot and number of the state that is acted on now, and what is in flight now, without a pause between."""
-    said: dict[str, object] = {
-        "gateway": me.name,
-        "boot": me.boot,
+def _request(
+    stream: ReplicaStream, identity: ListenerIdentity, fleet: ReplicaPool, uid: str
+) -> tuple[UpstreamAddress, bytes, bytes]:
+    """The agent's boot id, the number of the state acted on and the requests in flight, read without an await
+    between."""
+    message: dict[str, object] = {
+        "gateway": identity.name,
+        "boot": identity.boot,
         "agentBoot": stream.boot,
         "seq": stream.seq,
         "running": fleet.in_flight(uid),
     }
     if adapters := fleet.residency.running(uid):
-        said["runningByAdapter"] = dict(adapters)
-    body = orjson.dumps(said)
-    return to_agent(stream.peer, ACK_PATH, body)
+        message["runningByAdapter"] = dict(adapters)
+    body = orjson.dumps(message)
+    return agent_request(stream.peer, ACK_PATH, body)

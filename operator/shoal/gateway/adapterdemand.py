@@ -1,4 +1,4 @@
-"""What this gateway has of each adapter: a part of the demand stream's messages (`api/demand.py`, AdapterDemand)."""
+"""Demand per adapter at this gateway: a part of the demand stream's messages (`api/demand.py`, AdapterDemand)."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
@@ -15,9 +15,9 @@ class _Count:
         self.arrivals = self.in_flight = self.held = self.misses = 0
 
 
-class AdapterBook:
-    """Counts per uid of a LoRAAdapter. `due` hears that there is something to tell with the next message: what cannot
-    wait is the Model's own demand, which counts the same requests."""
+class AdapterDemandState:
+    """Counts per uid of a LoRAAdapter. `due` is called when there is something for the next message. Nothing here is
+    urgent: the Model's own demand counts the same requests."""
 
     def __init__(self, due: Callable[[], None] = lambda: None) -> None:
         self._due = due
@@ -25,7 +25,7 @@ class AdapterBook:
         self._changed: set[str] = set()
 
     def arrived(self, uid: str, model: str, *, missed: bool) -> None:
-        """A request was accepted; `model` is the uid of the Model. `missed`: no replica had the adapter."""
+        """A request was accepted; `model` is the Model's uid. `missed`: no replica had the adapter loaded."""
         count = self._of(uid, model)
         count.model = model
         count.arrivals += 1
@@ -36,31 +36,31 @@ class AdapterBook:
         self._of(uid, model).in_flight += 1
 
     def ended(self, uid: str, model: str) -> None:
-        """It is there no more."""
+        """A request is no longer in flight."""
         self._of(uid, model).in_flight -= 1
 
     def held(self, uid: str, model: str) -> None:
         """A request waits for a replica, a slot or the adapter itself."""
         self._of(uid, model).held += 1
 
-    def unheld(self, uid: str, model: str) -> None:
-        """It waits no longer."""
+    def released(self, uid: str, model: str) -> None:
+        """A request no longer waits."""
         self._of(uid, model).held -= 1
 
     def demand(self, uid: str) -> AdapterDemand | None:
-        """What there is of an adapter now; None: it was never asked for."""
+        """An adapter's demand now; None: it was never requested."""
         count = self._counts.get(uid)
         return None if count is None else AdapterDemand.model_validate(_row(count))
 
     def retain(self, uids: Collection[str]) -> None:
-        """Forgets adapters that are none of these and have nothing here: deleted ones."""
+        """Drops deleted adapters: those not in `uids` with nothing in flight or held."""
         gone = [u for u, c in self._counts.items() if u not in uids and not c.in_flight and not c.held]
         for uid in gone:
             del self._counts[uid]
             self._note(uid)
 
     def take(self) -> bytes | None:
-        """What changed, as JSON; None when nothing did. It counts as told."""
+        """What changed since the last call, as JSON; None when nothing did."""
         if not self._changed:
             return None
         changed, self._changed = self._changed, set()
@@ -88,7 +88,7 @@ class AdapterBook:
 
 
 def _row(count: _Count) -> Mapping[str, object]:
-    """`AdapterDemand` as JSON has it, zeros left out."""
+    """`AdapterDemand` as JSON, without zeros."""
     row: dict[str, object] = {"model": count.model, "arrivals": count.arrivals}
     if count.in_flight:
         row["inFlight"] = count.in_flight

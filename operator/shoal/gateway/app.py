@@ -1,4 +1,4 @@
-"""The OpenAI API: a pure ASGI application. `request.py` and `attempts.py` have one request's way."""
+"""The OpenAI API: a pure ASGI application. `request.py` and `attempts.py` handle one request."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -6,67 +6,66 @@ from typing import TYPE_CHECKING
 from shoal.api.identity import model_server_name
 from shoal.api.keys import LEDGER
 from shoal.api.names import ENGINE_PORT, ENGINE_TLS_PORT
-from shoal.core.resolve import ServedModel
-from shoal.core.routing import Replica
+from shoal.core.routing.choice import Replica
+from shoal.core.routing.resolve import ServedModel
 from shoal.gateway.bigbodies import BigBodies
-from shoal.gateway.body import Budget
+from shoal.gateway.body import BodyBudget
 from shoal.gateway.cancellations import Cancellations
-from shoal.gateway.checkpoints import Checkpoints
 from shoal.gateway.deadlines import Deadlines
-from shoal.gateway.demand import DemandBook
+from shoal.gateway.demand import DemandState
 from shoal.gateway.directory import Directory
-from shoal.gateway.fleet import Fleet
 from shoal.gateway.hold import Holds
-from shoal.gateway.leases import Leases
+from shoal.gateway.leases import LeaseClient
 from shoal.gateway.mediafetch import MediaFetcher
 from shoal.gateway.memory import container_limit, json_bounds, memory_bounds
-from shoal.gateway.metrics import Metrics
+from shoal.gateway.metrics import GatewayMetrics
 from shoal.gateway.quota import Quotas
-from shoal.gateway.request import Request
-from shoal.gateway.requestlog.api import LogsApi
-from shoal.gateway.requestlog.book import RequestLog
+from shoal.gateway.replicapool import ReplicaPool
+from shoal.gateway.request import GatewayRequest
 from shoal.gateway.settings import GatewaySettings
-from shoal.gateway.upstream import Target, Upstream
+from shoal.gateway.upstream import Upstream, UpstreamAddress
 from shoal.gateway.usageapi import UsageApi
-from shoal.ledger.spool import Spool
-from shoal.net.tls import Credentials
-from shoal.serving.asgi import Receive, Scope, Send
-from shoal.serving.installkey import KeyRing
-from shoal.signals.stream import Me
+from shoal.metering.checkpoints import Checkpoints
+from shoal.metering.spool import UsageSpool
+from shoal.net.asgi import Receive, Scope, Send
+from shoal.net.installkey import KeyRing
+from shoal.net.stream import ListenerIdentity
+from shoal.net.tls import TLSCredentials
+from shoal.requestlog.api import LogsApi
+from shoal.requestlog.logger import RequestLogger
 
 if TYPE_CHECKING:
     from shoal.gateway.tracing import Traces
 
 
 def engine_port(replica: Replica) -> int:
-    """On which its engine is called."""
+    """The port of the replica's engine."""
     return ENGINE_TLS_PORT if replica.mtls else ENGINE_PORT
 
 
 class Gateway:
-    """`agents` is the client towards them, by default the engines'. `elsewhere` says how many requests of a Model wait
-    in other gateways, None when that is not known. `quotas` are tenants' limits, by default as if there were no other
-    gateway. `engine_port` is there for tests, where engines share one
-    address."""
+    """`agents` is the HTTP client towards agents, by default the one towards engines. `held_by_peers` returns how many
+    requests of a Model wait in other gateways; None: unknown. `quotas` are the tenants' limits, by default as if there
+    were no other gateway. `engine_port` is replaced by tests in which engines share one address."""
 
     def __init__(
         self,
         settings: GatewaySettings,
         directory: Directory,
-        fleet: Fleet,
+        fleet: ReplicaPool,
         key_ring: KeyRing,
-        spool: Spool,
+        spool: UsageSpool,
         upstream: Upstream,
-        metrics: Metrics,
+        metrics: GatewayMetrics,
         *,
-        elsewhere: Callable[[str], int | None] = lambda _uid: None,
-        me: Me = Me(),  # noqa: B008 - immutable
+        held_by_peers: Callable[[str], int | None] = lambda _uid: None,
+        identity: ListenerIdentity = ListenerIdentity(),  # noqa: B008 - immutable
         agents: Upstream | None = None,
         engine_port: Callable[[Replica], int] = engine_port,
         logs: LogsApi | None = None,
         quotas: Quotas | None = None,
         traces: "Traces | None" = None,
-        credentials: Credentials | None = None,
+        credentials: TLSCredentials | None = None,
     ) -> None:
         self.settings = settings
         self.directory = directory
@@ -76,43 +75,45 @@ class Gateway:
         self.upstream = upstream
         self.metrics = metrics
         self._engine_port = engine_port
-        self.boot = me.boot or None
-        """On usage records: which process's counters they are part of."""
-        self.demand: DemandBook = fleet.book
-        self.holds = Holds(directory, fleet, fleet.book, metrics, elsewhere)
-        self.leases = Leases(fleet, me, agents or upstream, metrics)
+        self.boot = identity.boot or None
+        """Written to usage records: the process whose counters include them."""
+        self.demand: DemandState = fleet.demand
+        self.holds = Holds(directory, fleet, fleet.demand, metrics, held_by_peers)
+        self.leases = LeaseClient(fleet, identity, agents or upstream, metrics)
         self.cancellations = Cancellations(fleet, agents or upstream)
         self.memory = memory_bounds(settings, container_limit())
         self.json_bounds = json_bounds(settings)
-        self.budget = Budget(self.memory.bodies, self.memory.bodies_of_tenant)
-        self.answers = Budget(self.memory.answers, self.memory.answer, "answers")
-        self.big = BigBodies()
+        self.body_budget = BodyBudget(self.memory.bodies, self.memory.bodies_of_tenant)
+        self.answer_budget = BodyBudget(self.memory.answers, self.memory.answer, "answers")
+        self.big_bodies = BigBodies()
         self.media = MediaFetcher(metrics.media)
         self.checkpoints = Checkpoints(spool)
         self.deadlines = Deadlines(settings.request_seconds)
         self._deadlines: dict[float, Deadlines] = {}
-        self.demand.tenants.me = me.boot
+        self.demand.tenants.boot = identity.boot
         self.quotas = quotas or Quotas(self.demand.tenants)
-        self.usage = UsageApi(settings.ledger_url, lambda: key_ring.said_by("gateway", LEDGER), credentials=credentials)
-        self.logs = logs or LogsApi(RequestLog(settings, gateway=me.name), key_ring)
+        self.usage = UsageApi(
+            settings.ledger_url, lambda: key_ring.bearers_of("gateway", LEDGER), credentials=credentials
+        )
+        self.logs = logs or LogsApi(RequestLogger(settings, gateway=identity.name), key_ring)
         self.traces = traces
-        """None: nothing is traced, and a client's own trace goes on to the engine."""
+        """None: tracing is off, and a client's own trace headers are passed to the engine."""
         self.in_flight = 0
         self.stopping = False
 
     @property
     def busy(self) -> bool:
-        """As many requests as may be are being served; those that wait for a replica have bounds of their own."""
+        """The limit on requests in progress is reached. Held requests do not count: they have bounds of their own."""
         most = self.settings.max_requests
         return self.in_flight > most and self.in_flight - self.holds.waiting > most
 
-    def target(self, replica: Replica) -> Target:
-        """Where its engine is called, and as whom it must show itself."""
+    def target(self, replica: Replica) -> UpstreamAddress:
+        """The address of the replica's engine, and the name that its certificate must carry."""
         name = model_server_name(replica.model_uid) if replica.mtls else None
-        return Target(replica.ip or "", self._engine_port(replica), name)
+        return UpstreamAddress(replica.ip or "", self._engine_port(replica), name)
 
     def deadlines_of(self, model: ServedModel) -> Deadlines:
-        """Of a Model's requests: its own cap, where that is shorter than the gateway's."""
+        """The deadlines of a Model's requests: the Model's own limit where it is shorter than the gateway's."""
         seconds = model.request_seconds
         if seconds is None or seconds >= self.deadlines.seconds:
             return self.deadlines
@@ -122,15 +123,15 @@ class Gateway:
         return found
 
     def leave(self, replica: Replica, tokens: int) -> None:
-        """A request has left a replica: there is room for one that waits."""
+        """A request has left a replica, which may have capacity for a held one."""
         self.fleet.leave(replica, tokens)
-        if self.holds.rooms:
-            self.holds.poke(replica.model_uid)
+        if self.holds.queues:
+            self.holds.schedule_round(replica.model_uid)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        request = Request(self, scope, receive, send)
+        request = GatewayRequest(self, scope, receive, send)
         self.in_flight += 1
         try:
             await request.run()

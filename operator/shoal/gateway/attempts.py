@@ -1,4 +1,4 @@
-"""From an accepted request to the end of its answer: which replica, waiting for one, another one after a failure."""
+"""An accepted request up to the end of its answer: choose a replica, wait for one, try another after a failure."""
 
 import asyncio
 import time
@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from shoal.core.access import Identity
+from shoal.core.access import KeyIdentity
 from shoal.core.hold import suspects
 from shoal.core.hold.retries import RetryBudget
-from shoal.core.routing import Choice, NoReplica, Replica
-from shoal.gateway import errors
+from shoal.core.routing.choice import Choice, NoReplica, Replica
 from shoal.gateway.deadlines import Deadline
-from shoal.gateway.errors import ApiError
-from shoal.gateway.meter import Meter
-from shoal.gateway.relay import COMPLETIONS, LACKS_ADAPTER, Prepared, Relay, Retry
+from shoal.gateway.relay import COMPLETIONS, LACKS_ADAPTER, AnswerRelay, Prepared, Retry
 from shoal.gateway.reply import Reply
 from shoal.gateway.upstream import (
     Aborted,
@@ -23,12 +20,15 @@ from shoal.gateway.upstream import (
     ConnectFailed,
     GivenUp,
     StaleConnection,
-    Target,
+    UpstreamAddress,
     UpstreamError,
 )
 from shoal.gateway.waiter import ClientGone
-from shoal.gateway.waiting import Place, Waiting
-from shoal.serving.asgi import Headers
+from shoal.gateway.waiting import InFlight, Waiting
+from shoal.metering.meter import Meter
+from shoal.net import errors
+from shoal.net.asgi import Headers
+from shoal.net.errors import ApiError
 
 if TYPE_CHECKING:
     from shoal.gateway.app import Gateway
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _STALE_SECONDS: Final = 0.5
-"""An idle connection that the engine has closed meanwhile shows at once; after so long the engine had the request."""
+"""A closed idle connection fails at once. A failure after this time means that the engine had the request."""
 _ANSWER_SECONDS: Final = 1.0
-"""How long an engine whose connection ended may take to say that it lives, besides the time to connect."""
+"""How long an engine whose connection ended may take to answer a readiness check, besides the time to connect."""
 
 
 class Attempts(Waiting):
-    """One request's. `check_key` raises ApiError when the key that it came with was taken back."""
+    """The attempts of one request. `check_key` raises ApiError when the request's API key was revoked."""
 
     __slots__ = ("_cancelling", "_id", "_paid", "_path", "_relay", "_sent", "_trace")
 
@@ -58,7 +58,7 @@ class Attempts(Waiting):
         deadline: Deadline,
         trace: str,
         spans: "RequestSpans | None",
-        check_key: Callable[[], Identity],
+        check_key: Callable[[], KeyIdentity],
     ) -> None:
         self._app = app
         self._prepared = prepared
@@ -73,27 +73,27 @@ class Attempts(Waiting):
         self._spans = spans
         self._id = meter.id
         self._path = prepared.path
-        self._relay = Relay(prepared, meter, reply, app.memory.answer, app.answers)
+        self._relay = AnswerRelay(prepared, meter, reply, app.memory.answer, app.answer_budget)
         self._sent = 0
         self._paid: RetryBudget | None = None
         self._cancelling: asyncio.Task[None] | None = None
-        """The client left, and the engine is asked to end the request: it is not sent again."""
+        """Set when the client left and the engine is asked to end the request, which is then not sent again."""
 
     async def run(self) -> None:
         """
         Raises:
-            ApiError: what the client has to be told instead of an answer.
+            ApiError: the error that the client gets instead of an answer.
             ClientGone: the client left.
         """
         app, meter = self._app, self._meter
         app.checkpoints.add(meter)
         try:
-            await self._try()
+            await self._try_replicas()
         finally:
             app.checkpoints.discard(meter)
 
-    async def _try(self) -> None:
-        """One replica after the other."""
+    async def _try_replicas(self) -> None:
+        """Tries one replica after the other."""
         app, prepared, meter = self._app, self._prepared, self._meter
         tried: set[str] = set()
         in_a_row = lost = deaths = 0
@@ -123,12 +123,13 @@ class Attempts(Waiting):
                 boot, how = meter.engine_boot, retry.reason
                 meter.forget_counts()
                 lost += how in ("lost", "stalled", LACKS_ADAPTER)
-                blamed = how in ("lost", "stalled") and suspects.died(await self._loss(replica, boot, how))
+                blamed = how in ("lost", "stalled") and suspects.died(await self._classify_loss(replica, boot, how))
                 deaths += blamed
                 following = suspects.after(deaths, lost, app.settings.attempts)
                 if blamed:
                     app.metrics.suspects.labels("ended" if following == "suspect" else "sent_again").inc()
-                    # Others were lost with it, and the head of its prompt would send all of them to one replica.
+                    # Other requests were lost with this replica. Prompt affinity would send all of them to the same
+                    # next replica.
                     self._prepared = prepared._replace(head=None)
                 if following == "suspect":
                     raise errors.lost_twice() from None
@@ -137,11 +138,11 @@ class Attempts(Waiting):
             finally:
                 app.leave(replica, place.tokens)
 
-    def _pick(self, tried: set[str], in_a_row: int) -> Place | NoReplica:
-        """A replica now, without waiting: for who comes first while nobody waits, and for one more try."""
+    def _pick(self, tried: set[str], in_a_row: int) -> InFlight | NoReplica:
+        """A replica without waiting: for a first attempt while the hold queue is empty, and for a retry."""
         app, model = self._app, self._prepared.model
         attempts = self._meter.attempts
-        if not attempts and model.uid in app.holds.rooms:
+        if not attempts and model.uid in app.holds.queues:
             return NoReplica("queue")
         if in_a_row >= app.settings.attempts:
             return NoReplica("tried")
@@ -151,12 +152,12 @@ class Attempts(Waiting):
         budget = app.holds.budget(model.uid)
         if attempts:
             if not budget.take(time.monotonic()):
-                app.metrics.retries_put_off.inc()
+                app.metrics.retries_deferred.inc()
                 return NoReplica("tried")
         else:
             budget.sent()
         app.fleet.enter(choice.replica)
-        return Place(choice.replica, 0, bool(attempts))
+        return InFlight(choice.replica, 0, bool(attempts))
 
     async def _attempt(self, replica: Replica) -> None:
         app, meter, abort = self._app, self._meter, self._abort
@@ -164,17 +165,17 @@ class Attempts(Waiting):
         if key is None:
             log.warning("no install key for a pod", pod=replica.key, fingerprint=replica.install_key)
             raise Retry("no_key")
-        heard = app.fleet.heard.get(replica.uid)
-        if heard is None:
+        signal = app.fleet.live.get(replica.uid)
+        if signal is None:
             app.metrics.fallbacks.inc()
         meter.attempts += 1
         meter.replica = replica
-        meter.engine_boot = heard.engine_boot if heard else None
+        meter.engine_boot = signal.engine_boot if signal else None
         target = app.target(replica)
         if self._spans is not None:
             self._trace = self._spans.attempt(replica, target)
-        there = app.fleet.attempts[replica.uid]
-        there.add(abort)
+        at_replica = app.fleet.attempts[replica.uid]
+        at_replica.add(abort)
         abort.given_up = abort.sent = False
         if not self._prepared.stream and self._prepared.can_cancel:
             abort.cancel = self._cancel
@@ -191,12 +192,12 @@ class Attempts(Waiting):
                 try:
                     answer = await app.upstream.start(target, head, body, abort)
                 except ConnectFailed:
-                    # Nobody listens any more: it was no old connection that the engine had closed.
+                    # Nothing listens any more, so the engine is gone and had not just closed an idle connection.
                     raise Retry("lost") from None
             try:
                 await self._relay.run(answer, self._replica_header(replica), self._began)
             except ApiError:
-                self._began_well()  # the engine judged the request, so it lives
+                self._began_well()  # the engine rejected the request, so it is alive
                 if self._cancelling is not None:
                     raise ClientGone from None
                 raise
@@ -211,7 +212,7 @@ class Attempts(Waiting):
         except UpstreamError:
             raise Retry("lost") from None
         finally:
-            there.discard(abort)
+            at_replica.discard(abort)
             abort.cancel = None
             if not abort.sent:
                 meter.not_taken()
@@ -220,7 +221,7 @@ class Attempts(Waiting):
                 await app.cancellations.end(self._cancelling)
 
     def _cancel(self) -> bool:
-        """The client left while the engine has the request: whether its end is asked for there."""
+        """The client left while the engine has the request. Returns whether the engine is asked to end it."""
         meter, relay = self._meter, self._relay
         if meter.replica is None:
             return False
@@ -230,23 +231,23 @@ class Attempts(Waiting):
         relay.client_gone = self._cancelling is not None
         return relay.client_gone
 
-    async def _loss(self, replica: Replica, boot: str | None, how: str) -> suspects.Loss:
-        """How it was lost that had the request; `boot` is the life of the engine in which it got it."""
+    async def _classify_loss(self, replica: Replica, boot: str | None, how: str) -> suspects.Loss:
+        """How the replica was lost; `boot` is the engine's boot id when it got the request."""
         if how == "stalled":
             return suspects.Loss(stalled=True)
         fleet, snapshot = self._app.fleet, self._app.directory.snapshot
         pods = snapshot.replicas.get((replica.model, replica.model_uid), ())
-        stays = any(pod.uid == replica.uid and not pod.deleting for pod in pods) and replica.uid not in fleet.leaving
-        heard = fleet.heard.get(replica.uid)
-        if not stays or (heard is not None and heard.phase == "draining"):
+        remains = any(pod.uid == replica.uid and not pod.deleting for pod in pods) and replica.uid not in fleet.leaving
+        signal = fleet.live.get(replica.uid)
+        if not remains or (signal is not None and signal.phase == "draining"):
             return suspects.Loss(leaving=True)
-        answers = await self._answers(replica)
-        heard = fleet.heard.get(replica.uid)
-        same = heard is None or boot is None or heard.engine_boot == boot
+        answers = await self._is_ready(replica)
+        signal = fleet.live.get(replica.uid)
+        same = signal is None or boot is None or signal.engine_boot == boot
         return suspects.Loss(answers=answers and same)
 
-    async def _answers(self, replica: Replica) -> bool:
-        """Whether the engine of a replica says that it is ready, on a new connection.
+    async def _is_ready(self, replica: Replica) -> bool:
+        """Whether a replica's engine answers that it is ready, on a new connection.
 
         Raises:
             ClientGone: the client left.
@@ -261,15 +262,16 @@ class Attempts(Waiting):
             except Aborted:
                 raise ClientGone from None
             except StaleConnection:
-                continue  # the other old ones are closed by now
+                continue  # the other idle connections are closed by now
             except (UpstreamError, TimeoutError):
                 return False
             answer.release()
             return answer.status == 200
         return False
 
-    def _to_send(self, target: Target, key: str) -> tuple[bytes, bytes]:
-        """Each time under another id: an engine refuses one that it still has, and it learns late that we left."""
+    def _to_send(self, target: UpstreamAddress, key: str) -> tuple[bytes, bytes]:
+        """Each attempt has an id of its own: an engine refuses an id that it still has, and it may not know yet that
+        the gateway closed the connection."""
         raw = self._raw
         self._sent += 1
         if self._sent > 1:
@@ -278,7 +280,7 @@ class Attempts(Waiting):
         return self._head(target, key, len(raw), self._prepared.stream), raw
 
     def _began(self) -> None:
-        """The engine's answer begins to go out."""
+        """The first part of the engine's answer goes to the client."""
         self._abort.answering = True
         self._meter.answer_began()
         if self._paid is not None:
@@ -289,8 +291,8 @@ class Attempts(Waiting):
             self._paid.answered()
             self._paid = None
 
-    def _head(self, target: Target, key: str, length: int, stream: bool) -> bytes:
-        # The client's headers stay here: some of them would steer the engine.
+    def _head(self, target: UpstreamAddress, key: str, length: int, stream: bool) -> bytes:
+        # The client's headers are not forwarded: some of them would steer the engine.
         return (
             f"POST {self._path} HTTP/1.1\r\nhost: {_host(target)}\r\nauthorization: Bearer {key}\r\n"
             f"content-type: application/json\r\naccept: {'text/event-stream' if stream else 'application/json'}\r\n"
@@ -302,5 +304,5 @@ class Attempts(Waiting):
         return ((b"x-shoal-replica", replica.key.encode()),) if self._app.settings.replica_header else ()
 
 
-def _host(target: Target) -> str:
+def _host(target: UpstreamAddress) -> str:
     return f"[{target.host}]:{target.port}" if ":" in target.host else f"{target.host}:{target.port}"

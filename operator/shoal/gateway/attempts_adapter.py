@@ -1,57 +1,57 @@
-"""The same for a request that names an adapter: only under a lease, only where the stream is live, and with the
-revision that answers at the moment of sending."""
+"""Attempts of a request that names an adapter. It is sent only under a lease, only to a replica with a live stream, and
+with the adapter's revision at the moment of sending."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from shoal.api import reasons
-from shoal.core.adapters import rendezvous
-from shoal.core.resolve import ServedAdapter
-from shoal.core.routing import NoReplica, Replica
-from shoal.core.routing_adapters import AdapterChoice, Home, choose_home
-from shoal.gateway import errors
+from shoal.core.lora.placement import rendezvous
+from shoal.core.routing.adapterchoice import AdapterCandidate, AdapterChoice, choose_for_adapter
+from shoal.core.routing.choice import NoReplica, Replica
+from shoal.core.routing.resolve import ServedAdapter
+from shoal.gateway.adapterwait import AdapterWait
 from shoal.gateway.attempts import Attempts
-from shoal.gateway.leases import WAIT_SECONDS, Refused
+from shoal.gateway.leases import WAIT_SECONDS, LeaseRefused
 from shoal.gateway.relay import LACKS_ADAPTER, Retry
-from shoal.gateway.stay import Stay
-from shoal.gateway.upstream import Target
+from shoal.gateway.upstream import UpstreamAddress
 from shoal.gateway.waiter import ClientGone
-from shoal.gateway.waiting import Place
+from shoal.gateway.waiting import InFlight
+from shoal.net import errors
 
 _HOPELESS: Final = reasons.ADAPTER_REASONS | {reasons.LOAD_FAILED, reasons.LOAD_HANGS}
-"""Refusals that waiting does not mend."""
+"""Refusals that waiting does not resolve."""
 _FLIGHT_SECONDS: Final = WAIT_SECONDS + 10.0
 
 
 class AdapterAttempts(Attempts):
-    """One request's."""
+    """The attempts of one request for an adapter."""
 
-    __slots__ = ("_adapter", "_ask", "_asked", "_paid_for", "_passed", "_refusals", "_tokens")
+    __slots__ = ("_adapter", "_has_waited", "_lease_target", "_lease_waits", "_paid_for", "_refusals", "_tokens")
 
     def start(self, adapter: ServedAdapter) -> None:
-        """Says which adapter, before `run`."""
+        """Sets the adapter; call it before `run`."""
         self._adapter = adapter
-        self._ask: Replica | None = None
-        self._asked: dict[str, str] = {}
-        """Pods that it waited at for a lease, and for which adapter."""
-        self._passed = False
-        """It has waited its turn in the Model's room."""
+        self._lease_target: Replica | None = None
+        self._lease_waits: dict[str, str] = {}
+        """Pods at which the request waited for a lease, and the adapter's engine name."""
+        self._has_waited = False
+        """The request has waited in the Model's hold queue."""
         self._paid_for = False
-        """The next try is a retry that was paid there."""
+        """The hold queue already charged the next attempt to the retry budget."""
         self._tokens = 0
-        """What it is assumed to hold, if it waited in the room."""
-        self._refusals: list[Refused] = []
+        """Estimated tokens of the request, if it waited in the hold queue."""
+        self._refusals: list[LeaseRefused] = []
         missed = not self._app.fleet.residency.pods(adapter.engine_name)
         prepared = self._prepared
         self._app.demand.adapters.arrived(adapter.uid, prepared.model.uid, missed=missed)
-        self._app.metrics.adapter_asked(prepared.model.key, prepared.path, missed=missed)
+        self._app.metrics.adapter_requested(prepared.model.key, prepared.path, missed=missed)
 
-    # --- choosing: no await from here to the start of the write ------------------------------------------------------
+    # --- choosing: no await from here to the start of the write -------------------------------------------------------
 
-    def _pick(self, tried: set[str], in_a_row: int) -> Place | NoReplica:
+    def _pick(self, tried: set[str], in_a_row: int) -> InFlight | NoReplica:
         app, model, attempts = self._app, self._prepared.model, self._meter.attempts
-        if not attempts and not self._passed and model.uid in app.holds.rooms:
+        if not attempts and not self._has_waited and model.uid in app.holds.queues:
             return NoReplica("queue")
         if in_a_row >= app.settings.attempts:
             return NoReplica("tried")
@@ -59,36 +59,36 @@ class AdapterAttempts(Attempts):
         if isinstance(choice, NoReplica):
             return choice
         if not choice.leased:
-            self._ask = choice.replica
+            self._lease_target = choice.replica
             return NoReplica("no-lease")
         budget = app.holds.budget(model.uid)
         paid = self._paid_for
         if not attempts:
-            if not self._passed:
+            if not self._has_waited:
                 budget.sent()
         elif not paid and not budget.take(time.monotonic()):
-            app.metrics.retries_put_off.inc()
+            app.metrics.retries_deferred.inc()
             return NoReplica("tried")
         self._paid_for = False
         return self._enter(choice.replica, bool(attempts))
 
-    def _enter(self, replica: Replica, paid: bool) -> Place:
+    def _enter(self, replica: Replica, paid: bool) -> InFlight:
         app, adapter = self._app, self._adapter
         app.leases.used(replica.uid, adapter)
-        for uid, name in self._asked.items():
+        for uid, name in self._lease_waits.items():
             if uid != replica.uid:
                 app.leases.leave(uid, name)
-        self._asked.clear()
+        self._lease_waits.clear()
         app.fleet.enter(replica, self._tokens)
         app.fleet.residency.enter(replica.uid, adapter.engine_name)
         app.demand.adapters.sent(adapter.uid, replica.model_uid)
         self._meter.use(adapter)
-        return Place(replica, self._tokens, paid)
+        return InFlight(replica, self._tokens, paid)
 
     def _choose(self, tried: set[str]) -> AdapterChoice | NoReplica:
         app, model, name = self._app, self._prepared.model, self._adapter.engine_name
         fleet, leases = app.fleet, app.leases
-        usable = fleet.heard_replicas(app.directory.snapshot, model)
+        usable = fleet.live_replicas(app.directory.snapshot, model)
         if isinstance(usable, NoReplica):
             return usable
         self._refusals = []
@@ -97,42 +97,43 @@ class AdapterAttempts(Attempts):
             for uid in fleet.residency.pods(name)
             if uid in usable and uid not in tried and not self._refused(uid)
         ]
-        choice = choose_home(
+        choice = choose_for_adapter(
             have,
-            lambda: self._elsewhere(usable.values(), tried),
+            lambda: self._loadable_homes(usable.values(), tried),
             self._prefer,
-            fleet.next_turn(),
+            fleet.next_sequence(),
             self._prepared.head,
         )
         if isinstance(choice, NoReplica):
             if self._refusals:
                 return NoReplica("refused")
             return NoReplica("tried") if tried else choice
-        # A lease may be here before the stream says that the adapter is.
-        return choice if choice.leased else AdapterChoice(choice.replica, leases.good(choice.replica.uid, name))
+        # A lease may arrive before the stream reports the adapter as loaded.
+        return choice if choice.leased else AdapterChoice(choice.replica, leases.is_valid(choice.replica.uid, name))
 
-    def _elsewhere(self, replicas: Iterable[Replica], tried: set[str]) -> Iterator[Home]:
-        """Replicas that would have to load the adapter, without those that serve none or were asked in vain."""
+    def _loadable_homes(self, replicas: Iterable[Replica], tried: set[str]) -> Iterator[AdapterCandidate]:
+        """Replicas that would have to load the adapter, without those that serve no adapters or were already tried or
+        refused."""
         fleet = self._app.fleet
         having = fleet.residency.pods(self._adapter.engine_name)
         for replica in replicas:
-            uid, said = replica.uid, fleet.said(replica.uid)
-            if said is None or said.adapters is None or uid in tried or uid in having or self._refused(uid):
+            uid, report = replica.uid, fleet.report(replica.uid)
+            if report is None or report.adapters is None or uid in tried or uid in having or self._refused(uid):
                 continue
             yield self._home(replica, loaded=False)
 
-    def _home(self, replica: Replica, *, loaded: bool) -> Home:
+    def _home(self, replica: Replica, *, loaded: bool) -> AdapterCandidate:
         fleet, uid, name = self._app.fleet, replica.uid, self._adapter.engine_name
-        said = fleet.said(uid)
-        leased = self._app.leases.good(uid, name)
+        report = fleet.report(uid)
+        leased = self._app.leases.is_valid(uid, name)
         slot, state = leased, None
-        if said is not None:
-            known = said.adapter_slots is not None and said.adapter_slots_leased is not None
-            slot = leased or not known or (said.adapter_slots_leased or 0) < (said.adapter_slots or 0)
-            at = (said.adapters or {}).get(name)
+        if report is not None:
+            known = report.adapter_slots is not None and report.adapter_slots_leased is not None
+            slot = leased or not known or (report.adapter_slots_leased or 0) < (report.adapter_slots or 0)
+            at = (report.adapters or {}).get(name)
             state = at.state if at is not None else None
-        room = fleet.allowance(replica, kv_percent=self._prepared.model.kv_percent, share=1.0).requests > 0
-        return Home(replica, loaded, leased, slot, room, fleet.in_flight(uid), state)
+        has_capacity = fleet.allowance(replica, kv_percent=self._prepared.model.kv_percent, share=1.0).requests > 0
+        return AdapterCandidate(replica, loaded, leased, slot, has_capacity, fleet.in_flight(uid), state)
 
     def _refused(self, uid: str) -> bool:
         refused = self._app.leases.refused(uid, self._adapter.engine_name)
@@ -146,18 +147,18 @@ class AdapterAttempts(Attempts):
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
-    async def _wait(self, why: NoReplica, tried: set[str]) -> Place:
+    async def _wait(self, why: NoReplica, tried: set[str]) -> InFlight:
         while True:
             if self._abort.aborted:
                 raise ClientGone
-            if why.reason == "no-lease" and self._ask is not None:
-                await self._fly(self._ask)
+            if why.reason == "no-lease" and self._lease_target is not None:
+                await self._get_lease(self._lease_target)
             elif why.reason == "refused":
                 await self._refused_everywhere()
             elif why.reason == "no-adapters":
-                await self._stay(why)
+                await self._wait_for_adapter(why)
             else:
-                await self._in_the_room(why, tried)
+                await self._wait_in_queue(why, tried)
             found = self._pick(tried, 0)
             if isinstance(found, NoReplica) and found.reason == "tried" and self._paid_for:
                 tried.clear()
@@ -166,37 +167,38 @@ class AdapterAttempts(Attempts):
                 return found
             why = found
 
-    async def _in_the_room(self, why: NoReplica, tried: set[str]) -> None:
-        """Waits with the Model's other requests until a replica has room; which one gets this, its adapter says."""
-        book, adapter, model = self._app.demand.adapters, self._adapter, self._prepared.model
-        book.held(adapter.uid, model.uid)
+    async def _wait_in_queue(self, why: NoReplica, tried: set[str]) -> None:
+        """Waits in the Model's hold queue until some replica has capacity. The adapter then decides which replica is
+        used."""
+        demand, adapter, model = self._app.demand.adapters, self._adapter, self._prepared.model
+        demand.held(adapter.uid, model.uid)
         try:
             place = await super()._wait(why, tried)
         finally:
-            book.unheld(adapter.uid, model.uid)
-        self._passed, self._paid_for, self._tokens = True, place.paid, place.tokens
+            demand.released(adapter.uid, model.uid)
+        self._has_waited, self._paid_for, self._tokens = True, place.paid, place.tokens
         self._app.leave(place.replica, place.tokens)
 
-    async def _fly(self, replica: Replica) -> None:
-        """Gets a lease there, with all who want it."""
+    async def _get_lease(self, replica: Replica) -> None:
+        """Gets a lease at a replica. One call serves all requests for the adapter."""
         leases, name = self._app.leases, self._adapter.engine_name
         if leases.ask(replica.uid, self._adapter).done:
             return
-        stay = self._enter_stay(NoReplica("no-lease"), at=replica.uid)
-        # With all calls for the adapter: it may have waited for a slot elsewhere before, and have its turn there first.
+        wait = self._enter_wait(NoReplica("no-lease"), at=replica.uid)
+        # Any call for the adapter may end the wait: an earlier one, at another pod, may be granted first.
         flights = leases.under_way(name)
         for flight in flights:
-            flight.waiting[stay.wake] = None
-        self._asked[replica.uid] = name
+            flight.waiting[wait.wake] = None
+        self._lease_waits[replica.uid] = name
         try:
-            await self._stay_at(stay, "no-lease", _FLIGHT_SECONDS)
+            await self._wait_counted(wait, "no-lease", _FLIGHT_SECONDS)
         finally:
             for flight in flights:
-                flight.waiting.pop(stay.wake, None)
+                flight.waiting.pop(wait.wake, None)
 
     async def _refused_everywhere(self) -> None:
         """Waits until a replica may be asked again, where waiting can help."""
-        word, refusals = self._prepared.word, self._refusals
+        word, refusals = self._prepared.model_name, self._refusals
         if refusals and all(r.never for r in refusals):
             self._meter.outcome = "rejected"
             raise errors.adapter_unusable(word, refusals[0].reason)
@@ -204,66 +206,76 @@ class AdapterAttempts(Attempts):
             self._meter.outcome = "refused"
             raise errors.adapter_waits(word, next(r.reason for r in refusals if not r.never))
         again = min((r.until for r in refusals), default=0.0) - time.monotonic()
-        await self._stay(NoReplica("refused"), at="", seconds=max(0.05, again))
+        await self._wait_for_adapter(NoReplica("refused"), at="", seconds=max(0.05, again))
 
-    async def _stay(self, why: NoReplica, *, at: str | None = None, seconds: float = _FLIGHT_SECONDS) -> None:
+    async def _wait_for_adapter(
+        self, why: NoReplica, *, at: str | None = None, seconds: float = _FLIGHT_SECONDS
+    ) -> None:
         if not self._prepared.model.limits.max_requests:
             raise self._refusal(why)
-        await self._stay_at(self._enter_stay(why, at=at), why.reason, seconds)
+        await self._wait_counted(self._enter_wait(why, at=at), why.reason, seconds)
 
-    async def _stay_at(self, stay: Stay, why: str, seconds: float) -> None:
-        book, adapter, model = self._app.demand.adapters, self._adapter, self._prepared.model
-        book.held(adapter.uid, model.uid)
+    async def _wait_counted(self, wait: AdapterWait, why: str, seconds: float) -> None:
+        demand, adapter, model = self._app.demand.adapters, self._adapter, self._prepared.model
+        demand.held(adapter.uid, model.uid)
         try:
-            await self._stand(stay, why, seconds)
+            await self._wait_at(wait, why, seconds)
         finally:
-            book.unheld(adapter.uid, model.uid)
-            stay.close()
+            demand.released(adapter.uid, model.uid)
+            wait.close()
 
-    def _enter_stay(self, why: NoReplica, *, at: str | None) -> Stay:
-        """A place to wait in: at a pod, by uid; "" at none; None for any that serves adapters.
+    def _enter_wait(self, why: NoReplica, *, at: str | None) -> AdapterWait:
+        """Begins a wait: at the pod with uid `at`; "" for no pod; None for any pod that serves adapters.
 
         Raises:
-            ApiError: no replica will come, or too much waits already.
+            ApiError: no replica will come, or the hold limits are reached.
         """
         app, prepared, meter = self._app, self._prepared, self._meter
-        refusal = app.holds.no_use(prepared.model)
+        refusal = app.holds.wait_refusal(prepared.model)
         if refusal is None:
             size, tokens = self._weight()
-            stay = app.holds.stays.enter(
-                prepared.model, meter.tenant, size, tokens, adapter=self._adapter.uid, at=at, still=self._still
+            wait = app.holds.adapter_waits.enter(
+                prepared.model,
+                meter.tenant,
+                size,
+                tokens,
+                adapter=self._adapter.uid,
+                at=at,
+                may_continue=self._may_continue,
             )
-            if isinstance(stay, Stay):
-                return stay
-            refusal = app.holds.full(prepared.word, stay, 5)
+            if isinstance(wait, AdapterWait):
+                return wait
+            refusal = app.holds.full_error(prepared.model_name, wait, 5)
         meter.outcome = "refused" if refusal.status >= 500 else "rejected"
         raise refusal
 
-    def _still(self) -> bool:
-        """Whether it may go on waiting as it is."""
+    def _may_continue(self) -> bool:
+        """Whether the wait may continue unchanged."""
         try:
-            return self._now() == self._adapter and self._app.holds.no_use(self._prepared.model) is None
+            return (
+                self._current_adapter() == self._adapter and self._app.holds.wait_refusal(self._prepared.model) is None
+            )
         except errors.ApiError:
             return False
 
-    def _now(self) -> ServedAdapter:
-        """The revision that answers now.
+    def _current_adapter(self) -> ServedAdapter:
+        """The adapter's current revision.
 
         Raises:
-            ApiError: the adapter is gone, or this client's use of it.
+            ApiError: the adapter is gone, or the client may no longer use it.
         """
         prepared, identity = self._prepared, self._check_key()
-        words = self._app.directory.snapshot.words
-        now = words.find(prepared.word, identity)
-        if now is not None and now.uid == prepared.model.uid and now.adapter is not None:
-            if now.adapter.uid == self._adapter.uid:
-                return now.adapter
-        elif now is None and (reason := words.why_not(prepared.word, identity)) is not None:
-            raise errors.adapter_waits(prepared.word, reason)
-        raise errors.model_not_found(prepared.word)
+        index = self._app.directory.snapshot.model_index
+        current = index.find(prepared.model_name, identity)
+        if current is not None and current.uid == prepared.model.uid and current.adapter is not None:
+            if current.adapter.uid == self._adapter.uid:
+                return current.adapter
+        elif current is None and (reason := index.why_not(prepared.model_name, identity)) is not None:
+            raise errors.adapter_waits(prepared.model_name, reason)
+        raise errors.model_not_found(prepared.model_name)
 
     def _recheck(self) -> None:
-        self._adapter = self._now()
+        self._adapter = self._current_adapter()
 
     # --- sending ------------------------------------------------------------------------------------------------------
 
@@ -273,14 +285,15 @@ class AdapterAttempts(Attempts):
             await super()._attempt(replica)
         except Retry as retry:
             if retry.reason == LACKS_ADAPTER:
-                app.leases.lacking(replica.uid, adapter.engine_name)
+                app.leases.adapter_missing(replica.uid, adapter.engine_name)
             raise
         finally:
             app.fleet.residency.leave(replica.uid, adapter.engine_name)
             app.demand.adapters.ended(adapter.uid, replica.model_uid)
 
-    def _to_send(self, target: Target, key: str) -> tuple[bytes, bytes]:
+    def _to_send(self, target: UpstreamAddress, key: str) -> tuple[bytes, bytes]:
         _, body = super()._to_send(target, key)
-        # The engine reads the adapter's name from `lora_path`, which no client's body brings along (`body.ALLOWED`).
+        # The engine reads the adapter's name from `lora_path`. A client cannot set it: the field table does not forward
+        # it.
         named = b'{"lora_path":"%b",' % self._adapter.engine_name.encode() + body[1:]
         return self._head(target, key, len(named), self._prepared.stream), named

@@ -1,8 +1,7 @@
-"""Big request bodies, one at a time: decoding one keeps the event loop from everything else, and holds many times its
-bytes for as long.
+"""Large request bodies are decoded one at a time: decoding blocks the event loop and needs many times the body's bytes.
 
-A thread would not help: the decoder keeps the interpreter's lock. So the loop is left alone after each of them for as
-long as it took, and tenants take turns.
+A thread would not help, because the decoder keeps the interpreter's lock. After each large body the event loop is left
+free for as long as the decoding took. Tenants are served in fair order.
 """
 
 import asyncio
@@ -13,9 +12,9 @@ from typing import Final
 from shoal.core.hold.fair import FairQueue
 
 BIG: Final = 256 * 1024
-"""Bytes. Smaller ones take a few milliseconds at most."""
+"""Bytes. Smaller bodies take a few milliseconds at most."""
 SHARE: Final = 0.5
-"""Of the loop's time, at most."""
+"""Largest share of the event loop's time spent on large bodies."""
 
 
 class BigBodies:
@@ -28,16 +27,16 @@ class BigBodies:
         return len(self._waiting)
 
     @asynccontextmanager
-    async def turn(self, tenant: str, size: int) -> AsyncGenerator[None]:
-        """Waits for the turn of a tenant's body, and has it inside the block, in which nothing is awaited."""
+    async def slot(self, tenant: str, size: int) -> AsyncGenerator[None]:
+        """Waits for the decoding slot and holds it inside the block. The block must not await."""
         loop = asyncio.get_running_loop()
         if self._busy:
-            mine: asyncio.Future[None] = loop.create_future()
-            self._waiting.push(tenant, mine, size)
+            slot: asyncio.Future[None] = loop.create_future()
+            self._waiting.push(tenant, slot, size)
             try:
-                await mine
+                await slot
             except asyncio.CancelledError:
-                if not self._waiting.remove(tenant, mine) and not mine.cancelled():
+                if not self._waiting.remove(tenant, slot) and not slot.cancelled():
                     self._next()
                 raise
         self._busy = True

@@ -1,4 +1,4 @@
-"""The request's body: read under limits, checked, and made into the engine's."""
+"""The request's body: read under limits, checked, and turned into the engine's body."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple, cast
@@ -8,47 +8,47 @@ import orjson
 from shoal.core.fields.check import FORWARDED, check
 from shoal.core.fields.kinds import Facts
 from shoal.core.jsonbounds import JsonBounds, beyond
-from shoal.gateway.errors import ApiError, unavailable
+from shoal.net.errors import ApiError, unavailable
 
 Message = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 
 
 class Disconnected(Exception):
-    """The client left before its body was whole."""
+    """The client left before its whole body had arrived."""
 
 
 class Parsed(NamedTuple):
     fields: dict[str, Any]
-    word: str
-    """What the client put in `model`."""
+    model_name: str
+    """The body's `model` field."""
     stream: bool
     wants_usage: bool
-    """The client asked for the closing usage chunk."""
+    """The client usage_options for the closing usage chunk."""
     wants_continuous: bool
-    """The client asked for usage in every chunk."""
+    """The client usage_options for usage in every chunk."""
 
 
-class Budget:
-    """Bytes of one kind that the process holds at one time; without a bound a burst of large ones kills it. `each`: of
-    one tenant, so that none takes all. `what`: in words for a client."""
+class BodyBudget:
+    """Bytes of one kind that the process may hold at one time; without a bound, a burst of large bodies exhausts
+    memory. `per_tenant` bounds one tenant, so that none takes all. `what` names the kind in errors."""
 
-    def __init__(self, limit: int, each: int | None = None, what: str = "request bodies") -> None:
+    def __init__(self, limit: int, per_tenant: int | None = None, what: str = "request bodies") -> None:
         self.limit = limit
         self.held = 0
-        self._each = limit if each is None else each
+        self._per_tenant = limit if per_tenant is None else per_tenant
         self._what = what
         self._tenants: dict[str, int] = {}
 
     def take(self, tenant: str, size: int) -> None:
         """
         Raises:
-            ApiError: 503, no room now.
+            ApiError: 503, the budget is used up.
         """
         own = self._tenants.get(tenant, 0) + size
         if self.held + size > self.limit:
             raise unavailable(f"The gateway holds too many {self._what}. Try again.", "overloaded", 2)
-        if own > self._each:
+        if own > self._per_tenant:
             raise unavailable(f"The gateway holds too many of your {self._what}. Try again.", "overloaded", 2)
         self.held += size
         self._tenants[tenant] = own
@@ -64,10 +64,9 @@ class Budget:
             del self._tenants[tenant]
 
 
-async def read_body(receive: Receive, declared: bytes | None, limit: int, budget: Budget, tenant: str) -> bytes:
-    """The whole body. Its size is taken from `budget` for the tenant; the caller gives it back. How long a client may
-    take is the server's to bound (`BoundedProtocol.sweep`): a timeout here would cost each request more than its
-    parsing.
+async def read_body(receive: Receive, declared: bytes | None, limit: int, budget: BodyBudget, tenant: str) -> bytes:
+    """Reads the whole body. Its size is taken from the tenant's `budget`; the caller gives it back. The server bounds
+    how long a client may take (`BoundedProtocol.sweep`): a timeout here would cost each request more than its parsing.
 
     Raises:
         ApiError: 413 over `limit` bytes, 503 over the budget.
@@ -96,7 +95,7 @@ async def read_body(receive: Receive, declared: bytes | None, limit: int, budget
 
 
 def check_size(raw: bytes, most: JsonBounds) -> None:
-    """Before anything is decoded.
+    """Checks the raw body before anything is decoded.
 
     Raises:
         ApiError: 413, the body would become too large in memory.
@@ -106,7 +105,7 @@ def check_size(raw: bytes, most: JsonBounds) -> None:
 
 
 def parse(raw: bytes, endpoint: str) -> Parsed:
-    """Checks what the gateway itself needs; `checked` judges the rest, once the Model is known.
+    """Checks the fields that the gateway itself needs. `checked` validates the rest, once the Model is known.
 
     Raises:
         ApiError: 400, with the field at fault in `param`.
@@ -130,19 +129,19 @@ def parse(raw: bytes, endpoint: str) -> Parsed:
     if options is not None and not isinstance(options, dict):
         raise _invalid("stream_options", "an object")
     streams = bool(stream) and endpoint != "/v1/embeddings"
-    asked = cast(dict[str, Any], options or {})
-    continuous = asked.get("continuous_usage_stats") is True and asked.get("include_usage") is True
+    usage_options = cast(dict[str, Any], options or {})
+    continuous = usage_options.get("continuous_usage_stats") is True and usage_options.get("include_usage") is True
     return Parsed(
         fields=body,
-        word=word,
+        model_name=word,
         stream=streams,
-        wants_usage=asked.get("include_usage") is True,
+        wants_usage=usage_options.get("include_usage") is True,
         wants_continuous=continuous,
     )
 
 
 def checked(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int) -> None:
-    """Lets only fields to an engine that `core/fields/table.py` has, within its bounds.
+    """Rejects fields that are not in `core/fields/table.py`, or that exceed its bounds.
 
     Raises:
         ApiError: 400, with the field at fault in `param`.
@@ -153,30 +152,30 @@ def checked(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int) -
 
 
 def prompts(fields: Mapping[str, Any]) -> int:
-    """How many prompts a body has: /v1/completions takes a list of texts, or of lists of tokens."""
-    several: object = fields.get("prompt")
-    if not isinstance(several, list):
+    """Number of prompts in a body: /v1/completions accepts a list of texts or of token lists."""
+    prompt: object = fields.get("prompt")
+    if not isinstance(prompt, list):
         return 1
-    listed = cast(list[object], several)
+    listed = cast(list[object], prompt)
     return len(listed) if listed and isinstance(listed[0], str | list) else 1
 
 
 _SHORT_BY_DEFAULT: Final = 16
-"""Tokens of an answer of /v1/completions where the client names no bound: OpenAI's, and the engine's."""
+"""Default `max_tokens` of /v1/completions, at OpenAI and in the engine."""
 
 
 def bound_answer(fields: dict[str, Any], endpoint: str, cap: int | None) -> int | None:
-    """Longest answer in tokens that a request asks for; None: it does not say. With a cap of the Model a larger bound
-    is lowered to it, in `fields`, and a request without one gets it.
+    """Longest answer in tokens that a request allows; None: it sets no bound. If the Model has a cap, a larger bound in
+    `fields` is lowered to it, and a missing bound is set to it.
 
     Raises:
-        ApiError: 400, the Model has a cap and the bound is no positive whole number: what an engine would make of it
-            may be no bound.
+        ApiError: 400, the Model has a cap and the bound is no positive whole number: an engine might treat it as no
+        bound.
     """
     if cap is not None and endpoint != "/v1/embeddings":
         _lower(fields, endpoint, cap)
     newer, older = fields.get("max_completion_tokens"), fields.get("max_tokens")
-    # Which of two an engine goes by is its own affair.
+    # If both are set, engines differ in which one they use: take the larger.
     if type(newer) is not int:
         return older if type(older) is int else None
     return max(newer, older) if type(older) is int else newer
@@ -196,29 +195,29 @@ def _lower(fields: dict[str, Any], endpoint: str, cap: int) -> None:
 
 
 def engine_body(parsed: Parsed, endpoint: str, engine_name: str, rid: str, cache_salt: str | None = None) -> bytes:
-    """The body for the engine: the fields that are for it, its own name of the model, our id, usage always on;
-    `cache_salt` names whose prompts it may find in the engine's cache (None: anybody's).
+    """The engine's body: the forwarded fields, the engine's name of the model, our request id, and usage always on.
+    `cache_salt` separates prompts in the engine's cache; None: shared by all.
 
     Raises:
-        ApiError: 400, it is nested more deeply than JSON can be written again.
+        ApiError: 400, it is nested too deeply to be encoded again.
     """
     forwarded = FORWARDED[endpoint]
-    # SGLang takes null for a value of the wrong type where OpenAI takes it for none.
+    # SGLang rejects null as a wrong type where OpenAI treats it as absent.
     body = {name: value for name, value in parsed.fields.items() if name in forwarded and value is not None}
     body["model"] = engine_name
     if endpoint != "/v1/embeddings":
         body["rid"] = rid
         if cache_salt is not None:
-            body["cache_salt"] = cache_salt  # embeddings take none: their engines keep no prompts (engine/launch.py)
+            body["cache_salt"] = cache_salt  # embedding engines cache no prompts (engine/launch.py)
     if parsed.stream:
-        # Overwritten, not filled in: a client that sends include_usage=false must be metered all the same.
+        # Always overwritten: a client that sends include_usage=false must still be metered.
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     else:
         body.pop("stream_options", None)
     try:
         return orjson.dumps(body)
     except orjson.JSONEncodeError:
-        # It was read, so its values are JSON's own: what is left is depth, of which orjson reads more than it writes.
+        # The values came from JSON, so only depth can fail: orjson decodes deeper nesting than it encodes.
         raise ApiError(400, "The body is nested too deeply.", "invalid_json") from None
 
 

@@ -1,8 +1,8 @@
-"""Requests whose clients left before an answer that is no stream: the engine is asked to end them, because it then ends
-its answer with what it computed, which is billed.
+"""Cancellation of non-streaming requests whose client left. The engine is asked to end the request, because it then
+returns the tokens that it computed, which are billed.
 
-The agent of the replica asks it (`replica.Abort`): the key that this takes is none that a gateway may have. Where it
-cannot be asked, or does not answer in time, the connection is cut off, and what the request counts is an estimate.
+The replica's agent forwards the abort (`replica.Abort`): it needs an engine key that no gateway may have. If the engine
+cannot be asked or does not answer in time, the connection is closed and the usage is estimated.
 """
 
 import asyncio
@@ -12,37 +12,37 @@ import orjson
 import structlog
 
 from shoal.api.names import ABORT_PATH
-from shoal.gateway.upstream import AbortHandle, Upstream, UpstreamError, to_agent
-from shoal.signals.stream import Peer
+from shoal.gateway.upstream import AbortHandle, Upstream, UpstreamError, agent_request
+from shoal.net.stream import StreamPeer
 
 if TYPE_CHECKING:
-    from shoal.gateway.fleet import Fleet
+    from shoal.gateway.replicapool import ReplicaPool
 
 log = structlog.get_logger()
 
 SECONDS: Final = 2.0
-"""So long a request is kept for its counts; a gateway that stops, and an agent that drains, wait for it."""
-MOST: Final = 256
-"""Such requests at a time: each keeps its body, its place at the replica and at its tenant."""
+"""How long a cancelled request is kept to get its counts. A stopping gateway and a draining agent wait for it."""
+MAX_CANCELLATIONS: Final = 256
+"""Cancellations at one time: each keeps its body and its place in the replica's and the tenant's counts."""
 _AGAIN_SECONDS: Final = 0.1
-"""After so long the first time, and twice as long each time, the engine is asked again: one that has not read the
-request yet passes over its id."""
+"""First pause before the engine is asked again; it doubles each time. An engine that has not read the request yet
+ignores its id."""
 _MOST_BYTES: Final = 64 * 1024
 
 
 class Cancellations:
-    """`client` is the one towards agents."""
+    """`client` is the HTTP client towards agents."""
 
-    def __init__(self, fleet: "Fleet", client: Upstream) -> None:
+    def __init__(self, fleet: "ReplicaPool", client: Upstream) -> None:
         self._fleet = fleet
         self._client = client
         self._running: set[asyncio.Task[None]] = set()
 
     def begin(self, uid: str, rid: str, prompts: int, abort: AbortHandle) -> asyncio.Task[None] | None:
-        """Asks for the end of a request at a pod; cuts it off where that fails. None: it cannot be asked for. The
-        caller ends the task, by `end`."""
+        """Starts a task that asks a pod's agent to end a request, and closes the connection if that fails. None: the
+        agent cannot be asked. The caller ends the task with `end`."""
         stream = self._fleet.streams.get(uid)
-        if stream is None or len(self._running) >= MOST:
+        if stream is None or len(self._running) >= MAX_CANCELLATIONS:
             return None
         task = asyncio.create_task(self._run(stream.peer, rid, prompts, abort), name=f"cancels {rid}")
         self._running.add(task)
@@ -55,7 +55,7 @@ class Cancellations:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    async def _run(self, peer: Peer, rid: str, prompts: int, abort: AbortHandle) -> None:
+    async def _run(self, peer: StreamPeer, rid: str, prompts: int, abort: AbortHandle) -> None:
         asked, pause = False, _AGAIN_SECONDS
         try:
             async with asyncio.timeout(SECONDS):
@@ -68,10 +68,10 @@ class Cancellations:
         finally:
             abort.cut()
 
-    async def _ask(self, peer: Peer, rid: str, prompts: int) -> bool:
-        said = orjson.dumps({"rid": rid, "prompts": prompts})
+    async def _ask(self, peer: StreamPeer, rid: str, prompts: int) -> bool:
+        content = orjson.dumps({"rid": rid, "prompts": prompts})
         try:
-            answer = await self._client.start(*to_agent(peer, ABORT_PATH, said), AbortHandle())
+            answer = await self._client.start(*agent_request(peer, ABORT_PATH, content), AbortHandle())
             try:
                 await answer.read_all(_MOST_BYTES)
                 status = answer.status

@@ -1,6 +1,6 @@
-"""The longest that a request may take: one timer for all requests, because all have the same time.
+"""Request timeouts: one timer for all requests, because all have the same limit.
 
-`asyncio.timeout` arms and cancels a timer of its own per request; measured, that was 6 % of a request's CPU.
+`asyncio.timeout` creates and cancels a timer per request; measured, that was 6 % of a request's CPU.
 """
 
 import asyncio
@@ -8,50 +8,50 @@ from types import TracebackType
 
 
 class Deadlines:
-    """Make and use it in one event loop. A limit is kept to within the time that one turn of the loop takes."""
+    """Create and use it in one event loop. A deadline is exact to one iteration of the loop."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         # asyncio.get_running_loop() is a system call each time (it asks for the process id).
         self._loop = asyncio.get_running_loop()
         # A dict keeps the order of insertion, so the first deadline is the next one.
-        self._running: dict[Deadline, float] = {}
+        self._open: dict[Deadline, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> "Deadline":
         """A context manager around the awaits of this task.
 
         Raises:
-            TimeoutError: at its end, where they took longer.
+            TimeoutError: at the end of the block, if it took longer.
         """
         return Deadline(self)
 
     def enter(self, deadline: "Deadline") -> None:
         loop = self._loop
-        self._running[deadline] = loop.time() + self.seconds
+        self._open[deadline] = loop.time() + self.seconds
         if self._timer is None:
-            self._timer = loop.call_later(self.seconds, self._look)
+            self._timer = loop.call_later(self.seconds, self._check)
 
     def leave(self, deadline: "Deadline") -> None:
-        self._running.pop(deadline, None)
+        self._open.pop(deadline, None)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         loop = self._loop
         now = loop.time()
         self._timer = None
-        for deadline, at in self._running.items():
+        for deadline, at in self._open.items():
             if at > now:
-                self._timer = loop.call_at(at, self._look)
+                self._timer = loop.call_at(at, self._check)
                 break
             if not deadline.passed:
                 deadline.cut()
 
 
 class Deadline:
-    __slots__ = ("_all", "_task", "passed")
+    __slots__ = ("_deadlines", "_task", "passed")
 
-    def __init__(self, all: Deadlines) -> None:
-        self._all = all
+    def __init__(self, deadlines: Deadlines) -> None:
+        self._deadlines = deadlines
         self._task: asyncio.Task[object] | None = None
         self.passed = False
 
@@ -62,20 +62,21 @@ class Deadline:
 
     def __enter__(self) -> "Deadline":
         self._task = asyncio.current_task()
-        self._all.enter(self)
+        self._deadlines.enter(self)
         return self
 
     def pause(self) -> None:
-        """Stops the clock: what follows is bounded otherwise."""
-        self._all.leave(self)
+        """Stops the clock, for a part that has its own bound."""
+        self._deadlines.leave(self)
 
     def restart(self) -> None:
-        """Begins the whole time anew."""
-        self._all.enter(self)
+        """Starts the full time again."""
+        self._deadlines.enter(self)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._all.leave(self)
-        # Somebody else's cancellation on top of ours (the process stops) stays one; asyncio.timeout does the same.
+        self._deadlines.leave(self)
+        # If another cancellation came on top of ours (the process stops), it must stay a cancellation. asyncio.timeout
+        # does the same.
         if (
             self.passed
             and self._task is not None

@@ -1,10 +1,10 @@
-"""What this gateway has of each Model, and when it tells of it (`GET /v1/demand`, streams.md).
+"""Demand per Model at this gateway, and when it is published (`GET /v1/demand`, streams.md).
 
-The request path counts with plain method calls; nothing is encoded or sent before a message is due:
+The request path only updates counters; nothing is encoded or sent until a message is due:
 
-- held requests appear or are gone: at once;
+- the first held request appears or the last one is gone: at once;
 - the first request of a quiet Model arrives, or its last one ends: at once;
-- everything else: at most every second.
+- everything else: at most once per second.
 """
 
 import asyncio
@@ -16,30 +16,31 @@ from typing import Final
 import orjson
 
 from shoal.api.demand import ModelDemand
-from shoal.gateway.adapterdemand import AdapterBook
-from shoal.gateway.tenantdemand import TenantBook
-from shoal.signals.hub import Hub
+from shoal.gateway.adapterdemand import AdapterDemandState
+from shoal.gateway.tenantdemand import TenantUsageState
+from shoal.net.hub import StreamHub
 
 QUIET_SECONDS: Final = 1.0
-"""Between two messages about what can wait."""
+"""Between two regular messages."""
 GAP_SECONDS: Final = 0.01
-"""Between two messages about what cannot: bounds what a storm of small Models costs the readers."""
+"""Between two urgent messages: bounds what a burst of small Models costs the readers."""
 
 _NOTHING: Final = ModelDemand()
 
 
 class _Count:
-    """One Model's figures."""
+    """One Model's counters."""
 
-    __slots__ = ("_gone", "_since", "arrivals", "held", "held_tokens", "in_flight", "told_at")
+    __slots__ = ("_gone", "_since", "arrivals", "held", "held_tokens", "in_flight", "published_at")
 
     def __init__(self) -> None:
         self.arrivals = self.in_flight = self.held = self.held_tokens = 0
-        self.told_at = float("-inf")
+        self.published_at = float("-inf")
         self._since: list[float] = []
-        """Heap of when held requests began to wait, with those that left already..."""
+        """Heap of the times at which held requests began to wait. It may still contain requests that have left."""
         self._gone: dict[float, int] = {}
-        """...counted here: whoever leaves from the middle costs nothing until it is the oldest."""
+        """Times in the heap that belong to requests which have left: an entry is removed only when it becomes the
+        oldest."""
 
     def hold(self, tokens: int, since: float) -> None:
         self.held += 1
@@ -71,40 +72,40 @@ class _Count:
         return not self.in_flight and not self.held
 
 
-class DemandBook:
-    """Counts per uid of a Model. Not for threads: the event loop's only.
+class DemandState:
+    """Counts per uid of a Model, for the event loop only.
 
-    Times are of `clock`. `due` hears when there is something to tell: True for "at once".
+    Times are those of `clock`. `due` is called when there is something to publish: True for "at once".
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.due: Callable[[bool], None] = lambda _urgent: None
-        self.adapters = AdapterBook(lambda: self.due(False))
-        self.tenants = TenantBook(lambda: self.due(False))
+        self.adapters = AdapterDemandState(lambda: self.due(False))
+        self.tenants = TenantUsageState(lambda: self.due(False))
         self.currency: str | None = None
-        """Of the price list in force; None: it is not known."""
+        """Currency of the current price list; None: unknown."""
         self._clock = clock
         self._counts: dict[str, _Count] = {}
         self._changed: set[str] = set()
         self._urgent: set[str] = set()
 
-    # --- what the request path says -----------------------------------------------------------------------------------
+    # --- counting, by the request path --------------------------------------------------------------------------------
 
     def arrived(self, uid: str) -> None:
-        """A request was accepted. Once per request, whatever becomes of it."""
+        """A request was accepted. Called once per request, whatever its outcome."""
         count = self._of(uid)
         count.arrivals += 1
-        # One that may not wait is nowhere else to be seen, and wakes its Model all the same.
+        # A request that may not wait shows up in no other counter, and must still wake its Model.
         self._note(uid, urgent=count.idle and self._quiet(count))
 
     def sent(self, uid: str) -> None:
-        """A replica was picked for a request: it is in flight from now on."""
+        """A replica was chosen for a request, which is in flight from now on."""
         count = self._of(uid)
         count.in_flight += 1
         self._note(uid, urgent=count.in_flight == 1 and self._quiet(count))
 
     def ended(self, uid: str) -> None:
-        """A request is at no replica any more, whether it was answered, failed or goes back to waiting."""
+        """A request left its replica: it was answered, failed, or waits again."""
         count = self._of(uid)
         if count.in_flight <= 0:
             raise ValueError("a request ended that was not sent")
@@ -112,13 +113,13 @@ class DemandBook:
         self._note(uid, urgent=not count.in_flight and self._quiet(count))
 
     def held(self, uid: str, tokens: int, since: float) -> None:
-        """A request began to wait at `since`, with so many tokens of prompt and bounded answer, estimated."""
+        """A request began to wait at `since`. `tokens` estimates its prompt and bounded answer."""
         count = self._of(uid)
         count.hold(tokens, since)
         self._note(uid, urgent=count.held == 1)
 
-    def unheld(self, uid: str, tokens: int, since: float) -> None:
-        """It waits no longer. `tokens` and `since` are those that `held` was told."""
+    def released(self, uid: str, tokens: int, since: float) -> None:
+        """A request no longer waits. `tokens` and `since` are those passed to `held`."""
         count = self._of(uid)
         if count.held <= 0:
             raise ValueError("a request left that was not held")
@@ -128,7 +129,7 @@ class DemandBook:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def demand(self, uid: str) -> ModelDemand:
-        """What there is of a Model now."""
+        """A Model's demand now."""
         count = self._counts.get(uid)
         if count is None:
             return _NOTHING
@@ -140,31 +141,31 @@ class DemandBook:
             oldest_seconds=self._oldest_seconds(count),
         )
 
-    def held_here(self, uid: str) -> int:
-        """Requests of the Model that wait in this gateway."""
+    def held_count(self, uid: str) -> int:
+        """The Model's held requests at this gateway."""
         count = self._counts.get(uid)
         return count.held if count else 0
 
     def uids(self) -> Collection[str]:
-        """Models that something is known of."""
+        """Models with counters."""
         return self._counts.keys()
 
     def retain(self, uids: Collection[str]) -> None:
-        """Forgets Models that are none of these and have nothing here: deleted ones."""
+        """Drops deleted Models: those not in `uids` with nothing in flight or held."""
         for uid in [u for u, count in self._counts.items() if count.idle and u not in uids]:
             del self._counts[uid]
             self._note(uid)
 
-    # --- telling ------------------------------------------------------------------------------------------------------
+    # --- publishing ---------------------------------------------------------------------------------------------------
 
     def take_urgent(self) -> bytes | None:
-        """Content of a message about what cannot wait; None when there is nothing. It counts as told."""
+        """Content of an urgent message; None when nothing is urgent. Counts as published."""
         urgent, self._urgent = self._urgent, set()
         self._changed -= urgent
         return self._encode(urgent) if urgent else None
 
     def take(self) -> bytes | None:
-        """Content of a message about everything that changed; None when nothing did. It counts as told."""
+        """Content of a message about everything that changed; None when nothing did. Counts as published."""
         changed, self._changed = self._changed, set()
         self._urgent.clear()
         content = self._encode(changed) if changed else None
@@ -195,7 +196,7 @@ class DemandBook:
             self.due(False)
 
     def _quiet(self, count: _Count) -> bool:
-        return self._clock() - count.told_at >= QUIET_SECONDS
+        return self._clock() - count.published_at >= QUIET_SECONDS
 
     def _encode(self, uids: Iterable[str]) -> bytes:
         now = self._clock()
@@ -203,12 +204,12 @@ class DemandBook:
         for uid in uids:
             count = self._counts.get(uid)
             if count is not None:
-                count.told_at = now
+                count.published_at = now
             content[uid] = self._row(count) if count is not None else None
         return orjson.dumps(content)
 
     def _row(self, count: _Count) -> Mapping[str, object]:
-        """`ModelDemand` as JSON has it; a test reads it back. Zeros are said: what is left out is unknown."""
+        """`ModelDemand` as JSON; a test parses it back. Zeros are included, because an absent field means unknown."""
         row: dict[str, object] = {"arrivals": count.arrivals, "inFlight": count.in_flight, "held": count.held}
         if count.held:
             row["heldTokens"] = count.held_tokens
@@ -221,36 +222,36 @@ class DemandBook:
 
 
 def _with(content: bytes, field: bytes, more: bytes) -> bytes:
-    """Content of a message that has another field."""
+    """Adds a field to a message's content."""
     return content + b',"' + field + b'":' + more
 
 
-class Teller:
-    """Sends what a book has to tell through a hub, by two timers of the running loop. `boot`: of this gateway's
+class DemandPublisher:
+    """Publishes the demand through a hub, with an urgent and a regular timer. `boot` is the boot id of this gateway's
     process, by default a random one."""
 
-    def __init__(self, book: DemandBook, boot: str | None = None) -> None:
-        self.hub = Hub("models", book.full, boot)
-        book.tenants.me = self.hub.boot
-        self._book = book
+    def __init__(self, demand: DemandState, boot: str | None = None) -> None:
+        self.hub = StreamHub("models", demand.full, boot)
+        demand.tenants.boot = self.hub.boot
+        self._demand = demand
         self._urgent: asyncio.TimerHandle | None = None
         self._regular: asyncio.TimerHandle | None = None
         self._urgent_at = self._regular_at = float("-inf")
         self._closed = False
-        book.due = self._due
+        demand.due = self._due
 
     def close(self) -> None:
-        """Ends every stream; what changes from now on is told to nobody."""
+        """Ends every stream. Later changes are not published."""
         self._closed = True
         for timer in (self._urgent, self._regular):
             if timer is not None:
                 timer.cancel()
         self.hub.close()
 
-    def priced_in(self, currency: str | None) -> None:
-        """Tells in which currency the price list is, where it is another one."""
-        if currency != self._book.currency:
-            self._book.currency = currency
+    def set_currency(self, currency: str | None) -> None:
+        """Publishes the price list's currency, if it changed."""
+        if currency != self._demand.currency:
+            self._demand.currency = currency
             if not self._closed:
                 self.hub.restate()
 
@@ -260,20 +261,20 @@ class Teller:
         loop = asyncio.get_running_loop()
         if urgent:
             if self._urgent is None:
-                self._urgent = loop.call_at(max(loop.time(), self._urgent_at + GAP_SECONDS), self._tell_urgent)
+                self._urgent = loop.call_at(max(loop.time(), self._urgent_at + GAP_SECONDS), self._publish_urgent)
         elif self._regular is None:
-            self._regular = loop.call_at(max(loop.time(), self._regular_at + QUIET_SECONDS), self._tell)
+            self._regular = loop.call_at(max(loop.time(), self._regular_at + QUIET_SECONDS), self._publish)
 
-    def _tell_urgent(self) -> None:
+    def _publish_urgent(self) -> None:
         self._urgent = None
-        content = self._book.take_urgent()
+        content = self._demand.take_urgent()
         if content is not None:
             self._urgent_at = asyncio.get_running_loop().time()
-            self.hub.tell(content)
+            self.hub.publish(content)
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         self._regular = None
-        content = self._book.take()
+        content = self._demand.take()
         if content is not None:
             self._regular_at = asyncio.get_running_loop().time()
-            self.hub.tell(content)
+            self.hub.publish(content)

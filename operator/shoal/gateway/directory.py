@@ -1,6 +1,6 @@
-"""What the gateway knows of the cluster: an immutable snapshot, swapped when the API server tells of a change.
+"""The gateway's view of the cluster: an immutable snapshot, replaced when a watch reports a change.
 
-Keeps what it last knew while the API server is away. An object that does not validate is left out and counted.
+The last snapshot stays while the API server is unreachable. An object that does not validate is left out and counted.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.api.tenant import Tenant
-from shoal.core.access import Identity, index_keys
-from shoal.core.resolve import ServedModel, served_model
-from shoal.core.resolve_adapters import DeclaredAdapter, DeclaredPool, declared_adapter, declared_pool
-from shoal.core.routing import Replica
-from shoal.core.words import Words
+from shoal.core.access import KeyIdentity, index_keys
+from shoal.core.routing.choice import Replica
+from shoal.core.routing.modelindex import ModelIndex
+from shoal.core.routing.resolve import ServedModel, served_model
+from shoal.core.routing.resolveadapters import DeclaredAdapter, DeclaredPool, declared_adapter, declared_pool
 
 log = structlog.get_logger()
 
@@ -29,27 +29,27 @@ Source = Literal["models", "tenants", "pods", "pools", "adapters"]
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class ClusterSnapshot:
     """One state of the cluster."""
 
     models: Mapping[str, ServedModel] = field(default_factory=dict[str, ServedModel])
-    keys: Mapping[str, Identity] = field(default_factory=dict[str, Identity])
+    keys: Mapping[str, KeyIdentity] = field(default_factory=dict[str, KeyIdentity])
     replicas: Mapping[tuple[str, str], tuple[Replica, ...]] = field(
         default_factory=dict[tuple[str, str], tuple[Replica, ...]]
     )
-    """By `namespace/name` and uid of the Model: pods of a deleted one of the same name have other keys."""
+    """By `namespace/name` and uid of the Model: pods of a deleted Model with the same name have another key."""
     owners: Mapping[str, str] = field(default_factory=dict[str, str])
     """Uid of a pod -> uid of its Model."""
-    words: Words = field(default_factory=Words)
-    """What clients can put in `model`; one index for all snapshots."""
+    model_index: ModelIndex = field(default_factory=ModelIndex)
+    """Index of the names that clients can put in `model`; all snapshots share one."""
 
     def replicas_of(self, model: ServedModel) -> tuple[Replica, ...]:
-        """Pods of this very Model."""
+        """Pods of the Model with this uid."""
         return self.replicas.get((model.key, model.uid), ())
 
 
 class Directory:
-    """Makes snapshots from live mappings (a reflector's `objects`, or a dict in a test)."""
+    """Builds snapshots from live mappings (a reflector's `objects`, or a dict in a test)."""
 
     def __init__(
         self,
@@ -60,11 +60,11 @@ class Directory:
         pools: Mapping[str, DeclaredPool] | None = None,
         adapters: Mapping[str, DeclaredAdapter] | None = None,
     ) -> None:
-        self.snapshot = Snapshot()
+        self.snapshot = ClusterSnapshot()
         self.changed = list(changed)
         """Called after each new snapshot."""
         self.listed: Callable[[], bool] = lambda: True
-        """Whether each mapping was filled once."""
+        """Whether every mapping has been listed once."""
         self._complete = False
         self._models = models
         self._tenants = tenants
@@ -72,28 +72,28 @@ class Directory:
         self._pools: Mapping[str, DeclaredPool] = {} if pools is None else pools
         self._adapters: Mapping[str, DeclaredAdapter] = {} if adapters is None else adapters
         self._dirty: set[Source] = set()
-        self._stale: set[str | None] = set()
+        self._changed_adapters: set[str | None] = set()
 
     @property
     def complete(self) -> bool:
-        """Whether every list was read once, and is in the snapshot: from then on for good. Before that, what is not
-        found may be there all the same, and what is found may be somebody else's word."""
+        """Whether every list was read once and is in the snapshot; then it stays True. Before that, a name that is not
+        found may exist, and a name that is found may belong to another object."""
         if not self._complete:
             self._complete = not self._dirty and self.listed()
         return self._complete
 
     def mark(self, source: Source, key: str | None = None) -> None:
-        """Says that a mapping changed; of adapters, which one (None: any). The snapshot follows in the next turn of the
-        loop: a first list of thousands of objects costs one rebuild and not thousands."""
+        """Marks a mapping as changed; for adapters also which one (None: any). The snapshot is rebuilt in the next
+        iteration of the loop, so that a first list of thousands of objects costs one rebuild."""
         if not self._dirty:
             asyncio.get_running_loop().call_soon(self.rebuild)
         self._dirty.add(source)
         if source == "adapters":
-            self._stale.add(key)
+            self._changed_adapters.add(key)
 
     def rebuild(self) -> None:
-        """Brings the snapshot up to date with what was marked."""
-        old, words = self.snapshot, self.snapshot.words
+        """Rebuilds the snapshot from the marked mappings."""
+        old, index = self.snapshot, self.snapshot.model_index
         dirty, self._dirty = self._dirty, set()
         models = dict(self._models) if "models" in dirty else old.models
         keys = index_keys(self._tenants.values()) if "tenants" in dirty else old.keys
@@ -105,22 +105,22 @@ class Directory:
             replicas = {model: tuple(sorted(pods, key=lambda r: r.key)) for model, pods in by_model.items()}
             owners = {replica.uid: replica.model_uid for replica in self._pods.values()}
         if "models" in dirty:
-            words.set_models(models)
+            index.set_models(models)
         if "pools" in dirty:
-            words.set_pools(dict(self._pools))
+            index.set_pools(dict(self._pools))
         if "adapters" in dirty:
-            stale, self._stale = self._stale, set()
-            if None in stale:
-                words.retain(self._adapters.keys())
-            for key in self._adapters if None in stale else stale:
-                words.put(str(key), self._adapters.get(str(key)))
-        self.snapshot = Snapshot(models, keys, replicas, owners, words)
+            changed_adapters, self._changed_adapters = self._changed_adapters, set()
+            if None in changed_adapters:
+                index.retain(self._adapters.keys())
+            for key in self._adapters if None in changed_adapters else changed_adapters:
+                index.put(str(key), self._adapters.get(str(key)))
+        self.snapshot = ClusterSnapshot(models, keys, replicas, owners, index)
         for changed in self.changed:
             changed()
 
 
 def project_model(obj: JsonObject, invalid: Callable[[str], None]) -> ServedModel | None:
-    """A Model as the reflector keeps it; None, and a call of `invalid`, when it does not validate."""
+    """A Model as the reflector keeps it. If it does not validate: None, and `invalid` is called."""
     try:
         return served_model(Model.model_validate(obj))
     except pydantic.ValidationError as error:
@@ -129,7 +129,7 @@ def project_model(obj: JsonObject, invalid: Callable[[str], None]) -> ServedMode
 
 
 def project_pool(obj: JsonObject, invalid: Callable[[str], None]) -> DeclaredPool | None:
-    """A LoRAPool as the reflector keeps it; one that is being deleted is gone."""
+    """A LoRAPool as the reflector keeps it; None while it is being deleted."""
     try:
         pool = LoRAPool.model_validate(obj)
     except pydantic.ValidationError as error:
@@ -139,7 +139,7 @@ def project_pool(obj: JsonObject, invalid: Callable[[str], None]) -> DeclaredPoo
 
 
 def project_adapter(obj: JsonObject, invalid: Callable[[str], None]) -> DeclaredAdapter | None:
-    """A LoRAAdapter as the reflector keeps it; one that is being deleted is gone."""
+    """A LoRAAdapter as the reflector keeps it; None while it is being deleted."""
     try:
         adapter = LoRAAdapter.model_validate(obj)
     except pydantic.ValidationError as error:
@@ -158,7 +158,7 @@ def project_tenant(obj: JsonObject, invalid: Callable[[str], None]) -> Tenant | 
 
 
 def project_pod(obj: JsonObject) -> Replica | None:
-    """What routing needs of an engine pod; None for a pod that is none or has ended."""
+    """What routing needs of an engine pod; None for another pod, or one that has ended."""
     metadata: Mapping[str, Any] = obj.get("metadata") or {}
     labels: Mapping[str, str] = metadata.get("labels") or {}
     annotations: Mapping[str, str] = metadata.get("annotations") or {}
@@ -187,7 +187,7 @@ def project_pod(obj: JsonObject) -> Replica | None:
 def _skipped(kind: str, obj: JsonObject, error: pydantic.ValidationError, invalid: Callable[[str], None]) -> None:
     metadata: Mapping[str, Any] = obj.get("metadata") or {}
     invalid(kind)
-    # Of the error only places and kinds of fault: values stay out of the log.
+    # Only the location and type of each error: values stay out of the log.
     faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['type']}" for fault in error.errors()[:5]]
     log.warning(
         "object left out: it does not validate",

@@ -1,4 +1,4 @@
-"""Requests that wait here while no replica can take them: a room per Model (`room.py`), and who may wait at all."""
+"""Requests held while no replica can take them: a queue per Model (`holdqueue.py`), and the rules of who may wait."""
 
 import time
 from collections.abc import Callable, Collection
@@ -6,91 +6,93 @@ from typing import Final
 
 from shoal.core.hold.limits import Bound, Held
 from shoal.core.hold.retries import RetryBudget
-from shoal.core.resolve import ServedModel
-from shoal.gateway import errors
-from shoal.gateway.demand import DemandBook
+from shoal.core.routing.resolve import ServedModel
+from shoal.gateway.adapterwaits import AdapterWaits
+from shoal.gateway.demand import DemandState
 from shoal.gateway.directory import Directory
-from shoal.gateway.errors import ApiError
-from shoal.gateway.fleet import Fleet
-from shoal.gateway.metrics import Metrics
-from shoal.gateway.room import WaitingRoom
-from shoal.gateway.stays import Stays
+from shoal.gateway.holdqueue import HoldQueue
+from shoal.gateway.metrics import GatewayMetrics
+from shoal.gateway.replicapool import ReplicaPool
 from shoal.gateway.ticket import Ticket
+from shoal.net import errors
+from shoal.net.errors import ApiError
 
 _DEAD_END_RETRY_SECONDS: Final = 60
 _FULL: Final[dict[Bound, str]] = {
-    "requests": "as many requests wait for it as may",
-    "bytes": "the requests that wait for it are as large as they may be together",
-    "tenant": "you have as many requests waiting for it as one account may",
+    "requests": "as many requests as allowed already wait for it",
+    "bytes": "the requests that wait for it already take all the bytes allowed",
+    "tenant": "as many of your requests as allowed already wait for it",
 }
 
 
 class Holds:
-    """All rooms of this gateway. `elsewhere` says how many requests of a Model wait in the other gateways, None when
-    that is not known."""
+    """All hold queues of this gateway. `held_by_peers` returns how many requests of a Model wait in other gateways;
+    None: unknown."""
 
     def __init__(
         self,
         directory: Directory,
-        fleet: Fleet,
-        book: DemandBook,
-        metrics: Metrics,
-        elsewhere: Callable[[str], int | None] = lambda _uid: None,
+        fleet: ReplicaPool,
+        demand: DemandState,
+        metrics: GatewayMetrics,
+        held_by_peers: Callable[[str], int | None] = lambda _uid: None,
     ) -> None:
         self.directory = directory
         self.fleet = fleet
-        self.book = book
+        self.demand = demand
         self.metrics = metrics
-        self.elsewhere = elsewhere
-        self.rooms: dict[str, WaitingRoom] = {}
-        """By uid of the Model; only of those for which somebody waits."""
+        self.held_by_peers = held_by_peers
+        self.queues: dict[str, HoldQueue] = {}
+        """By uid of the Model; only Models with held requests."""
         self._budgets: dict[str, RetryBudget] = {}
         self._keys = directory.snapshot.keys
-        self.stays = Stays(self)
-        directory.changed.append(self.look)
-        fleet.changed.append(self._heard)
-        metrics.watch_holds(self.figures, lambda: {room.model.key: room.model.limits for room in self.rooms.values()})
+        self.adapter_waits = AdapterWaits(self)
+        directory.changed.append(self.cluster_changed)
+        fleet.changed.append(self._on_report)
+        metrics.watch_holds(
+            self.held_by_model, lambda: {queue.model.key: queue.model.limits for queue in self.queues.values()}
+        )
 
     @property
     def waiting(self) -> int:
-        """Requests that wait here, of all Models."""
-        return sum(room.held.requests for room in self.rooms.values()) + self.stays.waiting
+        """Held requests of all Models."""
+        return sum(queue.held.requests for queue in self.queues.values()) + self.adapter_waits.waiting
 
     def enter(
         self,
         model: ServedModel,
         tenant: str,
-        word: str,
+        model_name: str,
         size: int,
         tokens: int,
         tried: Collection[str],
         priority: int,
         *,
-        again: bool,
+        is_retry: bool,
     ) -> Ticket:
-        """A place for one request; close the ticket in any case.
+        """Puts a request into its Model's queue. The caller must close the ticket.
 
         Raises:
-            ApiError: 503, it may not wait: no replica will come, or too much waits already.
+            ApiError: 503, it may not wait: no replica will come, or the hold limits are reached.
         """
-        refusal = self.no_use(model)
+        refusal = self.wait_refusal(model)
         if refusal is not None:
             raise refusal
-        room = self.rooms.get(model.uid) or WaitingRoom(self, model)
-        ticket = Ticket(room, tenant, word, size, tokens, tried, priority, again)
-        room.enter(ticket)
-        self.rooms[model.uid] = room
+        queue = self.queues.get(model.uid) or HoldQueue(self, model)
+        ticket = Ticket(queue, tenant, model_name, size, tokens, tried, priority, is_retry)
+        queue.enter(ticket)
+        self.queues[model.uid] = queue
         return ticket
 
-    def full(self, word: str, bound: Bound, after: int) -> ApiError:
-        """For one for whom there is no more room to wait."""
+    def full_error(self, model_name: str, bound: Bound, after: int) -> ApiError:
+        """The error for a request that a hold limit keeps out."""
         self.metrics.hold_refused.labels(bound).inc()
         return errors.unavailable(
-            f"The model `{word}` has no free replica, and {_FULL[bound]}. Try again.", "hold_full", after
+            f"The model `{model_name}` has no free replica, and {_FULL[bound]}. Try again.", "hold_full", after
         )
 
-    def no_use(self, model: ServedModel) -> ApiError | None:
-        """Why nobody should wait for a replica of this Model; None: one may come."""
+    def wait_refusal(self, model: ServedModel) -> ApiError | None:
+        """Why no request should wait for a replica of this Model; None: a replica may come."""
         current = self.directory.snapshot.models.get(model.key)
         if current is None or current.uid != model.uid:
             return ApiError(404, f"The model `{model.key}` was deleted.", "model_not_found", param="model")
@@ -109,45 +111,45 @@ class Holds:
         )
 
     def budget(self, uid: str) -> RetryBudget:
-        """What a Model's requests may be sent again."""
+        """The retry budget of a Model's requests."""
         found = self._budgets.get(uid)
         if found is None:
             found = self._budgets[uid] = RetryBudget(time.monotonic())
         return found
 
-    def poke(self, uid: str) -> None:
-        """There may be room at a replica of the Model with this uid."""
-        room = self.rooms.get(uid)
-        if room is not None:
-            room.poke()
+    def schedule_round(self, uid: str) -> None:
+        """A replica of the Model may have free capacity: its queue runs a round."""
+        queue = self.queues.get(uid)
+        if queue is not None:
+            queue.schedule_round()
 
-    def look(self) -> None:
-        """The cluster, or the keys to it, changed."""
+    def cluster_changed(self) -> None:
+        """Models, pods or API keys changed."""
         models = self.directory.snapshot.models
         keys, self._keys = self._keys, self.directory.snapshot.keys
         if keys is not self._keys:
-            for room in list(self.rooms.values()):
-                room.recheck()
+            for queue in list(self.queues.values()):
+                queue.recheck()
         if len(self._budgets) > len(models):
             known = {model.uid for model in models.values()}
             self._budgets = {uid: budget for uid, budget in self._budgets.items() if uid in known}
-        for uid, room in self.rooms.items():
-            model = models.get(room.model.key)
+        for uid, queue in self.queues.items():
+            model = models.get(queue.model.key)
             if model is not None and model.uid == uid:
-                room.model = model
-            room.poke()
-        self.stays.look()
+                queue.model = model
+            queue.schedule_round()
+        self.adapter_waits.cluster_changed()
 
-    def closed(self, room: WaitingRoom) -> None:
-        """Nobody waits in a room any more."""
-        self.rooms.pop(room.model.uid, None)
+    def queue_emptied(self, queue: HoldQueue) -> None:
+        """Removes a queue that has become empty."""
+        self.queues.pop(queue.model.uid, None)
 
-    def figures(self) -> dict[str, Held]:
-        """What waits, by `namespace/name` of the Model."""
-        return {room.model.key: room.held for room in self.rooms.values()}
+    def held_by_model(self) -> dict[str, Held]:
+        """Held requests by `namespace/name` of the Model."""
+        return {queue.model.key: queue.held for queue in self.queues.values()}
 
-    def _heard(self, pod: str) -> None:
-        if self.rooms or self.stays.waiting:
+    def _on_report(self, pod: str) -> None:
+        if self.queues or self.adapter_waits.waiting:
             uid = self.directory.snapshot.owners.get(pod, "")
-            self.poke(uid)
-            self.stays.heard(uid, pod)
+            self.schedule_round(uid)
+            self.adapter_waits.agent_reported(uid, pod)

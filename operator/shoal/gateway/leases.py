@@ -1,8 +1,8 @@
-"""Leases (streams.md, "Slots"): what this gateway may use of the adapters at each replica.
+"""Leases (streams.md, "Slots"): the adapters that this gateway may use at each replica.
 
-A lease is asked for once, kept while acknowledgements show the adapter running, and renewed in the background while it
-is used, so that a request finds it in memory. It is over when the agent calls the adapter anything but `loaded`, when
-the engine has another boot id, and when the stream is down.
+A lease is requested once, extended by acknowledgements that show the adapter running, and renewed in the background
+while it is used, so that a request finds the adapter in memory. It ends when the agent reports another state than
+`loaded`, when the engine has another boot id, and when the stream is down.
 """
 
 import asyncio
@@ -19,31 +19,31 @@ from shoal.api import adapters as api
 from shoal.api import reasons
 from shoal.api.names import ADAPTERS_PATH
 from shoal.api.replica import HEARTBEAT_SECONDS
-from shoal.core.resolve import ServedAdapter
-from shoal.gateway.fleet import Fleet
-from shoal.gateway.metrics import Metrics
-from shoal.gateway.upstream import AbortHandle, Target, Upstream, UpstreamError, to_agent
+from shoal.core.routing.resolve import ServedAdapter
+from shoal.gateway.metrics import GatewayMetrics
+from shoal.gateway.replicapool import ReplicaPool
+from shoal.gateway.upstream import AbortHandle, Upstream, UpstreamAddress, UpstreamError, agent_request
+from shoal.net.stream import ListenerIdentity
 from shoal.signals.replica import ReplicaStream
-from shoal.signals.stream import Me
 
 log = structlog.get_logger()
 
 MARGIN_SECONDS: Final = HEARTBEAT_SECONDS + 0.5
-"""A request goes only under a lease that lasts for longer: by then an acknowledgement has shown it running."""
+"""A request needs a lease that lasts longer than this: by then an acknowledgement has reported it as running."""
 RENEW_SECONDS: Final = 8.0
-"""One that lasts for less is renewed when it is used."""
+"""A lease with less time left is renewed when it is used."""
 WAIT_SECONDS: Final = 30.0
-"""How long an agent may keep a call waiting for a slot and for loading."""
+"""How long an agent may let a call wait for a slot and for loading."""
 _ANSWER_SECONDS: Final = 1.0
-"""How old a grant may be when it is read."""
+"""Longest time from the agent's grant to its reading here."""
 _GRACE_SECONDS: Final = 3.0
-"""What the call itself may take on top."""
+"""Time that the call may take beyond the agent's own wait."""
 _RETRY_SECONDS: Final = 1.0
-"""A replica that refused is not asked again for so long, unless it says otherwise."""
+"""Pause after a refusal, unless the agent names another one."""
 _RETRY_LEAST_SECONDS: Final = 0.1
 _RETRY_MOST_SECONDS: Final = 30.0
 _MOST_REFUSALS: Final = 1000
-"""So many are kept before those that are over are let go."""
+"""Beyond this number, expired refusals are dropped."""
 _MOST_BYTES: Final = 256 * 1024
 
 Key = tuple[str, str]
@@ -51,13 +51,13 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """Why there is no lease, and until when there is no use in asking again (time.monotonic())."""
+class LeaseRefused:
+    """Why there is no lease, and until when a new request is useless (time.monotonic())."""
 
     reason: str
     until: float
     never: bool = False
-    """The adapter cannot be loaded there as it is."""
+    """The replica cannot load this revision of the adapter."""
 
 
 class _Lease:
@@ -69,50 +69,52 @@ class _Lease:
 
 
 class Flight:
-    """One call for a lease, for all requests that want it."""
+    """One call for a lease, shared by all requests that need it."""
 
     def __init__(self) -> None:
         self.done = False
-        self.refused: Refused | None = None
+        self.refused: LeaseRefused | None = None
         self.waiting: dict[Callable[[], None], None] = {}
-        """What is called when it is over."""
+        """Called when the call is over."""
 
 
-class Leases:
-    """`client` should keep connections. Not for threads."""
+class LeaseClient:
+    """`client` should keep idle connections. For the event loop only."""
 
-    def __init__(self, fleet: Fleet, me: Me, client: Upstream, metrics: Metrics) -> None:
+    def __init__(
+        self, fleet: ReplicaPool, identity: ListenerIdentity, client: Upstream, metrics: GatewayMetrics
+    ) -> None:
         self._counted = metrics.leases
         self._fleet = fleet
-        self._me = me
+        self._identity = identity
         self._client = client
         self._leases: dict[str, dict[str, _Lease]] = {}
         self._flights: dict[Key, tuple[Flight, asyncio.Task[None]]] = {}
-        self._refused: dict[Key, Refused] = {}
-        self._listening: dict[str, list[asyncio.Future[None]]] = {}
-        """By pod: those that wait for the next word of its agent."""
+        self._refused: dict[Key, LeaseRefused] = {}
+        self._report_waiters: dict[str, list[asyncio.Future[None]]] = {}
+        """By pod: futures that wait for its agent's next report."""
         self._closed = False
-        fleet.changed.append(self._heard)
+        fleet.changed.append(self._on_report)
         fleet.acknowledged = self.acknowledged
 
-    def good(self, uid: str, name: str) -> bool:
-        """Whether a request may go there now."""
+    def is_valid(self, uid: str, name: str) -> bool:
+        """Whether a request may be sent under the lease now."""
         lease = self._leases.get(uid, _NO_LEASES).get(name)
         return lease is not None and lease.until - time.monotonic() > MARGIN_SECONDS
 
     def used(self, uid: str, adapter: ServedAdapter) -> None:
-        """A request goes there: renews a lease that is about to end."""
+        """A request uses the lease: renews it if it is about to end."""
         lease = self._leases[uid][adapter.engine_name]
         if lease.until - time.monotonic() < RENEW_SECONDS:
             self.ask(uid, adapter)
 
-    def lacking(self, uid: str, name: str) -> None:
-        """The engine says that it does not have the adapter."""
+    def adapter_missing(self, uid: str, name: str) -> None:
+        """The engine reported that it does not have the adapter."""
         self.drop(uid, name)
-        self._refuse((uid, name), Refused("NotThere", time.monotonic() + _RETRY_SECONDS))
+        self._refuse((uid, name), LeaseRefused("NotThere", time.monotonic() + _RETRY_SECONDS))
 
-    def refused(self, uid: str, name: str) -> Refused | None:
-        """Why it was refused there a moment ago."""
+    def refused(self, uid: str, name: str) -> LeaseRefused | None:
+        """The recent refusal at a pod, if it still holds."""
         found = self._refused.get((uid, name))
         if found is not None and found.until <= time.monotonic():
             del self._refused[uid, name]
@@ -120,39 +122,40 @@ class Leases:
         return found
 
     def ask(self, uid: str, adapter: ServedAdapter) -> Flight:
-        """A call to the agent of a pod: the one that is under way, or a new one."""
+        """The running call to a pod's agent, or a new one."""
         key = (uid, adapter.engine_name)
         known = self._flights.get(key)
         if known is not None:
             return known[0]
         flight = Flight()
         if self._closed:
-            flight.done, flight.refused = True, Refused("Stopping", time.monotonic() + _RETRY_SECONDS)
+            flight.done, flight.refused = True, LeaseRefused("Stopping", time.monotonic() + _RETRY_SECONDS)
             self._refuse(key, flight.refused)
             return flight
-        task = asyncio.create_task(self._fly(flight, key, adapter), name=f"lease of {adapter.engine_name}")
+        task = asyncio.create_task(self._run_flight(flight, key, adapter), name=f"lease of {adapter.engine_name}")
         self._flights[key] = (flight, task)
         return flight
 
     def under_way(self, name: str) -> list[Flight]:
-        """Calls for an adapter, at whatever pod."""
+        """Running calls for an adapter, at all pods."""
         return [flight for (_, of), (flight, _) in self._flights.items() if of == name]
 
     def leave(self, uid: str, name: str) -> None:
-        """Nobody wants the adapter there any more, who has got it elsewhere: a call that nobody waits for is taken
-        back, so that it takes no slot from others."""
+        """A request got the adapter elsewhere. Cancels the call at this pod if no other request waits for it, so that
+        it takes no slot."""
         found = self._flights.get((uid, name))
         if found is not None and not found[0].waiting:
             found[1].cancel()
 
     def drop(self, uid: str, name: str) -> None:
-        """The lease is void: the engine does not have the adapter after all."""
+        """Ends a lease: the engine does not have the adapter."""
         leases = self._leases.get(uid)
         if leases is not None and leases.pop(name, None) is not None and not leases:
             del self._leases[uid]
 
     def acknowledged(self, uid: str, names: Collection[str], at: float) -> None:
-        """The agent has heard that these run there; `at` is from before it was told."""
+        """An agent acknowledged that these adapters run at its pod; `at` is a time before the acknowledgement was
+        sent."""
         leases = self._leases.get(uid)
         if leases is not None:
             for name in names:
@@ -168,20 +171,20 @@ class Leases:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _heard(self, uid: str) -> None:
-        for waiting in self._listening.pop(uid, ()):
+    def _on_report(self, uid: str) -> None:
+        for waiting in self._report_waiters.pop(uid, ()):
             if not waiting.done():
                 waiting.set_result(None)
         leases = self._leases.get(uid)
         if leases is None:
             return
-        heard = self._fleet.heard.get(uid)
-        loaded = self._fleet.residency.loaded(uid) if heard is not None else ()
+        signal = self._fleet.live.get(uid)
+        loaded = self._fleet.residency.loaded(uid) if signal is not None else ()
         for name, lease in list(leases.items()):
-            if heard is None or name not in loaded or heard.engine_boot != lease.boot:
+            if signal is None or name not in loaded or signal.engine_boot != lease.boot:
                 self.drop(uid, name)
 
-    async def _fly(self, flight: Flight, key: Key, adapter: ServedAdapter) -> None:
+    async def _run_flight(self, flight: Flight, key: Key, adapter: ServedAdapter) -> None:
         uid, name = key
         began = time.monotonic()
         try:
@@ -195,18 +198,20 @@ class Leases:
         finally:
             flight.done = True
             if flight.refused is None and not self._leases.get(uid, _NO_LEASES).get(name):
-                flight.refused = Refused("Interrupted", began)
+                flight.refused = LeaseRefused("Interrupted", began)
             del self._flights[key]
             for wake in flight.waiting:
                 wake()
 
-    async def _call(self, uid: str, adapter: ServedAdapter) -> Refused | None:
+    async def _call(self, uid: str, adapter: ServedAdapter) -> LeaseRefused | None:
         stream = self._fleet.streams.get(uid)
         if stream is None or stream.boot is None:
             return self._failed("NotHeard")
         try:
             async with asyncio.timeout(WAIT_SECONDS + _GRACE_SECONDS):
-                answer = await self._client.start(*_request(stream, stream.boot, self._me, adapter), AbortHandle())
+                answer = await self._client.start(
+                    *_request(stream, stream.boot, self._identity, adapter), AbortHandle()
+                )
                 try:
                     status, body = answer.status, await answer.read_all(_MOST_BYTES)
                 finally:
@@ -220,9 +225,9 @@ class Leases:
             lease = api.Lease.model_validate_json(body)
         except pydantic.ValidationError:
             return self._failed("NotUnderstood")
-        heard = self._fleet.heard.get(uid)
-        if heard is None or heard.engine_boot != lease.engine_boot:
-            # The stream lags behind, or the engine was started again meanwhile.
+        signal = self._fleet.live.get(uid)
+        if signal is None or signal.engine_boot != lease.engine_boot:
+            # The stream lags behind, or the engine restarted.
             return self._failed(reasons.ENGINE_RESTARTED)
         if not await self._caught_up(stream, lease):
             return self._failed("NotThere")
@@ -234,21 +239,21 @@ class Leases:
         self._counted.labels("loaded" if lease.loaded else "granted").inc()
         return None
 
-    def _refuse(self, key: Key, refused: Refused) -> None:
+    def _refuse(self, key: Key, refused: LeaseRefused) -> None:
         if len(self._refused) >= _MOST_REFUSALS:
             now = time.monotonic()
             self._refused = {k: r for k, r in self._refused.items() if r.until > now}
         self._refused[key] = refused
 
     async def _caught_up(self, stream: ReplicaStream, lease: api.Lease) -> bool:
-        """Waits until the stream has said what the agent had said when it gave the lease. Before that a request would
-        act on an older state than the one that its acknowledgement names, and a retirement would not wait for it."""
+        """Waits until the stream has delivered the state in which the agent granted the lease. Before that, a request
+        would act on an older state than its acknowledgement names, and a retirement would not wait for it."""
         uid, boot = stream.peer.uid, stream.boot
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 while stream.seq < lease.seq:
                     waiting = asyncio.get_running_loop().create_future()
-                    self._listening.setdefault(uid, []).append(waiting)
+                    self._report_waiters.setdefault(uid, []).append(waiting)
                     await waiting
                     if self._fleet.streams.get(uid) is not stream or stream.boot != boot:
                         return False
@@ -256,38 +261,40 @@ class Leases:
             return False
         return not lease.seq or lease.name in self._fleet.residency.loaded(uid)
 
-    def _failed(self, reason: str) -> Refused:
+    def _failed(self, reason: str) -> LeaseRefused:
         self._counted.labels("failed").inc()
-        return Refused(reason, time.monotonic() + _RETRY_SECONDS)
+        return LeaseRefused(reason, time.monotonic() + _RETRY_SECONDS)
 
-    def _refusal(self, status: int, body: bytes) -> Refused:
+    def _refusal(self, status: int, body: bytes) -> LeaseRefused:
         try:
-            said = api.AdapterRefusal.model_validate_json(body)
+            answer = api.AdapterRefusal.model_validate_json(body)
         except pydantic.ValidationError:
             return self._failed(f"status {status}")
         self._counted.labels("refused").inc()
-        after = _RETRY_SECONDS if said.retry_after is None else float(said.retry_after)
+        after = _RETRY_SECONDS if answer.retry_after is None else float(answer.retry_after)
         if status == 422:
             after = max(after, _RETRY_MOST_SECONDS / 3)
         until = time.monotonic() + max(_RETRY_LEAST_SECONDS, min(after, _RETRY_MOST_SECONDS))
-        return Refused(said.reason, until, never=status == 422)
+        return LeaseRefused(answer.reason, until, never=status == 422)
 
 
 _NO_LEASES: Final[dict[str, _Lease]] = {}
 
 
-def _request(stream: ReplicaStream, boot: str, me: Me, adapter: ServedAdapter) -> tuple[Target, bytes, bytes]:
+def _request(
+    stream: ReplicaStream, boot: str, identity: ListenerIdentity, adapter: ServedAdapter
+) -> tuple[UpstreamAddress, bytes, bytes]:
     body = (
         api.Ensure(
             name=adapter.engine_name,
             revision=adapter.revision,
             uri=adapter.uri,
-            gateway=me.name,
-            boot=me.boot,
+            gateway=identity.name,
+            boot=identity.boot,
             agent_boot=boot,
             wait_seconds=WAIT_SECONDS,
         )
         .model_dump_json()
         .encode()
     )
-    return to_agent(stream.peer, f"{ADAPTERS_PATH}/{quote(adapter.engine_name, safe='@')}/ensure", body)
+    return agent_request(stream.peer, f"{ADAPTERS_PATH}/{quote(adapter.engine_name, safe='@')}/ensure", body)

@@ -1,9 +1,9 @@
-"""Media that clients name by https, fetched into `data:` URLs before a request goes anywhere.
+"""Media that clients name by https URL, fetched into `data:` URLs before the request is sent to an engine.
 
-A gateway stands where a client does not: beside engines, the API server and the cloud's metadata server. So a file
-comes from a host that the Model allows (`core/fields/remote.py`), over TLS that proves this name, from an address that
-was judged and is then the one that is connected to; without redirects, proxies, cookies or keys; bounded in bytes, in
-time, and in how many there are at once.
+A gateway has network access that a client does not: engines, the API server, the cloud's metadata server. A file is
+therefore fetched only from a host that the Model allows (`core/fields/remote.py`), over TLS that proves the host's
+name, and from an address that was checked and is then the one connected to. There are no redirects, proxies, cookies or
+keys. Size, time and the number of concurrent fetches are bounded.
 """
 
 import asyncio
@@ -24,20 +24,20 @@ from yarl import URL
 
 from shoal.core.fields.media import MOST_FETCHED, TYPES
 from shoal.core.fields.remote import PORT, Wanted, contactable
-from shoal.gateway.errors import ApiError, unavailable
+from shoal.net.errors import ApiError, unavailable
 
 SECONDS: Final = 10.0
-"""For one file, from its host's name to its last byte; and again for the wait until it may begin."""
-AT_ONCE: Final = 16
-"""Files at one time."""
-EACH: Final = 4
-"""The same of one tenant."""
+"""For one file, from the name lookup to the last byte; the wait for a slot may take as long again."""
+MAX_CONCURRENT: Final = 16
+"""Files fetched at one time."""
+MAX_PER_TENANT: Final = 4
+"""Files fetched at one time for one tenant."""
 _IDENTITY: Final = frozenset({"", "identity"})
 _AddressInfo = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, str, tuple[Any, ...]]
 
 
 class Address(NamedTuple):
-    """One of a host's."""
+    """One address of a host."""
 
     host: str
     port: int = PORT
@@ -45,11 +45,11 @@ class Address(NamedTuple):
 
 
 Resolve = Callable[[str], Awaitable[Sequence[Address]]]
-"""The addresses of a host. Raises OSError."""
+"""Returns the addresses of a host. Raises OSError."""
 
 
 class _Failed(Exception):
-    """A file was not fetched: the metric's word, and the client's."""
+    """A file was not fetched: the outcome for the metric, and the text for the client."""
 
     def __init__(self, outcome: str, text: str) -> None:
         super().__init__(text)
@@ -57,8 +57,8 @@ class _Failed(Exception):
 
 
 class MediaFetcher:
-    """`fetches` counts files by outcome. The others are there for tests: `resolve` instead of DNS, `allowed` instead of
-    the rule of addresses, `trust` instead of the public authorities."""
+    """`fetches` counts files by outcome. The other parameters are for tests: `resolve` replaces DNS, `allowed` the
+    check of addresses, `trust` the public certificate authorities."""
 
     def __init__(
         self,
@@ -71,36 +71,36 @@ class MediaFetcher:
         most_bytes: int = MOST_FETCHED,
     ) -> None:
         self._fetches = fetches
-        self._names = Names()
-        self._resolve = resolve or self._names
+        self._own_resolver = MediaResolver()
+        self._resolve = resolve or self._own_resolver
         self._allowed = allowed
         self._trust = trust
         self._seconds = seconds
         self._most = most_bytes
-        self._places = _Places(AT_ONCE, EACH)
+        self._slots = _FetchSlots(MAX_CONCURRENT, MAX_PER_TENANT)
         self._session: aiohttp.ClientSession | None = None
 
     async def fetch(self, tenant: str, wanted: Sequence[Wanted], take: Callable[[int], None]) -> list[str]:
-        """The files as `data:` URLs, in their order; all, or none. `take` is told of each piece before it is kept, and
-        may raise ApiError.
+        """The files as `data:` URLs, in order: all or none. `take` is called with the size of each piece before it is
+        kept, and may raise ApiError.
 
         Raises:
-            ApiError: 400, with the field in `param`; 503, too many are fetched now.
+            ApiError: 400, with the field in `param`; 503, too many fetches are running.
         """
         session = await self._open()
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._one(session, tenant, each, take)) for each in wanted]
         except ExceptionGroup as several:
-            expected, others = several.split(ApiError)
-            if others is not None or expected is None:
+            expected, unexpected = several.split(ApiError)
+            if unexpected is not None or expected is None:
                 raise
             raise _first(expected) from None
         return [task.result() for task in tasks]
 
     async def close(self) -> None:
-        """Closes the connections. The fetches have ended before."""
-        self._names.close()
+        """Closes the connections. No fetch may be running."""
+        self._own_resolver.close()
         if self._session is not None:
             await self._session.close()
 
@@ -109,7 +109,7 @@ class MediaFetcher:
     ) -> str:
         outcome = "given_up"
         try:
-            async with self._places.place(tenant, self._seconds), asyncio.timeout(self._seconds):
+            async with self._slots.slot(tenant, self._seconds), asyncio.timeout(self._seconds):
                 found = await self._get(session, wanted, take)
             outcome = "fetched"
             return found
@@ -125,7 +125,7 @@ class MediaFetcher:
         except aiohttp.ClientConnectorDNSError:
             outcome, text = "not_found", "its host's name has no address"
         except (aiohttp.ClientError, OSError, ValueError):
-            # What it says may name addresses.
+            # The exception's text may contain addresses.
             outcome, text = "unreachable", "its host cannot be reached, or broke off"
         finally:
             self._fetches.labels(outcome).inc()
@@ -134,7 +134,7 @@ class MediaFetcher:
 
     async def _get(self, session: aiohttp.ClientSession, wanted: Wanted, take: Callable[[int], None]) -> str:
         types = TYPES[wanted.medium]
-        # Encoded: what was judged is what is asked for.
+        # Already encoded: the URL that was checked is the one requested.
         url = URL(wanted.remote.url, encoded=True)
         async with session.get(url, headers={"Accept": ", ".join(types)}, allow_redirects=False) as response:
             status, headers = response.status, response.headers
@@ -152,7 +152,7 @@ class MediaFetcher:
             return await self._read(response, kind, take)
 
     async def _read(self, response: aiohttp.ClientResponse, kind: str, take: Callable[[int], None]) -> str:
-        """Into base64 as it comes, so that it is never there twice."""
+        """Encodes to base64 while reading, so that the file is never in memory twice."""
         text = bytearray(f"data:{kind};base64,".encode())
         take(len(text))
         size, rest = 0, b""
@@ -177,7 +177,7 @@ class MediaFetcher:
         if self._trust is None:
             self._trust = await asyncio.to_thread(ssl.create_default_context)
         if self._session is None:
-            resolver = _Judged(self._resolve, self._allowed)
+            resolver = _CheckedResolver(self._resolve, self._allowed)
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     ssl=self._trust,
@@ -196,15 +196,15 @@ class MediaFetcher:
         return self._session
 
 
-class Names:
-    """The gateway's own resolver. Threads of its own: names that nobody answers for hold up no other lookup."""
+class MediaResolver:
+    """The gateway's own resolver. It has its own threads: slow lookups of media hosts delay no other lookup."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(AT_ONCE, "media-names")
+        self._threads = ThreadPoolExecutor(MAX_CONCURRENT, "media-names")
 
     async def __call__(self, host: str) -> list[Address]:
         """Raises OSError."""
-        # With the root's dot: else names are tried inside of the cluster first.
+        # With a trailing dot, or the cluster's search domains would be tried first.
         ask = partial(socket.getaddrinfo, f"{host}.", PORT, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
         found = await asyncio.get_running_loop().run_in_executor(self._threads, ask)
         return [Address(str(to[0]), PORT, family) for family, _, _, _, to in found]
@@ -213,9 +213,9 @@ class Names:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-class _Judged(AbstractResolver):
-    """Gives out addresses only where each of a host's may be connected to. aiohttp asks once for each connection and
-    connects to what it was given."""
+class _CheckedResolver(AbstractResolver):
+    """Returns a host's addresses only if all of them are allowed. aiohttp asks once per connection and connects to what
+    it got."""
 
     def __init__(self, resolve: Resolve, allowed: Callable[[str], bool]) -> None:
         self._resolve, self._allowed = resolve, allowed
@@ -228,7 +228,7 @@ class _Judged(AbstractResolver):
         if not found:
             raise OSError("no address")
         for each in found:
-            self._judge(each.host)
+            self._check(each.host)
         return [
             ResolveResult(
                 hostname=host,
@@ -242,37 +242,37 @@ class _Judged(AbstractResolver):
         ]
 
     def socket(self, info: _AddressInfo) -> socket.socket:
-        """For a connection. Raises _Failed: whatever way the address came, this is where it is connected to."""
+        """Creates a connection's socket. Raises _Failed: the address is checked again here, wherever it came from."""
         family, kind, proto, _, to = info
-        self._judge(str(to[0]))
+        self._check(str(to[0]))
         return socket.socket(family, kind, proto)
 
     async def close(self) -> None:
         return None
 
-    def _judge(self, address: str) -> None:
+    def _check(self, address: str) -> None:
         if not self._allowed(address):
             raise _Failed("not_allowed", "the address of its host is not allowed")
 
 
 @dataclass(slots=True)
-class _Own:
-    places: asyncio.Semaphore
+class _TenantSlots:
+    slots: asyncio.Semaphore
     users: int = 0
 
 
-class _Places:
-    """How many files are fetched at once, over all tenants and of each: one that names slow hosts holds up itself."""
+class _FetchSlots:
+    """Limits concurrent fetches, in total and per tenant: a tenant that names slow hosts delays only itself."""
 
-    def __init__(self, at_once: int, each: int) -> None:
+    def __init__(self, at_once: int, per_tenant: int) -> None:
         self._all = asyncio.Semaphore(at_once)
-        self._each = each
-        self._tenants: dict[str, _Own] = {}
+        self._per_tenant = per_tenant
+        self._tenants: dict[str, _TenantSlots] = {}
 
     @asynccontextmanager
-    async def place(self, tenant: str, seconds: float) -> AsyncGenerator[None]:
-        """Raises ApiError where there is none for so long."""
-        own = self._tenants.setdefault(tenant, _Own(asyncio.Semaphore(self._each)))
+    async def slot(self, tenant: str, seconds: float) -> AsyncGenerator[None]:
+        """Waits for a slot. Raises ApiError after `seconds`."""
+        own = self._tenants.setdefault(tenant, _TenantSlots(asyncio.Semaphore(self._per_tenant)))
         own.users += 1
         try:
             await self._enter(own, seconds)
@@ -280,20 +280,20 @@ class _Places:
                 yield
             finally:
                 self._all.release()
-                own.places.release()
+                own.slots.release()
         finally:
             own.users -= 1
             if not own.users:
                 del self._tenants[tenant]
 
-    async def _enter(self, own: _Own, seconds: float) -> None:
+    async def _enter(self, own: _TenantSlots, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
-                await own.places.acquire()
+                await own.slots.acquire()
                 try:
                     await self._all.acquire()
                 except BaseException:
-                    own.places.release()
+                    own.slots.release()
                     raise
         except TimeoutError:
             raise unavailable("The gateway fetches as many media as it can. Try again.", "overloaded", 2) from None

@@ -1,7 +1,7 @@
-"""What the gateway may hold at one time, from the memory that its container has.
+"""How much the gateway may keep in memory, derived from its container's limit.
 
-A share each for request bodies, for answers that are not streams, and for what clients have not sent to its end; the
-rest is for decoding a body, for streams, and for the process itself. Every share can be set instead.
+Request bodies, non-streaming answers and unfinished request heads get a share each. The rest is for decoding a body,
+for streams and for the process itself. Every share can be set explicitly.
 """
 
 from dataclasses import dataclass
@@ -14,31 +14,31 @@ from shoal.gateway.settings import GatewaySettings
 MIB: Final = 1024 * 1024
 _CGROUPS: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _ASSUMED: Final = 1024 * MIB
-"""Where the container has no bound: the chart's own."""
+"""Used where the container has no limit: the chart's default."""
 _NO_BOUND: Final = 1 << 60
-"""An older kernel's way to say that there is none."""
+"""An older kernel shows a number above this where there is no limit."""
 _LEAST: Final = 16 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryBounds:
-    """Bytes, but for connections."""
+    """In bytes, except `connections`."""
 
     bodies: int
     """Request bodies, over all requests."""
     bodies_of_tenant: int
-    """The same of one tenant: another one's always find room."""
+    """Request bodies of one tenant, so that others always have a share."""
     answers: int
-    """Answers that are not streams, over all requests."""
+    """Non-streaming answers, over all requests."""
     answer: int
-    """One of them."""
+    """One non-streaming answer."""
     heads: int
-    """Heads of requests that have not come to their end, over all connections."""
+    """Unfinished request heads, over all connections."""
     connections: int
 
 
 def container_limit(files: tuple[Path, ...] = _CGROUPS) -> int | None:
-    """Bytes that this process' container may have; None: there is no bound, or it is not known."""
+    """Memory limit of this process's container in bytes; None: no limit, or unknown."""
     for file in files:
         try:
             text = file.read_text().strip()
@@ -50,7 +50,7 @@ def container_limit(files: tuple[Path, ...] = _CGROUPS) -> int | None:
 
 
 def memory_bounds(settings: GatewaySettings, limit: int | None) -> MemoryBounds:
-    """`limit`: of the container."""
+    """`limit` is the container's memory limit."""
     memory = limit or _ASSUMED
     bodies = settings.max_held_body_bytes or max(_LEAST, memory // 4)
     answers = settings.max_held_answer_bytes or max(_LEAST, memory // 4)
@@ -65,7 +65,7 @@ def memory_bounds(settings: GatewaySettings, limit: int | None) -> MemoryBounds:
 
 
 def json_bounds(settings: GatewaySettings) -> JsonBounds:
-    """Of one request's body."""
+    """Bounds of one request's JSON body."""
     return JsonBounds(
         values=settings.max_body_values,
         containers=settings.max_body_containers,

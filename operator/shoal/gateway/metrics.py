@@ -1,7 +1,7 @@
-"""The gateway's metrics. Names of GenAI measures follow OpenTelemetry's semantic conventions.
+"""The gateway's metrics. Names of GenAI metrics follow OpenTelemetry's semantic conventions.
 
-Labels are bounded: a Model (up to a number, then "other"), an operation, an outcome; tenants have series of their own
-(`tenantmetrics.py`). Never a key or a word that a client made up.
+Labels are bounded: a Model (up to a number, then "other"), an operation, an outcome. Tenants have their own series
+(`tenantmetrics.py`). No label holds a key or a name that a client made up.
 """
 
 from bisect import bisect_left
@@ -12,11 +12,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shoal.api.usage import Outcome
 from shoal.core.hold.limits import Held, Limits
-from shoal.gateway.meter import Meter
-from shoal.gateway.spoolmetrics import SpoolMetrics
 from shoal.gateway.tenantmetrics import TenantMetrics
+from shoal.metering.meter import Meter
+from shoal.metering.record import Outcome
+from shoal.metering.spoolmetrics import SpoolMetrics
 
 _DURATIONS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84, 327.68)
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0)
@@ -33,8 +33,8 @@ OPERATIONS = {
 
 
 class Tally:
-    """A histogram that costs a request a fraction of a microsecond. prometheus_client's own takes a lock per bucket
-    and sum; here only the event loop writes, and a scrape reads."""
+    """A histogram that costs a request a fraction of a microsecond: prometheus_client's takes a lock per bucket and
+    sum. Here only the event loop writes, and a scrape reads."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -80,7 +80,7 @@ class ModelMetrics:
         self.output_tokens = Tally(_TOKENS)
         self.adapter_loaded = self.adapter_missed = 0
         self.waited = False
-        """Somebody waits, or has waited."""
+        """Whether any request has waited: only then is the hold histogram shown."""
 
 
 class _ModelCollector(Collector):
@@ -129,7 +129,7 @@ class _ModelCollector(Collector):
             for outcome, tally in model.duration.items():
                 ended = sum(tally.counts)
                 requests.add_metric([*key, outcome], ended)
-                if ended:  # most never do, and their buckets would be half of all that is scraped
+                if ended:  # most outcomes never occur, and their buckets would be half of the scrape
                     duration.add_metric([*key, outcome], tally.buckets(), tally.sum)
             first_token.add_metric([*key], model.first_token.buckets(), model.first_token.sum)
             per_token.add_metric([*key], model.per_token.buckets(), model.per_token.sum)
@@ -148,12 +148,12 @@ class _ModelCollector(Collector):
 
 
 class _HoldCollector(Collector):
-    """What waits, asked for when it is scraped."""
+    """Held requests, read when they are scraped."""
 
     def __init__(
-        self, figures: Callable[[], Mapping[str, Held]], limits: Callable[[], Mapping[str, Limits]], most: int
+        self, held: Callable[[], Mapping[str, Held]], limits: Callable[[], Mapping[str, Limits]], most: int
     ) -> None:
-        self._figures, self._limits = figures, limits
+        self._held, self._limits = held, limits
         self._most = most
 
     def collect(self) -> Iterable[Metric]:
@@ -175,9 +175,9 @@ class _HoldCollector(Collector):
             labels=labels,
         )
         limits = self._limits()
-        figures = sorted(self._figures().items(), key=lambda pair: -pair[1].requests)
-        shown = dict(figures[: self._most])
-        for _, held in figures[self._most :]:
+        held_by_model = sorted(self._held().items(), key=lambda pair: -pair[1].requests)
+        shown = dict(held_by_model[: self._most])
+        for _, held in held_by_model[self._most :]:
             before = shown.get("other", Held())
             shown["other"] = Held(before.requests + held.requests, before.bytes + held.bytes)
         for model, held in shown.items():
@@ -189,7 +189,7 @@ class _HoldCollector(Collector):
         return (requests, size, most, most_size)
 
 
-class Metrics:
+class GatewayMetrics:
     def __init__(self, max_models: int = 1000, max_tenants: int = 1000) -> None:
         self.registry = registry = CollectorRegistry()
         self.rejected = Counter(
@@ -218,7 +218,7 @@ class Metrics:
             ["next"],
             registry=registry,
         )
-        self.retries_put_off = Counter(
+        self.retries_deferred = Counter(
             "shoal_gateway_retry_budget_exhausted",
             "Rounds in which requests that had failed waited for their Model's budget of retries.",
             registry=registry,
@@ -275,11 +275,9 @@ class Metrics:
         self.tenants = TenantMetrics(max_tenants)
         registry.register(self.tenants)
 
-    def watch_holds(
-        self, figures: Callable[[], Mapping[str, Held]], limits: Callable[[], Mapping[str, Limits]]
-    ) -> None:
-        """Shows what waits, by Model, and as how much may."""
-        self.registry.register(_HoldCollector(figures, limits, self._max_models))
+    def watch_holds(self, held: Callable[[], Mapping[str, Held]], limits: Callable[[], Mapping[str, Limits]]) -> None:
+        """Adds the metrics of held requests and of the hold limits, by Model."""
+        self.registry.register(_HoldCollector(held, limits, self._max_models))
 
     def observe(self, meter: Meter, endpoint: str) -> None:
         """A request has ended."""
@@ -297,20 +295,21 @@ class Metrics:
             series.input_tokens.observe(tokens)
         if (tokens := counts["outputTokens"]) is not None:
             series.output_tokens.observe(tokens)
-            if tokens > 1 and first is not None and outcome == "answered" and meter.said["stream"]:
+            if tokens > 1 and first is not None and outcome == "answered" and meter.fields["stream"]:
                 series.per_token.observe((seconds - first) / (tokens - 1))
         self.tenants.observe(meter, counts)
 
-    def adapter_asked(self, model: str, endpoint: str, *, missed: bool) -> None:
-        """A request names an adapter. `missed`: no replica has it."""
+    def adapter_requested(self, model: str, endpoint: str, *, missed: bool) -> None:
+        """A request names an adapter. `missed`: no replica has it loaded."""
         series = self.of(model, endpoint)
         if missed:
             series.adapter_missed += 1
         else:
             series.adapter_loaded += 1
 
-    def waits(self, model: str, endpoint: str) -> None:
-        """A request begins to wait: shown from now on, as an increase does not see what a series begins with."""
+    def hold_began(self, model: str, endpoint: str) -> None:
+        """A request begins to wait. The series is shown from now on, because `increase()` ignores a series' first
+        value."""
         self.of(model, endpoint).waited = True
 
     def of(self, model: str, endpoint: str) -> ModelMetrics:

@@ -1,6 +1,7 @@
-"""/healthz, /readyz, /metrics and the demand stream, on a port of their own.
+"""/healthz, /readyz, /metrics and the demand stream, on their own port.
 
-/healthz and /readyz answer everybody, with a word; what is missing, and the metrics, those whom `access` lets in."""
+/healthz and /readyz answer everybody with a status. The reasons, and the metrics, are only for callers that `access`
+allows."""
 
 import asyncio
 import hmac
@@ -13,47 +14,46 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, ge
 from shoal.api import names
 from shoal.api.keys import Role
 from shoal.api.replica import HEARTBEAT_SECONDS
-from shoal.core.quota.share import TELL_SECONDS
-from shoal.gateway.requestlog.api import LogsApi
-from shoal.kube.access import ALLOWED, Access, Verdict, token_of
-from shoal.net.tls import Credentials
-from shoal.serving.asgi import DISCONNECT, GONE, Receive, Scope, Send, headers_of, unproved
-from shoal.signals.hub import Caller, Hub, Reader, TooManyReaders
+from shoal.core.quota.share import PUBLISH_SECONDS
+from shoal.kube.access import ALLOWED, Access, AccessVerdict, token_of
+from shoal.net.asgi import DISCONNECT, GONE, Receive, Scope, Send, headers_of, unproved
+from shoal.net.hub import Caller, HubReader, StreamHub, TooManyReaders
+from shoal.net.tls import TLSCredentials
+from shoal.requestlog.api import LogsApi
 
 Readiness = Callable[[], Mapping[str, str]]
-"""What is missing, by part; empty when ready."""
+"""Why the gateway is not ready, by part; empty when it is."""
 
 WRITE_SECONDS: Final = 10.0
-"""A reader that takes no byte for so long is dropped."""
+"""A reader that accepts no byte for this long is dropped."""
 CALLERS: Final[tuple[Role, ...]] = ("operator", "gateway")
-"""Who may read the demand."""
+"""Roles that may read the demand stream."""
 _LONGEST_NAME: Final = 253
 
 
-class Keys(Protocol):
-    """The part of the key ring that is needed here."""
+class DemandKeys(Protocol):
+    """The part of the key ring that is used here."""
 
     def demand_keys(self, role: Role) -> Iterable[str]:
-        """What `role` says here, under each valid install key."""
+        """The keys with which `role` authenticates here, one per valid install key."""
         ...
 
 
 class Ops:
-    """`refresh` brings gauges up to date before they are read. `notes` is what is wrong all the same when nothing is
-    missing."""
+    """`refresh` updates the gauges before they are read. `notes` are problems that do not make the gateway unready."""
 
     def __init__(
         self,
         registry: CollectorRegistry,
         missing: Readiness,
         refresh: Callable[[], None],
-        demand: Hub,
-        keys: Keys,
+        demand: StreamHub,
+        keys: DemandKeys,
         *,
         notes: Readiness = dict[str, str],
         logs: LogsApi | None = None,
         access: Access | None = None,
-        credentials: Credentials | None = None,
+        credentials: TLSCredentials | None = None,
     ) -> None:
         self._registry = registry
         self._missing = missing
@@ -70,14 +70,14 @@ class Ops:
             return
         path = scope["path"]
         if path == "/healthz":
-            # The event loop answers: that is what a restart could put right. What is missing is readyz's.
+            # Only shows that the event loop answers: a restart fixes nothing else. /readyz shows what is missing.
             await _answer(send, 200, {"status": "ok"})
         elif path == "/readyz":
             missing = self._missing()
-            said = {"status": "not ready" if missing else "ok"}
+            status = {"status": "not ready" if missing else "ok"}
             if self._access is None or (token_of(headers_of(scope)) and (await self._verdict(scope)).allowed):
-                said |= {**self._notes(), **missing}
-            await _answer(send, 503 if missing else 200, said)
+                status |= {**self._notes(), **missing}
+            await _answer(send, 503 if missing else 200, status)
         elif path == "/metrics":
             verdict = await self._verdict(scope)
             if not verdict.allowed:
@@ -85,9 +85,9 @@ class Ops:
                 await _answer(send, verdict.status, {"status": verdict.message}, *headers)
                 return
             self._refresh()
-            # The figures are taken here, where none changes meanwhile. The text of a fleet's series takes three times
-            # as long (measured: 1 ms per Model), and requests would wait for it.
-            taken = _Taken(self._registry)
+            # The values are collected here, where none changes meanwhile. Formatting them takes three times as long
+            # (measured: 1 ms per Model), and requests would wait for it.
+            taken = _CollectedMetrics(self._registry)
             await _send(send, 200, CONTENT_TYPE_LATEST.encode(), await asyncio.to_thread(generate_latest, taken))
         elif path == names.DEMAND_PATH:
             await self._demand(scope, send)
@@ -96,7 +96,7 @@ class Ops:
         else:
             await _answer(send, 404, {"status": "unknown path"})
 
-    async def _verdict(self, scope: Scope) -> Verdict:
+    async def _verdict(self, scope: Scope) -> AccessVerdict:
         if self._access is None:
             return ALLOWED
         return await self._access.check(token_of(headers_of(scope)), "/metrics")
@@ -110,7 +110,7 @@ class Ops:
         if (why := unproved(self._credentials, scope, role)) is not None:
             await _answer(send, 403, {"status": why})
             return
-        caller = Caller(role, _word(headers, names.HEADER_CALLER), _word(headers, names.HEADER_BOOT))
+        caller = Caller(role, _header(headers, names.HEADER_CALLER), _header(headers, names.HEADER_BOOT))
         try:
             with self._hub.reader(caller) as reader:
                 if scope.get(DISCONNECT) is GONE:
@@ -120,10 +120,10 @@ class Ops:
         except TooManyReaders:
             await _answer(send, 503, {"status": "too many readers"}, (b"retry-after", b"2"))
 
-    async def _stream(self, reader: Reader, send: Send) -> None:
+    async def _stream(self, reader: HubReader, send: Send) -> None:
         head = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
-        # Gateways share tenants' limits: each must know soon that another has used nothing more.
-        seconds = TELL_SECONDS if reader.caller.role == "gateway" else HEARTBEAT_SECONDS
+        # Gateways share tenants' limits: each must learn soon that another has not used more.
+        seconds = PUBLISH_SECONDS if reader.caller.role == "gateway" else HEARTBEAT_SECONDS
         await send({"type": "http.response.start", "status": 200, "headers": head})
         while True:
             try:
@@ -137,7 +137,7 @@ class Ops:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _role(self, authorization: bytes) -> Role | None:
-        """Whose key it is. All are compared, so that the time tells nothing."""
+        """The role of a key. All keys are compared, so that timing reveals nothing."""
         scheme, _, given = authorization.partition(b" ")
         found: Role | None = None
         for role in CALLERS:
@@ -147,8 +147,8 @@ class Ops:
         return found if scheme.lower() == b"bearer" and given else None
 
 
-class _Taken(CollectorRegistry):
-    """What a registry's collectors say now."""
+class _CollectedMetrics(CollectorRegistry):
+    """A registry's metrics, collected once."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class _Taken(CollectorRegistry):
         return self._families
 
 
-def _word(headers: Mapping[bytes, bytes], name: str) -> str:
+def _header(headers: Mapping[bytes, bytes], name: str) -> str:
     return headers.get(name.encode(), b"").decode("latin-1")[:_LONGEST_NAME]
 
 

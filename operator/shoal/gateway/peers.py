@@ -1,4 +1,5 @@
-"""The other gateways, as this one hears them: how much of a Model waits there, and how many of them live."""
+"""The other gateways, by their demand streams: how many requests of a Model wait there, and how many gateways are
+live."""
 
 from collections.abc import Callable, Collection
 from functools import partial
@@ -7,55 +8,55 @@ from typing import Final
 from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.core import facts
-from shoal.core.quota.others import UNKNOWN_CROWD, Crowd
-from shoal.core.quota.others import Peer as Other
-from shoal.gateway.tenantdemand import TenantBook
+from shoal.core.quota.peerusage import UNKNOWN_PEERS, GatewayPeer, GatewayPeers
+from shoal.gateway.tenantdemand import TenantUsageState
 from shoal.kube import projections
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.reflector import Reflector
 from shoal.kube.resources import PODS
-from shoal.net.tls import Credentials
-from shoal.serving.installkey import KeyRing
+from shoal.net.installkey import KeyRing
+from shoal.net.stream import ListenerIdentity, gateway_peer
+from shoal.net.tls import TLSCredentials
 from shoal.signals.demand import DemandStreams
-from shoal.signals.stream import Me, gateway_peer
 
 SELECTOR: Final = f"{names.LABEL_COMPONENT}={names.COMPONENT_GATEWAY},{names.LABEL_PART_OF}={names.MANAGED_BY}"
 
 
 class Peers:
-    """Follows every other gateway in this one's namespace. `changed` hears the uid of a Model of which more or less
-    waits elsewhere, or None for every Model. `tenants` hears what they have of tenants with limits."""
+    """Follows every other gateway in this one's namespace. `changed` is called with the uid of a Model whose number of
+    held requests changed at a peer, or None for every Model. `tenants` receives the peers' usage of tenants with
+    limits."""
 
     def __init__(
         self,
-        client: Client,
+        client: KubeClient,
         namespace: str,
-        me: Me,
+        identity: ListenerIdentity,
         key_ring: KeyRing,
         *,
         changed: Callable[[str | None], None] = lambda _: None,
-        tenants: TenantBook | None = None,
+        tenants: TenantUsageState | None = None,
         port: int = names.OPS_PORT,
-        credentials: Credentials | None = None,
+        credentials: TLSCredentials | None = None,
     ) -> None:
-        self._me = me
+        self._identity = identity
         self._key_ring = key_ring
         self._changed = changed
         self._port = port
         self._credentials = credentials
-        self._tenants = TenantBook() if tenants is None else tenants
-        self.streams = DemandStreams(self._heard, me, self._tenants.hear)
+        self._tenants = TenantUsageState() if tenants is None else tenants
+        self.streams = DemandStreams(self._on_demand, identity, self._tenants.peer_reported)
         self.reflector = Reflector(
             client,
             PODS,
             namespace=namespace,
             label_selector=SELECTOR,
-            project=partial(_project, me.name),
+            project=partial(_project, identity.name),
             on_event=lambda _kind, _pod: self.follow(),
         )
 
     def follow(self) -> None:
-        """Listens to exactly the gateways that there are; again after the install key changed."""
+        """Connects streams to exactly the existing gateways. Called again after the install key changed."""
         if self.reflector.synced.is_set():
             self._tenants.retain({pod.uid for pod in self._pods()})
         own = self._key_ring.demand_keys("gateway")
@@ -78,43 +79,43 @@ class Peers:
 
     @property
     def live(self) -> int:
-        """Gateways with a live stream, this one counted."""
+        """Number of gateways with a live stream, including this one."""
         return 1 + len(self.streams.live())
 
-    def held_elsewhere(self, uid: str) -> int | None:
-        """Requests of a Model that wait in the other gateways. None: not known, for one of them is not heard."""
+    def held_by_peers(self, uid: str) -> int | None:
+        """Held requests of a Model in the other gateways. None: unknown, because a peer's stream is not live."""
         if not self.reflector.synced.is_set():
             return None
         total = 0
         for pod in self._pods():
             stream = self.streams.get(pod.uid)
             if stream is not None:
-                said = stream.demand(uid)
-                if not said.whole:
+                demand = stream.demand(uid)
+                if not demand.whole:
                     return None
-                total += max(0, said.held)
+                total += max(0, demand.held)
             elif pod.was_ready and not pod.deleting:
-                # One that is going and says nothing any more holds nothing for much longer.
+                # A stopping peer without a live stream will hold nothing for much longer.
                 return None
         return total
 
-    def crowd(self) -> Crowd:
-        """The other gateways that serve requests, for the limits that all share."""
+    def quota_peers(self) -> GatewayPeers:
+        """The other gateways that serve requests, for the limits that all gateways share."""
         if not self.reflector.synced.is_set():
-            return UNKNOWN_CROWD
-        crowd: list[Other] = []
+            return UNKNOWN_PEERS
+        peers: list[GatewayPeer] = []
         for pod in self._pods():
             stream = self.streams.get(pod.uid)
-            if stream is not None and stream.tells_tenants:
-                crowd.append(Other(stream.boot, stream.heard_at))
+            if stream is not None and stream.reports_tenants:
+                peers.append(GatewayPeer(stream.boot, stream.received_at))
             elif stream is not None or (pod.was_ready and not pod.deleting):
-                crowd.append(Other(self._tenants.boot_of(pod.uid), None))
-        return crowd
+                peers.append(GatewayPeer(self._tenants.boot_of(pod.uid), None))
+        return peers
 
     def _pods(self) -> Collection[facts.Pod]:
         return [pod for pod in self.reflector.objects.values() if not pod.finished]
 
-    def _heard(self, _gateway: str, models: Collection[str] | None) -> None:
+    def _on_demand(self, _gateway: str, models: Collection[str] | None) -> None:
         for uid in (None,) if models is None else models:
             self._changed(uid)
 

@@ -1,4 +1,4 @@
-"""The gateway's parts, put together and run: watches, streams, spool, two servers, housekeeping, the stop."""
+"""Builds and runs the gateway's parts: watches, streams, spool, servers, housekeeping and shutdown."""
 
 import asyncio
 import signal
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from shoal.api import keys
-from shoal.api.usage import gateway_boot
 from shoal.core import facts
-from shoal.core.resolve import ServedModel
-from shoal.core.routing import Replica
-from shoal.gateway import collector, mediafetch
+from shoal.core.routing.choice import Replica
+from shoal.core.routing.resolve import ServedModel
+from shoal.gateway import mediafetch
 from shoal.gateway.acks import Acks
 from shoal.gateway.app import Gateway, engine_port
-from shoal.gateway.demand import DemandBook, Teller
+from shoal.gateway.demand import DemandPublisher, DemandState
+from shoal.gateway.demandmetrics import DemandMetrics
 from shoal.gateway.directory import (
     Directory,
     Source,
@@ -27,31 +27,31 @@ from shoal.gateway.directory import (
     project_pool,
     project_tenant,
 )
-from shoal.gateway.figures import Figures
-from shoal.gateway.fleet import Fleet
-from shoal.gateway.metrics import Metrics
+from shoal.gateway.metrics import GatewayMetrics
 from shoal.gateway.ops import Ops
 from shoal.gateway.peers import Peers
 from shoal.gateway.quota import Quotas
-from shoal.gateway.requestlog.api import LogsApi
-from shoal.gateway.requestlog.book import RequestLog
-from shoal.gateway.requestlog.figures import LogFigures
+from shoal.gateway.replicapool import ReplicaPool
 from shoal.gateway.settings import GatewaySettings
 from shoal.gateway.upstream import Pool
 from shoal.kube.access import Access
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.enginepods import EnginePods
 from shoal.kube.reflector import Reflector, ReflectorEvent
 from shoal.kube.resources import LORA_ADAPTERS, LORA_POOLS, MODELS, TENANTS
-from shoal.ledger.shipper import Shipper
-from shoal.ledger.spool import Spool
-from shoal.ledger.tokenfile import TokenFile
-from shoal.net.tls import Credentials
-from shoal.serving import tracing
-from shoal.serving.installkey import KeyRing
-from shoal.serving.server import Server, make_server
-from shoal.signals.stream import Me
-from shoal.signals.totals import Totals
+from shoal.metering.record import gateway_boot
+from shoal.metering.shipper import Shipper
+from shoal.metering.spool import UsageSpool
+from shoal.metering.tokenfile import TokenFile
+from shoal.net import gctuning, trace
+from shoal.net.installkey import KeyRing
+from shoal.net.server import HTTPServer, make_server
+from shoal.net.stream import ListenerIdentity
+from shoal.net.tls import TLSCredentials
+from shoal.requestlog.api import LogsApi
+from shoal.requestlog.logger import RequestLogger
+from shoal.requestlog.logmetrics import RequestLogMetrics
+from shoal.signals.totals import TotalsFollower
 
 if TYPE_CHECKING:
     from shoal.gateway.tracing import Traces
@@ -59,55 +59,59 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _AGENT_KEEP_ALIVE: Final = 30.0
-"""Longer than the time between two acknowledgements."""
+"""Longer than the pause between two acknowledgements."""
 _SECURED_KEEP_ALIVE: Final = 50.0
-"""Of connections to what ends mutual TLS in front of engines: shorter than `sidecar.IDLE_SECONDS`."""
+"""For connections to the sidecar that terminates mutual TLS in front of an engine: shorter than
+`sidecar.IDLE_SECONDS`."""
 
 
 _NOT_LISTED: Final = "not listed yet: the API server is not reachable, or does not allow it"
 
 
-class Process:
-    """One gateway. `run` returns after a stop that was asked for by SIGTERM, SIGINT or `stop`."""
+class GatewayProcess:
+    """One gateway process. `run` returns after SIGTERM, SIGINT or `stop`."""
 
     def __init__(
         self,
         settings: GatewaySettings,
-        client: Client,
+        client: KubeClient,
         *,
         engine_port: Callable[[Replica], int] = engine_port,
     ) -> None:
         self.settings = settings
-        self.credentials = Credentials(settings.mtls_dir, serves=settings.mtls)
-        self.metrics = Metrics(settings.max_tracked_models)
-        self.tracing = tracing.from_environment("shoal-gateway", self.metrics.registry)
+        self.credentials = TLSCredentials(settings.mtls_dir, serves=settings.mtls)
+        self.metrics = GatewayMetrics(settings.max_tracked_models)
+        self.tracing = trace.from_environment("shoal-gateway", self.metrics.registry)
         self.key_ring = KeyRing(settings.keys_dir, settings.install_key_dir)
-        self.demand = DemandBook()
-        self.teller = Teller(self.demand, gateway_boot(settings.pod_name, uuid.uuid4().hex))
-        self.me = Me(settings.pod_name, self.teller.hub.boot)
-        self.metrics.registry.register(Figures(self.me.boot, self.demand, self._model_names))
+        self.demand = DemandState()
+        self.demand_publisher = DemandPublisher(self.demand, gateway_boot(settings.pod_name, uuid.uuid4().hex))
+        self.identity = ListenerIdentity(settings.pod_name, self.demand_publisher.hub.boot)
+        self.metrics.registry.register(DemandMetrics(self.identity.boot, self.demand, self._model_names))
         self.peers = Peers(
             client,
             settings.pod_namespace,
-            self.me,
+            self.identity,
             self.key_ring,
-            changed=self._held_elsewhere,
+            changed=self._peer_holds_changed,
             tenants=self.demand.tenants,
             credentials=self.credentials,
         )
         self.totals = (
-            Totals(
-                settings.ledger_url, lambda: self.key_ring.said_by("gateway", keys.LEDGER), self.me, self.credentials
+            TotalsFollower(
+                settings.ledger_url,
+                lambda: self.key_ring.bearers_of("gateway", keys.LEDGER),
+                self.identity,
+                self.credentials,
             )
             if settings.ledger_url
             else None
         )
-        self.quotas = Quotas(self.demand.tenants, crowd=self.peers.crowd, ledger=self.totals)
+        self.quotas = Quotas(self.demand.tenants, peers=self.peers.quota_peers, ledger=self.totals)
         if self.totals is not None:
-            self.totals.changed = self.quotas.heard
-            self.totals.repriced = self.teller.priced_in
-        self.fleet = Fleet(self.key_ring, self.me, self.demand, self.credentials)
-        self.spool = Spool(
+            self.totals.changed = self.quotas.totals_changed
+            self.totals.repriced = self.demand_publisher.set_currency
+        self.fleet = ReplicaPool(self.key_ring, self.identity, self.demand, self.credentials)
+        self.spool = UsageSpool(
             settings.spool_dir,
             max_bytes=settings.spool_max_bytes,
             when_full=settings.when_spool_full,
@@ -117,7 +121,7 @@ class Process:
             Shipper(
                 self.spool,
                 settings.ledger_url,
-                lambda: self.key_ring.said_by("gateway", keys.LEDGER),
+                lambda: self.key_ring.bearers_of("gateway", keys.LEDGER),
                 self.credentials,
                 token=TokenFile(settings.ledger_token_file),
             )
@@ -132,7 +136,7 @@ class Process:
         self.agents = Pool(
             connect_timeout=settings.connect_seconds, keep_alive=_AGENT_KEEP_ALIVE, credentials=self.credentials
         )
-        self.acks = Acks(self.fleet, self.me, self.agents)
+        self.acks = Acks(self.fleet, self.identity, self.agents)
         invalid: Callable[[str], None] = lambda kind: self.metrics.invalid.labels(kind).inc()  # noqa: E731
         self.pods = EnginePods(client, project=project_pod, on_event=self._marks("pods"))
         self._reflectors: dict[Source, Reflector] = {
@@ -160,12 +164,12 @@ class Process:
         )
         self.directory.listed = lambda: not self._not_listed()
         self.logs = LogsApi(
-            RequestLog(settings, gateway=settings.pod_name, days=self._retention),
+            RequestLogger(settings, gateway=settings.pod_name, days=self._retention),
             self.key_ring,
-            self._other_gateways,
+            self._peer_pods,
             credentials=self.credentials,
         )
-        self.metrics.registry.register(LogFigures(self.logs.book))
+        self.metrics.registry.register(RequestLogMetrics(self.logs.logger))
         self.gateway = Gateway(
             settings,
             self.directory,
@@ -174,9 +178,9 @@ class Process:
             self.spool,
             self.pool,
             self.metrics,
-            elsewhere=self.peers.held_elsewhere,
+            held_by_peers=self.peers.held_by_peers,
             quotas=self.quotas,
-            me=self.me,
+            identity=self.identity,
             agents=self.agents,
             engine_port=engine_port,
             logs=self.logs,
@@ -202,7 +206,7 @@ class Process:
             self.metrics.registry,
             self.missing,
             self._refresh_gauges,
-            self.teller.hub,
+            self.demand_publisher.hub,
             self.key_ring,
             notes=self.notes,
             logs=self.logs,
@@ -232,9 +236,9 @@ class Process:
         self._tls_seen: tuple[int, ...] | None = None
 
     def stop(self) -> None:
-        """Asks for a graceful stop; asking again changes nothing."""
+        """Begins a graceful stop; a second call changes nothing."""
         if not self._stop.is_set():
-            log.info("stopping: unready now, then no new requests, then the streams to their end")
+            log.info("stopping: unready first, then no new requests, then running requests finish")
         self._stop.set()
 
     def missing(self) -> dict[str, str]:
@@ -252,14 +256,14 @@ class Process:
         return missing
 
     def _not_listed(self) -> dict[str, str]:
-        """Why a list was never read, by what it is of."""
+        """Lists that were never read, and why."""
         missing: dict[str, str] = {}
         for source, reflector in self._reflectors.items():
             if reflector.synced.is_set():
-                continue  # once it knows, it goes on with what it knows, whatever becomes of the API server
+                continue  # from then on the last known objects are used, even if the API server is away
             if reflector.missing:
                 if source in ("pools", "adapters"):
-                    continue  # CustomResourceDefinitions of an older version: there are no adapters then
+                    continue  # the CustomResourceDefinitions are of an older version: there are no adapters
                 missing[source] = "the API server does not know this kind: the CustomResourceDefinitions are missing"
             else:
                 missing[source] = _NOT_LISTED
@@ -268,7 +272,7 @@ class Process:
         return missing
 
     def notes(self) -> dict[str, str]:
-        """What is wrong without making the gateway unready, by part."""
+        """Problems that do not make the gateway unready, by part."""
         notes: dict[str, str] = {}
         if self.spool.error is not None:
             notes["spool"] = f"{self.spool.error}; requests are served, their usage may be lost"
@@ -281,7 +285,7 @@ class Process:
             notes["ledger"] = trouble
         if self.credentials.expired():
             notes["certificate"] = "it has expired, so engines refuse it: the operator renews it"
-        if (why := self.logs.book.writer.stats.error) is not None:
+        if (why := self.logs.logger.writer.stats.error) is not None:
             notes["requestLog"] = f"entries are dropped: {why}"
         return notes
 
@@ -304,7 +308,7 @@ class Process:
                 background.append(group.create_task(self.pods.run()))
                 background.append(group.create_task(self.peers.reflector.run()))
                 background.append(group.create_task(self._housekeeping()))
-                background.append(group.create_task(self.logs.book.run()))
+                background.append(group.create_task(self.logs.logger.run()))
                 if self.shipper is not None:
                     background.append(group.create_task(self.shipper.run()))
                 ops = group.create_task(self._serve(self.ops))
@@ -316,17 +320,17 @@ class Process:
                 main = group.create_task(self._serve(self.server))
                 await _listening(self.server)
                 log.info("serving", port=self.server.port, ops_port=self.ops.port, tls=bool(self.settings.tls_cert))
-                collector.calm()
+                gctuning.tune_gc()
                 started()
                 await self._stop.wait()
                 self.gateway.stopping = True
-                # Endpoints and load balancers learn of us with a delay: until then requests still come.
+                # Endpoints and load balancers react with a delay: until then new requests still arrive.
                 await asyncio.sleep(self.settings.settle_seconds)
                 self.server.should_exit = True
                 await main
                 if self.shipper is not None:
                     await self.shipper.drain(self.settings.ship_seconds)
-                self.teller.close()
+                self.demand_publisher.close()
                 self.ops.should_exit = True
                 await ops
                 if self.peer_ops is not None and secured is not None:
@@ -346,16 +350,16 @@ class Process:
             await self.logs.close()
             await self.gateway.usage.close()
             await self.gateway.media.close()
-            await self.logs.book.stop()
+            await self.logs.logger.stop()
             await self.spool.stop()
-            await tracing.close(self.tracing)
+            await trace.close(self.tracing)
             log.info("stopped")
 
-    async def _serve(self, server: Server) -> None:
+    async def _serve(self, server: HTTPServer) -> None:
         try:
             await server.serve()
         except SystemExit:
-            # uvicorn's way to say that it could not listen; it would slip past the task group.
+            # uvicorn exits this way when it cannot listen; a task group would not handle it.
             config = server.config
             raise RuntimeError(f"cannot listen on {config.host}:{config.port}") from None
 
@@ -366,7 +370,7 @@ class Process:
                 self.peers.follow()
                 if self.totals is not None:
                     self.totals.follow()
-                self.gateway.holds.look()
+                self.gateway.holds.cluster_changed()
             self.credentials.refresh()
             self.pool.sweep()
             self.agents.sweep()
@@ -414,23 +418,24 @@ class Process:
         self.fleet.follow(self.directory.snapshot)
         snapshot = self.directory.snapshot
         self.demand.retain({model.uid for model in snapshot.models.values()})
-        self.demand.adapters.retain(snapshot.words.adapter_uids)
+        self.demand.adapters.retain(snapshot.model_index.adapter_uids)
 
-    def _held_elsewhere(self, uid: str | None) -> None:
-        """More or less waits in the other gateways, of one Model or of any: this one's share is another."""
+    def _peer_holds_changed(self, uid: str | None) -> None:
+        """The number of requests held by peers changed, for one Model or (None) for all: so does this gateway's
+        share."""
         if uid is None:
-            self.gateway.holds.look()
+            self.gateway.holds.cluster_changed()
         else:
-            self.gateway.holds.poke(uid)
+            self.gateway.holds.schedule_round(uid)
 
     def _retention(self) -> dict[str, int] | None:
-        """Days that each tenant's request log is kept; None while the Tenants are not known."""
+        """Retention of each tenant's request log in days; None while the Tenants are unknown."""
         tenants = self._reflectors["tenants"]
         if not tenants.synced.is_set():
             return None
         return {name: tenant.spec.logging.retention_days for name, tenant in tenants.objects.items()}
 
-    def _other_gateways(self) -> list[facts.Pod] | None:
+    def _peer_pods(self) -> list[facts.Pod] | None:
         found = self.peers.reflector
         return [pod for pod in found.objects.values() if not pod.finished] if found.synced.is_set() else None
 
@@ -443,17 +448,17 @@ class Process:
         metrics.ready.set(not self.missing())
         metrics.spool.show(self.spool, self.shipper)
         metrics.tenants.known({identity.tenant for identity in snapshot.keys.values()})
-        live = len(self.fleet.heard)
+        live = len(self.fleet.live)
         metrics.streams.labels("live").set(live)
-        metrics.streams.labels("down").set(max(0, self.fleet.streams.wanted - live))
+        metrics.streams.labels("down").set(max(0, self.fleet.streams.count - live))
         metrics.objects.labels("Model").set(len(snapshot.models))
-        metrics.objects.labels("LoRAAdapter").set(len(snapshot.words.adapter_uids))
+        metrics.objects.labels("LoRAAdapter").set(len(snapshot.model_index.adapter_uids))
         metrics.objects.labels("TenantKey").set(len(snapshot.keys))
         metrics.objects.labels("Pod").set(sum(map(len, snapshot.replicas.values())))
         metrics.rogue_pods.set(self.pods.ownership.rogue)
-        metrics.body_bytes.set(self.gateway.budget.held)
+        metrics.body_bytes.set(self.gateway.body_budget.held)
 
 
-async def _listening(server: Server) -> None:
+async def _listening(server: HTTPServer) -> None:
     while not server.started:  # noqa: ASYNC110 - uvicorn has a flag and no event
         await asyncio.sleep(0.01)

@@ -1,7 +1,7 @@
-"""A tenant's limits and budget at this gateway: what is reserved for a request, and what clients are told of it.
+"""A tenant's limits and budget at this gateway: reservations for requests, and the answers that clients get about them.
 
-Tenants without limits and budget never come here. `core/quota` decides; this has the clocks and the prices, and
-`quotawords.py` the words.
+Tenants without limits and budget are not handled here. `core/quota` decides; this module supplies clocks and prices,
+and `quotamessages.py` the messages.
 """
 
 import time
@@ -11,55 +11,55 @@ from typing import Final, Protocol
 
 import structlog
 
-from shoal.core.access import Identity
+from shoal.core.access import KeyIdentity
 from shoal.core.hold.room import BYTES_PER_TOKEN
 from shoal.core.quota.abandoned import abandoned_tokens
 from shoal.core.quota.account import Account
 from shoal.core.quota.limits import Cost, Limits, Over, limits_of
-from shoal.core.quota.month import Total
-from shoal.core.quota.others import Crowd
-from shoal.core.rating.price import Book, Rate, cost
-from shoal.core.resolve import ServedModel
-from shoal.gateway.meter import Meter
-from shoal.gateway.quotawords import headers_of, refusal
-from shoal.gateway.tenantdemand import TenantBook
-from shoal.serving.asgi import Headers
+from shoal.core.quota.month import MonthTotal
+from shoal.core.quota.peerusage import GatewayPeers
+from shoal.core.rating.price import Rate, RateTable, cost
+from shoal.core.routing.resolve import ServedModel
+from shoal.gateway.quotamessages import headers_of, refusal
+from shoal.gateway.tenantdemand import TenantUsageState
+from shoal.metering.meter import Meter
+from shoal.net.asgi import Headers
 
 log = structlog.get_logger()
 
 ASSUMED_ANSWER_TOKENS: Final = 1024
-"""Reserved for an answer whose length the client does not bound. What it is longer counts when it is there."""
-_CROWD_SECONDS: Final = 0.05
-"""For so long an answer to who else there is and when they were heard will do: older only makes it more careful."""
+"""Reserved for an answer that the client does not bound. A longer answer is counted when the request ends."""
+_PEERS_SECONDS: Final = 0.05
+"""How long the list of peers and their last reports is cached: an older list only makes decisions more careful."""
 
 
-class Ledger(Protocol):
-    """What the ledger says (`signals/totals.py`)."""
+class LedgerTotals(Protocol):
+    """The ledger's totals and prices (`signals/totals.py`)."""
 
     @property
     def live(self) -> bool: ...
     @property
-    def book(self) -> Book | None:
-        """The price list in force, as it was heard last."""
+    def rate_table(self) -> RateTable | None:
+        """The current price list, as last received."""
         ...
 
-    def total(self, tenant: str) -> Total | None:
-        """As it was heard last; None: it never was."""
+    def total(self, tenant: str) -> MonthTotal | None:
+        """The tenant's total, as last received; None: never received."""
         ...
 
 
 class NoLedger:
-    """There is none."""
+    """Used where no ledger is configured."""
 
     live = False
-    book: Book | None = None
+    rate_table: RateTable | None = None
 
-    def total(self, tenant: str) -> Total | None:
+    def total(self, tenant: str) -> MonthTotal | None:
         return None
 
 
 class Months:
-    """Which month it is (UTC), asked for once per request."""
+    """The current month (UTC), cached because quotas request asks for it."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -78,29 +78,29 @@ class Months:
 
 
 class Quotas:
-    """All of this gateway. `crowd` says who else there is."""
+    """The quotas of all tenants at this gateway. `peers` returns the other gateways."""
 
     def __init__(
         self,
-        book: TenantBook,
+        usage: TenantUsageState,
         *,
-        crowd: Callable[[], Crowd] = lambda: (),
-        ledger: Ledger | None = None,
+        peers: Callable[[], GatewayPeers] = lambda: (),
+        ledger: LedgerTotals | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self.book = book
+        self.usage = usage
         self.ledger = ledger or NoLedger()
         self.clock = clock
         self.months = Months(wall)
-        self._ask_crowd = crowd
-        self._crowd: Crowd = ()
-        self._crowd_at = float("-inf")
+        self._read_peers = peers
+        self._peers: GatewayPeers = ()
+        self._peers_at = float("-inf")
         self._quotas: dict[str, Quota] = {}
-        book.opened = self._opened
+        usage.opened = self._opened
 
-    def of(self, identity: Identity) -> "Quota | None":
-        """None: the tenant has neither limits nor a budget."""
+    def of(self, identity: KeyIdentity) -> "Quota | None":
+        """The quota of a key's tenant; None: it has neither limits nor a budget."""
         if identity.limits is None and identity.budget is None:
             return None
         found = self._quotas.get(identity.tenant)
@@ -109,39 +109,39 @@ class Quotas:
         found.follow(identity)
         return found
 
-    def heard(self, tenant: str | None) -> None:
-        """The ledger said something of a tenant; None: of all that it knows."""
-        for name in self.book.accounts if tenant is None else (tenant,):
-            if (account := self.book.accounts.get(name)) is not None:
+    def totals_changed(self, tenant: str | None) -> None:
+        """The ledger sent new totals of a tenant; None: of all tenants."""
+        for name in self.usage.accounts if tenant is None else (tenant,):
+            if (account := self.usage.accounts.get(name)) is not None:
                 self._opened(name, account)
 
-    def crowd(self) -> Crowd:
+    def peers(self) -> GatewayPeers:
         now = self.clock()
-        if now - self._crowd_at > _CROWD_SECONDS:
-            self._crowd, self._crowd_at = self._ask_crowd(), now
-        return self._crowd
+        if now - self._peers_at > _PEERS_SECONDS:
+            self._peers, self._peers_at = self._read_peers(), now
+        return self._peers
 
     def _opened(self, tenant: str, account: Account) -> None:
         if (total := self.ledger.total(tenant)) is not None:
-            account.hear_total(total)
+            account.apply_total(total)
 
 
 class Quota:
-    """One tenant's."""
+    """One tenant's quota."""
 
-    __slots__ = ("_all", "_budget", "_limits", "_priced", "account", "limits", "tenant")
+    __slots__ = ("_budget", "_limits", "_priced", "_quotas", "account", "limits", "tenant")
 
-    def __init__(self, all: Quotas, tenant: str) -> None:
+    def __init__(self, quotas: Quotas, tenant: str) -> None:
         self.tenant = tenant
-        self.account = all.book.of(tenant)
+        self.account = quotas.usage.of(tenant)
         self.limits = Limits()
-        self._all = all
+        self._quotas = quotas
         self._limits: object = None
         self._budget: object = None
         self._priced = True
 
-    def follow(self, identity: Identity) -> None:
-        """Takes over what the Tenant says now, and whether prices are in its currency."""
+    def follow(self, identity: KeyIdentity) -> None:
+        """Applies the Tenant's current limits, and checks that its budget is in the currency of the prices."""
         if identity.limits is not self._limits or identity.budget is not self._budget:
             self._limits, self._budget = identity.limits, identity.budget
             self.limits = limits_of(identity.limits, identity.budget)
@@ -149,8 +149,8 @@ class Quota:
             self.account.change(self.limits)
         budget = self.limits.budget
         if budget is not None and budget.unit == "money":
-            book = self._all.ledger.book
-            priced = book is None or book.currency == budget.currency
+            rates = self._quotas.ledger.rate_table
+            priced = rates is None or rates.currency == budget.currency
             if priced != self._priced:
                 self._priced = priced
                 limits = self.limits
@@ -169,76 +169,76 @@ class Quota:
         grows: bool = False,
         begun: "Reserved | None" = None,
     ) -> "Reserved":
-        """For a request with a body of `size` bytes and so many answers of at most `bound` tokens each (None: the
-        client does not say). `grows`: its body is not whole yet, so it is only counted, and asked for again with what
-        that returned as `begun`.
+        """Reserves for a request with a body of `size` bytes and `answers` answers of at most `bound` tokens each
+        (None: not bounded). `grows`: the body is not complete yet, so the request is only counted; the caller reserves
+        again later and passes the first result as `begun`.
 
         Raises:
-            ApiError: 429, a limit would be broken.
+            ApiError: 429, a limit would be exceeded.
         """
-        every = self._all
+        quotas = self._quotas
         if bound is None:
             most = model.max_output_tokens
             bound = ASSUMED_ANSWER_TOKENS if most is None else min(most, ASSUMED_ANSWER_TOKENS)
         prompt = max(1, size // BYTES_PER_TOKEN)
         answer = answers * bound
         rate, spend = None, 0
-        if self.limits.budget is not None and (book := every.ledger.book) is not None:
-            rate = book.find(plan, model.key, None if model.adapter is None else model.adapter.key)
+        if self.limits.budget is not None and (rates := quotas.ledger.rate_table) is not None:
+            rate = rates.find(plan, model.key, None if model.adapter is None else model.adapter.key)
             spend = 0 if rate is None else cost(rate, prompt, 0, answer)
         asked = Cost(prompt + answer, spend)
-        month, live = every.months.now(), every.ledger.live
+        month, live = quotas.months.now(), quotas.ledger.live
         budget = self.limits.budget
         if not self._priced and budget is not None and budget.refuse_unknown:
             raise refusal(Over("budget", "currency", budget.most, 0, 0, 60), self.limits)
-        now, account = every.clock(), self.account
+        now, account = quotas.clock(), self.account
         if grows:
-            over = account.begin(now, asked, every.crowd, month=month, ledger=live)
+            over = account.begin(now, asked, quotas.peers, month=month, ledger=live)
             asked = Cost(0)
         else:
-            over = account.reserve(now, asked, every.crowd, month=month, ledger=live, begun=begun is not None)
+            over = account.reserve(now, asked, quotas.peers, month=month, ledger=live, begun=begun is not None)
         if over is not None:
             raise refusal(over, self.limits)
-        every.book.note(self.tenant)
+        quotas.usage.note(self.tenant)
         return Reserved(self, asked, rate, answers, bound)
 
     def recheck(self, asked: Cost) -> None:
-        """For a request that has waited. Raises ApiError when the month's budget is used up meanwhile."""
-        every = self._all
-        over = self.account.exhausted(asked, month=every.months.now(), ledger=every.ledger.live)
+        """Checks the budget again for a request that has waited. Raises ApiError if it is used up."""
+        quotas = self._quotas
+        over = self.account.exhausted(asked, month=quotas.months.now(), ledger=quotas.ledger.live)
         if over is not None:
             raise refusal(over, self.limits)
 
     def settle(self, asked: Cost, rate: Rate | None, meter: Meter, answers: int, bound: int) -> None:
-        """A request ended. What the engine counted counts, be it more than was reserved; of an engine that took it and
-        said nothing its prompt, estimated; of a request that no engine had, nothing. Where the client left before the
-        engine said anything, the estimate counts towards the budget too, with the answer as far as it may have come:
-        else whoever always leaves would compute for free."""
+        """Settles a request that has ended. The engine's counts apply, even above the reservation. If an engine took
+        the request and reported nothing, its estimated prompt counts; if no engine took it, nothing does. If the client
+        left before the engine reported anything, the estimate also counts towards the budget, including the answer as
+        far as it may have been computed: otherwise a client that always leaves would compute for free."""
         counts = meter.tokens()
         prompt, answer = counts["inputTokens"] or 0, counts["outputTokens"] or 0
-        left = meter.count_source == "estimated" and meter.outcome == "cancelled"
-        if left and not meter.said["stream"]:
+        abandoned = meter.count_source == "estimated" and meter.outcome == "cancelled"
+        if abandoned and not meter.fields["stream"]:
             answer = abandoned_tokens(answers, bound, meter.seconds_at_replica)
-        booked = prompt + answer if left or meter.count_source in ("final", "continuous") else 0
+        booked = prompt + answer if abandoned or meter.count_source in ("final", "continuous") else 0
         spent = 0
-        if booked and rate is not None and (book := self._all.ledger.book) is not None:
+        if booked and rate is not None and (rates := self._quotas.ledger.rate_table) is not None:
             cached = counts["cachedTokens"]
             unknown = prompt if cached is None else 0
-            spent = cost(rate, prompt, cached or 0, answer, unknown, unknown_cached=book.unknown_cached)
-        self.account.settle(self._all.clock(), asked, prompt + answer, booked, spent)
-        self._all.book.note(self.tenant)
+            spent = cost(rate, prompt, cached or 0, answer, unknown, unknown_cached=rates.unknown_cached)
+        self.account.settle(self._quotas.clock(), asked, prompt + answer, booked, spent)
+        self._quotas.usage.note(self.tenant)
 
     def headers(self) -> Headers:
-        """OpenAI's headers on the limits per minute."""
-        every = self._all
+        """OpenAI's rate limit headers."""
+        quotas = self._quotas
         found: list[tuple[bytes, bytes]] = []
-        for standing in self.account.standing(every.clock(), every.crowd, ledger=every.ledger.live):
-            found += headers_of(standing)
+        for state in self.account.limit_states(quotas.clock(), quotas.peers, ledger=quotas.ledger.live):
+            found += headers_of(state)
         return tuple(found)
 
 
 class Reserved:
-    """What is reserved for one request, until it is settled."""
+    """The reservation of one request, until it is settled."""
 
     __slots__ = ("_answers", "_asked", "_bound", "_quota", "_rate")
 

@@ -1,4 +1,4 @@
-"""From the engine's answer to the client's: usage is read and stripped, the model's name put back, errors reshaped."""
+"""Relays the engine's answer to the client: reads and strips usage, restores the model's name, converts errors."""
 
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, cast
@@ -6,25 +6,26 @@ from typing import Any, Final, NamedTuple, cast
 import orjson
 
 from shoal.api.replica import MOST_PROMPTS
-from shoal.core.resolve import ServedModel
-from shoal.gateway import errors, sse
-from shoal.gateway.body import Budget
-from shoal.gateway.errors import ApiError
-from shoal.gateway.meter import Meter
+from shoal.core.routing.resolve import ServedModel
+from shoal.gateway import sse
+from shoal.gateway.body import BodyBudget
 from shoal.gateway.reply import Reply
-from shoal.gateway.upstream import Aborted, Answer, AnswerTooLarge, GivenUp, UpstreamError
-from shoal.serving.asgi import Headers
+from shoal.gateway.upstream import Aborted, AnswerTooLarge, GivenUp, UpstreamAnswer, UpstreamError
+from shoal.metering.meter import Meter
+from shoal.net import errors
+from shoal.net.asgi import Headers
+from shoal.net.errors import ApiError
 
 EMBEDDINGS: Final = "/v1/embeddings"
 COMPLETIONS: Final = "/v1/completions"
 _SMALL: Final = 64 * 1024
-"""Bytes of an answer that are not counted."""
+"""Answers up to this many bytes do not count towards the memory budget."""
 LACKS_ADAPTER: Final = "adapter"
-"""Why another try: the engine does not have the adapter after all."""
+"""Reason of a retry: the engine does not have the adapter."""
 
 
 class Retry(Exception):
-    """This replica could not take the request and nothing of its answer went to the client: try another."""
+    """The replica could not take the request, and nothing of its answer went to the client: another may be tried."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -32,35 +33,35 @@ class Retry(Exception):
 
 
 class Prepared(NamedTuple):
-    """What the request asks for, besides its body; small, because it may have to wait."""
+    """The request's properties without its body; small, because the request may have to wait."""
 
     path: str
-    word: str
-    """What the client put in `model`."""
+    model_name: str
+    """The body's `model` field."""
     stream: bool
     wants_usage: bool
     wants_continuous: bool
     model: ServedModel
-    name: sse.ModelName
+    rewriter: sse.ModelNameRewriter
     answer_bound: int | None
-    """Longest answer in tokens that the client asked for."""
+    """Longest answer in tokens that the client allows."""
     choices: int
     priority: int
-    """Of the tenant: its weight among those who wait."""
+    """The tenant's weight in the hold queue."""
     prompts: int = 1
-    """To each of them come `choices` answers."""
+    """Number of prompts; each gets `choices` answers."""
     head: int | None = None
-    """Of the prompt, where there are replicas to choose among (core/affinity.py)."""
+    """Hash of the prompt's head, if there are multiple replicas to choose from (core/routing/affinity.py)."""
 
     @property
     def can_cancel(self) -> bool:
-        """Whether its engine has it under ids that we know. Embeddings get none; for several answers to a prompt SGLang
-        makes up its own."""
+        """Whether the engine knows the request by ids that the gateway set. Embeddings have none, and for multiple
+        answers to a prompt SGLang generates its own."""
         return self.choices == 1 and self.prompts <= MOST_PROMPTS and self.path != EMBEDDINGS
 
 
-class Relay:
-    """One request's way back."""
+class AnswerRelay:
+    """Relays the answer of one request."""
 
     __slots__ = (
         "_answering",
@@ -81,34 +82,34 @@ class Relay:
         meter: Meter,
         reply: Reply,
         max_answer_bytes: int,
-        held: Budget,
+        held: BodyBudget,
     ) -> None:
         self._prepared = prepared
         self._meter = meter
         self._reply = reply
         self._max_bytes = max_answer_bytes
         self._budget = held
-        """Of all answers that are not streams."""
+        """Budget of all non-streaming answers."""
         self._held = self._size = 0
         self.rid: bytes | None = None
-        """The id under which the engine has it, where that is not the request's own."""
+        """The engine's id of the request, if it differs from the request's own."""
         self.client_gone = False
-        """The engine was asked to end the request; its answer is read for its counts."""
+        """The engine was asked to end the request; its answer is only read for the token counts."""
         self._answering = False
-        """Something of an engine's answer is out: from then on no other replica may be asked."""
+        """Part of an engine's answer was sent: from then on no other replica may be tried."""
 
-    async def run(self, answer: Answer, headers: Headers, began: Callable[[], None]) -> None:
-        """Passes an answer on, to its end; calls `began` when it begins to go out.
+    async def run(self, answer: UpstreamAnswer, headers: Headers, began: Callable[[], None]) -> None:
+        """Relays an answer to its end; calls `began` before its first part is sent.
 
-        `began` is not kept: its owner keeps this relay, and a cycle is work for the garbage collector.
+        `began` is not stored: its owner holds this relay, and a cycle is work for the garbage collector.
 
         Raises:
-            Retry: nothing of it went out, and another replica may do better.
+            Retry: nothing of it was sent, and another replica may succeed.
             UpstreamError: the same; Aborted: the client left.
-            ApiError: what the client has to be told instead.
+            ApiError: the error that the client gets instead.
         """
         if answer.status in (401, 503):
-            # 401: the pod's keys are being rotated. Both mean "not here", never "not you".
+            # 401: the pod's keys are being rotated. Both concern the replica, not the client.
             raise Retry("unauthorized" if answer.status == 401 else "unavailable")
         if answer.status == 200 and self._prepared.stream and b"event-stream" in answer.content_type:
             await self._stream(answer, headers, began)
@@ -130,7 +131,7 @@ class Relay:
             raise
         self._held = self._size
 
-    async def _whole(self, answer: Answer, headers: Headers, began: Callable[[], None]) -> None:
+    async def _whole(self, answer: UpstreamAnswer, headers: Headers, began: Callable[[], None]) -> None:
         prepared, meter = self._prepared, self._meter
         try:
             body = await answer.read_all(self._max_bytes, self._grown)
@@ -153,21 +154,21 @@ class Relay:
         self._answering = True
         began()
         meter.status = answer.status
-        rewrite = prepared.name.rewrite_whatever if prepared.path == EMBEDDINGS else prepared.name.rewrite
+        rewrite = prepared.rewriter.rewrite_any if prepared.path == EMBEDDINGS else prepared.rewriter.rewrite
         out = rewrite(body)
         if self._reply.log is not None and prepared.path != EMBEDDINGS:
             self._reply.log.answered(out)
         if self._reply.spans is not None:
-            self._reply.spans.saw(out)
-        del body  # a client may take its time
+            self._reply.spans.observe_answer(out)
+        del body  # a slow client must not keep both copies in memory
         await self._reply.json(answer.status, self._own_id(out) if self.rid else out, headers)
         meter.outcome = "answered"
 
-    async def _stream(self, answer: Answer, headers: Headers, began: Callable[[], None]) -> None:
+    async def _stream(self, answer: UpstreamAnswer, headers: Headers, began: Callable[[], None]) -> None:
         prepared, meter, reply = self._prepared, self._meter, self._reply
-        name = prepared.name
+        name = prepared.rewriter
         splitter = sse.Splitter()
-        several = prepared.choices * prepared.prompts > 1
+        multiple = prepared.choices * prepared.prompts > 1
         failed = done = False
         while True:
             try:
@@ -175,7 +176,7 @@ class Relay:
                 events = splitter.feed(data)
             except Aborted:
                 if done:
-                    break  # the client has all of it, and left before the engine's connection was through
+                    break  # the client has the whole answer and left before the engine's connection ended
                 raise
             except (UpstreamError, sse.EventTooLarge) as error:
                 if self._answering:
@@ -194,7 +195,7 @@ class Relay:
                     event = self._engine_error(event, out)
                 elif (span := sse.find_usage(event)) is not None:
                     closing = sse.is_closing_usage(event)
-                    if several and not closing:
+                    if multiple and not closing:
                         meter.count_choice(event[span[0] : span[1]], _choice(event), prepared.choices)
                     else:
                         meter.count(event[span[0] : span[1]], "final" if closing else "continuous")
@@ -205,7 +206,7 @@ class Relay:
                         event = sse.without_usage(event, span)
                     event = name.rewrite(event)
                 elif event.startswith(b":") and not self._answering and not out:
-                    continue  # a comment is no answer yet: until one comes, another replica can take over
+                    continue  # a comment is not part of the answer: until one begins, another replica can take over
                 else:
                     event = name.rewrite(event)
                 out.append(self._own_id(event) if self.rid else event)
@@ -215,7 +216,7 @@ class Relay:
                         reply.log.event(event)
                 if reply.spans is not None:
                     for event in out:
-                        reply.spans.saw(event)
+                        reply.spans.observe_answer(event)
                 if not self._answering:
                     self._answering = True
                     began()
@@ -233,13 +234,13 @@ class Relay:
         await reply.end()
 
     def _own_id(self, data: bytes) -> bytes:
-        """The answer's id is the request's, however often it was sent."""
+        """Restores the request's own id in the answer of a retry."""
         rid = self.rid or b""
         return data.replace(b'"id":"%b"' % rid, b'"id":"%b"' % rid.partition(b".")[0], 1)
 
     def _engine_error(self, event: bytes, out: list[bytes]) -> bytes:
-        """An error event of the engine: before the first byte an answer with a status, or another try; after it, an
-        event in OpenAI's shape."""
+        """Handles an error event of the engine: before the first byte it becomes an error status or a retry, afterwards
+        an event in OpenAI's format."""
         decoded = sse.payload(event) or {}
         status = errors.engine_status(decoded)
         error = errors.from_engine(status, orjson.dumps(decoded))
@@ -255,7 +256,7 @@ class Relay:
 
 
 def _choice(event: bytes) -> int:
-    """Which of several answers a chunk belongs to."""
+    """The index of the answer that a chunk belongs to."""
     choices: object = (sse.payload(event) or {}).get("choices")
     first: object = cast(list[object], choices)[0] if isinstance(choices, list) and choices else None
     index: object = cast(dict[str, Any], first).get("index") if isinstance(first, dict) else None

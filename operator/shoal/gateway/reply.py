@@ -1,38 +1,38 @@
-"""The client's side of one request: its answer's head, body and errors."""
+"""The answer of one request: head, body and errors."""
 
 import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
-from shoal.gateway.errors import ApiError
-from shoal.serving.asgi import ANSWER, Headers, Scope, Send
+from shoal.net.asgi import ANSWER, Headers, Scope, Send
+from shoal.net.errors import ApiError
 
 if TYPE_CHECKING:
-    from shoal.gateway.requestlog.capture import Capture
     from shoal.gateway.tracing import RequestSpans
+    from shoal.requestlog.capture import Capture
 
 _JSON: Final = (b"content-type", b"application/json")
 _EVENT_STREAM: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    # nginx and its kind would hold the chunks back otherwise
+    # without it, nginx and similar proxies buffer the chunks
     (b"x-accel-buffering", b"no"),
 )
 _COMMENT: Final = b": waiting for a replica\n\n"
 _COMMENT_SECONDS: Final = 5.0
 _SLICE: Final = 64 * 1024
-"""Of an answer that is not a stream: written at a time."""
+"""Bytes of a non-streaming answer written at a time."""
 
 
 class Stopping(Protocol):
-    """Whether this gateway is about to stop: then a connection is not to be used again."""
+    """Whether this gateway is stopping: then connections are closed after their answer."""
 
     @property
     def stopping(self) -> bool: ...
 
 
 class Quota(Protocol):
-    """The limits of the tenant that asks."""
+    """The limits of the request's tenant."""
 
     def headers(self) -> Headers: ...
 
@@ -42,22 +42,22 @@ class Reply:
 
     def __init__(self, scope: Scope, send: Send, id: str, client_id: str | None, process: Stopping) -> None:
         self._send = send
-        # Taken out of the scope: left there it would be a cycle, and work for the collector.
+        # Removed from the scope: there it would be a cycle, and work for the garbage collector.
         self._answer: Callable[[Headers, bytes], bool] | None = scope.pop(ANSWER, None)
         self._id = id
         self._client_id = client_id
         self._process = process
         self.quota: Quota | None = None
-        """Whose headers go out with the answer; None: nobody's."""
+        """The quota whose headers are added to the answer; None: no headers."""
         self.log: Capture | None = None
-        """What the tenant's request log keeps of it; None: nothing."""
+        """Captures the request for the tenant's request log; None: not logged."""
         self.spans: RequestSpans | None = None
-        """Of its trace; None: it is not traced."""
+        """Spans of the request's trace; None: not traced."""
         self.started = False
-        """The status is out: an error can only be an event now."""
+        """The status was sent: an error can only be an event now."""
 
     async def json(self, status: int, body: bytes, headers: Headers = ()) -> None:
-        """A whole answer."""
+        """A whole JSON answer."""
         if self._answer is not None and status == 200 and len(body) <= _SLICE and not self._process.stopping:
             self.started = True
             if self._answer((_JSON, *headers, *self._ids()), body):
@@ -65,11 +65,11 @@ class Reply:
         await self.page(status, body, (_JSON, *headers))
 
     async def page(self, status: int, body: bytes, headers: Headers) -> None:
-        """A whole answer, whose `headers` say what it is."""
+        """A whole answer with the given content headers."""
         await self._start(status, ((b"content-length", str(len(body)).encode()), *headers))
         if len(body) > _SLICE:
-            # The server waits between two of them for a client that does not take them: what is not sent is still ours
-            # to count.
+            # The server waits between two slices for a slow client: the part that was not sent still counts as held by
+            # the gateway.
             rest = memoryview(body)
             while len(rest) > _SLICE:
                 await self._send({"type": "http.response.body", "body": bytes(rest[:_SLICE]), "more_body": True})
@@ -78,7 +78,7 @@ class Reply:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def error(self, error: ApiError) -> None:
-        """By status, or by an event when the status is already out."""
+        """An error as a status, or as an event if the status was already sent."""
         if self.log is not None:
             self.log.error = error.code
         if self.spans is not None:
@@ -89,7 +89,7 @@ class Reply:
             await self.json(error.status, error.body(), error.headers)
 
     async def begin_stream(self, headers: Headers = ()) -> None:
-        """The head of a stream, once; `headers` are lost if it is out already."""
+        """Sends the head of a stream, once; `headers` are ignored if it was already sent."""
         if not self.started:
             await self._start(200, (*_EVENT_STREAM, *headers))
 
@@ -100,7 +100,7 @@ class Reply:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def comment(self) -> None:
-        """Tells client and proxies that somebody is here. Raises TimeoutError when the client does not take it."""
+        """Keeps the connection alive for client and proxies. Raises TimeoutError if the client does not accept it."""
         async with asyncio.timeout(_COMMENT_SECONDS):
             await self.begin_stream()
             await self.write(_COMMENT)

@@ -1,4 +1,4 @@
-"""One request's way, top to bottom: `Request.run`."""
+"""One request from its arrival to its end: `GatewayRequest.run`, top to bottom."""
 
 import asyncio
 import contextlib
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 import structlog
 
 from shoal.api.names import LOGS_PATH, USAGE_PATH
-from shoal.core.access import Denied, Identity, authenticate
-from shoal.core.affinity import head_of
+from shoal.core.access import Denied, KeyIdentity, authenticate
 from shoal.core.fields import remote
 from shoal.core.fields.kinds import Facts
 from shoal.core.fields.table import CHAT, TABLE
-from shoal.core.prefixcache import SHARED, prefix_space
-from shoal.core.resolve import ServedModel
-from shoal.gateway import errors, ids, mishap, modellist, sse
+from shoal.core.routing.affinity import head_of
+from shoal.core.routing.prefixcache import SHARED, prefix_space
+from shoal.core.routing.resolve import ServedModel
+from shoal.gateway import ids, modellist, redact, sse
 from shoal.gateway.attempts import Attempts
 from shoal.gateway.attempts_adapter import AdapterAttempts
 from shoal.gateway.bigbodies import BIG
@@ -32,8 +32,6 @@ from shoal.gateway.body import (
     prompts,
     read_body,
 )
-from shoal.gateway.errors import ApiError
-from shoal.gateway.meter import Meter
 from shoal.gateway.quota import Quota, Reserved
 from shoal.gateway.relay import EMBEDDINGS, Prepared
 from shoal.gateway.reply import Reply
@@ -41,8 +39,11 @@ from shoal.gateway.upstream import (
     AbortHandle,
 )
 from shoal.gateway.waiter import ClientGone
-from shoal.ledger.spool import SpoolUnavailable
-from shoal.serving.asgi import DISCONNECT, GONE, Receive, Scope, Send
+from shoal.metering.meter import Meter
+from shoal.metering.spool import SpoolUnavailable
+from shoal.net import errors
+from shoal.net.asgi import DISCONNECT, GONE, Receive, Scope, Send
+from shoal.net.errors import ApiError
 
 if TYPE_CHECKING:
     from shoal.gateway.app import Gateway
@@ -50,8 +51,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-_TELL_SECONDS: Final = 10.0
-"""How long a client may take to take an error."""
+_SEND_ERROR_SECONDS: Final = 10.0
+"""How long a client may take to read an error."""
 _DENIED: Final = {
     "unknown": (401, "Incorrect API key provided.", "invalid_api_key"),
     "disabled": (401, "This API key is disabled.", "disabled_api_key"),
@@ -64,20 +65,20 @@ _NO_HEADERS: Final[dict[bytes, bytes]] = {}
 
 
 class _Incomplete(NamedTuple):
-    """A request that was counted, and names media that are to be fetched."""
+    """A request that was reserved, and names media that must still be fetched."""
 
     model: ServedModel
     media: Sequence[remote.Wanted]
 
 
 class _Fetched(NamedTuple):
-    """The same with the media, as `data:` URLs in their order."""
+    """The request's media as `data:` URLs, in order."""
 
     model: ServedModel
     media: Sequence[str]
 
 
-class Request:
+class GatewayRequest:
     __slots__ = (
         "_app",
         "_body_bytes",
@@ -107,7 +108,7 @@ class Request:
         self._client_id = ids.client_request_id(self._headers.get(b"x-request-id"))
         self._reply = Reply(scope, send, self._id, self._client_id, app)
         self._trace = ""
-        """Lines of the head of what goes to the engine."""
+        """Trace header lines of the request to the engine."""
         self._spans: RequestSpans | None = None
         self._key_hash = ""
         self._quota: Quota | None = None
@@ -126,7 +127,7 @@ class Request:
         except (Disconnected, ClientGone):
             self._app.metrics.rejected.labels("disconnected").inc()
         except Exception as error:
-            log.error("request failed", request=self._id, **mishap.told(error))
+            log.error("request failed", request=self._id, **redact.redact_error(error))
             if not self._reply.started:
                 await self._reply.error(ApiError(500, "The gateway failed.", "internal_error"))
         finally:
@@ -137,24 +138,25 @@ class Request:
         path, method = self._path, self._scope["method"]
         if path in TABLE:
             if method != "POST":
-                raise self._nothing_there(errors.wrong_method(method, "POST"))
+                raise self._with_limits(errors.wrong_method(method, "POST"))
             await self._complete()
         elif path in (LOGS_PATH, USAGE_PATH, _MODELS) or path.startswith(f"{_MODELS}/"):
             if method != "GET":
-                raise self._nothing_there(errors.wrong_method(method, "GET"))
+                raise self._with_limits(errors.wrong_method(method, "GET"))
             await self._read(self._identity(), path)
         else:
-            raise self._nothing_there(ApiError(404, f"Unknown path: {path[:200]}", "unknown_path"))
+            raise self._with_limits(ApiError(404, f"Unknown path: {path[:200]}", "unknown_path"))
 
-    def _nothing_there(self, error: ApiError) -> ApiError:
-        """The same for everybody; with the limits of whose key it came with, as every answer has them."""
+    def _with_limits(self, error: ApiError) -> ApiError:
+        """An error that needs no key. If the request has a valid key, its rate limit headers are added, as on every
+        answer."""
         with contextlib.suppress(ApiError):
             self._identity()
         return error
 
-    # --- what a tenant may read -------------------------------------------------------------------------------------
+    # --- what a tenant may read ---------------------------------------------------------------------------------------
 
-    async def _read(self, identity: Identity, path: str) -> None:
+    async def _read(self, identity: KeyIdentity, path: str) -> None:
         query: bytes = self._scope.get("query_string", b"")
         if path == USAGE_PATH:
             page = await self._app.usage.page(identity.tenant, query, self._headers.get(b"accept", b""))
@@ -164,8 +166,8 @@ class Request:
         else:
             await self._reply.json(200, self._models(identity, path))
 
-    def _models(self, identity: Identity, path: str) -> bytes:
-        words, wanted = self._app.directory.snapshot.words, path[len(_MODELS) + 1 :]
+    def _models(self, identity: KeyIdentity, path: str) -> bytes:
+        words, wanted = self._app.directory.snapshot.model_index, path[len(_MODELS) + 1 :]
         if not wanted:
             return modellist.listed(words, identity)
         model = words.find(wanted, identity)
@@ -173,12 +175,12 @@ class Request:
             raise self._unknown(identity, wanted)
         return modellist.one(wanted, model)
 
-    def _unknown(self, identity: Identity, word: str) -> ApiError:
-        """For a word that nothing answers to."""
-        reason = self._app.directory.snapshot.words.why_not(word, identity)
-        return errors.model_not_found(word) if reason is None else errors.adapter_waits(word, reason)
+    def _unknown(self, identity: KeyIdentity, model_name: str) -> ApiError:
+        """The error for a name that belongs to no model."""
+        reason = self._app.directory.snapshot.model_index.why_not(model_name, identity)
+        return errors.model_not_found(model_name) if reason is None else errors.adapter_waits(model_name, reason)
 
-    # --- completions ------------------------------------------------------------------------------------------------
+    # --- completions --------------------------------------------------------------------------------------------------
 
     async def _complete(self) -> None:
         app = self._app
@@ -186,27 +188,28 @@ class Request:
         if app.traces is None:
             self._trace = ids.trace_lines(self._headers)
         else:
-            # Only who has a key is traced.
+            # Only requests with a valid key are traced.
             self._trace, self._spans = app.traces.begin(self._headers, self._path, self._id, identity)
             self._reply.spans = self._spans
         if app.busy:
             raise errors.unavailable("The gateway is serving as many requests as it can. Try again.", "overloaded", 2)
         if app.spool.refusing is not None:
-            # What is not recorded cannot be billed, so it is not served.
+            # A request that cannot be recorded cannot be billed, so it is not served.
             raise errors.cannot_record()
         try:
             await self._serve(await self._accept(identity))
         finally:
-            app.budget.give(identity.tenant, self._body_bytes)
+            app.body_budget.give(identity.tenant, self._body_bytes)
             if self._reserved is not None:
                 self._reserved.settle(self._meter)
 
-    async def _accept(self, identity: Identity) -> Prepared:
-        """Reads the body and opens the usage record. What is not needed while the request waits ends here."""
+    async def _accept(self, identity: KeyIdentity) -> Prepared:
+        """Reads the body and opens the usage record. Whatever the request does not need while it waits is freed
+        here."""
         app = self._app
         headers, self._headers = self._headers, _NO_HEADERS
         raw = await read_body(
-            self._receive, headers.get(b"content-length"), app.settings.max_body_bytes, app.budget, identity.tenant
+            self._receive, headers.get(b"content-length"), app.settings.max_body_bytes, app.body_budget, identity.tenant
         )
         self._body_bytes = len(raw)
         prepared = await self._prepared(identity, raw)
@@ -214,7 +217,7 @@ class Request:
             fetched = _Fetched(prepared.model, await self._fetch(identity, prepared.media))
             now = self._check_key()
             if now.tenant != identity.tenant:
-                raise errors.unauthorized(*_DENIED["unknown"])  # what is held for it is another tenant's
+                raise errors.unauthorized(*_DENIED["unknown"])  # the reservation is another tenant's
             prepared = await self._prepared(now, raw, fetched)
             del fetched
             if isinstance(prepared, _Incomplete):
@@ -224,46 +227,47 @@ class Request:
         try:
             kept = app.spool.commit(meter.open_row())
         except SpoolUnavailable:
-            self._log_nothing()
+            self._drop_log_entry()
             raise errors.cannot_record() from None
         try:
             await kept
         except SpoolUnavailable:
-            # The row may be on disk all the same: its final row says that nothing was served.
+            # The row may be on disk all the same: a final row records that nothing was served.
             meter.outcome, meter.status = "refused", 503
             app.spool.put(meter.final_row())
-            self._log_nothing()
+            self._drop_log_entry()
             raise errors.cannot_record() from None
         app.demand.arrived(prepared.model.uid)
         return prepared
 
     async def _prepared(
-        self, identity: Identity, raw: bytes, fetched: _Fetched | None = None
+        self, identity: KeyIdentity, raw: bytes, fetched: _Fetched | None = None
     ) -> Prepared | _Incomplete:
-        """`_prepare`, in its turn."""
+        """`_prepare`; a large body waits for the decoding slot first."""
         size = len(raw) if fetched is None else len(raw) + sum(map(len, fetched.media))
         if size < BIG:
             return self._prepare(identity, raw, fetched)
-        async with self._app.big.turn(identity.tenant, size):
+        async with self._app.big_bodies.slot(identity.tenant, size):
             if self._scope.get(DISCONNECT) is GONE:
                 raise Disconnected
             return self._prepare(identity, raw, fetched)
 
-    def _prepare(self, identity: Identity, raw: bytes, fetched: _Fetched | None) -> Prepared | _Incomplete:
-        """Checks the body and makes the engine's from it, or says what is to be fetched first. Nothing of what was
-        decoded is kept. Raises ApiError."""
+    def _prepare(self, identity: KeyIdentity, raw: bytes, fetched: _Fetched | None) -> Prepared | _Incomplete:
+        """Checks the body and makes the engine's body from it, or returns the media that must be fetched first. The
+        decoded body is not kept. Raises ApiError."""
         app = self._app
         check_size(raw, app.json_bounds)
         parsed = parse(raw, self._path)
         fields = parsed.fields
-        model = app.directory.snapshot.words.find(parsed.word, identity)
-        if model is None or (fetched is not None and _of(model) != _of(fetched.model)):
-            raise self._unknown(identity, parsed.word)
+        model = app.directory.snapshot.model_index.find(parsed.model_name, identity)
+        if model is None or (fetched is not None and _identity_of(model) != _identity_of(fetched.model)):
+            raise self._unknown(identity, parsed.model_name)
         if model.embeds and self._path != EMBEDDINGS:
-            raise errors.makes_embeddings(parsed.word)
+            raise errors.makes_embeddings(parsed.model_name)
         size, wanted = len(raw), ()
         if fetched is not None:
-            # From here on as though it had come so, and with no host: nothing but `data:` URLs passes.
+            # From here on the body is checked as if it had arrived with the media, and with no allowed host: only
+            # `data:` URLs pass.
             size += remote.put(fields, fetched.media)
             checked(fields, self._path, _without_hosts(model.facts), size)
         elif model.facts.media_hosts and app.settings.media_egress and self._path == CHAT:
@@ -278,46 +282,47 @@ class Request:
                 identity,
                 model,
                 endpoint=self._path,
-                word=parsed.word,
+                model_name=parsed.model_name,
                 stream=parsed.stream,
                 client_request_id=self._client_id,
                 gateway=app.boot,
             )
         bound = bound_answer(fields, self._path, model.max_output_tokens)
-        choices, several = fields.get("n"), prompts(fields)
+        choices, prompt_count = fields.get("n"), prompts(fields)
         choices = choices if type(choices) is int else 1
         if self._quota is not None:
-            answers = 0 if self._path == EMBEDDINGS else max(1, choices) * several
+            answers = 0 if self._path == EMBEDDINGS else max(1, choices) * prompt_count
             self._reserved = self._quota.reserve(
                 model, identity.plan, size, answers, bound, grows=bool(wanted), begun=self._reserved
             )
         if wanted:
             return _Incomplete(model, wanted)
-        # Before the open row: whatever is wrong with the body is said while nothing has begun that must be ended.
+        # Before the open row: errors of the body are raised while there is no record that must be closed.
         space = prefix_space(model, identity)
         salt = None if space == SHARED else app.key_ring.cache_salt(model.uid, space)
         self._raw = engine_body(parsed, self._path, model.engine_name, self._id, salt)
         prepared = Prepared(
             self._path,
-            parsed.word,
+            parsed.model_name,
             parsed.stream,
             parsed.wants_usage,
             parsed.wants_continuous,
             model,
-            sse.ModelName(model.engine_name, parsed.word),
+            sse.ModelNameRewriter(model.engine_name, parsed.model_name),
             bound,
             choices,
             identity.priority,
-            several,
+            prompt_count,
             head_of(space, fields) if len(app.directory.snapshot.replicas_of(model)) > 1 else None,
         )
         if identity.logging is not None:
-            as_it_came = raw if fetched is None else None
-            self._reply.log = app.logs.book.begin(identity, self._key_hash, as_it_came, fields)
+            original = raw if fetched is None else None
+            self._reply.log = app.logs.logger.begin(identity, self._key_hash, original, fields)
         return prepared
 
-    async def _fetch(self, identity: Identity, media: Sequence[remote.Wanted]) -> list[str]:
-        """As `data:` URLs, counted as part of the body. Raises ApiError, and Disconnected when the client leaves."""
+    async def _fetch(self, identity: KeyIdentity, media: Sequence[remote.Wanted]) -> list[str]:
+        """The media as `data:` URLs, counted as part of the body. Raises ApiError, and Disconnected when the client
+        leaves."""
         app, scope = self._app, self._scope
         most = app.settings.max_body_bytes
 
@@ -325,7 +330,7 @@ class Request:
             if self._body_bytes + size > most:
                 text = f"The body is larger than {most} bytes with its media."
                 raise ApiError(413, text, "request_too_large")
-            app.budget.take(identity.tenant, size)
+            app.body_budget.take(identity.tenant, size)
             self._body_bytes += size
 
         if scope.get(DISCONNECT) is GONE:
@@ -342,11 +347,11 @@ class Request:
             if DISCONNECT in scope and scope[DISCONNECT] is not GONE:
                 scope[DISCONNECT] = None
 
-    def _log_nothing(self) -> None:
-        """The request is not served after all."""
+    def _drop_log_entry(self) -> None:
+        """Drops the log entry of a request that is not served."""
         if (logged := self._reply.log) is not None:
             self._reply.log = None
-            self._app.logs.book.forget(logged)
+            self._app.logs.logger.forget(logged)
 
     async def _serve(self, prepared: Prepared) -> None:
         app, meter = self._app, self._meter
@@ -363,7 +368,7 @@ class Request:
             if self._spans is not None:
                 self._spans.accepted(meter, prepared)
             with app.deadlines_of(prepared.model).start() as deadline:
-                raw, self._raw = self._raw, b""  # what waits keeps a copy that is no larger than it must be
+                raw, self._raw = self._raw, b""  # Attempts keeps the only copy, trimmed if it waits
                 adapter = prepared.model.adapter
                 attempts = (Attempts if adapter is None else AdapterAttempts)(
                     app, prepared, raw, meter, self._reply, abort, deadline, self._trace, self._spans, self._check_key
@@ -377,14 +382,14 @@ class Request:
         except TimeoutError:
             meter.outcome = "failed"
             limit = app.deadlines_of(prepared.model).seconds
-            await self._tell(ApiError(504, f"The request took longer than {limit:g} s.", "timeout"))
+            await self._send_error(ApiError(504, f"The request took longer than {limit:g} s.", "timeout"))
         except ApiError as error:
             meter.outcome = meter.outcome or ("rejected" if error.status < 500 else "failed")
-            await self._tell(error)
+            await self._send_error(error)
         except Exception as error:
-            log.error("request failed", request=self._id, **mishap.told(error))
+            log.error("request failed", request=self._id, **redact.redact_error(error))
             meter.outcome = "failed"
-            await self._tell(ApiError(500, "The gateway failed.", "internal_error"))
+            await self._send_error(ApiError(500, "The gateway failed.", "internal_error"))
         finally:
             abort.abort()
             if meter.outcome is None:
@@ -392,7 +397,7 @@ class Request:
             app.spool.put(meter.final_row())
             if (logged := self._reply.log) is not None:
                 self._reply.log = None
-                app.logs.book.end(logged, meter, app.directory.snapshot.keys.get(self._key_hash))
+                app.logs.logger.end(logged, meter, app.directory.snapshot.keys.get(self._key_hash))
             app.metrics.observe(meter, self._path)
             if watcher is not None:
                 watcher.cancel()
@@ -400,29 +405,29 @@ class Request:
                     await watcher
 
     async def _watch(self, abort: AbortHandle) -> None:
-        """Waits for the client to leave, and cuts the engine off at once."""
+        """Waits for the client to leave, and then aborts the request at once."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         abort.abort()
 
-    # --- answering --------------------------------------------------------------------------------------------------
+    # --- answering ----------------------------------------------------------------------------------------------------
 
-    def _identity(self) -> Identity:
+    def _identity(self) -> KeyIdentity:
         header = self._headers.get(b"authorization", b"")
         scheme, _, key = header.partition(b" ")
         key = key.strip()
         if scheme.lower() != b"bearer" or not key:
             raise errors.unauthorized(401, "No API key. Send `Authorization: Bearer <key>`.", "missing_api_key")
         if not self._app.directory.complete:
-            # Nobody is told that a key is wrong by a gateway that has not read them all: SDKs do not try that again.
+            # A gateway that has not read all keys must not reject one: SDKs do not retry a 401.
             raise errors.starting()
         self._key_hash = hashlib.sha256(key).hexdigest()
         identity = self._check_key()
         self._quota = self._reply.quota = self._app.quotas.of(identity)
         return identity
 
-    def _check_key(self) -> Identity:
-        """Whose the key is; again after waiting, for it may have been taken back meanwhile, or the budget used up."""
+    def _check_key(self) -> KeyIdentity:
+        """Authenticates the key. Repeated after waiting: the key may have been revoked, or the budget used up."""
         found = authenticate(self._app.directory.snapshot.keys, self._key_hash, datetime.now(UTC))
         if isinstance(found, Denied):
             raise errors.unauthorized(*_DENIED[found.reason])
@@ -430,17 +435,17 @@ class Request:
             self._reserved.recheck()
         return found
 
-    async def _tell(self, error: ApiError) -> None:
+    async def _send_error(self, error: ApiError) -> None:
         if not self._reply.started:
             self._meter.status = error.status
-        # A client that does not read must not keep the request alive; the server drops its connection.
+        # A client that does not read must not keep the request alive; the server closes its connection.
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_TELL_SECONDS):
+            async with asyncio.timeout(_SEND_ERROR_SECONDS):
                 await self._reply.error(error)
 
 
-def _of(model: ServedModel) -> tuple[str, str]:
-    """By what a Model, or an adapter with it, is the same as before."""
+def _identity_of(model: ServedModel) -> tuple[str, str]:
+    """What identifies a Model, or a Model with an adapter."""
     return model.uid, model.address
 
 

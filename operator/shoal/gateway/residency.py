@@ -1,4 +1,4 @@
-"""Which adapters the replicas have, as their agents say, and how many requests of ours use each of them."""
+"""The adapters that each replica has, as its agent reports them, and this gateway's requests for each."""
 
 from collections.abc import Callable, Collection, Mapping
 
@@ -9,24 +9,24 @@ _NOTHING: Mapping[str, int] = {}
 
 
 class Residency:
-    """By uid of a pod and engine name of an adapter's revision."""
+    """Keyed by uid of a pod and engine name of an adapter's revision."""
 
     def __init__(self) -> None:
         self.ended: Callable[[str, str], None] = lambda _uid, _name: None
-        """Hears that nothing of ours uses an adapter at a pod any more."""
+        """Called when the last request of this gateway for an adapter at a pod has ended."""
         self._loaded: dict[str, set[str]] = {}
-        """By adapter: the pods."""
+        """Pods by adapter."""
         self._at: dict[str, frozenset[str]] = {}
-        """By pod: the adapters."""
+        """Loaded adapters by pod."""
         self._retiring: dict[str, frozenset[str]] = {}
         self._running: dict[str, dict[str, int]] = {}
 
-    def heard(self, uid: str, adapters: Mapping[str, AdapterState] | None) -> None:
-        """Takes what an agent says; None: nothing is known."""
+    def update(self, uid: str, adapters: Mapping[str, AdapterState] | None) -> None:
+        """Stores an agent's report; None: unknown."""
         loaded = retiring = _NONE
         if adapters:
-            loaded = frozenset(name for name, said in adapters.items() if said.state == "loaded")
-            retiring = frozenset(name for name, said in adapters.items() if said.state == "retiring")
+            loaded = frozenset(name for name, adapter in adapters.items() if adapter.state == "loaded")
+            retiring = frozenset(name for name, adapter in adapters.items() if adapter.state == "retiring")
         before = self._at.get(uid, _NONE)
         if loaded != before:
             for name in before - loaded:
@@ -40,14 +40,14 @@ class Residency:
         _keep(self._retiring, uid, retiring)
 
     def pods(self, name: str) -> Collection[str]:
-        """Those that have it loaded."""
+        """The pods that have an adapter loaded."""
         return self._loaded.get(name, _NONE)
 
     def loaded(self, uid: str) -> Collection[str]:
         return self._at.get(uid, _NONE)
 
     def retiring(self, uid: str) -> frozenset[str]:
-        """Adapters that wait at a pod to be unloaded."""
+        """Adapters that are about to be unloaded at a pod."""
         return self._retiring.get(uid, _NONE)
 
     def enter(self, uid: str, name: str) -> None:
@@ -67,7 +67,7 @@ class Residency:
         self.ended(uid, name)
 
     def running(self, uid: str) -> Mapping[str, int]:
-        """What is in flight at a pod, by adapter."""
+        """Requests in flight at a pod, by adapter."""
         return self._running.get(uid, _NOTHING)
 
 

@@ -30,7 +30,7 @@ class GatewaySettings(BaseSettings):
     installation: str = Field(default="shoal", min_length=1, max_length=128)
     """Names this installation; the `source` of usage records. The same for all gateways, never a pod's name."""
     pod_name: str = Field(default="", validation_alias=AliasChoices("SHOAL_GATEWAY_POD_NAME", "POD_NAME", "pod_name"))
-    """This gateway's own pod; without it, it listens to itself as to another one."""
+    """This gateway's own pod. If it is not set, the gateway treats itself as one of its peers."""
     pod_namespace: str = Field(
         default="shoal-system",
         validation_alias=AliasChoices("SHOAL_GATEWAY_POD_NAMESPACE", "POD_NAMESPACE", "pod_namespace"),
@@ -40,41 +40,42 @@ class GatewaySettings(BaseSettings):
     install_key_dir: Path = Path(names.INSTALL_KEY_DIR)
     spool_dir: Path = Path(names.SPOOL_DIR)
     spool_max_bytes: int | None = Field(default=None, ge=16 * _MIB)
-    """Most that the spool may take of its volume. None: 80 % of the volume, and 1.5 GiB at most."""
+    """Most bytes that the spool may use. None: 80 % of its volume, and at most 1.5 GiB."""
     when_spool_full: Literal["Refuse", "Serve"] = "Refuse"
-    """When usage can no longer be kept on disk. Refuse: 503 `cannot_record_usage`. Serve: it is served, and what is
-    lost of its records is counted."""
+    """What happens when usage can no longer be kept on disk. Refuse: requests get 503 `cannot_record_usage`. Serve:
+    requests are served, and lost records are counted."""
     spool_keep_seconds: float = Field(default=900.0, ge=0)
     """How long final rows stay in the spool after the ledger has them, for `shoal gateway records`."""
     ledger_url: str = ""
     """Such as http://shoal-ledger:8500. Empty: there is no ledger, and rows stay in the spool."""
     ledger_token_file: Path = Path(names.LEDGER_TOKEN_FILE)
-    """The mounted token by which the ledger knows from which pod rows come; read again when it changes. It may be
-    missing: a ledger that asks for it then takes no rows. Where it is there, `pod_name` must be set: the ledger's
-    totals are by boot ids that name the pod."""
+    """The mounted token that proves to the ledger from which pod rows come; read again when it changes. It may be
+    missing, but a ledger that requires it then takes no rows. If it exists, `pod_name` must be set: the ledger's totals
+    are by boot ids that name the pod."""
     ship_seconds: float = Field(default=20.0, ge=0)
-    """After the last request: how long the spool may take to be shipped before the process ends. What is left then is
-    shipped at the next start."""
+    """After the last request: how long shipping the spool may take before the process ends. The rest is shipped at the
+    next start."""
     scope_namespaces: tuple[str, ...] = ()
     """The only namespaces whose Models are served, Shoal's own among them, as JSON; empty: all."""
     metrics_auth: bool = False
-    """Whether /metrics and what /readyz says of causes are for those alone whose Kubernetes token may `get` them."""
+    """Whether /metrics and the reasons in /readyz require a Kubernetes token that may `get` them."""
     log_level: str = "info"
 
     request_seconds: float = Field(default=900.0, gt=0)
-    """Longest that one request may take at replicas, to its last byte. Waiting for a replica comes on top."""
+    """Longest time that one request may take at replicas, up to its last byte. Waiting for a replica comes on top."""
     hold_seconds: float = Field(default=600.0, ge=0)
-    """Longest that a request waits for a replica, whatever its Model allows: it is part of the pod's grace period."""
+    """Longest time that a request waits for a replica, whatever its Model allows: it is part of the pod's grace
+    period."""
     body_seconds: float = Field(default=60.0, gt=0)
-    """Longest that a client may take to send its head or its body, and longest that it may take nothing of its answer
-    while more waits to be sent."""
+    """Longest time that a client may take to send its head or its body, and longest time that it may read nothing of
+    its answer while more waits to be sent."""
     connect_seconds: float = Field(default=2.0, gt=0)
-    """Longest that a connection to an engine may take."""
+    """Longest time that connecting to an engine may take."""
     attempts: int = Field(default=3, ge=1, le=10)
     """Replicas that one request is sent to at most, all before the first byte of an answer."""
     max_body_bytes: int = Field(default=16 * _MIB, gt=0)
     max_body_values: int = Field(default=1024 * 1024, gt=0)
-    """Values of one body, however deep: a million tokens of a prompt are as many."""
+    """Most JSON values of one body, at any depth: a prompt of a million token ids has as many."""
     max_body_containers: int = Field(default=64 * 1024, gt=0)
     """Arrays and objects of one body."""
     max_body_strings: int = Field(default=128 * 1024, gt=0)
@@ -82,20 +83,19 @@ class GatewaySettings(BaseSettings):
     max_body_depth: int = Field(default=128, ge=16, le=250)
     """Levels of arrays and objects inside each other."""
     max_held_body_bytes: int | None = Field(default=None, gt=0)
-    """Request bodies that are in memory at one time, over all requests; one tenant's are half of it at most. None: a
-    quarter of the container's memory."""
-    max_answer_bytes: int | None = Field(default=None, gt=0)
-    """Largest answer that is not a stream. None: 256 MiB, and no more than half of what all of them may hold."""
-    max_held_answer_bytes: int | None = Field(default=None, gt=0)
-    """Answers that are not streams and are in memory at one time, over all requests. None: a quarter of the
+    """Bytes of all request bodies in memory at one time; one tenant may use half of it. None: a quarter of the
     container's memory."""
+    max_answer_bytes: int | None = Field(default=None, gt=0)
+    """Largest non-streaming answer in bytes. None: 256 MiB, and at most half of `max_held_answer_bytes`."""
+    max_held_answer_bytes: int | None = Field(default=None, gt=0)
+    """Bytes of all non-streaming answers in memory at one time. None: a quarter of the container's memory."""
     max_head_bytes: int = Field(default=32 * 1024, gt=0)
     max_connections: int | None = Field(default=None, gt=0)
-    """Clients' connections. None: one for each 64 KiB of the container's memory, and 16384 at most."""
+    """Most client connections. None: one for each 64 KiB of the container's memory, and at most 16384."""
     max_requests: int = Field(default=4096, gt=0)
     """Requests in flight at one time; further ones get a 503 with Retry-After."""
     keep_alive_seconds: int = Field(default=75, gt=0)
-    """Idle time of a client's connection; longer than that of a load balancer in front."""
+    """Longest idle time of a client's connection; it must be longer than a load balancer's."""
     settle_seconds: float = Field(default=5.0, ge=0)
     """After SIGTERM: how long new requests are still served, so that Endpoints and load balancers can follow."""
     max_tracked_models: int = Field(default=1000, gt=0)
@@ -103,24 +103,24 @@ class GatewaySettings(BaseSettings):
     log_dir: Path = Path(names.LOGS_DIR)
     """Request logs of tenants that asked for one; made when the first entry is written."""
     log_max_bytes: int = Field(default=0, ge=0)
-    """Most bytes of `log_dir`; what comes on top is dropped and counted. 0: as much as the disk has."""
+    """Most bytes of `log_dir`; further entries are dropped and counted. 0: no limit."""
     log_url: str = ""
-    """Such as s3://bucket/prefix (gs://, az://): where finished files go. Empty: they stay in `log_dir`."""
+    """Where finished files go, such as s3://bucket/prefix (gs://, az://). Empty: they stay in `log_dir`."""
     log_secret_dir: Path | None = None
-    """The mounted Secret that opens the bucket. Without it the pod's own identity does."""
+    """The mounted Secret with the bucket's credentials. Without it the pod's own identity is used."""
     log_key_dir: Path | None = None
-    """The mounted Secret with the keys that encrypt request logs: `current` encrypts, every other one of it still
-    reads. Without it they are not encrypted."""
+    """The mounted Secret with the keys of request logs: `current` encrypts, the others only decrypt. Without it logs
+    are not encrypted."""
     log_queue_bytes: int = Field(default=64 * _MIB, gt=0)
-    """What the request log may hold in memory: of requests under way, and of entries that wait for the disk."""
+    """Most bytes of the request log in memory: captures of running requests, and entries that wait for the disk."""
     log_entry_bytes: int = Field(default=_MIB, ge=4096)
-    """Most of one request, and of one answer, in an entry."""
+    """Most bytes of one request, and of one answer, in an entry."""
     log_rotate_bytes: int = Field(default=8 * _MIB, ge=4096)
-    """A file is closed when it is as large."""
+    """A file is closed when it reaches this size."""
     log_rotate_seconds: float = Field(default=900.0, gt=0, le=3600.0)
-    """A file is closed when it is as old."""
+    """A file is closed when it reaches this age."""
     media_egress: bool = False
-    """Whether media are fetched that clients name by https, from the hosts that a Model allows. Off: they are
-    refused."""
+    """Whether media that clients name by https URL are fetched, from the hosts that a Model allows. Off: such requests
+    are refused."""
     replica_header: bool = False
-    """Adds x-shoal-replica (namespace/pod) to answers; tells clients what the fleet looks like."""
+    """Adds x-shoal-replica (namespace/pod) to answers. It reveals the fleet to clients."""

@@ -1,7 +1,7 @@
-"""Server-sent events of an engine: put together across reads, edited as bytes, parsed only where it must be.
+"""Server-sent events of an engine: joined across reads, edited as bytes, parsed only where necessary.
 
-Editing bytes is safe because of JSON's own rule: inside a string every quote is escaped, so `"usage":` and `"model":`
-can only be keys. Compact JSON (SGLang's) and JSON with one space after colons and commas are understood.
+Editing bytes is safe because inside a JSON string every quote is escaped, so `"usage":` and `"model":` can only be
+keys. Both compact JSON (SGLang's) and JSON with one space after colons and commas are understood.
 """
 
 import re
@@ -22,7 +22,7 @@ class EventTooLarge(Exception):
 
 
 class Splitter:
-    """Bytes in, whole events out (without their closing blank line). Ends of line may be LF, CRLF or CR."""
+    """Splits bytes into whole events, without the blank line at the end. Lines may end in LF, CRLF or CR."""
 
     __slots__ = ("_held_return", "_rest")
 
@@ -33,14 +33,14 @@ class Splitter:
     def feed(self, data: bytes) -> list[bytes]:
         """
         Raises:
-            EventTooLarge: the upstream sends no end of event.
+            EventTooLarge: an event does not end within the limit.
         """
         if self._held_return or b"\r" in data:
             data = self._normal(data)
         if self._rest:
             data = self._rest + data
         elif data.endswith(b"\n\n") and data.find(b"\n\n") == len(data) - 2:
-            # One whole event, which is what an engine sends at a time: half the price of the general way.
+            # Exactly one whole event, which is what engines usually send: half the cost of the general case.
             return [event] if (event := data.strip(b"\n")) else []
         events = data.split(b"\n\n")
         self._rest = events.pop()
@@ -59,7 +59,7 @@ class Splitter:
 
 
 def find_usage(event: bytes) -> tuple[int, int] | None:
-    """Where the object behind `"usage":` stands: (start, end) of the `{...}`; None when there is none (or null)."""
+    """The span (start, end) of the object after `"usage":`; None if there is none, or null."""
     at = event.rfind(_USAGE)
     if at < 0:
         return None
@@ -81,7 +81,7 @@ def find_usage(event: bytes) -> tuple[int, int] | None:
 
 
 def without_usage(event: bytes, span: tuple[int, int]) -> bytes:
-    """The event without its `usage` member; `span` is what `find_usage` said."""
+    """The event without its `usage` member; `span` is the result of `find_usage`."""
     start, end = span
     key = event.rfind(_USAGE, 0, start)
     if event[key - 1 : key] == b",":
@@ -113,18 +113,18 @@ def payload(event: bytes) -> dict[str, Any] | None:
     return cast(dict[str, Any], decoded) if isinstance(decoded, dict) else None
 
 
-class ModelName:
-    """Puts the client's word where the engine wrote its own name of the model."""
+class ModelNameRewriter:
+    """Replaces the engine's own name of the model by the name that the client used."""
 
-    __slots__ = ("_compact", "_new", "_spaced", "_word", "same")
+    __slots__ = ("_compact", "_model_name", "_new", "_spaced", "same")
 
-    def __init__(self, engine_name: str, word: str) -> None:
+    def __init__(self, engine_name: str, model_name: str) -> None:
         quoted = orjson.dumps(engine_name)
-        self._word = word
+        self._model_name = model_name
         self._compact = b'"model":' + quoted
         self._spaced = b'"model": ' + quoted
-        self._new = b'"model":' + orjson.dumps(word)
-        self.same = engine_name == word
+        self._new = b'"model":' + orjson.dumps(model_name)
+        self.same = engine_name == model_name
 
     def rewrite(self, data: bytes) -> bytes:
         if self.same:
@@ -133,9 +133,9 @@ class ModelName:
             return data.replace(self._compact, self._new, 1)
         return data.replace(self._spaced, self._new, 1)
 
-    def rewrite_whatever(self, data: bytes) -> bytes:
-        """The same for an embeddings answer, in which SGLang writes the path of the weights instead of its own name.
+    def rewrite_any(self, data: bytes) -> bytes:
+        """For an embeddings answer, in which SGLang writes the path of the weights instead of its own name.
 
-        Such an answer holds no text of the client's or the model's, so the one `"model"` in it is the field.
+        Such an answer contains no text of the client or the model, so the only `"model"` in it is the field.
         """
         return _MODEL_FIELD.sub(lambda _: self._new, data, count=1)

@@ -1,7 +1,7 @@
-"""What each tenant asked for, for boards and alerts; bills come from the ledger, never from here.
+"""Metrics per tenant, for dashboards and alerts; bills come from the ledger, never from here.
 
-A label is the name of a Tenant object, which an administrator made, and never something that a client sends. There are
-as many as there are Tenants, up to a bound; those beyond it are "other".
+The label is the name of a Tenant object, which an administrator made, and never a value that a client sends. Up to a
+bound there is one per Tenant; further ones share the label "other".
 """
 
 from collections.abc import Iterable
@@ -10,11 +10,11 @@ from typing import Final, get_args
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shoal.api.usage import Outcome
-from shoal.gateway.meter import Meter
+from shoal.metering.meter import Meter
+from shoal.metering.record import Outcome
 
 _OUTCOMES: Final[tuple[Outcome, ...]] = tuple(o for o in get_args(Outcome) if o != "cut")
-"""A gateway that was cut off does not count any more; its successor's record says it."""
+"""A killed gateway counts nothing; its successor writes the `cut` record."""
 _REFUSALS: Final = ("rate_limit_exceeded", "insufficient_quota")
 _KINDS: Final = ("input", "cached", "output")
 
@@ -31,14 +31,15 @@ class _Tenant:
 
 
 class TenantMetrics(Collector):
-    """Only the event loop writes; a scrape reads."""
+    """The event loop writes; a scrape reads."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._tenants: dict[str, _Tenant] = {}
 
     def known(self, names: Iterable[str]) -> None:
-        """Tenants that there are: shown before they ask, since an increase does not see what a series begins with."""
+        """Adds series of the existing tenants before their first request, because `increase()` ignores a series' first
+        value."""
         for name in names:
             self._of(name)
 
@@ -51,7 +52,7 @@ class TenantMetrics(Collector):
         tenant.output += counts["outputTokens"] or 0
 
     def refused(self, tenant: str, reason: str) -> None:
-        """A limit or the budget did not let a request in. `reason` is the error's code."""
+        """A limit or the budget refused a request. `reason` is the error's code."""
         refused = self._of(tenant).refused
         refused[reason] = refused.get(reason, 0) + 1
 

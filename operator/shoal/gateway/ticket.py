@@ -1,36 +1,47 @@
-"""One request that waits for a replica: what it is told, and what it tells."""
+"""One request in a hold queue, and the outcome of its wait."""
 
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-from shoal.core.routing import Replica
-from shoal.gateway.errors import ApiError
+from shoal.core.routing.choice import Replica
 from shoal.gateway.waiter import Waiter
+from shoal.net.errors import ApiError
 
 
-class Room(Protocol):
-    """Where it waits."""
+class TicketQueue(Protocol):
+    """The queue of a ticket."""
 
     @property
     def retry_after(self) -> int:
-        """Seconds after which another try makes sense."""
+        """Seconds after which the client should try again."""
         ...
 
     def leave(self, ticket: "Ticket") -> None:
-        """Takes a ticket out, if it is still there; ends a release that nobody took."""
+        """Removes a ticket if it is still queued, or undoes a release that was not claimed."""
         ...
 
 
 class Ticket(Waiter):
-    """One request that waits."""
+    """One held request."""
 
-    __slots__ = ("_refusal", "_room", "_taken", "again", "check", "paid", "priority", "replica", "tried", "word")
+    __slots__ = (
+        "_queue",
+        "_refusal",
+        "_taken",
+        "check",
+        "is_retry",
+        "model_name",
+        "paid",
+        "priority",
+        "replica",
+        "tried",
+    )
 
     def __init__(
         self,
-        room: Room,
+        queue: TicketQueue,
         tenant: str,
-        word: str,
+        model_name: str,
         size: int,
         tokens: int,
         tried: Collection[str],
@@ -38,26 +49,26 @@ class Ticket(Waiter):
         again: bool,
     ) -> None:
         super().__init__(tenant, size, tokens)
-        self.word = word
+        self.model_name = model_name
         self.tried = tried
         self.priority = priority
-        self.again = again
-        """It was sent before, in vain: another time is a retry, which the Model's budget has to pay."""
+        self.is_retry = again
+        """The request was sent before and failed: its next attempt is a retry, charged to the Model's retry budget."""
         self.paid = False
         self.replica: Replica | None = None
-        """Where it may go; it counts as in flight there from that moment."""
+        """The replica that it was released to, where it counts as in flight from then on."""
         self.check: Callable[[], None] | None = None
-        """Raises ApiError when the client may not ask any more."""
-        self._room = room
+        """Raises ApiError if the client is no longer allowed."""
+        self._queue = queue
         self._refusal: ApiError | None = None
         self._taken = False
 
     async def wait(self, seconds: float) -> bool:
-        """Whether it may go to `replica`; False after `seconds`.
+        """True when released to `replica`; False after `seconds`.
 
         Raises:
-            ApiError: it is refused.
-            ClientGone: its client left.
+            ApiError: the request is refused.
+            ClientGone: the client left.
         """
         await self._until(seconds)
         if self._refusal is not None:
@@ -65,16 +76,16 @@ class Ticket(Waiter):
         return self.replica is not None
 
     def take(self) -> Replica:
-        """The replica; from now on it is the caller's to say when the request has left it."""
+        """Claims the replica; from now on the caller must report when the request has left it."""
         if self.replica is None:
-            raise ValueError("it was not released")
+            raise ValueError("the ticket was not released")
         self._taken = True
         return self.replica
 
     @property
     def retry_after(self) -> int:
-        """Seconds after which another try makes sense."""
-        return self._room.retry_after
+        """Seconds after which the client should try again."""
+        return self._queue.retry_after
 
     def release(self, replica: Replica) -> None:
         self.replica = replica
@@ -85,13 +96,13 @@ class Ticket(Waiter):
         self._end()
 
     def close(self) -> None:
-        """The request waits no longer, whatever the reason."""
+        """Ends the wait, whatever the reason."""
         self.check = None
         super().close()
 
     @property
-    def forgone(self) -> Replica | None:
-        """A replica that it was let go to, and nobody took."""
+    def unclaimed(self) -> Replica | None:
+        """A replica that it was released to and that was not claimed."""
         return None if self._taken else self.replica
 
     @property
@@ -99,4 +110,4 @@ class Ticket(Waiter):
         return self._refusal is not None or self.replica is not None
 
     def _give_up(self) -> None:
-        self._room.leave(self)
+        self._queue.leave(self)

@@ -1,8 +1,8 @@
-"""A request's spans: the server's own, `hold` for each wait, one per attempt at a replica, `stream` below it.
+"""A request's spans: the server's own, `hold` for each wait, one per attempt at a replica, and `stream` below it.
 
-Loaded only where traces are on. Never a prompt, an answer or a key; nor a word that a client made up, before it is
-known to be a model's name. Names of GenAI attributes follow OpenTelemetry's semantic conventions, and stand on the
-attempts: each is one call of a model, and who sums up tokens must find them once.
+Loaded only where tracing is on. A span never holds a prompt, an answer or a key, nor a model name that a client made
+up. Names of GenAI attributes follow OpenTelemetry's semantic conventions. They are on the attempts, because each
+attempt is one call of a model and a sum of tokens must count them once.
 """
 
 import re
@@ -24,26 +24,26 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from shoal.core.access import Identity
-from shoal.core.routing import Replica
+from shoal.core.access import KeyIdentity
+from shoal.core.routing.choice import Replica
 from shoal.gateway import ids
-from shoal.gateway.errors import ApiError
-from shoal.gateway.meter import Meter
 from shoal.gateway.metrics import OPERATIONS
 from shoal.gateway.relay import Prepared
-from shoal.gateway.upstream import Target
+from shoal.gateway.upstream import UpstreamAddress
+from shoal.metering.meter import Meter
+from shoal.net.errors import ApiError
 
 PROVIDER: Final = "sglang"
 _MOST: Final = 32
-"""Spans of one request below its own; a request for an adapter may wait and try again often."""
+"""Most spans of one request below its own: a request for an adapter may wait and retry often."""
 _REASONS: Final = 8
 _FINISH: Final = re.compile(rb'"finish_reason":\s?"([a-z_]{1,32})"')
-"""In the text of an answer each quote would have a backslash before it."""
+"""In an answer's text every quote is escaped, so this matches only the field."""
 _ROOT: Final = Context()
 
 
 class Traces:
-    """Begins the traces of a gateway's requests."""
+    """Starts the traces of a gateway's requests."""
 
     __slots__ = ("_tracer",)
 
@@ -51,10 +51,10 @@ class Traces:
         self._tracer = tracer
 
     def begin(
-        self, headers: Mapping[bytes, bytes], path: str, request: str, identity: Identity
+        self, headers: Mapping[bytes, bytes], path: str, request: str, identity: KeyIdentity
     ) -> tuple[str, "RequestSpans | None"]:
-        """What the engine gets as headers, and the spans; None: this request has none, and the headers say so, so that
-        the engine makes none of its own."""
+        """The trace headers for the engine, and the spans; None: the request is not sampled. The headers then tell the
+        engine not to sample either."""
         parent = _parent(headers)
         context = _ROOT if parent is None else set_span_in_context(NonRecordingSpan(parent), _ROOT)
         attributes = {
@@ -65,12 +65,12 @@ class Traces:
             "shoal.tenant": identity.tenant,
         }
         span = self._tracer.start_span(f"POST {path}", context, SpanKind.SERVER, attributes)
-        lines = onward(span)
+        lines = trace_lines_of(span)
         return lines, RequestSpans(self._tracer, span, path, lines) if span.is_recording() else None
 
 
 class RequestSpans:
-    """Of one request that is traced."""
+    """The spans of one request."""
 
     __slots__ = (
         "_attempt",
@@ -81,11 +81,11 @@ class RequestSpans:
         "_left_out",
         "_made",
         "_meter",
-        "_onward",
         "_prepared",
         "_refused",
         "_span",
         "_started",
+        "_trace_lines",
         "_tracer",
     )
 
@@ -95,8 +95,8 @@ class RequestSpans:
         self._endpoint = path
         self._below = set_span_in_context(span, _ROOT)
         self._started = time.time_ns() - time.monotonic_ns()
-        """Spans of what is over are made from the request's own, monotonic times."""
-        self._onward = lines
+        """Converts the request's monotonic times to times of spans."""
+        self._trace_lines = lines
         self._meter: Meter | None = None
         self._prepared: Prepared | None = None
         self._attempt: Span | None = None
@@ -105,32 +105,33 @@ class RequestSpans:
         self._finish: list[str] = []
         self._made = self._left_out = 0
 
-    # --- on the way -------------------------------------------------------------------------------------------------
+    # --- while it runs ------------------------------------------------------------------------------------------------
 
     def accepted(self, meter: Meter, prepared: Prepared) -> None:
-        """It has a usage record, and its model is known."""
+        """The request has a usage record, and its model is known."""
         self._meter, self._prepared = meter, prepared
-        self._span.set_attributes(self._asked(prepared))
+        self._span.set_attributes(self._request_attributes(prepared))
 
     def failed(self, error: ApiError) -> None:
-        """What the client was told instead of an answer."""
-        # Not the error itself: its traceback leads back here, and only the garbage collector would free the request.
+        """Records the error that the client got instead of an answer."""
+        # The error itself is not stored: its traceback refers to this object, and only the garbage collector would free
+        # the request.
         self._error, self._refused = error.code or str(error.status), error.status
 
     def held(self, began: float, reason: str, ended: str) -> None:
-        """It waited from `began` (time.monotonic) until now."""
-        if self._room():
+        """Adds a span for a wait from `began` (time.monotonic) until now."""
+        if self._may_add_span():
             attributes = {"shoal.hold.reason": reason, "shoal.hold.ended": ended}
             span = self._tracer.start_span("hold", self._below, attributes=attributes, start_time=self._at(began))
             span.end()
 
-    def attempt(self, replica: Replica, target: Target) -> str:
-        """It goes to a replica; what the engine gets as headers."""
+    def attempt(self, replica: Replica, target: UpstreamAddress) -> str:
+        """Starts the span of an attempt; returns the trace headers for the engine."""
         meter, prepared = self._meter, self._prepared
-        if meter is None or prepared is None or not self._room():
-            return self._onward
+        if meter is None or prepared is None or not self._may_add_span():
+            return self._trace_lines
         attributes = {
-            **self._asked(prepared),
+            **self._request_attributes(prepared),
             "gen_ai.provider.name": PROVIDER,
             "gen_ai.request.stream": prepared.stream,
             "server.address": target.host,
@@ -144,18 +145,18 @@ class RequestSpans:
             attributes["gen_ai.request.max_tokens"] = prepared.answer_bound
         if prepared.choices != 1:
             attributes["gen_ai.request.choice.count"] = prepared.choices
-        name = f"{OPERATIONS[self._endpoint]} {prepared.word}"
+        name = f"{OPERATIONS[self._endpoint]} {prepared.model_name}"
         self._attempt = span = self._tracer.start_span(name, self._below, SpanKind.CLIENT, attributes)
         self._finish.clear()
-        return onward(span)
+        return trace_lines_of(span)
 
-    def saw(self, data: bytes) -> None:
-        """A part of the engine's answer: why it ended is read, and nothing else."""
+    def observe_answer(self, data: bytes) -> None:
+        """Reads the finish reason from a part of the engine's answer, and nothing else."""
         if len(self._finish) < _REASONS:
             self._finish += [reason.decode() for reason in _FINISH.findall(data)][: _REASONS - len(self._finish)]
 
     def attempt_over(self, failure: str | None = None) -> None:
-        """The answer is over, or there is none for this reason. Another call changes nothing."""
+        """Ends the attempt's span; `failure` is the reason if there is no answer. A second call changes nothing."""
         span, meter, prepared = self._attempt, self._meter, self._prepared
         if span is None or meter is None or prepared is None:
             return
@@ -180,13 +181,13 @@ class RequestSpans:
                 span.set_attribute("gen_ai.response.finish_reasons", tuple(self._finish))
             if prepared.stream:
                 span.set_attribute("gen_ai.response.time_to_first_chunk", meter.seconds_to_first_byte or 0.0)
-                if self._room():
+                if self._may_add_span():
                     below = set_span_in_context(span, _ROOT)
                     self._tracer.start_span("stream", below, start_time=self._at(first)).end()
         span.end()
 
     def end(self) -> None:
-        """The request is over."""
+        """Ends the request's span."""
         self.attempt_over()
         span, meter, error, status = self._span, self._meter, self._error, self._refused
         failed = status is not None and status >= 500
@@ -205,26 +206,26 @@ class RequestSpans:
         if error is not None:
             span.set_attribute("error.type", error)
         if failed:
-            # Not the message: it may repeat what the client wrote.
+            # The code, not the message, which may repeat the client's text.
             span.set_status(Status(StatusCode.ERROR, error))
         if self._left_out:
             span.set_attribute("shoal.spans_left_out", self._left_out)
         span.end()
 
-    # --- inside -----------------------------------------------------------------------------------------------------
+    # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _asked(self, prepared: Prepared) -> dict[str, str | int | bool]:
+    def _request_attributes(self, prepared: Prepared) -> dict[str, str | int | bool]:
         model = prepared.model
         asked: dict[str, str | int | bool] = {
             "gen_ai.operation.name": OPERATIONS[self._endpoint],
-            "gen_ai.request.model": prepared.word,
+            "gen_ai.request.model": prepared.model_name,
             "shoal.model": model.key,
         }
         if model.adapter is not None:
             asked |= {"shoal.adapter": model.adapter.key, "shoal.adapter.revision": model.adapter.revision}
         return asked
 
-    def _room(self) -> bool:
+    def _may_add_span(self) -> bool:
         if self._made >= _MOST:
             self._left_out += 1
             return False
@@ -235,8 +236,8 @@ class RequestSpans:
         return self._started + int(monotonic * 1e9)
 
 
-def onward(span: Span) -> str:
-    """The lines of a request's head that carry the trace on."""
+def trace_lines_of(span: Span) -> str:
+    """The header lines that propagate a span's trace."""
     context = span.get_span_context()
     lines = f"traceparent: 00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}\r\n"
     state = context.trace_state

@@ -1,8 +1,8 @@
 """The HTTP/1.1 client towards the engines: a pool of connections on httptools, behind start / read / abort.
 
-Its own, because this is the request path's largest cost: measured on the same machine, this shape carries more than
-twice the requests of a general client per core. It does what the gateway needs and nothing else: POST a body that is in
-memory, read an answer with back-pressure, cut it off.
+It is our own because this is the request path's largest cost: measured on the same machine, it carries more than twice
+the requests per core of a general client. It does only what the gateway needs: POST a body from memory, read an answer
+with back-pressure, abort it.
 """
 
 import asyncio
@@ -15,29 +15,30 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 import httptools
 
 from shoal.api.names import HEADER_SIDECAR
-from shoal.net.tls import Credentials, NoCertificate
+from shoal.net.tls import NoCertificate, TLSCredentials
 
 if TYPE_CHECKING:
-    from shoal.signals.stream import Peer
+    from shoal.net.stream import StreamPeer
 
 _HIGH_WATER: Final = 64 * 1024
 _LOW_WATER: Final = 16 * 1024
-"""Of an answer whose client does not take it: as much is read ahead, for each stream."""
+"""Bytes read ahead per answer while its client does not read: reading pauses above the first mark, and resumes below
+the second."""
 _ONE_WRITE: Final = 256 * 1024
-"""A body that is smaller goes out with its head."""
+"""A smaller body is written together with its head."""
 _MAX_HEAD_BYTES: Final = 64 * 1024
 _MAX_IDLE_PER_TARGET: Final = 256
 _SIDECAR: Final = HEADER_SIDECAR.encode()
 _REFUSED: Final = (b"UF", b"UH", b"UO", b"URX")
-"""Of Envoy's response flags those that say that no connection was had, so that nothing reached the engine."""
+"""Envoy's response flags that mean that there was no connection, so that nothing reached the engine."""
 _PROBE_SECONDS: Final = 4
 _PROBES: Final = 3
-"""A machine that answers nothing for four of these times is gone."""
+"""Seconds between keepalive probes. A machine that answers nothing for four intervals counts as lost."""
 
 
 class UpstreamError(Exception):
-    """The engine could not be reached or was lost. Which of both decides what becomes of the request: who puts a proxy
-    before the engine turns the proxy's own answers into these errors."""
+    """The engine could not be reached or was lost. The subclass decides whether the request is retried, so answers of a
+    proxy in front of the engine are converted to these errors too."""
 
 
 class ConnectFailed(UpstreamError):
@@ -45,40 +46,41 @@ class ConnectFailed(UpstreamError):
 
 
 class ConnectionLost(UpstreamError):
-    """The connection ended before the answer did. The engine may have had the request, and may have died of it."""
+    """The connection ended before the answer. The engine may have had the request, and the request may have killed
+    it."""
 
 
 class StaleConnection(ConnectionLost):
-    """A connection that had been used before ended before any byte of the answer came. Engines close idle ones, so the
-    request most likely did not reach it; but it may have, so its id is used up."""
+    """A reused connection ended before any byte of the answer. Engines close idle connections, so the request most
+    likely did not reach the engine; but it may have, so its id cannot be used again."""
 
 
 class GivenUp(UpstreamError):
-    """The replica is known to make no progress any more."""
+    """The replica is known to have stalled."""
 
 
 class BadAnswer(UpstreamError):
-    """What came back is no HTTP."""
+    """The answer is not HTTP."""
 
 
 class Aborted(UpstreamError):
-    """We cut it off ourselves."""
+    """The gateway aborted the request itself."""
 
 
 class AnswerTooLarge(UpstreamError):
     """The answer is larger than the gateway keeps in memory."""
 
 
-class Target(NamedTuple):
+class UpstreamAddress(NamedTuple):
     """A tuple, because it is a key of a dict on the request path, and a dataclass is hashed in Python."""
 
     host: str
     port: int
     server_name: str | None = None
-    """What its certificate must say, before it is told anything; None: it speaks plain HTTP."""
+    """The name that the server's certificate must have; None: plain HTTP."""
 
 
-class Answer(Protocol):
+class UpstreamAnswer(Protocol):
     """An answer whose head has arrived."""
 
     @property
@@ -88,29 +90,29 @@ class Answer(Protocol):
     def content_type(self) -> bytes: ...
 
     async def read(self) -> bytes:
-        """What has arrived, b"" at the end. Raises UpstreamError."""
+        """The bytes that have arrived; b"" at the end. Raises UpstreamError."""
         ...
 
     async def read_all(self, limit: int, grown: Callable[[int], None] = ...) -> bytes:
-        """The rest of the body; `grown` hears of each further part's bytes before it is kept, and may raise. Raises
+        """The rest of the body. `grown` is called with the size of each part before it is kept, and may raise. Raises
         UpstreamError."""
         ...
 
     def release(self) -> None:
-        """Ends the use of this answer, exactly once: a whole one gives its connection back, any other closes it."""
+        """Call exactly once. A complete answer returns its connection to the pool; any other closes it."""
         ...
 
 
 class Upstream(Protocol):
-    """What the request path needs of a client."""
+    """The part of the client that the request path uses."""
 
-    async def start(self, target: Target, head: bytes, body: bytes, abort: "AbortHandle") -> Answer:
-        """Sends a request and returns when the head of the answer is there. Raises UpstreamError."""
+    async def start(self, target: UpstreamAddress, head: bytes, body: bytes, abort: "AbortHandle") -> UpstreamAnswer:
+        """Sends a request and returns when the head of the answer has arrived. Raises UpstreamError."""
         ...
 
 
 class Abortable(Protocol):
-    """What a request stands at."""
+    """What a request currently waits for: a connection or a hold queue."""
 
     handle: "AbortHandle | None"
 
@@ -118,20 +120,21 @@ class Abortable(Protocol):
 
 
 class AbortHandle:
-    """Cuts off a request wherever it stands; made before there is a connection."""
+    """Aborts a request at any stage; created before there is a connection."""
 
     __slots__ = ("_at", "aborted", "answering", "cancel", "given_up", "sent")
 
     def __init__(self) -> None:
         self.aborted = False
         self.answering = False
-        """Something of an answer went to the client."""
+        """Part of an answer was sent to the client."""
         self.given_up = False
-        """The replica of this attempt makes no progress. It may turn out before there is a connection."""
+        """The replica of this attempt stalled, perhaps before there was a connection."""
         self.sent = False
-        """Something of the request may have reached the replica of this attempt."""
+        """Part of the request may have reached the replica of this attempt."""
         self.cancel: Callable[[], bool] | None = None
-        """Begins to have the engine end the request, which then ends its answer; False: it cannot be asked."""
+        """Starts asking the engine to end the request, which then ends its answer; False: the engine cannot be
+        asked."""
         self._at: Abortable | None = None
 
     def hold(self, at: Abortable) -> None:
@@ -142,20 +145,20 @@ class AbortHandle:
         self._at = None
 
     def abort(self) -> None:
-        """The client left. An engine that can be asked to end the request says what it computed; the connection is cut
-        off where it cannot, or when this is called again."""
+        """The client left. If the engine can be asked to end the request, it then reports what it computed. Otherwise,
+        or at a second call, the connection is closed."""
         ask = self.cancel if self.sent and not self.answering and not self.aborted else None
         self.aborted = True
         if ask is None or not ask():
             self.cut()
 
     def cut(self) -> None:
-        """Ends the request where it stands, without an answer."""
+        """Ends the request at its current stage, without an answer."""
         if self._at is not None:
             self._at.abort(Aborted("the request was cut off"))
 
     def give_up(self) -> None:
-        """The replica makes no progress: ends the attempt there, unless the client has seen something of it."""
+        """The replica stalled: ends the attempt there, unless part of its answer was sent to the client."""
         if self.answering:
             return
         self.given_up = True
@@ -164,9 +167,9 @@ class AbortHandle:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection; also the Answer of the request that is on it."""
+    """One connection, and the `UpstreamAnswer` of the request on it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, pool: "Pool", target: Target) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, pool: "Pool", target: UpstreamAddress) -> None:
         self._loop = loop
         self._pool = pool
         self._target = target
@@ -191,11 +194,11 @@ class _Connection(asyncio.Protocol):
         self.status = 0
         self.content_type = b""
         self.sidecar = b""
-        """Envoy's response flags, where the answer is its own and not the engine's."""
+        """Envoy's response flags, if the answer comes from Envoy and not from the engine."""
         self.any_byte = False
         self.idle_since = 0.0
 
-    # --- asyncio.Protocol -------------------------------------------------------------------------------------------
+    # --- asyncio.Protocol ---------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -212,7 +215,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._busy:
-            self.close()  # bytes that nobody asked for
+            self.close()  # bytes without a request
             return
         self.any_byte = True
         if not self._head_done:
@@ -235,7 +238,7 @@ class _Connection(asyncio.Protocol):
         if self._write_waiter is not None and not self._write_waiter.done():
             self._write_waiter.set_result(None)
 
-    # --- httptools --------------------------------------------------------------------------------------------------
+    # --- httptools ----------------------------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
         lower = name.lower()
@@ -272,10 +275,10 @@ class _Connection(asyncio.Protocol):
         self._keep_alive = self._parser.should_keep_alive()
         self._wake()
 
-    # --- a request --------------------------------------------------------------------------------------------------
+    # --- a request ----------------------------------------------------------------------------------------------------
 
     async def send(self, head: bytes, body: bytes) -> None:
-        """Sends a request and returns when the head of the answer is there."""
+        """Sends a request and returns when the head of the answer has arrived."""
         self._parser = httptools.HttpResponseParser(self)
         self._busy = True
         self._head_done = self._complete = self._until_close = self._framed = self._interim = False
@@ -325,7 +328,7 @@ class _Connection(asyncio.Protocol):
 
     def release(self) -> None:
         if self.handle is not None:
-            # Whoever could cut this request off must not be able to cut off the next one on this connection.
+            # The handle of this request must not be able to abort the next one on this connection.
             self.handle.drop()
             self.handle = None
         whole = self._busy and self._complete and not self._chunks and not self._until_close
@@ -389,26 +392,27 @@ class Pool:
         *,
         keep_alive: float = 4.0,
         connect_timeout: float = 2.0,
-        credentials: Credentials | None = None,
+        credentials: TLSCredentials | None = None,
         secured_keep_alive: float | None = None,
     ) -> None:
-        """`credentials` towards targets with a `server_name`. `secured_keep_alive` of those: what ends mutual TLS there
-        keeps connections for longer than an engine does, and a handshake costs more than a connection."""
+        """`credentials` are for targets with a `server_name`, and so is `secured_keep_alive`: the sidecar that
+        terminates mutual TLS keeps idle connections longer than an engine, and a handshake costs more than a
+        connection."""
         self._keep_alive = keep_alive
         self._secured_keep_alive = keep_alive if secured_keep_alive is None else secured_keep_alive
         self._credentials = credentials
         self._connect_timeout = connect_timeout
-        self._idle: dict[Target, list[_Connection]] = {}
+        self._idle: dict[UpstreamAddress, list[_Connection]] = {}
         self._closed = False
 
-    async def start(self, target: Target, head: bytes, body: bytes, abort: AbortHandle) -> Answer:
+    async def start(self, target: UpstreamAddress, head: bytes, body: bytes, abort: AbortHandle) -> UpstreamAnswer:
         if (connection := self._take(target)) is not None:
             try:
                 await self._send(connection, head, body, abort)
             except ConnectionLost as lost:
                 if connection.any_byte:
                     raise
-                # The others are as old: whoever tries again gets a new one.
+                # The other idle connections are as old: the retry must get a new one.
                 for idle in self._idle.pop(target, ()):
                     idle.close()
                 raise StaleConnection(str(lost)) from None
@@ -427,12 +431,12 @@ class Pool:
             abort.sent = True
             await connection.send(head, body)
             if connection.sidecar:
-                raise _of_sidecar(connection.sidecar)
+                raise _sidecar_error(connection.sidecar)
         except BaseException:
             connection.release()
             raise
 
-    def give_back(self, target: Target, connection: _Connection) -> None:
+    def give_back(self, target: UpstreamAddress, connection: _Connection) -> None:
         idle = self._idle.setdefault(target, [])
         if self._closed or len(idle) >= _MAX_IDLE_PER_TARGET:
             connection.close()
@@ -456,14 +460,14 @@ class Pool:
                 del self._idle[target]
 
     def close(self) -> None:
-        """Closes idle connections and keeps none from now on."""
+        """Closes idle connections. Connections that come back later are closed too."""
         self._closed = True
         for idle in self._idle.values():
             for connection in idle:
                 connection.close()
         self._idle.clear()
 
-    def _take(self, target: Target) -> _Connection | None:
+    def _take(self, target: UpstreamAddress) -> _Connection | None:
         idle = self._idle.get(target)
         longest = self._longest(target)
         while idle:
@@ -473,10 +477,10 @@ class Pool:
             connection.close()
         return None
 
-    def _longest(self, target: Target) -> float:
+    def _longest(self, target: UpstreamAddress) -> float:
         return self._keep_alive if target.server_name is None else self._secured_keep_alive
 
-    async def _connect(self, target: Target) -> _Connection:
+    async def _connect(self, target: UpstreamAddress) -> _Connection:
         loop = asyncio.get_running_loop()
         try:
             context = None
@@ -497,34 +501,34 @@ class Pool:
         except NoCertificate as none:
             raise ConnectFailed(str(none)) from None
         except ssl.SSLError as error:
-            # Before anything of the request was sent.
+            # Nothing of the request was sent.
             raise ConnectFailed(f"no mutual TLS: {error.reason or 'the handshake failed'}") from None
         except OSError as error:
             raise ConnectFailed(error.strerror or "no connection") from None
-        _notice_the_dead(connection)
+        _enable_keepalive_probes(connection)
         return connection
 
 
-def to_agent(peer: "Peer", path: str, body: bytes) -> tuple[Target, bytes, bytes]:
+def agent_request(peer: "StreamPeer", path: str, body: bytes) -> tuple[UpstreamAddress, bytes, bytes]:
     """A POST to an agent, as `start` takes it."""
     host = f"[{peer.host}]" if ":" in peer.host else peer.host
     head = (
         f"POST {path} HTTP/1.1\r\nhost: {host}:{peer.port}\r\nauthorization: Bearer {peer.key}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )
-    return Target(peer.host, peer.port, peer.server_name), head.encode(), body
+    return UpstreamAddress(peer.host, peer.port, peer.server_name), head.encode(), body
 
 
-def _of_sidecar(flags: bytes) -> UpstreamError:
-    """What ends mutual TLS answered itself: the engine took no connection, or was lost under the request."""
+def _sidecar_error(flags: bytes) -> UpstreamError:
+    """The sidecar answered itself: it had no connection to the engine, or lost the engine during the request."""
     if flags in _REFUSED:
         return ConnectFailed("the engine takes no connection")
     return ConnectionLost(f"the engine closed the connection ({flags.decode('latin-1')[:40]})")
 
 
-def _notice_the_dead(connection: _Connection) -> None:
-    """A machine without power closes nothing: the kernel asks it, so that who waits there is not left waiting. A
-    process that hangs, or whose agent died, does not fail this: its kernel answers."""
+def _enable_keepalive_probes(connection: _Connection) -> None:
+    """Detects a machine that lost power, which closes no connection: the kernel sends probes, so that requests do not
+    wait for it. A hanging process passes the probes, because its kernel answers."""
     sock = connection.socket
     if sock is None:
         return

@@ -1,7 +1,7 @@
-"""GET /v1/usage with a tenant's own key: the ledger's answer for that tenant, and for no other.
+"""GET /v1/usage with a tenant's own key: the ledger's answer for that tenant only.
 
-The tenant is that of the key; what the client says is filters and what to sum by. The ledger is kept from harm: a few
-questions at a time, and few of one tenant in a minute.
+The tenant is that of the key; the client only chooses filters and grouping. The ledger is protected by bounds: few
+queries at a time, and few per tenant and minute.
 """
 
 import asyncio
@@ -14,49 +14,49 @@ import aiohttp
 import orjson
 
 from shoal.api import names
-from shoal.gateway.errors import ApiError, unavailable
-from shoal.net.tls import Credentials, NoCertificate, dial, ledger_name
-from shoal.serving.asgi import Headers
+from shoal.net.asgi import Headers
+from shoal.net.errors import ApiError, unavailable
+from shoal.net.tls import NoCertificate, TLSCredentials, dial, ledger_name
 
 SECONDS: Final = 10.0
-"""For one answer of the ledger."""
+"""Timeout of one query to the ledger."""
 AT_ONCE: Final = 4
 WAITING: Final = 32
 PER_MINUTE: Final = 30
-"""Questions of one tenant at one gateway, after a burst of as many."""
+"""Queries of one tenant at one gateway, after a burst of the same number."""
 MOST_BYTES: Final = 16 * 1024 * 1024
 _PARAMETERS: Final = ("from", "to", "by", "key", "model", "adapter", "plan", "limit", "after", "output")
 _BY: Final = ("tenant", "key", "externalID", "model", "adapter", "plan", "hour", "day", "month")
 _MOST_PARAMETERS: Final = 100
 _HEADERS: Final = ("content-type", "content-disposition", "x-shoal-next")
-"""Of the ledger's answer, those that are the tenant's too."""
+"""Headers of the ledger's answer that are passed to the tenant."""
 
 
-class Page(NamedTuple):
-    """Rows of one tenant, as the ledger told them."""
+class TenantUsagePage(NamedTuple):
+    """Rows of one tenant, as the ledger returned them."""
 
     body: bytes
     headers: Headers
 
 
 class UsageApi:
-    """`said` gives what this gateway says to the ledger, by each valid install key. `clock` gives seconds."""
+    """`keys` returns this gateway's keys for the ledger, one per valid install key. `clock` returns seconds."""
 
     def __init__(
         self,
         ledger_url: str,
-        said: Callable[[], Iterable[str]],
+        keys: Callable[[], Iterable[str]],
         clock: Callable[[], float] = time.monotonic,
-        credentials: Credentials | None = None,
+        credentials: TLSCredentials | None = None,
     ) -> None:
         self._url = ledger_url.rstrip("/")
-        self._said = said
+        self._keys = keys
         self._credentials, self._server_name = credentials, ledger_name(ledger_url)
         self._clock = clock
-        self._asking = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(AT_ONCE)
         self._waiting = 0
-        self._left: dict[str, tuple[float, float]] = {}
-        """Questions that a tenant has left, and when that was so."""
+        self._tokens: dict[str, tuple[float, float]] = {}
+        """Token bucket per tenant: queries left, and when that was measured."""
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -64,28 +64,28 @@ class UsageApi:
         if self._session is not None:
             await self._session.close()
 
-    async def page(self, tenant: str, query_string: bytes, accept: bytes = b"") -> Page:
-        """A page of the tenant's rows, as JSON, or as CSV where `output` or an Accept header says so. Raises
+    async def page(self, tenant: str, query_string: bytes, accept: bytes = b"") -> TenantUsagePage:
+        """A page of the tenant's rows as JSON, or as CSV if `output` or an Accept header asks for it. Raises
         ApiError."""
         query = _query(query_string)
         if _csv_first(accept) and not any(name == "output" for name, _ in query):
             query.append(("output", "csv"))
         if not self._url:
-            raise ApiError(404, "This installation has no ledger: usage cannot be asked for.", "no_ledger")
+            raise ApiError(404, "This installation has no ledger, so there is no usage to query.", "no_ledger")
         self._count(tenant)
         if self._waiting >= WAITING:
-            raise unavailable("Too many ask for usage. Try again.", "overloaded", 2)
+            raise unavailable("Too many usage queries are running. Try again.", "overloaded", 2)
         self._waiting += 1
         try:
-            async with self._asking:
+            async with self._slots:
                 return await self._ask(f"{self._url}{names.USAGE_PATH}?{urlencode([('tenant', tenant), *query])}")
         finally:
             self._waiting -= 1
 
-    async def _ask(self, url: str) -> Page:
+    async def _ask(self, url: str) -> TenantUsagePage:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=SECONDS, sock_connect=2))
-        for key in self._said():
+        for key in self._keys():
             headers = {"authorization": f"Bearer {key}"}
             try:
                 secured = dial(self._credentials, self._server_name)
@@ -93,13 +93,15 @@ class UsageApi:
                     raw = await response.content.read(MOST_BYTES)
                     while more := await response.content.read(MOST_BYTES):
                         if len(raw) + len(more) > MOST_BYTES:
-                            raise ApiError(400, "That is too much for one answer: lower `limit`.", "too_large")
+                            raise ApiError(400, "The result is too large for one answer: lower `limit`.", "too_large")
                         raw += more
             except (aiohttp.ClientError, TimeoutError, OSError, NoCertificate):
                 break
             if response.status == 200:
-                told = response.headers
-                return Page(raw, tuple((name.encode(), told[name].encode()) for name in _HEADERS if name in told))
+                answered = response.headers
+                return TenantUsagePage(
+                    raw, tuple((name.encode(), answered[name].encode()) for name in _HEADERS if name in answered)
+                )
             if response.status in (400, 422):
                 raise ApiError(400, _message(raw), "invalid_parameter")
             if response.status != 401:
@@ -108,16 +110,16 @@ class UsageApi:
 
     def _count(self, tenant: str) -> None:
         now = self._clock()
-        left, since = self._left.get(tenant, (float(PER_MINUTE), now))
+        left, since = self._tokens.get(tenant, (float(PER_MINUTE), now))
         left = min(float(PER_MINUTE), left + (now - since) * PER_MINUTE / 60)
         if left < 1:
             wait = int((1 - left) * 60 / PER_MINUTE) + 1
-            raise ApiError(429, "Too many questions for usage. Try again.", "rate_limit_exceeded", retry_after=wait)
-        # Kept last, so that the first are those that have not asked for longest: after a minute they need no entry.
-        self._left.pop(tenant, None)
-        self._left[tenant] = (left - 1, now)
-        while (oldest := next(iter(self._left))) != tenant and now - self._left[oldest][1] >= 60:
-            del self._left[oldest]
+            raise ApiError(429, "Too many usage queries. Try again.", "rate_limit_exceeded", retry_after=wait)
+        # Moved to the end, so that the first entries are the least recently used: after a minute they are not needed.
+        self._tokens.pop(tenant, None)
+        self._tokens[tenant] = (left - 1, now)
+        while (oldest := next(iter(self._tokens))) != tenant and now - self._tokens[oldest][1] >= 60:
+            del self._tokens[oldest]
 
 
 def _query(query_string: bytes) -> list[tuple[str, str]]:
@@ -129,18 +131,18 @@ def _query(query_string: bytes) -> list[tuple[str, str]]:
         raise ApiError(400, f"There are more than {_MOST_PARAMETERS} parameters.", "invalid_parameter") from None
     for name, value in given:
         if name == "tenant":
-            raise _wrong(name, "is that of your key: leave it out")
+            raise _wrong(name, "is set by your key: leave it out")
         if name not in _PARAMETERS:
             raise _wrong(name[:64], f"is not known; there are {', '.join(_PARAMETERS)}")
         if name == "by":
             for word in value.split(","):
                 if word.strip() and word.strip() not in _BY:
-                    raise _wrong(name, f"takes some of {', '.join(_BY)}, with commas between them")
+                    raise _wrong(name, f"takes a comma-separated list of {', '.join(_BY)}")
     return given
 
 
 def _csv_first(accept: bytes) -> bool:
-    """Whether an Accept header names CSV, and JSON not before it."""
+    """Whether an Accept header names CSV, and does not name JSON before it."""
     kinds = [kind.partition(b";")[0].strip().lower() for kind in accept.split(b",")]
     return b"text/csv" in kinds and b"application/json" not in kinds[: kinds.index(b"text/csv")]
 
@@ -152,7 +154,7 @@ def _message(raw: bytes) -> str:
         body = None
     error = cast("dict[str, Any]", body).get("error") if isinstance(body, dict) else None
     message = cast("dict[str, Any]", error).get("message") if isinstance(error, dict) else None
-    return message if isinstance(message, str) else "The ledger does not understand the question."
+    return message if isinstance(message, str) else "The ledger does not understand the query."
 
 
 def _wrong(name: str, must: str) -> ApiError:

@@ -1,5 +1,4 @@
-"""What every request that waits has in common: it waits until something is decided, until its client leaves, or for so
-long."""
+"""Base of every wait of a request: it ends with a decision, with the client's departure, or after a time."""
 
 import asyncio
 import time
@@ -12,7 +11,7 @@ class ClientGone(Exception):
 
 
 class Waiter:
-    """Subclasses say what is decided (`decided`), and what becomes of the place (`_give_up`)."""
+    """Subclasses define when the wait is decided (`decided`), and how its place is freed (`_give_up`)."""
 
     __slots__ = ("_future", "_gone", "handle", "since", "size", "tenant", "tokens")
 
@@ -27,31 +26,31 @@ class Waiter:
 
     @property
     def decided(self) -> bool:
-        """There is no use in waiting any longer."""
+        """Whether the wait is over."""
         raise NotImplementedError
 
     def _give_up(self) -> None:
-        """Its place is free."""
+        """Frees its place."""
         raise NotImplementedError
 
     def abort(self, error: UpstreamError) -> None:
-        """The client left: its place is free at once."""
+        """The client left: its place is freed at once."""
         self._gone = True
         self._give_up()
         self._end()
 
     def close(self) -> None:
-        """The request waits here no longer, whatever the reason."""
+        """Ends the wait, whatever the reason."""
         if self.handle is not None:
             self.handle.drop()
             self.handle = None
         self._give_up()
 
     async def _until(self, seconds: float) -> None:
-        """Returns when it is decided, or after so long.
+        """Returns when it is decided, or after `seconds`.
 
         Raises:
-            ClientGone: its client left.
+            ClientGone: the client left.
         """
         if not self._gone and not self.decided:
             loop = asyncio.get_running_loop()

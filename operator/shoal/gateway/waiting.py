@@ -1,29 +1,29 @@
-"""How a request waits: in its Model's room, or for its adapter; a stream hears comments meanwhile."""
+"""How a request waits: in its Model's hold queue, or for its adapter. A stream gets comments meanwhile."""
 
 import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from shoal.core.access import Identity
+from shoal.core.access import KeyIdentity
 from shoal.core.hold.limits import longest_wait, retry_after
 from shoal.core.hold.room import estimated_tokens
-from shoal.core.routing import NoReplica, Replica
-from shoal.gateway import errors
+from shoal.core.routing.choice import NoReplica, Replica
 from shoal.gateway.deadlines import Deadline
-from shoal.gateway.errors import ApiError
-from shoal.gateway.meter import Meter
 from shoal.gateway.relay import Prepared
 from shoal.gateway.reply import Reply
 from shoal.gateway.upstream import Abortable, AbortHandle
 from shoal.gateway.waiter import ClientGone
+from shoal.metering.meter import Meter
+from shoal.net import errors
+from shoal.net.errors import ApiError
 
 if TYPE_CHECKING:
     from shoal.gateway.app import Gateway
     from shoal.gateway.tracing import RequestSpans
 
 COMMENT_SECONDS: Final = 10.0
-"""A stream that waits hears a comment so often. Until the first one, a 503 is still possible."""
+"""A waiting stream gets a comment at this interval. Until the first one, a 503 is still possible."""
 _RETRY_AFTER: Final = {
     "not-ready": 10,
     "turned-away": 5,
@@ -35,30 +35,30 @@ _RETRY_AFTER: Final = {
 }
 
 
-class Place(NamedTuple):
+class InFlight(NamedTuple):
     """A replica at which the request counts as in flight."""
 
     replica: Replica
     tokens: int
     paid: bool
-    """A retry that the Model's budget was charged for."""
+    """The attempt is a retry, charged to the Model's retry budget."""
 
 
-class Standing(Abortable, Protocol):
+class WaitingPlace(Abortable, Protocol):
     """Where a request waits."""
 
     @property
     def retry_after(self) -> int:
-        """Seconds after which another try makes sense."""
+        """Seconds after which the client should try again."""
         ...
 
     async def wait(self, seconds: float) -> bool:
-        """Whether it may go on; False after `seconds`. Raises ApiError, ClientGone."""
+        """True when the request may continue; False after `seconds`. Raises ApiError, ClientGone."""
         ...
 
 
 class Waiting:
-    """One request, as far as it waits."""
+    """The waiting part of one request's attempts."""
 
     __slots__ = (
         "_abort",
@@ -73,7 +73,7 @@ class Waiting:
         "_spans",
     )
 
-    # Set by Attempts: one more call would be a hundredth of what a small request costs here.
+    # Set by Attempts: a call of `super().__init__` would be a hundredth of a small request's cost.
     _app: "Gateway"
     _prepared: Prepared
     _raw: bytes
@@ -81,15 +81,15 @@ class Waiting:
     _reply: Reply
     _abort: AbortHandle
     _deadline: Deadline
-    _check_key: Callable[[], Identity]
+    _check_key: Callable[[], KeyIdentity]
     _held_since: float | None
     _spans: "RequestSpans | None"
 
-    async def _wait(self, why: NoReplica, tried: set[str]) -> Place:
-        """Waits until a replica can take the request. A stream hears comments meanwhile.
+    async def _wait(self, why: NoReplica, tried: set[str]) -> InFlight:
+        """Waits until a replica can take the request. A stream gets comments meanwhile.
 
         Raises:
-            ApiError: it may not wait, or has waited as long as it may.
+            ApiError: the request may not wait, or its time to wait is over.
             ClientGone: the client left.
         """
         app, meter, prepared = self._app, self._meter, self._prepared
@@ -102,31 +102,39 @@ class Waiting:
         again = meter.attempts > 0
         try:
             ticket = app.holds.enter(
-                model, meter.tenant, prepared.word, size, tokens, frozenset(tried), prepared.priority, again=again
+                model,
+                meter.tenant,
+                prepared.model_name,
+                size,
+                tokens,
+                frozenset(tried),
+                prepared.priority,
+                is_retry=again,
             )
         except ApiError as error:
             meter.outcome = "refused" if error.status >= 500 else "rejected"
             raise
         ticket.check = self._recheck
-        app.metrics.waits(model.key, prepared.path)
+        app.metrics.hold_began(model.key, prepared.path)
         try:
-            await self._stand(ticket, why.reason)
-            return Place(ticket.take(), tokens, ticket.paid)
+            await self._wait_at(ticket, why.reason)
+            return InFlight(ticket.take(), tokens, ticket.paid)
         finally:
             ticket.close()
 
     def _weight(self) -> tuple[int, int]:
-        """Bytes of a request that waits, and the tokens that it will hold."""
-        # The encoder leaves room for several KiB behind its result.
+        """Size of a waiting request in bytes, and its estimated tokens."""
+        # The encoder's result has several KiB of unused capacity.
         self._raw = bytes(memoryview(self._raw))
         size = len(self._raw)
         return size, estimated_tokens(size, self._prepared.answer_bound, self._prepared.choices)
 
-    async def _stand(self, standing: Standing, why: str, seconds: float = math.inf) -> bool:
-        """Waits there until told to go on, for `seconds` at most; False: they are over. `why` is a reason of NoReplica.
+    async def _wait_at(self, place: WaitingPlace, why: str, seconds: float = math.inf) -> bool:
+        """Waits at `place` until the request may continue, for at most `seconds`; False when they are over. `why` is a
+        reason of NoReplica.
 
         Raises:
-            ApiError: it has waited as long as it may, or may not go on.
+            ApiError: the time to wait is over, or the request may not continue.
             ClientGone: the client left.
         """
         meter, prepared, deadline = self._meter, self._prepared, self._deadline
@@ -137,7 +145,7 @@ class Waiting:
         longest = longest_wait(model.limits, model.cold_start_seconds, self._app.settings.hold_seconds)
         until = self._held_since + longest
         try:
-            self._abort.hold(standing)
+            self._abort.hold(place)
             deadline.pause()
             next_comment = math.inf
             if prepared.stream:
@@ -146,15 +154,15 @@ class Waiting:
                 if now >= next_comment:
                     next_comment = now + COMMENT_SECONDS
                     await self._comment()
-                going = await standing.wait(min(until, next_comment, began + seconds) - now)
+                going = await place.wait(min(until, next_comment, began + seconds) - now)
                 if going or time.monotonic() - began >= seconds:
                     self._recheck()
                     return going
             meter.outcome = "expired"
             raise errors.unavailable(
-                f"The model `{prepared.word}` had no free replica within {longest:g} s. Try again.",
+                f"The model `{prepared.model_name}` had no free replica within {longest:g} s. Try again.",
                 "hold_expired",
-                standing.retry_after,
+                place.retry_after,
             )
         except ApiError as error:
             meter.outcome = meter.outcome or ("refused" if error.status >= 500 else "rejected")
@@ -166,11 +174,12 @@ class Waiting:
                 self._spans.held(began, why, meter.outcome or ("left" if self._abort.aborted else "released"))
 
     def _recheck(self) -> None:
-        """What the client may have lost while it waited: its key, or the use of the Model. Raises ApiError."""
-        words, word = self._app.directory.snapshot.words, self._prepared.word
-        now, then = words.find(word, self._check_key()), self._prepared.model
+        """Checks again what the client may have lost while it waited: its key, or the use of the Model. Raises
+        ApiError."""
+        index, name = self._app.directory.snapshot.model_index, self._prepared.model_name
+        now, then = index.find(name, self._check_key()), self._prepared.model
         if now is None or now.uid != then.uid or now.address != then.address:
-            raise errors.model_not_found(word)
+            raise errors.model_not_found(name)
 
     async def _comment(self) -> None:
         self._meter.status = 200
@@ -183,8 +192,10 @@ class Waiting:
         meter, model = self._meter, self._prepared.model
         meter.outcome = "refused"
         meter.replica = meter.engine_boot = None
-        # Nothing has started yet, so a whole cold start is to come.
+        # Nothing has started yet, so a whole cold start lies ahead.
         after = _RETRY_AFTER[why.reason] if why.reason != "none" else retry_after(model.cold_start_seconds, 0.0)
         return errors.unavailable(
-            f"The model `{self._prepared.word}` cannot serve right now: {why.message}. Try again.", "no_replica", after
+            f"The model `{self._prepared.model_name}` cannot serve right now: {why.message}. Try again.",
+            "no_replica",
+            after,
         )

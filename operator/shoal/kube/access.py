@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, cast
 
 from shoal.api import names
 from shoal.api.meta import JsonObject
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.errors import KubeError
 from shoal.kube.resources import Resource
 
@@ -46,7 +46,7 @@ Key = tuple[bytes, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AccessVerdict:
     """200: let in. Otherwise the status and the sentence of the refusal."""
 
     status: int
@@ -66,11 +66,11 @@ class Verdict:
         return {"Retry-After": "2"} if self.status == 503 else {}
 
 
-ALLOWED: Final = Verdict(200)
-NO_TOKEN: Final = Verdict(401, "a Kubernetes token is needed, as a bearer token")
-BAD_TOKEN: Final = Verdict(401, "the API server does not know this token")
-BUSY: Final = Verdict(503, "too many callers with unknown tokens: try again in a moment")
-AWAY: Final = Verdict(503, "the API server, which knows who may read this, does not answer")
+ALLOWED: Final = AccessVerdict(200)
+NO_TOKEN: Final = AccessVerdict(401, "a Kubernetes token is needed, as a bearer token")
+BAD_TOKEN: Final = AccessVerdict(401, "the API server does not know this token")
+BUSY: Final = AccessVerdict(503, "too many callers with unknown tokens: try again in a moment")
+AWAY: Final = AccessVerdict(503, "the API server, which knows who may read this, does not answer")
 
 
 def token_of(headers: Mapping[str, str]) -> str:
@@ -83,7 +83,7 @@ class _Kept(NamedTuple):
     """Of a caller who was let in: until when nobody is asked again, and until when it stays in while the API server
     does not answer. By the clock of `TokenReviews`."""
 
-    verdict: Verdict
+    verdict: AccessVerdict
     fresh: float
     stale: float
 
@@ -92,15 +92,15 @@ class TokenReviews(ABC):
     """Asks the API server about callers' tokens, remembers what it says, and bounds both. A token is kept by its
     hash."""
 
-    def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, client: KubeClient, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._clock = clock
         self._allowed: OrderedDict[Key, _Kept] = OrderedDict()
-        self._denied: OrderedDict[Key, tuple[float, Verdict]] = OrderedDict()
-        self._asking: dict[Key, asyncio.Task[Verdict]] = {}
+        self._denied: OrderedDict[Key, tuple[float, AccessVerdict]] = OrderedDict()
+        self._asking: dict[Key, asyncio.Task[AccessVerdict]] = {}
         self._tokens, self._filled = BURST, clock()
 
-    async def check(self, token: str, about: str) -> Verdict:
+    async def check(self, token: str, about: str) -> AccessVerdict:
         """Whether whoever has this token may do what is asked `about`."""
         if not token or len(token) > LONGEST_TOKEN:
             return self._no_token()
@@ -114,9 +114,9 @@ class TokenReviews(ABC):
         asking = self._asking.get(key)
         if asking is None:
             # Who was let in before is asked about in any case, so that strangers cannot crowd it out.
-            if kept is None and (len(self._asking) >= MOST_ASKING or not self._take(now)):
+            if kept is None and (len(self._asking) >= MOST_ASKING or not self._take_token(now)):
                 return BUSY
-            asking = self._asking[key] = asyncio.create_task(self._ask(key, token, about))
+            asking = self._asking[key] = asyncio.create_task(self._ask_server(key, token, about))
             asking.add_done_callback(lambda _: self._asking.pop(key, None))
         verdict = await asyncio.shield(asking)
         if verdict.status == 503 and kept is not None and now < kept.stale:
@@ -124,13 +124,13 @@ class TokenReviews(ABC):
         return verdict
 
     @abstractmethod
-    async def _review(self, token: str, about: str) -> Verdict:
+    async def _review(self, token: str, about: str) -> AccessVerdict:
         """What the API server says now. Raises KubeError."""
 
-    def _no_token(self) -> Verdict:
+    def _no_token(self) -> AccessVerdict:
         return NO_TOKEN
 
-    def _away(self, error: Exception) -> Verdict:
+    def _away(self, error: Exception) -> AccessVerdict:
         """The API server could not be asked: a verdict with status 503."""
         del error
         return AWAY
@@ -140,7 +140,7 @@ class TokenReviews(ABC):
         del token
         return FRESH_SECONDS, STALE_SECONDS
 
-    def _take(self, now: float) -> bool:
+    def _take_token(self, now: float) -> bool:
         self._tokens = min(BURST, self._tokens + (now - self._filled) * RATE)
         self._filled = now
         if self._tokens < 1:
@@ -148,7 +148,7 @@ class TokenReviews(ABC):
         self._tokens -= 1
         return True
 
-    async def _ask(self, key: Key, token: str, about: str) -> Verdict:
+    async def _ask_server(self, key: Key, token: str, about: str) -> AccessVerdict:
         try:
             async with asyncio.timeout(REVIEW_SECONDS):
                 verdict = await self._review(token, about)
@@ -193,7 +193,7 @@ class TokenReviews(ABC):
 class Access(TokenReviews):
     """One process's judge of callers: `check` says whether whoever has a token may `get` a path."""
 
-    async def _review(self, token: str, about: str) -> Verdict:
+    async def _review(self, token: str, about: str) -> AccessVerdict:
         if (user := await self._user(token)) is None:
             return BAD_TOKEN
         spec: JsonObject = {
@@ -205,4 +205,4 @@ class Access(TokenReviews):
         }
         if (await self._status(ACCESSREVIEWS, spec)).get("allowed") is True:
             return ALLOWED
-        return Verdict(403, f"{user['username']} may not get {about}: see the ClusterRole shoal-metrics-reader")
+        return AccessVerdict(403, f"{user['username']} may not get {about}: see the ClusterRole shoal-metrics-reader")

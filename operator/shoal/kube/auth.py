@@ -14,7 +14,7 @@ LOAD_TIMEOUT = 30.0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Credentials:
+class ClusterCredentials:
     """How to reach and convince the API server. Never logged: hence no repr."""
 
     server: str
@@ -40,7 +40,7 @@ def _remove(path: object) -> None:
         Path(str(path)).unlink(missing_ok=True)
 
 
-async def load(kubeconfig: str | None = None, context: str | None = None) -> Credentials:
+async def load(kubeconfig: str | None = None, context: str | None = None) -> ClusterCredentials:
     """Loads credentials: the given kubeconfig, else KUBECONFIG or ~/.kube/config, else the pod's service account.
 
     Raises ValueError when there are none, TimeoutError when an exec plugin does not end.
@@ -51,7 +51,7 @@ async def load(kubeconfig: str | None = None, context: str | None = None) -> Cre
         tls = cast("ssl.SSLContext | bool", await auth.ssl_context())
     user = cast("dict[str, Any]", auth._user)  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
     cluster = cast("dict[str, Any]", auth._cluster)  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
-    credentials = Credentials(
+    credentials = ClusterCredentials(
         server=auth.server.rstrip("/"),
         tls=tls,
         token=auth.token.strip() if auth.token else None,

@@ -19,7 +19,7 @@ import prometheus_client
 
 from shoal.api.meta import JsonObject
 from shoal.kube import auth
-from shoal.kube.errors import Gone, Invalid, KubeError, Unavailable, from_status
+from shoal.kube.errors import APIServerUnavailable, Gone, KubeError, ObjectInvalid, from_status
 from shoal.kube.resources import PODS, SERVICEACCOUNTS, Resource
 
 REQUESTS = prometheus_client.Counter("shoal_kube_requests", "Calls to the API server.", ["verb", "resource", "code"])
@@ -49,12 +49,12 @@ TOKEN_SECONDS: Final = 60.0
 """Age at which a service account's token is read again; the kubelet replaces it at 80 % of its hour."""
 WATCH_SECONDS: Final = 300
 """A watch is renewed by the server after this time, so that load spreads again after a restart of API servers."""
-SILENCE_SECONDS: Final = 90.0
+IDLE_WATCH_SECONDS: Final = 90.0
 """Bookmarks come about every minute; a silent stream longer than this is taken for dead (a load balancer's drop)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ListPage:
     """One page of a LIST."""
 
     items: list[JsonObject]
@@ -70,12 +70,12 @@ class WatchEvent:
     object: JsonObject
 
 
-class Client:
+class KubeClient:
     """One API server, one set of credentials. Close it, or use it as an async context manager."""
 
     def __init__(
         self,
-        credentials: auth.Credentials,
+        credentials: auth.ClusterCredentials,
         *,
         kubeconfig: str | None = None,
         context: str | None = None,
@@ -207,7 +207,7 @@ class Client:
             async with response:
                 return response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unavailable(f"{method.lower()} {target}: {_why(error)}") from error
+            raise APIServerUnavailable(f"{method.lower()} {target}: {_why(error)}") from error
 
     async def _once(
         self,
@@ -226,7 +226,7 @@ class Client:
                     raise await _error(response)
                 return await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unavailable(f"{method.lower()} {path}: {_why(error)}") from error
+            raise APIServerUnavailable(f"{method.lower()} {path}: {_why(error)}") from error
 
     async def list_pages(
         self,
@@ -237,7 +237,7 @@ class Client:
         field_selector: str | None = None,
         page_size: int = 500,
         metadata_only: bool = False,
-    ) -> AsyncIterator[Page]:
+    ) -> AsyncIterator[ListPage]:
         """Lists page by page, so that a large collection never lies in memory as a whole.
 
         Raises Gone when the pages expired on the way: start again.
@@ -252,7 +252,7 @@ class Client:
             for item in items:  # a list's items come without their type
                 item.setdefault("apiVersion", resource.api_version)
                 item.setdefault("kind", resource.kind)
-            yield Page(items, str(metadata.get("resourceVersion", "")))
+            yield ListPage(items, str(metadata.get("resourceVersion", "")))
             if not metadata.get("continue"):
                 return
             params = params | {"continue": metadata["continue"]}
@@ -286,7 +286,7 @@ class Client:
         label_selector: str | None = None,
         field_selector: str | None = None,
         server_seconds: int = WATCH_SECONDS,
-        silence_seconds: float = SILENCE_SECONDS,
+        idle_seconds: float = IDLE_WATCH_SECONDS,
         metadata_only: bool = False,
     ) -> AsyncIterator[WatchEvent]:
         """Events after `resource_version`, until the server ends the stream (normal, every few minutes).
@@ -300,7 +300,7 @@ class Client:
             "timeoutSeconds": str(server_seconds),
         } | _selectors(label_selector, field_selector)
         timeout = aiohttp.ClientTimeout(
-            total=server_seconds + 30, sock_connect=10, sock_read=min(silence_seconds, server_seconds + 10)
+            total=server_seconds + 30, sock_connect=10, sock_read=min(idle_seconds, server_seconds + 10)
         )
         response: aiohttp.ClientResponse | None = None
         try:
@@ -321,7 +321,7 @@ class Client:
                     if line:
                         yield _watch_event(orjson.loads(line))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unavailable(f"watch of {resource.plural} broke: {_why(error)}") from error
+            raise APIServerUnavailable(f"watch of {resource.plural} broke: {_why(error)}") from error
         finally:
             if response is not None:
                 response.close()
@@ -469,7 +469,7 @@ class Client:
                 for attempt in range(1, ATTEMPTS + 1):
                     try:
                         return await self._attempt(verb, resource, method, path, data, params, headers)
-                    except Unavailable as error:
+                    except APIServerUnavailable as error:
                         # 429 was not carried out whatever the verb; for the rest nobody knows.
                         if attempt == ATTEMPTS or not (idempotent or error.status == 429):
                             raise
@@ -477,7 +477,7 @@ class Client:
                         await asyncio.sleep(max(error.retry_after or 0.0, backoff * random.uniform(0.5, 1.0)))  # noqa: S311
             raise AssertionError("unreachable")
         except TimeoutError as error:
-            raise Unavailable(f"{verb} {path}: no answer within {CALL_TIMEOUT:.0f} s") from error
+            raise APIServerUnavailable(f"{verb} {path}: no answer within {CALL_TIMEOUT:.0f} s") from error
         finally:
             SECONDS.labels(verb).observe(time.monotonic() - begin)
 
@@ -501,7 +501,7 @@ class Client:
                 raw = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             REQUESTS.labels(verb, resource.plural, "none").inc()
-            raise Unavailable(f"{verb} {path}: {_why(error)}") from error
+            raise APIServerUnavailable(f"{verb} {path}: {_why(error)}") from error
         return orjson.loads(raw)
 
     async def _open(
@@ -544,14 +544,14 @@ class Client:
             await self._reload(used)
         raise AssertionError("unreachable")
 
-    async def _reload(self, used: auth.Credentials) -> None:
+    async def _reload(self, used: auth.ClusterCredentials) -> None:
         async with self._login:
             if self._credentials is not used:  # another call did it meanwhile
                 return
             try:
                 self._credentials = await auth.load(self._kubeconfig, self._context)
             except (ValueError, OSError, TimeoutError) as error:
-                raise Unavailable(f"credentials could not be loaded again: {error}") from error
+                raise APIServerUnavailable(f"credentials could not be loaded again: {error}") from error
             self._loaded = time.monotonic()
 
 
@@ -592,12 +592,12 @@ async def _error(response: aiohttp.ClientResponse) -> KubeError:
 def _watch_event(event: JsonObject) -> WatchEvent:
     kind, obj = event.get("type"), event.get("object")
     if not isinstance(obj, dict):
-        raise Invalid(f"not a watch event: {str(event)[:200]}")
+        raise ObjectInvalid(f"not a watch event: {str(event)[:200]}")
     found = cast("JsonObject", obj)
     if kind in ("ADDED", "MODIFIED", "DELETED", "BOOKMARK"):
         return WatchEvent(kind, found)
     if kind != "ERROR":
-        raise Invalid(f"not a watch event: {str(event)[:200]}")
+        raise ObjectInvalid(f"not a watch event: {str(event)[:200]}")
     # "too old resource version" also comes as 500; the reason is what counts
     if found.get("reason") in ("Expired", "Gone"):
         raise Gone(str(found.get("message")), status=410, reason="Expired")

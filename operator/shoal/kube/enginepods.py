@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from shoal.api.meta import JsonObject
 from shoal.core import ownership
 from shoal.core.ownership import Link
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.ownership import ENGINES, Ownership
 from shoal.kube.reflector import Reflector, ReflectorEvent
 from shoal.kube.resources import DEPLOYMENTS, PODS, REPLICASETS
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen(Generic[T]):
+class _Observed(Generic[T]):
     link: Link
     value: T
 
@@ -31,7 +31,7 @@ class EnginePods(Generic[T]):
 
     def __init__(
         self,
-        client: Client,
+        client: KubeClient,
         *,
         project: Callable[[JsonObject], T | None],
         on_event: Callable[[ReflectorEvent, T], None],
@@ -40,7 +40,7 @@ class EnginePods(Generic[T]):
         self.ownership.proved.append(self._proved)
         self._project, self._on_event = project, on_event
         self._objects: dict[str, T] = {}
-        self._seen: dict[str, _Seen[T]] = {}
+        self._unproven: dict[str, _Observed[T]] = {}
         """Not proven yet."""
         self._pods = Reflector(client, PODS, label_selector=ENGINES, project=self._see, on_event=self._pod)
         self._owners = (
@@ -84,30 +84,30 @@ class EnginePods(Generic[T]):
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _see(self, raw: JsonObject) -> _Seen[T] | None:
+    def _see(self, raw: JsonObject) -> _Observed[T] | None:
         value = self._project(raw)
-        return None if value is None else _Seen(ownership.link(raw), value)
+        return None if value is None else _Observed(ownership.link(raw), value)
 
-    def _pod(self, kind: ReflectorEvent, seen: _Seen[T]) -> None:
+    def _pod(self, kind: ReflectorEvent, seen: _Observed[T]) -> None:
         link = seen.link
         if kind == "delete":
             self.ownership.forget(link.uid)
-            self._seen.pop(link.key, None)
+            self._unproven.pop(link.key, None)
             self._remove(link.key)
         elif self.ownership.pod(link):
-            self._seen.pop(link.key, None)
+            self._unproven.pop(link.key, None)
             self._put(seen)
         else:
-            self._seen[link.key] = seen
+            self._unproven[link.key] = seen
             self._remove(link.key)
 
     def _proved(self, link: Link) -> None:
-        seen = self._seen.get(link.key)
+        seen = self._unproven.get(link.key)
         if seen is not None and seen.link.uid == link.uid:
-            del self._seen[link.key]
+            del self._unproven[link.key]
             self._put(seen)
 
-    def _put(self, seen: _Seen[T]) -> None:
+    def _put(self, seen: _Observed[T]) -> None:
         self._objects[seen.link.key] = seen.value
         self._on_event("upsert", seen.value)
 

@@ -36,11 +36,11 @@ class AlreadyExists(Conflict):
     """409 to a create."""
 
 
-class Invalid(KubeError):
+class ObjectInvalid(KubeError):
     """400 or 422: the object is refused as it stands; sending it again is pointless."""
 
 
-class UnknownField(Invalid):
+class UnknownField(ObjectInvalid):
     """The kind that is installed does not have a field: it is of another version than expected."""
 
 
@@ -56,7 +56,7 @@ class Gone(KubeError):
     """410: the resourceVersion is too old; list again."""
 
 
-class Unavailable(KubeError):
+class APIServerUnavailable(KubeError):
     """No answer, a timeout, 429 or 5xx: the API server may be able to answer later."""
 
 
@@ -77,9 +77,9 @@ def from_status(status: int, body: Mapping[str, Any], *, retry_after: float | No
         case 410:
             cls = Gone
         case 400 | 405 | 413 | 415 | 422:
-            cls = Invalid
+            cls = ObjectInvalid
         case 500 if _NO_SUCH_FIELD in message:
             cls = UnknownField
         case _:
-            cls = Unavailable if status == 429 or status >= 500 else KubeError
+            cls = APIServerUnavailable if status == 429 or status >= 500 else KubeError
     return cls(message, status=status, reason=reason, retry_after=retry_after)

@@ -10,9 +10,9 @@ from typing import Final, Literal
 import structlog
 
 from shoal.api.meta import JsonObject, ObjectMeta
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.errors import AlreadyExists, KubeError
-from shoal.kube.queue import Bucket
+from shoal.kube.queue import TokenBucket
 from shoal.kube.resources import EVENTS, Resource
 
 log = structlog.get_logger()
@@ -35,11 +35,11 @@ class Event:
 class Recorder:
     """`emit` never waits; `run` posts in the background, slowly."""
 
-    def __init__(self, client: Client, instance: str):
+    def __init__(self, client: KubeClient, instance: str):
         self._client, self._instance = client, instance
         self._waiting: deque[Event] = deque(maxlen=_QUEUE)
         self._wake = asyncio.Event()
-        self._bucket = Bucket(rate=50, burst=200)
+        self._bucket = TokenBucket(rate=50, burst=200)
 
     def emit(self, event: Event) -> None:
         self._waiting.append(event)

@@ -38,7 +38,7 @@ def scaled_object(raw: JsonObject) -> Child | None:
             minimum=spec.get("minReplicaCount") or 0,
             maximum=spec.get("maxReplicaCount") or 0,
             ready=_truth(ready),
-            words=str(ready.get("message") or ""),
+            message=str(ready.get("message") or ""),
             paused_by=_paused_by(_map(metadata, "annotations")),
             was_active=bool(status.get("lastActiveTime")),
             finalizers=tuple(metadata.get("finalizers") or ()),
@@ -69,7 +69,7 @@ def autoscaler(raw: JsonObject) -> Autoscaler | None:
         exact=all(t is not None and quantity.parse(str(t)) == 0 for t in tolerances),
         active=_truth(active),
         disabled=active.get("reason") == "ScalingDisabled",
-        words=str(active.get("message") or ""),
+        message=str(active.get("message") or ""),
     )
 
 

@@ -16,7 +16,7 @@ import prometheus_client
 import structlog
 
 from shoal.api.meta import JsonObject
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.errors import AlreadyExists, Conflict, KubeError, NotFound
 from shoal.kube.resources import LEASES
 
@@ -43,7 +43,7 @@ class Elector:
 
     def __init__(
         self,
-        client: Client,
+        client: KubeClient,
         namespace: str,
         name: str,
         identity: str,

@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 
 from shoal.api.meta import JsonObject
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.errors import KubeError
 from shoal.kube.reflector import Reflector, ReflectorEvent, object_key
 from shoal.kube.resources import Resource
@@ -25,12 +25,12 @@ SLOW_SECONDS: Final = 300.0
 SOON_SECONDS: Final = 15.0
 """The same where somebody waits for it."""
 RETRY_SECONDS: Final = 2.0
-LOOK_SECONDS: Final = 5.0
+CHECK_SECONDS: Final = 5.0
 """How often it is seen that a kind has gone, or come back."""
 
 
 @dataclass(frozen=True, slots=True)
-class Optional:
+class OptionalKind:
     """One kind to watch into a table, once its group is served."""
 
     resource: Resource
@@ -45,7 +45,7 @@ class Optional:
 class OptionalKinds:
     """Feeds tables. `run` until cancelled; `known` is set once it is known what there is."""
 
-    def __init__(self, client: Client, resource: Resource, kinds: list[Optional]) -> None:
+    def __init__(self, client: KubeClient, resource: Resource, kinds: list[OptionalKind]) -> None:
         """`resource`: the kind whose absence means that all of it is absent."""
         self._client, self._resource, self._kinds = client, resource, kinds
         self.installed: bool | None = None
@@ -62,7 +62,7 @@ class OptionalKinds:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             while not await self._served():
-                self._say(False)
+                self._set_installed(False)
                 self.known.set()
                 await self._pause()
             reflectors = [self._reflect(kind) for kind in self._kinds if not kind.with_need]
@@ -74,9 +74,9 @@ class OptionalKinds:
                     if gone and self.installed:
                         for kind in self._kinds:
                             kind.table.absent(set(), since=kind.table.mark())
-                    self._say(not gone)
+                    self._set_installed(not gone)
                     self.known.set()
-                await asyncio.sleep(LOOK_SECONDS if self.known.is_set() else 0.05)
+                await asyncio.sleep(CHECK_SECONDS if self.known.is_set() else 0.05)
 
     async def _later(self, group: asyncio.TaskGroup) -> None:
         await self._need.wait()
@@ -84,7 +84,7 @@ class OptionalKinds:
             if kind.with_need:
                 group.create_task(self._reflect(kind).run())
 
-    def _reflect(self, kind: Optional) -> Reflector:
+    def _reflect(self, kind: OptionalKind) -> Reflector:
         table = kind.table
 
         def heard(event: ReflectorEvent, obj: JsonObject) -> None:
@@ -116,7 +116,7 @@ class OptionalKinds:
             return
         await asyncio.sleep(SOON_SECONDS)
 
-    def _say(self, installed: bool) -> None:
+    def _set_installed(self, installed: bool) -> None:
         if installed != self.installed:
             self.installed = installed
             log.info("optional kinds", group=self._resource.group, installed=installed)

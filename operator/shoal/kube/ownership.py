@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from shoal.api import names
-from shoal.core.ownership import Link, Verdict, verdict
+from shoal.core.ownership import Link, OwnershipVerdict, verdict
 
 log = structlog.get_logger()
 
@@ -21,14 +21,14 @@ ENGINES: Final = (
     f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY},{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE},{names.LABEL_MODEL}"
 )
 """Selects engine pods, their ReplicaSets and Deployments."""
-PATIENCE_SECONDS: Final = 30.0
+GRACE_SECONDS: Final = 30.0
 """For so long an owner may be missing before people are told: watches of different kinds are not in step."""
 
 
 @dataclass(slots=True)
 class _Unproven:
     pod: Link
-    verdict: Verdict
+    verdict: OwnershipVerdict
     since: float
     reported: bool = False
 
@@ -63,14 +63,14 @@ class Ownership:
 
     def replica_set(self, replica_set: Link) -> None:
         self._replica_sets[replica_set.uid] = replica_set
-        self._ask_again(replica_set.uid)
+        self._judge_again(replica_set.uid)
 
     def replica_set_gone(self, uid: str) -> None:
         self._replica_sets.pop(uid, None)
 
     def deployment(self, deployment: Link) -> None:
         self._deployments[deployment.uid] = deployment
-        self._ask_again(deployment.uid)
+        self._judge_again(deployment.uid)
 
     def deployment_gone(self, uid: str) -> None:
         self._deployments.pop(uid, None)
@@ -79,7 +79,7 @@ class Ownership:
         """`key`: namespace/name."""
         if self._models.get(uid) != key:
             self._models[uid] = key
-            self._ask_again(uid)
+            self._judge_again(uid)
 
     def model_gone(self, uid: str) -> None:
         self._models.pop(uid, None)
@@ -93,7 +93,7 @@ class Ownership:
         """Tells of pods whose owners have been missing for too long; call it from time to time."""
         if not self._unproven:
             return
-        before = self._clock() - PATIENCE_SECONDS
+        before = self._clock() - GRACE_SECONDS
         for unproven in list(self._unproven.values()):
             if unproven.since <= before:
                 self._report(unproven)
@@ -117,10 +117,10 @@ class Ownership:
             self._report(unproven)
         return False
 
-    def _verdict(self, pod: Link) -> Verdict:
+    def _verdict(self, pod: Link) -> OwnershipVerdict:
         return verdict(pod, self._replica_sets, self._deployments, self._models)
 
-    def _ask_again(self, uid: str) -> None:
+    def _judge_again(self, uid: str) -> None:
         pods: Iterable[str] = tuple(self._waiting.get(uid, ()))
         for each in pods:
             unproven = self._unproven.get(each)

@@ -14,8 +14,8 @@ from typing import Final, cast
 import orjson
 
 from shoal.api.meta import JsonObject
-from shoal.kube.access import FRESH_SECONDS, TokenReviews, Verdict
-from shoal.kube.client import Client
+from shoal.kube.access import FRESH_SECONDS, AccessVerdict, TokenReviews
+from shoal.kube.client import KubeClient
 
 POD_NAME: Final = "authentication.kubernetes.io/pod-name"
 """In `status.user.extra` of a token that is bound to a pod."""
@@ -26,7 +26,7 @@ class PodTokens(TokenReviews):
 
     def __init__(
         self,
-        client: Client,
+        client: KubeClient,
         *,
         namespace: str,
         account: str,
@@ -40,27 +40,27 @@ class PodTokens(TokenReviews):
         self._audience = audience
         self._wall = wall
 
-    async def pod_of(self, token: str) -> Verdict:
+    async def pod_of(self, token: str) -> AccessVerdict:
         """403 for every token that proves nothing, 503 while the API server cannot say."""
         return await self.check(token, self._audience)
 
-    async def _review(self, token: str, about: str) -> Verdict:
+    async def _review(self, token: str, about: str) -> AccessVerdict:
         user = await self._user(token, about)
         if user is None:
-            return Verdict(403, f"the API server does not know the pod's token, or not for audience {about}")
+            return AccessVerdict(403, f"the API server does not know the pod's token, or not for audience {about}")
         if user["username"] != self._username:
-            return Verdict(403, f"the pod's token is of {user['username']}, and must be of {self._username}")
+            return AccessVerdict(403, f"the pod's token is of {user['username']}, and must be of {self._username}")
         extra = cast("JsonObject", user.get("extra") or {})
         pods = cast("list[str]", extra.get(POD_NAME) or [])
         if len(pods) != 1 or not pods[0]:
-            return Verdict(403, "the token is bound to no pod: it must be one that the kubelet projects")
-        return Verdict(200, pod=pods[0])
+            return AccessVerdict(403, "the token is bound to no pod: it must be one that the kubelet projects")
+        return AccessVerdict(200, pod=pods[0])
 
-    def _no_token(self) -> Verdict:
-        return Verdict(403, f"a token of the pod for audience {self._audience} is needed")
+    def _no_token(self) -> AccessVerdict:
+        return AccessVerdict(403, f"a token of the pod for audience {self._audience} is needed")
 
-    def _away(self, error: Exception) -> Verdict:
-        return Verdict(503, f"the API server cannot say whose the pod's token is ({type(error).__name__})")
+    def _away(self, error: Exception) -> AccessVerdict:
+        return AccessVerdict(503, f"the API server cannot say whose the pod's token is ({type(error).__name__})")
 
     def _lasts(self, token: str) -> tuple[float, float]:
         seconds = _seconds_left(token, self._wall())

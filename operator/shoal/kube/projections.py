@@ -9,12 +9,12 @@ import orjson
 from pydantic import ValidationError
 
 from shoal.api import names
-from shoal.api.meta import JsonObject, Kind, ObjectMeta
+from shoal.api.meta import CustomResource, JsonObject, ObjectMeta
 from shoal.core import facts, quantity
 from shoal.core.keda import ScaledObject
 from shoal.core.ownership import Link, link
 
-K = TypeVar("K", bound=Kind)
+K = TypeVar("K", bound=CustomResource)
 
 _JOB_LABEL: Final = "batch.kubernetes.io/job-name"
 _PROCESSES: Final = (names.COMPONENT_GATEWAY, names.COMPONENT_OPERATOR, names.COMPONENT_LEDGER)
@@ -152,12 +152,12 @@ def pod(raw: JsonObject) -> facts.Pod | None:
     )
 
 
-def job(raw: JsonObject) -> facts.Job:
+def job(raw: JsonObject) -> facts.MetadataJob:
     metadata, status = raw["metadata"], _map(raw, "status")
     failed = _condition(status, "Failed")
     over = failed.get("status") == "True"
     pool = _map(metadata, "labels").get(names.LABEL_POOL)
-    return facts.Job(
+    return facts.MetadataJob(
         namespace=metadata["namespace"],
         name=metadata["name"],
         uid=metadata["uid"],

@@ -32,11 +32,11 @@ LONGEST_BACKOFF: Final = 120.0
 ROUND_SECONDS: Final = 0.002
 """Reconciles begin in one round of the event loop for so long: many that need no I/O would otherwise all run in one,
 and who hears of a request would wait for all of them."""
-PATIENCE_SECONDS: Final = 0.25
+BEHIND_SECONDS: Final = 0.25
 """For the queue that goes first; then a reconcile begins beside it."""
 
 
-class Bucket:
+class TokenBucket:
     """A token bucket over the monotonic clock: `rate` per second, `burst` at once."""
 
     def __init__(self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic):
@@ -60,7 +60,7 @@ class WorkQueue:
         name: str,
         *,
         workers: int = 4,
-        bucket: Bucket | None = None,
+        bucket: TokenBucket | None = None,
         behind: "WorkQueue | None" = None,
         clock: Callable[[], float] = time.monotonic,
     ):
@@ -70,7 +70,7 @@ class WorkQueue:
         self._behind, self._clock = behind, clock
         self.finished: Finished | None = None
         self._workers = workers
-        self._bucket = bucket or Bucket(rate=200, burst=1000)
+        self._bucket = bucket or TokenBucket(rate=200, burst=1000)
         self._first: deque[str] = deque()
         self._waiting: deque[str] = deque()
         """Both may name keys that were taken from the other meanwhile."""
@@ -81,8 +81,8 @@ class WorkQueue:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._failures: dict[str, int] = {}
         self._wake = asyncio.Event()
-        self._calm = asyncio.Event()
-        self._calm.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
         """Nothing waits, and nothing runs."""
         self._round: float | None = None
         """When the first reconcile of this round of the loop began."""
@@ -95,7 +95,7 @@ class WorkQueue:
         self._dirty.add(key)
         if first:
             self._hurried.add(key)
-        self._calm.clear()
+        self._idle.clear()
         if key not in self._running:
             self._line_up(key)
         DEPTH.labels(self.name).set(len(self._dirty))
@@ -131,9 +131,9 @@ class WorkQueue:
         """Nothing waits and nothing runs; what is due later does not count."""
         return not self._dirty and not self._running
 
-    async def calm(self) -> None:
+    async def until_idle(self) -> None:
         """Returns when the queue is idle."""
-        await self._calm.wait()
+        await self._idle.wait()
 
     def longest_running(self) -> float:
         """Seconds since the oldest reconcile that still runs began; 0 when none does."""
@@ -159,7 +159,7 @@ class WorkQueue:
             try:
                 if (seconds := self._bucket.take()) > 0:
                     await asyncio.sleep(seconds)
-                await self._turn()
+                await self._may_begin()
                 await self._once(handle, key)
             except asyncio.CancelledError:
                 self._dirty.add(key)  # not done: the next run begins with it
@@ -169,15 +169,15 @@ class WorkQueue:
                 if key in self._dirty:
                     self._line_up(key)
                 elif self.idle():
-                    self._calm.set()
+                    self._idle.set()
                 DEPTH.labels(self.name).set(len(self._dirty))
 
-    async def _turn(self) -> None:
+    async def _may_begin(self) -> None:
         """Returns when a reconcile may begin."""
         if self._behind is not None and not self._behind.idle():
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE_SECONDS):
-                    await self._behind.calm()
+                async with asyncio.timeout(BEHIND_SECONDS):
+                    await self._behind.until_idle()
         while self._round is not None and self._clock() - self._round > ROUND_SECONDS:  # noqa: ASYNC110 - no event tells it
             await asyncio.sleep(0)  # the next round is what is waited for
         if self._round is None:

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import structlog
 
 from shoal.api.meta import JsonObject
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.errors import Forbidden, Gone, KubeError, NotFound
 from shoal.kube.resources import Resource
 
@@ -43,7 +43,7 @@ class Reflector:
 
     def __init__(
         self,
-        client: Client,
+        client: KubeClient,
         resource: Resource,
         *,
         namespace: str | None = None,
@@ -69,7 +69,7 @@ class Reflector:
         """The API server does not know the kind: its CRD is not installed."""
         self._up: set[str | None] = set()
         self._listed: set[str | None] = set()
-        self.last_heard = time.monotonic()
+        self.last_event = time.monotonic()
         """Monotonic time of the last list, event or bookmark."""
 
     @property
@@ -104,14 +104,14 @@ class Reflector:
                     label_selector=self._selector,
                     metadata_only=self._metadata_only,
                 ):
-                    self._heard(space)
+                    self._received(space)
                     backoff = FIRST_BACKOFF
                     if event.type == "DELETED":
                         self._remove(object_key(event.object), event.object)
                     elif event.type != "BOOKMARK":
                         self._upsert(event.object)
                     version = str(event.object["metadata"]["resourceVersion"])
-                self._heard(space)
+                self._received(space)
                 if time.monotonic() - begun < FIRST_BACKOFF:  # something in between ends them at once
                     await asyncio.sleep(FIRST_BACKOFF)
                 continue  # the server renews its streams by ending them: go on where it ended
@@ -142,12 +142,12 @@ class Reflector:
             await asyncio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
             backoff = min(backoff * 2, LONGEST_BACKOFF)
 
-    def _heard(self, space: str | None) -> None:
+    def _received(self, space: str | None) -> None:
         if self.missing or space not in self._up:
             self._log.info("watching", **({"namespace": space} if space else {}))
         self.missing = False
         self._up.add(space)
-        self.last_heard = time.monotonic()
+        self.last_event = time.monotonic()
 
     async def _list(self, space: str | None) -> str:
         seen: set[str] = set()
@@ -162,7 +162,7 @@ class Reflector:
                 seen.add(object_key(obj))
                 self._upsert(obj)
             version = page.resource_version
-            self._heard(space)
+            self._received(space)
         of_here = "" if space is None else f"{space}/"
         for key in [k for k in self._versions if k not in seen and k.startswith(of_here)]:
             self._remove(key, None)
@@ -187,18 +187,18 @@ class Reflector:
                 value = None
         if value is None:
             if key in self._objects:
-                self._tell("delete", self._objects.pop(key))
+                self._emit("delete", self._objects.pop(key))
             return
         self._objects[key] = value
-        self._tell("upsert", value)
+        self._emit("upsert", value)
 
     def _remove(self, key: str, raw: JsonObject | None) -> None:
         self._versions.pop(key, None)
         if key in self._objects:
             value = self._objects.pop(key)
-            self._tell("delete", raw if self._project is None and raw is not None else value)
+            self._emit("delete", raw if self._project is None and raw is not None else value)
 
-    def _tell(self, kind: ReflectorEvent, value: Any) -> None:
+    def _emit(self, kind: ReflectorEvent, value: Any) -> None:
         if self._on_event is None:
             return
         try:

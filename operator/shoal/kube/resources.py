@@ -6,7 +6,7 @@ from urllib.parse import quote
 from shoal.api.gpuclass import GPUClass
 from shoal.api.loraadapter import LoRAAdapter
 from shoal.api.lorapool import LoRAPool
-from shoal.api.meta import GROUP, VERSION, Kind
+from shoal.api.meta import GROUP, VERSION, CustomResource
 from shoal.api.model import Model
 from shoal.api.tenant import Tenant
 
@@ -44,7 +44,7 @@ class Resource:
         return "/".join(parts)
 
 
-def of_kind(kind: type[Kind]) -> Resource:
+def of_kind(kind: type[CustomResource]) -> Resource:
     """The resource of one of Shoal's own kinds."""
     return Resource(GROUP, VERSION, kind.plural, kind.kind_name, kind.scope == "Namespaced")
 

@@ -65,9 +65,9 @@ class Table(Generic[T]):
     def known_keys(self) -> list[str]:
         return [key for key, _ in self.items()]
 
-    def by(self, index: str, word: str) -> tuple[T, ...]:
+    def by(self, index: str, value: str) -> tuple[T, ...]:
         """Values that the index lists under this word."""
-        return tuple(self._indexes[index].get(word, {}).values())
+        return tuple(self._indexes[index].get(value, {}).values())
 
     def __len__(self) -> int:
         return sum(1 for _ in self.values())
@@ -149,12 +149,12 @@ class Table(Generic[T]):
         self.revision += 1
         for name, indexer in self._indexers.items():
             index = self._indexes[name]
-            for word in _words(indexer, before, key, name):
+            for word in _index_values(indexer, before, key, name):
                 listed = index.get(word, {})
                 listed.pop(key, None)
                 if not listed:
                     index.pop(word, None)
-            for word in _words(indexer, after, key, name):
+            for word in _index_values(indexer, after, key, name):
                 index.setdefault(word, {})[key] = after  # pyright: ignore[reportArgumentType]
         for listener in self.listeners:
             try:
@@ -164,7 +164,7 @@ class Table(Generic[T]):
                 log.exception("a change was not told to everybody", key=key)
 
 
-def _words(indexer: Callable[[T], Iterable[str]], value: T | None, key: str, index: str) -> tuple[str, ...]:
+def _index_values(indexer: Callable[[T], Iterable[str]], value: T | None, key: str, index: str) -> tuple[str, ...]:
     try:
         return tuple(indexer(value)) if value is not None else ()
     except Exception:

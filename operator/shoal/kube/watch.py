@@ -23,7 +23,7 @@ import structlog
 
 from shoal.api.meta import GROUP, VERSION, JsonObject
 from shoal.kube import auth
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.errors import KubeError
 from shoal.kube.reflector import object_key
 from shoal.kube.resources import Resource
@@ -68,7 +68,7 @@ class Health:
     missing_kinds: frozenset[str] = frozenset()
     """Shoal's own kinds that the API server does not know."""
     synced: set[str] = field(default_factory=set[str])
-    last_heard: float = field(default_factory=time.monotonic)
+    last_event: float = field(default_factory=time.monotonic)
     """Last event of a watch or complete list."""
 
 
@@ -76,7 +76,7 @@ class Watcher:
     """Feeds tables. `run` until cancelled; `synced` is set once every kind was listed."""
 
     def __init__(
-        self, client: Client, watched: list[Watched], *, credentials: Callable[[], Any], resync_seconds: float
+        self, client: KubeClient, watched: list[Watched], *, credentials: Callable[[], Any], resync_seconds: float
     ):
         self._client = client
         self._watched = watched
@@ -123,7 +123,7 @@ class Watcher:
         while True:
             failed = [w for w in self._watched if not await self._list(w)]
             if not failed:
-                self.health.last_heard = time.monotonic()
+                self.health.last_event = time.monotonic()
                 self.synced.set()
                 for listener in self.resynced:
                     listener()
@@ -164,9 +164,9 @@ class Watcher:
 
     # --- kopf -------------------------------------------------------------------------------------------------------
 
-    def _heard(self, watched: Watched, event: Mapping[str, Any]) -> None:
+    def _event(self, watched: Watched, event: Mapping[str, Any]) -> None:
         """In our own loop, called from kopf's."""
-        self.health.last_heard = time.monotonic()
+        self.health.last_event = time.monotonic()
         EVENTS.labels(watched.resource.plural).inc()
         raw = cast("JsonObject", event["object"])
         if event.get("type") == "DELETED":
@@ -217,7 +217,7 @@ class Watcher:
         registry = kopf.OperatorRegistry()
 
         async def login(**_: Any) -> kopf.ConnectionInfo:
-            credentials: auth.Credentials = await self._load_credentials()
+            credentials: auth.ClusterCredentials = await self._load_credentials()
             return kopf.ConnectionInfo(
                 server=credentials.server,
                 ca_data=credentials.ca,
@@ -234,7 +234,7 @@ class Watcher:
 
         def watch(watched: Watched) -> None:
             async def heard(event: Mapping[str, Any], **_: Any) -> None:
-                loop.call_soon_threadsafe(self._heard, watched, event)
+                loop.call_soon_threadsafe(self._event, watched, event)
 
             resource = watched.resource
             kopf.on.event(  # pyright: ignore[reportUnknownMemberType]

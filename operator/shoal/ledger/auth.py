@@ -8,14 +8,14 @@ from typing import Protocol
 from shoal.api import keys, names
 
 
-class Keys(Protocol):
+class LedgerKeys(Protocol):
     """The part of the key ring that is needed here (`serving.installkey.KeyRing`)."""
 
-    def said_by(self, role: keys.Role, subject: str) -> Iterable[str]:
+    def bearers_of(self, role: keys.Role, subject: str) -> Iterable[str]:
         """What `role` says to `subject`, by each valid install key."""
         ...
 
-    def old_said_by(self, role: keys.Role, subject: str) -> Iterable[str]:
+    def old_bearers_of(self, role: keys.Role, subject: str) -> Iterable[str]:
         """Of those, the ones by an install key of before the role keys."""
         ...
 
@@ -29,7 +29,7 @@ class KeyMatch:
     """It is derived from the install key of before (`InstallKey.old`)."""
 
 
-def match_key(headers: Mapping[bytes, bytes], roles: Collection[keys.Role], known: Keys) -> KeyMatch | None:
+def match_key(headers: Mapping[bytes, bytes], roles: Collection[keys.Role], known: LedgerKeys) -> KeyMatch | None:
     """Whose key the call has, among `roles`. All are compared, so that the time tells nothing."""
     given = headers.get(names.HEADER_KEY.encode(), b"").strip()
     if not given:
@@ -37,8 +37,8 @@ def match_key(headers: Mapping[bytes, bytes], roles: Collection[keys.Role], know
         given = token.strip() if scheme.lower() == b"bearer" else b""
     found: KeyMatch | None = None
     for role in roles:
-        old = set(known.old_said_by(role, keys.LEDGER))
-        for key in known.said_by(role, keys.LEDGER):
+        old = set(known.old_bearers_of(role, keys.LEDGER))
+        for key in known.bearers_of(role, keys.LEDGER):
             if hmac.compare_digest(given, key.encode()):
                 found = KeyMatch(role, key in old)
     return found if given else None

@@ -56,7 +56,7 @@ def select(connection: Connection, table: Table, columns: Sequence[str], keys: S
 @cache
 def replacing(table: Table) -> str:
     """ON CONFLICT: the new row stands instead of the old."""
-    return _on_conflict(table, ", ".join(f"{name} = excluded.{name}" for name in _others(table)))
+    return _on_conflict(table, ", ".join(f"{name} = excluded.{name}" for name in _other_columns(table)))
 
 
 @cache
@@ -64,7 +64,7 @@ def adding(table: Table, *, latest: tuple[str, ...] = (), bounded: tuple[str, ..
     """ON CONFLICT: the numbers are added up. Of the columns in `latest` the larger stays; those in `bounded` stop at
     MOST, where SQLite would go on with fractions and PostgreSQL refuse the row."""
     sets: list[str] = []
-    for name in _others(table):
+    for name in _other_columns(table):
         old, new = f"{table.name}.{name}", f"excluded.{name}"
         if name in latest:
             sets.append(f"{name} = CASE WHEN {new} > {old} THEN {new} ELSE {old} END")
@@ -149,7 +149,7 @@ def _key(table: Table) -> list[str]:
     return [column.name for column in table.primary_key.columns]
 
 
-def _others(table: Table) -> list[str]:
+def _other_columns(table: Table) -> list[str]:
     key = set(_key(table))
     return [column.name for column in table.columns if column.name not in key]
 

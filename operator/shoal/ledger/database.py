@@ -40,11 +40,11 @@ OLDEST: Final = "_from_"
 older ledger need not know, such as a column with a default. Then a release can be rolled back without its data."""
 
 
-class Unavailable(Exception):
+class DatabaseUnavailable(Exception):
     """The database does not take or give anything now. The message says why."""
 
 
-class Busy(Unavailable):
+class Busy(DatabaseUnavailable):
     """Another ledger writes to this database."""
 
 
@@ -84,7 +84,7 @@ class Database:
             migrate(connection)
             return connection
         except (DBAPIError, OSError) as error:
-            raise Unavailable(reason(error)) from error
+            raise DatabaseUnavailable(reason(error)) from error
 
     def close(self) -> None:
         """Closes what is open for reading."""
@@ -195,7 +195,7 @@ def migrate(connection: Connection) -> None:
         if (newer := _newer_that_takes(connection, config)) is not None:
             log.warning("a newer ledger made the tables; this one goes on with them", version=newer)
             return
-        raise Unavailable(
+        raise DatabaseUnavailable(
             f"the database's tables are not of this version: {error}; a newer ledger made them: run that one, or "
             "restore a backup from before it"
         ) from error

@@ -10,20 +10,21 @@ from typing import Any, Final
 
 from sqlalchemy import Connection
 
-from shoal.api.ledger import Taken
+from shoal.api.ledger import BatchAnswer
 from shoal.ledger import bulk, schema
-from shoal.ledger.ownrows import aside_reason, claimed
-from shoal.ledger.parse import Bad, Good, Incoming, UsageRow, bad
+from shoal.ledger.ownrows import claimed, quarantine_reason
+from shoal.ledger.parse import Bad, Good, Incoming, bad
 from shoal.ledger.sums import Changes, Cost, free, settle
+from shoal.metering.record import StoredRow
 
 REFUSED_BY_DATABASE: Final = "the database does not take it"
 _ONCE: Final = "ON CONFLICT DO NOTHING RETURNING source, id"
-_USAGE_COLUMNS: Final = UsageRow._fields
-_STANDING: Final = ("source", "request", "attempt", "step", "ended", "admitted_at", "gateway")
+_USAGE_COLUMNS: Final = StoredRow._fields
+_KNOWN_COLUMNS: Final = ("source", "request", "attempt", "step", "ended", "admitted_at", "gateway")
 
 Key = tuple[str, str, int]
 """Source, request, attempt."""
-Standing = tuple[int, bool, int, str | None]
+KnownRow = tuple[int, bool, int, str | None]
 """Step, whether it has ended, when it was admitted, boot id of its gateway."""
 
 
@@ -33,7 +34,7 @@ def write(
     now_ms: int,
     keep_ms: int | None = None,
     cost: Cost = free,
-) -> tuple[list[Taken], Changes]:
+) -> tuple[list[BatchAnswer], Changes]:
     """Keeps what is new of each batch; returns what became of each, and how the sums changed.
 
     A record admitted more than `keep_ms` ago is kept aside: whether it was counted already is no longer known. So is
@@ -41,9 +42,9 @@ def write(
     """
     oldest = 0 if keep_ms is None else now_ms - keep_ms
     timely = [[_timely(each, oldest) for each in batch] for batch in batches]
-    standing = _standing(connection, timely)
-    good = _owned(timely, standing)
-    _set_aside(connection, (each for batch in good for each in batch if isinstance(each, Bad)), now_ms)
+    known_rows = _known(connection, timely)
+    good = _owned(timely, known_rows)
+    _quarantine(connection, (each for batch in good for each in batch if isinstance(each, Bad)), now_ms)
     once = {
         (each.row.source, each.id): each
         for batch in good
@@ -59,9 +60,9 @@ def write(
             _ONCE,
         )
     }
-    taken: list[Taken] = []
-    best: dict[Key, UsageRow] = {}
-    heard: set[str] = set()
+    taken: list[BatchAnswer] = []
+    best: dict[Key, StoredRow] = {}
+    gateways_seen: set[str] = set()
     seen: set[tuple[str, str]] = set()
     for batch in good:
         new = known = aside = 0
@@ -71,8 +72,8 @@ def write(
                 continue
             key, name = _key(each.row), (each.row.source, each.id)
             if each.row.gateway:
-                heard.add(each.row.gateway)
-            counts = name in fresh if each.row.ended else key not in standing or each.row.step > standing[key][0]
+                gateways_seen.add(each.row.gateway)
+            counts = name in fresh if each.row.ended else key not in known_rows or each.row.step > known_rows[key][0]
             if name in seen or not counts:
                 known += 1
                 continue
@@ -83,13 +84,13 @@ def write(
                 best[key] = each.row
             elif (stands := settle(before, each.row)) is not None:
                 best[key] = stands
-        taken.append(Taken(new=new, known=known, aside=aside))
-    again = [key for key in best if key in standing and standing[key][1]]
+        taken.append(BatchAnswer(new=new, known=known, aside=aside))
+    again = [key for key in best if key in known_rows and known_rows[key][1]]
     full = _full(connection, again)
-    changes = Changes(cost, heard=heard)
-    rows: list[UsageRow] = []
+    changes = Changes(cost, gateways_seen=gateways_seen)
+    rows: list[StoredRow] = []
     for key, row in best.items():
-        if (found := standing.get(key)) is not None:
+        if (found := known_rows.get(key)) is not None:
             step, ended, admitted_at, _ = found
             if row.step <= step:
                 continue
@@ -103,7 +104,7 @@ def write(
     return taken, changes
 
 
-def store(connection: Connection, rows: Sequence[UsageRow], changes: Changes, now_ms: int) -> None:
+def store(connection: Connection, rows: Sequence[StoredRow], changes: Changes, now_ms: int) -> None:
     """Writes rows as they stand now, and adds the changes to the sums."""
     bulk.insert(connection, schema.usage, rows, bulk.replacing(schema.usage))
     hours = [(*key, *sums) for key, sums in changes.hours.items() if any(sums)]
@@ -147,11 +148,11 @@ def one_by_one(
 def _timely(each: Incoming, oldest: int) -> Incoming:
     if isinstance(each, Good) and each.row.admitted_at < oldest:
         why = "it came after the retention: whether it was counted already is not known any more"
-        return bad(aside_reason(why, each.sender), each.body)
+        return bad(quarantine_reason(why, each.sender), each.body)
     return each
 
 
-def _standing(connection: Connection, batches: Sequence[Sequence[Incoming]]) -> dict[Key, Standing]:
+def _known(connection: Connection, batches: Sequence[Sequence[Incoming]]) -> dict[Key, KnownRow]:
     """What is known of these rows. With a row of a proven sender that is a try comes its request: that says whose it
     is."""
     keys: set[Key] = set()
@@ -163,11 +164,11 @@ def _standing(connection: Connection, batches: Sequence[Sequence[Incoming]]) -> 
                     keys.add((each.row.source, each.row.request, 0))
     return {
         (row.source, row.request, row.attempt): (row.step, row.ended, row.admitted_at, row.gateway)
-        for row in bulk.select(connection, schema.usage, _STANDING, list(keys))
+        for row in bulk.select(connection, schema.usage, _KNOWN_COLUMNS, list(keys))
     }
 
 
-def _owned(batches: Sequence[Sequence[Incoming]], standing: Mapping[Key, Standing]) -> list[list[Incoming]]:
+def _owned(batches: Sequence[Sequence[Incoming]], standing: Mapping[Key, KnownRow]) -> list[list[Incoming]]:
     """The same, where a row of a proven sender is `Bad` if its request is another gateway's. A request is that
     gateway's whose row came first; ids are random, so nobody can be first with another's by chance."""
     firsts: dict[tuple[str, str], str | None] = {}
@@ -187,23 +188,23 @@ def _owned(batches: Sequence[Sequence[Incoming]], standing: Mapping[Key, Standin
     return found
 
 
-def _set_aside(connection: Connection, records: Iterable[Bad], now_ms: int) -> None:
+def _quarantine(connection: Connection, records: Iterable[Bad], now_ms: int) -> None:
     rows = {each.digest: (each.digest, now_ms, each.reason, each.body) for each in records}
     bulk.insert(connection, schema.aside, list(rows.values()), "ON CONFLICT DO NOTHING")
 
 
-def _key(row: UsageRow) -> Key:
+def _key(row: StoredRow) -> Key:
     return (row.source, row.request, row.attempt)
 
 
-def _full(connection: Connection, keys: Sequence[Key]) -> dict[Key, UsageRow]:
+def _full(connection: Connection, keys: Sequence[Key]) -> dict[Key, StoredRow]:
     return {
         _key(row): row
         for row in (as_usage(each) for each in bulk.select(connection, schema.usage, _USAGE_COLUMNS, keys))
     }
 
 
-def as_usage(row: Sequence[Any]) -> UsageRow:
+def as_usage(row: Sequence[Any]) -> StoredRow:
     """A row of `schema.usage`. SQLite's driver gives booleans as 0 and 1."""
-    usage = UsageRow(*row)
+    usage = StoredRow(*row)
     return usage._replace(ended=bool(usage.ended), stream=bool(usage.stream))

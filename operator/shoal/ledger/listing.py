@@ -8,7 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 
 from shoal.ledger import schema
-from shoal.ledger.database import Database, Unavailable, reason
+from shoal.ledger.database import Database, DatabaseUnavailable, reason
 
 _HEADER = (
     f"{'ADMITTED':<20} {'REQUEST':<36} {'TENANT':<12} {'MODEL':<24} {'ENDED':<5} {'OUTCOME':<9} "
@@ -25,14 +25,14 @@ def lines(
         Unavailable: the database cannot be read.
     """
     if database.kind == "sqlite" and not database.path.is_file():
-        raise Unavailable(f"no database at {database.path}")
+        raise DatabaseUnavailable(f"no database at {database.path}")
     try:
         if aside:
-            yield from _aside(database, limit, output)
+            yield from _quarantined(database, limit, output)
         else:
             yield from _usage(database, request, tenant, limit, output)
     except DBAPIError as error:
-        raise Unavailable(reason(error)) from error
+        raise DatabaseUnavailable(reason(error)) from error
 
 
 def _usage(database: Database, request: str | None, tenant: str | None, limit: int, output: str) -> Iterator[str]:
@@ -59,7 +59,7 @@ def _usage(database: Database, request: str | None, tenant: str | None, limit: i
         )
 
 
-def _aside(database: Database, limit: int, output: str) -> Iterator[str]:
+def _quarantined(database: Database, limit: int, output: str) -> Iterator[str]:
     with database.reading.connect() as connection:
         found = schema.aside
         rows = connection.execute(select(found).order_by(found.c.received_at.desc()).limit(limit)).all()

@@ -14,7 +14,7 @@ from shoal.ledger import ingest, schema
 from shoal.ledger.ingest import REFUSED_BY_DATABASE
 from shoal.ledger.ownrows import NOT_ITS_OWN, bound, sender_of
 from shoal.ledger.parse import CLOSED, Good, parse
-from shoal.ledger.store import Store, Unavailable
+from shoal.ledger.store import DatabaseUnavailable, LedgerStore
 from shoal.ledger.sums import Changes, Cost
 
 log = structlog.get_logger()
@@ -32,34 +32,38 @@ _GATEWAYS_DAYS: Final = 62
 """After its last record a gateway is no more."""
 
 
-class Heard:
+class GatewayLiveness:
     """When each gateway was heard last, by its boot id, on a clock that nobody sets: silence counts only while this
     ledger listens, and a step of the system's clock is none."""
 
     def __init__(self, silence_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._silence = silence_seconds
+        self._timeout = silence_seconds
         self._clock = clock
         self._began = clock()
-        self._heard: dict[str, float] = {}
+        self._last_report: dict[str, float] = {}
 
     def at(self, boots: Iterable[str]) -> None:
         """These have said something now."""
         now = self._clock()
         for boot in boots:
-            self._heard[boot] = now
+            self._last_report[boot] = now
 
     def dead(self, boots: Iterable[str]) -> list[str]:
         """Those of `boots` that have said nothing for too long."""
         now = self._clock()
-        return [boot for boot in boots if now - self._heard.get(boot, self._began) >= self._silence]
+        return [boot for boot in boots if now - self._last_report.get(boot, self._began) >= self._timeout]
 
     def keep(self, boots: Iterable[str]) -> None:
         """Forgets gateways that said nothing for a day and are not among `boots`."""
         kept, now = set(boots), self._clock()
-        self._heard = {b: at for b, at in self._heard.items() if b in kept or now - at < max(self._silence, 86_400)}
+        self._last_report = {
+            b: at for b, at in self._last_report.items() if b in kept or now - at < max(self._timeout, 86_400)
+        }
 
 
-async def close_once(store: Store, heard: Heard, committed: Callable[[Changes], None]) -> tuple[int, int]:
+async def close_once(
+    store: LedgerStore, heard: GatewayLiveness, committed: Callable[[Changes], None]
+) -> tuple[int, int]:
     """Closes the open rows of gateways that are dead; returns how many it closed, and how many are open still.
 
     Raises:
@@ -99,7 +103,7 @@ def _close(connection: Connection, boot: str, cost: Cost) -> tuple[int, Changes]
     return len(rows), changes
 
 
-async def retake_once(store: Store, days: int, committed: Callable[[Changes], None]) -> int:
+async def retake_once(store: LedgerStore, days: int, committed: Callable[[Changes], None]) -> int:
     """Looks again at what was kept aside: a newer version may know what an older one did not. Returns how many count
     now.
 
@@ -143,18 +147,18 @@ def _retake(connection: Connection, after: str, oldest: int, cost: Cost) -> tupl
     return (page[-1].digest if len(page) == _MOST_ROWS else ""), len(good), changes
 
 
-async def retain(store: Store, days: int, hours_days: int) -> None:
+async def retain(store: LedgerStore, days: int, hours_days: int) -> None:
     """For ever: deletes what is older than the retention."""
     while True:
         try:
             await retain_once(store, days, hours_days, time.time_ns() // 1_000_000)
-        except Unavailable:
+        except DatabaseUnavailable:
             await asyncio.sleep(CLOSE_SECONDS)
         else:
             await asyncio.sleep(RETAIN_SECONDS)
 
 
-async def retain_once(store: Store, days: int, hours_days: int, now_ms: int) -> int:
+async def retain_once(store: LedgerStore, days: int, hours_days: int, now_ms: int) -> int:
     """Deletes what is older than `days`, and sums older than `hours_days`; returns how many rows. Credits stay."""
     old, old_hours = now_ms - days * _DAY_MS, now_ms - hours_days * _DAY_MS
     plan: list[tuple[Table, Column[Any], int]] = [

@@ -8,14 +8,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from shoal.ledger.reconcile.watch import Reconciler
-from shoal.ledger.store import Store
-from shoal.ledger.totals import Totals
+from shoal.ledger.store import LedgerStore
+from shoal.ledger.totals import TenantTotals
 
 
-class Metrics(Collector):
+class LedgerMetrics(Collector):
     """Reads the store's counters when it is scraped. `open_rows` is what was counted last."""
 
-    def __init__(self, store: Store, totals: Totals, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: LedgerStore, totals: TenantTotals, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._totals = totals
         self._clock = clock
@@ -31,7 +31,7 @@ class Metrics(Collector):
         )
         records.add_metric(["new"], stats.new)
         records.add_metric(["known"], stats.known)
-        records.add_metric(["aside"], stats.aside)
+        records.add_metric(["aside"], stats.quarantined)
         metrics: list[Metric] = [
             records,
             CounterMetricFamily("shoal_ledger_commits", "Transactions of the database.", value=stats.commits),
@@ -55,21 +55,23 @@ class Metrics(Collector):
         return metrics
 
 
-class EngineFigures(Collector):
+class CoverageMetrics(Collector):
     """How much of the engines is heard."""
 
     def __init__(self, reconciler: Reconciler) -> None:
         self._reconciler = reconciler
 
     def collect(self) -> list[Metric]:
-        standing = self._reconciler.standing
+        coverage = self._reconciler.coverage
         lower = "Readings of an engine that were lower than one before under the same boot id."
-        engines = GaugeMetricFamily("shoal_ledger_engines", "Engine pods by whether they are heard.", labels=["heard"])
-        engines.add_metric(["yes"], standing.heard)
-        engines.add_metric(["no"], len(standing.not_heard))
+        engines = GaugeMetricFamily(
+            "shoal_ledger_engines", "Engine pods by their agent's stream: live, or stale.", labels=["state"]
+        )
+        engines.add_metric(["live"], coverage.live)
+        engines.add_metric(["stale"], len(coverage.stale))
         rogue = GaugeMetricFamily(
             "shoal_ledger_rogue_pods",
-            "Pods with the labels of an engine that no Model owns: they are not heard.",
+            "Pods with the labels of an engine that no Model owns: they are not asked.",
             value=self._reconciler.pods.ownership.rogue,
         )
         return [engines, rogue, CounterMetricFamily("shoal_ledger_lower_readings", lower, value=self._reconciler.lower)]

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 from sqlalchemy import Connection, func, select
 
 from shoal.api.ledger import Prices
-from shoal.core.rating.price import Book, cost
+from shoal.core.rating.price import RateTable, cost
 from shoal.ledger import schema
-from shoal.ledger.sums import HOUR_MS, HourKey, Sums
+from shoal.ledger.sums import HOUR_MS, HourKey, HourlySums
 
 
 class PriceSource(Protocol):
@@ -42,7 +42,7 @@ class NoPrices:
 
 
 @dataclass(slots=True)
-class Total:
+class MonthlyTotal:
     """Of a tenant in a month."""
 
     requests: int = 0
@@ -54,10 +54,14 @@ class Total:
 class Known:
     """What the tables say, summed up."""
 
-    months: dict[str, dict[str, Total]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(Total)))
-    gateways: dict[str, dict[str, Total]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(Total)))
+    months: dict[str, dict[str, MonthlyTotal]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(MonthlyTotal))
+    )
+    gateways: dict[str, dict[str, MonthlyTotal]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(MonthlyTotal))
+    )
     """Tenant, then boot id: since the gateway's start."""
-    heard: dict[str, int] = field(default_factory=dict[str, int])
+    last_report: dict[str, int] = field(default_factory=dict[str, int])
     """Boot id: when it was heard last, in ms since 1970."""
 
 
@@ -66,16 +70,16 @@ class Rated:
 
     def __init__(self, prices: PriceSource) -> None:
         self._prices = prices
-        self._books: dict[int, tuple[Prices, Book]] = {}
+        self._books: dict[int, tuple[Prices, RateTable]] = {}
 
-    def cost(self, key: HourKey, sums: Sums) -> int:
+    def cost(self, key: HourKey, sums: HourlySums) -> int:
         """0 where there is no price."""
         prices = self._prices.at(key.hour)
         if prices is None:
             return 0
         known = self._books.get(id(prices))
         if known is None or known[0] is not prices:
-            known = self._books[id(prices)] = (prices, Book.of(prices))
+            known = self._books[id(prices)] = (prices, RateTable.of(prices))
         book = known[1]
         rate = book.find(key.plan or None, key.model, key.adapter or None)
         if rate is None:
@@ -95,21 +99,21 @@ def read(connection: Connection, prices: PriceSource, now: float) -> Known:
     known, rated = Known(), Rated(prices)
     hours = schema.hours.c
     by = (hours.tenant, hours.plan, hours.model, hours.adapter)
-    numbers = [func.sum(schema.hours.c[name]) for name in Sums._fields]
+    numbers = [func.sum(schema.hours.c[name]) for name in HourlySums._fields]
     for begins, ends in _stretches(connection, prices, month_start(now)):
         where = (hours.billed, hours.hour >= begins, hours.hour < ends)
         month = known.months[month_of(begins / 1000)]
         for row in connection.execute(select(*by, *numbers).where(*where).group_by(*by)):
             found: tuple[Any, ...] = tuple(row)
             tenant, plan, model, adapter = found[:4]
-            sums = Sums(*map(int, found[4:]))  # PostgreSQL sums whole numbers into a decimal
+            sums = HourlySums(*map(int, found[4:]))  # PostgreSQL sums whole numbers into a decimal
             total = month[tenant]
             total.requests += sums.requests
             total.tokens += sums.input_tokens + sums.output_tokens
             total.spent += rated.cost(HourKey(begins, tenant, "", "", plan, model, adapter, "", True), sums)
     for row in connection.execute(select(schema.gateways)):
-        known.gateways[row.tenant][row.gateway] = Total(row.requests, row.tokens, row.spent)
-        known.heard[row.gateway] = max(known.heard.get(row.gateway, 0), row.heard_at)
+        known.gateways[row.tenant][row.gateway] = MonthlyTotal(row.requests, row.tokens, row.spent)
+        known.last_report[row.gateway] = max(known.last_report.get(row.gateway, 0), row.heard_at)
     credits = schema.credits.c
     current = prices.current()
     # Summed here: SQLite's own sum of whole numbers ends with an error where it leaves 64 bits.

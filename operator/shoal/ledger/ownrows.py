@@ -11,8 +11,8 @@ another source has another key, so it can neither replace nor hide anybody else'
 import re
 from typing import Final
 
-from shoal.api.usage import pod_and_start
 from shoal.ledger.parse import Good, Incoming, bad
+from shoal.metering.record import pod_and_start
 
 NOT_ITS_OWN: Final = "not the sender's own row"
 _SENT: Final = re.compile(r"sent by ([-.a-z0-9]+): (.*)", re.DOTALL)
@@ -21,7 +21,7 @@ _SENT: Final = re.compile(r"sent by ([-.a-z0-9]+): (.*)", re.DOTALL)
 def bound(record: Incoming, pod: str) -> Incoming:
     """The record as one that `pod` sent: `Bad` where it is not that pod's own."""
     if not isinstance(record, Good):
-        return bad(aside_reason(record.reason, pod), record.body)
+        return bad(quarantine_reason(record.reason, pod), record.body)
     row = record.row
     said, start = pod_and_start(row.gateway or "")
     if said and said != pod:
@@ -47,7 +47,7 @@ def claimed(record: Good, owner: str | None) -> Incoming:
     return _foreign(record, record.sender, f"its request is of gateway {owner[:200]}")
 
 
-def aside_reason(reason: str, pod: str | None) -> str:
+def quarantine_reason(reason: str, pod: str | None) -> str:
     """Why a record is kept aside, with the pod that sent it, where that is proven."""
     return reason if pod is None else f"sent by {pod}: {reason}"
 
@@ -59,4 +59,4 @@ def sender_of(reason: str) -> tuple[str | None, str]:
 
 
 def _foreign(record: Good, pod: str, why: str) -> Incoming:
-    return bad(aside_reason(f"{NOT_ITS_OWN}: {why}", pod), record.body)
+    return bad(quarantine_reason(f"{NOT_ITS_OWN}: {why}", pod), record.body)

@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple
 import orjson
 from pydantic import ValidationError
 
-from shoal.api.usage import EVENT_TYPE, UsageData, UsageRecord
+from shoal.metering.record import EVENT_TYPE, StoredRow, UsageRecord, stored
 
 CLOSED: Final = 1_000_000_000
 """The ledger closed it; checkpoints number below, one a second."""
@@ -26,50 +26,12 @@ _LAST_MS: Final = 32_503_680_000_000
 """The year 3000."""
 
 
-class UsageRow(NamedTuple):
-    """A row of `schema.usage`, in the order of its columns."""
-
-    source: str
-    request: str
-    attempt: int
-    step: int
-    ended: bool
-    received_at: int
-    admitted_at: int
-    tenant: str
-    external_id: str | None
-    key_name: str
-    plan: str | None
-    gateway: str | None
-    model: str
-    adapter: str | None
-    adapter_revision: str | None
-    model_requested: str
-    endpoint: str
-    stream: bool
-    outcome: str | None
-    status: int | None
-    count_source: str
-    input_tokens: int | None
-    cached_tokens: int | None
-    output_tokens: int | None
-    reasoning_tokens: int | None
-    gpu_class: str | None
-    node: str | None
-    replica: str | None
-    engine_boot: str | None
-    ttft_ms: float | None
-    hold_ms: float | None
-    duration_ms: float | None
-    attempts: int
-
-
 class Good(NamedTuple):
     """A record that counts."""
 
     id: str
     kind: Literal["open", "checkpoint", "final", "attempt"]
-    row: UsageRow
+    row: StoredRow
     body: bytes
     sender: str | None = None
     """The pod that sent it; None where that was not asked."""
@@ -100,7 +62,16 @@ def parse(element: object, now_ms: int) -> Incoming:
     if (fault := _fault(record, body)) is not None:
         return bad(fault, body)
     step, attempt = _step(record)
-    return Good(record.id, record.data.kind, _row(record, step, attempt, now_ms), body)
+    row = stored(
+        record,
+        attempt=attempt,
+        step=step,
+        ended=step == FINAL,
+        received_at=now_ms,
+        # Gateways of before said no time of admission; an open row's own time is the same.
+        admitted_at=milliseconds(record.data.admitted_at or record.time),
+    )
+    return Good(record.id, record.data.kind, row, body)
 
 
 def bad(reason: str, body: bytes) -> Bad:
@@ -161,43 +132,3 @@ def _step(record: UsageRecord) -> tuple[int, int]:
             return FINAL, 0
         case "attempt":
             return FINAL, data.attempt or 1
-
-
-def _row(record: UsageRecord, step: int, attempt: int, now_ms: int) -> UsageRow:
-    data: UsageData = record.data
-    return UsageRow(
-        source=record.source,
-        request=data.request_id,
-        attempt=attempt,
-        step=step,
-        ended=step == FINAL,
-        received_at=now_ms,
-        # Gateways of before said no time of admission; an open row's own time is the same.
-        admitted_at=milliseconds(data.admitted_at or record.time),
-        tenant=data.tenant,
-        external_id=data.external_id,
-        key_name=data.key_name,
-        plan=data.plan,
-        gateway=data.gateway,
-        model=data.model,
-        adapter=data.adapter,
-        adapter_revision=data.adapter_revision,
-        model_requested=data.model_requested,
-        endpoint=data.endpoint,
-        stream=data.stream,
-        outcome=data.outcome,
-        status=data.status,
-        count_source=data.count_source,
-        input_tokens=data.input_tokens,
-        cached_tokens=data.cached_tokens,
-        output_tokens=data.output_tokens,
-        reasoning_tokens=data.reasoning_tokens,
-        gpu_class=data.gpu_class,
-        node=data.node,
-        replica=data.replica,
-        engine_boot=data.engine_boot,
-        ttft_ms=data.ttft_ms,
-        hold_ms=data.hold_ms,
-        duration_ms=data.duration_ms,
-        attempts=data.attempts,
-    )

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from shoal.api.ledger import Prices
 from shoal.core.rating.files import PriceList, parse
-from shoal.core.rating.problems import Problem, Refused
+from shoal.core.rating.problems import PriceProblem, PricesRefused
 from shoal.core.rating.schedule import Schedule, schedule
 
 log = structlog.get_logger()
@@ -27,20 +27,20 @@ Seen = tuple[tuple[str, int, int, int], ...]
 
 def read(folder: Path) -> tuple[PriceList, ...]:
     """The price lists in a folder, each right by itself. Raises Refused, OSError."""
-    problems: list[Problem] = []
+    problems: list[PriceProblem] = []
     found: list[PriceList] = []
     for path in _files(folder):
         if path.suffix not in SUFFIXES:
-            problems.append(Problem(path.name, 1, "is no .yaml file: this folder is for price lists"))
+            problems.append(PriceProblem(path.name, 1, "is no .yaml file: this folder is for price lists"))
             continue
         try:
             found.append(parse(path.name, path.read_text()))
-        except Refused as refused:
+        except PricesRefused as refused:
             problems += refused.problems
         except UnicodeDecodeError:
-            problems.append(Problem(path.name, 1, "not UTF-8"))
+            problems.append(PriceProblem(path.name, 1, "not UTF-8"))
     if problems:
-        raise Refused(problems)
+        raise PricesRefused(problems)
     return tuple(found)
 
 
@@ -77,11 +77,11 @@ class PriceFolder:
         """Reads the folder when it has changed; True when other prices count now."""
         try:
             async with asyncio.timeout(READ_SECONDS):
-                return await asyncio.to_thread(self.look)
+                return await asyncio.to_thread(self.refresh_now)
         except TimeoutError:
             return self._bad(f"{self._folder} cannot be read: the disk does not answer")
 
-    def look(self) -> bool:
+    def refresh_now(self) -> bool:
         """`refresh`, at once; for the start, before anything is served."""
         try:
             seen = _signature(self._folder)
@@ -89,7 +89,7 @@ class PriceFolder:
                 return False
             self._seen = seen
             found = schedule(read(self._folder))
-        except Refused as refused:
+        except PricesRefused as refused:
             return self._bad(str(refused))
         except OSError as error:
             # Also a file that is replaced while it is read: the next look finds the new one.
@@ -128,7 +128,7 @@ def _files(folder: Path) -> list[Path]:
     # A ConfigMap's own folders and links begin with two dots.
     found = sorted(path for path in folder.glob("*") if not path.name.startswith(".")) if folder.exists() else []
     if len(found) > _MOST_FILES:
-        raise Refused([Problem(folder.name, 1, f"more than {_MOST_FILES} files")])
+        raise PricesRefused([PriceProblem(folder.name, 1, f"more than {_MOST_FILES} files")])
     return found
 
 

@@ -11,45 +11,44 @@ import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from shoal.api import names
-from shoal.gateway import collector
 from shoal.kube.access import ALLOWED, Access, token_of
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.podtokens import PodTokens
 from shoal.ledger import maintenance, records
-from shoal.ledger.metrics import EngineFigures, Metrics
+from shoal.ledger.metrics import CoverageMetrics, LedgerMetrics
 from shoal.ledger.monthly import Rated
 from shoal.ledger.prices import PriceFigures, PriceFolder
-from shoal.ledger.queries.routes import Questions
-from shoal.ledger.reconcile.figures import ComparedFigures
+from shoal.ledger.queries.routes import QueryAPI
+from shoal.ledger.reconcile.comparisonmetrics import ComparisonMetrics
 from shoal.ledger.reconcile.routes import Routes
-from shoal.ledger.reconcile.watch import Reconciler, Standing
+from shoal.ledger.reconcile.watch import EngineCoverage, Reconciler
 from shoal.ledger.senders import Senders
-from shoal.ledger.service import Events, Request, Response, Service, answer_json, send_answer
+from shoal.ledger.service import LedgerRequest, LedgerService, Response, StreamAnswer, answer_json, send_answer
 from shoal.ledger.settings import LedgerSettings
-from shoal.ledger.store import Store, Unavailable
+from shoal.ledger.store import DatabaseUnavailable, LedgerStore
 from shoal.ledger.sums import Changes
-from shoal.ledger.totals import Totals
-from shoal.net.tls import Credentials
-from shoal.serving import tracing
-from shoal.serving.asgi import Receive, Scope, Send, headers_of
-from shoal.serving.installkey import KeyRing
-from shoal.serving.server import Server, make_server
-from shoal.signals.stream import Me
+from shoal.ledger.totals import TenantTotals
+from shoal.net import gctuning, trace
+from shoal.net.asgi import Receive, Scope, Send, headers_of
+from shoal.net.installkey import KeyRing
+from shoal.net.server import HTTPServer, make_server
+from shoal.net.stream import ListenerIdentity
+from shoal.net.tls import TLSCredentials
 
 log = structlog.get_logger()
 
-NOBODY: Final = Standing(watching=False, heard=0, not_heard=())
+NOBODY: Final = EngineCoverage(watching=False, live=0, stale=())
 _STOP_SECONDS: Final = 5
 _AGAIN_SECONDS: Final = 5.0
 
 
-class Process:
+class LedgerProcess:
     """One ledger. `run` returns after a stop that was asked for by SIGTERM, SIGINT or `stop`.
 
     Rooms with routes of their own add them to `service` before `run`.
     """
 
-    def __init__(self, settings: LedgerSettings, client: Client | None = None) -> None:
+    def __init__(self, settings: LedgerSettings, client: KubeClient | None = None) -> None:
         """`client` to the cluster whose engines are read, and that knows who may read metrics and which pods send.
 
         None: counters stay unknown; with `metrics_auth` or `gateway_tokens` that is refused. Raises ValueError.
@@ -61,8 +60,8 @@ class Process:
         self.access = Access(client) if settings.metrics_auth and client is not None else None
         self.settings = settings
         self.key_ring = KeyRing(settings.keys_dir, settings.install_key_dir)
-        self.credentials = Credentials(settings.mtls_dir, serves=settings.mtls)
-        self.store = Store(
+        self.credentials = TLSCredentials(settings.mtls_dir, serves=settings.mtls)
+        self.store = LedgerStore(
             settings.database_url,
             readers=settings.readers,
             max_waiting_records=settings.max_waiting_records,
@@ -70,34 +69,36 @@ class Process:
             keep_days=settings.retention_days,
         )
         self.prices = PriceFolder(settings.prices_dir)
-        self.totals = Totals(self.store, self.prices)
-        self.heard = maintenance.Heard(settings.close_open_seconds)
-        self.service = Service(self.key_ring, max_body_bytes=settings.max_body_bytes, credentials=self.credentials)
-        self.metrics = Metrics(self.store, self.totals)
+        self.totals = TenantTotals(self.store, self.prices)
+        self.liveness = maintenance.GatewayLiveness(settings.close_open_seconds)
+        self.service = LedgerService(
+            self.key_ring, max_body_bytes=settings.max_body_bytes, credentials=self.credentials
+        )
+        self.metrics = LedgerMetrics(self.store, self.totals)
         self.metrics.registry.register(PriceFigures(self.prices))
         records.add_routes(
             self.service, self.store, max_body_bytes=settings.max_body_bytes, senders=_senders(settings, client)
         )
-        Questions(
+        QueryAPI(
             self.store,
             self.prices,
             settings.installation,
             keep_days=settings.hours_retention_days,
             credited=self.totals.reload,
         ).add(self.service)
-        self.compared = ComparedFigures(self.store, _now_ms)
+        self.compared = ComparisonMetrics(self.store, _now_ms)
         self.metrics.registry.register(self.compared)
         self.reconciler: Reconciler | None = None
         if client is not None and settings.reconcile:
-            me = Me(settings.pod_name, self.totals.hub.boot)
+            me = ListenerIdentity(settings.pod_name, self.totals.hub.boot)
             self.reconciler = Reconciler(client, self.key_ring, self.store, me, credentials=self.credentials)
-            self.metrics.registry.register(EngineFigures(self.reconciler))
-        Routes(self.store, self._standing, _now_ms).add(self.service)
+            self.metrics.registry.register(CoverageMetrics(self.reconciler))
+        Routes(self.store, self._coverage, _now_ms).add(self.service)
         self.service.route("GET", names.TOTALS_PATH, self._totals, ("gateway", "billing"))
         self.store.opened = self.totals.reload
         self.store.committed = self._committed
         self.store.cost = Rated(self.prices).cost
-        self.tracing = tracing.from_environment("shoal-ledger", self.metrics.registry)
+        self.tracing = trace.from_environment("shoal-ledger", self.metrics.registry)
         if self.tracing is not None:
             from shoal.ledger.tracing import LedgerSpans
 
@@ -152,7 +153,7 @@ class Process:
         self.store.start()
         try:
             async with asyncio.TaskGroup() as group:
-                background = [group.create_task(_lasting(name, each)) for name, each in self._rooms().items()]
+                background = [group.create_task(_lasting(name, each)) for name, each in self._background().items()]
                 ops = group.create_task(_serve(self.ops))
                 await _listening(self.ops)
                 main = group.create_task(_serve(self.server))
@@ -162,7 +163,7 @@ class Process:
                     peers = group.create_task(_serve(self.peers))
                     await _listening(self.peers)
                 log.info("serving", port=self.server.port, ops_port=self.ops.port, database=self.store.database.name)
-                collector.calm()
+                gctuning.tune_gc()
                 started()
                 await self._stop.wait()
                 log.info("stopping")
@@ -178,10 +179,10 @@ class Process:
                     task.cancel()
         finally:
             await self.store.stop()
-            await tracing.close(self.tracing)
+            await trace.close(self.tracing)
             log.info("stopped")
 
-    def _rooms(self) -> dict[str, Callable[[], Coroutine[None, None, None]]]:
+    def _background(self) -> dict[str, Callable[[], Coroutine[None, None, None]]]:
         """What runs beside the API, each for ever."""
         settings = self.settings
         rooms: dict[str, Callable[[], Coroutine[None, None, None]]] = {
@@ -197,16 +198,16 @@ class Process:
         return rooms
 
     def _committed(self, changes: Changes) -> None:
-        self.heard.at(changes.heard)
+        self.liveness.at(changes.gateways_seen)
         self.totals.add(changes)
 
-    def _standing(self) -> Standing:
-        return NOBODY if self.reconciler is None else self.reconciler.standing
+    def _coverage(self) -> EngineCoverage:
+        return NOBODY if self.reconciler is None else self.reconciler.coverage
 
-    async def _totals(self, _: Request) -> Events:
+    async def _totals(self, _: LedgerRequest) -> StreamAnswer:
         if not self.totals.known:
-            raise Unavailable("the totals are being read")
-        return Events(self.totals.hub)
+            raise DatabaseUnavailable("the totals are being read")
+        return StreamAnswer(self.totals.hub)
 
     async def _housekeeping(self) -> None:
         while True:
@@ -219,15 +220,15 @@ class Process:
             await asyncio.sleep(1.0)
 
     async def _closing(self) -> None:
-        with contextlib.suppress(Unavailable):
+        with contextlib.suppress(DatabaseUnavailable):
             while self.store.error is not None:  # noqa: ASYNC110 - a thread opens it
                 await asyncio.sleep(1.0)
             await maintenance.retake_once(self.store, self.settings.retention_days, self._committed)
         while True:
             await asyncio.sleep(maintenance.CLOSE_SECONDS)
             # What is away is told by the store itself.
-            with contextlib.suppress(Unavailable):
-                closed, still = await maintenance.close_once(self.store, self.heard, self._committed)
+            with contextlib.suppress(DatabaseUnavailable):
+                closed, still = await maintenance.close_once(self.store, self.liveness, self._committed)
                 self.metrics.closed_rows += closed
                 self.metrics.open_rows = still
 
@@ -260,7 +261,7 @@ class Process:
         await send_answer(answer, send)
 
 
-def _senders(settings: LedgerSettings, client: Client | None) -> Senders | None:
+def _senders(settings: LedgerSettings, client: KubeClient | None) -> Senders | None:
     if not settings.gateway_tokens or client is None:
         return None
     namespace, account = settings.pod_namespace, settings.gateway_account
@@ -281,7 +282,7 @@ async def _lasting(name: str, work: Callable[[], Coroutine[None, None, None]]) -
         await asyncio.sleep(_AGAIN_SECONDS)
 
 
-async def _serve(server: Server) -> None:
+async def _serve(server: HTTPServer) -> None:
     try:
         await server.serve()
     except SystemExit:
@@ -290,6 +291,6 @@ async def _serve(server: Server) -> None:
         raise RuntimeError(f"cannot listen on {config.host}:{config.port}") from None
 
 
-async def _listening(server: Server) -> None:
+async def _listening(server: HTTPServer) -> None:
     while not server.started:  # noqa: ASYNC110 - uvicorn has a flag and no event
         await asyncio.sleep(0.01)

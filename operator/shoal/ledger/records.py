@@ -12,19 +12,19 @@ from shoal.api import names
 from shoal.ledger.ownrows import bound
 from shoal.ledger.parse import Incoming, parse
 from shoal.ledger.senders import Senders
-from shoal.ledger.service import Problem, Request, Response, Service, answer_json
+from shoal.ledger.service import LedgerProblem, LedgerRequest, LedgerService, Response, answer_json
 from shoal.ledger.sink import Sink
 
 _IN_A_THREAD: Final = 200
 """Records from which on a batch is parsed beside the event loop: 5 ms."""
 
 
-def add_routes(service: Service, sink: Sink, *, max_body_bytes: int, senders: Senders | None = None) -> None:
+def add_routes(service: LedgerService, sink: Sink, *, max_body_bytes: int, senders: Senders | None = None) -> None:
     """Lets gateways send records: with `senders` only their own."""
     service.route("POST", names.RECORDS_PATH, partial(_take, sink, max_body_bytes, senders), ("gateway",))
 
 
-async def _take(sink: Sink, max_body_bytes: int, senders: Senders | None, request: Request) -> Response:
+async def _take(sink: Sink, max_body_bytes: int, senders: Senders | None, request: LedgerRequest) -> Response:
     pod = None if senders is None else await senders.pod_of(request)
     elements = _elements(request, max_body_bytes)
     now = time.time_ns() // 1_000_000
@@ -41,7 +41,7 @@ def _parse(elements: list[object], now: int, pod: str | None) -> list[Incoming]:
     return records if pod is None else [bound(record, pod) for record in records]
 
 
-def _elements(request: Request, most: int) -> list[object]:
+def _elements(request: LedgerRequest, most: int) -> list[object]:
     body = request.body
     match request.headers.get(b"content-encoding", b"identity").strip().lower():
         case b"identity" | b"":
@@ -49,13 +49,13 @@ def _elements(request: Request, most: int) -> list[object]:
         case b"zstd":
             body = _decompressed(body, most)
         case other:
-            raise Problem(415, f"Content-Encoding {other.decode('latin-1')[:50]} is not known here: zstd or none")
+            raise LedgerProblem(415, f"Content-Encoding {other.decode('latin-1')[:50]} is not known here: zstd or none")
     try:
         elements = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise Problem(400, f"the body is not JSON: {error.msg} at byte {error.pos}") from None
+        raise LedgerProblem(400, f"the body is not JSON: {error.msg} at byte {error.pos}") from None
     if not isinstance(elements, list):
-        raise Problem(400, "the body is not a JSON array of usage records")
+        raise LedgerProblem(400, "the body is not a JSON array of usage records")
     return elements  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -64,7 +64,7 @@ def _decompressed(body: bytes, most: int) -> bytes:
         with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(body) as reader:
             found = reader.read(most + 1)
     except (zstandard.ZstdError, MemoryError) as error:
-        raise Problem(400, f"the body is not zstd: {error}") from None
+        raise LedgerProblem(400, f"the body is not zstd: {error}") from None
     if len(found) > most:
-        raise Problem(413, f"the body is larger than {most} bytes when decompressed: send it in parts")
+        raise LedgerProblem(413, f"the body is larger than {most} bytes when decompressed: send it in parts")
     return found

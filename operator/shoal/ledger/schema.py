@@ -5,7 +5,8 @@ hour in which it was admitted, which every gateway and every re-ship says the sa
 since 1970 (UTC), hours are the first such of an hour; amounts are whole 10^-12 of a currency.
 """
 
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
@@ -23,7 +24,17 @@ from sqlalchemy import (
     text,
 )
 
+from shoal.metering import record
+
 metadata: Final = MetaData()
+
+_TYPES: Final = {str: String, bool: Boolean, float: Float, int: BigInteger}
+
+
+def _columns() -> Iterator[Column[Any]]:
+    for name, kind, nullable, stored in record.columns():
+        yield Column(name, Integer if stored.small else _TYPES[kind], nullable=nullable, comment=stored.comment)
+
 
 records: Final = Table(
     "records",
@@ -44,46 +55,14 @@ them in here. Open rows and checkpoints stand in `usage` until their request has
 usage: Final = Table(
     "usage",
     metadata,
-    Column("source", String, nullable=False),
-    Column("request", String, nullable=False),
-    Column("attempt", Integer, nullable=False, comment="0: the request itself; else the try that is not billed"),
-    Column("step", BigInteger, nullable=False, comment="how far it is; only a higher one replaces it (parse.py)"),
-    Column("ended", Boolean, nullable=False, comment="false: open, with the counts of its last checkpoint"),
-    Column("received_at", BigInteger, nullable=False, comment="when something was heard of it last"),
-    Column("admitted_at", BigInteger, nullable=False),
-    Column("tenant", String, nullable=False),
-    Column("external_id", String),
-    Column("key_name", String, nullable=False),
-    Column("plan", String),
-    Column("gateway", String),
-    Column("model", String, nullable=False),
-    Column("adapter", String),
-    Column("adapter_revision", String),
-    Column("model_requested", String, nullable=False),
-    Column("endpoint", String, nullable=False),
-    Column("stream", Boolean, nullable=False),
-    Column("outcome", String),
-    Column("status", Integer),
-    Column("count_source", String, nullable=False),
-    Column("input_tokens", BigInteger),
-    Column("cached_tokens", BigInteger),
-    Column("output_tokens", BigInteger),
-    Column("reasoning_tokens", BigInteger),
-    Column("gpu_class", String),
-    Column("node", String),
-    Column("replica", String),
-    Column("engine_boot", String),
-    Column("ttft_ms", Float),
-    Column("hold_ms", Float),
-    Column("duration_ms", Float),
-    Column("attempts", Integer, nullable=False, comment="replicas that the request was sent to"),
+    *_columns(),
     PrimaryKeyConstraint("source", "request", "attempt"),
     Index("usage_open", "gateway", sqlite_where=text("NOT ended"), postgresql_where=text("NOT ended")),
     Index("usage_tenant_time", "tenant", "admitted_at"),
     Index("usage_time", "admitted_at"),
     sqlite_with_rowid=False,
 )
-"""One row per request, and one per attempt row."""
+"""One row per request, and one per attempt row. Its columns are fields of the usage record (`metering/record.py`)."""
 
 hours: Final = Table(
     "hours",

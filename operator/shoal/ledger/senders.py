@@ -4,7 +4,7 @@ import structlog
 
 from shoal.api import names
 from shoal.kube.podtokens import PodTokens
-from shoal.ledger.service import Problem, Request
+from shoal.ledger.service import LedgerProblem, LedgerRequest
 
 log = structlog.get_logger()
 
@@ -14,9 +14,9 @@ class Senders:
 
     def __init__(self, tokens: PodTokens) -> None:
         self._tokens = tokens
-        self._told = ""
+        self._logged = ""
 
-    async def pod_of(self, request: Request) -> str | None:
+    async def pod_of(self, request: LedgerRequest) -> str | None:
         """The pod; None where the caller has a key of before the role keys: such a gateway knows of no token, and its
         rows must not be lost in an upgrade. The key ends when the last pod that was made with it is gone.
 
@@ -29,8 +29,8 @@ class Senders:
         verdict = await self._tokens.pod_of(token)
         if verdict.allowed:
             return verdict.pod
-        if verdict.message != self._told:
-            self._told = verdict.message
+        if verdict.message != self._logged:
+            self._logged = verdict.message
             log.warning("records are not taken: their sender is not proven", reason=verdict.message)
         headers = tuple((name.lower().encode(), value.encode()) for name, value in verdict.headers.items())
-        raise Problem(verdict.status, verdict.message, headers)
+        raise LedgerProblem(verdict.status, verdict.message, headers)

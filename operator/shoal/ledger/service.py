@@ -19,11 +19,11 @@ from shoal.api import names
 from shoal.api.keys import ROLES, Role
 from shoal.api.replica import HEARTBEAT_SECONDS
 from shoal.core import cells
-from shoal.ledger.auth import Keys, match_key
-from shoal.ledger.database import Unavailable
-from shoal.net.tls import Credentials
-from shoal.serving.asgi import DISCONNECT, GONE, Receive, Scope, Send, unproved
-from shoal.signals.hub import Caller, Hub, TooManyReaders
+from shoal.ledger.auth import LedgerKeys, match_key
+from shoal.ledger.database import DatabaseUnavailable
+from shoal.net.asgi import DISCONNECT, GONE, Receive, Scope, Send, unproved
+from shoal.net.hub import Caller, StreamHub, TooManyReaders
+from shoal.net.tls import TLSCredentials
 
 log = structlog.get_logger()
 
@@ -35,7 +35,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class LedgerRequest:
     """One call."""
 
     method: str
@@ -52,7 +52,7 @@ class Request:
         """A parameter that may be given once. Raises Problem where it is given more often."""
         values = self.query.get(name, ())
         if len(values) > 1:
-            raise Problem(400, f"{name} is given {len(values)} times; once is enough")
+            raise LedgerProblem(400, f"{name} is given {len(values)} times; once is enough")
         return values[0] if values else default
 
 
@@ -66,13 +66,13 @@ class Response:
 
 
 @dataclass(frozen=True, slots=True)
-class Events:
+class StreamAnswer:
     """An answer that is a stream of a hub's messages."""
 
-    hub: Hub
+    hub: StreamHub
 
 
-class Problem(Exception):
+class LedgerProblem(Exception):
     """A call that is refused. The message says what is wrong and what to do."""
 
     def __init__(self, status: int, message: str, headers: Headers = ()) -> None:
@@ -81,7 +81,7 @@ class Problem(Exception):
         self.headers = headers
 
 
-Handler = Callable[[Request], Awaitable[Response | Events]]
+Handler = Callable[[LedgerRequest], Awaitable[Response | StreamAnswer]]
 Answered = Callable[[str, str, Role, float, int], None]
 """Hears of calls of who may call: method, path, whose key, when it began (time.monotonic), the answer's status."""
 
@@ -94,7 +94,7 @@ def answer_json(content: object, status: int = 200, headers: Headers = ()) -> Re
 def answer_csv(header: Sequence[str], rows: Iterable[Sequence[object]], name: str = "") -> Response:
     """A table with a line of names (RFC 4180); `name` of the file, where a browser should keep it as one."""
     text = io.StringIO(newline="")
-    writer = cells.Writer(text)
+    writer = cells.CSVWriter(text)
     writer.row(header)
     writer.rows(rows)
     headers: Headers = ((b"content-type", b"text/csv; charset=utf-8"),)
@@ -103,10 +103,10 @@ def answer_csv(header: Sequence[str], rows: Iterable[Sequence[object]], name: st
     return Response(200, headers, text.getvalue().encode())
 
 
-class Service:
+class LedgerService:
     """A pure ASGI application. Routes are added before it serves."""
 
-    def __init__(self, keys: Keys, *, max_body_bytes: int, credentials: Credentials | None = None) -> None:
+    def __init__(self, keys: LedgerKeys, *, max_body_bytes: int, credentials: TLSCredentials | None = None) -> None:
         self._keys = keys
         self._max_body_bytes = max_body_bytes
         self._credentials = credentials
@@ -125,16 +125,16 @@ class Service:
             return
         try:
             answer = await self._call(scope, receive)
-        except Problem as problem:
+        except LedgerProblem as problem:
             answer = refusal(problem.status, str(problem), problem.headers)
-        except (Unavailable, TimeoutError) as error:
+        except (DatabaseUnavailable, TimeoutError) as error:
             answer = refusal(503, str(error) or "the database did not answer in time", ((b"retry-after", b"1"),))
         except Exception:
             log.exception("a call failed", method=scope["method"], path=scope["path"])
             answer = refusal(500, "the ledger failed at this call; its log says why")
         if answer is None:
             return
-        if isinstance(answer, Events):
+        if isinstance(answer, StreamAnswer):
             await self._events(answer.hub, scope, send)
             return
         try:
@@ -146,19 +146,19 @@ class Service:
             log.exception("an answer broke off", path=scope["path"])
             raise
 
-    async def _call(self, scope: Scope, receive: Receive) -> Response | Events | None:
+    async def _call(self, scope: Scope, receive: Receive) -> Response | StreamAnswer | None:
         path, method = scope["path"], scope["method"]
         methods = self._routes.get(path)
         if methods is None:
-            raise Problem(404, f"the ledger has no {path[:200]}")
+            raise LedgerProblem(404, f"the ledger has no {path[:200]}")
         if method not in methods:
             allowed = ", ".join(sorted(methods))
-            raise Problem(405, f"{path} takes {allowed}", ((b"allow", allowed.encode()),))
+            raise LedgerProblem(405, f"{path} takes {allowed}", ((b"allow", allowed.encode()),))
         handler, roles = methods[method]
         headers: dict[bytes, bytes] = dict(scope["headers"])
         matched = match_key(headers, ROLES, self._keys)
         if matched is None:
-            raise Problem(
+            raise LedgerProblem(
                 401,
                 f"a key of this installation is needed ({', '.join(roles)}), as a bearer token or in "
                 f"{names.HEADER_KEY}",
@@ -166,30 +166,34 @@ class Service:
             )
         role = matched.role
         if (why := unproved(self._credentials, scope, role)) is not None:
-            raise Problem(403, why)
+            raise LedgerProblem(403, why)
         if role not in roles:
-            raise Problem(403, f"the key of role {role} may not do this: {', '.join(roles)} may")
+            raise LedgerProblem(403, f"the key of role {role} may not do this: {', '.join(roles)} may")
         body = await self._body(headers, receive)
         if body is None:
             return None
         try:
             query = parse_qs(scope["query_string"].decode(), keep_blank_values=True, max_num_fields=100)
         except ValueError:
-            raise Problem(400, "the query string is not valid") from None
-        caller = Caller(role, _word(headers, names.HEADER_CALLER), _word(headers, names.HEADER_BOOT))
-        request = Request(method, path, query, headers, body, caller, matched.old)
-        return await (handler(request) if self.answered is None else self._told(handler, request, role, self.answered))
+            raise LedgerProblem(400, "the query string is not valid") from None
+        caller = Caller(role, _token(headers, names.HEADER_CALLER), _token(headers, names.HEADER_BOOT))
+        request = LedgerRequest(method, path, query, headers, body, caller, matched.old)
+        return await (
+            handler(request) if self.answered is None else self._traced(handler, request, role, self.answered)
+        )
 
-    async def _told(self, handler: Handler, request: Request, role: Role, told: Answered) -> Response | Events:
+    async def _traced(
+        self, handler: Handler, request: LedgerRequest, role: Role, told: Answered
+    ) -> Response | StreamAnswer:
         began, status = time.monotonic(), 500
         try:
             answer = await handler(request)
             status = answer.status if isinstance(answer, Response) else 200
             return answer
-        except Problem as problem:
+        except LedgerProblem as problem:
             status = problem.status
             raise
-        except (Unavailable, TimeoutError):
+        except (DatabaseUnavailable, TimeoutError):
             status = 503
             raise
         finally:
@@ -197,7 +201,7 @@ class Service:
 
     async def _body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
         """None: the client has gone."""
-        too_large = Problem(413, f"the body is larger than {self._max_body_bytes} bytes: send it in parts")
+        too_large = LedgerProblem(413, f"the body is larger than {self._max_body_bytes} bytes: send it in parts")
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._max_body_bytes:
             raise too_large
@@ -216,9 +220,9 @@ class Service:
             if not message.get("more_body", False):
                 return b"".join(chunks)
 
-    async def _events(self, hub: Hub, scope: Scope, send: Send) -> None:
+    async def _events(self, hub: StreamHub, scope: Scope, send: Send) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        caller = Caller("", _word(headers, names.HEADER_CALLER), _word(headers, names.HEADER_BOOT))
+        caller = Caller("", _token(headers, names.HEADER_CALLER), _token(headers, names.HEADER_BOOT))
         try:
             with hub.reader(caller) as reader:
                 if scope.get(DISCONNECT) is GONE:
@@ -247,7 +251,7 @@ def refusal(status: int, message: str, headers: Headers = ()) -> Response:
     return answer_json({"error": {"message": message}}, status, headers)
 
 
-def _word(headers: Mapping[bytes, bytes], name: str) -> str:
+def _token(headers: Mapping[bytes, bytes], name: str) -> str:
     return headers.get(name.encode(), b"").decode("latin-1")[:_LONGEST_NAME]
 
 

@@ -7,7 +7,7 @@ takes the store's place behind `POST /v1/records`: gateways, spools and shippers
 from collections.abc import Sequence
 from typing import Protocol
 
-from shoal.api.ledger import Taken
+from shoal.api.ledger import BatchAnswer
 from shoal.ledger.parse import Incoming
 
 
@@ -22,7 +22,7 @@ class Sink(Protocol):
        attempt), with `step` as its version, read with FINAL.)
     """
 
-    async def take(self, records: Sequence[Incoming]) -> Taken:
+    async def take(self, records: Sequence[Incoming]) -> BatchAnswer:
         """Keeps a batch.
 
         Raises:

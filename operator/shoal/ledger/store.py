@@ -8,17 +8,17 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from shoal.api.ledger import Taken
-from shoal.ledger.database import Busy, Database, Kind, Unavailable, bounded, reason
+from shoal.api.ledger import BatchAnswer
+from shoal.ledger.database import Busy, Database, DatabaseUnavailable, Kind, bounded, reason
 from shoal.ledger.parse import Incoming
-from shoal.ledger.writer import Take, Write, Writer
+from shoal.ledger.writer import LedgerWriter, Take, Write
 
-__all__ = ["Busy", "Store", "Unavailable"]
+__all__ = ["Busy", "DatabaseUnavailable", "LedgerStore"]
 
 T = TypeVar("T")
 
 
-class Store(Writer):
+class LedgerStore(LedgerWriter):
     """Make and use it in one event loop, between `start` and `stop`. It is a `sink.Sink`."""
 
     def __init__(
@@ -45,14 +45,14 @@ class Store(Writer):
         await asyncio.to_thread(self._readers.shutdown)
         self.database.close()
 
-    async def take(self, records: Sequence[Incoming]) -> Taken:
+    async def take(self, records: Sequence[Incoming]) -> BatchAnswer:
         """Keeps records; they are committed when it returns. The same ones again have no effect.
 
         Raises:
             Unavailable: nothing was kept, or it is not known: send them again.
         """
         if self.waiting + len(records) > self._most and self.waiting:
-            raise Unavailable(f"{self.waiting} records wait for their commit already")
+            raise DatabaseUnavailable(f"{self.waiting} records wait for their commit already")
         return await self._done(Take(records, asyncio.get_running_loop().create_future()))
 
     async def write(self, work: Callable[[Connection], T], then: Callable[[T], None] | None = None) -> T:
@@ -72,20 +72,20 @@ class Store(Writer):
             Unavailable: the database is away, or too slow.
         """
         if self.error is not None and self.stats.commits == 0:
-            raise Unavailable(self.error)  # tables may not be there yet
+            raise DatabaseUnavailable(self.error)  # tables may not be there yet
         future = asyncio.get_running_loop().run_in_executor(self._readers, self._read, work)
         try:
             async with asyncio.timeout(timeout or self._answer_seconds):
                 return await future
         except TimeoutError:
-            raise Unavailable("the database did not answer in time: ask for less, or again") from None
+            raise DatabaseUnavailable("the database did not answer in time: ask for less, or again") from None
 
     def _read(self, work: Callable[[Connection], T]) -> T:
         try:
             with self.database.reading.connect() as connection, connection.begin(), bounded(connection):
                 return work(connection)
         except DBAPIError as error:
-            raise Unavailable(reason(error)) from error
+            raise DatabaseUnavailable(reason(error)) from error
 
     async def _done(self, job: Take | Write) -> Any:
         self.submit(job)
@@ -93,4 +93,4 @@ class Store(Writer):
             async with asyncio.timeout(self._answer_seconds):
                 return await job.future
         except TimeoutError:
-            raise Unavailable("the database did not answer in time") from None
+            raise DatabaseUnavailable("the database did not answer in time") from None

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from shoal.ledger.parse import UsageRow
+from shoal.metering.record import StoredRow
 
 HOUR_MS: Final = 3_600_000
 
@@ -23,7 +23,7 @@ class HourKey(NamedTuple):
     billed: bool
 
 
-class Sums(NamedTuple):
+class HourlySums(NamedTuple):
     """The numbers of `schema.hours`, in order."""
 
     requests: int = 0
@@ -51,11 +51,11 @@ class GatewaySums(NamedTuple):
     spent: int = 0
 
 
-Cost = Callable[[HourKey, Sums], int]
+Cost = Callable[[HourKey, HourlySums], int]
 """What sums of one hour cost, in 10^-12 of the currency."""
 
 
-def free(key: HourKey, sums: Sums) -> int:
+def free(key: HourKey, sums: HourlySums) -> int:
     """Where there are no prices."""
     del key, sums
     return 0
@@ -66,15 +66,15 @@ class Changes:
     """What a transaction changes in the sums."""
 
     cost: Cost = free
-    hours: dict[HourKey, Sums] = field(default_factory=dict[HourKey, Sums])
+    hours: dict[HourKey, HourlySums] = field(default_factory=dict[HourKey, HourlySums])
     gateways: dict[GatewayKey, GatewaySums] = field(default_factory=dict[GatewayKey, GatewaySums])
-    heard: set[str] = field(default_factory=set[str])
+    gateways_seen: set[str] = field(default_factory=set[str])
     """Boot ids of gateways that said something."""
 
     def __bool__(self) -> bool:
-        return bool(self.hours or self.heard)
+        return bool(self.hours or self.gateways_seen)
 
-    def add(self, row: UsageRow, sign: int = 1) -> None:
+    def add(self, row: StoredRow, sign: int = 1) -> None:
         """Counts a row that has ended; with -1 takes back what it counted."""
         hour = row.admitted_at - row.admitted_at % HOUR_MS
         billed = row.attempt == 0 and row.count_source != "estimated"
@@ -90,17 +90,17 @@ class Changes:
             row.gpu_class or "",
             billed,
         )
-        self.hours[key] = Sums(*_plus(self.hours.get(key, Sums()), sums, sign))
+        self.hours[key] = HourlySums(*_plus(self.hours.get(key, HourlySums()), sums, sign))
         if billed and row.gateway:
             at = GatewayKey(row.gateway, row.tenant)
             own = (sums.requests, sums.input_tokens + sums.output_tokens, self.cost(key, sums))
             self.gateways[at] = GatewaySums(*_plus(self.gateways.get(at, GatewaySums()), own, sign))
 
 
-def sums_of(row: UsageRow) -> Sums:
+def sums_of(row: StoredRow) -> HourlySums:
     """One row's own. Unknown counts add nothing, and are counted as unknown."""
     given, cached = row.input_tokens, row.cached_tokens
-    return Sums(
+    return HourlySums(
         requests=1 if row.attempt == 0 else 0,
         input_tokens=given or 0,
         # An engine that says more was cached than there was would make the fresh part negative.
@@ -113,7 +113,7 @@ def sums_of(row: UsageRow) -> Sums:
     )
 
 
-def settle(old: UsageRow | None, new: UsageRow) -> UsageRow | None:
+def settle(old: StoredRow | None, new: StoredRow) -> StoredRow | None:
     """What stands after `new` was heard; None: what stood before."""
     if old is None:
         return new

@@ -15,10 +15,10 @@ import structlog
 
 from shoal.api.ledger import Counted, Prices, TenantTotal
 from shoal.ledger.bulk import MOST
-from shoal.ledger.monthly import Known, NoPrices, PriceSource, Rated, Total, month_of, read
-from shoal.ledger.store import Store, Unavailable
+from shoal.ledger.monthly import Known, MonthlyTotal, NoPrices, PriceSource, Rated, month_of, read
+from shoal.ledger.store import DatabaseUnavailable, LedgerStore
 from shoal.ledger.sums import Changes
-from shoal.signals.hub import Hub
+from shoal.net.hub import StreamHub
 
 log = structlog.get_logger()
 
@@ -28,18 +28,20 @@ REMEMBER_SECONDS: Final = 86_400.0
 """How long a gateway that was heard last is told, where it does not listen: the other gateways may still hear it."""
 
 
-class Totals:
+class TenantTotals:
     """Made in the event loop. `clock` gives seconds since 1970: the month turns by it, in UTC."""
 
-    def __init__(self, store: Store, prices: PriceSource | None = None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, store: LedgerStore, prices: PriceSource | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
         self._store = store
         self.prices: PriceSource = prices or NoPrices()
         self._clock = clock
-        self.hub: Final = Hub("", self._full)
+        self.hub: Final = StreamHub("", self._full)
         self._known: Known | None = None
         self._rated = Rated(self.prices)
         self._month = month_of(clock())
-        self._told_prices: Prices | None = None
+        self._published_prices: Prices | None = None
         self._dirty: set[str] = set()
         self._wake = asyncio.Event()
         self._reload = False
@@ -60,8 +62,8 @@ class Totals:
         if known is None:
             return  # they are read after this commit
         now = round(self._clock() * 1000)
-        for boot in changes.heard:
-            known.heard[boot] = now
+        for boot in changes.gateways_seen:
+            known.last_report[boot] = now
         for key, sums in changes.hours.items():
             if key.billed:
                 total = known.months[month_of(key.hour / 1000)][key.tenant]
@@ -87,16 +89,16 @@ class Totals:
             except TimeoutError:
                 pass
             self._wake.clear()
-            if self.prices.current() is not self._told_prices:
+            if self.prices.current() is not self._published_prices:
                 self._reload = True
             if self._reload and self._store.error is None:
                 self._reload = False
                 try:
                     await self.read()
-                except Unavailable as error:
+                except DatabaseUnavailable as error:
                     log.warning("the totals could not be read", error=str(error))
                     self._reload = True
-            self.tell()
+            self.publish()
             await asyncio.sleep(TELL_SECONDS)
 
     async def read(self) -> None:
@@ -105,12 +107,12 @@ class Totals:
         Raises:
             Unavailable: the database is away.
         """
-        self._told_prices = self.prices.current()
+        self._published_prices = self.prices.current()
         self._rated = Rated(self.prices)
         now = self._clock()
         await self._store.write(lambda connection: read(connection, self.prices, now), self._install)
 
-    def tell(self) -> None:
+    def publish(self) -> None:
         """Tells what changed since it was last called; all, where the month has turned."""
         if self._known is None:
             return
@@ -125,7 +127,7 @@ class Totals:
         elif self._dirty:
             tenants = {tenant: self._total(tenant) for tenant in self._dirty}
             self._dirty.clear()
-            self.hub.tell(orjson.dumps({"tenants": tenants}))
+            self.hub.publish(orjson.dumps({"tenants": tenants}))
 
     def close(self) -> None:
         """Ends every stream."""
@@ -159,7 +161,7 @@ class Totals:
         known = self._known
         assert known is not None  # noqa: S101 - callers have looked
         month = known.months[self._month]
-        total = month.get(tenant, Total())
+        total = month.get(tenant, MonthlyTotal())
         boots = known.gateways.get(tenant, {})
         listening = {reader.caller.boot for reader in self.hub}
         oldest = round((self._clock() - REMEMBER_SECONDS) * 1000)
@@ -170,7 +172,7 @@ class Totals:
             "gateways": {
                 boot: Counted(tokens=each.tokens, spent=_bounded(each.spent)).model_dump()
                 for boot, each in boots.items()
-                if boot in listening or known.heard.get(boot, 0) >= oldest
+                if boot in listening or known.last_report.get(boot, 0) >= oldest
             },
         }
 

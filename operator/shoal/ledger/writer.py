@@ -18,9 +18,9 @@ import structlog
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 
-from shoal.api.ledger import Taken
+from shoal.api.ledger import BatchAnswer
 from shoal.ledger import ingest
-from shoal.ledger.database import Database, Unavailable, reason
+from shoal.ledger.database import Database, DatabaseUnavailable, reason
 from shoal.ledger.parse import Incoming
 from shoal.ledger.sums import Changes, Cost, free
 
@@ -33,12 +33,12 @@ RETRY_SECONDS: Final = 1.0
 
 
 @dataclass(slots=True)
-class Stats:
+class WriterStats:
     """Monotonic counters, read by the metrics."""
 
     new: int = 0
     known: int = 0
-    aside: int = 0
+    quarantined: int = 0
     commits: int = 0
     commit_seconds: float = 0.0
     failures: int = 0
@@ -49,7 +49,7 @@ class Take:
     """A batch."""
 
     records: Sequence[Incoming]
-    future: asyncio.Future[Taken]
+    future: asyncio.Future[BatchAnswer]
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class _Jobs:
     records: int = 0
 
 
-class Writer:
+class LedgerWriter:
     """Made in the event loop that is told. The thread opens the database, again and again, and works off what is
     submitted.
 
@@ -79,7 +79,7 @@ class Writer:
 
     def __init__(self, database: Database, *, keep_days: int | None = None) -> None:
         self.database: Final = database
-        self.stats = Stats()
+        self.stats = WriterStats()
         self.opened: Callable[[], None] = lambda: None
         self.committed: Callable[[Changes], None] = lambda _: None
         self.cost: Cost = free
@@ -113,10 +113,10 @@ class Writer:
             Unavailable: nothing can be written now.
         """
         if self._error is not None:
-            raise Unavailable(self._error)
+            raise DatabaseUnavailable(self._error)
         with self._changed:
             if self._stopping:
-                raise Unavailable("the ledger stops")
+                raise DatabaseUnavailable("the ledger stops")
             self._jobs.queue.append(job)
             self._jobs.records += len(job.records) if isinstance(job, Take) else 0
             self._changed.notify()
@@ -219,7 +219,7 @@ class Writer:
         for each in taken:
             self.stats.new += each.new
             self.stats.known += each.known
-            self.stats.aside += each.aside
+            self.stats.quarantined += each.aside
         if changes:
             self._notify(self.committed, changes)
         for job, each in zip(jobs, taken, strict=True):
@@ -232,7 +232,7 @@ class Writer:
 
     def _fail(self, error: BaseException) -> None:
         self.stats.failures += 1
-        text = str(error) if isinstance(error, Unavailable) else reason(error)
+        text = str(error) if isinstance(error, DatabaseUnavailable) else reason(error)
         if self._error != text:
             log.error("the ledger cannot keep records", database=self.database.name, error=text)
         self._error = text
@@ -248,7 +248,7 @@ class Writer:
 
     def _refuse(self, jobs: Sequence[Take | Write]) -> None:
         if jobs:
-            self._notify(_reject, [job.future for job in jobs], Unavailable(self._error or "the ledger stops"))
+            self._notify(_reject, [job.future for job in jobs], DatabaseUnavailable(self._error or "the ledger stops"))
 
     def _notify(self, function: Callable[..., object], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more

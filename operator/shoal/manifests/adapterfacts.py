@@ -7,8 +7,8 @@ from shoal.api.adapterfacts import BATCH_ENV, AdapterBatch
 from shoal.api.config import OperatorConfig
 from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import API_VERSION, JsonObject
-from shoal.core.adapters.facts import job_name
 from shoal.core.artifacts import CONTAINER
+from shoal.core.lora.format.facts import job_name
 from shoal.manifests import source
 from shoal.manifests.parts import LOCKED_DOWN, TMP, env_value, mount, optional, security
 from shoal.manifests.pool import credential_mounts, credential_volumes

@@ -14,7 +14,7 @@ from shoal.core.certificates import Leaf
 from shoal.manifests import sidecar
 from shoal.manifests.secrets import encoded, own_secret
 from shoal.manifests.shape import Named, metadata
-from shoal.net.pki import Pair
+from shoal.net.pki import CertificatePair
 
 _FIELDS: Final = ("uri", "dns", "authority")
 
@@ -33,14 +33,14 @@ def process_name(role: ProcessRole) -> str:
     return f"shoal-{role}-tls"
 
 
-def process(namespace: str, role: ProcessRole, pair: Pair, trust: str, leaf: Leaf) -> JsonObject:
+def process(namespace: str, role: ProcessRole, pair: CertificatePair, trust: str, leaf: Leaf) -> JsonObject:
     """The certificate of one of Shoal's processes."""
     secret = own_secret(namespace, process_name(role), _files(pair, trust, strict=leaf.strict))
     secret["metadata"]["annotations"] = {names.ANNOTATION_CERTIFICATE: annotation(leaf)}
     return secret
 
 
-def of_model(model: Named, pair: Pair, trust: str, leaf: Leaf, *, caller: str) -> JsonObject:
+def of_model(model: Named, pair: CertificatePair, trust: str, leaf: Leaf, *, caller: str) -> JsonObject:
     """The certificate of a Model's pods: as files for the agent, as Envoy's own for the sidecar. `caller` is the URI
     that the sidecar lets in."""
     return {
@@ -80,7 +80,7 @@ def read_annotation(found: JsonObject) -> Leaf | None:
         return None
 
 
-def _files(pair: Pair, trust: str, *, strict: bool) -> dict[str, str]:
+def _files(pair: CertificatePair, trust: str, *, strict: bool) -> dict[str, str]:
     return {
         names.CERTIFICATE_FILE: pair.certificate,
         names.CERTIFICATE_KEY_FILE: pair.key,

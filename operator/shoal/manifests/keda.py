@@ -26,14 +26,16 @@ def address(config: KEDA, namespace: str) -> str:
     return config.address or f"{names.SCALER_SERVICE}.{namespace}.svc:{names.SCALER_PORT}"
 
 
-def spelled(address: str, turn: int) -> str:
+def spelling(address: str, reconnects: int) -> str:
     """The same address in two ways, by turns: without and with the name of gRPC's own resolver. KEDA has a connection
     for each way of writing it, so that the other one leads out of a connection that hangs."""
-    return f"dns:///{address}" if turn % 2 and not address.startswith(("dns:", "unix:", "passthrough:")) else address
+    return (
+        f"dns:///{address}" if reconnects % 2 and not address.startswith(("dns:", "unix:", "passthrough:")) else address
+    )
 
 
 def scaled_object(
-    model: Model, gpu_class: str, limits: Bounds, config: KEDA, namespace: str, *, ca: str | None, turn: int = 0
+    model: Model, gpu_class: str, limits: Bounds, config: KEDA, namespace: str, *, ca: str | None, reconnects: int = 0
 ) -> JsonObject:
     """Of one variant, named as its Deployment. `ca`: PEM of the CA that KEDA has to trust, by `authentication`; "": one
     that it trusts already; None: its own, which is not known here. `turn`: how often KEDA was led out of a connection.
@@ -43,7 +45,9 @@ def scaled_object(
     """
     name = children.deployment(model.metadata.name, gpu_class)
     rules: JsonObject = {"stabilizationWindowSeconds": 0, "selectPolicy": "Max", "tolerance": "0"}
-    said = {"scalerAddress": spelled(address(config, namespace), turn)} | ({"enableTLS": "true"} if config.tls else {})
+    said = {"scalerAddress": spelling(address(config, namespace), reconnects)} | (
+        {"enableTLS": "true"} if config.tls else {}
+    )
     if ca:
         said[CA_DIGEST] = hashlib.sha256(ca.encode()).hexdigest()[:16]
     trigger: JsonObject = {"type": "external-push", "metadata": said}

@@ -13,7 +13,7 @@ from shoal.core.artifacts import identity
 from shoal.manifests import egress
 from shoal.manifests.pod import STARTUP_SECONDS, template
 from shoal.manifests.secrets import encoded, own_secret
-from shoal.manifests.shape import Shape, labels, metadata, selector
+from shoal.manifests.shape import VariantShape, labels, metadata, selector
 
 PROGRESS_SECONDS: Final = 3 * STARTUP_SECONDS
 """A rollout is called stuck after three of the longest starts."""
@@ -21,7 +21,7 @@ _FETCHING: Final = (names.COMPONENT_ENGINE, names.COMPONENT_FACTS, names.COMPONE
 
 
 def deployment(
-    shape: Shape, *, surge: bool, replicas: int | None = None, progress_seconds: int = PROGRESS_SECONDS
+    shape: VariantShape, *, surge: bool, replicas: int | None = None, progress_seconds: int = PROGRESS_SECONDS
 ) -> JsonObject:
     """The Deployment of one variant.
 
@@ -54,9 +54,9 @@ def keys_secret(model: Model, install_key: keys.InstallKey) -> JsonObject:
     """The Secret with the keys of a Model's pods: one per install key, immutable, since SGLang reads its keys once."""
     uid = model.metadata.uid
     agent = keys.AgentKeys(
-        callers={role: install_key.said(role, uid) for role in ("gateway", "operator", "ledger")},
-        engine=install_key.said("gateway", uid),
-        admin=install_key.said("admin", uid),
+        callers={role: install_key.bearer_for(role, uid) for role in ("gateway", "operator", "ledger")},
+        engine=install_key.bearer_for("gateway", uid),
+        admin=install_key.bearer_for("admin", uid),
     )
     engine = yaml.safe_dump({"api-key": agent.engine, "admin-api-key": agent.admin})
     name = children.keys_secret(model.metadata.name, install_key.fingerprint)

@@ -23,7 +23,7 @@ from shoal.manifests.parts import (
     security,
 )
 from shoal.manifests.resources import cached, engine_resources, stage_resources
-from shoal.manifests.shape import Shape, engine_row, labels
+from shoal.manifests.shape import VariantShape, engine_row, labels
 
 STARTUP_SECONDS: Final = 3600
 """Longest load of an engine before it is taken for dead: weights of hundreds of GB, compile caches cold."""
@@ -100,7 +100,7 @@ while [ -e {drain_file} ]; do
 done"""
 
 
-def template(shape: Shape) -> JsonObject:
+def template(shape: VariantShape) -> JsonObject:
     """The pod template of a variant's Deployment."""
     model, config = shape.model, shape.config
     own = model.spec.pod
@@ -145,7 +145,7 @@ def priority_class(model: Model, config: OperatorConfig) -> str:
     return max(reached, key=lambda band: band.minimum).name if reached else ""
 
 
-def _where(shape: Shape) -> JsonObject:
+def _where(shape: VariantShape) -> JsonObject:
     """Nodes of the class, and among them what the plan prefers."""
     uid = shape.model.metadata.uid
     prefers = steering(gpu_class=shape.gpu_class.metadata.name, model_uid=uid, gpus=shape.gpus)
@@ -182,7 +182,7 @@ def _toleration(toleration: Toleration) -> JsonObject:
     return toleration.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def _agent(shape: Shape) -> JsonObject:
+def _agent(shape: VariantShape) -> JsonObject:
     config = shape.config
     return {
         "name": names.CONTAINER_AGENT,
@@ -221,7 +221,7 @@ def _agent(shape: Shape) -> JsonObject:
     }
 
 
-def _tls(shape: Shape) -> JsonObject:
+def _tls(shape: VariantShape) -> JsonObject:
     """Ends mutual TLS in front of the engine. As a native sidecar it is there before the engine and after it."""
     config = shape.config
     sidecar_config = config.transport.sidecar
@@ -243,7 +243,7 @@ def _tls(shape: Shape) -> JsonObject:
     }
 
 
-def _stage(shape: Shape) -> JsonObject:
+def _stage(shape: VariantShape) -> JsonObject:
     """Fetches the weights. It has no startup probe: a probe around a download would kill it."""
     model, config = shape.model, shape.config
     return {
@@ -268,7 +268,7 @@ def _stage(shape: Shape) -> JsonObject:
     }
 
 
-def _engine(shape: Shape) -> JsonObject:
+def _engine(shape: VariantShape) -> JsonObject:
     model, config = shape.model, shape.config
     row = engine_row(model, config)
     args = engine_args(
@@ -334,15 +334,15 @@ def _engine(shape: Shape) -> JsonObject:
     }
 
 
-def _cache_mount(shape: Shape) -> list[JsonObject]:
+def _cache_mount(shape: VariantShape) -> list[JsonObject]:
     return [cache.POD_MOUNT] if cached(shape) else []
 
 
-def _tls_mount(shape: Shape) -> list[JsonObject]:
+def _tls_mount(shape: VariantShape) -> list[JsonObject]:
     return [mount("tls", names.TLS_DIR, read_only=True)] if shape.mtls else []
 
 
-def _volumes(shape: Shape) -> list[JsonObject]:
+def _volumes(shape: VariantShape) -> list[JsonObject]:
     model, config = shape.model, shape.config
     secret = children.keys_secret(model.metadata.name, shape.install_key)
     return [

@@ -10,18 +10,20 @@ from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.core import quantity
-from shoal.core.adapters import pool as pools
-from shoal.core.observed import Problem
+from shoal.core.lora import pool as pools
+from shoal.core.status.observed import ModelProblem
 from shoal.engine.arguments import parsed
 from shoal.manifests import source
 from shoal.manifests.parts import env_value, mount
-from shoal.manifests.shape import Shape, engine_row
+from shoal.manifests.shape import VariantShape, engine_row
 
 AGENT_MEMORY: Final = 64 * 2**20
 """More for an agent that fetches adapters: what it has of one at a time, and of its folders."""
 
 
-def pool_problem(pool: LoRAPool, model: Model, facts: ArtifactFacts | None, config: OperatorConfig) -> Problem | None:
+def pool_problem(
+    pool: LoRAPool, model: Model, facts: ArtifactFacts | None, config: OperatorConfig
+) -> ModelProblem | None:
     """Why the Model's engines, as they would be started, cannot have the pool's adapters."""
     try:
         row = engine_row(model, config)
@@ -40,7 +42,7 @@ def applied(
     return pool
 
 
-def told(shape: Shape) -> AdapterSettings | None:
+def agent_settings(shape: VariantShape) -> AdapterSettings | None:
     """What the agent is told of the pool; None without one."""
     return pools.settings(shape.pool, shape.facts) if shape.pool is not None and shape.facts is not None else None
 
@@ -48,16 +50,16 @@ def told(shape: Shape) -> AdapterSettings | None:
 # --- the agent's part -----------------------------------------------------------------------------------------------
 
 
-def agent_env(shape: Shape) -> list[JsonObject]:
+def agent_env(shape: VariantShape) -> list[JsonObject]:
     """Environment of an agent that fetches adapters."""
-    settings = told(shape)
+    settings = agent_settings(shape)
     if settings is None:
         return []
     content = settings.model_dump_json(exclude_none=True)
     return [env_value(ADAPTERS_ENV, content), *source.network(shape.config)]
 
 
-def agent_mounts(shape: Shape) -> list[JsonObject]:
+def agent_mounts(shape: VariantShape) -> list[JsonObject]:
     """Mounts of an agent that fetches adapters: it alone writes the folder and sees the credentials."""
     if shape.pool is None:
         return []
@@ -69,7 +71,7 @@ def agent_mounts(shape: Shape) -> list[JsonObject]:
     ]
 
 
-def agent_resources(shape: Shape) -> dict[str, dict[str, str]]:
+def agent_resources(shape: VariantShape) -> dict[str, dict[str, str]]:
     """Requests and limits of the agent."""
     config = shape.config.agent
     if shape.pool is None or shape.facts is None:
@@ -102,21 +104,21 @@ def credential_volumes(pool: LoRAPool) -> list[JsonObject]:
 # --- the engine's part ----------------------------------------------------------------------------------------------
 
 
-def engine_mounts(shape: Shape) -> list[JsonObject]:
+def engine_mounts(shape: VariantShape) -> list[JsonObject]:
     """The engine reads what the agent has made ready."""
     return [] if shape.pool is None else [mount("adapters", names.ADAPTERS_DIR, read_only=True)]
 
 
-def engine_memory(shape: Shape) -> int:
+def engine_memory(shape: VariantShape) -> int:
     """Bytes of host memory that the engine needs more: every one of its processes keeps the adapters whole."""
     if shape.pool is None or shape.facts is None:
         return 0
     return int(pools.whole_mebibytes(shape.gpus * pools.host_bytes(shape.pool, shape.facts)))
 
 
-def volumes(shape: Shape) -> list[JsonObject]:
+def volumes(shape: VariantShape) -> list[JsonObject]:
     """The adapters' folder, bounded, and the pool's Secrets."""
-    settings = told(shape)
+    settings = agent_settings(shape)
     if shape.pool is None or settings is None:
         return []
     limit = quantity.memory(pools.whole_mebibytes(pools.folder_bytes(settings)))

@@ -6,13 +6,13 @@ from shoal.api.cache import CACHED_SCHEMES
 from shoal.api.sources import parse_source
 from shoal.core import quantity
 from shoal.manifests.pool import engine_memory
-from shoal.manifests.shape import Shape
+from shoal.manifests.shape import VariantShape
 
 _STORAGE: Final = "ephemeral-storage"
 _MI: Final = 2**20
 
 
-def engine_resources(shape: Shape, *, with_gpus: bool) -> dict[str, dict[str, str]]:
+def engine_resources(shape: VariantShape, *, with_gpus: bool) -> dict[str, dict[str, str]]:
     """Requests and limits of the engine container."""
     own, engines = shape.model.spec.pod.resources, shape.config.engines
     memory = quantity.memory(quantity.parse(engines.memory_per_gpu) * shape.gpus + engine_memory(shape))
@@ -33,7 +33,7 @@ def engine_resources(shape: Shape, *, with_gpus: bool) -> dict[str, dict[str, st
     return {"requests": requests, "limits": limits}
 
 
-def stage_resources(shape: Shape) -> dict[str, dict[str, str]]:
+def stage_resources(shape: VariantShape) -> dict[str, dict[str, str]]:
     """The engine's, without GPUs: the pod reserves its memory anyway, and of init containers only the largest counts.
 
     What it fetches into the pod's own emptyDir needs room on the node: 1.1 times the files.
@@ -47,7 +47,7 @@ def stage_resources(shape: Shape) -> dict[str, dict[str, str]]:
     return found
 
 
-def cached(shape: Shape) -> bool:
+def cached(shape: VariantShape) -> bool:
     """Whether the node cache fetches the weights."""
     return shape.config.cache.enabled and parse_source(shape.model.spec.source.uri).scheme in CACHED_SCHEMES
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from shoal.api import names
 from shoal.api.artifact import ArtifactFacts
-from shoal.api.config import EngineVersion, NamedValue, OperatorConfig, Tracing
+from shoal.api.config import EngineVersion, NamedValue, OperatorConfig, TracingConfig
 from shoal.api.gpuclass import GPUClass
 from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import API_VERSION, JsonObject, ObjectMeta
@@ -13,7 +13,7 @@ from shoal.api.model import Model, Variant
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class VariantShape:
     """One variant of a Model, decided."""
 
     model: Model
@@ -58,7 +58,7 @@ def engine_row(model: Model, config: OperatorConfig) -> EngineVersion:
     return _traced(row, config.tracing)
 
 
-def _traced(row: EngineVersion, tracing: Tracing) -> EngineVersion:
+def _traced(row: EngineVersion, tracing: TracingConfig) -> EngineVersion:
     """What the row itself says comes after this, and so does what the Model says."""
     if not (tracing.endpoint and tracing.engines):
         return row

@@ -11,7 +11,7 @@ import orjson
 from shoal.api import names
 from shoal.api.config import OperatorConfig
 from shoal.api.meta import JsonObject
-from shoal.net.pki import Pair
+from shoal.net.pki import CertificatePair
 
 IDLE_SECONDS: Final = 75
 """Longer than gateways keep a connection that is idle, so that they never write on one that is being closed."""
@@ -25,7 +25,7 @@ _TYPE: Final = "type.googleapis.com/envoy."
 _CERTIFICATE, _TRUST = "certificate", "trust"
 
 
-def secrets(pair: Pair, trust: str, caller: str) -> dict[str, str]:
+def secrets(pair: CertificatePair, trust: str, caller: str) -> dict[str, str]:
     """Files of the certificate as Envoy takes them; it reads them again when they change. `caller` is the URI that a
     client's certificate must have."""
     certificate = {"certificate_chain": {"inline_string": pair.certificate}, "private_key": {"inline_string": pair.key}}

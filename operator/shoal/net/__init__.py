@@ -1,1 +1,10 @@
-"""How Shoal's processes reach each other: certificates and TLS."""
+"""How Shoal's processes serve HTTP and reach each other.
+
+server.py      the bounded HTTP server;  asgi.py  its terms;  guard.py  the same access checks for aiohttp
+errors.py      errors in OpenAI's shape
+hub.py         the serving side of a stream;  stream.py  the listening side
+installkey.py  the keys by which processes know each other
+tls.py         mutual TLS of one process;  pki.py, authorities.py  certificates and who signs them
+trace.py       traces (traceexport.py: OpenTelemetry's SDK, loaded where they are on)
+gctuning.py    Python's garbage collector
+"""

@@ -12,7 +12,7 @@ from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.core import certificates
 from shoal.net import pki
-from shoal.net.pki import Authority, Pair, Unusable
+from shoal.net.pki import CertificateAuthority, CertificatePair, CertificateUnusable
 
 _SINCE: Final = "since.json"
 _NEXT: Final = ("next.crt", "next.key")
@@ -20,11 +20,11 @@ _FORMER: Final = "former.crt"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Kept:
+class KeptAuthorities:
     """Never logged: hence no repr."""
 
-    current: Authority | None = None
-    next: Authority | None = None
+    current: CertificateAuthority | None = None
+    next: CertificateAuthority | None = None
     former: tuple[str, ...] = ()
     """Their certificates, PEM."""
     since: tuple[tuple[str, datetime], ...] = ()
@@ -37,17 +37,17 @@ class Kept:
         try:
             return {name: base64.b64decode(value).decode() for name, value in data.items()}
         except (binascii.Error, UnicodeError):
-            raise Unusable("its data is no text") from None
+            raise CertificateUnusable("its data is no text") from None
 
     @classmethod
-    def read(cls, secret: JsonObject) -> "Kept":
+    def read(cls, secret: JsonObject) -> "KeptAuthorities":
         """Raises Unusable."""
         texts = cls.texts(secret)
         try:
             said = orjson.loads(texts.get(_SINCE) or "{}").items()
             since = tuple((str(mark), datetime.fromisoformat(str(at))) for mark, at in said)
         except (ValueError, AttributeError):
-            raise Unusable("its data is not as the operator wrote it") from None
+            raise CertificateUnusable("its data is not as the operator wrote it") from None
         return cls(
             _pair(texts, names.CERTIFICATE_FILE, names.CERTIFICATE_KEY_FILE),
             _pair(texts, *_NEXT),
@@ -87,10 +87,10 @@ class Kept:
         since = dict(self.since)
         epoch = datetime.fromtimestamp(0, UTC)
 
-        def fact(mark: str, not_before: datetime, not_after: datetime) -> certificates.Authority:
-            return certificates.Authority(mark, not_before, not_after, since.get(mark, epoch))
+        def fact(mark: str, not_before: datetime, not_after: datetime) -> certificates.AuthorityFacts:
+            return certificates.AuthorityFacts(mark, not_before, not_after, since.get(mark, epoch))
 
-        def of(authority: Authority | None) -> certificates.Authority | None:
+        def of(authority: CertificateAuthority | None) -> certificates.AuthorityFacts | None:
             return authority and fact(authority.fingerprint, authority.not_before, authority.not_after)
 
         former = [
@@ -100,7 +100,13 @@ class Kept:
         ]
         return certificates.Authorities(of(self.current), of(self.next), former)
 
-    def take(self, step: certificates.Step, made: Authority | None, now: datetime, leaf_life_over: set[str]) -> "Kept":
+    def take(
+        self,
+        step: certificates.RotationStep,
+        made: CertificateAuthority | None,
+        now: datetime,
+        leaf_life_over: set[str],
+    ) -> "KeptAuthorities":
         """After a step. `made` is the authority of Make and Prepare; `leaf_life_over` are the fingerprints that Forget
         forgets."""
         former = [] if self.current is None else [self.current.pair.certificate]
@@ -116,7 +122,7 @@ class Kept:
                 kept = replace(self, former=tuple(p for p in self.former if _mark(p) not in gone))
         return replace(kept, since=kept._stamped(self, now))
 
-    def _stamped(self, before: "Kept", now: datetime) -> tuple[tuple[str, datetime], ...]:
+    def _stamped(self, before: "KeptAuthorities", now: datetime) -> tuple[tuple[str, datetime], ...]:
         """When each got its place: now, where it has another than before."""
         places, old, since = self._places(), before._places(), dict(before.since)
         return tuple(
@@ -136,10 +142,10 @@ def _mark(pem: str) -> str:
     return pki.fingerprint(pki.read_certificates(pem)[0])
 
 
-def _pair(texts: dict[str, str], certificate: str, key: str) -> Authority | None:
+def _pair(texts: dict[str, str], certificate: str, key: str) -> CertificateAuthority | None:
     if certificate not in texts and key not in texts:
         return None
-    return Authority.read(Pair(texts.get(certificate, ""), texts.get(key, "")))
+    return CertificateAuthority.read(CertificatePair(texts.get(certificate, ""), texts.get(key, "")))
 
 
 def _split(bundle: str) -> list[str]:

@@ -11,25 +11,25 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from shoal.api.identity import Identity
+from shoal.api.identity import CertificateIdentity
 
 CLOCK_SKEW: Final = timedelta(minutes=5)
 """By so much the clocks of two nodes may differ."""
 
 
-class Unusable(ValueError):
+class CertificateUnusable(ValueError):
     """A certificate or key that cannot be used; the message says why and holds neither."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Pair:
+class CertificatePair:
     """A certificate and its key, PEM. Never logged: hence no repr."""
 
     certificate: str
     key: str
 
 
-class Authority:
+class CertificateAuthority:
     """A certificate that signs others, with its key."""
 
     def __init__(self, certificate: x509.Certificate, key: CertificateIssuerPrivateKeyTypes) -> None:
@@ -39,7 +39,7 @@ class Authority:
         self.not_after = certificate.not_valid_after_utc
 
     @classmethod
-    def make(cls, name: str, now: datetime, life: timedelta) -> "Authority":
+    def make(cls, name: str, now: datetime, life: timedelta) -> "CertificateAuthority":
         """A new one that signs itself."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
@@ -59,30 +59,32 @@ class Authority:
         return cls(certificate, key)
 
     @classmethod
-    def read(cls, pair: Pair) -> "Authority":
+    def read(cls, pair: CertificatePair) -> "CertificateAuthority":
         """Raises Unusable."""
         try:
             certificate = x509.load_pem_x509_certificate(pair.certificate.encode())
             key = serialization.load_pem_private_key(pair.key.encode(), password=None)
         except (ValueError, TypeError):
-            raise Unusable("tls.crt or tls.key is not PEM") from None
+            raise CertificateUnusable("tls.crt or tls.key is not PEM") from None
         if not isinstance(key, ec.EllipticCurvePrivateKey) and not hasattr(key, "sign"):
-            raise Unusable("tls.key cannot sign")
+            raise CertificateUnusable("tls.key cannot sign")
         if key.public_key() != certificate.public_key():
-            raise Unusable("tls.key does not belong to tls.crt")
+            raise CertificateUnusable("tls.key does not belong to tls.crt")
         try:
             constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
         except x509.ExtensionNotFound:
             constraints = None
         if constraints is None or not constraints.ca:
-            raise Unusable("tls.crt is no authority (basicConstraints CA): with cert-manager, set isCA: true")
+            raise CertificateUnusable(
+                "tls.crt is no authority (basicConstraints CA): with cert-manager, set isCA: true"
+            )
         return cls(certificate, key)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType] - it can sign
 
     @property
-    def pair(self) -> Pair:
-        return Pair(_pem(self._certificate), _key_pem(self._key))
+    def pair(self) -> CertificatePair:
+        return CertificatePair(_pem(self._certificate), _key_pem(self._key))
 
-    def issue(self, identity: Identity, now: datetime, life: timedelta, *, calls: bool) -> Pair:
+    def issue(self, identity: CertificateIdentity, now: datetime, life: timedelta, *, calls: bool) -> CertificatePair:
         """A certificate for `identity`, which ends no later than this authority. `calls`: it may also be shown by a
         client; without, no TLS server takes it from one."""
         key = ec.generate_private_key(ec.SECP256R1())
@@ -107,7 +109,7 @@ class Authority:
             )
             .sign(self._key, hashes.SHA256())
         )
-        return Pair(_pem(certificate), _key_pem(key))
+        return CertificatePair(_pem(certificate), _key_pem(key))
 
 
 def fingerprint(certificate: x509.Certificate) -> str:
@@ -120,7 +122,7 @@ def read_certificates(pem: str) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(pem.encode())
     except ValueError:
-        raise Unusable("it is not PEM") from None
+        raise CertificateUnusable("it is not PEM") from None
 
 
 def uri_of(certificate: x509.Certificate) -> str | None:

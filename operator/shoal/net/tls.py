@@ -17,7 +17,7 @@ import structlog
 from shoal.api import names
 from shoal.api.identity import PROCESS_ROLES, ProcessRole, role_of, server_name
 from shoal.net import pki
-from shoal.net.pki import Pair, Unusable
+from shoal.net.pki import CertificatePair, CertificateUnusable
 
 log = structlog.get_logger()
 
@@ -28,7 +28,7 @@ class NoCertificate(Exception):
     """There is none yet: a peer that speaks mutual TLS cannot be called."""
 
 
-class Credentials:
+class TLSCredentials:
     """Certificate, key and trust of one process, and the TLS contexts made from them.
 
     `directory` is that of a mounted Secret, which may appear later; None: `put` says them. `serves`: whether this
@@ -72,23 +72,25 @@ class Credentials:
             return False
         try:
             certificate, key, trust = ((self._directory / name).read_text() for name in _FILES[:3])
-            self.put(Pair(certificate, key), trust, strict=any(name == names.STRICT_FILE for name, *_ in seen))
+            self.put(
+                CertificatePair(certificate, key), trust, strict=any(name == names.STRICT_FILE for name, *_ in seen)
+            )
         except (OSError, UnicodeError) as error:
             if seen:
                 self._fail(getattr(error, "strerror", None) or "a file is no text")
-        except Unusable as error:
+        except CertificateUnusable as error:
             self._fail(str(error))
         else:
             self._seen = tuple(seen)
             return True
         return False
 
-    def put(self, pair: Pair, trust: str, *, strict: bool = False) -> None:
+    def put(self, pair: CertificatePair, trust: str, *, strict: bool = False) -> None:
         """Uses these from the next connection on. Raises Unusable."""
         certificate = pki.read_certificates(pair.certificate)[0]
         uri = pki.uri_of(certificate)
         if uri is None:
-            raise Unusable("the certificate has no URI in its subject alternative names")
+            raise CertificateUnusable("the certificate has no URI in its subject alternative names")
         pki.read_certificates(trust)
         # OpenSSL reads certificates from files only. This one is in memory and has no name.
         descriptor = os.memfd_create("certificate")
@@ -100,7 +102,7 @@ class Credentials:
             servers = {mode: _server(mode, path, trust) for mode in (ssl.CERT_REQUIRED, ssl.CERT_OPTIONAL)}
         except (ssl.SSLError, OSError) as error:
             reason = getattr(error, "reason", None) or "OpenSSL does not take it"
-            raise Unusable(f"the certificate cannot be used: {reason}") from None
+            raise CertificateUnusable(f"the certificate cannot be used: {reason}") from None
         finally:
             os.close(descriptor)
         self._client, self._servers, self._uri = client, servers, uri
@@ -153,7 +155,7 @@ class Credentials:
         self.problem = problem
 
 
-def refusal(credentials: Credentials | None, role: str, *, secured: bool, shown: ProcessRole | None) -> str | None:
+def refusal(credentials: TLSCredentials | None, role: str, *, secured: bool, shown: ProcessRole | None) -> str | None:
     """Why a caller with a key of `role` is not answered; None: it is. `secured`: over TLS; `shown`: the role in its
     certificate.
 
@@ -168,7 +170,7 @@ def refusal(credentials: Credentials | None, role: str, *, secured: bool, shown:
     return None
 
 
-def dial(credentials: Credentials | None, name: str | None) -> dict[str, Any]:
+def dial(credentials: TLSCredentials | None, name: str | None) -> dict[str, Any]:
     """What a call of aiohttp's needs besides its https URL to reach a peer of that name; nothing for one that speaks
     plain HTTP. Raises NoCertificate."""
     if name is None:

@@ -77,17 +77,17 @@ def serve(
 ) -> None:
     """Serve what this replica does: its phase, its load, its engine's boot id, its adapters; and drain it."""
     from shoal.agent import cacheclient
-    from shoal.agent.adapters.files import Files
-    from shoal.agent.adapters.service import Adapters
+    from shoal.agent.adapters.files import AdapterFolder
+    from shoal.agent.adapters.service import AdapterService
     from shoal.agent.drain import Drain
     from shoal.agent.hook import Hook
-    from shoal.agent.observe import Observer
-    from shoal.agent.serve import Agent
+    from shoal.agent.observe import EngineObserver
+    from shoal.agent.serve import EngineAgent
     from shoal.agent.serve import serve as run
     from shoal.agent.stage.adapter import IN_A_HURRY, stage_adapter
     from shoal.agent.stalls import Stalls
-    from shoal.agent.stream import Hub
-    from shoal.net.tls import Credentials
+    from shoal.agent.stream import AgentStream
+    from shoal.net.tls import TLSCredentials
 
     configure(log_level)
     settings = _pool(pool)
@@ -101,7 +101,7 @@ def serve(
         # A process that is number 1 of its container has no default action for these signals.
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        hub = Hub()
+        hub = AgentStream()
         drain = Drain(drain_seconds)
         adapters = None
         if settings is not None:
@@ -112,14 +112,14 @@ def serve(
                 cache=Path(cache) if cache else None,
                 sources=replace(IN_A_HURRY, hub_endpoint=fetching.hub_endpoint, network=fetching.network),
             )
-            adapters = Adapters(settings, drain, Files(adapters_dir), bring)
-        observer = Observer(hub, drain, stalls, run_dir, adapters)
+            adapters = AdapterService(settings, drain, AdapterFolder(adapters_dir), bring)
+        observer = EngineObserver(hub, drain, stalls, run_dir, adapters)
         model_file = run_dir / Path(names.CACHE_MODEL_FILE).name
         beside = [Hook(drain, run_dir).run]
         if cache:
             beside.append(partial(cacheclient.hold, Path(cache), model_file))
-        credentials = Credentials(Path(tls_dir)) if tls_dir else None
-        agent = Agent(engine_url, keys, hub, observer, drain, adapters, credentials)
+        credentials = TLSCredentials(Path(tls_dir)) if tls_dir else None
+        agent = EngineAgent(engine_url, keys, hub, observer, drain, adapters, credentials)
         await run(agent, hub, host=host, port=port, tls_port=tls_port, stop=stop, beside=beside)
 
     asyncio.run(main())

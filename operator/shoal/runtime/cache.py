@@ -22,7 +22,7 @@ def run(kubeconfig: str | None) -> None:
 
     from shoal.cache.process import run as serve
     from shoal.cache.settings import CacheSettings
-    from shoal.kube.client import Client
+    from shoal.kube.client import KubeClient
     from shoal.runtime import logs
 
     try:
@@ -35,7 +35,7 @@ def run(kubeconfig: str | None) -> None:
         _trust(settings.ca_bundle)
 
     async def main() -> None:
-        client = await Client.from_environment(kubeconfig=kubeconfig)
+        client = await KubeClient.from_environment(kubeconfig=kubeconfig)
         async with client:
             await serve(settings, client)
 

@@ -29,13 +29,13 @@ async def run() -> None:
     before = gc.get_threshold()
     gc.set_threshold(*NEW_OBJECTS, NEVER)
     try:
-        look(whole=True)
+        collect(whole=True)
         whole_at, due = time.monotonic() + WHOLE_SECONDS, time.monotonic() + EVERY_SECONDS
         while True:
             await asyncio.sleep(OFTEN_SECONDS)
             now = time.monotonic()
             if now >= due or gc.get_count()[2] >= MUCH:
-                look(whole=now >= whole_at)
+                collect(whole=now >= whole_at)
                 due = now + EVERY_SECONDS
                 whole_at = now + WHOLE_SECONDS if now >= whole_at else whole_at
     finally:
@@ -43,7 +43,7 @@ async def run() -> None:
         gc.unfreeze()
 
 
-def look(*, whole: bool) -> int:
+def collect(*, whole: bool) -> int:
     """Frees cycles among what is new, or among everything; what is left is not looked at again before a look at the
     whole. Returns how many objects were freed."""
     if whole:

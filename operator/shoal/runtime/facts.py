@@ -73,11 +73,11 @@ def facts(
 
 
 def _adapters(batch: str, secrets: Path, settings: "Settings", write: Callable[[str], None]) -> int:
-    from shoal.agent.adapterfacts import Reading, run_batch
+    from shoal.agent.adapterfacts import FactsReading, run_batch
 
     try:
         wanted = AdapterBatch.model_validate_json(batch)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'it'}: {e['msg']}" for e in error.errors()[:3])
         raise click.UsageError(f"{BATCH_ENV} is not a batch of adapters: {problems}") from None
-    return run_batch(Reading(wanted, secrets, settings), write)
+    return run_batch(FactsReading(wanted, secrets, settings), write)

@@ -11,8 +11,8 @@ import click
 from shoal.api import names
 
 if TYPE_CHECKING:
-    from shoal.api.usage import UsageRecord
-    from shoal.ledger.spoolreader import SpooledRecord
+    from shoal.metering.record import UsageRecord
+    from shoal.metering.spoolreader import SpooledRecord
 
 
 @click.group(name="gateway")
@@ -38,12 +38,12 @@ def run(kubeconfig: str | None) -> None:
     logs.configure(settings.log_level)
 
     async def main() -> None:
-        from shoal.gateway.process import Process
-        from shoal.kube.client import Client
+        from shoal.gateway.process import GatewayProcess
+        from shoal.kube.client import KubeClient
 
-        client = await Client.from_environment(kubeconfig=kubeconfig, scope=settings.scope_namespaces)
+        client = await KubeClient.from_environment(kubeconfig=kubeconfig, scope=settings.scope_namespaces)
         async with client:
-            await Process(settings, client).run()
+            await GatewayProcess(settings, client).run()
 
     try:
         uvloop.run(main())
@@ -69,8 +69,8 @@ def records(
     path: Path, request: str | None, limit: int, output: str, follow: bool, damaged: bool, all_rows: bool
 ) -> None:
     """Print usage records from the spool, also while the gateway runs."""
-    from shoal.ledger.spoolfile import DAMAGED_FOLDER
-    from shoal.ledger.spoolreader import SpooledRecord, SpoolReader
+    from shoal.metering.spoolfile import DAMAGED_FOLDER
+    from shoal.metering.spoolreader import SpooledRecord, SpoolReader
 
     try:
         reader = SpoolReader(path)

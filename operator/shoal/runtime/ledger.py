@@ -23,7 +23,7 @@ def run(kubeconfig: str | None) -> None:
     """Take usage records, keep them, tell totals. Settings come from SHOAL_LEDGER_* (docs/ledger.md)."""
     import uvloop
 
-    from shoal.ledger.process import Process
+    from shoal.ledger.process import LedgerProcess
     from shoal.runtime import logs
 
     settings = _settings()
@@ -31,13 +31,13 @@ def run(kubeconfig: str | None) -> None:
 
     async def main() -> None:
         if not (settings.reconcile or settings.metrics_auth or settings.gateway_tokens):
-            await Process(settings).run()
+            await LedgerProcess(settings).run()
             return
-        from shoal.kube.client import Client
+        from shoal.kube.client import KubeClient
 
         scope = settings.scope_namespaces
-        async with await Client.from_environment(kubeconfig=kubeconfig, scope=scope) as client:
-            await Process(settings, client).run()
+        async with await KubeClient.from_environment(kubeconfig=kubeconfig, scope=scope) as client:
+            await LedgerProcess(settings, client).run()
 
     try:
         uvloop.run(main())
@@ -51,14 +51,14 @@ def run(kubeconfig: str | None) -> None:
 @command.command("migrate")
 def migrate() -> None:
     """Bring the database's tables to this version's. `run` does the same at its start."""
-    from shoal.ledger.database import Database, Unavailable
+    from shoal.ledger.database import Database, DatabaseUnavailable
 
     settings = _settings()
     database = Database(settings.database_url)
     try:
         with contextlib.ExitStack() as stack:
             database.open(stack)
-    except Unavailable as error:
+    except DatabaseUnavailable as error:
         raise click.ClickException(str(error)) from None
     click.echo(f"the tables in {database.name} are of this version")
 
@@ -91,13 +91,13 @@ def restore(source: Path, force: bool) -> None:
 def records(request: str | None, tenant: str | None, aside: bool, limit: int, output: str) -> None:
     """Print what the ledger has of single requests, also while it runs."""
     from shoal.ledger import listing
-    from shoal.ledger.database import Database, Unavailable
+    from shoal.ledger.database import Database, DatabaseUnavailable
 
     database = Database(_settings().database_url)
     try:
         for line in listing.lines(database, request=request, tenant=tenant, aside=aside, limit=limit, output=output):
             click.echo(line)
-    except Unavailable as error:
+    except DatabaseUnavailable as error:
         raise click.ClickException(str(error)) from None
     finally:
         database.close()
@@ -105,7 +105,7 @@ def records(request: str | None, tenant: str | None, aside: bool, limit: int, ou
 
 def _files(work: "Callable[[Path, Path], str]", path: Path) -> None:
     from shoal.ledger.backup import BackupError
-    from shoal.ledger.database import Database, Unavailable
+    from shoal.ledger.database import Database, DatabaseUnavailable
 
     database = Database(_settings().database_url)
     if database.kind != "sqlite":
@@ -114,7 +114,7 @@ def _files(work: "Callable[[Path, Path], str]", path: Path) -> None:
         )
     try:
         click.echo(work(database.path, path))
-    except (BackupError, Unavailable) as error:
+    except (BackupError, DatabaseUnavailable) as error:
         raise click.ClickException(str(error)) from None
 
 

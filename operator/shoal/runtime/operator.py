@@ -13,31 +13,31 @@ import structlog
 from shoal.api import names, reasons
 from shoal.api.config import OperatorConfig
 from shoal.controllers.cachevolumes import CacheVolumesController
-from shoal.controllers.capacity import Capacity
+from shoal.controllers.capacity import FleetGPUs
+from shoal.controllers.classbackoffs import ClassBackoffs
 from shoal.controllers.coldstarts import ColdStarts
-from shoal.controllers.figures import EngineFigures
+from shoal.controllers.enginesizes import EngineSizes
 from shoal.controllers.gpuclass import GPUClassController
 from shoal.controllers.installkey import InstallKeySource
 from shoal.controllers.keda.driver import Driver
-from shoal.controllers.lora import LoRA
-from shoal.controllers.lora.hearing import Deaf
-from shoal.controllers.metrics import Events, Objects
+from shoal.controllers.lora import LoRAControllers
+from shoal.controllers.lora.signals import NoAdapterSignals
+from shoal.controllers.metrics import EventMetrics, ObjectMetrics
 from shoal.controllers.model import ModelController
 from shoal.controllers.planner import Planner
-from shoal.controllers.scaling.ears import Ears, Streams
+from shoal.controllers.replicastates import ReplicaStates
 from shoal.controllers.scaling.observe import no_past
 from shoal.controllers.scaling.scale import ScaleWriter
 from shoal.controllers.scaling.scaler import Scaler
+from shoal.controllers.scaling.signals import ScalingSignals, SignalStreams
 from shoal.controllers.scaling.wake import Waker
-from shoal.controllers.setbacks import Setbacks
-from shoal.controllers.standing import Standings
 from shoal.controllers.tenant import TenantController
-from shoal.controllers.transport import Transport
+from shoal.controllers.transport import CertificateIssuer
 from shoal.controllers.world import World
 from shoal.core.ownership import Link, link
 from shoal.core.placement import Moves
 from shoal.kube import auth
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.events import Event, Recorder
 from shoal.kube.lease import Elector
 from shoal.kube.ownership import ENGINES
@@ -60,11 +60,11 @@ from shoal.kube.resources import (
     TENANTS,
 )
 from shoal.kube.watch import Watched, Watcher
+from shoal.net.stream import ListenerIdentity
 from shoal.runtime import collector
 from shoal.runtime.scaler import ScalerPlace, scaler_server
 from shoal.signals.history import History
-from shoal.signals.prometheus import PrometheusEars
-from shoal.signals.stream import Me
+from shoal.signals.prometheus import PrometheusSignals
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -81,19 +81,19 @@ SHARES_OF_THE_CACHE: Final = (
 )
 
 
-class Operator:
+class OperatorProcess:
     """One operator process. `run` until cancelled."""
 
     def __init__(
         self,
-        client: Client,
+        client: KubeClient,
         config: OperatorConfig,
         namespace: str,
         *,
         identity: str | None = None,
         kubeconfig: str | None = None,
         context: str | None = None,
-        ears: Ears | None = None,
+        signals: ScalingSignals | None = None,
         scaler: ScalerPlace | None = None,
     ):
         """`ears`: what tells of replicas and gateways instead of their streams. `scaler`: where KEDA is answered; by
@@ -102,33 +102,35 @@ class Operator:
         self.client = client
         self.recorder = Recorder(client, self.identity[:128])
         self.world = world = World(client, config, namespace, self.recorder)
-        self.capacity = Capacity(world)
+        self.capacity = FleetGPUs(world)
         self.install = InstallKeySource(
             client, namespace, behind=world.has_gateways_of_before, in_use=world.install_keys_in_use
         )
-        self.transport = Transport(world)
+        self.transport = CertificateIssuer(world)
         credentials = self.transport.credentials
-        self.planner = Planner(world, self.capacity, Standings(world), Moves())
+        self.planner = Planner(world, self.capacity, ReplicaStates(world), Moves())
         self.elector = Elector(client, namespace, names.LEASE_NAME, self.identity)
         cold = ColdStarts(world)
-        self.setbacks = Setbacks(world, cold, self.planner.changed)
-        self.planner.setbacks = self.setbacks.of
-        me = Me(self.identity, secrets.token_hex(8))
-        self.listening: Streams | PrometheusEars | None = None
-        if ears is None and config.signals.source == "Prometheus":
-            self.listening = ears = PrometheusEars(config.signals.prometheus, world.voices, self.heard)
-        elif ears is None:
-            self.listening = Streams(world, self.install, self.heard, me, credentials=credentials)
-            ears = self.listening.listener
-        scales = ScaleWriter(world, ears.load, lambda: self.elector.certain)
+        self.backoffs = ClassBackoffs(world, cold, self.planner.changed)
+        self.planner.backoffs = self.backoffs.of
+        me = ListenerIdentity(self.identity, secrets.token_hex(8))
+        self.listening: SignalStreams | PrometheusSignals | None = None
+        if signals is None and config.signals.source == "Prometheus":
+            self.listening = signals = PrometheusSignals(
+                config.signals.prometheus, world.signal_sources, self.signal_changed
+            )
+        elif signals is None:
+            self.listening = SignalStreams(world, self.install, self.signal_changed, me, credentials=credentials)
+            signals = self.listening.listener
+        scales = ScaleWriter(world, signals.load, lambda: self.elector.certain)
         self.driver = Driver(world, scales)
-        self.planner.standings.promised = self.driver.book.promised
-        self.driver.book.repromised.append(self.planner.standings.refresh)
+        self.planner.replica_states.reserved_elsewhere = self.driver.targets.reserved
+        self.driver.targets.reservation_changed.append(self.planner.replica_states.refresh)
         self.waker = Waker(world, self.planner, scales, self.driver, WorkQueue("wake", workers=16))
         self.history = History(config.signals.prometheus) if config.signals.prometheus.url else None
         past = self.history.work_rate if self.history else no_past
-        self.scaler = Scaler(world, self.planner, cold, ears, self.waker, past=past)
-        self.scaler.book.driven = self.driver.conditions.told
+        self.scaler = Scaler(world, self.planner, cold, signals, self.waker, past=past)
+        self.scaler.history.driven = self.driver.conditions.figures
         self.models = ModelController(
             world,
             self.planner,
@@ -143,26 +145,26 @@ class Operator:
         self.classes = GPUClassController(
             world, self.capacity, self.planner, WorkQueue("gpuclass", workers=2, behind=self.waker.queue)
         )
-        self.figures = EngineFigures(world, self.planner, self.install, WorkQueue("figures", workers=8), credentials)
+        self.engine_sizes = EngineSizes(world, self.planner, self.install, WorkQueue("figures", workers=8), credentials)
         # Adapters have no samples: thousands of names are nothing for Prometheus.
-        self.beside = (
-            Streams(world, self.install, self._heard_of_adapters, me, pooled=True, credentials=credentials)
-            if isinstance(self.listening, PrometheusEars)
+        self.adapter_streams = (
+            SignalStreams(world, self.install, self._adapter_signal_changed, me, pooled=True, credentials=credentials)
+            if isinstance(self.listening, PrometheusSignals)
             else None
         )
-        streams = self.listening if isinstance(self.listening, Streams) else self.beside
-        hears = streams.listener if streams is not None else Deaf()
-        self.lora = LoRA(world, self.install, hears, me, credentials)
-        currency = None if isinstance(hears, Deaf) else hears.currency
+        streams = self.listening if isinstance(self.listening, SignalStreams) else self.adapter_streams
+        hears = streams.listener if streams is not None else NoAdapterSignals()
+        self.lora = LoRAControllers(world, self.install, hears, me, credentials)
+        currency = None if isinstance(hears, NoAdapterSignals) else hears.currency
         self.tenants = TenantController(world, WorkQueue("tenant", workers=2), currency)
-        if not isinstance(hears, Deaf):
+        if not isinstance(hears, NoAdapterSignals):
             hears.priced = self.tenants.repriced
         self.cache_volumes = CacheVolumesController(world, WorkQueue("cache-volumes", workers=1))
         self.registry = prometheus_client.CollectorRegistry()
         """What is said of this operator's fleet; the process's own metrics are in the default registry."""
         leads: Callable[[], bool] = lambda: self.elector.leading  # noqa: E731
-        self.scaler.decided.append(Events(world, self.registry, leads, time.monotonic).decided)
-        self.registry.register(Objects(world, self.capacity, ears, self.scaler.known, leads))
+        self.scaler.decided.append(EventMetrics(world, self.registry, leads, time.monotonic).decided)
+        self.registry.register(ObjectMetrics(world, self.capacity, signals, self.scaler.current, leads))
         self.watcher = Watcher(
             client,
             [
@@ -193,7 +195,7 @@ class Operator:
             metadata_only=True,
         )
         world.ownership.reported.append(self._rogue)
-        self.keda = scaler_server(world, self.driver.book, lambda: self.elector.certain, scaler or ScalerPlace())
+        self.keda = scaler_server(world, self.driver.targets, lambda: self.elector.certain, scaler or ScalerPlace())
         self.driver.follow(self.keda)
         self._beat = time.monotonic()
 
@@ -213,7 +215,7 @@ class Operator:
         from shoal.controllers.tracing import OperatorSpans
 
         spans = OperatorSpans(tracer)
-        for queue in (*self.queues, self.figures.queue):
+        for queue in (*self.queues, self.engine_sizes.queue):
             queue.finished = spans.reconciled
         self.scaler.decided.append(spans.decided)
 
@@ -232,8 +234,8 @@ class Operator:
             group.create_task(self.transport.run(leads=False))
             if self.listening is not None:
                 group.create_task(self.listening.run())
-            if self.beside is not None:
-                group.create_task(self.beside.run())
+            if self.adapter_streams is not None:
+                group.create_task(self.adapter_streams.run())
             if self.history is not None:
                 group.create_task(self.history.run())
             group.create_task(self.elector.run(self._lead))
@@ -251,21 +253,21 @@ class Operator:
             group.create_task(self.cache_volumes.queue.run(self.cache_volumes.reconcile))
             group.create_task(self.scaler.run())
             group.create_task(self.waker.run())
-            group.create_task(self.setbacks.run())
+            group.create_task(self.backoffs.run())
             group.create_task(self.planner.run())
             group.create_task(self.models.queue.run(self.models.reconcile))
-            group.create_task(self.figures.run())
+            group.create_task(self.engine_sizes.run())
             group.create_task(self.lora.run())
             group.create_task(self.driver.run())
             group.create_task(self.keda.run())
 
-    def heard(self, model_uid: str | None, urgent: bool) -> None:
+    def signal_changed(self, model_uid: str | None, urgent: bool) -> None:
         """Something else is said of a Model, or with None perhaps of every Model."""
         self.scaler.changed(model_uid, urgent)
-        self.lora.heard(model_uid, urgent)
+        self.lora.reported(model_uid, urgent)
 
-    def _heard_of_adapters(self, model_uid: str | None, urgent: bool) -> None:
-        self.lora.heard(model_uid, urgent)
+    def _adapter_signal_changed(self, model_uid: str | None, urgent: bool) -> None:
+        self.lora.reported(model_uid, urgent)
 
     def _replica_set(self, kind: ReflectorEvent, replica_set: Link) -> None:
         if kind == "delete":
@@ -286,7 +288,7 @@ class Operator:
         self.tenants.enqueue_all()
         self.models.enqueue_all()
         self.lora.enqueue_all()
-        self.figures.enqueue_all()
+        self.engine_sizes.enqueue_all()
         self.cache_volumes.enqueue_all()
 
     async def _heart(self) -> None:
@@ -297,10 +299,10 @@ class Operator:
 
     # --- probes -----------------------------------------------------------------------------------------------------
 
-    def sick(self) -> list[str]:
+    def unhealthy(self) -> list[str]:
         """Why the process should be restarted; empty when it need not be."""
         now, health = time.monotonic(), self.watcher.health
-        silence = now - health.last_heard
+        silence = now - health.last_event
         longest = 3 * self.world.config.resync_seconds + 300
         problems: list[str] = []
         if now - self._beat > 30:
@@ -309,7 +311,7 @@ class Operator:
             problems.append(f"nothing heard from the API server for {silence:.0f} s")
         problems += [
             f"a reconcile of {queue.name} runs for {queue.longest_running():.0f} s"
-            for queue in (*self.queues, self.figures.queue)
+            for queue in (*self.queues, self.engine_sizes.queue)
             if queue.longest_running() > STUCK_SECONDS
         ]
         return problems

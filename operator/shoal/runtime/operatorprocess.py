@@ -19,17 +19,17 @@ from shoal.api.config import OperatorConfig
 from shoal.controllers.lora import serve as serve_adapters
 from shoal.controllers.scaling import serve as serve_decisions
 from shoal.kube.access import Access
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
+from shoal.net import trace
+from shoal.net.guard import guarded, may_know
 from shoal.runtime import logs
-from shoal.runtime.operator import Operator
+from shoal.runtime.operator import OperatorProcess
 from shoal.runtime.scaler import ScalerPlace
-from shoal.serving import tracing
-from shoal.serving.guard import guarded, may_know
 
 log = structlog.get_logger()
 
 
-def ops_app(operator: Operator, access: Access | None = None) -> web.Application:
+def ops_app(operator: OperatorProcess, access: Access | None = None) -> web.Application:
     """/healthz, /readyz, /metrics, /v1/decisions, /v1/adapters; but for the first two they ask `access`."""
 
     async def answer(request: web.Request, problems: list[str]) -> web.Response:
@@ -37,7 +37,7 @@ def ops_app(operator: Operator, access: Access | None = None) -> web.Application
         return web.Response(status=503 if problems else 200, text="\n".join(told if problems else ["ok"]) + "\n")
 
     async def healthz(request: web.Request) -> web.Response:
-        return await answer(request, operator.sick())
+        return await answer(request, operator.unhealthy())
 
     async def readyz(request: web.Request) -> web.Response:
         return await answer(request, operator.unready())
@@ -51,8 +51,10 @@ def ops_app(operator: Operator, access: Access | None = None) -> web.Application
     app = web.Application(middlewares=[guarded(access)])
     app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
     leads, leader = (lambda: operator.elector.leading), (lambda: operator.elector.holder)
-    app.add_routes(serve_decisions.routes(operator.scaler.book, operator=operator.identity, leads=leads, leader=leader))
-    app.add_routes(serve_adapters.routes(operator.lora.book, operator=operator.identity, leads=leads, leader=leader))
+    app.add_routes(
+        serve_decisions.routes(operator.scaler.history, operator=operator.identity, leads=leads, leader=leader)
+    )
+    app.add_routes(serve_adapters.routes(operator.lora.view, operator=operator.identity, leads=leads, leader=leader))
     return app
 
 
@@ -86,10 +88,10 @@ async def serve(
 ) -> None:
     """Runs an operator until SIGTERM or SIGINT; then the workers stop, the Lease is freed, and it returns."""
     scope = config.scope_namespaces
-    async with await Client.from_environment(kubeconfig=kubeconfig, scope=scope) as client:
+    async with await KubeClient.from_environment(kubeconfig=kubeconfig, scope=scope) as client:
         name = os.environ.get("POD_NAME")
-        operator = Operator(client, config, namespace, identity=name, kubeconfig=kubeconfig, scaler=scaler)
-        traces = tracing.from_environment("shoal-operator", prometheus_client.REGISTRY)
+        operator = OperatorProcess(client, config, namespace, identity=name, kubeconfig=kubeconfig, scaler=scaler)
+        traces = trace.from_environment("shoal-operator", prometheus_client.REGISTRY)
         if traces is not None:
             operator.trace(traces.tracer)
         access = Access(client) if config.metrics_auth else None
@@ -107,7 +109,7 @@ async def serve(
             log.info("stopped")
         finally:
             await runner.cleanup()
-            await tracing.close(traces)
+            await trace.close(traces)
 
 
 @click.group()

@@ -8,7 +8,7 @@ from shoal.api import names
 from shoal.api.config import OperatorConfig
 from shoal.api.model import Model
 from shoal.controllers.keda.answers import Answers
-from shoal.controllers.keda.endpoints import Endpoints, Here
+from shoal.controllers.keda.endpoints import Endpoints, OwnAddress
 from shoal.controllers.keda.server import ScalerServer
 from shoal.controllers.keda.tls import CertificateFiles
 from shoal.controllers.world import World
@@ -40,7 +40,7 @@ def scaler_server(world: World, answers: Answers, certain: Callable[[], bool], p
         certificate = CertificateFiles(place.certificate, settings.tls_secret_name or names.SCALER_TLS_SECRET)
     endpoints = None
     if place.pod_ip:
-        here = Here(place.pod_ip, place.port, place.pod, place.pod_uid)
+        here = OwnAddress(place.pod_ip, place.port, place.pod, place.pod_uid)
         endpoints = Endpoints(world.client, world.namespace, here, certain)
     server = ScalerServer(
         answers, certain, host=place.host, port=place.port, certificate=certificate, endpoints=endpoints

@@ -9,7 +9,7 @@ import aiohttp
 from shoal.api import demand as api
 from shoal.api.meta import JsonObject
 from shoal.api.names import DEMAND_PATH
-from shoal.signals.stream import Follower, Me, Peer, Streams
+from shoal.net.stream import Follower, ListenerIdentity, PeerStreams, StreamPeer
 
 Changed = Callable[[str, Collection[str] | None], None]
 """Hears the uid of a gateway's pod, and of which Models (uids) it said something new; None: of all that it has, because
@@ -24,7 +24,7 @@ NOTHING = api.ModelDemand(arrivals=0, in_flight=0, held=0)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReportedDemand:
     """What a gateway said of one Model, and when it was heard (time.monotonic())."""
 
     demand: api.ModelDemand
@@ -39,15 +39,20 @@ class DemandStream(Follower):
     what = "gateway"
 
     def __init__(
-        self, peer: Peer, session: aiohttp.ClientSession, changed: Changed, me: Me, uses: Uses | None = None
+        self,
+        peer: StreamPeer,
+        session: aiohttp.ClientSession,
+        changed: Changed,
+        identity: ListenerIdentity,
+        uses: Uses | None = None,
     ) -> None:
-        super().__init__(peer, session, me)
-        self.models: dict[str, Told] = {}
+        super().__init__(peer, session, identity)
+        self.models: dict[str, ReportedDemand] = {}
         """By uid of the Model; means something only while the stream is live."""
         self.adapters: Mapping[str, api.AdapterDemand] | None = None
         """By uid of the LoRAAdapter, those that were ever asked for; never changed, but replaced by another. None: the
         gateway is of a version that does not tell."""
-        self.tells_tenants = False
+        self.reports_tenants = False
         """The gateway is of a version that tells what it has of tenants."""
         self.currency: str | None = None
         """Of the price list in force; None: the gateway knows none."""
@@ -57,13 +62,13 @@ class DemandStream(Follower):
 
     def demand(self, model_uid: str, now: float | None = None) -> api.ModelDemand:
         """What the gateway has of the Model. The age of the oldest that waits has grown since it was told."""
-        told = self.models.get(model_uid)
-        if told is None:
+        reported = self.models.get(model_uid)
+        if reported is None:
             return NOTHING
-        if not told.demand.held:
-            return told.demand
-        grown = max(0.0, (time.monotonic() if now is None else now) - told.at)
-        return told.demand.model_copy(update={"oldest_seconds": told.demand.oldest_seconds + grown})
+        if not reported.demand.held:
+            return reported.demand
+        grown = max(0.0, (time.monotonic() if now is None else now) - reported.at)
+        return reported.demand.model_copy(update={"oldest_seconds": reported.demand.oldest_seconds + grown})
 
     def busy_adapters(self, model_uid: str) -> frozenset[str] | None:
         """Adapters of the Model's pool that have requests in flight or held, by uid; None: the gateway does not
@@ -78,14 +83,14 @@ class DemandStream(Follower):
             if said is None:
                 self.models.pop(uid, None)
             else:
-                self.models[uid] = Told(api.ModelDemand.model_validate(said), now)
+                self.models[uid] = ReportedDemand(api.ModelDemand.model_validate(said), now)
         _require_few(self.models)
 
     def _keep_more(self, message: JsonObject, *, full: bool) -> None:
         self._keep_adapters(message, full=full)
         tenants: JsonObject | None = message.get("tenants")
         if full:
-            self.tells_tenants = tenants is not None
+            self.reports_tenants = tenants is not None
             currency: object = message.get("currency")
             self.currency = currency if isinstance(currency, str) else None
         if tenants is not None and self._uses is not None:
@@ -94,14 +99,14 @@ class DemandStream(Follower):
             self._uses(self.peer.uid, str(message["boot"]), uses)
 
     def _keep_adapters(self, message: JsonObject, *, full: bool) -> None:
-        said: JsonObject | None = message.get("adapters")
+        reported: JsonObject | None = message.get("adapters")
         if full:
             self._busy = {}
-            self.adapters = None if said is None else {}
-        if not said:
+            self.adapters = None if reported is None else {}
+        if not reported:
             return
         adapters = dict(self.adapters or {})
-        for uid, row in said.items():
+        for uid, row in reported.items():
             before = adapters.pop(uid, None)
             if before is not None:
                 self._busy.get(before.model, set()).discard(uid)
@@ -113,13 +118,13 @@ class DemandStream(Follower):
         _require_few(adapters)
         self.adapters = adapters
 
-    def _tell(self, content: JsonObject | None) -> None:
+    def _notify(self, content: JsonObject | None) -> None:
         self._changed(self.peer.uid, None if content is None else content.keys())
 
     def _forget(self) -> None:
         # What tenants used is not forgotten: it was used.
         self.models = {}
-        self.tells_tenants = False
+        self.reports_tenants = False
         self.currency = None
         self.adapters = None
         self._busy = {}
@@ -131,8 +136,13 @@ def _require_few(named: Sized) -> None:
         raise ValueError(f"more than {api.MOST_NAMED} are named")
 
 
-class DemandStreams(Streams[DemandStream]):
+class DemandStreams(PeerStreams[DemandStream]):
     """A stream to every gateway that is named. Without `uses` nobody asks for what tenants use."""
 
-    def __init__(self, changed: Changed, me: Me = Me(), uses: Uses | None = None) -> None:  # noqa: B008 - immutable
-        super().__init__(lambda peer, session: DemandStream(peer, session, changed, me, uses))
+    def __init__(
+        self,
+        changed: Changed,
+        identity: ListenerIdentity = ListenerIdentity(),  # noqa: B008 - immutable
+        uses: Uses | None = None,
+    ) -> None:
+        super().__init__(lambda peer, session: DemandStream(peer, session, changed, identity, uses))

@@ -13,7 +13,7 @@ import structlog
 
 from shoal.api.config import Prometheus
 from shoal.core.scaling.learn import GENERATED_WEIGHT
-from shoal.signals.promql import Client, NotAnswered, ask, connect
+from shoal.signals.promql import NotAnswered, PromQLClient
 
 log = structlog.get_logger()
 
@@ -24,7 +24,7 @@ PAST: Final = "6h"
 STEP: Final = "1m"
 WINDOW_SECONDS: Final = 60
 """Over which a rate is taken; requests must have waited all the while."""
-_WHOLE: Final = 0.8
+_LEAST_SAMPLES: Final = 0.8
 """Share of its samples that a window must have: a scrape may fail."""
 
 Rates = Mapping[tuple[str, str, str], float]
@@ -40,11 +40,11 @@ class History:
 
     async def run(self) -> None:
         """Reads until cancelled; what fails is logged and tried again."""
-        with connect(self._settings) as client:
+        async with PromQLClient(self._settings) as client:
             while True:
                 pause = READ_SECONDS
                 try:
-                    self._rates = await ask(client, self._settings, read)
+                    self._rates = await read(client, self._settings)
                 except NotAnswered as error:
                     log.warning("no history from Prometheus", url=self._settings.url, error=str(error))
                     pause = RETRY_SECONDS
@@ -55,12 +55,12 @@ class History:
         return self._rates.get((namespace, model, gpu_class))
 
 
-def read(client: Client, settings: Prometheus) -> Rates:
-    """Asks Prometheus. Blocks: for `promql.ask`. The names of Model and GPU class are labels of the pod, which the
+async def read(client: PromQLClient, settings: Prometheus) -> Rates:
+    """Asks Prometheus. Raises NotAnswered. The names of Model and GPU class are labels of the pod, which the
     chart's PodMonitor puts on its samples."""
     braces = f"{{{settings.match}}}" if settings.match else ""
     seconds = max(WINDOW_SECONDS, 4 * settings.scrape_seconds)
-    window, enough = f"[{seconds}s]", int(_WHOLE * seconds / settings.scrape_seconds)
+    window, enough = f"[{seconds}s]", int(_LEAST_SAMPLES * seconds / settings.scrape_seconds)
     prompt, generated = (
         f"rate(shoal_replica_{kind}_tokens_total{braces}{window})" for kind in ("prompt", "generation")
     )
@@ -69,10 +69,9 @@ def read(client: Client, settings: Prometheus) -> Rates:
     busy = f"(min_over_time({waiting}) > 0) and (count_over_time({waiting}) >= {enough})"
     by = "namespace, shoal_dev_model, shoal_dev_gpu_class"
     work = f"({prompt} + {GENERATED_WEIGHT:g} * {generated}) and {busy}"
-    found = client.custom_query(f"avg by ({by}) (avg_over_time(({work})[{PAST}:{STEP}]))")
+    found = await client.query(f"avg by ({by}) (avg_over_time(({work})[{PAST}:{STEP}]))")
     rates: dict[tuple[str, str, str], float] = {}
-    for sample in found:
-        labels, rate = sample["metric"], float(sample["value"][1])
+    for labels, _, rate in found:
         model, gpu_class = labels.get("shoal_dev_model"), labels.get("shoal_dev_gpu_class")
         if model and gpu_class and 0 < rate < math.inf:
             rates[labels.get("namespace", ""), model, gpu_class] = rate

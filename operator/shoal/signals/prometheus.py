@@ -19,7 +19,7 @@ import structlog
 from shoal.api.config import Prometheus
 from shoal.core import facts
 from shoal.core.scaling import Demand, Load
-from shoal.signals.promql import Client, NotAnswered, ask, connect
+from shoal.signals.promql import NotAnswered, PromQLClient, Sample
 
 log = structlog.get_logger()
 
@@ -29,7 +29,7 @@ RATE_SCRAPES: Final = 4
 """Scrapes that a rate is taken over."""
 
 Changed = Callable[[str | None, bool], None]
-"""As in `listen.py`: the uid of a Model of which something is new, or None for every one; worth a decision at once?"""
+"""As in `live.py`: the uid of a Model of which something is new, or None for every one; worth a decision at once?"""
 
 _REPLICA: Final = "shoal_replica_"
 _DEMAND: Final = "shoal_demand_"
@@ -53,7 +53,7 @@ _NOTHING: Final = Demand(0, 0, 0, 0, 0.0)
 
 
 @dataclass(slots=True)
-class Target:
+class ScrapeTarget:
     """An agent or a gateway at its last scrape."""
 
     at: float
@@ -69,7 +69,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ScrapedReading:
     """One answer of Prometheus."""
 
     at: float
@@ -78,11 +78,11 @@ class Reading:
     """time.monotonic() before it was asked: nothing in it is younger."""
     skew: float
     """Seconds that its clock is ahead of this process's, or more: the way of the answer is in it."""
-    targets: Mapping[tuple[str, str], Target]
+    targets: Mapping[tuple[str, str], ScrapeTarget]
     """By namespace and name of the pod."""
 
 
-class PrometheusEars:
+class PrometheusSignals:
     """Reads every third of a scrape, until cancelled. The same questions as to `listen.Listener`.
 
     `pods` gives the engine pods and gateways that there are: samples name pods, decisions their uids. A sample from
@@ -91,8 +91,8 @@ class PrometheusEars:
 
     def __init__(self, settings: Prometheus, pods: Callable[[], Iterable[facts.Pod]], changed: Changed) -> None:
         self._settings, self._pods, self._changed = settings, pods, changed
-        self._reading: Reading | None = None
-        self._targets: dict[str, Target] = {}
+        self._reading: ScrapedReading | None = None
+        self._targets: dict[str, ScrapeTarget] = {}
         """By the pod's uid."""
         self._held: set[str] = set()
         """Models of which requests are held."""
@@ -102,19 +102,19 @@ class PrometheusEars:
 
     async def run(self) -> None:
         """Reads until cancelled; what fails is said once, and tried again."""
-        with connect(self._settings) as client:
+        async with PromQLClient(self._settings) as client:
             while True:
                 try:
-                    reading = await ask(client, self._settings, read)
+                    reading = await read(client, self._settings)
                 except NotAnswered as error:
                     self.failures += 1
-                    self._say(str(error))
+                    self._set_problem(str(error))
                 else:
-                    self._say(_EMPTY if not reading.targets and any(True for _ in self._pods()) else None)
+                    self._set_problem(_EMPTY if not reading.targets and any(True for _ in self._pods()) else None)
                     self.take(reading)
                 await asyncio.sleep(self._settings.scrape_seconds / 3)
 
-    def _say(self, problem: str | None) -> None:
+    def _set_problem(self, problem: str | None) -> None:
         """What keeps signals away, once; None: they come."""
         if problem == self.problem:
             return
@@ -124,7 +124,7 @@ class PrometheusEars:
         else:
             log.info("Prometheus answers again")
 
-    def take(self, reading: Reading) -> None:
+    def take(self, reading: ScrapedReading) -> None:
         """Takes an answer and says what is new."""
         before, self._reading = self._targets, reading
         self._targets = {}
@@ -201,57 +201,60 @@ class PrometheusEars:
         rates = [t.rates[model_uid] for t in gateways if model_uid in t.rates]
         return sum(rates) if rates else (0.0 if gateways else None)
 
-    def _fresh(self, uid: str) -> Target | None:
+    def _fresh(self, uid: str) -> ScrapeTarget | None:
         target = self._targets.get(uid)
         return target if target is not None and self._is_fresh(target) else None
 
-    def _is_fresh(self, target: Target) -> bool:
+    def _is_fresh(self, target: ScrapeTarget) -> bool:
         return self._age(target) <= STALE_SCRAPES * self._settings.scrape_seconds
 
-    def _age(self, target: Target) -> float:
+    def _age(self, target: ScrapeTarget) -> float:
         assert self._reading is not None  # noqa: S101 - targets come with a reading
         return max(0.0, self._reading.at - target.at) + time.monotonic() - self._reading.read_at
 
 
-def read(client: Client, settings: Prometheus) -> Reading:
-    """Asks Prometheus. Blocks: for `promql.ask`."""
+async def read(client: PromQLClient, settings: Prometheus) -> ScrapedReading:
+    """Asks Prometheus. Raises NotAnswered."""
     match, started = f",{settings.match}" if settings.match else "", time.monotonic()
     wall = time.time()
-    scrapes = client.custom_query(f'timestamp({{__name__=~"{_REPLICA}info|{_DEMAND}info"{match}}})')
-    targets: dict[tuple[str, str], Target] = {}
-    at = wall
-    for sample in scrapes:
-        at, stamp = float(sample["value"][0]), float(sample["value"][1])
-        labels: dict[str, str] = sample["metric"]
+    scrapes = await client.query(f'timestamp({{__name__=~"{_REPLICA}info|{_DEMAND}info"{match}}})')
+    if not scrapes:
+        return ScrapedReading(wall, started, 0.0, {})
+    at = scrapes[-1].at
+    braces = f"{{{settings.match}}}" if settings.match else ""
+    window = f"[{RATE_SCRAPES * settings.scrape_seconds}s]"
+    prompt, generated = (f"rate({_REPLICA}{kind}_tokens_total{braces}{window})" for kind in ("prompt", "generation"))
+    values = await client.query(f'{{__name__=~"({_REPLICA}|{_DEMAND}).+"{match}}}', at=at)
+    arrivals = await client.query(f"rate({_DEMAND}arrivals_total{braces}{window})", at=at)
+    tokens = await client.query(f"{prompt} + {generated}", at=at)
+    # Of a large fleet: not on the event loop.
+    targets = await asyncio.to_thread(_targets, scrapes, values, arrivals, tokens)
+    return ScrapedReading(at, started, at - wall, targets)
+
+
+def _targets(
+    scrapes: Iterable[Sample], values: Iterable[Sample], arrivals: Iterable[Sample], tokens: Iterable[Sample]
+) -> dict[tuple[str, str], ScrapeTarget]:
+    targets: dict[tuple[str, str], ScrapeTarget] = {}
+    for labels, _, stamp in scrapes:
         pod = labels.get("namespace", ""), labels.get("pod", "")
         known = targets.get(pod)
         # After a restart two series with other boots are there for a while: the last one counts.
         if known is None or stamp > known.at:
-            targets[pod] = Target(stamp, labels)
-    if targets:
-        then = {"time": repr(at)}
-        for sample in client.custom_query(f'{{__name__=~"({_REPLICA}|{_DEMAND}).+"{match}}}', params=then):
-            _place(targets, sample["metric"], float(sample["value"][1]))
-        braces = f"{{{settings.match}}}" if settings.match else ""
-        window = f"[{RATE_SCRAPES * settings.scrape_seconds}s]"
-        for sample in client.custom_query(f"rate({_DEMAND}arrivals_total{braces}{window})", params=then):
-            target = _target(targets, sample["metric"])
-            rate = float(sample["value"][1])
-            if target is not None and math.isfinite(rate):
-                target.rates[sample["metric"].get("model_uid", "")] = rate
-        prompt, generated = (
-            f"rate({_REPLICA}{kind}_tokens_total{braces}{window})" for kind in ("prompt", "generation")
-        )
-        for sample in client.custom_query(f"{prompt} + {generated}", params=then):
-            target = _target(targets, sample["metric"])
-            rate = float(sample["value"][1])
-            if target is not None and math.isfinite(rate):
-                target.rates["tokens"] = rate
-    return Reading(at, started, at - wall, targets)
+            targets[pod] = ScrapeTarget(stamp, labels)
+    for labels, _, value in values:
+        _place(targets, labels, value)
+    for labels, _, rate in arrivals:
+        if (target := _target(targets, labels)) is not None and math.isfinite(rate):
+            target.rates[labels.get("model_uid", "")] = rate
+    for labels, _, rate in tokens:
+        if (target := _target(targets, labels)) is not None and math.isfinite(rate):
+            target.rates["tokens"] = rate
+    return targets
 
 
-def _place(targets: Mapping[tuple[str, str], Target], labels: Mapping[str, str], value: float) -> None:
-    target, name = _target(targets, labels), labels["__name__"]
+def _place(targets: Mapping[tuple[str, str], ScrapeTarget], labels: Mapping[str, str], value: float) -> None:
+    target, name = _target(targets, labels), labels.get("__name__", "")
     if target is None or not math.isfinite(value):
         return
     if name.startswith(_REPLICA):
@@ -260,7 +263,7 @@ def _place(targets: Mapping[tuple[str, str], Target], labels: Mapping[str, str],
         target.models.setdefault(labels["model_uid"], {})[name.removeprefix(_DEMAND)] = value
 
 
-def _target(targets: Mapping[tuple[str, str], Target], labels: Mapping[str, str]) -> Target | None:
+def _target(targets: Mapping[tuple[str, str], ScrapeTarget], labels: Mapping[str, str]) -> ScrapeTarget | None:
     target = targets.get((labels.get("namespace", ""), labels.get("pod", "")))
     # A pod that is scraped twice, by two jobs: the other one's samples may be older than this one's.
     if target is None or any(labels.get(name) != target.labels.get(name) for name in _SAME_TARGET):

@@ -6,7 +6,7 @@ WINDOW_SECONDS: Final = 15.0
 """A rate is that of the last 15 to 30 s."""
 
 
-class Rate:
+class CounterRate:
     """Per second, of one counter that belongs to a boot. A smaller value under a new boot is a restart: the rate begins
     anew and is never negative."""
 

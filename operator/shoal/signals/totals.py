@@ -11,10 +11,10 @@ import aiohttp
 from shoal.api import ledger as api
 from shoal.api.meta import JsonObject
 from shoal.api.names import LEDGER_PORT, TOTALS_PATH
-from shoal.core.quota.month import Total
-from shoal.core.rating.price import Book
-from shoal.net.tls import Credentials, ledger_name
-from shoal.signals.stream import Follower, Me, Peer, Streams
+from shoal.core.quota.month import MonthTotal
+from shoal.core.rating.price import RateTable
+from shoal.net.stream import Follower, ListenerIdentity, PeerStreams, StreamPeer
+from shoal.net.tls import TLSCredentials, ledger_name
 
 Changed = Callable[[str | None], None]
 """Hears the name of a Tenant of which the ledger said something new; None: of all of them."""
@@ -29,8 +29,10 @@ class TotalsStream(Follower):
     field = "tenants"
     what = "ledger"
 
-    def __init__(self, peer: Peer, session: aiohttp.ClientSession, me: Me, kept: "Totals") -> None:
-        super().__init__(peer, session, me)
+    def __init__(
+        self, peer: StreamPeer, session: aiohttp.ClientSession, identity: ListenerIdentity, kept: "TotalsFollower"
+    ) -> None:
+        super().__init__(peer, session, identity)
         self._kept = kept
 
     def _keep(self, content: JsonObject, *, full: bool) -> None:
@@ -45,15 +47,15 @@ class TotalsStream(Follower):
             prices = message.get("prices")
             self._kept.priced(None if prices is None else api.Prices.model_validate(prices))
 
-    def _tell(self, content: JsonObject | None) -> None:
+    def _notify(self, content: JsonObject | None) -> None:
         if self.boot is not None:
-            self._kept.tell(content)
+            self._kept.notify(content)
 
     def _forget(self) -> None:
         pass
 
 
-class Totals:
+class TotalsFollower:
     """The ledger at `url`, such as http://shoal-ledger:8500. `keys` are what this gateway says to it, the newest
     install key's first.
 
@@ -65,8 +67,8 @@ class Totals:
         self,
         url: str,
         keys: Callable[[], Iterable[str]],
-        me: Me = Me(),  # noqa: B008 - immutable
-        credentials: Credentials | None = None,
+        identity: ListenerIdentity = ListenerIdentity(),  # noqa: B008 - immutable
+        credentials: TLSCredentials | None = None,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -75,13 +77,13 @@ class Totals:
         self.repriced: Callable[[str | None], None] = lambda _currency: None
         """Hears the currency of the price list in force, whenever the ledger names it; None: there is none."""
         self.month = ""
-        self.book: Book | None = None
+        self.rate_table: RateTable | None = None
         self._host, self._port = parts.hostname, parts.port or LEDGER_PORT
         self._server_name, self._credentials = ledger_name(url), credentials
         self._keys = keys
         self._totals: dict[str, api.TenantTotal] = {}
-        self._made: dict[str, Total] = {}
-        self._streams = Streams(lambda peer, session: TotalsStream(peer, session, me, self))
+        self._made: dict[str, MonthTotal] = {}
+        self._streams = PeerStreams(lambda peer, session: TotalsStream(peer, session, identity, self))
 
     def start(self) -> None:
         """Opens the session; `follow` needs it."""
@@ -92,7 +94,9 @@ class Totals:
         own = tuple(self._keys())
         if own:
             self._streams.put(
-                Peer(_PEER, self._host, self._host, own[0], self._port, own[1:], self._server_name, self._credentials)
+                StreamPeer(
+                    _PEER, self._host, self._host, own[0], self._port, own[1:], self._server_name, self._credentials
+                )
             )
 
     async def close(self) -> None:
@@ -103,7 +107,7 @@ class Totals:
         """Whether the totals are known now: the ledger is heard, and has read its books."""
         return bool(self.month) and self._streams.get(_PEER) is not None
 
-    def total(self, tenant: str) -> Total | None:
+    def total(self, tenant: str) -> MonthTotal | None:
         """As it was heard last; None: the ledger never said anything. A tenant that it does not name has used
         nothing."""
         if not self.month:
@@ -112,24 +116,24 @@ class Totals:
         if found is None:
             said = self._totals.get(tenant)
             if said is None:
-                return Total(self.month)
+                return MonthTotal(self.month)
             gateways = {boot: (counted.tokens, counted.spent) for boot, counted in said.gateways.items()}
-            found = self._made[tenant] = Total(self.month, said.tokens, said.spent, gateways)
+            found = self._made[tenant] = MonthTotal(self.month, said.tokens, said.spent, gateways)
         return found
 
-    def keep(self, said: dict[str, api.TenantTotal], *, full: bool) -> None:
+    def keep(self, totals: dict[str, api.TenantTotal], *, full: bool) -> None:
         if full:
-            self._totals = said
+            self._totals = totals
             self._made.clear()
             return
-        self._totals.update(said)
-        for tenant in said:
+        self._totals.update(totals)
+        for tenant in totals:
             self._made.pop(tenant, None)
 
     def priced(self, prices: api.Prices | None) -> None:
-        self.book = None if prices is None else Book.of(prices)
+        self.rate_table = None if prices is None else RateTable.of(prices)
         self.repriced(None if prices is None else prices.currency)
 
-    def tell(self, content: JsonObject | None) -> None:
+    def notify(self, content: JsonObject | None) -> None:
         for tenant in (None,) if content is None else content:
             self.changed(tenant)

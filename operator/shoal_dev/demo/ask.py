@@ -7,11 +7,11 @@ from typing import Any
 import click
 from rich.console import Console
 
-QUESTION = "Which replica answers me?"
+PROMPT = "Which replica answers me?"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DemoAnswer:
     """What came back."""
 
     text: str
@@ -22,7 +22,7 @@ class Answer:
     usage: dict[str, Any]
 
 
-def ask(base_url: str, api_key: str, model: str, console: Console) -> Answer:
+def ask(base_url: str, api_key: str, model: str, console: Console) -> DemoAnswer:
     """Streams one chat completion and prints it as it comes. Raises ClickException with the API's own error."""
     import openai
 
@@ -34,7 +34,7 @@ def ask(base_url: str, api_key: str, model: str, console: Console) -> Answer:
     try:
         with client.chat.completions.with_raw_response.create(
             model=model,
-            messages=[{"role": "user", "content": QUESTION}],
+            messages=[{"role": "user", "content": PROMPT}],
             max_tokens=64,
             stream=True,
             stream_options={"include_usage": True},
@@ -54,4 +54,4 @@ def ask(base_url: str, api_key: str, model: str, console: Console) -> Answer:
     finally:
         client.close()
     end = time.monotonic()
-    return Answer("".join(parts), request_id, (first or end) - start, end - start, usage)
+    return DemoAnswer("".join(parts), request_id, (first or end) - start, end - start, usage)

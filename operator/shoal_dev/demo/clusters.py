@@ -25,7 +25,7 @@ _FORWARD_TIMEOUT_S = 15
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class ClusterTools:
     """kubectl and helm, and how they reach the cluster."""
 
     kubectl: Path
@@ -51,10 +51,10 @@ class Tools:
         return done.stdout
 
 
-class Cluster(ABC):
+class DemoCluster(ABC):
     """A Kubernetes cluster, as the demo uses it."""
 
-    tools: Tools
+    tools: ClusterTools
 
     def kubectl(self, *args: str, stdin: str | None = None, timeout: float = 60) -> str:
         return self.tools.run(self.tools.kubectl, args, stdin, timeout)
@@ -80,7 +80,7 @@ class Cluster(ABC):
         """Shell lines that set up a terminal for kubectl and curl against this cluster."""
 
 
-class CurrentCluster(Cluster):
+class CurrentCluster(DemoCluster):
     """The cluster that kubectl points to."""
 
     def __init__(self, gateway_url: str | None = None) -> None:
@@ -90,7 +90,7 @@ class CurrentCluster(Cluster):
         missing = [name for name, path in found.items() if path is None]
         if missing:
             raise click.ClickException(f"{' and '.join(missing)} must be on PATH for --cluster current")
-        self.tools = Tools(Path(found["kubectl"] or ""), Path(found["helm"] or ""))
+        self.tools = ClusterTools(Path(found["kubectl"] or ""), Path(found["helm"] or ""))
         try:
             self.kubectl("version", timeout=15)
         except click.ClickException as e:
@@ -140,12 +140,12 @@ def _wait_until_open(port: int, forward: subprocess.Popen[str]) -> None:
             time.sleep(0.1)
 
 
-class LabCluster(Cluster):
+class LabCluster(DemoCluster):
     """A lab of the demo's own: a real control plane on this machine, GPU nodes as processes."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
-        self.tools = Tools(
+        self.tools = ClusterTools(
             kubectl=lab.state.binaries / "kubectl", helm=lab.state.helm, env={"KUBECONFIG": str(lab.kubeconfig)}
         )
 

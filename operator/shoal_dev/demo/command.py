@@ -14,8 +14,8 @@ from rich.table import Table
 
 from shoal.api.meta import GROUP
 from shoal_dev.demo import enginecpu, fakegpus, fleetact, steps
-from shoal_dev.demo.ask import QUESTION, Answer, ask
-from shoal_dev.demo.clusters import NAMESPACE, Cluster, CurrentCluster, LabCluster
+from shoal_dev.demo.ask import PROMPT, DemoAnswer, ask
+from shoal_dev.demo.clusters import NAMESPACE, CurrentCluster, DemoCluster, LabCluster
 from shoal_dev.demo.stages import Stages
 from shoal_dev.demo.watch import wait_until_ready
 from shoal_dev.lab import binaries
@@ -89,7 +89,7 @@ def up(
             models = wait_until_ready(cluster, steps.DEMO_NAMESPACE, console, timeout)
         served: str = models[0]["metadata"]["name"]
         with cluster.gateway() as url:
-            console.print(f'\n[bold]openai.OpenAI(base_url="{url}/v1")[/], model [bold]{served}[/]: {QUESTION}')
+            console.print(f'\n[bold]openai.OpenAI(base_url="{url}/v1")[/], model [bold]{served}[/]: {PROMPT}')
             with stages.stage("Answer", spin=False):
                 answer = ask(url, steps.DEMO_KEY, served, console)
         with stages.stage("Usage record"):
@@ -145,7 +145,7 @@ def down(where: str, name: str) -> None:
     fakegpus.undo(cluster)
 
 
-def _current(stages: Stages, gateway_url: str | None) -> Cluster:
+def _current(stages: Stages, gateway_url: str | None) -> DemoCluster:
     """The cluster that kubectl points to, with GPUs made up where it has none."""
     cluster = CurrentCluster(gateway_url)
     stages.console.print(f"Cluster: [bold]{cluster.context}[/]")
@@ -157,16 +157,16 @@ def _current(stages: Stages, gateway_url: str | None) -> Cluster:
     return cluster
 
 
-def _lab(stages: Stages, name: str, engine: steps.EngineChoice, addons: Sequence[choice.AddOn]) -> Cluster:
+def _lab(stages: Stages, name: str, engine: steps.EngineChoice, addons: Sequence[choice.AddOn]) -> DemoCluster:
     """A lab with all that its containers run. The build of Kubernetes, where one is needed, begins first and runs
     beside the rest."""
     require_root()
 
-    def say(line: str) -> None:
+    def announce(line: str) -> None:
         stages.console.print(f"  {line}", markup=False)
 
     with ThreadPoolExecutor(1) as background:
-        programs = background.submit(binaries.find_or_build, None, say)
+        programs = background.submit(binaries.find_or_build, None, announce)
         with stages.stage("Tiny models", spin=False):
             subprocess.run([sys.executable, str(steps.ROOT / "images" / "shoal" / "make_models.py")], check=True)
         if engine == "sglang":
@@ -176,14 +176,14 @@ def _lab(stages: Stages, name: str, engine: steps.EngineChoice, addons: Sequence
             programs.result()
     if "keda" in addons:
         with stages.stage("Programs of KEDA", spin=False):
-            keda.find_or_build(say)
+            keda.find_or_build(announce)
     more = f", with {' and '.join(addons)}" if addons else ""
     with stages.stage(f"Lab {name!r}: a Kubernetes control plane and 8 nodes{more}", spin=False):
         images = {"sglang": enginecpu.image()} if engine == "sglang" else {}
-        return LabCluster(Lab.up(name, extra_images=images, addons=addons, say=say))
+        return LabCluster(Lab.up(name, extra_images=images, addons=addons, announce=announce))
 
 
-def _served_by(answer: Answer, record: dict[str, Any]) -> Table:
+def _served_by(answer: DemoAnswer, record: dict[str, Any]) -> Table:
     data = record["data"]
     table = Table(title="Usage record", show_header=False, show_edge=False, title_justify="left")
     cached = "unknown" if data.get("cachedTokens") is None else data["cachedTokens"]
@@ -204,7 +204,7 @@ def _named(name: str) -> str:
     return "" if name == "demo" else f" NAME={name}"
 
 
-def _try_it(console: Console, cluster: Cluster, served: str, *, down: str) -> None:
+def _try_it(console: Console, cluster: DemoCluster, served: str, *, down: str) -> None:
     body = json.dumps({"model": served, "messages": [{"role": "user", "content": "Hello"}], "stream": True})
     console.print("\n[bold]Try it yourself[/]")
     for line in (

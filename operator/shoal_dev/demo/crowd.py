@@ -15,7 +15,7 @@ FAILURES: Final = (openai.APIError, httpx.HTTPError)
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class CrowdAnswer:
     """One answer as its client heard it."""
 
     first_seconds: float
@@ -30,12 +30,12 @@ class Crowd:
     base_url: str
     api_key: str
     model: str
-    answers: list[Heard] = field(default_factory=list[Heard])
+    answers: list[CrowdAnswer] = field(default_factory=list[CrowdAnswer])
     problems: list[str] = field(default_factory=list[str])
     """One sentence per request that was not answered whole."""
     enough: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def one(self, tokens: int) -> Heard:
+    async def one(self, tokens: int) -> CrowdAnswer:
         """One request with an answer of `tokens` tokens. Raises ClickException with the API's own error."""
         async with self._client() as client:
             try:
@@ -63,7 +63,7 @@ class Crowd:
         )
 
 
-async def _ask(client: openai.AsyncOpenAI, model: str, number: int, tokens: int) -> Heard:
+async def _ask(client: openai.AsyncOpenAI, model: str, number: int, tokens: int) -> CrowdAnswer:
     began = time.monotonic()
     first: float | None = None
     ended = False
@@ -81,4 +81,4 @@ async def _ask(client: openai.AsyncOpenAI, model: str, number: int, tokens: int)
                 ended = ended or choice.finish_reason is not None
     if not ended or first is None:
         raise httpx.RemoteProtocolError("the stream ended before the answer did")
-    return Heard(first - began, time.monotonic() - began)
+    return CrowdAnswer(first - began, time.monotonic() - began)

@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from shoal_dev.lab import images
-from shoal_dev.lab.node.config import Image
+from shoal_dev.lab.node.config import ImageConfig
 
 VERSION: Final = "0.5.23"
 VALUES: Final[dict[str, Any]] = {"engines": {"versions": {VERSION: {"image": "sglang:cpu", "command": ["sglang-cpu"]}}}}
@@ -27,6 +27,6 @@ def install(root: Path) -> None:
         raise click.ClickException("SGLang for the CPU could not be installed; see the lines above")
 
 
-def image() -> Image:
+def image() -> ImageConfig:
     """How the lab runs the image `sglang`."""
     return images.defaults(environment())[images.SGLANG]

@@ -7,7 +7,7 @@ which no node has that resource; what was changed is remembered in an annotation
 import json
 
 from shoal.api.meta import GROUP
-from shoal_dev.demo.clusters import Cluster
+from shoal_dev.demo.clusters import DemoCluster
 
 RESOURCE = "nvidia.com/gpu"
 ANNOTATION = f"{GROUP}/demo-fake-gpus"
@@ -15,7 +15,7 @@ PRODUCTS = ("NVIDIA-L40S", "NVIDIA-H100-80GB-HBM3", "NVIDIA-L4")
 GPUS_PER_NODE = 4
 
 
-def present(cluster: Cluster) -> bool:
+def present(cluster: DemoCluster) -> bool:
     """Whether any node of the cluster has GPUs."""
     return any(
         int(node["status"].get("capacity", {}).get(RESOURCE, "0")) and ANNOTATION not in _annotations(node)
@@ -23,9 +23,9 @@ def present(cluster: Cluster) -> bool:
     )
 
 
-def pretend(cluster: Cluster) -> list[str]:
+def pretend(cluster: DemoCluster) -> list[str]:
     """Gives every schedulable node fake GPUs, one product after the other. Returns a line per node for the user."""
-    told: list[str] = []
+    announced: list[str] = []
     nodes = [n for n in cluster.get("nodes") if not n["spec"].get("unschedulable")]
     for i, node in enumerate(nodes):
         name, product = node["metadata"]["name"], PRODUCTS[i % len(PRODUCTS)]
@@ -36,11 +36,11 @@ def pretend(cluster: Cluster) -> list[str]:
         # A kubelet keeps what it does not know and works out allocatable itself, within ten seconds; this is sooner.
         capacity = {"status": {"capacity": amount, "allocatable": amount}}
         cluster.kubectl("patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps(capacity))
-        told.append(f"{name}: {GPUS_PER_NODE} x {product}")
-    return told
+        announced.append(f"{name}: {GPUS_PER_NODE} x {product}")
+    return announced
 
 
-def undo(cluster: Cluster) -> None:
+def undo(cluster: DemoCluster) -> None:
     """Takes the fake GPUs away again."""
     for node in cluster.get("nodes"):
         if not (labels := _annotations(node).get(ANNOTATION)):

@@ -10,7 +10,7 @@ from rich.table import Table
 from shoal.api import names, reasons
 from shoal.api.meta import GROUP
 from shoal_dev.demo import steps
-from shoal_dev.demo.clusters import Cluster
+from shoal_dev.demo.clusters import DemoCluster
 from shoal_dev.demo.stages import Stages
 from shoal_dev.demo.watch import Objects, condition, until
 
@@ -23,7 +23,7 @@ WAITS: Final = "nightly-8b"
 IN_ITS_WAY: Final = "small-8b"
 
 
-def run(cluster: Cluster, stages: Stages, timeout: float) -> None:
+def run(cluster: DemoCluster, stages: Stages, timeout: float) -> None:
     """Applies the example, shows what was decided and why, then makes room for the one that waits.
 
     Raises ClickException with what the conditions say when it does not come to that within `timeout` seconds.
@@ -44,7 +44,7 @@ def run(cluster: Cluster, stages: Stages, timeout: float) -> None:
     console.print(picture({WAITS: models[WAITS]}))
 
 
-def _clear(cluster: Cluster, timeout: float) -> None:
+def _clear(cluster: DemoCluster, timeout: float) -> None:
     """Takes away what an earlier run left: what runs stays, so its Models would hold the GPUs of this one's."""
     for namespace in steps.ACTS:
         cluster.kubectl("delete", f"{PLURAL}.{GROUP}", "--all", "-n", namespace, timeout=timeout)
@@ -93,6 +93,6 @@ def picture(models: Objects) -> Table:
     return table
 
 
-def delete(cluster: Cluster) -> None:
+def delete(cluster: DemoCluster) -> None:
     """Takes the example away again."""
     cluster.kubectl("delete", "--ignore-not-found", "--wait=true", "-f", str(FILE), timeout=300)

@@ -16,9 +16,9 @@ from rich.table import Table
 from shoal.api import reasons
 from shoal.api.meta import GROUP
 from shoal_dev.demo import steps
-from shoal_dev.demo.clusters import Cluster
+from shoal_dev.demo.clusters import DemoCluster
 from shoal_dev.demo.stages import Stages
-from shoal_dev.demo.watch import Objects, condition, named, says, until
+from shoal_dev.demo.watch import Objects, condition, message, named, until
 
 FILE: Final = steps.EXAMPLES / steps.LORA_FILE
 NAMESPACE: Final = "tunes"
@@ -39,7 +39,7 @@ _SIGNATURE: Final = re.compile(r"\[[0-9a-f]{8}\]")
 
 
 @dataclass
-class Heard:
+class AdapterClients:
     """What the clients of one adapter heard while its revision changed."""
 
     signatures: list[tuple[str, ...]] = field(default_factory=list[tuple[str, ...]])
@@ -48,7 +48,7 @@ class Heard:
     enough: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-def run(cluster: Cluster, stages: Stages, timeout: float) -> None:
+def run(cluster: DemoCluster, stages: Stages, timeout: float) -> None:
     """Plays the act and prints what happened.
 
     Raises ClickException with what the objects say when a step does not come within `timeout` seconds, or when an
@@ -68,7 +68,7 @@ def run(cluster: Cluster, stages: Stages, timeout: float) -> None:
     console.print(picture(named(cluster, PLURAL, NAMESPACE)))
 
 
-async def _play(cluster: Cluster, url: str, stages: Stages, timeout: float) -> None:
+async def _play(cluster: DemoCluster, url: str, stages: Stages, timeout: float) -> None:
     console = stages.console
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, timeout=timeout, max_retries=0) as client:
         with stages.stage("The base answers without an adapter, and each adapter as itself", spin=False):
@@ -83,7 +83,7 @@ async def _play(cluster: Cluster, url: str, stages: Stages, timeout: float) -> N
             poet = await _only(client, UNUSED)
             console.print(f"  {UNUSED} {poet} after {(time.monotonic() - began) * 1000:.0f} ms, loading included")
         with stages.stage(f"{CLIENTS} clients use {SWAPPED} while v2 is loaded beside v1 and takes over", spin=False):
-            heard = Heard()
+            heard = AdapterClients()
             async with asyncio.TaskGroup() as group:
                 for _ in range(CLIENTS):
                     group.create_task(_again_and_again(client, SWAPPED, heard))
@@ -94,7 +94,7 @@ async def _play(cluster: Cluster, url: str, stages: Stages, timeout: float) -> N
             console.print(f"  revision {escape(second)}: {_story(heard, first)}", soft_wrap=True)
 
 
-def _swap(cluster: Cluster, timeout: float) -> str:
+def _swap(cluster: DemoCluster, timeout: float) -> str:
     """Declares v2 and waits until it answers; its revision."""
     before = named(cluster, PLURAL, NAMESPACE)[SWAPPED]["status"]["revision"]
     patch = f'{{"spec":{{"source":{{"uri":"{NEXT_SOURCE}"}}}}}}'
@@ -109,7 +109,7 @@ def _swap(cluster: Cluster, timeout: float) -> str:
     return found[SWAPPED]["status"]["revision"][:19]
 
 
-def _story(heard: Heard, first: str) -> str:
+def _story(heard: AdapterClients, first: str) -> str:
     """What was heard, in one sentence. Raises ClickException for an answer that is missing, or of other weights."""
     if heard.problems:
         count = len(heard.problems)
@@ -123,7 +123,7 @@ def _story(heard: Heard, first: str) -> str:
     return f"{counts[first]} answers of {first}, then {counts[second]} of {second}; none failed, none of other weights"
 
 
-async def _again_and_again(client: openai.AsyncOpenAI, model: str, heard: Heard) -> None:
+async def _again_and_again(client: openai.AsyncOpenAI, model: str, heard: AdapterClients) -> None:
     more = AFTER
     while more:
         more -= heard.enough.is_set()
@@ -182,11 +182,11 @@ def picture(adapters: Objects) -> Table:
             str(status.get("rank", "-")),
             str(status.get("revision", "-"))[:19],
             adapter["spec"].get("residency", "OnDemand"),
-            escape(says(adapter)),
+            escape(message(adapter)),
         )
     return table
 
 
-def delete(cluster: Cluster) -> None:
+def delete(cluster: DemoCluster) -> None:
     """Takes the example away again."""
     cluster.kubectl("delete", "--ignore-not-found", "--wait=true", "-f", str(FILE), timeout=300)

@@ -15,14 +15,15 @@ from shoal.api.decisions import ModelFigures
 from shoal.api.meta import GROUP, JsonObject
 from shoal.api.model import Driver
 from shoal.api.reasons import NO_CAPACITY, SCALED_TO_ZERO
-from shoal.cli.scaling.reach import Operator, told
+from shoal.cli.client import run_command
 from shoal.cli.scaling.why import picture as why
-from shoal.kube.client import Client
+from shoal.cli.services import OperatorClient
+from shoal.kube.client import KubeClient
 from shoal_dev.demo import steps
 from shoal_dev.demo.clusters import NAMESPACE as SHOAL_NAMESPACE
-from shoal_dev.demo.clusters import Cluster
+from shoal_dev.demo.clusters import DemoCluster
 from shoal_dev.demo.crowd import Crowd
-from shoal_dev.demo.film import Film, history
+from shoal_dev.demo.liveview import LiveView, history
 from shoal_dev.demo.stages import Stages
 
 T = TypeVar("T")
@@ -41,7 +42,7 @@ SHOWN: Final = 20
 """Decisions that are printed at the end, at most."""
 
 
-def run(cluster: Cluster, stages: Stages, timeout: float, driver: Driver = "BuiltIn") -> None:
+def run(cluster: DemoCluster, stages: Stages, timeout: float, driver: Driver = "BuiltIn") -> None:
     """Plays the act and prints what happened. `driver`: who writes the Model's replicas.
 
     Raises ClickException with what the Model says when a step does not come within `timeout` seconds, or when a
@@ -57,7 +58,7 @@ def run(cluster: Cluster, stages: Stages, timeout: float, driver: Driver = "Buil
         "apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": _objects(driver)})
     )
     with cluster.gateway() as url:
-        asyncio.run(told(_play(cluster, Crowd(url, KEY, f"{NAMESPACE}/{MODEL}"), stages, timeout)))
+        run_command(_play(cluster, Crowd(url, KEY, f"{NAMESPACE}/{MODEL}"), stages, timeout))
     if driver == "KEDA":
         console.print(f"\n[bold]kubectl get scaledobjects,hpa -n {NAMESPACE}[/]")
         console.print(cluster.kubectl("get", "scaledobjects,hpa", "-n", NAMESPACE), markup=False, soft_wrap=True)
@@ -72,11 +73,11 @@ def _objects(driver: Driver) -> list[JsonObject]:
     return objects
 
 
-async def _play(cluster: Cluster, crowd: Crowd, stages: Stages, timeout: float) -> None:
+async def _play(cluster: DemoCluster, crowd: Crowd, stages: Stages, timeout: float) -> None:
     console = stages.console
-    async with await Client.from_environment(kubeconfig=cluster.tools.env.get("KUBECONFIG")) as client:
-        operator = Operator(client, SHOAL_NAMESPACE)
-        film = Film(operator, NAMESPACE, MODEL, console)
+    async with await KubeClient.from_environment(kubeconfig=cluster.tools.env.get("KUBECONFIG")) as client:
+        operator = OperatorClient(client, SHOAL_NAMESPACE)
+        film = LiveView(operator, NAMESPACE, MODEL, console)
         async with film:
             with stages.stage("A new Model starts one replica, and goes to zero when nobody asks", spin=False):
                 await film.until(lambda m: m.ready >= 1, timeout, "the first replica starts, so that a fault shows")
@@ -132,6 +133,6 @@ async def _beside(work: Coroutine[object, object, T]) -> AsyncGenerator[asyncio.
             await asyncio.wait([task])
 
 
-def delete(cluster: Cluster) -> None:
+def delete(cluster: DemoCluster) -> None:
     """Takes the example away again."""
     cluster.kubectl("delete", "--ignore-not-found", "--wait=true", "-f", str(FILE), timeout=300)

@@ -10,7 +10,7 @@ import click
 
 from shoal.api import names
 from shoal_dev.demo import enginecpu
-from shoal_dev.demo.clusters import NAMESPACE, Cluster
+from shoal_dev.demo.clusters import NAMESPACE, DemoCluster
 
 ROOT: Final = Path(__file__).parents[3]
 EXAMPLES: Final = ROOT / "examples"
@@ -33,7 +33,7 @@ EngineChoice = Literal["simulator", "sglang"]
 
 
 def install(
-    cluster: Cluster, engine: EngineChoice, image: str, values: Mapping[str, Any] | None = None, root: Path = ROOT
+    cluster: DemoCluster, engine: EngineChoice, image: str, values: Mapping[str, Any] | None = None, root: Path = ROOT
 ) -> None:
     """Installs both charts and waits until operator and gateway are up. `values` go over the demo's own. `root`: the
     checkout whose charts they are."""
@@ -62,11 +62,11 @@ def install(
     )
 
 
-def apply_examples(cluster: Cluster) -> None:
+def apply_examples(cluster: DemoCluster) -> None:
     cluster.kubectl("apply", *[arg for file in EXAMPLE_FILES for arg in ("-f", str(EXAMPLES / file))])
 
 
-def usage_record(cluster: Cluster, request_id: str) -> dict[str, Any]:
+def usage_record(cluster: DemoCluster, request_id: str) -> dict[str, Any]:
     """The final usage record of the request, from the spool of whichever gateway served it.
 
     It is written a moment after the client has read the last byte. Raises ClickException when no gateway comes to have

@@ -15,7 +15,7 @@ import openai
 from rich.table import Table
 
 from shoal_dev.demo import steps
-from shoal_dev.demo.clusters import Cluster
+from shoal_dev.demo.clusters import DemoCluster
 from shoal_dev.demo.stages import Stages
 
 FILE: Final = steps.EXAMPLES / steps.TENANTS_FILE
@@ -34,7 +34,7 @@ READ_SECONDS: Final = 15.0
 
 
 @dataclass
-class Heard:
+class TenantClients:
     """What the clients of one tenant heard."""
 
     answered: int = 0
@@ -45,7 +45,7 @@ class Heard:
     """By the usage blocks of the answers."""
 
 
-def run(cluster: Cluster, stages: Stages, timeout: float) -> None:
+def run(cluster: DemoCluster, stages: Stages, timeout: float) -> None:
     """Plays the act and prints what happened.
 
     Raises ClickException when the limit does not hold, or when the ledger does not come to the sums that the clients
@@ -76,16 +76,16 @@ def run(cluster: Cluster, stages: Stages, timeout: float) -> None:
         console.print(_shoal(cluster, *args), markup=False, soft_wrap=True)
 
 
-async def _ask(url: str, timeout: float) -> dict[str, Heard]:
+async def _ask(url: str, timeout: float) -> dict[str, TenantClients]:
     """Lets both tenants ask side by side, when their keys are known to the gateways."""
-    heard = {tenant: Heard() for tenant in KEYS}
+    heard = {tenant: TenantClients() for tenant in KEYS}
     async with asyncio.timeout(timeout), asyncio.TaskGroup() as group:
         for tenant, key in KEYS.items():
             group.create_task(_ask_as(url, key, heard[tenant]))
     return heard
 
 
-async def _ask_as(url: str, key: str, heard: Heard) -> None:
+async def _ask_as(url: str, key: str, heard: TenantClients) -> None:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60) as client:
         while True:
             try:
@@ -98,7 +98,7 @@ async def _ask_as(url: str, key: str, heard: Heard) -> None:
                 group.create_task(_once(client, heard))
 
 
-async def _once(client: openai.AsyncOpenAI, heard: Heard) -> None:
+async def _once(client: openai.AsyncOpenAI, heard: TenantClients) -> None:
     try:
         answer = await client.completions.create(model=MODEL, prompt="Once upon a time", max_tokens=TOKENS)
     except openai.RateLimitError as error:
@@ -132,7 +132,7 @@ async def _hang_up(url: str) -> int:
     return events
 
 
-def _until_counted(url: str, heard: dict[str, Heard], timeout: float) -> dict[str, dict[str, int]]:
+def _until_counted(url: str, heard: dict[str, TenantClients], timeout: float) -> dict[str, dict[str, int]]:
     """What each tenant reads of itself with its own key, once it holds every request."""
     deadline = time.monotonic() + timeout
     asked = {tenant: of.answered + (tenant == BILLED) for tenant, of in heard.items()}
@@ -146,7 +146,7 @@ def _until_counted(url: str, heard: dict[str, Heard], timeout: float) -> dict[st
         time.sleep(2)  # how often a tenant may ask is bounded, too
 
 
-def _until_read(cluster: Cluster) -> None:
+def _until_read(cluster: DemoCluster) -> None:
     """Waits until no Model was billed more than its engines have counted as far as they were read. Where that does not
     come, as after an engine was killed, the table says so."""
     deadline = time.monotonic() + READ_SECONDS
@@ -177,11 +177,11 @@ def _picture(rows: dict[str, dict[str, int]]) -> Table:
     return table
 
 
-def _shoal(cluster: Cluster, *args: str) -> str:
+def _shoal(cluster: DemoCluster, *args: str) -> str:
     """What `kubectl shoal ARGS` prints."""
     return cluster.tools.run(Path(sys.executable), ("-m", "shoal", *args), None, 60)
 
 
-def delete(cluster: Cluster) -> None:
+def delete(cluster: DemoCluster) -> None:
     """Takes the example away again."""
     cluster.kubectl("delete", "--ignore-not-found", "--wait=true", "-f", str(FILE), timeout=300)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from shoal.api import names, reasons
 from shoal.api.meta import GROUP
-from shoal_dev.demo.clusters import Cluster
+from shoal_dev.demo.clusters import DemoCluster
 
 Objects = dict[str, dict[str, Any]]
 
@@ -23,23 +23,25 @@ def condition(obj: dict[str, Any], type: str) -> dict[str, Any]:
     return next((c for c in conditions if c["type"] == type), unset)
 
 
-def says(obj: dict[str, Any]) -> str:
+def message(obj: dict[str, Any]) -> str:
     """What its Ready condition says."""
     told = condition(obj, reasons.READY)
     return f"{told.get('reason', 'no status')}: {told.get('message', 'is the operator running?')}"
 
 
-def named(cluster: Cluster, plural: str, namespace: str) -> Objects:
+def named(cluster: DemoCluster, plural: str, namespace: str) -> Objects:
     """The objects of a kind of Shoal's, by name."""
     return {obj["metadata"]["name"]: obj for obj in cluster.get(f"{plural}.{GROUP}", "-n", namespace)}
 
 
-def until(cluster: Cluster, plural: str, namespace: str, done: Callable[[Objects], bool], timeout: float) -> Objects:
+def until(
+    cluster: DemoCluster, plural: str, namespace: str, done: Callable[[Objects], bool], timeout: float
+) -> Objects:
     """The objects by name, once `done` says so. Raises ClickException with what they say instead."""
     deadline = time.monotonic() + timeout
     while not done(found := named(cluster, plural, namespace)):
         if time.monotonic() > deadline:
-            why = "\n".join(f"  {name}: {says(obj)}" for name, obj in found.items())
+            why = "\n".join(f"  {name}: {message(obj)}" for name, obj in found.items())
             raise click.ClickException(f"the {plural} of {namespace} are not as expected after {timeout:.0f} s:\n{why}")
         time.sleep(0.2)
     return found
@@ -83,7 +85,7 @@ def picture(models: list[dict[str, Any]], pods: list[dict[str, Any]]) -> Table:
     return table
 
 
-def wait_until_ready(cluster: Cluster, namespace: str, console: Console, timeout: float) -> list[dict[str, Any]]:
+def wait_until_ready(cluster: DemoCluster, namespace: str, console: Console, timeout: float) -> list[dict[str, Any]]:
     """Waits until every Model of the namespace is Ready, and returns them.
 
     Raises ClickException with what the conditions say when `timeout` seconds are over or a Model is Stalled for good.

@@ -20,7 +20,7 @@ def fields_reference() -> str:
             notes += [] if field.forwarded else ["not forwarded"]
             notes += ["Models that read images"] if field.media else []
             more = f" ({', '.join(notes)})" if notes else ""
-            text += f"| `{name}` | {_cell(field.kind.words)}{more} | {_cell(field.why)} |\n"
+            text += f"| `{name}` | {_cell(field.kind.describe)}{more} | {_cell(field.why)} |\n"
         text += "\n"
     text += "## The work of a whole request\n\n" + "".join(f"- {line}\n" for line in WORDS)
     text += "\n## Images and sound\n\nThe gateway reads their headers; it decodes nothing.\n\n"

@@ -5,7 +5,7 @@ from typing import Final
 
 from shoal.api import permissions
 from shoal.api.lint import lint
-from shoal.api.meta import JsonObject, Kind
+from shoal.api.meta import CustomResource, JsonObject
 from shoal.api.schema import KINDS, SchemaError, custom_resource_definition
 from shoal.api.yamltext import to_yaml
 from shoal_dev.generate.admission import chart_policies
@@ -96,7 +96,7 @@ def role_rules() -> str:
     return text
 
 
-def checked(kind: type[Kind]) -> JsonObject:
+def checked(kind: type[CustomResource]) -> JsonObject:
     """The CRD of a kind that passes the linter."""
     crd = custom_resource_definition(kind)
     if findings := lint(crd):

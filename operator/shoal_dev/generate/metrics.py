@@ -19,12 +19,16 @@ from prometheus_client.registry import Collector
 
 import shoal
 from shoal.agent.adapters.metrics import Timings
-from shoal.controllers.metrics import Events
-from shoal.gateway.metrics import Metrics
+from shoal.controllers.metrics import EventMetrics
+from shoal.gateway.metrics import GatewayMetrics
 
 PARTS: Final = ("operator", "gateway", "agent", "ledger", "cache")
 _OF_PACKAGE: Final = {"kube": "operator", "controllers": "operator"} | {part: part for part in PARTS}
-_SHARED: Final = {"serving": ("operator", "gateway", "ledger")}
+_SHARED: Final = {
+    "net": ("operator", "gateway", "ledger"),
+    "metering": ("gateway",),
+    "requestlog": ("gateway",),
+}
 _SUFFIX: Final = {"counter": "_total"}
 
 
@@ -62,8 +66,8 @@ class _Nothing:
         return 0.0
 
 
-class _Told(dict[str, object]):
-    """What an agent tells: everything."""
+class _Published(dict[str, object]):
+    """What an agent publishes: everything."""
 
     def get(self, _key: str, _default: object = None) -> Any:
         return 1
@@ -71,7 +75,7 @@ class _Told(dict[str, object]):
 
 _READ: Final[dict[str, Callable[[], object]]] = {
     "disk": lambda: SimpleNamespace(root="/"),
-    "told": lambda: _Told,
+    "published": lambda: _Published,
     "timings": Timings,
 }
 """By name of the parameter, where nothing will not do."""
@@ -93,8 +97,8 @@ def metrics() -> dict[str, list[Shown]]:
                     found["cache" if shown.name.startswith("shoal_cache_") else "operator"].add(shown)
     events = CollectorRegistry()
     nothing: Any = _Nothing()
-    Events(nothing, events, bool, float)
-    for part, registry in (("operator", events), ("gateway", Metrics().registry)):
+    EventMetrics(nothing, events, bool, float)
+    for part, registry in (("operator", events), ("gateway", GatewayMetrics().registry)):
         for collector in _made(registry):
             found[part].update(_shown(collector))
     for kind in Collector.__subclasses__():

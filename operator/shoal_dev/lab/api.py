@@ -27,18 +27,18 @@ from shoal_dev.lab import binaries, fleet, images, network, nodes
 from shoal_dev.lab.addons import choice, keda, prometheus
 from shoal_dev.lab.errors import LabError
 from shoal_dev.lab.node import enter
-from shoal_dev.lab.node.config import Image
+from shoal_dev.lab.node.config import ImageConfig
 from shoal_dev.lab.realnode import cgroups
 from shoal_dev.lab.realnode import programs as realnode
-from shoal_dev.lab.state import Forward, Paths, State
-from shoal_dev.lab.supervisor import Progress, SupervisorConfig
+from shoal_dev.lab.state import LabForward, LabState, Paths
+from shoal_dev.lab.supervisor import SupervisorConfig, UpProgress
 
 DEFAULT_NAME: Final = "default"
-GATEWAY_FORWARD: Final = Forward(namespace="shoal-system", service="shoal-gateway", port=80)
+GATEWAY_FORWARD: Final = LabForward(namespace="shoal-system", service="shoal-gateway", port=80)
 UP_TIMEOUT_S: Final = 300.0
 _END_TIMEOUT_S: Final = 20.0
 
-Say = Callable[[str], None]
+Announce = Callable[[str], None]
 T = TypeVar("T")
 
 
@@ -83,7 +83,7 @@ def require_root() -> None:
 class Lab:
     """A running lab."""
 
-    def __init__(self, paths: Paths, state: State) -> None:
+    def __init__(self, paths: Paths, state: LabState) -> None:
         self.paths = paths
         self.state = state
 
@@ -95,15 +95,15 @@ class Lab:
         name: str = DEFAULT_NAME,
         *,
         fleet_file: Path | None = None,
-        fleet_data: fleet.Fleet | None = None,
+        fleet_data: fleet.FleetFile | None = None,
         binaries_folder: Path | None = None,
         status_nodes: int = 0,
         faults: bool = False,
         addons: Sequence[str] = (),
         hpa_sync_seconds: float | None = None,
-        forwards: Sequence[Forward] = (),
-        extra_images: Mapping[str, Image] | None = None,
-        say: Say = _silent,
+        forwards: Sequence[LabForward] = (),
+        extra_images: Mapping[str, ImageConfig] | None = None,
+        announce: Announce = _silent,
         timeout: float = UP_TIMEOUT_S,
     ) -> Self:
         """Starts a lab and returns when its nodes take pods; a healthy one of that name is returned as it is.
@@ -124,18 +124,18 @@ class Lab:
         with_prometheus = "prometheus" in chosen
         more = (prometheus.FORWARD,) if with_prometheus else ()
         targets = {f.target(): f for f in (GATEWAY_FORWARD, *more, *forwards)}
-        network.require_programs(say, network.PROGRAMS | (prometheus.PACKAGES if with_prometheus else {}))
-        programs = binaries.find_or_build(binaries_folder, say)
-        keda_programs = keda.find_or_build(say) if "keda" in chosen else None
+        network.require_programs(announce, network.PROGRAMS | (prometheus.PACKAGES if with_prometheus else {}))
+        programs = binaries.find_or_build(binaries_folder, announce)
+        keda_programs = keda.find_or_build(announce) if "keda" in chosen else None
         rows = keda.images(keda_programs) if keda_programs else {}
         table = images.defaults() | rows | dict(wanted.images) | dict(extra_images or {})
         digest = _digest(wanted, tuple(targets.values()), table, faults, chosen, hpa_sync_seconds)
-        node_programs = realnode.find_or_build(programs, say) if wanted.with_real_kubelet() else None
+        node_programs = realnode.find_or_build(programs, announce) if wanted.with_real_kubelet() else None
         with _locked(paths):
             running = cls._running(paths)
             if running is not None:
                 running._must_be(digest)
-                say(f"lab {name!r} is up already")
+                announce(f"lab {name!r} is up already")
                 return running
             _remove(paths)
             for folder in (paths.state, paths.run, paths.logs, paths.configs, paths.node_data):
@@ -155,13 +155,13 @@ class Lab:
                 progress_fd=0,
             )
             try:
-                _start(paths, config, say, timeout)
+                _start(paths, config, announce, timeout)
                 state = paths.read()
                 if state is None:
                     raise LabError(f"lab {name!r} came up without a state file in {paths.state}")
                 lab = cls(paths, state)
                 if keda_programs is not None:
-                    keda.install(lab, keda_programs, say)
+                    keda.install(lab, keda_programs, announce)
             except BaseException:
                 _end(paths)
                 _remove(paths)
@@ -373,9 +373,9 @@ def _status(answer: Mapping[str, Any]) -> Status:
 
 
 def _digest(
-    wanted: fleet.Fleet,
-    forwards: Sequence[Forward],
-    table: Mapping[str, Image],
+    wanted: fleet.FleetFile,
+    forwards: Sequence[LabForward],
+    table: Mapping[str, ImageConfig],
     faults: bool,
     addons: Sequence[str],
     hpa_sync: float | None,
@@ -416,7 +416,7 @@ def _is_file(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _start(paths: Paths, config: SupervisorConfig, say: Say, timeout: float) -> None:
+def _start(paths: Paths, config: SupervisorConfig, announce: Announce, timeout: float) -> None:
     """Starts the supervisor and follows its progress until it is ready. Raises LabError."""
     read, write = os.pipe()
     file = paths.configs / "supervisor.json"
@@ -433,7 +433,7 @@ def _start(paths: Paths, config: SupervisorConfig, say: Say, timeout: float) -> 
         )
     os.close(write)
     try:
-        _follow(read, paths, say, time.monotonic() + timeout)
+        _follow(read, paths, announce, time.monotonic() + timeout)
         launcher.wait(timeout=10)
     except BaseException:
         launcher.kill()
@@ -443,7 +443,7 @@ def _start(paths: Paths, config: SupervisorConfig, say: Say, timeout: float) -> 
         os.close(read)
 
 
-def _follow(read: int, paths: Paths, say: Say, deadline: float) -> None:
+def _follow(read: int, paths: Paths, announce: Announce, deadline: float) -> None:
     buffer = b""
     while True:
         left = deadline - time.monotonic()
@@ -455,12 +455,12 @@ def _follow(read: int, paths: Paths, say: Say, deadline: float) -> None:
             raise LabError(f"the lab's supervisor ended while it was coming up:\n{tail}")
         *lines, buffer = (buffer + data).split(b"\n")
         for line in lines:
-            progress = Progress.model_validate_json(line)
+            progress = UpProgress.model_validate_json(line)
             if progress.kind == "failed":
                 raise LabError(progress.text)
             if progress.kind == "ready":
                 return
-            say(progress.text)
+            announce(progress.text)
 
 
 def _end(paths: Paths) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 
 from shoal_dev.lab import gobuild
 from shoal_dev.lab.errors import LabError
-from shoal_dev.lab.gobuild import Say
+from shoal_dev.lab.gobuild import Announce
 
 BINARIES_ENV: Final = "SHOAL_LAB_BINARIES"
 COMPONENTS: Final = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
@@ -81,7 +81,7 @@ def find(folder: Path | None = None) -> Binaries | None:
     return None
 
 
-def find_or_build(folder: Path | None = None, say: Say = print) -> Binaries:
+def find_or_build(folder: Path | None = None, announce: Announce = print) -> Binaries:
     """Like `find`, and builds what is missing: about 12 CPU minutes and 4 GB of disk when nothing is cached.
 
     Raises LabError.
@@ -90,7 +90,7 @@ def find_or_build(folder: Path | None = None, say: Say = print) -> Binaries:
     if found is not None:
         return found
     sources = gobuild.needed_sources()
-    gobuild.build(sources, (HYPERKUBE, HELM), say)
+    gobuild.build(sources, (HYPERKUBE, HELM), announce)
     return Binaries(gobuild.cached(sources, HYPERKUBE), gobuild.cached(sources, HELM) / "helm")
 
 

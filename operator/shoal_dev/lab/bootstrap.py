@@ -10,7 +10,7 @@ import aiohttp
 
 from shoal_dev.lab import network, volumes
 from shoal_dev.lab.errors import LabError
-from shoal_dev.lab.kubeapi import Api, ApiError, Object
+from shoal_dev.lab.kubeapi import Api, KubeAPIError, Object
 from shoal_dev.lab.node.config import GPU_RESOURCE
 
 _POLL_S: Final = 0.05
@@ -26,7 +26,7 @@ async def wait_for_api(api: Api, timeout: float) -> None:
         try:
             await api.request("GET", "/readyz")
             return
-        except ApiError as error:
+        except KubeAPIError as error:
             last = str(error)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             last = str(error) or type(error).__name__
@@ -55,7 +55,7 @@ async def keep_gpus(api: Api, gpus: Mapping[str, int]) -> None:
     """
     while True:
         for name, count in gpus.items():
-            with suppress(ApiError, aiohttp.ClientError, OSError, TimeoutError):
+            with suppress(KubeAPIError, aiohttp.ClientError, OSError, TimeoutError):
                 node = await api.request("GET", f"/api/v1/nodes/{name}")
                 has: Object = node["status"].get("capacity") or {}
                 if has.get(GPU_RESOURCE) != str(count):
@@ -76,7 +76,7 @@ async def _until(call: Callable[[], Awaitable[object]], timeout: float) -> None:
         try:
             await call()
             return
-        except ApiError as error:
+        except KubeAPIError as error:
             if error.status not in (403, 404, 409, 500, 503) or time.monotonic() - begun > timeout:
                 raise LabError(f"the new API server does not do its first work: {error}") from error
         except (aiohttp.ClientError, OSError, TimeoutError) as error:

@@ -14,7 +14,7 @@ import click
 from shoal_dev.lab import api, binaries, fleet, images, network
 from shoal_dev.lab.addons import choice, keda, prometheus
 from shoal_dev.lab.errors import LabError
-from shoal_dev.lab.state import Forward, Paths, known_labs
+from shoal_dev.lab.state import LabForward, Paths, known_labs
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,7 +33,7 @@ def _clear_errors(function: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
-def _say(line: str) -> None:
+def _announce(line: str) -> None:
     click.echo(line, err=True)
 
 
@@ -126,9 +126,9 @@ def up(
         faults=faults,
         addons=choice.parse(addons),
         hpa_sync_seconds=hpa_sync,
-        forwards=[Forward.parse(text) for text in forwards],
+        forwards=[LabForward.parse(text) for text in forwards],
         extra_images=dict(images.parse_row(text) for text in image_rows),
-        say=_say,
+        announce=_announce,
     )
     _print_ways_in(lab)
 
@@ -222,11 +222,11 @@ def kubeconfig(name: str) -> None:
 def binaries_command(folder: Path | None, addons: str) -> None:
     """Find the lab's programs, or build them (about 12 CPU minutes, once; KEDA 20 more). Needs no root."""
     chosen = choice.parse(addons)
-    found = binaries.find_or_build(folder, _say)
+    found = binaries.find_or_build(folder, _announce)
     if "keda" in chosen:
-        click.echo(f"{'keda':26} {keda.find_or_build(_say)}")
+        click.echo(f"{'keda':26} {keda.find_or_build(_announce)}")
     if "prometheus" in chosen:
-        network.require_programs(_say, prometheus.PACKAGES)
+        network.require_programs(_announce, prometheus.PACKAGES)
     for program, version in binaries.versions(found).items():
         click.echo(f"{program:26} {version}")
     click.echo(f"folders: {found.search_path()}")

@@ -14,8 +14,8 @@ from typing import Final
 import structlog
 
 from shoal_dev.lab import dns, forward, network, services
-from shoal_dev.lab.kubeapi import Api, Object, Reflector
-from shoal_dev.lab.state import Forward
+from shoal_dev.lab.kubeapi import Api, LabReflector, Object
+from shoal_dev.lab.state import LabForward
 from shoal_dev.lab.volumes import Provisioner
 
 _log = structlog.get_logger()
@@ -27,7 +27,7 @@ _NFT_TIMEOUT_S: Final = 20.0
 class ServiceNetwork:
     """Keeps the nftables table and the DNS zone equal to Services and EndpointSlices."""
 
-    def __init__(self, api: Api, server: dns.Server) -> None:
+    def __init__(self, api: Api, server: dns.DNSServer) -> None:
         self._server = server
         self._changed = asyncio.Event()
         self._loaded = ""
@@ -35,8 +35,8 @@ class ServiceNetwork:
         def changed(_kind: str, _item: Object) -> None:
             self._changed.set()
 
-        self.services = Reflector(api, "/api/v1/services", changed)
-        self._slices = Reflector(api, "/apis/discovery.k8s.io/v1/endpointslices", changed)
+        self.services = LabReflector(api, "/api/v1/services", changed)
+        self._slices = LabReflector(api, "/apis/discovery.k8s.io/v1/endpointslices", changed)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -71,7 +71,7 @@ class ServiceNetwork:
             self._loaded = table
 
 
-def _resolver(wanted: Forward, known: Reflector) -> Callable[[], forward.Target]:
+def _resolver(wanted: LabForward, known: LabReflector) -> Callable[[], forward.ForwardTarget]:
     return lambda: forward.service_target(wanted, known.objects)
 
 
@@ -79,7 +79,7 @@ async def _run(arguments: argparse.Namespace) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    server = dns.Server()
+    server = dns.DNSServer()
     upstream = None if arguments.dns_fd is None else socket.socket(fileno=arguments.dns_fd)
     async with Api(arguments.kubeconfig) as api, asyncio.TaskGroup() as tasks:
         served = ServiceNetwork(api, server)
@@ -88,12 +88,12 @@ async def _run(arguments: argparse.Namespace) -> None:
             server.serve(network.DNS, 53, upstream),
             Provisioner(api, arguments.nodes).run(),
             forward.serve(
-                socket.socket(fileno=arguments.api_fd), lambda: forward.Target(network.HOST, network.API_PORT)
+                socket.socket(fileno=arguments.api_fd), lambda: forward.ForwardTarget(network.HOST, network.API_PORT)
             ),
         ]
         for text in arguments.forward:
             number, _, target = text.partition(",")
-            wanted = Forward.parse(target)
+            wanted = LabForward.parse(target)
             jobs.append(forward.serve(socket.socket(fileno=int(number)), _resolver(wanted, served.services)))
         running = [tasks.create_task(job) for job in jobs]
         await stop.wait()

@@ -34,7 +34,7 @@ Object = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ServiceRecord:
     """A record set of SRV: priority and weight are always 0 and 100."""
 
     port: int
@@ -48,7 +48,7 @@ class Zone:
     domain: str = network.DOMAIN
     addresses: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     aliases: dict[str, str] = field(default_factory=dict[str, str])
-    services: dict[str, list[Service]] = field(default_factory=dict[str, list[Service]])
+    services: dict[str, list[ServiceRecord]] = field(default_factory=dict[str, list[ServiceRecord]])
     reverse: dict[str, str] = field(default_factory=dict[str, str])
     branches: set[str] = field(default_factory=set[str])
     """Names that only have names below them: they exist, and have no records."""
@@ -98,7 +98,7 @@ class Zone:
 
     def _add_port(self, name: str, port: str | None, protocol: str, number: int, target: str) -> None:
         if port:
-            self.services.setdefault(f"_{port}._{protocol.lower()}.{name}", []).append(Service(number, target))
+            self.services.setdefault(f"_{port}._{protocol.lower()}.{name}", []).append(ServiceRecord(number, target))
 
     def is_mine(self, name: str) -> bool:
         """Whether this zone answers for the name, be it with NXDOMAIN."""
@@ -171,7 +171,7 @@ def _pod_address(name: str, domain: str) -> str | None:
         return None
 
 
-class Upstream(asyncio.DatagramProtocol):
+class HostResolver(asyncio.DatagramProtocol):
     """The host's resolver, over a UDP socket that was opened in the host's network namespace.
 
     Many questions share the socket, each under an id of its own.
@@ -209,12 +209,12 @@ class Upstream(asyncio.DatagramProtocol):
             self._waiting.pop(number, None)
 
 
-class Server:
+class DNSServer:
     """Answers questions; `zone` is replaced whenever Services or endpoints change."""
 
     def __init__(self) -> None:
         self.zone = Zone()
-        self._upstream: Upstream | None = None
+        self._upstream: HostResolver | None = None
         self._tasks = asyncio.TaskGroup()
 
     async def answer(self, question: bytes) -> bytes | None:
@@ -238,7 +238,7 @@ class Server:
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
             if upstream is not None:
-                transport, self._upstream = await loop.create_datagram_endpoint(Upstream, sock=upstream)
+                transport, self._upstream = await loop.create_datagram_endpoint(HostResolver, sock=upstream)
                 stack.callback(transport.close)
             udp, _ = await loop.create_datagram_endpoint(lambda: _Udp(self), local_addr=(address, port))
             stack.callback(udp.close)
@@ -276,7 +276,7 @@ class Server:
 
 
 class _Udp(asyncio.DatagramProtocol):
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: DNSServer) -> None:
         self._server = server
         self._transport: asyncio.DatagramTransport | None = None
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic.alias_generators import to_camel
 
 from shoal_dev.lab.errors import LabError
-from shoal_dev.lab.node.config import GPU_RESOURCE, Capacity, Image, NodeSpec, Taint
+from shoal_dev.lab.node.config import GPU_RESOURCE, ImageConfig, NodeCapacity, NodeSpec, NodeTaint
 
 MAX_NODES: Final = 250
 """Nodes that run processes: each has a /24 of 10.244.0.0/16."""
@@ -37,7 +37,7 @@ class NodeGroup(_Section):
     ephemeral_storage: str = Field("1Ti", pattern=r"^[0-9]+(Ki|Mi|Gi|Ti)?$")
     pods: int = Field(110, ge=1, le=253)
     labels: dict[str, str] = {}
-    taints: tuple[Taint, ...] | None = None
+    taints: tuple[NodeTaint, ...] | None = None
     """Left out: nvidia.com/gpu:NoSchedule on nodes with GPUs, none on others."""
     status_only: bool = False
     """Pods on it turn Ready without a process: for thousands of pods."""
@@ -78,17 +78,17 @@ class NodeGroup(_Section):
             }
         return labels | self.labels
 
-    def node_taints(self) -> tuple[Taint, ...]:
+    def node_taints(self) -> tuple[NodeTaint, ...]:
         if self.taints is not None:
             return self.taints
-        return (Taint(key=GPU_RESOURCE, value="present"),) if self.gpus else ()
+        return (NodeTaint(key=GPU_RESOURCE, value="present"),) if self.gpus else ()
 
 
-class Fleet(_Section):
+class FleetFile(_Section):
     """The whole file."""
 
     nodes: tuple[NodeGroup, ...] = Field(min_length=1)
-    images: dict[str, Image] = {}
+    images: dict[str, ImageConfig] = {}
     archives: tuple[Path, ...] = ()
     """Image archives (OCI or docker) that nodes with realKubelet import; they pull nothing either."""
     last_words: dict[str, str] = {}
@@ -131,7 +131,7 @@ class Fleet(_Section):
         names = [(name, group) for name, group in self._names() if group.status_only]
         return [_spec(name, group, 254, _FIRST_KUBELET_PORT, None) for name, group in names]
 
-    def with_status_nodes(self, count: int) -> "Fleet":
+    def with_status_nodes(self, count: int) -> "FleetFile":
         """This fleet and `count` more 8-GPU nodes that only report."""
         if count == 0:
             return self
@@ -155,7 +155,7 @@ def _spec(name: str, group: NodeGroup, index: int, port: int, kubeconfig: Path |
         kubelet_port=port,
         labels=group.node_labels(name),
         taints=group.node_taints(),
-        capacity=Capacity(
+        capacity=NodeCapacity(
             cpu=group.cpu,
             memory=group.memory,
             ephemeral_storage=group.ephemeral_storage,
@@ -171,7 +171,7 @@ def default_fleet_text() -> str:
     return resources.files("shoal_dev.lab").joinpath("fleet.yaml").read_text()
 
 
-def load(path: Path | None) -> Fleet:
+def load(path: Path | None) -> FleetFile:
     """Reads a fleet file; None is the default one. Raises LabError with each wrong field and its place."""
     source = "the default fleet" if path is None else str(path)
     try:
@@ -183,7 +183,7 @@ def load(path: Path | None) -> Fleet:
     except yaml.YAMLError as error:
         raise LabError(f"fleet file {source} is no YAML: {error}") from error
     try:
-        return Fleet.model_validate(data)
+        return FleetFile.model_validate(data)
     except ValidationError as error:
         lines = [
             f"  {'.'.join(map(str, problem['loc'])) or 'file'}: {problem['msg'].removeprefix('Value error, ')}"

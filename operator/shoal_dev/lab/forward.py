@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import structlog
 
-from shoal_dev.lab.state import Forward
+from shoal_dev.lab.state import LabForward
 
 _log = structlog.get_logger()
 _CONNECT_TIMEOUT_S: Final = 5.0
@@ -21,7 +21,7 @@ _CHUNK: Final = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ForwardTarget:
     """Where a connection goes, or `problem`: what to tell the client instead."""
 
     address: str
@@ -29,26 +29,26 @@ class Target:
     problem: str = ""
 
 
-def service_target(forward: Forward, services: Mapping[str, Mapping[str, Any]]) -> Target:
+def service_target(forward: LabForward, services: Mapping[str, Mapping[str, Any]]) -> ForwardTarget:
     """The Service's ClusterIP and port as it is now; it may be made long after the forwarder. Keys: NAMESPACE/NAME."""
     service = services.get(f"{forward.namespace}/{forward.service}")
     if service is None:
-        return Target("", 0, f"Service {forward.namespace}/{forward.service} does not exist in the lab (yet)")
+        return ForwardTarget("", 0, f"Service {forward.namespace}/{forward.service} does not exist in the lab (yet)")
     ports = [int(port["port"]) for port in service["spec"].get("ports") or ()]
     if forward.port not in ports:
         listed = ", ".join(map(str, ports)) or "none"
-        return Target(
+        return ForwardTarget(
             "", 0, f"Service {forward.namespace}/{forward.service} has no port {forward.port}; it has: {listed}"
         )
     address = service["spec"].get("clusterIP") or "None"
     if address == "None":
-        return Target(
+        return ForwardTarget(
             "", 0, f"Service {forward.namespace}/{forward.service} is headless: it has no address to forward to"
         )
-    return Target(address, forward.port)
+    return ForwardTarget(address, forward.port)
 
 
-async def serve(listener: socket.socket, resolve: Callable[[], Target]) -> None:
+async def serve(listener: socket.socket, resolve: Callable[[], ForwardTarget]) -> None:
     """Forwards each connection to what `resolve` says at that moment, until cancelled."""
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -58,7 +58,7 @@ async def serve(listener: socket.socket, resolve: Callable[[], Target]) -> None:
         await asyncio.Event().wait()
 
 
-async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: Target) -> None:
+async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: ForwardTarget) -> None:
     try:
         if target.problem:
             await _refuse(reader, writer, target.problem)

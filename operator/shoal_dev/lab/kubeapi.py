@@ -21,7 +21,7 @@ _WATCH_SECONDS: Final = 300
 Object = dict[str, Any]
 
 
-class ApiError(Exception):
+class KubeAPIError(Exception):
     """The API server answered with an error; `status` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -79,7 +79,7 @@ class Api:
             data = await response.read()
             json: Object = orjson.loads(data) if response.content_type == "application/json" else {}
             if response.status >= 400:
-                raise ApiError(response.status, str(json.get("message") or data[:200]))
+                raise KubeAPIError(response.status, str(json.get("message") or data[:200]))
             return json
 
     async def apply(self, path: str, body: Mapping[str, Any]) -> Object:
@@ -103,14 +103,14 @@ class Api:
         timeout = aiohttp.ClientTimeout(total=_WATCH_SECONDS + 30, connect=5, sock_read=100)
         async with self._open().get(self.server + path, params=params, timeout=timeout) as response:
             if response.status >= 400:
-                raise ApiError(response.status, (await response.text())[:200])
+                raise KubeAPIError(response.status, (await response.text())[:200])
             buffer = b""
             async for chunk in response.content.iter_any():
                 *lines, buffer = (buffer + chunk).split(b"\n")
                 for line in lines:
                     event = orjson.loads(line)
                     if event["type"] == "ERROR":
-                        raise ApiError(int(event["object"].get("code") or 500), str(event["object"].get("message")))
+                        raise KubeAPIError(int(event["object"].get("code") or 500), str(event["object"].get("message")))
                     on_event(event["type"], event["object"])
 
 
@@ -119,7 +119,7 @@ def key_of(item: Object) -> str:
     return f"{item['metadata'].get('namespace', '')}/{item['metadata']['name']}"
 
 
-class Reflector:
+class LabReflector:
     """Keeps `objects` equal to what the API server has at `path`; keeps what it knew while the server is away."""
 
     def __init__(self, api: Api, path: str, on_change: Callable[[Literal["upsert", "delete"], Object], None]) -> None:
@@ -138,7 +138,7 @@ class Reflector:
                 if self._version is None:
                     self._version = await self._list()
                 await self._api.watch(self._path, self._version, self._event)
-            except ApiError as error:
+            except KubeAPIError as error:
                 self._version = None
                 _log.info("watch_restarts", path=self._path, error=str(error))
                 await asyncio.sleep(0.1 if error.status == 410 else 1.0)

@@ -32,7 +32,7 @@ PROGRAMS: Final = {
 """Program -> Debian package."""
 
 
-def require_programs(say: Callable[[str], None], programs: Mapping[str, str] = PROGRAMS) -> None:
+def require_programs(announce: Callable[[str], None], programs: Mapping[str, str] = PROGRAMS) -> None:
     """Installs what is missing with apt-get where there is one; else raises LabError with the packages' names."""
     if not (missing := _missing(programs)):
         return
@@ -40,7 +40,7 @@ def require_programs(say: Callable[[str], None], programs: Mapping[str, str] = P
         raise LabError(
             f"the lab needs {', '.join(missing)}: install the package{'s'[: len(missing) > 1]} and try again"
         )
-    say(f"installing {', '.join(missing)} with apt-get")
+    announce(f"installing {', '.join(missing)} with apt-get")
     install = ["apt-get", "install", "--yes", "--no-install-recommends", *missing]
     # A fresh machine has no package lists, or old ones; with good ones the update is not needed.
     for command in (install, ["apt-get", "update"], install):

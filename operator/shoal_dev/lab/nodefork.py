@@ -21,20 +21,20 @@ _NODE: Final = ("shoal_dev.lab.node.__main__", "shoal_dev.lab.node.kubelet", "sh
 """What is loaded before the first fork; not by the supervisor, which imports this module for its messages."""
 
 
-class Request(BaseModel):
+class ForkRequest(BaseModel):
     """Start a node. `log` is appended to."""
 
     config: str
     log: str
 
 
-class Answer(BaseModel):
+class ForkAnswer(BaseModel):
     """The node's process."""
 
     pid: int
 
 
-def _become_node(request: Request) -> int:
+def _become_node(request: ForkRequest) -> int:
     os.setsid()
     with open(request.log, "ab") as log:
         os.dup2(log.fileno(), 1)
@@ -43,7 +43,7 @@ def _become_node(request: Request) -> int:
     return importlib.import_module(_NODE[0]).main()
 
 
-def _fork(request: Request, channel: socket.socket) -> int:
+def _fork(request: ForkRequest, channel: socket.socket) -> int:
     """Returns the grandchild's pid; the grandchild never returns. Raises OSError."""
     read, write = os.pipe()
     middle = os.fork()
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> None:
     gc.freeze()
     with socket.socket(fileno=int(argv[0])) as channel:
         while data := channel.recv(1 << 16):
-            answer = Answer(pid=_fork(Request.model_validate_json(data), channel))
+            answer = ForkAnswer(pid=_fork(ForkRequest.model_validate_json(data), channel))
             channel.send(answer.model_dump_json().encode())
 
 

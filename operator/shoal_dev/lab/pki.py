@@ -25,7 +25,7 @@ _CLOCK_SKEW: Final = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class KeyPair:
     """A key and its certificate, PEM."""
 
     certificate: bytes
@@ -45,7 +45,7 @@ def _name(common_name: str, organization: str | None) -> x509.Name:
     return x509.Name(attributes)
 
 
-class Authority:
+class LabAuthority:
     """A certificate authority that lives in memory; its key is written out only where a component signs with it."""
 
     def __init__(self, common_name: str, now: datetime) -> None:
@@ -65,19 +65,19 @@ class Authority:
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False)
             .sign(self._key, hashes.SHA256())
         )
-        self.pair = Pair(certificate.public_bytes(serialization.Encoding.PEM), _pem(self._key))
+        self.pair = KeyPair(certificate.public_bytes(serialization.Encoding.PEM), _pem(self._key))
 
-    def client(self, common_name: str, organization: str | None = None) -> Pair:
+    def client(self, common_name: str, organization: str | None = None) -> KeyPair:
         """A client certificate: `common_name` is the user, `organization` the group."""
         return self._issue(common_name, organization, ExtendedKeyUsageOID.CLIENT_AUTH, ())
 
-    def server(self, common_name: str, names: Sequence[str]) -> Pair:
+    def server(self, common_name: str, names: Sequence[str]) -> KeyPair:
         """A serving certificate for DNS names and IP addresses."""
         return self._issue(common_name, None, ExtendedKeyUsageOID.SERVER_AUTH, names)
 
     def _issue(
         self, common_name: str, organization: str | None, usage: x509.ObjectIdentifier, names: Sequence[str]
-    ) -> Pair:
+    ) -> KeyPair:
         key = ec.generate_private_key(ec.SECP256R1())
         builder = (
             x509.CertificateBuilder()
@@ -95,7 +95,7 @@ class Authority:
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName([_san(n) for n in names]), critical=False)
         certificate = builder.sign(self._key, hashes.SHA256())
-        return Pair(certificate.public_bytes(serialization.Encoding.PEM), _pem(key))
+        return KeyPair(certificate.public_bytes(serialization.Encoding.PEM), _pem(key))
 
 
 def _san(name: str) -> x509.GeneralName:
@@ -119,7 +119,7 @@ def _usage(*, sign: bool) -> x509.KeyUsage:
     )
 
 
-def kubeconfig(server: str, authority: bytes, user: str, client: Pair) -> bytes:
+def kubeconfig(server: str, authority: bytes, user: str, client: KeyPair) -> bytes:
     """A kubeconfig (JSON is YAML) with everything inside, so that the file can be moved.
 
     `server` is a URL; the context and the cluster are both called `shoal-lab`.
@@ -174,8 +174,8 @@ def write(directory: Path, addresses: Addresses, nodes: Sequence[str], kubeconfi
     """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     now = datetime.now(UTC)
-    ca = Authority("shoal-lab", now)
-    front = Authority("shoal-lab-front-proxy", now)
+    ca = LabAuthority("shoal-lab", now)
+    front = LabAuthority("shoal-lab-front-proxy", now)
     pairs = {
         "ca": ca.pair,
         "front-proxy-ca": front.pair,

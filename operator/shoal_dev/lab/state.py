@@ -26,7 +26,7 @@ class _Model(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
 
 
-class Forward(_Model):
+class LabForward(_Model):
     """A port on the host's loopback that leads to a Service in the lab."""
 
     namespace: str
@@ -39,7 +39,7 @@ class Forward(_Model):
         return f"{self.namespace}/{self.service}:{self.port}"
 
     @classmethod
-    def parse(cls, text: str) -> "Forward":
+    def parse(cls, text: str) -> "LabForward":
         """From NAMESPACE/SERVICE:PORT[=HOSTPORT]. Raises LabError."""
         match = re.fullmatch(r"([-a-z0-9]+)/([-a-z0-9]+):(\d{1,5})(?:=(\d{1,5}))?", text)
         if match is None or not 0 < int(match[3]) < 65536 or int(match[4] or 0) > 65535:
@@ -47,7 +47,7 @@ class Forward(_Model):
         return cls(namespace=match[1], service=match[2], port=int(match[3]), host_port=int(match[4] or 0))
 
 
-class State(_Model):
+class LabState(_Model):
     """`state.json`: what commands on the host need to reach a lab. Written before anything is started."""
 
     name: str
@@ -57,7 +57,7 @@ class State(_Model):
     """Clock ticks since boot at which it began: pid and this name one process for ever."""
     api_port: int
     """On the host's loopback."""
-    forwards: tuple[Forward, ...]
+    forwards: tuple[LabForward, ...]
     binaries: Path
     helm: Path
     fleet_digest: str
@@ -147,10 +147,10 @@ class Paths:
         """The lab's own tmpfs; an empty folder as seen from the host."""
         return self.run / "work"
 
-    def read(self) -> State | None:
+    def read(self) -> LabState | None:
         """None when there is no such lab, or only the remains of one whose `up` was cut short."""
         try:
-            return State.model_validate_json(self.state_file.read_bytes())
+            return LabState.model_validate_json(self.state_file.read_bytes())
         except (FileNotFoundError, ValidationError):
             return None
 

@@ -27,13 +27,13 @@ from shoal_dev.lab import bootstrap, controlplane, dns, network, nodefork, pki
 from shoal_dev.lab.addons import prometheus
 from shoal_dev.lab.binaries import Binaries
 from shoal_dev.lab.errors import LabError
-from shoal_dev.lab.fleet import Fleet
+from shoal_dev.lab.fleet import FleetFile
 from shoal_dev.lab.kubeapi import Api
-from shoal_dev.lab.node.config import Image, NodeConfig, NodeSpec, StatusOnly
+from shoal_dev.lab.node.config import ImageConfig, NodeConfig, NodeSpec, StatusOnly
 from shoal_dev.lab.node.linux import CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, unshare
 from shoal_dev.lab.realnode.config import RealNodeConfig
 from shoal_dev.lab.realnode.programs import Programs
-from shoal_dev.lab.state import Forward, Paths, State, start_time
+from shoal_dev.lab.state import LabForward, LabState, Paths, start_time
 
 _log = structlog.get_logger()
 _API_TIMEOUT_S: Final = 120.0
@@ -54,12 +54,12 @@ class SupervisorConfig(BaseModel):
     name: str
     binaries: Path
     helm: Path
-    fleet: Fleet
+    fleet: FleetFile
     fleet_digest: str
-    images: dict[str, Image]
+    images: dict[str, ImageConfig]
     node_programs: Programs | None = None
     """For nodes with a real kubelet; None: the fleet has none."""
-    forwards: tuple[Forward, ...]
+    forwards: tuple[LabForward, ...]
     api_port: int = 0
     faults: bool = False
     hpa_sync_seconds: float | None = None
@@ -68,7 +68,7 @@ class SupervisorConfig(BaseModel):
     progress_fd: int
 
 
-class Progress(BaseModel):
+class UpProgress(BaseModel):
     """One line from the supervisor to `up`: a step that is done, the end, or why there will be none."""
 
     kind: Literal["step", "ready", "failed"]
@@ -79,7 +79,7 @@ class Progress(BaseModel):
 
 
 @dataclass(slots=True)
-class Process:
+class SupervisedProcess:
     """One child. Times are Unix seconds."""
 
     name: str
@@ -110,13 +110,13 @@ class Processes:
         self._forking = asyncio.Lock()
         self._ended_early: dict[int, int] = {}
         """Exit statuses of children that are not known (yet): a node may end before its pid has been told."""
-        self.known: dict[str, Process] = {}
+        self.known: dict[str, SupervisedProcess] = {}
         self.changed = asyncio.Event()
         """Set whenever a child ended; whoever waits clears it first."""
 
     def start(self, name: str, command: Sequence[str], pass_fds: Sequence[int] = ()) -> None:
         """Starts a child that is not running; its output is appended to LOGS/NAME.log. Raises LabError."""
-        process = Process(name, command, pass_fds, started=time.time())
+        process = SupervisedProcess(name, command, pass_fds, started=time.time())
         with (self._logs / f"{name}.log").open("ab") as log:
             try:
                 child = subprocess.Popen(
@@ -150,14 +150,14 @@ class Processes:
         if self._forker is None:
             raise LabError("nodes are started before their forker")
         loop = asyncio.get_running_loop()
-        request = nodefork.Request(config=str(config), log=str(self._logs / f"{name}.log"))
-        process = Process(name, (), node_config=config, started=time.time())
+        request = nodefork.ForkRequest(config=str(config), log=str(self._logs / f"{name}.log"))
+        process = SupervisedProcess(name, (), node_config=config, started=time.time())
         async with self._forking:
             try:
                 async with asyncio.timeout(_FORK_TIMEOUT_S):
                     await loop.sock_sendall(self._forker, request.model_dump_json().encode())
                     answer = await loop.sock_recv(self._forker, 1 << 16)
-                process.pid = nodefork.Answer.model_validate_json(answer).pid
+                process.pid = nodefork.ForkAnswer.model_validate_json(answer).pid
             except (OSError, TimeoutError, ValueError) as error:
                 raise LabError(f"{name} cannot be started: {FORKER} does not answer ({error})") from error
             self.known[name] = process
@@ -180,7 +180,7 @@ class Processes:
             elif self._forking.locked():
                 self._ended_early[pid] = status
 
-    def _note_end(self, process: Process, status: int) -> None:
+    def _note_end(self, process: SupervisedProcess, status: int) -> None:
         code = os.waitstatus_to_exitcode(status)
         process.ended, process.exit_code = time.time(), code if code >= 0 else 128 - code
         if not process.killed_by_user:
@@ -219,7 +219,7 @@ class Processes:
         else:
             self.start(name, process.command, process.pass_fds)
 
-    def get(self, name: str) -> Process:
+    def get(self, name: str) -> SupervisedProcess:
         """Raises LabError with the known names."""
         if name not in self.known:
             raise LabError(f"no process {name!r} in this lab; there are: {', '.join(self.known)}")
@@ -232,7 +232,7 @@ class Processes:
 @dataclass(frozen=True, slots=True)
 class _HostSockets:
     api: socket.socket
-    forwards: tuple[tuple[Forward, socket.socket], ...]
+    forwards: tuple[tuple[LabForward, socket.socket], ...]
     dns: socket.socket | None
 
 
@@ -249,7 +249,7 @@ def _listen(port: int, purpose: str) -> socket.socket:
 
 
 def _open_host_sockets(config: SupervisorConfig) -> _HostSockets:
-    forwards: list[tuple[Forward, socket.socket]] = []
+    forwards: list[tuple[LabForward, socket.socket]] = []
     for wanted in config.forwards:
         listener = _listen(wanted.host_port, wanted.target())
         forwards.append((wanted.model_copy(update={"host_port": listener.getsockname()[1]}), listener))
@@ -294,7 +294,7 @@ def _first(error: BaseException) -> BaseException:
 class Supervisor:
     """The daemon's life inside the lab's namespaces."""
 
-    def __init__(self, config: SupervisorConfig, paths: Paths, sockets: _HostSockets, state: State) -> None:
+    def __init__(self, config: SupervisorConfig, paths: Paths, sockets: _HostSockets, state: LabState) -> None:
         self._config = config
         self._paths = paths
         self._sockets = sockets
@@ -327,18 +327,18 @@ class Supervisor:
         self._paths.socket.chmod(0o600)
         try:
             async with asyncio.TaskGroup() as tasks:
-                working = [tasks.create_task(work) for work in (self._bring_up(), self._keep_gpus())]
+                working = [tasks.create_task(work) for work in (self._start_all(), self._keep_gpus())]
                 await self._stop.wait()
                 for task in working:
                     task.cancel()
         except* LabError as errors:
             reason = str(_first(errors))
             _log.error("up_failed", error=reason)
-            self._tell(Progress(kind="failed", text=reason))
+            self._report(UpProgress(kind="failed", text=reason))
         server.close()
         # This process is PID 1: the kernel ends all others with it.
 
-    def _tell(self, progress: Progress) -> None:
+    def _report(self, progress: UpProgress) -> None:
         with suppress(OSError):  # nobody listens any more: `up` has ended
             os.write(self._config.progress_fd, progress.model_dump_json().encode() + b"\n")
         if progress.kind != "step":
@@ -346,9 +346,9 @@ class Supervisor:
                 os.close(self._config.progress_fd)
 
     def _step(self, text: str) -> None:
-        self._tell(Progress(kind="step", text=f"[{time.monotonic() - self._begun:5.1f} s] {text}"))
+        self._report(UpProgress(kind="step", text=f"[{time.monotonic() - self._begun:5.1f} s] {text}"))
 
-    async def _bring_up(self) -> None:
+    async def _start_all(self) -> None:
         commands = controlplane.commands(
             self._binaries, self._paths, faults=self._config.faults, hpa_sync=self._config.hpa_sync_seconds
         )
@@ -379,7 +379,7 @@ class Supervisor:
             watcher.cancel()
         self._step(f"{len(self._nodes) + len(self._status_nodes)} nodes ready")
         self._ready = True
-        self._tell(Progress(kind="ready"))
+        self._report(UpProgress(kind="ready"))
 
     async def _start_prometheus(self, api: Api) -> None:
         await prometheus.apply(api)
@@ -548,7 +548,7 @@ def main(argv: Sequence[str]) -> None:
         text = str(error)
         if isinstance(error, PermissionError):
             text = f"{error}: this environment does not allow new namespaces (in a container: run it privileged)"
-        os.write(config.progress_fd, Progress(kind="failed", text=text).model_dump_json().encode() + b"\n")
+        os.write(config.progress_fd, UpProgress(kind="failed", text=text).model_dump_json().encode() + b"\n")
         return
     gate_read, gate_write = os.pipe()
     pid = os.fork()
@@ -562,22 +562,22 @@ def main(argv: Sequence[str]) -> None:
         os.write(gate_write, state.model_dump_json().encode())
         return
     os.close(gate_write)
-    state = State.model_validate_json(os.read(gate_read, 1 << 20))
+    state = LabState.model_validate_json(os.read(gate_read, 1 << 20))
     os.close(gate_read)
     code = 1
     try:
         _become_daemon(config, paths, sockets, state)
         code = 0
     except LabError as error:
-        os.write(config.progress_fd, Progress(kind="failed", text=str(error)).model_dump_json().encode() + b"\n")
+        os.write(config.progress_fd, UpProgress(kind="failed", text=str(error)).model_dump_json().encode() + b"\n")
     except BaseException:
         _log.exception("supervisor_failed")
     finally:
         os._exit(code)
 
 
-def _state(config: SupervisorConfig, sockets: _HostSockets, pid: int) -> State:
-    return State(
+def _state(config: SupervisorConfig, sockets: _HostSockets, pid: int) -> LabState:
+    return LabState(
         name=config.name,
         pid=pid,
         started=start_time(pid) or 0,
@@ -589,7 +589,7 @@ def _state(config: SupervisorConfig, sockets: _HostSockets, pid: int) -> State:
     )
 
 
-def _become_daemon(config: SupervisorConfig, paths: Paths, sockets: _HostSockets, state: State) -> None:
+def _become_daemon(config: SupervisorConfig, paths: Paths, sockets: _HostSockets, state: LabState) -> None:
     _mount_own(paths)
     network.set_up()
     addresses = pki.Addresses(

@@ -12,7 +12,7 @@ from typing import Any, Final
 import aiohttp
 import structlog
 
-from shoal_dev.lab.kubeapi import Api, ApiError, Object, Reflector
+from shoal_dev.lab.kubeapi import Api, KubeAPIError, LabReflector, Object
 from shoal_dev.lab.node import disk, rootfs
 
 _log = structlog.get_logger()
@@ -90,10 +90,12 @@ class Provisioner:
         self._api = api
         self._nodes = nodes
         self._queue: asyncio.Queue[tuple[str, Object]] = asyncio.Queue()
-        self._claims = Reflector(
+        self._claims = LabReflector(
             api, "/api/v1/persistentvolumeclaims", lambda _, o: self._queue.put_nowait(("claim", o))
         )
-        self._volumes = Reflector(api, "/api/v1/persistentvolumes", lambda _, o: self._queue.put_nowait(("volume", o)))
+        self._volumes = LabReflector(
+            api, "/api/v1/persistentvolumes", lambda _, o: self._queue.put_nowait(("volume", o))
+        )
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -104,7 +106,7 @@ class Provisioner:
                 kind, item = await self._queue.get()
                 try:
                     await (self._make(item) if kind == "claim" else self._remove(item))
-                except (ApiError, aiohttp.ClientError, OSError, TimeoutError) as error:
+                except (KubeAPIError, aiohttp.ClientError, OSError, TimeoutError) as error:
                     _log.warning("volume_not_handled", name=item["metadata"]["name"], error=str(error))
                     tasks.create_task(self._again(kind, item))
 
@@ -125,7 +127,7 @@ class Provisioner:
         await asyncio.to_thread(_make_open_folder, folder)
         try:
             await self._api.request("POST", "/api/v1/persistentvolumes", volume)
-        except ApiError as error:
+        except KubeAPIError as error:
             if error.status != 409:
                 raise
         _log.info("volume_made", name=volume["metadata"]["name"], node=node)
@@ -140,7 +142,7 @@ class Provisioner:
             await asyncio.to_thread(shutil.rmtree, folder, True)
         try:
             await self._api.request("DELETE", f"/api/v1/persistentvolumes/{volume['metadata']['name']}")
-        except ApiError as error:
+        except KubeAPIError as error:
             if error.status != 404:
                 raise
 

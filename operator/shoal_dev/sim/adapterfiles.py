@@ -30,7 +30,7 @@ class AdapterFilesError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class BaseDimensions:
     """The base model's dimensions."""
 
     layers: int
@@ -41,7 +41,7 @@ class Base:
     vocabulary: int
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> "Base":
+    def of(cls, config: Mapping[str, Any]) -> "BaseDimensions":
         """Of a config.json; what it leaves out is as in Llama."""
         hidden, heads = int(config.get("hidden_size", 64)), int(config.get("num_attention_heads", 4))
         head = int(config.get("head_dim") or hidden // heads)
@@ -89,7 +89,7 @@ class AdapterFiles:
     """Why its first request ends the engine; None: it does not."""
 
 
-def config_of(path: str, base: Base) -> AdapterConfig:
+def config_of(path: str, base: BaseDimensions) -> AdapterConfig:
     """Raises AdapterFilesError."""
     folder = Path(path)
     if not folder.is_dir():
@@ -125,7 +125,7 @@ def normalized(modules: object) -> frozenset[str]:
     return frozenset(_FUSED.get(leaf, leaf) for leaf in leaves)
 
 
-def weights_of(path: str, config: AdapterConfig, base: Base, modules: frozenset[str]) -> AdapterFiles:
+def weights_of(path: str, config: AdapterConfig, base: BaseDimensions, modules: frozenset[str]) -> AdapterFiles:
     """Reads the weights; `modules` are the pool's, normalized. Raises AdapterFilesError."""
     folder = Path(path)
     files = [file for pattern in WEIGHTS for file in sorted(folder.glob(pattern))]
@@ -155,7 +155,7 @@ def _shapes(path: Path) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _kills(
-    shapes: Mapping[str, tuple[int, ...]], config: AdapterConfig, base: Base, pool: frozenset[str]
+    shapes: Mapping[str, tuple[int, ...]], config: AdapterConfig, base: BaseDimensions, pool: frozenset[str]
 ) -> str | None:
     layers: dict[int, dict[str, dict[str, tuple[int, ...]]]] = defaultdict(lambda: defaultdict(dict))
     for name, shape in shapes.items():

@@ -90,7 +90,7 @@ class Admin:
     async def server_info(self, exchange: Exchange) -> None:
         engine, args = self._engine, self._engine.args
         # It is the scheduler that is asked.
-        await engine.loop.turn()
+        await engine.loop.step()
         capacity = engine.scheduler.kv.capacity
         # Keys in clear, as SGLang shows them: whoever proxies this route must know.
         await exchange.json(

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Final, Literal
 import structlog
 
 from shoal_dev.sim import memory, timing
-from shoal_dev.sim.adapterfiles import Base
+from shoal_dev.sim.adapterfiles import BaseDimensions
 from shoal_dev.sim.answers import SimulatedAnswer
 from shoal_dev.sim.args import EngineArgs, engine_params
 from shoal_dev.sim.faults import Fault, Faults
-from shoal_dev.sim.journal import Asked, Entry, Journal, prompt_hash
+from shoal_dev.sim.journal import Journal, JournalEntry, JournalStart, prompt_hash
 from shoal_dev.sim.kv import KVCache
 from shoal_dev.sim.limits import BadRequestError, new_tokens
 from shoal_dev.sim.loop import Clock, EngineLoop, RealClock
-from shoal_dev.sim.lora import Adapter, AdapterUnavailableError, LoRA
-from shoal_dev.sim.metrics import Metrics
+from shoal_dev.sim.lora import AdapterUnavailableError, SimAdapter, SimLoRA
+from shoal_dev.sim.metrics import SimMetrics
 from shoal_dev.sim.scheduler import QueueFullError, Scheduler
 from shoal_dev.sim.scheduler import Sequence as Seq
 from shoal_dev.sim.tokenizer import ModelFolder
@@ -50,12 +50,12 @@ class Sampling:
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class RequestBatch:
     """The sequences of one request."""
 
     sequences: list[Seq]
     fault: Fault | None
-    adapters: list[Adapter | None] = field(default_factory=list["Adapter | None"])
+    adapters: list[SimAdapter | None] = field(default_factory=list["SimAdapter | None"])
     """That answer the sequences."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     outcome: str | None = None
@@ -97,21 +97,25 @@ class SimEngine:
         )
         self.loop = EngineLoop(self.scheduler, self.clock, speed=args.speed)
         self.faults = Faults()
-        self.lora = None if args.lora is None else LoRA(args.lora, Base.of(self.model.config), self.loop, self.faults)
+        self.lora = (
+            None
+            if args.lora is None
+            else SimLoRA(args.lora, BaseDimensions.of(self.model.config), self.loop, self.faults)
+        )
         self.scheduler.slots = None if self.lora is None else self.lora.slots
-        self.metrics = Metrics(args.served_model_name, self.scheduler, self.loop.throughput, self.context_length)
+        self.metrics = SimMetrics(args.served_model_name, self.scheduler, self.loop.throughput, self.context_length)
         self.journal = journal or Journal(None)
         self.status: Literal["Starting", "Up", "UnHealthy"] = "Starting"
         self.draining = False
         self.started = time.time()
-        self._batches: set[Batch] = set()
+        self._batches: set[RequestBatch] = set()
 
     @property
     def busy(self) -> bool:
         """Whether any request has not been answered yet."""
         return bool(self._batches)
 
-    def traced(self, headers: Mapping[str, str], batch: Batch) -> AbstractContextManager[None]:
+    def traced(self, headers: Mapping[str, str], batch: RequestBatch) -> AbstractContextManager[None]:
         """The span of a request, where this engine traces."""
         return nullcontext() if self.traces is None else self.traces.request(headers, batch.sequences)
 
@@ -128,7 +132,7 @@ class SimEngine:
         stream: bool,
         adapters: str | list[str | None] | None = None,
         salt: tuple[str, str] = ("", ""),
-    ) -> AsyncGenerator[Batch]:
+    ) -> AsyncGenerator[RequestBatch]:
         """Queues one request, and sees to its end: whoever leaves the block early aborts it. `salt` are its
         `extra_key` and `cache_salt`.
 
@@ -139,7 +143,7 @@ class SimEngine:
                 new_tokens(prompt, sampling.max_new_tokens, self.context_length, self.scheduler.kv.capacity)
                 for prompt in prompts
             ]
-            batch = Batch([], self.faults.take())
+            batch = RequestBatch([], self.faults.take())
             rids = self._rids(rid, len(prompts) * n)
             for i, (prompt, limit, adapter) in enumerate(zip(prompts, limits, used, strict=True)):
                 sign = None if adapter is None else adapter.files.signature
@@ -168,7 +172,7 @@ class SimEngine:
                 # Before a fault may strike: an engine that dies of a request was asked it.
                 for sequence, adapter in zip(batch.sequences, batch.adapters, strict=True):
                     name = None if adapter is None else adapter.name
-                    self.journal.asked(Asked(sequence.rid, model, stream, time.time(), name))
+                    self.journal.started(JournalStart(sequence.rid, model, stream, time.time(), name))
                 self._strike_first(batch)
                 for sequence in batch.sequences:
                     self.scheduler.submit(sequence, self.clock.now())
@@ -228,7 +232,7 @@ class SimEngine:
         self.journal.close()
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def strike(self, batch: Batch) -> None:
+    def strike(self, batch: RequestBatch) -> None:
         """Lets the faults that concern the whole engine happen."""
         if batch.fault is None:
             return
@@ -243,7 +247,7 @@ class SimEngine:
     @asynccontextmanager
     async def _adapters(
         self, asked: str | list[str | None] | None, prompts: int
-    ) -> AsyncGenerator[Sequence[Adapter | None]]:
+    ) -> AsyncGenerator[Sequence[SimAdapter | None]]:
         """The adapter of each prompt, in use until the block is left. Raises BadRequestError."""
         names = [name or None for name in asked] if isinstance(asked, list) else [asked or None] * prompts
         if self.lora is None or not any(names):
@@ -264,7 +268,7 @@ class SimEngine:
         finally:
             self.lora.release(used)
 
-    def _strike_first(self, batch: Batch) -> None:
+    def _strike_first(self, batch: RequestBatch) -> None:
         fault = batch.fault
         if fault is None:
             return
@@ -293,7 +297,7 @@ class SimEngine:
         return given
 
     def _record(
-        self, batch: Batch, sequence: Seq, adapter: Adapter | None, *, path: str, model: str, stream: bool
+        self, batch: RequestBatch, sequence: Seq, adapter: SimAdapter | None, *, path: str, model: str, stream: bool
     ) -> None:
         self.metrics.finished(sequence, stream=stream)
         now, wall = self.clock.now(), time.time()
@@ -303,7 +307,7 @@ class SimEngine:
 
         finish = sequence.finish
         self.journal.write(
-            Entry(
+            JournalEntry(
                 rid=sequence.rid,
                 path=path,
                 model=model,

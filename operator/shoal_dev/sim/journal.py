@@ -19,7 +19,7 @@ ProcessEvent = Literal["started", "ready", "sigterm", "exiting"]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class JournalStart:
     """One sequence that was taken on. Time in Unix seconds."""
 
     rid: str
@@ -31,7 +31,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """One finished sequence. Times are Unix seconds; None where a request never came that far."""
 
     rid: str
@@ -62,15 +62,15 @@ class Journal:
         self._engine = socket.gethostname()
         self._boot = f"{time.time_ns():x}"
         self._file = _file_in(Path(path), self._engine, self._boot).open("ab", buffering=0) if path else None
-        self.told("started")
+        self.ended("started")
 
-    def asked(self, entry: Asked) -> None:
+    def started(self, entry: JournalStart) -> None:
         self._line("asked", asdict(entry))
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: JournalEntry) -> None:
         self._line("finished", asdict(entry))
 
-    def told(self, event: ProcessEvent) -> None:
+    def ended(self, event: ProcessEvent) -> None:
         self._line(event, {"at": time.time()})
 
     def _line(self, event: str, fields: dict[str, object]) -> None:

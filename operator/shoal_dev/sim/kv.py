@@ -23,12 +23,12 @@ BASE: Final = Space()
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class RadixNode:
     """A run of tokens that hangs below a common prefix."""
 
     tokens: tuple[int, ...]
-    parent: "Node | None"
-    children: dict[int, "Node"] = field(default_factory=dict[int, "Node"])
+    parent: "RadixNode | None"
+    children: dict[int, "RadixNode"] = field(default_factory=dict[int, "RadixNode"])
     locks: int = 0
     used: int = 0
     """Logical time of the last use."""
@@ -40,7 +40,7 @@ class KVCache:
     def __init__(self, capacity: int, *, share: bool = True) -> None:
         self.capacity = capacity
         self._share = share
-        self._roots: dict[Space, Node] = {}
+        self._roots: dict[Space, RadixNode] = {}
         self._clock = 0
         self._in_tree = 0
         self._locked = 0
@@ -61,7 +61,7 @@ class KVCache:
         """Tokens in real use: neither free nor evictable."""
         return self._owned + self._locked
 
-    def match(self, tokens: Sequence[int], space: Space = BASE) -> tuple[Node, int]:
+    def match(self, tokens: Sequence[int], space: Space = BASE) -> tuple[RadixNode, int]:
         """The node that ends the longest cached prefix of `tokens`, and that prefix's length."""
         self._clock += 1
         node, length = self._root(space), 0
@@ -76,17 +76,17 @@ class KVCache:
             node, length = child, length + same
         return node, length
 
-    def lock(self, node: Node) -> None:
+    def lock(self, node: RadixNode) -> None:
         """Keeps the prefix that ends at `node` from eviction."""
-        at: Node | None = node
+        at: RadixNode | None = node
         while at is not None:
             if at.locks == 0:
                 self._locked += len(at.tokens)
             at.locks += 1
             at = at.parent
 
-    def unlock(self, node: Node) -> None:
-        at: Node | None = node
+    def unlock(self, node: RadixNode) -> None:
+        at: RadixNode | None = node
         while at is not None:
             at.locks -= 1
             if at.locks == 0:
@@ -106,7 +106,7 @@ class KVCache:
         """A request drops `tokens` tokens that it owned."""
         self._owned -= tokens
 
-    def insert(self, tokens: Sequence[int], owned: int, space: Space = BASE) -> Node:
+    def insert(self, tokens: Sequence[int], owned: int, space: Space = BASE) -> RadixNode:
         """Moves the last `owned` of these tokens from a request into the tree; duplicates become free."""
         self._owned -= owned
         if not self._share:
@@ -114,7 +114,7 @@ class KVCache:
         node, length = self.match(tokens, space)
         rest = tuple(tokens[length:])
         if rest:
-            child = Node(rest, node, used=self._clock)
+            child = RadixNode(rest, node, used=self._clock)
             node.children[rest[0]] = child
             self._in_tree += len(rest)
             node = child
@@ -125,16 +125,16 @@ class KVCache:
         self._roots.clear()
         self._in_tree = self._locked = 0
 
-    def _root(self, space: Space) -> Node:
+    def _root(self, space: Space) -> RadixNode:
         root = self._roots.get(space)
         if root is None:
-            root = self._roots[space] = Node((), None, locks=1)
+            root = self._roots[space] = RadixNode((), None, locks=1)
         return root
 
-    def _split(self, node: Node, at: int) -> Node:
+    def _split(self, node: RadixNode, at: int) -> RadixNode:
         """Cuts `node` after `at` tokens; returns the upper half."""
         parent = node.parent
-        upper = Node(node.tokens[:at], parent, {node.tokens[at]: node}, node.locks, node.used)
+        upper = RadixNode(node.tokens[:at], parent, {node.tokens[at]: node}, node.locks, node.used)
         if parent is not None:
             parent.children[upper.tokens[0]] = upper
         node.tokens, node.parent = node.tokens[at:], upper
@@ -154,8 +154,8 @@ class KVCache:
             if parent.parent is not None and not parent.children and parent.locks == 0:
                 heapq.heappush(leaves, (parent.used, id(parent), parent))
 
-    def _nodes(self) -> list[Node]:
-        found: list[Node] = []
+    def _nodes(self) -> list[RadixNode]:
+        found: list[RadixNode] = []
         stack = [child for root in self._roots.values() for child in root.children.values()]
         while stack:
             node = stack.pop()

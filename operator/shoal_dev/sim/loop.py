@@ -77,7 +77,7 @@ class EngineLoop:
         self._wake.set()
         await done
 
-    async def turn(self) -> None:
+    async def step(self) -> None:
         """Returns when the loop has come to the end of what it does."""
 
         async def nothing() -> float:

@@ -19,7 +19,7 @@ from shoal_dev.sim.adapterfiles import (
     AdapterConfig,
     AdapterFiles,
     AdapterFilesError,
-    Base,
+    BaseDimensions,
     config_of,
     normalized,
     weights_of,
@@ -42,7 +42,7 @@ class AdapterUnavailableError(ValueError):
 
 
 @dataclass(slots=True, eq=False)
-class Adapter:
+class SimAdapter:
     """One load of an adapter. Loaded again it is another one, whose prefixes are not cached yet."""
 
     name: str
@@ -65,10 +65,10 @@ class Outcome:
     """Path by name of what the scheduler holds; None: it was not asked."""
 
 
-class LoRA:
+class SimLoRA:
     """The adapters of one engine that was started with LoRA enabled."""
 
-    def __init__(self, args: LoRAArgs, base: Base, loop: EngineLoop, faults: Faults) -> None:
+    def __init__(self, args: LoRAArgs, base: BaseDimensions, loop: EngineLoop, faults: Faults) -> None:
         self.slots = Slots(args.slots)
         self._args = args
         self._base = base
@@ -77,13 +77,13 @@ class LoRA:
         self._max_rank = args.max_rank
         self._modules = frozenset({"all"}) if "all" in args.modules else normalized(args.modules)
         self._lock = asyncio.Lock()
-        self._registry: OrderedDict[str, Adapter] = OrderedDict()
+        self._registry: OrderedDict[str, SimAdapter] = OrderedDict()
         """What requests can use, the least recently used first."""
-        self._held: dict[str, Adapter] = {}
+        self._held: dict[str, SimAdapter] = {}
         """What the scheduler holds, by id: also what waits to be unloaded."""
         self._known: dict[str, LoRAPath] = {}
 
-    def adapters(self) -> list[Adapter]:
+    def adapters(self) -> list[SimAdapter]:
         """What /v1/models lists."""
         return list(self._registry.values())
 
@@ -135,7 +135,7 @@ class LoRA:
             await self._unload(name)
             return Outcome(True, "", self._paths())
 
-    async def acquire(self, names: Sequence[str | None]) -> list[Adapter | None]:
+    async def acquire(self, names: Sequence[str | None]) -> list[SimAdapter | None]:
         """The adapters that a request uses from now until `release`; known names are loaded again.
 
         Raises AdapterUnavailableError.
@@ -167,7 +167,7 @@ class LoRA:
                 adapter.unused.clear()
         return used
 
-    def release(self, adapters: Sequence[Adapter | None]) -> None:
+    def release(self, adapters: Sequence[SimAdapter | None]) -> None:
         """The request has ended."""
         for adapter in adapters:
             if adapter is not None:
@@ -228,7 +228,7 @@ class LoRA:
         return None
 
     def _add(self, path: LoRAPath, files: AdapterFiles) -> None:
-        adapter = Adapter(path.name, path.path, path.pinned, files)
+        adapter = SimAdapter(path.name, path.path, path.pinned, files)
         self._held[adapter.id] = adapter
         self.slots.add(adapter.id, files.bytes, pinned=path.pinned)
         self._registry[path.name] = adapter

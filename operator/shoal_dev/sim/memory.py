@@ -28,7 +28,7 @@ _OTHERS: Final = ("model_path", "served_model_name", "host", "port", "api_key", 
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class SimMemory:
     """Of one replica."""
 
     kv_tokens: int
@@ -39,7 +39,7 @@ class Memory:
     kv_bytes: int
 
 
-def of(args: EngineArgs) -> Memory:
+def of(args: EngineArgs) -> SimMemory:
     """Raises ValueError in SGLang's words where the weights leave no room."""
     facts = None if args.kv_of == "llama-3.1-8b" else facts_in(Path(args.model_path))
     sized = None if facts is None else _sized(facts, args)
@@ -47,7 +47,7 @@ def of(args: EngineArgs) -> Memory:
         return _llama(args)
     if sized.kv_tokens <= 0:
         raise ValueError(NO_MEMORY.format(args.mem_fraction_static))
-    return Memory(
+    return SimMemory(
         kv_tokens=sized.kv_tokens,
         max_requests=max(1, sized.max_requests or sized.kv_tokens // 2),
         weight_bytes=sized.weight_bytes_per_gpu,
@@ -55,9 +55,9 @@ def of(args: EngineArgs) -> Memory:
     )
 
 
-def _llama(args: EngineArgs) -> Memory:
+def _llama(args: EngineArgs) -> SimMemory:
     tokens = args.max_total_tokens or timing.kv_tokens(args.gpu, args.tp_size, args.mem_fraction_static)
-    return Memory(
+    return SimMemory(
         kv_tokens=tokens,
         max_requests=max(1, min(4096, tokens // 2)),
         weight_bytes=int(timing.weight_gb(args.gpu) * _GIB),

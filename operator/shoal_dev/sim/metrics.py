@@ -101,7 +101,7 @@ class _SchedulerCollector(Collector):
             yield counter
 
 
-class Metrics:
+class SimMetrics:
     """One engine's registry."""
 
     def __init__(self, model: str, scheduler: Scheduler, throughput: Callable[[], float], context: int) -> None:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from shoal_dev.sim import protocol as p
 from shoal_dev.sim.deaths import consequence
-from shoal_dev.sim.engine import QUEUE_FULL, Batch, Sampling, SimEngine
+from shoal_dev.sim.engine import QUEUE_FULL, RequestBatch, Sampling, SimEngine
 from shoal_dev.sim.http import Exchange, until_gone
 from shoal_dev.sim.limits import BadRequestError
 from shoal_dev.sim.scheduler import QueueFullError, Sequence
@@ -253,7 +253,7 @@ class OpenAI:
                 raise RefusedError(error.status, body) from None
             await self._fail(exchange, job, error.status, error.message)
 
-    async def _wait(self, exchange: Exchange, batch: Batch, job: _Job) -> None:
+    async def _wait(self, exchange: Exchange, batch: RequestBatch, job: _Job) -> None:
         while not batch.finished:
             if batch.struck:
                 await self._strike(exchange, batch, job)
@@ -261,7 +261,7 @@ class OpenAI:
         if batch.fault is not None and batch.fault.kind == "slow":
             await asyncio.sleep(batch.fault.delay_seconds)
 
-    async def _stream(self, exchange: Exchange, batch: Batch, job: _Job, write: "_Writer") -> None:
+    async def _stream(self, exchange: Exchange, batch: RequestBatch, job: _Job, write: "_Writer") -> None:
         sent: dict[int, tuple[int, int]] = {}
         done: set[int] = set()
         while len(done) < len(batch.sequences):
@@ -290,7 +290,7 @@ class OpenAI:
         await exchange.event(b"[DONE]")
         await exchange.end_stream()
 
-    async def _strike(self, exchange: Exchange, batch: Batch, job: _Job) -> None:
+    async def _strike(self, exchange: Exchange, batch: RequestBatch, job: _Job) -> None:
         """Carries out the fault at its token. Does not return, unless the fault leaves the request alone."""
         fault = batch.fault
         if fault is None:
@@ -318,7 +318,7 @@ class OpenAI:
         await exchange.event(b"[DONE]")
         await exchange.end_stream()
 
-    def _embeddings(self, batch: Batch, request: p.EmbeddingRequest) -> dict[str, Any]:
+    def _embeddings(self, batch: RequestBatch, request: p.EmbeddingRequest) -> dict[str, Any]:
         data: list[dict[str, Any]] = []
         for index, sequence in enumerate(batch.sequences):
             vector = _vector(sequence.prompt, self._engine.args.seed, self._engine.model.hidden_size)

@@ -74,7 +74,7 @@ class Tool(BaseModel):
     function: Function
 
 
-class Message(BaseModel):
+class ChatMessage(BaseModel):
     role: str
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
@@ -97,7 +97,7 @@ class Message(BaseModel):
 
 
 class ChatRequest(_Generation):
-    messages: list[Message]
+    messages: list[ChatMessage]
     logprobs: bool = False
     top_logprobs: int | None = None
     max_tokens: int | None = None

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
-from shoal_dev.sim.kv import KVCache, Node, Space
+from shoal_dev.sim.kv import KVCache, RadixNode, Space
 from shoal_dev.sim.slots import Slots
-from shoal_dev.sim.timing import Step, Timing
+from shoal_dev.sim.timing import EngineStep, Timing
 
 FinishType = Literal["stop", "length", "abort"]
 
@@ -28,7 +28,7 @@ class QueueFullError(Exception):
     """--max-queued-requests are waiting."""
 
 
-class Answer(Protocol):
+class TokenSource(Protocol):
     """Where a sequence's tokens come from."""
 
     def token(self, index: int) -> tuple[int, str, bool]:
@@ -50,7 +50,7 @@ class Sequence:
 
     rid: str
     prompt: tuple[int, ...]
-    answer: Answer
+    answer: TokenSource
     max_new_tokens: int
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
@@ -76,7 +76,7 @@ class Sequence:
     aborting: bool = False
     """It ends with the step that computes its prompt."""
 
-    node: Node | None = None
+    node: RadixNode | None = None
     owned: int = 0
     computed: int = 0
     """Tokens of the prompt (and of the output, after a retraction) whose KV is there."""
@@ -100,7 +100,7 @@ class Sequence:
 
 
 @dataclass(slots=True)
-class Totals:
+class SchedulerTotals:
     """Counters since the start."""
 
     prefill_uncached_tokens: int = 0
@@ -130,7 +130,7 @@ class Scheduler:
         share_prefixes: bool = True,
     ) -> None:
         self.kv = kv
-        self.totals = Totals()
+        self.totals = SchedulerTotals()
         self.max_running = max_running
         self.paused = False
         self.slots: Slots | None = None
@@ -239,7 +239,7 @@ class Scheduler:
         if not self._decodes and not self._chunks:
             return None
         self._duration = self._timing.seconds(
-            Step(
+            EngineStep(
                 tokens=len(self._decodes) + sum(c for _, c in self._chunks),
                 decode_context=sum(len(s.prompt) + len(s.output) for s in self._decodes),
                 prefill_work=sum(c * (s.computed + c / 2) for s, c in self._chunks),

@@ -58,7 +58,7 @@ async def _serve(args: EngineArgs, engine: SimEngine) -> int:
 
     def drain() -> None:
         _log.info("SIGTERM: unready, draining")
-        engine.journal.told("sigterm")
+        engine.journal.ended("sigterm")
         engine.draining = True
 
     loop.add_signal_handler(signal.SIGTERM, drain)
@@ -71,10 +71,10 @@ async def _serve(args: EngineArgs, engine: SimEngine) -> int:
             await asyncio.sleep(args.warmup_seconds)
             engine.warmed_up()
             _log.info("ready")
-            engine.journal.told("ready")
+            engine.journal.ended("ready")
             await _until_drained(engine, interrupted, args.drain_poll_seconds)
             _log.info("exiting")
-            engine.journal.told("exiting")
+            engine.journal.ended("exiting")
             server.should_exit = True
             await serving
             turning.cancel()

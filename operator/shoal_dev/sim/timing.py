@@ -28,7 +28,7 @@ _MEMORY_MIB: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class EngineStep:
     """What one step computes."""
 
     tokens: int
@@ -52,7 +52,7 @@ class Timing:
     def of(cls, params: Mapping[str, float]) -> "Timing":
         return cls(params["t0"], params["t1"], params["t2"], params["kd"], params["kp"], params["att0"])
 
-    def seconds(self, step: Step) -> float:
+    def seconds(self, step: EngineStep) -> float:
         """Duration of `step` on one GPU (the formula above)."""
         compute = max(self.t0, self.t1 * step.tokens + self.t2)
         attention = max(self.a0, self.kd * step.decode_context + self.kp * step.prefill_work)

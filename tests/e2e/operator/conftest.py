@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.resources import (
     DEPLOYMENTS,
     GPUCLASSES,
@@ -41,7 +41,7 @@ async def fleet(plane: ControlPlane, request: pytest.FixtureRequest) -> AsyncIte
     # Of each test its own, also of two whose names begin alike: what belonged to a namesake's Model may still be there.
     name = "".join(c for c in request.node.name.lower() if c.isalnum())[:40]
     namespace = f"ns-{name}-{zlib.crc32(request.node.nodeid.encode()):08x}"
-    async with await Client.from_environment(kubeconfig=str(plane.kubeconfig)) as client:
+    async with await KubeClient.from_environment(kubeconfig=str(plane.kubeconfig)) as client:
         await install_crds(client)
         for name in (namespace, NAMESPACE):
             body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
@@ -78,11 +78,11 @@ async def fleet(plane: ControlPlane, request: pytest.FixtureRequest) -> AsyncIte
             gc.collect()
 
 
-async def _names(client: Client, resource: Resource, namespace: str | None = None) -> list[str]:
+async def _names(client: KubeClient, resource: Resource, namespace: str | None = None) -> list[str]:
     return [o["metadata"]["name"] async for o in client.list(resource, namespace=namespace)]
 
 
-async def _clear(client: Client, *keep: Resource) -> None:
+async def _clear(client: KubeClient, *keep: Resource) -> None:
     """Takes away what tests make, but for what the garbage collector takes."""
     for resource in (LORA_ADAPTERS, LORA_POOLS, MODELS, TENANTS, GPUCLASSES, NODES):
         if resource not in keep:

@@ -13,10 +13,10 @@ import pytest
 from shoal.api import names, permissions
 from shoal.cache.process import run as run_cache
 from shoal.cache.settings import CacheSettings
-from shoal.gateway.process import Process as Gateway
+from shoal.gateway.process import GatewayProcess as Gateway
 from shoal.gateway.settings import GatewaySettings
-from shoal.kube.client import Client
-from shoal.ledger.process import Process as Ledger
+from shoal.kube.client import KubeClient
+from shoal.ledger.process import LedgerProcess as Ledger
 from shoal.ledger.settings import LedgerSettings
 from tests.e2e.operator.test_operator_rbac import granted_to, service_account_kubeconfig, used_by
 from tests.e2e.operator.test_operator_scope import grant
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 
 Work = tuple[Coroutine[None, None, None], Callable[[], None] | None]
 """A process and what asks it to stop; None: it is cancelled."""
-Start = Callable[[Client, Path, int], Work]
+Start = Callable[[KubeClient, Path, int], Work]
 
 
 def settings(folder: Path, port: int) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def settings(folder: Path, port: int) -> dict[str, Any]:
     return {**where, "install_key_dir": folder / "key", "metrics_auth": True}
 
 
-def gateway(client: Client, folder: Path, port: int) -> Work:
+def gateway(client: KubeClient, folder: Path, port: int) -> Work:
     fields: dict[str, Any] = settings(folder, port) | {
         "settle_seconds": 0.0,
         "spool_dir": folder / "spool",
@@ -47,13 +47,13 @@ def gateway(client: Client, folder: Path, port: int) -> Work:
     return process.run(), process.stop
 
 
-def ledger(client: Client, folder: Path, port: int) -> Work:
+def ledger(client: KubeClient, folder: Path, port: int) -> Work:
     url = f"sqlite:///{folder}/ledger.sqlite"
     process = Ledger(LedgerSettings(**settings(folder, port), prices_dir=folder / "prices", database_url=url), client)
     return process.run(), process.stop
 
 
-def cache(client: Client, folder: Path, port: int) -> Work:
+def cache(client: KubeClient, folder: Path, port: int) -> Work:
     settings = CacheSettings(root=folder, ops_host="127.0.0.1", ops_port=port, metrics_auth=True)
     return run_cache(settings, client), None
 
@@ -64,7 +64,7 @@ async def running(start: Start, fleet: Fleet, account: str, folder: Path) -> Asy
     (port,) = free_ports(1)
     kubeconfig = service_account_kubeconfig(fleet, folder / "kubeconfig", account)
     (folder / "own").mkdir()
-    async with await Client.from_environment(kubeconfig=kubeconfig) as client:
+    async with await KubeClient.from_environment(kubeconfig=kubeconfig) as client:
         work, stop = start(client, folder / "own", port)
         task = asyncio.create_task(work)
         try:

@@ -20,7 +20,7 @@ from shoal.kube.resources import (
     PODS,
     SECRETS,
 )
-from shoal.runtime.operator import Operator
+from shoal.runtime.operator import OperatorProcess
 from tests.support.controlplane import Fleet
 from tests.support.mortal import Killed, MortalClient
 from tests.support.operators import (
@@ -56,7 +56,7 @@ async def _run_until_dead_or_ready(fleet: Fleet, die_at: int, *, after: bool) ->
     client.die_at, client.after = die_at, after
     async with client:
         # The same identity each time: a restarted container keeps its pod's name and need not wait for its own lease.
-        operator = Operator(client, _CONFIG, NAMESPACE, identity="test", kubeconfig=fleet.kubeconfig)
+        operator = OperatorProcess(client, _CONFIG, NAMESPACE, identity="test", kubeconfig=fleet.kubeconfig)
         task = asyncio.create_task(operator.run())
         ready = asyncio.create_task(model_with(fleet.client, fleet.namespace, "chat", "Ready", "True"))
         await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED)

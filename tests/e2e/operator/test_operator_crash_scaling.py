@@ -9,7 +9,7 @@ import pytest
 from shoal.api import names, reasons
 from shoal.api.meta import JsonObject
 from shoal.kube.resources import DEPLOYMENTS, MODELS, PODS
-from shoal.runtime.operator import Operator
+from shoal.runtime.operator import OperatorProcess
 from tests.e2e.operator.test_operator_crash import _objects
 from tests.support.controlplane import Fleet
 from tests.support.ears import FakeEars, ready_gateway
@@ -78,7 +78,9 @@ async def _cycle_with_a_mortal(
     client = await MortalClient.from_environment(kubeconfig=fleet.kubeconfig)
     client.die_at, client.after = die_at, after
     async with client:
-        operator = Operator(client, CONFIG, NAMESPACE, identity="test", kubeconfig=fleet.kubeconfig, ears=ears)
+        operator = OperatorProcess(
+            client, CONFIG, NAMESPACE, identity="test", kubeconfig=fleet.kubeconfig, signals=ears
+        )
         ears.attach(operator)
         running, cycle = asyncio.create_task(operator.run()), asyncio.create_task(_cycle(fleet, ears, uid))
         await asyncio.wait([running, cycle], return_when=asyncio.FIRST_COMPLETED)
@@ -86,12 +88,12 @@ async def _cycle_with_a_mortal(
         running.cancel()
         with contextlib.suppress(BaseExceptionGroup, asyncio.CancelledError, Killed):
             await running
-        ears.heard.remove(operator.heard)
+        ears.heard.remove(operator.signal_changed)
     async with running_operator(fleet.client, fleet.kubeconfig, ears=ears) as other:
         ears.attach(other)
         await cycle
         await ends_as(lambda: _left(fleet), undisturbed, f"killed {'after' if after else 'before'} write {die_at}")
-        ears.heard.remove(other.heard)
+        ears.heard.remove(other.signal_changed)
     return died
 
 
@@ -108,7 +110,7 @@ async def test_killed_at_every_write_of_a_wake_and_of_the_way_back_it_ends_the_s
         uid = (await fleet.client.get(MODELS, "chat", ns))["metadata"]["uid"]
         await _cycle(fleet, ears, uid)
         undisturbed = await settled(lambda: _left(fleet))
-        ears.heard.remove(operator.heard)
+        ears.heard.remove(operator.signal_changed)
     made = (await fleet.client.get(DEPLOYMENTS, "chat-l4", ns))["metadata"]["uid"]
     deaths = 0
     for after in (False, True):

@@ -7,7 +7,7 @@ import pytest
 from shoal.api.meta import JsonObject
 from shoal.core import candidates
 from shoal.core.placement import ClassSupply
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.resources import DEPLOYMENTS, GPUCLASSES, MODELS, Resource
 from tests.e2e.operator.test_operator_fleet import engine_pods, never_more_than_there_is, stands, until_model, variant
 from tests.support.controlplane import FACTS, Fleet, add_node
@@ -156,15 +156,15 @@ async def test_a_model_that_goes_while_it_is_looked_at_leaves_its_gpus_to_others
 ) -> None:
     client, ns = fleet.client, fleet.namespace
     only: list[JsonObject] = [{"class": "l4"}]
-    goes_on, asked, honest = asyncio.Event(), asyncio.Event(), Client.get_metadata
+    goes_on, asked, honest = asyncio.Event(), asyncio.Event(), KubeClient.get_metadata
     goes_on.set()
 
-    async def slow(self: Client, resource: Resource, name: str, namespace: str | None = None) -> JsonObject:
+    async def slow(self: KubeClient, resource: Resource, name: str, namespace: str | None = None) -> JsonObject:
         asked.set()
         await goes_on.wait()
         return await honest(self, resource, name, namespace)
 
-    monkeypatch.setattr(Client, "get_metadata", slow)
+    monkeypatch.setattr(KubeClient, "get_metadata", slow)
     fleet.plane.run_kubectl("create", "secret", "generic", "hub", f"-n={ns}", "--from-literal=token=t")
     source = {"uri": "hf://meta-llama/Llama-3.1-8B", "secretRef": {"name": "hub"}}
     async with running_operator(client, fleet.kubeconfig):

@@ -5,7 +5,7 @@ from itertools import repeat
 
 import pytest
 
-from shoal.agent.stream import Hub
+from shoal.agent.stream import AgentStream
 from shoal.api import names, reasons
 from shoal.kube.resources import DEPLOYMENTS, MODELS, PODS
 from tests.support.addresses import pod_ip
@@ -38,7 +38,7 @@ IDLE = {
 
 async def test_to_zero_only_while_all_are_heard_and_back_for_one_held_request(fleet: Fleet) -> None:
     client, ns = fleet.client, fleet.namespace
-    hub = Hub()
+    hub = AgentStream()
     hub.update(IDLE)
 
     async def replicas() -> int:
@@ -65,8 +65,8 @@ async def test_to_zero_only_while_all_are_heard_and_back_for_one_held_request(fl
 
         def missed() -> bool:
             """The leader has decided, and says who is not heard."""
-            found = [operator.scaler.book.model(f"{ns}/chat") for operator in (first, second)]
-            return any(f is not None and f.unheard == ("shoal-gateway-0",) for f in found)
+            found = [operator.scaler.history.model(f"{ns}/chat") for operator in (first, second)]
+            return any(f is not None and f.stale == ("shoal-gateway-0",) for f in found)
 
         await until(missed, 60)
         await asyncio.sleep(5)  # more than twice the idle time

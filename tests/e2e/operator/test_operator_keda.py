@@ -10,7 +10,7 @@ from shoal.api import names, reasons
 from shoal.api.config import KEDA, Scaling
 from shoal.api.meta import JsonObject
 from shoal.kube.resources import DEPLOYMENTS, HPAS, MODELS, SCALEDOBJECTS
-from shoal.runtime.operator import Operator
+from shoal.runtime.operator import OperatorProcess
 from tests.e2e.operator.test_operator_scaling import at_zero, replicas, uid_of, until_replicas
 from tests.support.controlplane import Fleet
 from tests.support.ears import FakeEars, ready_gateway
@@ -54,17 +54,17 @@ def impatient() -> Generator[None]:
 
 
 @contextlib.asynccontextmanager
-async def operator(fleet: Fleet, ears: FakeEars, keda: StandIn | None = None) -> AsyncGenerator[Operator]:
+async def operator(fleet: Fleet, ears: FakeEars, keda: StandIn | None = None) -> AsyncGenerator[OperatorProcess]:
     async with running_operator(fleet.client, fleet.kubeconfig, config=DRIVEN, ears=ears) as running:
         ears.attach(running)
         if keda is not None:
-            keda.answers = running.driver.book
+            keda.answers = running.driver.targets
         try:
             yield running
         finally:
             if keda is not None:
                 keda.answers = None
-            ears.heard.remove(running.heard)
+            ears.heard.remove(running.signal_changed)
 
 
 @contextlib.asynccontextmanager
@@ -188,7 +188,7 @@ async def test_without_keda_it_is_told_and_running_replicas_stay(fleet: Fleet, e
         await until_replicas(fleet, "new-h100", 0)
         await install_keda_crds(fleet.client)
         standin = StandIn(fleet.client)
-        standin.answers = running.driver.book
+        standin.answers = running.driver.targets
         try:
             async with standin.running():  # it comes later, and is found without a restart
                 await active(fleet, "True", reasons.DRIVEN_BY_KEDA, name="new")
@@ -207,7 +207,7 @@ async def test_a_keda_that_is_silent_or_broken_is_told_and_replicas_stay(
             await until_replicas(fleet, "chat-l4", 2)
         async with never_below(fleet, "chat-l4", 2):
             with impatient():
-                said = await active(fleet, "False", reasons.KEDA_NOT_HEARD)
+                said = await active(fleet, "False", reasons.KEDA_NOT_POLLING)
             assert "Look whether its operator runs and reaches shoal-scaler.shoal-system.svc:9666" in said
             keda.metrics = False
             async with keda.running():
@@ -304,8 +304,8 @@ async def test_what_keda_was_told_and_did_not_write_yet_holds_its_gpus(
         await until_replicas(fleet, "chat-l4", 2)
 
 
-def _number(running: Operator, fleet: Fleet, name: str) -> Callable[[], object]:
+def _number(running: OperatorProcess, fleet: Fleet, name: str) -> Callable[[], object]:
     async def read() -> int | None:
-        return running.driver.book.number((fleet.namespace, name))
+        return running.driver.targets.number((fleet.namespace, name))
 
     return read

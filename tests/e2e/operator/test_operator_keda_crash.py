@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.resources import MODELS, SCALEDOBJECTS
-from shoal.runtime.operator import Operator
+from shoal.runtime.operator import OperatorProcess
 from shoal.runtime.scaler import ScalerPlace
 from tests.e2e.operator.test_operator_crash import _objects
 from tests.e2e.operator.test_operator_crash_scaling import _at_zero, _cycle
@@ -56,19 +56,19 @@ async def _cycle_with_a_mortal(
     client = await MortalClient.from_environment(kubeconfig=fleet.kubeconfig)
     client.die_at, client.after = die_at, after
     async with client:
-        mortal = Operator(
-            client, DRIVEN, NAMESPACE, identity="test", kubeconfig=fleet.kubeconfig, ears=ears,
+        mortal = OperatorProcess(
+            client, DRIVEN, NAMESPACE, identity="test", kubeconfig=fleet.kubeconfig, signals=ears,
             scaler=ScalerPlace(port=0),
         )  # fmt: skip
         ears.attach(mortal)
-        keda.answers = mortal.driver.book
+        keda.answers = mortal.driver.targets
         running, cycle = asyncio.create_task(mortal.run()), asyncio.create_task(_cycle(fleet, ears, uid))
         await asyncio.wait([running, cycle], return_when=asyncio.FIRST_COMPLETED)
         died, keda.answers = running.done(), None
         running.cancel()
         with contextlib.suppress(BaseExceptionGroup, asyncio.CancelledError, Killed):
             await running
-        ears.heard.remove(mortal.heard)
+        ears.heard.remove(mortal.signal_changed)
     async with operator(fleet, ears, keda):
         await cycle
         await ends_as(lambda: _left(fleet), undisturbed, f"killed {'after' if after else 'before'} write {die_at}")
@@ -103,10 +103,10 @@ async def test_killed_at_every_write_with_keda_it_ends_the_same(
 async def test_a_quiet_fleet_with_keda_costs_no_write(fleet: Fleet, ears: FakeEars, keda: StandIn) -> None:
     """Neither where replicas stand nor at zero. KEDA looks all the while."""
     ns = fleet.namespace
-    own = await Client.from_environment(kubeconfig=fleet.kubeconfig)
+    own = await KubeClient.from_environment(kubeconfig=fleet.kubeconfig)
     async with own, keda.running(), running_operator(own, fleet.kubeconfig, config=DRIVEN, ears=ears) as running:
         ears.attach(running)
-        keda.answers = running.driver.book
+        keda.answers = running.driver.targets
         kept = {"driver": "KEDA", "minReplicas": 2}
         await fleet.apply(model("kept", ns, variants=[{"class": "h100"}], scaling=kept))
         await fleet.apply(model("chat", ns, variants=[{"class": "l4"}], scaling=_SCALING))
@@ -116,4 +116,4 @@ async def test_a_quiet_fleet_with_keda_costs_no_write(fleet: Fleet, ears: FakeEa
         await asyncio.sleep(_QUIET_SECONDS)
         assert writes(own) == before
         keda.answers = None
-        ears.heard.remove(running.heard)
+        ears.heard.remove(running.signal_changed)

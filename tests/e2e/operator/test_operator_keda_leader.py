@@ -13,7 +13,7 @@ from shoal.api.config import KEDA, Scaling
 from shoal.controllers.keda.protocol import externalscaler_pb2 as pb
 from shoal.kube.errors import NotFound
 from shoal.kube.resources import ENDPOINTSLICES
-from shoal.runtime.operator import Operator
+from shoal.runtime.operator import OperatorProcess
 from shoal.runtime.scaler import ScalerPlace
 from tests.support.controlplane import Fleet, free_ports
 from tests.support.kedaclient import keda, write_certificate
@@ -37,7 +37,7 @@ class Process:
         self.port, self.address = free_ports(1)[0], f"10.1.0.{number}"
         place = ScalerPlace("127.0.0.1", self.port, self.address, certificate=certificate)
         identity = f"operator-{number}"
-        self.operator = Operator(
+        self.operator = OperatorProcess(
             fleet.client, _DRIVEN, NAMESPACE, identity=identity, kubeconfig=fleet.kubeconfig, scaler=place
         )
         self._task = asyncio.create_task(self.operator.run())

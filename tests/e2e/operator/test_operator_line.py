@@ -8,7 +8,7 @@ import pytest
 from shoal.api import keys, names
 from shoal.api.meta import JsonObject
 from shoal.api.schema import KINDS
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.resources import (
     DEPLOYMENTS,
     EVENTS,
@@ -78,7 +78,7 @@ async def test_a_model_runs_on_the_cheapest_class_and_leaves_nothing_behind(flee
 async def test_a_quiet_fleet_costs_no_writes(fleet: Fleet) -> None:
     client, ns = fleet.client, fleet.namespace
     async with (
-        await Client.from_environment(kubeconfig=fleet.kubeconfig) as own,
+        await KubeClient.from_environment(kubeconfig=fleet.kubeconfig) as own,
         running_operator(own, fleet.kubeconfig) as operator,
     ):
         kept = {"minReplicas": 1}  # else that their engines are not heard is told in the end
@@ -226,7 +226,7 @@ async def test_arguments_that_shoal_owns_are_refused(fleet: Fleet) -> None:
 
 
 async def test_a_missing_secret_is_named_and_found_when_it_comes(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.controllers.model.controller.LOOK_AGAIN_SECONDS", 0.5)
+    monkeypatch.setattr("shoal.controllers.model.controller.RECHECK_SECONDS", 0.5)
     client, ns = fleet.client, fleet.namespace
     async with running_operator(client, fleet.kubeconfig):
         source = {"uri": "hf://meta-llama/Llama-3.1-8B", "secretRef": {"name": "hub"}}
@@ -416,7 +416,7 @@ async def test_the_operator_waits_for_crds_and_says_so(fleet: Fleet) -> None:
             "CustomResourceDefinitions are missing: gpuclasses.shoal.dev, loraadapters.shoal.dev, lorapools.shoal.dev, "
             "models.shoal.dev, tenants.shoal.dev; install the chart shoal-crds"
         ]
-        assert operator.sick() == []
+        assert operator.unhealthy() == []
         await install_crds(client)
         await fleet.apply(gpu_class("l4", "L4"))
         await fleet.apply(model("chat", ns))
@@ -432,7 +432,7 @@ async def test_the_api_server_restarts_under_the_operator(fleet: Fleet) -> None:
         await asyncio.to_thread(plane.kill_api_server)
         try:
             await asyncio.sleep(3)
-            assert operator.sick() == []
+            assert operator.unhealthy() == []
             assert operator.world.models.get(f"{ns}/before") is not None
         finally:
             await asyncio.to_thread(plane.start_api_server)

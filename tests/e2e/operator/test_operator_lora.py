@@ -9,7 +9,7 @@ import pytest
 from shoal.api import reasons
 from shoal.api.loraadapter import engine_name
 from shoal.api.meta import API_VERSION, JsonObject
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.resources import JOBS, LORA_ADAPTERS, LORA_POOLS, TENANTS
 from tests.support.addresses import pod_ip
 from tests.support.controlplane import Fleet
@@ -234,7 +234,7 @@ async def test_a_restart_reads_nothing_again_and_a_resize_reads_nothing(fleet: F
             await writes_at_rest(client)
         read, told = len(sources.batches), len(agent.floors)
         async with (
-            await Client.from_environment(kubeconfig=fleet.kubeconfig) as own,
+            await KubeClient.from_environment(kubeconfig=fleet.kubeconfig) as own,
             running_operator(own, fleet.kubeconfig),
         ):
             await until(lambda: len(agent.floors) > told, 60)

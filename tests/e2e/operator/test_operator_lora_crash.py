@@ -9,7 +9,7 @@ import pytest
 from shoal.api import reasons
 from shoal.api.meta import JsonObject
 from shoal.kube.resources import JOBS, LORA_ADAPTERS, LORA_POOLS
-from shoal.runtime.operator import Operator
+from shoal.runtime.operator import OperatorProcess
 from tests.support.controlplane import Fleet
 from tests.support.lora_fleet import adapter, adapter_with, found_at, pool, ready_for_adapters
 from tests.support.mortal import Killed, MortalClient
@@ -76,7 +76,7 @@ async def _run_until_dead_or_done(fleet: Fleet, die_at: int, *, after: bool) -> 
     client = await MortalClient.from_environment(kubeconfig=fleet.kubeconfig)
     client.die_at, client.after = die_at, after
     async with client:
-        operator = Operator(client, CONFIG, NAMESPACE, identity="test", kubeconfig=fleet.kubeconfig)
+        operator = OperatorProcess(client, CONFIG, NAMESPACE, identity="test", kubeconfig=fleet.kubeconfig)
         task, done = asyncio.create_task(operator.run()), asyncio.create_task(_done(fleet))
         await asyncio.wait([task, done], return_when=asyncio.FIRST_COMPLETED)
         died = task.done()

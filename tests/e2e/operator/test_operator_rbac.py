@@ -11,7 +11,7 @@ import yaml
 from shoal.api import names, permissions
 from shoal.api.config import Cache
 from shoal.api.meta import JsonObject
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.errors import NotFound
 from shoal.kube.resources import (
     DEPLOYMENTS,
@@ -101,7 +101,7 @@ async def test_the_charts_role_is_enough_and_not_more(fleet: Fleet, tmp_path: Pa
         await client.delete(LEASES, names.LEASE_NAME, NAMESPACE)
 
     async with (
-        await Client.from_environment(kubeconfig=kubeconfig) as own,
+        await KubeClient.from_environment(kubeconfig=kubeconfig) as own,
         running_operator(own, kubeconfig, config=config, scaler=place),
     ):
         ready_for_adapters(fleet)

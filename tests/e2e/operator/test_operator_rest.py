@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from shoal.api.meta import JsonObject
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.resources import MODELS, PODS
 from tests.support.controlplane import Fleet, add_node
 from tests.support.ears import FakeEars
@@ -50,11 +50,11 @@ async def see(fleet: Fleet) -> Seen:
     return seen
 
 
-def writes(client: Client) -> int:
+def writes(client: KubeClient) -> int:
     return sum(count for (_, what), count in client.writes.items() if what != "leases")
 
 
-async def rest(fleet: Fleet, own: Client, places: int) -> Seen:
+async def rest(fleet: Fleet, own: KubeClient, places: int) -> Seen:
     """When as many Models as there are places are ready and nothing was written for a while; fails when it goes on."""
     end, still_since, before = time.monotonic() + REST_SECONDS, time.monotonic(), -1
     seen = await see(fleet)
@@ -81,7 +81,7 @@ async def test_thirty_models_on_a_full_fleet_come_to_rest(fleet: Fleet) -> None:
     await add_node(client, "l4-1", {"nvidia.com/gpu.product": "L4"}, 4)
     await add_node(client, "h100-1", {"nvidia.com/gpu.product": "H100"}, 8)
     async with (
-        await Client.from_environment(kubeconfig=fleet.kubeconfig) as own,
+        await KubeClient.from_environment(kubeconfig=fleet.kubeconfig) as own,
         running_operator(own, fleet.kubeconfig, ears=FakeEars()),
     ):
         for i in range(MODELS_EACH):

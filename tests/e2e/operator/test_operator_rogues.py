@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from shoal.agent.stream import Hub
+from shoal.agent.stream import AgentStream
 from shoal.api import keys, names
 from shoal.api.meta import JsonObject
-from shoal.core.ownership import Verdict
-from shoal.gateway.process import Process
+from shoal.core.ownership import OwnershipVerdict
+from shoal.gateway.process import GatewayProcess
 from shoal.gateway.settings import GatewaySettings
 from shoal.kube import ownership
 from shoal.kube.resources import DEPLOYMENTS, EVENTS, MODELS, NAMESPACES, PODS, REPLICASETS
 from shoal.ledger.reconcile.watch import Reconciler
-from shoal.ledger.store import Store
-from shoal.runtime.operator import Operator
-from shoal.serving.installkey import KeyRing
+from shoal.ledger.store import LedgerStore
+from shoal.net.installkey import KeyRing
+from shoal.runtime.operator import OperatorProcess
 from tests.support.addresses import pod_ip
 from tests.support.controlplane import Fleet
 from tests.support.ears import gateway_pod
@@ -84,7 +84,9 @@ class Listener:
 class Cluster:
     """An operator, a gateway and a ledger, a Model with one replica, and a listener for rogues."""
 
-    def __init__(self, fleet: Fleet, operator: Operator, gateway: Process, ledger: Reconciler, listener: Listener):
+    def __init__(
+        self, fleet: Fleet, operator: OperatorProcess, gateway: GatewayProcess, ledger: Reconciler, listener: Listener
+    ):
         self.fleet, self.operator, self.gateway, self.ledger = fleet, operator, gateway, ledger
         self.listener, self.model_uid, self.labels = listener, "", dict[str, str]()
 
@@ -94,7 +96,7 @@ class Cluster:
 
     def key(self, role: keys.Role) -> str:
         assert self.operator.install.keys is not None
-        return self.operator.install.keys.current.said(role, self.model_uid)
+        return self.operator.install.keys.current.bearer_for(role, self.model_uid)
 
     @property
     def rogues(self) -> list[int]:
@@ -163,7 +165,7 @@ async def cluster(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     await client.apply(
         NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": ELSEWHERE}}, manager="test"
     )
-    hub, listener = Hub(), Listener()
+    hub, listener = AgentStream(), Listener()
     hub.update(IDLE)
     for role in keys.BUNDLES:
         (tmp_path / role).mkdir()
@@ -188,12 +190,12 @@ async def cluster(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             lambda: client.get(PODS, "shoal-gateway-0", NAMESPACE), lambda p: p["status"].get("podIP") == GATEWAY_IP
         )
         fleet.kubelet.pod_ips = repeat(ENGINE_IP)
-        store = Store(f"sqlite:///{tmp_path}/ledger.sqlite")
+        store = LedgerStore(f"sqlite:///{tmp_path}/ledger.sqlite")
         store.start()
         stack.push_async_callback(store.stop)
         ring = KeyRing(tmp_path / "ledger")
         ring.refresh()
-        ledger, gateway = Reconciler(client, ring, store), Process(settings, client)
+        ledger, gateway = Reconciler(client, ring, store), GatewayProcess(settings, client)
         listening = asyncio.create_task(ledger.run())
         serving = asyncio.create_task(gateway.run())
         stack.push_async_callback(asyncio.wait, [listening, serving])
@@ -213,7 +215,7 @@ async def cluster(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 async def test_a_pod_that_is_not_ours_gets_no_key_and_has_no_voice(
     fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ownership, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(ownership, "GRACE_SECONDS", 1.0)
     client, ns = fleet.client, fleet.namespace
     async with cluster(fleet, tmp_path, monkeypatch) as it:
         await it.forge()
@@ -241,7 +243,7 @@ async def test_without_the_chain_of_owners_a_label_is_told_every_key(
     fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The test before this one can fail."""
-    monkeypatch.setattr(ownership, "verdict", lambda *_: Verdict("proven"))
+    monkeypatch.setattr(ownership, "verdict", lambda *_: OwnershipVerdict("proven"))
     async with cluster(fleet, tmp_path, monkeypatch) as it:
         await it.forge()
         roles: tuple[keys.Role, ...] = ("gateway", "operator", "ledger")

@@ -9,11 +9,11 @@ import pytest
 
 from shoal.api import names, reasons
 from shoal.api.meta import JsonObject
-from shoal.core.scaling import voices
-from shoal.kube.client import Client
+from shoal.core.scaling import sources
+from shoal.kube.client import KubeClient
 from shoal.kube.errors import NotFound
 from shoal.kube.resources import DEPLOYMENTS, EVENTS, GPUCLASSES, MODELS, PODS
-from shoal.runtime.operator import Operator
+from shoal.runtime.operator import OperatorProcess
 from tests.support.controlplane import Fleet
 from tests.support.ears import QUIET, FakeEars, ready_gateway
 from tests.support.operators import (
@@ -40,15 +40,15 @@ _FAST = {"idleSeconds": 2, "stabilizationSeconds": 1}
 
 @contextlib.asynccontextmanager
 async def scaling_operator(
-    fleet: Fleet, ears: FakeEars, *, client: Client | None = None, identity: str = "test"
-) -> AsyncGenerator[Operator]:
+    fleet: Fleet, ears: FakeEars, *, client: KubeClient | None = None, identity: str = "test"
+) -> AsyncGenerator[OperatorProcess]:
     """An operator that hears one gateway, and what the test says."""
     async with running_operator(client or fleet.client, fleet.kubeconfig, ears=ears, identity=identity) as operator:
         ears.attach(operator)
         try:
             yield operator
         finally:
-            ears.heard.remove(operator.heard)
+            ears.heard.remove(operator.signal_changed)
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ async def test_load_scales_out_and_in_and_the_cheapest_loss_goes(fleet: Fleet, e
 async def test_nothing_goes_down_while_one_voice_is_silent(
     fleet: Fleet, ears: FakeEars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(voices, "STEADY_SECONDS", 2.0)
+    monkeypatch.setattr(sources, "STEADY_SECONDS", 2.0)
     client, ns = fleet.client, fleet.namespace
     async with scaling_operator(fleet, ears) as operator:
         (gateway,) = await fleet.all(PODS, namespace=NAMESPACE)
@@ -153,12 +153,15 @@ async def test_nothing_goes_down_while_one_voice_is_silent(
         await asyncio.sleep(5)  # more than twice the idle time
         ears.tell()
         assert await replicas(fleet, "chat-l4") == 1
-        figures = operator.scaler.book.model(f"{ns}/chat")
+        figures = operator.scaler.history.model(f"{ns}/chat")
         assert figures is not None
-        assert figures.unheard == ("shoal-gateway-0",)
+        assert figures.stale == ("shoal-gateway-0",)
         assert figures.decisions[0].reason == reasons.SIGNALS_UNKNOWN
-        told = await model_with(client, ns, "chat", reasons.SIGNALS_UNKNOWN, "True", reasons.NOT_HEARD)
-        assert condition(told, reasons.SIGNALS_UNKNOWN)["message"] == "shoal-gateway-0 not heard: nothing goes down"
+        told = await model_with(client, ns, "chat", reasons.SIGNALS_UNKNOWN, "True", reasons.SIGNALS_STALE)
+        assert (
+            condition(told, reasons.SIGNALS_UNKNOWN)["message"]
+            == "no live signals from shoal-gateway-0: nothing scales down"
+        )
         assert condition(told, "Ready")["status"] == "True"
 
         # Mutation: the gateway that is silent read as one that has nothing.
@@ -185,7 +188,7 @@ async def test_another_operator_does_not_lower_what_it_finds(fleet: Fleet, ears:
         await until_replicas(fleet, "chat-h100", 2)
     ears.everything = QUIET
     async with scaling_operator(fleet, ears, identity="two") as operator:
-        await until_async(lambda: operator.scaler.known(uid) is not None)
+        await until_async(lambda: operator.scaler.current(uid) is not None)
         await asyncio.sleep(4)
         assert await replicas(fleet, "chat-h100") == 2
 
@@ -222,7 +225,7 @@ async def test_a_model_is_woken_by_hand(fleet: Fleet, ears: FakeEars) -> None:
 async def test_a_fleet_at_zero_and_one_under_changing_load_cost_no_writes(fleet: Fleet, ears: FakeEars) -> None:
     client, ns = fleet.client, fleet.namespace
     async with (
-        await Client.from_environment(kubeconfig=fleet.kubeconfig) as own,
+        await KubeClient.from_environment(kubeconfig=fleet.kubeconfig) as own,
         scaling_operator(fleet, ears, client=own) as operator,
     ):
         await fleet.apply(model("idle", ns, scaling=_FAST))

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from shoal.api.meta import JsonObject
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.errors import Forbidden
 from shoal.kube.resources import DEPLOYMENTS, EVENTS, MODELS, NAMESPACES, PODS, SECRETS
 from tests.e2e.operator.test_operator_rbac import may, service_account_kubeconfig
@@ -40,7 +40,7 @@ async def test_it_serves_its_namespaces_and_cannot_reach_others(fleet: Fleet, tm
     scope = (ns, NAMESPACE)
     config = CONFIG.model_copy(update={"scope_namespaces": scope})
     async with (
-        await Client.from_environment(kubeconfig=kubeconfig, scope=scope) as own,
+        await KubeClient.from_environment(kubeconfig=kubeconfig, scope=scope) as own,
         running_operator(own, kubeconfig, config=config),
     ):
         await fleet.apply(model("theirs", OTHER))

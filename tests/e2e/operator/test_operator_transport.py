@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from shoal.api import names
-from shoal.api.config import MTLS, Transport
+from shoal.api.config import MTLS, TransportConfig
 from shoal.api.identity import role_of
 from shoal.api.meta import JsonObject
 from shoal.controllers import transport
 from shoal.core import certificates
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.errors import NotFound
 from shoal.kube.resources import DEPLOYMENTS, MODELS, PODS, SECRETS
 from shoal.manifests.certificates import read_annotation
@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
 ]
 
-MUTUAL = CONFIG.model_copy(update={"transport": Transport(mtls=MTLS(enabled=True))})
+MUTUAL = CONFIG.model_copy(update={"transport": TransportConfig(mtls=MTLS(enabled=True))})
 
 
 def gateway(name: str, *, mtls: bool) -> JsonObject:
@@ -42,7 +42,7 @@ def gateway(name: str, *, mtls: bool) -> JsonObject:
     }
 
 
-async def pod_template(client: Client, namespace: str) -> JsonObject:
+async def pod_template(client: KubeClient, namespace: str) -> JsonObject:
     found = await client.get(DEPLOYMENTS, "chat-l4", namespace)
     return found["spec"]["template"]
 
@@ -54,7 +54,7 @@ def speaks(template: JsonObject) -> bool:
     return annotated
 
 
-async def secret(client: Client, name: str, namespace: str = NAMESPACE) -> dict[str, str] | None:
+async def secret(client: KubeClient, name: str, namespace: str = NAMESPACE) -> dict[str, str] | None:
     try:
         found = await client.get(SECRETS, name, namespace)
     except NotFound:
@@ -101,7 +101,7 @@ async def test_switched_off_pods_from_before_are_still_called_and_nobody_is_stri
             lambda: secret(client, "shoal-gateway-tls"), lambda found: bool(found) and "strict" in found, what="strict"
         )
     async with (
-        await Client.from_environment(kubeconfig=fleet.kubeconfig) as own,
+        await KubeClient.from_environment(kubeconfig=fleet.kubeconfig) as own,
         running_operator(own, fleet.kubeconfig, identity="second") as operator,
     ):
         # The engine pods are replaced one by one, and the gateway serves until it is: both have to be called.
@@ -141,7 +141,7 @@ async def test_a_restarted_operator_issues_nothing_and_rolls_nothing(fleet: Flee
         await eventually(lambda: secret(client, "shoal-gateway-tls"), bool)
         before, generation = await versions(), (await client.get(DEPLOYMENTS, "chat-l4", ns))["metadata"]
     async with (
-        await Client.from_environment(kubeconfig=fleet.kubeconfig) as own,
+        await KubeClient.from_environment(kubeconfig=fleet.kubeconfig) as own,
         running_operator(own, fleet.kubeconfig, config=MUTUAL, identity="second") as operator,
     ):
         await eventually(lambda: _true(bool(operator.transport.credentials)), bool)
@@ -158,10 +158,10 @@ async def test_an_authority_that_is_given_is_taken_over_trust_first(
 ) -> None:
     monkeypatch.setattr(transport, "READ_SECONDS", 0.2)
     client, ns = fleet.client, fleet.namespace
-    ours = MUTUAL.model_copy(update={"transport": Transport(mtls=MTLS(enabled=True, ca_secret_name="ours"))})
+    ours = MUTUAL.model_copy(update={"transport": TransportConfig(mtls=MTLS(enabled=True, ca_secret_name="ours"))})
     now = datetime.now(UTC)
 
-    async def give(authority: pki.Authority) -> None:
+    async def give(authority: pki.CertificateAuthority) -> None:
         pair = authority.pair
         data = {"tls.crt": pair.certificate, "tls.key": pair.key}
         encoded = {name: base64.b64encode(text.encode()).decode() for name, text in data.items()}
@@ -176,7 +176,7 @@ async def test_an_authority_that_is_given_is_taken_over_trust_first(
         found = read_annotation(await client.get_metadata(SECRETS, "chat-tls", ns))
         return found and (found.authority, found.trust)
 
-    first, second = (pki.Authority.make(name, now, timedelta(days=30)) for name in ("first", "second"))
+    first, second = (pki.CertificateAuthority.make(name, now, timedelta(days=30)) for name in ("first", "second"))
     await give(first)
     async with running_operator(client, fleet.kubeconfig, config=ours):
         await fleet.apply(model("chat", ns))

@@ -7,7 +7,7 @@ import pytest
 
 from shoal.controllers import planner
 from shoal.core import candidates
-from shoal.core.placement.case import Case
+from shoal.core.placement.modelplan import ModelPlan
 from tests.support.controlplane import Fleet
 from tests.support.operators import model, model_with, running_operator
 
@@ -25,7 +25,7 @@ async def test_bad_models_say_what_is_wrong_and_the_others_serve(fleet: Fleet, m
     one = {"parallelism": {"tensor": 1}}
     fill = placing.fill
 
-    def breaks(case: Case, *args: Any) -> None:
+    def breaks(case: ModelPlan, *args: Any) -> None:
         if case.demand.key == f"{ns}/broken":
             raise LookupError("of Shoal's own")
         fill(case, *args)

@@ -12,7 +12,7 @@ import click
 from pydantic import TypeAdapter
 
 from tests.storm.mutants import MUTATIONS
-from tests.storm.tenants.run import DATABASES, ENDED, Database, Ended, Weather, judge_folder, run
+from tests.storm.tenants.run import DATABASES, ENDED, Database, Ended, TenantStormConfig, judge_folder, run
 from tests.support.engines import Kind
 
 _SHOWN = 20
@@ -44,11 +44,11 @@ def main(
     """Kill gateways and the ledger under load, and judge the books."""
     folder = judged or folder or Path(tempfile.mkdtemp(prefix="storm-tenants-"))
     print(f"journals are in {folder}", flush=True)
-    weather = Weather(kills, rate, seed, pause, database=database, engine=engine, mutation=mutation)
+    config = TenantStormConfig(kills, rate, seed, pause, database=database, engine=engine, mutation=mutation)
     if judged is not None:
         outcome = judge_folder(folder, TypeAdapter(Ended).validate_json((folder / ENDED).read_bytes()))
     else:
-        outcome = asyncio.run(run(weather, folder))
+        outcome = asyncio.run(run(config, folder))
     violations = [*outcome.findings.violations, *outcome.account.violations()]
     for text in violations[:_SHOWN]:
         print(f"VIOLATION {text}")

@@ -14,16 +14,16 @@ from typing import Final, Literal, get_args
 import orjson
 from pydantic import TypeAdapter
 
-from shoal.ledger.spool import FILE_NAME as SPOOL
+from shoal.metering.spool import FILE_NAME as SPOOL
 from tests.storm import books, journals
 from tests.storm.books import Tokens
 from tests.storm.journals import Journals, Kill
 from tests.storm.load import LoadConfig
 from tests.storm.metered import Account, account
 from tests.storm.plan import Target
-from tests.storm.tenants import town as towns
+from tests.storm.tenants import localfleet
 from tests.storm.tenants.children import Child
-from tests.storm.tenants.town import KEY, NAMESPACE, ONE_MODEL, Town
+from tests.storm.tenants.localfleet import KEY, NAMESPACE, ONE_MODEL, LocalFleet
 from tests.storm.verdict import Findings, judge
 from tests.support.engines import MODEL, ROOT, Kind
 from tests.support.postgres import postgres
@@ -49,7 +49,7 @@ MOVES: Final[tuple[Move, ...]] = get_args(Move)
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
+class TenantStormConfig:
     kills: int
     rate: float = 12.0
     """Requests per second, open loop."""
@@ -93,30 +93,32 @@ class Outcome:
         return [*self.account.lines(), self.findings.line()]
 
 
-async def run(weather: Weather, folder: Path, say: Callable[[str], None] = print) -> Outcome:
+async def run(config: TenantStormConfig, folder: Path, say: Callable[[str], None] = print) -> Outcome:
     """Plays it and judges it. All journals stay in `folder`."""
-    with postgres() if weather.database == "postgresql" else contextlib.nullcontext() as server:
-        return await _run(weather, folder, say, None if server is None else server.database())
+    with postgres() if config.database == "postgresql" else contextlib.nullcontext() as server:
+        return await _run(config, folder, say, None if server is None else server.database())
 
 
-async def _run(weather: Weather, folder: Path, say: Callable[[str], None], database_url: str | None) -> Outcome:
-    async with towns.up(folder, database_url, weather.mutation, kind=weather.engine, speed=weather.speed) as town:
-        idle = await town.counted()
-        async with _load(town, weather) as load:
+async def _run(
+    config: TenantStormConfig, folder: Path, say: Callable[[str], None], database_url: str | None
+) -> Outcome:
+    async with localfleet.up(folder, database_url, config.mutation, kind=config.engine, speed=config.speed) as fleet:
+        idle = await fleet.counted()
+        async with _load(fleet, config) as load:
             await _until(lambda: _asked(folder), _BEGIN_SECONDS, "no answer at all", load)
-            await _kills(town, weather, load, say)
+            await _kills(fleet, config, load, say)
             load.terminate()  # no further requests; those that run come to their end
             async with asyncio.timeout(_END_SECONDS):
                 await load.wait()
-        await town.all_serve()
-        counted = await _quiet(town, weather)
-        booked = await town.booked()
-        ended = Ended(town.database_url, counted, idle, booked)
+        await fleet.all_serve()
+        counted = await _quiet(fleet, config)
+        booked = await fleet.booked()
+        ended = Ended(fleet.database_url, counted, idle, booked)
         await asyncio.to_thread((folder / ENDED).write_bytes, TypeAdapter(Ended).dump_json(ended))
-        for child in (*town.gateways, town.ledger):
+        for child in (*fleet.gateways, fleet.ledger):
             code = await child.stop()
-            assert code == 0 or weather.mutation, f"{child.name} ended with {code}: {child.tail()}"
-        _copy_spools(town)
+            assert code == 0 or config.mutation, f"{child.name} ended with {code}: {child.tail()}"
+        _copy_spools(fleet)
     return judge_folder(folder, ended)
 
 
@@ -148,26 +150,26 @@ def judge_folder(folder: Path, ended: Ended) -> Outcome:
 
 
 @contextlib.asynccontextmanager
-async def _load(town: Town, weather: Weather) -> AsyncGenerator[asyncio.subprocess.Process]:
-    (host, port), *others = town.addresses
-    config = LoadConfig(
+async def _load(fleet: LocalFleet, config: TenantStormConfig) -> AsyncGenerator[asyncio.subprocess.Process]:
+    (host, port), *others = fleet.addresses
+    plan = LoadConfig(
         host=host,
         port=port,
         others=tuple(others),
         key=KEY,
         model_path=MODEL,
-        journal=town.folder / "client.jsonl",
-        seed=weather.seed,
-        requests=round(_KEPT * weather.rate),
-        rate=weather.rate,
+        journal=fleet.folder / "client.jsonl",
+        seed=config.seed,
+        requests=round(_KEPT * config.rate),
+        rate=config.rate,
         sdk_rate=0.0,
-        long=weather.long,
-        words=weather.engine == "sim",
+        long=config.long,
+        words=config.engine == "sim",
         targets=(Target(f"{NAMESPACE}/{ONE_MODEL}", 1.0),),
     )
-    file = town.folder / "load.json"
-    file.write_text(config.model_dump_json())
-    with (town.folder / "load.log").open("wb") as out:
+    file = fleet.folder / "load.json"
+    file.write_text(plan.model_dump_json())
+    with (fleet.folder / "load.log").open("wb") as out:
         load = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tests.storm.load", str(file), cwd=ROOT, stdout=out, stderr=out
         )
@@ -196,36 +198,38 @@ async def _until(
 # --- kills ------------------------------------------------------------------------------------------------------------
 
 
-async def _kills(town: Town, weather: Weather, load: asyncio.subprocess.Process, say: Callable[[str], None]) -> None:
+async def _kills(
+    fleet: LocalFleet, config: TenantStormConfig, load: asyncio.subprocess.Process, say: Callable[[str], None]
+) -> None:
     """The moves in turn, each time with another gateway."""
-    source = random.Random(weather.seed)  # noqa: S311 - reproducible on purpose
+    source = random.Random(config.seed)  # noqa: S311 - reproducible on purpose
     began = time.monotonic()
-    moves = itertools.cycle(weather.moves)
-    gateways = itertools.cycle(town.gateways)
+    moves = itertools.cycle(config.moves)
+    gateways = itertools.cycle(fleet.gateways)
     done = 0
-    while done < weather.kills:
+    while done < config.kills:
         assert load.returncode is None, "the load has ended"
-        await asyncio.sleep(weather.pause * source.uniform(0.5, 1.5))
+        await asyncio.sleep(config.pause * source.uniform(0.5, 1.5))
         move = next(moves)
-        victims = [town.ledger] if move.startswith("ledger") else [next(gateways)]
+        victims = [fleet.ledger] if move.startswith("ledger") else [next(gateways)]
         if move == "both":
             since = time.time()
-            town.ledger.strike()
+            fleet.ledger.strike()
             await asyncio.sleep(_AWAY_SECONDS)
-            victims.append(town.ledger)
-            _note(town.folder, town.ledger, since, "at some moment")
+            victims.append(fleet.ledger)
+            _note(fleet.folder, fleet.ledger, since, "at some moment")
         since, met = time.time(), False
         if move.endswith("at answer"):
-            met = await town.line.at_next_answer(victims[0].strike, _ANSWER_SECONDS)
+            met = await fleet.line.at_next_answer(victims[0].strike, _ANSWER_SECONDS)
         if not met:
             victims[0].strike()
         for victim in victims:
-            await town.restart(victim)
+            await fleet.restart(victim)
         away = ", while the ledger is away" if move == "both" else ""
         moment = "between a commit and its answer" if met else f"at some moment{away}"
-        _note(town.folder, victims[0], since, moment)
+        _note(fleet.folder, victims[0], since, moment)
         for victim in victims:
-            await victim.serves(town.session)
+            await victim.serves(fleet.session)
         if (done + len(victims)) // 10 > done // 10:
             say(f"{done + len(victims)} SIGKILLs in {time.monotonic() - began:.0f} s")
         done += len(victims)
@@ -242,25 +246,25 @@ def _note(folder: Path, victim: Child, since: float, moment: str) -> None:
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-async def _quiet(town: Town, weather: Weather) -> Tokens:
+async def _quiet(fleet: LocalFleet, config: TenantStormConfig) -> Tokens:
     """Waits until all that is known has come to the ledger; returns the engines' own counters."""
     # Without one of its protections a fleet may never come to rest.
-    with contextlib.suppress(AssertionError) if weather.mutation else contextlib.nullcontext():
+    with contextlib.suppress(AssertionError) if config.mutation else contextlib.nullcontext():
         await _until(
-            lambda: not any(_unshipped(town, gateway) for gateway in town.gateways), _SHIP_SECONDS, "not shipped"
+            lambda: not any(_unshipped(fleet, gateway) for gateway in fleet.gateways), _SHIP_SECONDS, "not shipped"
         )
-    deadline = time.monotonic() + (0 if weather.mutation else _HEAR_SECONDS)
-    while (counted := await town.counted()) != await asyncio.to_thread(books.heard, town.database_url):
+    deadline = time.monotonic() + (0 if config.mutation else _HEAR_SECONDS)
+    while (counted := await fleet.counted()) != await asyncio.to_thread(books.heard, fleet.database_url):
         if time.monotonic() > deadline:
             break  # the judge says so
         await asyncio.sleep(0.5)
     return counted
 
 
-def _unshipped(town: Town, gateway: Child) -> int:
-    return journals.unshipped(town.spool(gateway) / SPOOL)
+def _unshipped(fleet: LocalFleet, gateway: Child) -> int:
+    return journals.unshipped(fleet.spool(gateway) / SPOOL)
 
 
-def _copy_spools(town: Town) -> None:
-    for gateway in town.gateways:
-        journals.copy_spool(town.spool(gateway) / SPOOL, town.folder / "spools" / gateway.name)
+def _copy_spools(fleet: LocalFleet) -> None:
+    for gateway in fleet.gateways:
+        journals.copy_spool(fleet.spool(gateway) / SPOOL, fleet.folder / "spools" / gateway.name)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.storm.tenants.run import DATABASES, Database, Weather, run
+from tests.storm.tenants.run import DATABASES, Database, TenantStormConfig, run
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -15,7 +15,7 @@ KILLS = 6
 
 @pytest.mark.parametrize("database", DATABASES)
 async def test_no_record_is_lost_or_counted_twice(tmp_path: Path, database: Database) -> None:
-    outcome = await run(Weather(KILLS, pause=0.5, database=database), tmp_path / "storm")
+    outcome = await run(TenantStormConfig(KILLS, pause=0.5, database=database), tmp_path / "storm")
     assert outcome.account.violations() == []
     assert outcome.findings.violations == []
     assert outcome.findings.lost() == []
@@ -32,7 +32,9 @@ async def test_no_record_is_lost_or_counted_twice(tmp_path: Path, database: Data
 
 @pytest.mark.mutation
 async def test_a_batch_marked_before_the_ledgers_answer_is_lost(tmp_path: Path) -> None:
-    outcome = await run(Weather(2, pause=1.5, moves=("ledger",), speed=8, mutation="early-mark"), tmp_path / "storm")
+    outcome = await run(
+        TenantStormConfig(2, pause=1.5, moves=("ledger",), speed=8, mutation="early-mark"), tmp_path / "storm"
+    )
     assert outcome.account.lost
 
 
@@ -40,7 +42,7 @@ async def test_a_batch_marked_before_the_ledgers_answer_is_lost(tmp_path: Path) 
 async def test_records_that_come_again_are_double_without_dedupe(tmp_path: Path) -> None:
     # More than one: what is sent again after the first may hold no final row.
     outcome = await run(
-        Weather(4, pause=0.5, moves=("gateway at answer",), speed=8, mutation="no-dedupe"), tmp_path / "storm"
+        TenantStormConfig(4, pause=0.5, moves=("gateway at answer",), speed=8, mutation="no-dedupe"), tmp_path / "storm"
     )
     assert any("the hours' sums" in text for text in outcome.account.double)
 
@@ -48,6 +50,7 @@ async def test_records_that_come_again_are_double_without_dedupe(tmp_path: Path)
 @pytest.mark.mutation
 async def test_what_a_killed_gateway_held_has_no_final_record_where_nobody_closes_it(tmp_path: Path) -> None:
     outcome = await run(
-        Weather(2, pause=1.5, moves=("gateway",), long=0.3, speed=8, mutation="no-close-open"), tmp_path / "storm"
+        TenantStormConfig(2, pause=1.5, moves=("gateway",), long=0.3, speed=8, mutation="no-close-open"),
+        tmp_path / "storm",
     )
     assert any("an open row and no final one" in text for text in outcome.account.lost)

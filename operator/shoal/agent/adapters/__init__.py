@@ -6,5 +6,5 @@ calls.py    what a call to the engine comes to
 web.py      who may ask over HTTP, and what they get
 metrics.py  what scrapers see
 
-What to do next is decided in `core/adapters/turn.py`.
+What to do next is decided in `core/lora/lifecycle/planstep.py`.
 """

@@ -7,11 +7,11 @@ from typing import Final
 
 import structlog
 
-from shoal.agent.adapters.files import NAME, Files
+from shoal.agent.adapters.files import NAME, AdapterFolder
 from shoal.agent.adapters.metrics import Timings
 from shoal.api import reasons
-from shoal.core.adapters.registry import Registry
-from shoal.core.adapters.turn import List, Load, Unload
+from shoal.core.lora.lifecycle.planstep import List, Load, Unload
+from shoal.core.lora.lifecycle.registry import Registry
 from shoal.engine.adapters import (
     AdapterRejected,
     AlreadyLoaded,
@@ -37,7 +37,7 @@ class Calls:
     """Carries calls out, one at a time, and tells `registry` what became of them."""
 
     def __init__(
-        self, registry: Registry, files: Files, timings: Timings, clock: Callable[[], float] = time.monotonic
+        self, registry: Registry, files: AdapterFolder, timings: Timings, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._registry = registry
         self._files = files
@@ -75,19 +75,19 @@ class Calls:
             self._timings.load.observe(now - began)
             log.info("adapter.loaded", adapter=name, seconds=round(now - began, 4))
             return []
-        log.warning("adapter.load_failed", adapter=name, kind=type(error).__name__, problem=told(error))
+        log.warning("adapter.load_failed", adapter=name, kind=type(error).__name__, problem=shown_error(error))
         match error:
             case EngineUnreachable():
-                registry.turned(name, "staged")
-                registry.broke(now)
+                registry.set_state(name, "staged")
+                registry.call_broke(now)
             case EngineTimeout():
-                registry.turned(name, "unsure")
+                registry.set_state(name, "load_unknown")
                 text = f"the engine did not finish loading it within {LOAD_SECONDS:g} s"
                 registry.failed(name, reasons.LOAD_HANGS, text, now, keep=True)
             case IncompleteUnload():
-                registry.turned(name, "undone")
+                registry.set_state(name, "unload_pending")
             case _:
-                registry.failed(name, reasons.LOAD_FAILED, told(error), now)
+                registry.failed(name, reasons.LOAD_FAILED, shown_error(error), now)
                 return [name]
         return []
 
@@ -116,15 +116,15 @@ class Calls:
             self._timings.unload.observe(now - began)
             log.info("adapter.unloaded", adapter=name, seconds=round(now - began, 4))
             return [name]
-        log.warning("adapter.unload_failed", adapter=name, kind=type(error).__name__, problem=told(error))
-        registry.turned(name, "undone")
+        log.warning("adapter.unload_failed", adapter=name, kind=type(error).__name__, problem=shown_error(error))
+        registry.set_state(name, "unload_pending")
         if isinstance(error, EngineUnreachable):
-            registry.broke(now)
+            registry.call_broke(now)
         elif isinstance(error, EngineTimeout):
             text = f"the engine did not finish unloading it within {UNLOAD_SECONDS:g} s"
             registry.failed(name, reasons.LOAD_HANGS, text, now, keep=True)
         else:
-            registry.failed(name, reasons.LOAD_FAILED, told(error), now, keep=True)
+            registry.failed(name, reasons.LOAD_FAILED, shown_error(error), now, keep=True)
         return []
 
     async def _list(self, engine: EngineAdapters, boot: str | None) -> list[str]:
@@ -132,9 +132,9 @@ class Calls:
         try:
             found = await engine.loaded()
         except EngineError as error:
-            log.debug("adapter.list_failed", kind=type(error).__name__, problem=told(error))
+            log.debug("adapter.list_failed", kind=type(error).__name__, problem=shown_error(error))
             if registry.boot == boot:
-                registry.broke(self._clock())
+                registry.call_broke(self._clock())
             return []
         whole = await self._files.whole(each.name for each in found if NAME.fullmatch(each.name))
         if registry.boot != boot:
@@ -150,7 +150,7 @@ class Calls:
         return Path(found.path) == self._files.path(found.name)
 
 
-def told(error: EngineError) -> str:
+def shown_error(error: EngineError) -> str:
     """What may be said of an engine's error: without the names of others' adapters."""
     text = error.message if isinstance(error, AdapterRejected) else str(error)
     for words in _LISTS:

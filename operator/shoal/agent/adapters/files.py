@@ -16,10 +16,10 @@ from shoal.api import names
 
 NAME: Final = re.compile(r"[a-z0-9-]+\.[a-z0-9.-]+@[0-9a-f]{12}")
 """What an adapter of Shoal is called in an engine."""
-_GONE: Final = ".gone"
+_REMOVED: Final = ".gone"
 
 
-class Files:
+class AdapterFolder:
     """`folder` has the same path for the engine."""
 
     def __init__(self, folder: Path = Path(names.ADAPTERS_DIR)) -> None:
@@ -48,11 +48,11 @@ class Files:
         """Removes the files, also those that were put away."""
         await asyncio.to_thread(self._remove, name)
 
-    def _aside(self, name: str) -> Path:
-        return self.folder / f".{name}{_GONE}"
+    def _hidden(self, name: str) -> Path:
+        return self.folder / f".{name}{_REMOVED}"
 
     def _put_away(self, name: str) -> None:
-        aside = self._aside(name)
+        aside = self._hidden(name)
         with contextlib.suppress(FileNotFoundError):
             if aside.exists():
                 shutil.rmtree(aside)
@@ -61,7 +61,7 @@ class Files:
     def _remove(self, name: str) -> None:
         self._put_away(name)
         with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self._aside(name))
+            shutil.rmtree(self._hidden(name))
 
     def _tidy(self) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -13,17 +13,17 @@ from typing import Final
 import structlog
 
 from shoal.agent.adapters.calls import Calls
-from shoal.agent.adapters.files import Files
+from shoal.agent.adapters.files import AdapterFolder
 from shoal.agent.adapters.metrics import AdapterMetrics, Timings
 from shoal.agent.drain import Drain
 from shoal.api import reasons
-from shoal.api.adapters import LEASE_SECONDS, AdapterSettings, AdapterWanted, Floor, Lease
+from shoal.api.adapters import LEASE_SECONDS, AdapterSettings, AdapterWanted, DesiredAdapters, Lease
 from shoal.api.replica import Ack
 from shoal.artifacts import ArtifactError
-from shoal.core.adapters import say
-from shoal.core.adapters.leases import Key
-from shoal.core.adapters.registry import Ask, Entry, Registry
-from shoal.core.adapters.turn import Denial, Turn, turn
+from shoal.core.lora.lifecycle import streamstate
+from shoal.core.lora.lifecycle.leases import Key
+from shoal.core.lora.lifecycle.planstep import Denial, PlanStep, plan_step
+from shoal.core.lora.lifecycle.registry import AdapterWaiter, Registry, RegistryEntry
 from shoal.engine.adapters import EngineAdapters
 
 TICK_SECONDS: Final = 0.25
@@ -35,23 +35,23 @@ TIDY_SECONDS: Final = 60.0
 
 log = structlog.get_logger()
 
-Bring = Callable[[AdapterWanted, Path], Awaitable[object]]
+Fetch = Callable[[AdapterWanted, Path], Awaitable[object]]
 """Brings an adapter's files, whole and verified, to a folder. Raises ArtifactError."""
 
 
-class Adapters:
+class AdapterService:
     """`bring` stages; `tell` makes the stream say what `keys` says, and returns the seq of the message that says so."""
 
-    def __init__(self, settings: AdapterSettings, drain: Drain, files: Files, bring: Bring) -> None:
+    def __init__(self, settings: AdapterSettings, drain: Drain, files: AdapterFolder, fetch: Fetch) -> None:
         self._settings = settings
         self._drain = drain
         self._files = files
-        self._bring = bring
+        self._fetch = fetch
         self._clock = drain.clock
         self.registry = Registry(settings.cached, settings.slots - 1, drain.clock())
         self._timings = Timings()
         self._calls = Calls(self.registry, files, self._timings, drain.clock)
-        self._answers: dict[Ask, asyncio.Future[Lease | Denial]] = {}
+        self._answers: dict[AdapterWaiter, asyncio.Future[Lease | Denial]] = {}
         self._refusals: dict[str, int] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._engine: EngineAdapters | None = None
@@ -60,7 +60,7 @@ class Adapters:
         self._staging: dict[str, asyncio.Task[None]] = {}
         self._tidied = False
         self.metrics: Final = AdapterMetrics(self.registry, self._timings, lambda: self._refusals)
-        self.tell: Callable[[], int] = lambda: 0
+        self.publish: Callable[[], int] = lambda: 0
 
     @property
     def pool(self) -> str:
@@ -68,7 +68,7 @@ class Adapters:
 
     def keys(self) -> Mapping[str, object]:
         """Keys of the stream."""
-        return say.keys(self.registry)
+        return streamstate.keys(self.registry)
 
     async def run(self, engine: EngineAdapters) -> None:
         """Works for ever."""
@@ -85,10 +85,10 @@ class Adapters:
 
     # --- what is heard ------------------------------------------------------------------------------------------------
 
-    def looked(self, boot: str | None, *, up: bool, idle_at: float | None = None) -> None:
+    def observed(self, boot: str | None, *, up: bool, idle_at: float | None = None) -> None:
         """The observer looked at the engine. Told with the look itself; what follows from it, at the next step."""
-        if self.registry.looked(boot, up=up, idle_at=idle_at) and boot is not None:
-            log.info("adapters.engine", engine_boot=boot, floor=len(self.registry.floor))
+        if self.registry.observed(boot, up=up, idle_at=idle_at) and boot is not None:
+            log.info("adapters.engine", engine_boot=boot, floor=len(self.registry.desired))
 
     def acked(self, ack: Ack) -> None:
         """A gateway said what it runs, and the drain has taken note of it."""
@@ -96,21 +96,21 @@ class Adapters:
         self.registry.acked((ack.gateway, ack.boot), running, self._clock())
         self.step()
 
-    def set_floor(self, floor: Floor) -> None:
+    def set_desired(self, desired: DesiredAdapters) -> None:
         """The operator said what the replica should hold."""
-        before = self.registry.floor
-        self.registry.set_floor(floor.adapters)
-        if before != self.registry.floor:
-            log.info("adapters.floor", operator=floor.operator, adapters=len(self.registry.floor))
+        before = self.registry.desired
+        self.registry.set_desired(desired.adapters)
+        if before != self.registry.desired:
+            log.info("adapters.floor", operator=desired.operator, adapters=len(self.registry.desired))
         self.step()
 
     async def ensure(self, wanted: AdapterWanted, key: Key | None, seconds: float) -> Lease | Denial:
         """Loads the adapter if it has to, and gives a lease to a gateway; waits for that for `seconds` at most."""
         if self._tasks is None:
             return self._refused(Denial(503, reasons.ENGINE_NOT_READY, "the agent has just started", 2))
-        ask = Ask(wanted, key, self._clock())
+        ask = AdapterWaiter(wanted, key, self._clock())
         answer = self._answers[ask] = asyncio.get_running_loop().create_future()
-        self.registry.asks.append(ask)
+        self.registry.waiters.append(ask)
         try:
             self.step()
             async with asyncio.timeout(None if answer.done() else seconds):
@@ -119,8 +119,8 @@ class Adapters:
             result = _late(ask, self.registry)
         finally:
             del self._answers[ask]
-            if ask in self.registry.asks:
-                self.registry.asks.remove(ask)
+            if ask in self.registry.waiters:
+                self.registry.waiters.remove(ask)
         return self._refused(result) if isinstance(result, Denial) else result
 
     def _refused(self, denial: Denial) -> Denial:
@@ -140,15 +140,15 @@ class Adapters:
 
     def _step(self) -> None:
         now = self._clock()
-        decided = turn(
+        decided = plan_step(
             self.registry,
             self._drain.gateways,
             now,
             draining=self._drain.draining,
             drain_seconds=self._drain.seconds,
         )
-        seq = self.tell()
-        self.registry.told(seq, now)
+        seq = self.publish()
+        self.registry.published(seq, now)
         self._answer(decided, seq, now)
         for name in decided.discard:
             self._discard(name)
@@ -158,7 +158,7 @@ class Adapters:
         if decided.call is not None and self._tasks is not None and self._engine is not None:
             self._tasks.create_task(self._carry_out(self._engine, decided))
 
-    def _answer(self, decided: Turn, seq: int, now: float) -> None:
+    def _answer(self, decided: PlanStep, seq: int, now: float) -> None:
         for ask, denial in decided.denials:
             self._set(ask, denial)
         for ask in decided.grants:
@@ -178,12 +178,12 @@ class Adapters:
             )
             self._set(ask, lease)
 
-    def _set(self, ask: Ask, result: Lease | Denial) -> None:
+    def _set(self, ask: AdapterWaiter, result: Lease | Denial) -> None:
         answer = self._answers.get(ask)
         if answer is not None and not answer.done():
             answer.set_result(result)
 
-    async def _carry_out(self, engine: EngineAdapters, decided: Turn) -> None:
+    async def _carry_out(self, engine: EngineAdapters, decided: PlanStep) -> None:
         assert decided.call is not None  # noqa: S101 - the caller has looked
         for name in await self._calls.carry_out(engine, decided.call):
             self._spawn(name, partial(self._remove, name))
@@ -192,12 +192,12 @@ class Adapters:
 
     # --- files --------------------------------------------------------------------------------------------------------
 
-    async def _stage(self, wanted: AdapterWanted, entry: Entry) -> None:
+    async def _stage(self, wanted: AdapterWanted, entry: RegistryEntry) -> None:
         registry, name, began = self.registry, wanted.name, self._clock()
         failure: ArtifactError | None = None
         try:
             async with asyncio.timeout(STAGE_SECONDS):
-                await self._bring(wanted, self._files.path(name))
+                await self._fetch(wanted, self._files.path(name))
         except ArtifactError as error:
             failure = error
         except TimeoutError:
@@ -256,7 +256,7 @@ async def _after(before: asyncio.Task[None] | None, work: Callable[[], Coroutine
     await work()
 
 
-def _late(ask: Ask, registry: Registry) -> Denial:
+def _late(ask: AdapterWaiter, registry: Registry) -> Denial:
     """What to say to a caller who has waited long enough."""
     name = ask.wanted.name
     if ask.admitted is None and not ask.slow:

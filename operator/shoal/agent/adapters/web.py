@@ -7,16 +7,16 @@ from typing import Any, Final, TypeVar
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
-from shoal.agent.adapters.service import Adapters
+from shoal.agent.adapters.service import AdapterService
 from shoal.agent.drain import Drain
 from shoal.api import names, reasons
-from shoal.api.adapters import AdapterRefusal, AdapterWanted, Ensure, Floor
-from shoal.core.adapters.turn import Denial
+from shoal.api.adapters import AdapterRefusal, AdapterWanted, DesiredAdapters, Ensure
+from shoal.core.lora.lifecycle.planstep import Denial
 
 BODY_SECONDS: Final = 5.0
 BODY_BYTES: Final = 8 << 20
 """Longest floor: 4,096 adapters, with the longest of addresses."""
-LOOK_SECONDS: Final = 0.25
+POLL_SECONDS: Final = 0.25
 """Between two looks whether a caller who waits for a lease is still there."""
 _CLIENT_GONE: Final = 499
 _NAME: Final = "name"
@@ -30,7 +30,7 @@ class AdaptersApi:
 
     def __init__(
         self,
-        adapters: Adapters | None,
+        adapters: AdapterService | None,
         drain: Drain,
         boot: str,
         role: Callable[[web.Request], str | web.Response],
@@ -43,7 +43,7 @@ class AdaptersApi:
     def routes(self) -> list[web.RouteDef]:
         return [
             web.post(f"{names.ADAPTERS_PATH}/{{{_NAME}}}/ensure", self._ensure),
-            web.put(names.ADAPTERS_PATH, self._floor),
+            web.put(names.ADAPTERS_PATH, self._set_desired),
         ]
 
     async def _ensure(self, request: web.Request) -> web.Response:
@@ -72,7 +72,7 @@ class AdaptersApi:
             return _refuse(lease)
         return web.Response(text=lease.model_dump_json(), content_type="application/json")
 
-    async def _floor(self, request: web.Request) -> web.Response:
+    async def _set_desired(self, request: web.Request) -> web.Response:
         role = self._role(request)
         if isinstance(role, web.Response):
             return role
@@ -80,13 +80,13 @@ class AdaptersApi:
             return _refuse(Denial(403, reasons.INVALID, "an operator's key of this replica is needed"))
         if self._adapters is None:
             return _no_pool()
-        floor = await _read(request, Floor)
+        floor = await _read(request, DesiredAdapters)
         if isinstance(floor, web.Response):
             return floor
         problem = next((text for adapter in floor.adapters if (text := _wrong(adapter))), None)
         if problem:
             return _refuse(Denial(400, reasons.INVALID, problem))
-        self._adapters.set_floor(floor)
+        self._adapters.set_desired(floor)
         return web.Response(status=204)
 
 
@@ -95,7 +95,7 @@ async def _while_connected(request: web.Request, work: Coroutine[Any, Any, _R]) 
     must not get a slot that others wait for. (aiohttp can tell handlers so, but only all of them: a drain goes on.)"""
     task = asyncio.ensure_future(work)
     try:
-        while not (await asyncio.wait({task}, timeout=LOOK_SECONDS))[0]:
+        while not (await asyncio.wait({task}, timeout=POLL_SECONDS))[0]:
             if request.transport is None or request.transport.is_closing():
                 return None
         return task.result()

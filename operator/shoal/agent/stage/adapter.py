@@ -18,16 +18,16 @@ from shoal.api.adapterfacts import AdapterFacts
 from shoal.api.adapters import AdapterSettings, AdapterWanted
 from shoal.api.cache import CACHED_SCHEMES, FetchRequest
 from shoal.api.sources import shown
-from shoal.artifacts import ArtifactError, Credentials, Settings, adapter, folders, open_source
+from shoal.artifacts import ArtifactError, Settings, StoreCredentials, adapter, folders, open_source
 from shoal.artifacts.errors import of_os_error
 from shoal.artifacts.threads import in_thread
-from shoal.core.adapters.check import check_adapter, of_settings
-from shoal.core.adapters.sources import credentials_for
+from shoal.core.lora.format.check import check_adapter, of_settings
+from shoal.core.lora.format.sources import credentials_for
 
-CACHE_PATIENCE_SECONDS = 5.0
+CACHE_TIMEOUT_SECONDS = 5.0
 """How long a node cache may be silent before the source itself is asked: a client waits for the answer."""
-ROOM = "fewer or smaller adapters fit there: lower cachedPerReplica or maxRank of the pool"
-IN_A_HURRY = Settings(room_advice=ROOM, connect_seconds=5.0, stall_seconds=20.0)
+DISK_ADVICE = "fewer or smaller adapters fit there: lower cachedPerReplica or maxRank of the pool"
+IN_A_HURRY = Settings(disk_advice=DISK_ADVICE, connect_seconds=5.0, stall_seconds=20.0)
 """Sources of adapters: clients wait for them, and one that is silent is tried again soon."""
 
 log = structlog.get_logger()
@@ -52,7 +52,7 @@ async def stage_adapter(
     except ArtifactError as error:
         raise of_pool(error) from error
     except OSError as error:
-        raise of_os_error(error, f"staging {shown(wanted.uri)}", ROOM) from error
+        raise of_os_error(error, f"staging {shown(wanted.uri)}", DISK_ADVICE) from error
     return facts
 
 
@@ -70,18 +70,20 @@ async def _staged(
     work = folder.with_name(f".{folder.name}.{random.token_hex(4)}")
     try:
         await in_thread(lambda: work.mkdir(parents=True))
-        await _bring(wanted, work, settings, secrets, cache, sources)
+        await _fetch(wanted, work, settings, secrets, cache, sources)
         return await in_thread(lambda: _finish(wanted, work, folder, settings))
     finally:
         # Not to be cut off: what is left counts against the folder's limit.
         await in_thread(lambda: shutil.rmtree(work, ignore_errors=True))
 
 
-async def _bring(
+async def _fetch(
     wanted: AdapterWanted, work: Path, settings: AdapterSettings, secrets: Path, cache: Path | None, sources: Settings
 ) -> None:
     place = credentials_for(wanted.uri, settings.credentials)
-    credentials = Credentials() if place is None else await asyncio.to_thread(Credentials.read, secrets / str(place))
+    credentials = (
+        StoreCredentials() if place is None else await asyncio.to_thread(StoreCredentials.read, secrets / str(place))
+    )
     if cache is not None and wanted.uri.partition("://")[0] in CACHED_SCHEMES:
         try:
             await _from_cache(wanted, work, settings, credentials, cache)
@@ -99,7 +101,7 @@ async def _bring(
 
 
 async def _from_cache(
-    wanted: AdapterWanted, work: Path, settings: AdapterSettings, credentials: Credentials, cache: Path
+    wanted: AdapterWanted, work: Path, settings: AdapterSettings, credentials: StoreCredentials, cache: Path
 ) -> None:
     request = FetchRequest(
         uri=wanted.uri,
@@ -109,7 +111,7 @@ async def _from_cache(
         credentials_given=credentials.given,
     )
     try:
-        done = await cacheclient.fetch(cache, request, lambda _: None, patience=CACHE_PATIENCE_SECONDS)
+        done = await cacheclient.fetch(cache, request, lambda _: None, timeout=CACHE_TIMEOUT_SECONDS)
     except ArtifactError as error:
         if error.reason == reasons.SOURCE_CHANGED:
             raise _changed(wanted, "its manifest is another one") from error

@@ -6,17 +6,17 @@ from pathlib import Path
 
 from shoal.agent import cacheclient
 from shoal.agent.credentials import credentials_of
-from shoal.agent.stage.progress import Progress
+from shoal.agent.stage.progress import DownloadProgress
 from shoal.agent.stage.request import StagePaths, StageRequest
 from shoal.api.cache import FetchDone, FetchLine, FetchRequest
 from shoal.api.sources import shown
 from shoal.artifacts import folders
 
 
-async def bring(cache: Path, request: StageRequest, paths: StagePaths) -> FetchDone:
+async def fetch(cache: Path, request: StageRequest, paths: StagePaths) -> FetchDone:
     """Waits until the model lies in `cache`, the namespace's folder. Raises ArtifactError and OSError."""
     credentials = await credentials_of(request.uri, paths.secret, request.settings, identity=request.identity)
-    wanted = FetchRequest(
+    fetch_request = FetchRequest(
         uri=request.uri,
         revision=request.revision,
         manifest=request.manifest,
@@ -30,9 +30,9 @@ async def bring(cache: Path, request: StageRequest, paths: StagePaths) -> FetchD
         nonlocal last
         last, progress.total = line, line.bytes_total
 
-    progress = Progress(paths.progress, lambda: last.bytes_done)
+    progress = DownloadProgress(paths.progress, lambda: last.bytes_done)
     async with progress.fetching():
-        done = await cacheclient.fetch(cache, wanted, hear)
+        done = await cacheclient.fetch(cache, fetch_request, hear)
     await progress.report("verifying")
     return done
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoal.agent.stage.request import StagePaths
-from shoal.artifacts import File, Manifest, Source
-from shoal.artifacts.errors import require_room
+from shoal.artifacts import ArtifactSource, File, Manifest
+from shoal.artifacts.errors import require_space
 
 _FILES = 4
 """Files on their way at the same time; how many connections that makes is the source's affair."""
@@ -29,12 +29,14 @@ def keep_only(manifest: Manifest, paths: StagePaths) -> None:
     note.write_text(manifest.digest)
 
 
-async def gather(source: Source, manifest: Manifest, paths: StagePaths, on_bytes: Callable[[int], None]) -> None:
+async def gather(
+    source: ArtifactSource, manifest: Manifest, paths: StagePaths, on_bytes: Callable[[int], None]
+) -> None:
     """Fetches what is missing. `on_bytes` as in `Source.download`. Raises ArtifactError and OSError."""
     folder = folder_of(manifest, paths)
     missing, there = await asyncio.to_thread(_missing, manifest, folder)
     on_bytes(there)
-    await asyncio.to_thread(_require_room, folder, missing, source)
+    await asyncio.to_thread(_require_space, folder, missing, source)
     waiting = list(reversed(missing))
 
     async def work() -> None:
@@ -63,7 +65,7 @@ def _missing(manifest: Manifest, folder: Path) -> tuple[list[File], int]:
     return missing, there
 
 
-def _require_room(folder: Path, missing: list[File], source: Source) -> None:
+def _require_space(folder: Path, missing: list[File], source: ArtifactSource) -> None:
     parts = [folder / f"{file.name}.part" for file in missing]
     begun = sum(part.stat().st_blocks * 512 for part in parts if part.exists())
-    require_room(folder, sum(file.size for file in missing) - begun, source.settings.room_advice)
+    require_space(folder, sum(file.size for file in missing) - begun, source.settings.disk_advice)

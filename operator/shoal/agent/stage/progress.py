@@ -26,7 +26,7 @@ def write_progress(path: Path, progress: StageProgress) -> None:
     os.replace(beside, path)
 
 
-class Progress:
+class DownloadProgress:
     """Measures what has arrived by looking at the disk: true for every source, whatever library fetches it."""
 
     def __init__(self, path: Path, measure: Callable[[], int]) -> None:

@@ -19,13 +19,13 @@ from shoal.agent import outcome
 from shoal.agent.credentials import credentials_of
 from shoal.agent.stage import cached
 from shoal.agent.stage.gather import folder_of, gather, keep_only
-from shoal.agent.stage.progress import Progress, write_progress
+from shoal.agent.stage.progress import DownloadProgress, write_progress
 from shoal.agent.stage.request import StagePaths, StageRequest, StageResult
 from shoal.api import reasons
 from shoal.api.cache import CACHED_SCHEMES
 from shoal.api.replica import StageProgress
 from shoal.api.sources import SourceUri, parse_source, shown
-from shoal.artifacts import ArtifactError, Credentials, Manifest, Source, archive, folders, open_source
+from shoal.artifacts import ArtifactError, ArtifactSource, Manifest, StoreCredentials, archive, folders, open_source
 from shoal.artifacts.errors import of_os_error
 
 log = structlog.get_logger()
@@ -39,7 +39,7 @@ async def stage(request: StageRequest, paths: StagePaths) -> StageResult:
             source = parse_source(request.uri)
         except ValueError as error:
             raise ArtifactError(reasons.SOURCE_INVALID, str(error)) from None
-        bring = _in_place if source.in_place else _bring
+        bring = _in_place if source.in_place else _fetch
         if paths.cache is not None and source.scheme in CACHED_SCHEMES:
             bring = _from_cache
         digest, size, commit = await bring(source, request, paths)
@@ -63,8 +63,8 @@ _Outcome = tuple[str | None, int, str | None]
 async def _in_place(source: SourceUri, request: StageRequest, paths: StagePaths) -> _Outcome:
     """The engine reads the mounted volume: it is only looked at."""
     folder = paths.source / source.path
-    await Progress(paths.progress, lambda: 0).report("verifying")
-    async with open_source(request.uri, Credentials(), request.settings, mounted=paths.source) as opened:
+    await DownloadProgress(paths.progress, lambda: 0).report("verifying")
+    async with open_source(request.uri, StoreCredentials(), request.settings, mounted=paths.source) as opened:
         _require_manifest(request, await opened.manifest())
     await asyncio.to_thread(folders.check_model, folder, shown(source.uri))
     digest = await asyncio.to_thread(folders.digest_of, folder) if request.digest else None
@@ -76,14 +76,14 @@ async def _in_place(source: SourceUri, request: StageRequest, paths: StagePaths)
 async def _from_cache(source: SourceUri, request: StageRequest, paths: StagePaths) -> _Outcome:
     """The engine reads the namespace's folder of the node cache."""
     assert paths.cache is not None  # noqa: S101 - the caller looked
-    done = await cached.bring(paths.cache, request, paths)
+    done = await cached.fetch(paths.cache, request, paths)
     if done.digest is not None:
         _require_digest(request, done.digest)
     await asyncio.to_thread(cached.use, paths.cache, done, request, paths)
     return done.digest, done.bytes, done.revision
 
 
-async def _bring(source: SourceUri, request: StageRequest, paths: StagePaths) -> _Outcome:
+async def _fetch(source: SourceUri, request: StageRequest, paths: StagePaths) -> _Outcome:
     """The files are brought to the target."""
     done = await asyncio.to_thread(_finished, request, paths)
     if done is not None:
@@ -97,7 +97,7 @@ async def _bring(source: SourceUri, request: StageRequest, paths: StagePaths) ->
         nonlocal arrived
         arrived += count
 
-    progress = Progress(paths.progress, lambda: arrived)
+    progress = DownloadProgress(paths.progress, lambda: arrived)
     async with (
         progress.fetching(),
         open_source(request.uri, credentials, request.settings, revision=commit) as opened,
@@ -112,7 +112,7 @@ async def _bring(source: SourceUri, request: StageRequest, paths: StagePaths) ->
     return digest, size, manifest.revision
 
 
-async def _manifest(opened: Source, request: StageRequest, paths: StagePaths) -> Manifest:
+async def _manifest(opened: ArtifactSource, request: StageRequest, paths: StagePaths) -> Manifest:
     manifest = await opened.manifest()
     _require_manifest(request, manifest)
     if manifest.revision is not None:

@@ -1,16 +1,15 @@
 """`shoal adapters`: asks the operator that leads, and shows pools, replicas and adapters."""
 
-import asyncio
 from typing import Final
 
 import click
 from rich.console import Console
 
-from shoal.api.adapterfigures import Adapters
+from shoal.api.adapterstats import AdapterFiguresAnswer
 from shoal.cli.adapters.picture import SORTS, picture
-from shoal.cli.options import cluster_options
-from shoal.cli.scaling.reach import Operator, told
-from shoal.kube.client import Client
+from shoal.cli.client import run_command
+from shoal.cli.options import Installation, operator_options
+from shoal.cli.services import OperatorClient
 
 WIDTH: Final = 160
 """Columns where the output is no terminal."""
@@ -32,7 +31,7 @@ WIDER: Final = 240
     show_default=True,
     help="wide: with the replicas that have each adapter.",
 )
-@cluster_options
+@operator_options
 def command(
     pool: str | None,
     namespace: str | None,
@@ -40,10 +39,7 @@ def command(
     sort: str,
     limit: int,
     output: str,
-    kubeconfig: str | None,
-    context: str | None,
-    operator_namespace: str,
-    operator_url: str | None,
+    installation: Installation,
 ) -> None:
     """Show the adapters of LoRA pools: where they are loaded, hits, loads, when they were last used.
 
@@ -53,12 +49,12 @@ def command(
     if all_namespaces and namespace:
         raise click.UsageError("--all-namespaces does not go with --namespace")
 
-    async def work() -> Adapters:
-        async with await Client.from_environment(kubeconfig=kubeconfig, context=context) as client:
+    async def work() -> AdapterFiguresAnswer:
+        async with await installation.connect() as client:
             where = None if all_namespaces else namespace or client.namespace or "default"
-            return await Operator(client, operator_namespace, operator_url).adapters(where, pool)
+            return await OperatorClient(client, installation.namespace, installation.url).adapters(where, pool)
 
-    answer = asyncio.run(told(work()))
+    answer = run_command(work())
     if output == "json":
         click.echo(answer.model_dump_json(indent=2))
         return

@@ -9,14 +9,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from shoal.api.adapterfigures import AdapterFigures, Adapters, PoolFigures, ReplicaAdapters
+from shoal.api.adapterstats import AdapterFigures, AdapterFiguresAnswer, PoolFigures, ReplicaAdapters
 from shoal.cli.scaling.why import ago
 
 SORTS: Final = ("name", "used", "requests", "misses")
 _UNREMARKABLE: Final = ("Resident", "OnDemand")
 
 
-def picture(answer: Adapters, *, sort: str = "name", limit: int = 50, wide: bool = False) -> RenderableType:
+def picture(answer: AdapterFiguresAnswer, *, sort: str = "name", limit: int = 50, wide: bool = False) -> RenderableType:
     """All pools of an answer; `wide`: with the replicas that have each adapter."""
     if not answer.pools:
         return Text("there is no LoRAPool")
@@ -56,8 +56,8 @@ def _pool(pool: PoolFigures, now: datetime, sort: str, limit: int, wide: bool) -
     )
     if pool.ready != "True":
         yield Text(f"{pool.reason}: {pool.message}" if pool.reason else "not worked on yet", style="yellow")
-    if pool.unheard:
-        yield Text(f"not heard, so the figures lack what they have: {', '.join(pool.unheard)}", style="yellow")
+    if pool.stale:
+        yield Text(f"not heard, so the figures lack what they have: {', '.join(pool.stale)}", style="yellow")
     yield Padding(_replicas(pool.replicas), (0, 0, 0, 2), expand=False)
     if pool.adapters:
         shown = ordered(pool.adapters, sort)[:limit]
@@ -71,7 +71,7 @@ def _replicas(replicas: Sequence[ReplicaAdapters]) -> RenderableType:
         return Text("no replica now: a request for an adapter wakes one")
     table = _table("REPLICA", "SLOTS", "LOADED", "FAILED", "WAITING", "LOADS", "EVICTED")
     for one in replicas:
-        if not one.heard:
+        if not one.live:
             cells = ("?", "?", "?", "?", "?", "?")
         else:
             slots = "-" if one.slots is None else f"{_count(one.leased)}/{one.slots}"
@@ -96,7 +96,7 @@ def _adapters(adapters: Sequence[AdapterFigures], replicas: int, now: datetime, 
             revision,
             "-" if one.rank is None else str(one.rank),
             resident,
-            "-" if one.wanted is None else f"{len(one.floor)}/{one.wanted}",
+            "-" if one.wanted is None else f"{len(one.desired)}/{one.wanted}",
             _count(one.in_flight),
             _count(one.held),
             _count(one.arrivals),
@@ -113,7 +113,7 @@ def _where(one: AdapterFigures) -> str:
     """The replicas that have it, then those that are to load it yet."""
     if one.resident is None:
         return "?"
-    coming = [f"{pod} (to load)" for pod in one.floor if pod not in one.resident]
+    coming = [f"{pod} (to load)" for pod in one.desired if pod not in one.resident]
     return ", ".join([*one.resident, *coming]) or "-"
 
 

@@ -15,7 +15,7 @@ from shoal.api.artifact import ArtifactFacts
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.api.sources import parse_source, shown
-from shoal.artifacts import ArtifactError, Credentials, Settings, open_source
+from shoal.artifacts import ArtifactError, Settings, StoreCredentials, open_source
 from shoal.artifacts.metadata import read_metadata
 from shoal.cli.explain import inputs
 from shoal.core.architectures import UnknownConfig, facts_of
@@ -114,7 +114,7 @@ async def _read(model: Model) -> ArtifactFacts | str:
         return f"{shown(uri)} cannot be read: {error.strerror or error}; --facts reads them from a file"
 
 
-async def _credentials(scheme: str) -> Credentials:
+async def _credentials(scheme: str) -> StoreCredentials:
     """The user's own: of the hub's login for hf://, of the environment for buckets, by the names of a Secret's keys.
 
     An https:// source gets none: which host a token is for is not known here.
@@ -127,4 +127,4 @@ async def _credentials(scheme: str) -> Credentials:
         values = {"token": token} if token else {}
     elif prefix := _PREFIXES.get(scheme):
         values = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
-    return Credentials(values, given=bool(values))
+    return StoreCredentials(values, given=bool(values))

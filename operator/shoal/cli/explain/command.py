@@ -71,7 +71,7 @@ def command(
     if fleet:
         where = inputs.read_fleet(fleet)
     else:
-        where = inputs.Fleet(said.classes or built_in(), None, built_in=not said.classes)
+        where = inputs.ExplainedFleet(said.classes or built_in(), None, built_in=not said.classes)
     settings = read_config(config)
     known = artifacts.of_models(said.models, given(facts, said.models))
     report = explain(said, where, known, settings, context)

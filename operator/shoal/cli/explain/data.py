@@ -7,11 +7,11 @@ import yaml
 from shoal.api.meta import JsonObject
 from shoal.api.sources import shown
 from shoal.cli.explain.decide import ClassReport, ModelReport, Report
-from shoal.cli.explain.inputs import Fleet
+from shoal.cli.explain.inputs import ExplainedFleet
 from shoal.core import quantity
 
 
-def as_object(report: Report, fleet: Fleet) -> JsonObject:
+def as_object(report: Report, fleet: ExplainedFleet) -> JsonObject:
     """The report as plain data: bytes are bytes, money is a decimal number in a string, unknown is null."""
     return {
         "fleet": {
@@ -50,7 +50,7 @@ def _model_object(report: ModelReport) -> JsonObject:
 
 def _class_object(row: ClassReport, context: int | None) -> JsonObject:
     sized = row.sized
-    sums = sized.sums if sized else None
+    sums = sized.breakdown if sized else None
     return {
         "class": row.gpu_class,
         "fits": sized is not None,
@@ -83,7 +83,7 @@ def allocated_percent(report: Report) -> float | None:
     return round(100 * sum(u.allocated for u in report.use) / offered, 1) if offered else None
 
 
-def dump(report: Report, fleet: Fleet, output: str) -> str:
+def dump(report: Report, fleet: ExplainedFleet, output: str) -> str:
     """The report as JSON or YAML."""
     data = as_object(report, fleet)
     return json.dumps(data, indent=2) if output == "json" else yaml.safe_dump(data, sort_keys=False, width=120).rstrip()

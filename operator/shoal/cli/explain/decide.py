@@ -11,13 +11,14 @@ from shoal.api.config import OperatorConfig
 from shoal.api.gpuclass import GPUClass
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
-from shoal.cli.explain.inputs import Declared, Fleet
-from shoal.core import candidates, models
+from shoal.cli.explain.inputs import Declared, ExplainedFleet
+from shoal.core import candidates
 from shoal.core.candidates import Considered, Tune
 from shoal.core.facts import Node
 from shoal.core.gpus import held_by_node
-from shoal.core.placement import ClassSupply, ClassUse, Demand, NodeRoom, Placement, pack
+from shoal.core.placement import ClassSupply, ClassUse, Demand, NodeSupply, Placement, pack
 from shoal.core.sizing import GPU, Sized, Tuning
+from shoal.core.status import modelstatus
 from shoal.engine.launch import check_extra_args, pool_args
 from shoal.engine.tuning import tuning_of
 from shoal.manifests.pool import applied, pool_problem
@@ -96,7 +97,7 @@ class Report:
 
 def explain(
     said: Declared,
-    fleet: Fleet,
+    fleet: ExplainedFleet,
     facts: Mapping[str, ArtifactFacts | str],
     config: OperatorConfig,
     context: int | None,
@@ -134,11 +135,11 @@ def explain(
     )
 
 
-def _problem(model: Model, fleet: Fleet, facts: ArtifactFacts | str, config: OperatorConfig) -> str:
+def _problem(model: Model, fleet: ExplainedFleet, facts: ArtifactFacts | str, config: OperatorConfig) -> str:
     version = engine_version(model, config)
     found = [
         p.message
-        for p in models.problems(
+        for p in modelstatus.problems(
             model,
             classes=fleet.classes,
             versions=tuple(config.engines.versions),
@@ -155,7 +156,7 @@ def _problem(model: Model, fleet: Fleet, facts: ArtifactFacts | str, config: Ope
 def _consider(
     model: Model,
     facts: ArtifactFacts | str,
-    fleet: Fleet,
+    fleet: ExplainedFleet,
     gpus: Mapping[str, GPU],
     config: OperatorConfig,
     pool: LoRAPool | None,
@@ -202,13 +203,13 @@ def tune_for(model: Model, config: OperatorConfig, pool: LoRAPool | None = None)
 
 def _demand(model: Model, considered: Considered, place: int) -> Demand:
     """Models that have no age yet are taken as if they were made in the order in which they stand in the files."""
-    wanted = models.first_wanted(model)
+    wanted = modelstatus.first_wanted(model)
     found = candidates.demand(model, considered, wanted=wanted, minimum=wanted)
     return found if found.created else replace(found, created=_LAST + timedelta(seconds=place))
 
 
 def _supplies(
-    fleet: Fleet, members: Mapping[str, tuple[Node, ...]], demands: Sequence[Demand], asked: Set[str]
+    fleet: ExplainedFleet, members: Mapping[str, tuple[Node, ...]], demands: Sequence[Demand], asked: Set[str]
 ) -> tuple[ClassSupply, ...]:
     """What pods of other Models and of anybody else hold is taken; the Models that are asked about are placed anew."""
     if fleet.nodes is not None:
@@ -220,7 +221,7 @@ def _supplies(
         for candidate in demand.candidates:
             needed[candidate.gpu_class] += -(-demand.wanted // max(1, NODE_GPUS // candidate.gpus))
     return tuple(
-        ClassSupply(name, tuple(NodeRoom(f"{name}-{i}", NODE_GPUS, NODE_GPUS) for i in range(min(nodes, MOST_NODES))))
+        ClassSupply(name, tuple(NodeSupply(f"{name}-{i}", NODE_GPUS, NODE_GPUS) for i in range(min(nodes, MOST_NODES))))
         for name, nodes in sorted(needed.items())
     )
 
@@ -231,7 +232,7 @@ def _model(
     problem: str,
     considered: Considered | None,
     placement: Placement | None,
-    fleet: Fleet,
+    fleet: ExplainedFleet,
     context: int | None,
 ) -> ModelReport:
     known = None if isinstance(facts, str) else facts

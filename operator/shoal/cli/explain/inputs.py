@@ -18,10 +18,10 @@ from shoal.api import names
 from shoal.api.gpuclass import GPUClass
 from shoal.api.loraadapter import LoRAAdapter
 from shoal.api.lorapool import LoRAPool
-from shoal.api.meta import API_VERSION, GROUP, JsonObject, Kind, Object
+from shoal.api.meta import API_VERSION, GROUP, CustomResource, JsonObject, Object
 from shoal.api.model import Model
 from shoal.core import facts
-from shoal.core.adapters.owner import oldest
+from shoal.core.lora.owner import oldest
 from shoal.kube import projections
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ else:
     except ImportError:  # a PyYAML that was built without libyaml: slower, the same otherwise
         from yaml import SafeLoader
 
-K = TypeVar("K", bound=Kind)
+K = TypeVar("K", bound=CustomResource)
 
 _SHOWN: Final = 5
 """Problems of one object that are told at once."""
@@ -48,7 +48,7 @@ class _Loader(SafeLoader):
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class ExplainedFleet:
     """The GPUs that Models may run on."""
 
     classes: dict[str, GPUClass]
@@ -152,8 +152,8 @@ def read_models(paths: Sequence[Path], namespace: str) -> Declared:
 
     What has no namespace gets `namespace`. Raises click.UsageError.
     """
-    found: dict[tuple[str, str], Kind] = {}
-    kinds: dict[str, type[Kind]] = {k.kind_name: k for k in (Model, GPUClass, LoRAPool, LoRAAdapter)}
+    found: dict[tuple[str, str], CustomResource] = {}
+    kinds: dict[str, type[CustomResource]] = {k.kind_name: k for k in (Model, GPUClass, LoRAPool, LoRAAdapter)}
     for path in paths:
         for raw in objects(path):
             kind = kinds.get(raw["kind"]) if _is_ours(raw) else None
@@ -178,7 +178,7 @@ def read_models(paths: Sequence[Path], namespace: str) -> Declared:
     )
 
 
-def read_fleet(path: Path) -> Fleet:
+def read_fleet(path: Path) -> ExplainedFleet:
     """GPUClasses, and Nodes and Pods if there are any. Raises click.UsageError."""
     classes: dict[str, GPUClass] = {}
     nodes: dict[str, facts.Node] = {}
@@ -203,7 +203,7 @@ def read_fleet(path: Path) -> Fleet:
         raise click.UsageError(
             f"{path}: there is no GPUClass in there; `kubectl get gpuclasses,nodes,pods -A -o yaml` prints a fleet"
         )
-    return Fleet(classes, tuple(nodes.values()) if nodes else None, tuple(pods.values()), owners)
+    return ExplainedFleet(classes, tuple(nodes.values()) if nodes else None, tuple(pods.values()), owners)
 
 
 def parse(kind: type[K], raw: JsonObject, path: Path) -> K:

@@ -12,7 +12,7 @@ from shoal.api.artifact import ArtifactFacts
 from shoal.api.sources import shown
 from shoal.cli.explain.data import allocated_percent, fits
 from shoal.cli.explain.decide import ClassReport, ModelReport, Report, currency
-from shoal.cli.explain.inputs import Fleet
+from shoal.cli.explain.inputs import ExplainedFleet
 from shoal.core import quantity
 
 _GI, _KI = 2**30, 2**10
@@ -21,7 +21,7 @@ FEW = 10
 _NAMED = 20
 
 
-def tables(report: Report, fleet: Fleet, console: Console, *, sums: bool) -> None:
+def tables(report: Report, fleet: ExplainedFleet, console: Console, *, sums: bool) -> None:
     """Prints the report: a table for each Model, or one line for each where there are many."""
     if len(report.models) <= FEW or sums:
         for each in report.models:
@@ -140,7 +140,7 @@ def _verdict(row: ClassReport) -> str:
 def _sums(row: ClassReport) -> str:
     if row.sized is None:
         return ""
-    s = row.sized.sums
+    s = row.sized.breakdown
     state = f" + states {gib(s.state)}" if s.state else ""
     adapters = f" + adapters {gib(s.adapters)}" if s.adapters else ""
     return (
@@ -149,7 +149,7 @@ def _sums(row: ClassReport) -> str:
     )
 
 
-def _totals(report: Report, fleet: Fleet) -> Iterator[str]:
+def _totals(report: Report, fleet: ExplainedFleet) -> Iterator[str]:
     if fleet.built_in:
         yield "[dim]Classes: the built-in catalogue of well-known GPUs, without prices, so that none is chosen.[/]"
         yield "[dim]--fleet FILE takes your own; nodes of 8 GPUs are assumed.[/]"

@@ -4,7 +4,6 @@ What goes to Git is on the standard output, everything else, a new key too, on t
 takes a key along.
 """
 
-import asyncio
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -17,9 +16,9 @@ import click
 import yaml
 
 from shoal.api.meta import JsonObject
+from shoal.cli.client import run_command
 from shoal.cli.keys import edit, source
-from shoal.cli.scaling.reach import told
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 
 Decide = Callable[[JsonObject, datetime], "Change"]
 
@@ -61,7 +60,7 @@ def run(where: Where, decide: Decide, key_file: Path | None = None) -> None:
     if key_file is not None and key_file.exists():
         raise click.UsageError(f"{key_file} is there already: a key is only written into a new file")
     try:
-        asyncio.run(told(_change(where, decide, key_file)))
+        run_command(_change(where, decide, key_file))
     except edit.KeysError as error:
         raise click.ClickException(str(error)) from None
     except KeyboardInterrupt:
@@ -77,7 +76,7 @@ async def _change(where: Where, decide: Decide, key_file: Path | None) -> None:
             source.write_file(where.file, tenant, change.operations)
         _tell(where, tenant, change, key_file, f"{where.file} is changed: commit it" if where.write else None)
         return
-    async with await Client.from_environment(kubeconfig=where.kubeconfig, context=where.context) as client:
+    async with await KubeClient.from_environment(kubeconfig=where.kubeconfig, context=where.context) as client:
         tenant = await source.in_cluster(client, where.tenant or "")
         change = _decided(decide, tenant, now)
         done = None

@@ -189,10 +189,10 @@ def _free(tenant: JsonObject, name: str) -> str:
     return next(n for n in (name, *(f"{name}-{i}" for i in range(2, edit.MOST_KEYS + 2))) if n not in taken)
 
 
-def _last(tenant: JsonObject, entry: edit.Entry, now: datetime) -> tuple[str, ...]:
+def _last(tenant: JsonObject, entry: edit.KeyEntry, now: datetime) -> tuple[str, ...]:
     """Warns who is about to lock a tenant out."""
 
-    def works(e: edit.Entry) -> bool:
+    def works(e: edit.KeyEntry) -> bool:
         return not e.disabled and (e.expires is None or e.expires > now + timedelta(seconds=1))
 
     if works(entry) and not any(works(e) for e in edit.entries(tenant) if e.name != entry.name):

@@ -19,7 +19,7 @@ class KeysError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KeyEntry:
     """One of `spec.keys`, whatever else is wrong with the object."""
 
     index: int
@@ -29,7 +29,7 @@ class Entry:
     disabled: bool
 
 
-def entries(tenant: JsonObject) -> list[Entry]:
+def entries(tenant: JsonObject) -> list[KeyEntry]:
     """Raises KeysError for a list that is none, or an expiry that is no time."""
     keys: Any = spec_of(tenant).get("keys") or []
     if not isinstance(keys, list) or not all(isinstance(key, dict) for key in cast("list[Any]", keys)):
@@ -37,7 +37,7 @@ def entries(tenant: JsonObject) -> list[Entry]:
     return [_entry(tenant, i, key) for i, key in enumerate(cast("list[JsonObject]", keys))]
 
 
-def _entry(tenant: JsonObject, index: int, key: JsonObject) -> Entry:
+def _entry(tenant: JsonObject, index: int, key: JsonObject) -> KeyEntry:
     name, expires = str(key.get("name", "")), key.get("expires")
     if expires is not None and not isinstance(expires, datetime):
         try:
@@ -46,7 +46,7 @@ def _entry(tenant: JsonObject, index: int, key: JsonObject) -> Entry:
             raise KeysError(f"key '{name}' of {name_of(tenant)}: {expires} is no time") from None
     if expires is not None and expires.tzinfo is None:
         expires = expires.replace(tzinfo=UTC)
-    return Entry(index, name, str(key.get("sha256", "")), expires, bool(key.get("disabled")))
+    return KeyEntry(index, name, str(key.get("sha256", "")), expires, bool(key.get("disabled")))
 
 
 def spec_of(tenant: JsonObject) -> JsonObject:
@@ -57,7 +57,7 @@ def name_of(tenant: JsonObject) -> str:
     return f"Tenant {tenant.get('metadata', {}).get('name', '')}"
 
 
-def find(tenant: JsonObject, name: str) -> Entry:
+def find(tenant: JsonObject, name: str) -> KeyEntry:
     """Raises KeysError with the names that there are."""
     there = entries(tenant)
     for entry in there:
@@ -85,15 +85,15 @@ def add(tenant: JsonObject, name: str, sha256: str, expires: datetime | None) ->
     return [{"op": "add", "path": "/spec/keys/-", "value": entry}]
 
 
-def change(entry: Entry, field: str, value: object) -> list[JsonObject]:
+def change(entry: KeyEntry, field: str, value: object) -> list[JsonObject]:
     return [_guard(entry), {"op": "add", "path": f"/spec/keys/{entry.index}/{field}", "value": value}]
 
 
-def remove(entry: Entry) -> list[JsonObject]:
+def remove(entry: KeyEntry) -> list[JsonObject]:
     return [_guard(entry), {"op": "remove", "path": f"/spec/keys/{entry.index}"}]
 
 
-def _guard(entry: Entry) -> JsonObject:
+def _guard(entry: KeyEntry) -> JsonObject:
     return {"op": "test", "path": f"/spec/keys/{entry.index}/name", "value": entry.name}
 
 

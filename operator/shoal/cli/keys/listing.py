@@ -1,6 +1,5 @@
 """`shoal keys list`: names, states and expiries."""
 
-import asyncio
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -18,11 +17,11 @@ from shoal.api import names
 from shoal.api.billing import UsagePage
 from shoal.api.meta import JsonObject
 from shoal.api.tenant import Tenant
+from shoal.cli.client import run_command
 from shoal.cli.keys import edit, source, when
-from shoal.cli.scaling.reach import told
-from shoal.cli.usage.reach import Refused, Unreachable, Where, ledger_options, opened
-from shoal.core.tenants import age
-from shoal.kube.client import Client
+from shoal.cli.options import Installation, ledger_options
+from shoal.cli.services import open_ledger
+from shoal.core.status.tenantstatus import age
 from shoal.kube.resources import TENANTS
 
 NARROW = 120
@@ -32,7 +31,7 @@ USED_DAYS = 31
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class KeyRow:
     tenant: str
     name: str
     state: Literal["active", "expired", "disabled", "suspended", "claimed"]
@@ -48,16 +47,18 @@ class Row:
 @click.option("--used", is_flag=True, help=f"Ask the ledger when each was used last, in the last {USED_DAYS} days.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @ledger_options
-def listing(tenant: str | None, file: Path | None, used: bool, output: Literal["table", "json"], where: Where) -> None:
+def listing(
+    tenant: str | None, file: Path | None, used: bool, output: Literal["table", "json"], installation: Installation
+) -> None:
     """Show the keys of a Tenant, or of all: which work, until when, and whether anybody still uses them."""
 
     async def work() -> None:
         now = datetime.now(UTC)
-        last: Mapping[tuple[str, str], str] = await _last_used(where, tenant, now) if used else {}
+        last: Mapping[tuple[str, str], str] = await _last_used(installation, tenant, now) if used else {}
         if file is not None:
             found = [source.in_file(file, tenant)]
         else:
-            async with await Client.from_environment(kubeconfig=where.kubeconfig, context=where.context) as client:
+            async with await installation.connect() as client:
                 if tenant is not None:
                     await source.in_cluster(client, tenant)  # to say that it is not there
                 found = [o async for o in client.list(TENANTS)]
@@ -69,19 +70,19 @@ def listing(tenant: str | None, file: Path | None, used: bool, output: Literal["
             Console(highlight=False, width=width).print(picture(rows, used=used) if rows else "there is no key")
 
     try:
-        asyncio.run(told(work()))
-    except (edit.KeysError, Unreachable, Refused) as error:
+        run_command(work())
+    except edit.KeysError as error:
         raise click.ClickException(str(error)) from None
     except KeyboardInterrupt:
         return
 
 
-async def _last_used(where: Where, tenant: str | None, now: datetime) -> dict[tuple[str, str], str]:
-    """By (tenant, key): the last day with a request. Raises Unreachable, Refused."""
+async def _last_used(installation: Installation, tenant: str | None, now: datetime) -> dict[tuple[str, str], str]:
+    """By (tenant, key): the last day with a request. Raises ServiceError."""
     since = now - timedelta(days=USED_DAYS)
     query: dict[str, str | None] = {"by": "tenant,key,day", "from": f"{since:%Y-%m-%d}", "tenant": tenant}
     found: dict[tuple[str, str], str] = {}
-    async with opened(where) as ledger:
+    async with open_ledger(installation) as ledger:
         after: str | None = None
         while True:
             page = await ledger.get(names.USAGE_PATH, query | {"after": after}, UsagePage)
@@ -94,33 +95,33 @@ async def _last_used(where: Where, tenant: str | None, now: datetime) -> dict[tu
                 return found
 
 
-def states(tenants: Iterable[JsonObject], now: datetime) -> list[Row]:
+def states(tenants: Iterable[JsonObject], now: datetime) -> list[KeyRow]:
     """Each key of each Tenant. A hash belongs to the oldest Tenant that lists it, as gateways look it up."""
     found = list(tenants)
     owner: dict[str, str] = {}
     for raw in sorted(found, key=_age):
         for entry in edit.entries(raw):
             owner.setdefault(entry.sha256, raw["metadata"]["name"])
-    rows: list[Row] = []
+    rows: list[KeyRow] = []
     for raw in sorted(found, key=lambda raw: raw["metadata"]["name"]):
         name, suspended = raw["metadata"]["name"], bool(edit.spec_of(raw).get("suspended"))
         rows += [_row(name, suspended, entry, owner[entry.sha256], now) for entry in edit.entries(raw)]
     return rows
 
 
-def _row(tenant: str, suspended: bool, entry: edit.Entry, owner: str, now: datetime) -> Row:
+def _row(tenant: str, suspended: bool, entry: edit.KeyEntry, owner: str, now: datetime) -> KeyRow:
     expires = edit.stamp(entry.expires) if entry.expires else None
     if suspended:
-        return Row(tenant, entry.name, "suspended", expires, "the whole Tenant is refused")
+        return KeyRow(tenant, entry.name, "suspended", expires, "the whole Tenant is refused")
     if entry.disabled:
-        return Row(tenant, entry.name, "disabled", expires)
+        return KeyRow(tenant, entry.name, "disabled", expires)
     if entry.expires is not None and entry.expires <= now:
         past = when.span((now - entry.expires).total_seconds())
-        return Row(tenant, entry.name, "expired", expires, f"{past} ago: remove it")
+        return KeyRow(tenant, entry.name, "expired", expires, f"{past} ago: remove it")
     if owner != tenant:
-        return Row(tenant, entry.name, "claimed", expires, f"the older Tenant {owner} lists the same key")
+        return KeyRow(tenant, entry.name, "claimed", expires, f"the older Tenant {owner} lists the same key")
     note = f"in {when.span((entry.expires - now).total_seconds())}" if entry.expires else ""
-    return Row(tenant, entry.name, "active", expires, note)
+    return KeyRow(tenant, entry.name, "active", expires, note)
 
 
 def _age(raw: JsonObject) -> tuple[datetime, str]:
@@ -130,7 +131,7 @@ def _age(raw: JsonObject) -> tuple[datetime, str]:
         return (datetime.max.replace(tzinfo=UTC), str(raw["metadata"].get("uid", "")))
 
 
-def picture(rows: Iterable[Row], *, used: bool) -> Table:
+def picture(rows: Iterable[KeyRow], *, used: bool) -> Table:
     table = Table(show_edge=False, box=None, pad_edge=False)
     for heading in ("TENANT", "KEY", "STATE", "EXPIRES", *(("LAST USED",) if used else ()), ""):
         table.add_column(heading, no_wrap=bool(heading))

@@ -15,8 +15,8 @@ from shoal.api.meta import API_VERSION, JsonObject
 from shoal.api.tenant import Tenant
 from shoal.cli.explain import inputs
 from shoal.cli.keys import edit
-from shoal.kube.client import Client
-from shoal.kube.errors import Conflict, Invalid, NotFound
+from shoal.kube.client import KubeClient
+from shoal.kube.errors import Conflict, NotFound, ObjectInvalid
 from shoal.kube.resources import TENANTS
 
 MANAGER: Final = "kubectl-shoal"
@@ -98,7 +98,7 @@ def _edited(text: str, operations: Sequence[JsonObject]) -> str:
     return buffer.getvalue()
 
 
-async def in_cluster(client: Client, name: str) -> JsonObject:
+async def in_cluster(client: KubeClient, name: str) -> JsonObject:
     """Raises KeysError where there is no such Tenant."""
     try:
         return await client.get(TENANTS, name)
@@ -111,7 +111,7 @@ async def in_cluster(client: Client, name: str) -> JsonObject:
         ) from None
 
 
-async def write_cluster(client: Client, tenant: JsonObject, operations: Sequence[JsonObject]) -> str | None:
+async def write_cluster(client: KubeClient, tenant: JsonObject, operations: Sequence[JsonObject]) -> str | None:
     """Carries the operations out on the object as it was read, and on no later one.
 
     Returns who else writes it, where something says so. Raises KeysError.
@@ -126,7 +126,7 @@ async def write_cluster(client: Client, tenant: JsonObject, operations: Sequence
         raise edit.KeysError(
             f"Tenant {name} was changed by somebody else at the same moment: nothing was written, call again"
         ) from None
-    except Invalid as error:
+    except ObjectInvalid as error:
         raise edit.KeysError(f"Tenant {name}: {error.message}") from None
     marks: set[str] = {*(metadata.get("labels") or ()), *(metadata.get("annotations") or ())}
     return next((tool for mark, tool in _GITOPS.items() if mark in marks), None)

@@ -1,6 +1,6 @@
 """`shoal logs`: a tenant's request log, and deleting from it.
 
-reach.py    asks a gateway, with the key for logs
+volumes.py  volumes of gateways that were scaled away
 view.py     entries as lines
 command.py  the commands
 """

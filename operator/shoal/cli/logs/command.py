@@ -9,12 +9,13 @@ from typing import Any, Final, cast
 import click
 import orjson
 
+from shoal.api import names
 from shoal.api.meta import JsonObject
-from shoal.cli.logs.reach import Gateways
+from shoal.cli.client import run_command
 from shoal.cli.logs.view import HEADER, line
-from shoal.cli.options import installation_options
-from shoal.cli.scaling.reach import told
-from shoal.kube.client import Client
+from shoal.cli.logs.volumes import left_behind
+from shoal.cli.options import Installation, gateway_options
+from shoal.cli.services import GatewayClient
 
 FOLLOW_SECONDS: Final = 2.0
 _LOOK_BACK: Final = timedelta(minutes=45)
@@ -22,12 +23,6 @@ _LOOK_BACK: Final = timedelta(minutes=45)
 _PAGE: Final = 1000
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _TIMES: Final = "give how long ago (90s, 30m, 12h, 7d), a date (2026-11-22), or a time (2026-11-22T06:00:00Z)"
-
-
-_options = installation_options(
-    "--operator-namespace",
-    ("--gateway-url", "Call a gateway's port for operations here, not through the API server."),
-)
 
 
 @click.group(name="logs", invoke_without_command=True)
@@ -39,7 +34,7 @@ _options = installation_options(
 @click.option("--limit", type=click.IntRange(1, 100_000), default=100, show_default=True, help="The newest so many.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with new entries as they come.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@_options
+@gateway_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -51,10 +46,7 @@ def command(
     limit: int,
     follow: bool,
     output: str,
-    kubeconfig: str | None,
-    context: str | None,
-    operator_namespace: str,
-    gateway_url: str | None,
+    installation: Installation,
 ) -> None:
     """Show a tenant's request log, from all gateways; `-o json` prints one entry per line, whole.
 
@@ -81,10 +73,10 @@ def command(
             click.echo(orjson.dumps(entry).decode() if output == "json" else line(entry))
 
     async def work() -> None:
-        async with await Client.from_environment(kubeconfig=kubeconfig, context=context) as client:
-            gateways = Gateways(client, operator_namespace, gateway_url)
+        async with await installation.connect() as client:
+            gateways = GatewayClient(client, installation.namespace, installation.url)
             entries = await _newest(gateways, wanted, limit)
-            for warning in await gateways.left_behind():
+            for warning in await left_behind(client, installation.namespace):
                 click.echo(f"missing: {warning}", err=True)
             if output == "table":
                 click.echo(HEADER)
@@ -93,7 +85,7 @@ def command(
                 await _follow(gateways, wanted, {str(entry.get("id")) for entry in entries}, show)
 
     try:
-        asyncio.run(told(work()))
+        run_command(work())
     except KeyboardInterrupt:
         return
 
@@ -102,15 +94,12 @@ def command(
 @click.option("--tenant", required=True, help="Whose request log.")
 @click.option("--user", help="Only entries with this `user`. Without it: all of the tenant's.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@_options
+@gateway_options
 def delete(
     tenant: str,
     user: str | None,
     yes: bool,
-    kubeconfig: str | None,
-    context: str | None,
-    operator_namespace: str,
-    gateway_url: str | None,
+    installation: Installation,
 ) -> None:
     """Delete a tenant's request log, or one user's entries, on all gateways and in the bucket.
 
@@ -122,26 +111,26 @@ def delete(
         click.confirm(f"Delete {whose}? It cannot be brought back", abort=True)
 
     async def work() -> tuple[JsonObject, list[str]]:
-        async with await Client.from_environment(kubeconfig=kubeconfig, context=context) as client:
-            gateways = Gateways(client, operator_namespace, gateway_url)
-            answer = await gateways.ask("DELETE", {"tenant": tenant, "user": user})
-            return answer, [*_warnings(answer), *await gateways.left_behind()]
+        async with await installation.connect() as client:
+            gateways = GatewayClient(client, installation.namespace, installation.url)
+            answer = await gateways.json("DELETE", names.LOGS_PATH, {"tenant": tenant, "user": user})
+            return answer, [*_warnings(answer), *await left_behind(client, installation.namespace)]
 
-    answer, left = asyncio.run(told(work()))
+    answer, left = run_command(work())
     entries, files = answer.get("entries"), answer.get("files")
     click.echo(f"Deleted: {files} files." if entries is None else f"Deleted: {entries} entries in {files} files.")
     if left:
         raise click.ClickException("not everything was reached:\n  " + "\n  ".join(left) + "\nRepeat it then.")
 
 
-async def _newest(gateways: Gateways, wanted: Mapping[str, str | None], limit: int) -> list[dict[str, Any]]:
+async def _newest(gateways: GatewayClient, wanted: Mapping[str, str | None], limit: int) -> list[dict[str, Any]]:
     """The latest first. What a page does not have is said on the error output."""
     entries: list[dict[str, Any]] = []
     cursor: str | None = None
     said: set[str] = set()
     while True:
         count = str(min(_PAGE, limit - len(entries)))
-        page = await gateways.ask("GET", {**wanted, "limit": count, "cursor": cursor})
+        page = await gateways.json("GET", names.LOGS_PATH, {**wanted, "limit": count, "cursor": cursor})
         entries += cast(list[dict[str, Any]], page.get("data") or [])
         for warning in _warnings(page):
             if warning not in said:
@@ -153,7 +142,7 @@ async def _newest(gateways: Gateways, wanted: Mapping[str, str | None], limit: i
 
 
 async def _follow(
-    gateways: Gateways,
+    gateways: GatewayClient,
     wanted: Mapping[str, str | None],
     seen: set[str],
     show: Callable[[list[dict[str, Any]]], None],
@@ -161,7 +150,9 @@ async def _follow(
     while True:
         await asyncio.sleep(FOLLOW_SECONDS)
         since = (datetime.now(UTC) - _LOOK_BACK).isoformat()
-        page = await gateways.ask("GET", {**wanted, "from": max(since, wanted["from"] or ""), "limit": str(_PAGE)})
+        page = await gateways.json(
+            "GET", names.LOGS_PATH, {**wanted, "from": max(since, wanted["from"] or ""), "limit": str(_PAGE)}
+        )
         entries = cast(list[dict[str, Any]], page.get("data") or [])
         show([entry for entry in entries[::-1] if str(entry.get("id")) not in seen])
         seen |= {str(entry.get("id")) for entry in entries}

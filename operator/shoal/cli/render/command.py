@@ -46,7 +46,7 @@ def command(
     said = inputs.read_models(files, namespace)
     if not fleet and not said.classes:
         raise click.UsageError("which GPUClasses are there? --fleet FILE, or put them beside the Models")
-    where = inputs.read_fleet(fleet) if fleet else inputs.Fleet(said.classes, None)
+    where = inputs.read_fleet(fleet) if fleet else inputs.ExplainedFleet(said.classes, None)
     settings = read_config(config)
     report = explain(said, where, artifacts.of_models(said.models, given(facts, said.models)), settings, None)
     click.echo(_KNOWN_LATER)

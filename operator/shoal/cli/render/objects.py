@@ -16,7 +16,7 @@ from shoal.core.keda import bounds, ceilings, floors
 from shoal.manifests import cache, keda
 from shoal.manifests import model as manifests
 from shoal.manifests.facts import facts_job
-from shoal.manifests.shape import Shape, engine_version
+from shoal.manifests.shape import VariantShape, engine_version
 
 NO_UID: Final = "00000000-0000-0000-0000-000000000000"
 """Stands where the API server's uid of the Model would: in labels and owner references."""
@@ -41,7 +41,7 @@ def children(
     if config.pods.network_policy:
         yield manifests.network_policy(model, config, shoal_namespace)
     for plan in report.placement.variants if report.placement else ():
-        shape = Shape(
+        shape = VariantShape(
             model=model,
             gpu_class=classes[plan.gpu_class],
             gpus=plan.gpus,
@@ -69,7 +69,7 @@ def _for_keda(model: Model, report: ModelReport, config: OperatorConfig, shoal_n
     least = floors(scaling.min_replicas, planned)
     most = ceilings(policy(model).maximum, {name: limits.get(name) for name in planned})
     for name, replicas in planned.items():
-        within = bounds(replicas, floor=least[name], ceiling=most[name], standing=0, exact=True)
+        within = bounds(replicas, floor=least[name], ceiling=most[name], existing=0, exact=True)
         yield keda.scaled_object(model, name, within, settings, shoal_namespace, ca=None if settings.tls else "")
 
 

@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.api.decisions import Decisions, ModelFigures
-from shoal.cli.options import cluster_options
-from shoal.cli.scaling.figures import Line, line
-from shoal.cli.scaling.reach import Operator, Unreachable, told
-from shoal.kube.client import Client
+from shoal.cli.client import Unreachable, run_command
+from shoal.cli.options import Installation, operator_options
+from shoal.cli.scaling.totals import TopLine, line
+from shoal.cli.services import OperatorClient
 from shoal.kube.errors import KubeError
 
 INTERVAL_SECONDS: Final = 1.0
@@ -34,7 +34,7 @@ SORTS: Final = ("name", "kv", "queue", "held", "rate", "cost")
 @click.option("--sort", type=click.Choice(SORTS), default="name", show_default=True, help="What comes first.")
 @click.option("--once", is_flag=True, help="Print it once; so without a terminal in any case.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@cluster_options
+@operator_options
 def command(
     kind: str,
     namespace: str | None,
@@ -42,10 +42,7 @@ def command(
     sort: str,
     once: bool,
     output: str,
-    kubeconfig: str | None,
-    context: str | None,
-    operator_namespace: str,
-    operator_url: str | None,
+    installation: Installation,
 ) -> None:
     """Show Models live, each second: replicas, KV cache in use, queues, rates, cost per hour.
 
@@ -58,9 +55,9 @@ def command(
     console = Console(highlight=False, width=None if Console().is_terminal else WIDTH)
 
     async def work() -> None:
-        async with await Client.from_environment(kubeconfig=kubeconfig, context=context) as client:
+        async with await installation.connect() as client:
             where = None if all_namespaces else namespace or client.namespace or "default"
-            operator = Operator(client, operator_namespace, operator_url)
+            operator = OperatorClient(client, installation.namespace, installation.url)
             found = await operator.all(where)
             if output == "json":
                 click.echo(json.dumps([m.model_dump(mode="json") for m in ordered(found.models, sort)], indent=2))
@@ -70,12 +67,12 @@ def command(
                 await _watch(console, operator, where, found, sort)
 
     try:
-        asyncio.run(told(work()))
+        run_command(work())
     except KeyboardInterrupt:
         return
 
 
-async def _watch(console: Console, operator: Operator, where: str | None, found: Decisions, sort: str) -> None:
+async def _watch(console: Console, operator: OperatorClient, where: str | None, found: Decisions, sort: str) -> None:
     note = ""
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
@@ -116,7 +113,7 @@ def picture(
     for model in models[:room]:
         namespace, _, name = model.model.partition("/")
         reason = f"{model.reason}: {model.message}" if beside and model.message else model.reason
-        unheard = f" ({len(model.unheard)} not heard)" if model.unheard else ""
+        unheard = f" ({len(model.stale)} not heard)" if model.stale else ""
         driven = model.driven
         stuck = f" ({driven.reason})" if driven is not None and driven.status != "True" else ""
         told = Text(reason + stuck + unheard)
@@ -152,7 +149,7 @@ def ordered(models: Sequence[ModelFigures], sort: str) -> list[ModelFigures]:
     return sorted(named, key=largest)
 
 
-def _cells(of: Line) -> tuple[Text, ...]:
+def _cells(of: TopLine) -> tuple[Text, ...]:
     kv = of.kv_percent
     whole = of.ready == of.wanted
     rate = _rate

@@ -10,10 +10,10 @@ from pydantic import ValidationError
 from shoal.api import names, reasons
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
+from shoal.cli.client import run_command
 from shoal.cli.options import kubeconfig_options
-from shoal.cli.scaling.reach import told
-from shoal.core.conditions import find
-from shoal.kube.client import Client
+from shoal.core.status.conditions import find
+from shoal.kube.client import KubeClient
 from shoal.kube.resources import MODELS
 
 MANAGER: Final = "kubectl-shoal"
@@ -38,7 +38,7 @@ def command(
     """
 
     async def work() -> None:
-        async with await Client.from_environment(kubeconfig=kubeconfig, context=context) as client:
+        async with await KubeClient.from_environment(kubeconfig=kubeconfig, context=context) as client:
             where = namespace or client.namespace or "default"
             name = model.removeprefix("model/")
             found = await client.get(MODELS, name, where)
@@ -50,7 +50,7 @@ def command(
                 await _wait(client, name, where, timeout)
 
     try:
-        asyncio.run(told(work()))
+        run_command(work())
     except KeyboardInterrupt:
         return
 
@@ -78,7 +78,7 @@ def happens(raw: JsonObject) -> str:
     return f"wakes on the cheapest class that fits and is free, {stays}"
 
 
-async def _wait(client: Client, name: str, namespace: str, timeout: float) -> None:
+async def _wait(client: KubeClient, name: str, namespace: str, timeout: float) -> None:
     """Raises ClickException with what the Model says when no replica serves in time."""
     loop = asyncio.get_running_loop()
     began, said = loop.time(), ""

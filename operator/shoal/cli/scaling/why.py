@@ -1,6 +1,5 @@
 """`shoal why`: the last decisions on one Model, each with its inputs and with what was not done."""
 
-import asyncio
 from datetime import datetime, timedelta
 
 import click
@@ -10,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.api.decisions import DecisionRecord, Decisions, DriverFigures, ModelFigures, RuleResult
-from shoal.cli.options import cluster_options
-from shoal.cli.scaling.reach import Operator, told
-from shoal.kube.client import Client
+from shoal.cli.client import run_command
+from shoal.cli.options import Installation, operator_options
+from shoal.cli.services import OperatorClient
 from shoal.kube.resources import MODELS
 
 WIDTH = 160
@@ -24,16 +23,13 @@ WIDTH = 160
 @click.option("-n", "--namespace", help="Default: that of the kubeconfig's context.")
 @click.option("--last", type=click.IntRange(min=1), default=5, show_default=True, help="How many decisions.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@cluster_options
+@operator_options
 def command(
     model: str,
     namespace: str | None,
     last: int,
     output: str,
-    kubeconfig: str | None,
-    context: str | None,
-    operator_namespace: str,
-    operator_url: str | None,
+    installation: Installation,
 ) -> None:
     """Say why a Model has as many replicas as it has: the last decisions, newest first.
 
@@ -43,13 +39,13 @@ def command(
     """
 
     async def work() -> tuple[Decisions, ModelFigures]:
-        async with await Client.from_environment(kubeconfig=kubeconfig, context=context) as client:
+        async with await installation.connect() as client:
             where, name = namespace or client.namespace or "default", model.removeprefix("model/")
             await client.get(MODELS, name, where)  # a misspelt name is told in the API server's words
-            answer = await Operator(client, operator_namespace, operator_url).one(where, name)
+            answer = await OperatorClient(client, installation.namespace, installation.url).one(where, name)
         return answer, answer.models[0]
 
-    answer, figures = asyncio.run(told(work()))
+    answer, figures = run_command(work())
     figures = figures.model_copy(update={"decisions": figures.decisions[:last]})
     if output == "json":
         click.echo(figures.model_dump_json(indent=2))
@@ -66,9 +62,9 @@ def picture(model: ModelFigures, now: datetime, *, rules: bool = True) -> Render
     ]
     if model.driven is not None:
         parts.append(_driven(model.driven))
-    if model.unheard:
+    if model.stale:
         parts.append(
-            Text(f"not heard, so nothing goes down: {', '.join(model.unheard)}", style="yellow"),
+            Text(f"not heard, so nothing goes down: {', '.join(model.stale)}", style="yellow"),
         )
     if not model.decisions:
         parts.append(Text("no decision yet since this operator leads"))
@@ -80,9 +76,9 @@ def picture(model: ModelFigures, now: datetime, *, rules: bool = True) -> Render
 def _driven(driven: DriverFigures) -> Text:
     """Who writes the replicas, and what became of the numbers."""
     late = [
-        f"{v.gpu_class}: {_value(v.answered)} answered, {_value(v.standing)} asked for"
+        f"{v.gpu_class}: {_value(v.answered)} answered, {_value(v.replicas_written)} asked for"
         for v in driven.variants
-        if v.answered != v.standing
+        if v.answered != v.replicas_written
     ]
     said = f"driver {driven.driver}: {driven.reason}: {driven.message}"
     return Text("; ".join([said, *late]), style="" if driven.status == "True" else "yellow")

@@ -17,10 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.cli.options import kubeconfig_options
-from shoal.cli.status.read import Snapshot, read
+from shoal.cli.status.read import StatusSnapshot, read
 from shoal.cli.status.view import ModelRow, VariantRow
-from shoal.kube.client import Client
-from shoal.kube.errors import KubeError, NotFound, Unavailable
+from shoal.kube.client import KubeClient
+from shoal.kube.errors import APIServerUnavailable, KubeError, NotFound
 
 INTERVAL_SECONDS: Final = 2.0
 NARROW: Final = 160
@@ -78,7 +78,7 @@ async def _run(
     context: str | None,
 ) -> None:
     console = Console(highlight=False, width=None if Console().is_terminal else NARROW)
-    async with await Client.from_environment(kubeconfig=kubeconfig, context=context) as client:
+    async with await KubeClient.from_environment(kubeconfig=kubeconfig, context=context) as client:
         where = None if everywhere else namespace or client.namespace or "default"
         found = await read(client, where, name)
         if not watch:
@@ -94,7 +94,7 @@ async def _run(
                 before = found
                 try:
                     found = await read(client, where, name)
-                except Unavailable as error:  # a watch outlives an API server that restarts
+                except APIServerUnavailable as error:  # a watch outlives an API server that restarts
                     found = dataclasses.replace(found, notes=(f"not up to date: {error.message}",))
                 if live is not None:
                     live.update(show(found))
@@ -103,7 +103,7 @@ async def _run(
                     console.print(show(found))
 
 
-def _print(console: Console, found: Snapshot, output: str, namespace: str | None) -> None:
+def _print(console: Console, found: StatusSnapshot, output: str, namespace: str | None) -> None:
     if output == "table":
         if not found.rows:
             console.print("there is no Model" + (f" in namespace {namespace}" if namespace else ""))
@@ -114,7 +114,7 @@ def _print(console: Console, found: Snapshot, output: str, namespace: str | None
     click.echo(json.dumps(data, indent=2) if output == "json" else yaml.safe_dump(data, sort_keys=False).rstrip())
 
 
-def picture(found: Snapshot, *, wide: bool, width: int) -> RenderableType:
+def picture(found: StatusSnapshot, *, wide: bool, width: int) -> RenderableType:
     """The table: a line per Model and class that it uses."""
     beside = width >= BESIDE
     table = Table(show_edge=False, box=None, pad_edge=False)

@@ -16,7 +16,7 @@ from shoal.api import names
 from shoal.api.replica import StageProgress
 from shoal.cli.status.view import ModelRow, engine_pods, fetching, rows
 from shoal.core import facts
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.errors import Forbidden, KubeError
 from shoal.kube.resources import MODELS, PODS
 
@@ -29,7 +29,7 @@ EVENT: Final = "stage.progress"
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StatusSnapshot:
     """What was read."""
 
     rows: list[ModelRow]
@@ -37,7 +37,7 @@ class Snapshot:
     """What could not be read, for people."""
 
 
-async def read(client: Client, namespace: str | None, name: str | None) -> Snapshot:
+async def read(client: KubeClient, namespace: str | None, name: str | None) -> StatusSnapshot:
     """The Models of a namespace (None: of all), or the one of this name. Raises KubeError."""
     if name is not None:
         models = [await client.get(MODELS, name, namespace)]
@@ -55,10 +55,10 @@ async def read(client: Client, namespace: str | None, name: str | None) -> Snaps
     progress, problem = await _progress(client, fetching(pods or ()))
     if problem:
         notes.append(f"without the per cent of fetching: {problem}")
-    return Snapshot(rows(models, pods, progress), tuple(notes))
+    return StatusSnapshot(rows(models, pods, progress), tuple(notes))
 
 
-async def _progress(client: Client, pods: Sequence[facts.Pod]) -> tuple[dict[str, StageProgress], str]:
+async def _progress(client: KubeClient, pods: Sequence[facts.Pod]) -> tuple[dict[str, StageProgress], str]:
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def one(pod: facts.Pod) -> StageProgress | KubeError | None:

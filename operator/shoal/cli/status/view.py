@@ -10,8 +10,8 @@ from shoal.api.meta import JsonObject
 from shoal.api.model import ModelStatus, VariantStatus
 from shoal.api.replica import StageProgress
 from shoal.core import facts
-from shoal.core.conditions import find
-from shoal.core.variants import step
+from shoal.core.status.conditions import find
+from shoal.core.status.variants import step
 from shoal.kube import projections
 
 _GI = 2**30

@@ -1,6 +1,5 @@
 """`shoal usage`, `bill`, `credits`, `margin`, `unattributed`, `export` and `prices`: what was used, and what it costs.
 
-reach.py     finds the ledger and asks it
 usage.py     counted tokens, by anything
 bill.py      a tenant's month, also at other prices
 credits.py   entries of their own

@@ -8,8 +8,9 @@ import click
 
 from shoal.api import names
 from shoal.api.billing import BillLine, BillStatement, PriceText, RateAgain, RatedAgain
+from shoal.cli.options import Installation, ledger_options
+from shoal.cli.services import call_ledger
 from shoal.cli.usage.prices import gathered
-from shoal.cli.usage.reach import Where, asked, ledger_options
 from shoal.cli.usage.show import NONE, console, count, table
 
 _WORDS: Final = ("MODEL", "ADAPTER", "PLAN")
@@ -28,7 +29,7 @@ _NUMBERS: Final = ("REQUESTS", "INPUT", "OF IT CACHED", "OUTPUT", "PRICES (IN / 
 )
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @ledger_options
-def bill(tenant: str, month: str | None, prices: tuple[Path, ...], output: str, where: Where) -> None:
+def bill(tenant: str, month: str | None, prices: tuple[Path, ...], output: str, installation: Installation) -> None:
     """Show what a tenant pays for a month: a line per model, adapter, plan and price, credits, total.
 
     Amounts are exact up to one rounding: each line, half up, to the smallest unit of the currency. Usage without a
@@ -41,7 +42,7 @@ def bill(tenant: str, month: str | None, prices: tuple[Path, ...], output: str, 
     month = month or datetime.now(UTC).strftime("%Y-%m")
     if not prices:
         query = {"tenant": tenant, "month": month}
-        found = asked(where, lambda ledger: ledger.get(names.BILL_PATH, query, BillStatement))
+        found = call_ledger(installation, lambda ledger: ledger.get(names.BILL_PATH, query, BillStatement))
         _known(found)
         if output == "json":
             click.echo(found.model_dump_json(by_alias=True, indent=2))
@@ -50,7 +51,7 @@ def bill(tenant: str, month: str | None, prices: tuple[Path, ...], output: str, 
         return
     sent = tuple(PriceText(file=str(path)[-253:], text=text) for path, text in gathered(prices))
     again = RateAgain(tenant=tenant, month=month, prices=sent)
-    both = asked(where, lambda ledger: ledger.post(names.BILL_PATH, again, RatedAgain))
+    both = call_ledger(installation, lambda ledger: ledger.post(names.BILL_PATH, again, RatedAgain))
     _known(both.bill)
     if output == "json":
         click.echo(both.model_dump_json(by_alias=True, indent=2))

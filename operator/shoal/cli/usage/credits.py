@@ -8,7 +8,8 @@ import click
 
 from shoal.api import names
 from shoal.api.billing import CreditEntry, Credits, NewCredit
-from shoal.cli.usage.reach import Where, asked, ledger_options
+from shoal.cli.options import Installation, ledger_options
+from shoal.cli.services import call_ledger
 from shoal.cli.usage.show import console, table
 
 
@@ -26,7 +27,13 @@ def credits() -> None:
 @click.option("--id", "name", help="Makes repeating the call safe: the same id makes one credit. Default: a new one.")
 @ledger_options
 def add(
-    tenant: str, amount: str, month: str | None, note: str, currency: str | None, name: str | None, where: Where
+    tenant: str,
+    amount: str,
+    month: str | None,
+    note: str,
+    currency: str | None,
+    name: str | None,
+    installation: Installation,
 ) -> None:
     """Make a credit. There is no way to change or delete one: make another one below zero."""
     try:
@@ -42,7 +49,7 @@ def add(
         note=note,
         made_by=who,
     )
-    kept = asked(where, lambda ledger: ledger.post(names.CREDITS_PATH, new, CreditEntry))
+    kept = call_ledger(installation, lambda ledger: ledger.post(names.CREDITS_PATH, new, CreditEntry))
     click.echo(f"Credit {kept.id}: {kept.amount} {kept.currency} for {kept.tenant} in {kept.month}")
 
 
@@ -51,10 +58,10 @@ def add(
 @click.option("--month", multiple=True, help="Such as 2026-11.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @ledger_options
-def list_(tenant: tuple[str, ...], month: tuple[str, ...], output: str, where: Where) -> None:
+def list_(tenant: tuple[str, ...], month: tuple[str, ...], output: str, installation: Installation) -> None:
     """List credits, the latest first."""
     query = {"tenant": tenant, "month": month}
-    found = asked(where, lambda ledger: ledger.get(names.CREDITS_PATH, query, Credits))
+    found = call_ledger(installation, lambda ledger: ledger.get(names.CREDITS_PATH, query, Credits))
     if output == "json":
         click.echo(found.model_dump_json(by_alias=True, indent=2))
     elif not found.credits:

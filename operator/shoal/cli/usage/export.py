@@ -7,7 +7,8 @@ from typing import Final
 import click
 
 from shoal.api import names
-from shoal.cli.usage.reach import Ledger, Where, asked, ledger_options
+from shoal.cli.options import Installation, ledger_options
+from shoal.cli.services import LedgerClient, call_ledger
 
 _STEPS: Final = {"hour": timedelta(days=1), "day": timedelta(days=10)}
 """How much is asked for at a time: an answer that comes through the API server should not be large."""
@@ -28,7 +29,9 @@ def export() -> None:
 @click.option("--grain", type=click.Choice(["hour", "day"]), default="day", show_default=True, help="What a row is of.")
 @click.option("--issuer", help="Who bills: stands in the columns on provider and issuer. Default: the installation.")
 @ledger_options
-def focus(start: str | None, end: str | None, tenant: str | None, grain: str, issuer: str | None, where: Where) -> None:
+def focus(
+    start: str | None, end: str | None, tenant: str | None, grain: str, issuer: str | None, installation: Installation
+) -> None:
     """Write CSV as FOCUS 1.2 has it: a row per tenant, SKU and hour or day, and one per credit.
 
     Costs are exact; bills round each of their lines. Usage without a price has its tokens in x_ConsumedTokens, and no
@@ -44,7 +47,7 @@ def focus(start: str | None, end: str | None, tenant: str | None, grain: str, is
         raise click.UsageError("--to is not after --from")
     more = {"tenant": tenant, "grain": grain, "issuer": issuer}
 
-    async def work(ledger: Ledger) -> None:
+    async def work(ledger: LedgerClient) -> None:
         at = first
         while at < last:
             until = min(last, at.replace(hour=0) + _STEPS[grain])
@@ -57,7 +60,7 @@ def focus(start: str | None, end: str | None, tenant: str | None, grain: str, is
             at = until
         sys.stdout.buffer.flush()
 
-    asked(where, work)
+    call_ledger(installation, work)
 
 
 def _moment(text: str) -> datetime:

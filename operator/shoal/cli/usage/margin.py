@@ -7,7 +7,8 @@ import click
 
 from shoal.api import names
 from shoal.api.billing import Margin, MarginRow
-from shoal.cli.usage.reach import Where, asked, ledger_options
+from shoal.cli.options import Installation, ledger_options
+from shoal.cli.services import call_ledger
 from shoal.cli.usage.show import NONE, console, count, table, write_csv
 
 _UNKNOWN: Final = "?"
@@ -23,14 +24,14 @@ _FIELDS: Final = (
 @click.option("--to", "end", help="The same; exclusive. Default: the end of this month.")
 @click.option("-o", "--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
 @ledger_options
-def margin(by: str, start: str | None, end: str | None, output: str, where: Where) -> None:
+def margin(by: str, start: str | None, end: str | None, output: str, installation: Installation) -> None:
     """Show what GPU classes brought in, what they cost, and what is left.
 
     Revenue is billed usage at the tenants' prices, before credits. Cost is the time for which engines held GPUs, at the
     hourlyCost of their GPUClass at that time. What is not known is `?`.
     """
     query = {"by": by, "from": start, "to": end}
-    found = asked(where, lambda ledger: ledger.get(names.MARGIN_PATH, query, Margin))
+    found = call_ledger(installation, lambda ledger: ledger.get(names.MARGIN_PATH, query, Margin))
     rows = [row.model_dump(mode="json", by_alias=True) for row in found.rows]
     if output == "json":
         click.echo(found.model_dump_json(by_alias=True, indent=2))

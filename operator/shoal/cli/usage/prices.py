@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from shoal.core.rating.files import PriceList, parse
-from shoal.core.rating.problems import Problem, Refused
+from shoal.core.rating.problems import PriceProblem, PricesRefused
 from shoal.core.rating.schedule import dropped, schedule
 
 _SUFFIXES: Final = (".yaml", ".yml")
@@ -27,18 +27,18 @@ def check(paths: tuple[Path, ...]) -> None:
     Each mistake is told with its file and line, and the exit code is 1: for CI. Prices that a later list no longer has
     are warned of.
     """
-    problems: list[Problem] = []
+    problems: list[PriceProblem] = []
     found: list[PriceList] = []
     for path, text in gathered(paths):
         try:
             found.append(parse(str(path), text))
-        except Refused as refused:
+        except PricesRefused as refused:
             problems += refused.problems
     try:
         if problems:
-            raise Refused(problems)
+            raise PricesRefused(problems)
         schedule(found)
-    except Refused as refused:
+    except PricesRefused as refused:
         for problem in refused.problems:
             click.echo(str(problem), err=True)
         number = len(refused.problems)

@@ -46,7 +46,7 @@ def count(number: int) -> str:
 def write_csv(names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """To the standard output."""
     text = io.StringIO(newline="")
-    writer = cells.Writer(text, lineterminator="\n")
+    writer = cells.CSVWriter(text, lineterminator="\n")
     writer.row(names)
     writer.rows(rows)
     click.echo(text.getvalue(), nl=False)

@@ -6,7 +6,8 @@ import click
 
 from shoal.api import names
 from shoal.api.reconciliation import UNATTRIBUTED_BY, UnattributedPage, UnattributedRow
-from shoal.cli.usage.reach import Where, asked, ledger_options
+from shoal.cli.options import Installation, ledger_options
+from shoal.cli.services import call_ledger
 from shoal.cli.usage.show import NONE, console, count, table, write_csv
 
 _UNKNOWN: Final = "?"
@@ -27,7 +28,7 @@ _NUMBERS: Final = (
 @click.option("-o", "--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
 @ledger_options
 def unattributed(
-    by: str, start: str | None, end: str | None, model: tuple[str, ...], output: str, where: Where
+    by: str, start: str | None, end: str | None, model: tuple[str, ...], output: str, installation: Installation
 ) -> None:
     """Show the tokens that engines counted and that were not billed.
 
@@ -40,11 +41,11 @@ def unattributed(
     kubectl shoal unattributed --by engine --model chat/llama
     """
     query = {"by": by, "from": start, "to": end, "model": model}
-    found = asked(where, lambda ledger: ledger.get(names.UNATTRIBUTED_PATH, query, UnattributedPage))
+    found = call_ledger(installation, lambda ledger: ledger.get(names.UNATTRIBUTED_PATH, query, UnattributedPage))
     if output == "json":
         click.echo(found.model_dump_json(by_alias=True, indent=2))
         return
-    words = [*found.by, *(["replica", "lastHeard"] if "engine" in found.by else [])]
+    words = [*found.by, *(["replica", "lastReport"] if "engine" in found.by else [])]
     rows = [row.model_dump(mode="json", by_alias=True) for row in found.rows]
     if output == "csv":
         columns = [*words, *_FIELDS]
@@ -64,18 +65,18 @@ def unattributed(
             out.print(
                 f"Of what is not billed {count(estimated)} input tokens are estimates: prompts without a word back."
             )
-        if not_heard := _not_heard(found):
-            out.print(not_heard)
+        if stale := _stale(found):
+            out.print(stale)
 
 
-def _not_heard(found: UnattributedPage) -> str | None:
+def _stale(found: UnattributedPage) -> str | None:
     if not found.watching:
         return "The ledger does not know which engines there are: the API server does not answer it, or is not asked."
-    if not found.not_heard:
+    if not found.stale:
         return None
-    some = ", ".join(found.not_heard[:5])
-    more = f" and {len(found.not_heard) - 5} more" if len(found.not_heard) > 5 else ""
-    return f"{found.heard} engines are heard; not heard: {some}{more}: their counters are as old as their last reading."
+    some = ", ".join(found.stale[:5])
+    more = f" and {len(found.stale) - 5} more" if len(found.stale) > 5 else ""
+    return f"{found.live} engines are heard; not heard: {some}{more}: their counters are as old as their last reading."
 
 
 def _numbers(row: UnattributedRow) -> list[str]:
@@ -97,4 +98,4 @@ def _count(number: int | None) -> str:
 
 
 def _title(name: str) -> str:
-    return "LAST HEARD" if name == "lastHeard" else name.upper()
+    return "LAST REPORT" if name == "lastReport" else name.upper()

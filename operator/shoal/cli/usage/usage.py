@@ -7,7 +7,8 @@ import click
 
 from shoal.api import names
 from shoal.api.billing import UsagePage
-from shoal.cli.usage.reach import Ledger, Where, asked, ledger_options
+from shoal.cli.options import Installation, ledger_options
+from shoal.cli.services import LedgerClient, call_ledger
 from shoal.cli.usage.show import NONE, console, count, table, write_csv
 
 BY: Final = ("tenant", "key", "externalID", "model", "adapter", "class", "plan", "hour", "day", "month")
@@ -49,7 +50,7 @@ def usage(
     plan: tuple[str, ...],
     not_billed: bool,
     output: str,
-    where: Where,
+    installation: Installation,
 ) -> None:
     """Show how many tokens were used: by tenant, key, model, adapter, GPU class, plan, hour, day or month.
 
@@ -73,7 +74,7 @@ def usage(
         "billed": "false" if not_billed else None,
         "limit": _PAGE,
     }
-    head, rows = asked(where, lambda ledger: _pages(ledger, query))
+    head, rows = call_ledger(installation, lambda ledger: _pages(ledger, query))
     if tenant and set(head.unseen) == set(tenant):
         raise click.ClickException(_unseen(tenant))
     if output == "json":
@@ -89,7 +90,7 @@ def usage(
         _print(head, rows)
 
 
-async def _pages(ledger: Ledger, query: dict[str, Any]) -> tuple[UsagePage, list[dict[str, Any]]]:
+async def _pages(ledger: LedgerClient, query: dict[str, Any]) -> tuple[UsagePage, list[dict[str, Any]]]:
     rows: list[dict[str, Any]] = []
     first: UsagePage | None = None
     after: str | None = None

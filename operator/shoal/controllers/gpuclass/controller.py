@@ -4,13 +4,13 @@ from typing import Final
 
 from shoal.api import names, reasons
 from shoal.api.gpuclass import GPUClass, GPUClassStatus
-from shoal.controllers.capacity import Capacity
+from shoal.controllers.capacity import FleetGPUs
 from shoal.controllers.isolation import isolated, stored
 from shoal.controllers.planner import Planner
 from shoal.controllers.status import write_status
 from shoal.controllers.world import World
-from shoal.core import gpuclasses
-from shoal.core.conditions import Finding, merge
+from shoal.core.status import gpuclassstatus
+from shoal.core.status.conditions import ConditionUpdate, merge
 from shoal.kube.projections import Custom
 from shoal.kube.queue import WorkQueue
 from shoal.kube.resources import GPUCLASSES
@@ -20,7 +20,7 @@ SETTLE_SECONDS: Final = 0.5
 
 
 class GPUClassController:
-    def __init__(self, world: World, capacity: Capacity, planner: Planner, queue: WorkQueue):
+    def __init__(self, world: World, capacity: FleetGPUs, planner: Planner, queue: WorkQueue):
         self._world, self._capacity, self._planner, self.queue = world, capacity, planner, queue
         world.classes.listeners.append(self._class)
         capacity.changed.append(self._counts)
@@ -54,7 +54,7 @@ class GPUClassController:
         now = self._world.now()
         if custom.object is None:
             message = f"what is stored does not pass this version's validation: {custom.error}"
-            finding = Finding(reasons.READY, "False", reasons.INVALID, message)
+            finding = ConditionUpdate(reasons.READY, "False", reasons.INVALID, message)
             generation = custom.metadata.generation
             old = stored(GPUClassStatus, custom).conditions
             status = GPUClassStatus(
@@ -62,7 +62,7 @@ class GPUClassController:
             )
         else:
             gpu_class, name = custom.object, custom.metadata.name
-            status = gpuclasses.status(
+            status = gpuclassstatus.status(
                 gpu_class,
                 self._capacity.usage(gpu_class),
                 self._capacity.members().get(name, ()),

@@ -3,7 +3,7 @@
 driver.py    in place of a write of replicas: ScaledObjects, and what is answered; from one driver to the other
 observe.py   what is seen of KEDA: its kinds, which may be absent, and who asks
 conditions.py  what is told of it
-book.py      the numbers that are answered;  answers.py  as the external scaler asks for them
+targets.py   the numbers that are answered;  answers.py  as the external scaler asks for them
 service.py   KEDA's protocol: what it is answered, and pushed
 server.py    listens while this operator leads
 tls.py       its certificate

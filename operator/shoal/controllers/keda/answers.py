@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from shoal.core.keda import Answer
+from shoal.core.keda import ScalerAnswer
 
 Changed = Callable[[str, str], None]
 """Heard with namespace and name of a ScaledObject whose answer is another one now."""
@@ -15,11 +15,11 @@ class Answers(Protocol):
     changed: list[Changed]
     """Who wants to hear of changes at once."""
 
-    def answer(self, namespace: str, name: str) -> Answer | None:
+    def answer(self, namespace: str, name: str) -> ScalerAnswer | None:
         """None: no variant of a Model whose driver is KEDA has this ScaledObject, or nothing is decided of it yet; KEDA
         is told that it is unavailable, and keeps what there is."""
         ...
 
-    def asked(self, namespace: str, name: str) -> None:
+    def polled(self, namespace: str, name: str) -> None:
         """KEDA has just asked about it."""
         ...

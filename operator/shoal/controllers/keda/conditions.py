@@ -8,23 +8,23 @@ from typing import Final
 
 from shoal.api.decisions import DrivenVariant, DriverFigures
 from shoal.api.model import Model
-from shoal.controllers.keda.book import AnswerBook, Key
-from shoal.controllers.keda.observe import Observer
+from shoal.controllers.keda.observe import KEDAObserver
+from shoal.controllers.keda.targets import Key, ScalerTargets
 from shoal.controllers.world import World
-from shoal.core.conditions import Finding
 from shoal.core.keda import judge
+from shoal.core.status.conditions import ConditionUpdate
 
 SWEEP_SECONDS: Final = 5.0
 """How often it is looked who has fallen silent."""
-TURN_SECONDS: Final = 60.0
+RECONNECT_SECONDS: Final = 60.0
 """From one time that KEDA is led out of a connection to the next, for one ScaledObject."""
 
 
 @dataclass(slots=True)
-class _Ways:
+class _Reconnects:
     """Out of connections, of one ScaledObject."""
 
-    turns: int = 0
+    count: int = 0
     last: float = -math.inf
     """When, on the book's clock."""
     tried: bool = False
@@ -34,42 +34,46 @@ class _Ways:
 class Conditions:
     """`run` while this operator leads."""
 
-    def __init__(self, world: World, observer: Observer, book: AnswerBook, wake: Callable[[str], None]) -> None:
+    def __init__(
+        self, world: World, observer: KEDAObserver, targets: ScalerTargets, wake: Callable[[str], None]
+    ) -> None:
         """`wake` hears the uid of a Model of which something else is to be told."""
-        self._world, self._observer, self._book, self._wake = world, observer, book, wake
+        self._world, self._observer, self._targets, self._wake = world, observer, targets, wake
         self.problem: Callable[[], str | None] = lambda: None
         """Why this operator cannot answer KEDA, with what to do."""
         self._problem: str | None = None
         self._silent: dict[Key, bool | None] = {}
-        self._ways: dict[Key, _Ways] = {}
+        self._ways: dict[Key, _Reconnects] = {}
 
     def begin(self) -> None:
         """A new term."""
         self._silent.clear()
         self._ways.clear()
 
-    def finding(self, model: Model) -> Finding | None:
+    def finding(self, model: Model) -> ConditionUpdate | None:
         """The condition ScalingActive; None: there is nothing to say."""
-        return judge(self._observer.seen(model, self.problem()))
+        return judge(self._observer.observed(model, self.problem()))
 
     def refused(self, model: Model) -> bool:
         """A ScaledObject was not taken, and it has to be looked again whether it is."""
         return self._observer.is_refused(model.metadata.uid)
 
-    def turn(self, key: Key) -> int:
+    def reconnects(self, key: Key) -> int:
         """How often KEDA was led out of a connection in which it had fallen silent. It sets its questions no deadline:
         after a leader whose node vanished it waits in the old one for as long as TCP does, a quarter of an hour."""
         ways = self._ways.get(key)
-        return 0 if ways is None else ways.turns
+        return 0 if ways is None else ways.count
 
-    def told(self, model: Model) -> DriverFigures | None:
+    def figures(self, model: Model) -> DriverFigures | None:
         """The same with the numbers, for who asks why."""
         found = self.finding(model)
         if found is None:
             return None
         deployments = [c.deployment for c in self._world.deployments_of(model.metadata.uid)]
         variants = tuple(
-            DrivenVariant(gpu_class=d.gpu_class, answered=self._book.number((d.namespace, d.name)), standing=d.replicas)
+            DrivenVariant(
+                gpu_class=d.gpu_class, answered=self._targets.number((d.namespace, d.name)), replicas_written=d.replicas
+            )
             for d in sorted((d for d in deployments if d is not None), key=lambda d: d.gpu_class)
         )
         return DriverFigures(
@@ -107,23 +111,23 @@ class Conditions:
             key = (child.namespace, child.name)
             silent = self._silent[key] = self._observer.silent(key)
             if silent:
-                self._book.silence(key)
+                self._targets.mark_stale(key)
             scaled = child.scaled
             asks_nobody = scaled is None or scaled.deleting or scaled.paused_by is not None
-            if self._leads_out(key, bool(silent) and not asks_nobody) or silent != before.get(key):
+            if self._should_reconnect(key, bool(silent) and not asks_nobody) or silent != before.get(key):
                 self._wake(child.model_uid)
         self._ways = {key: ways for key, ways in self._ways.items() if key in self._silent}
 
-    def _leads_out(self, key: Key, silent: bool) -> bool:
+    def _should_reconnect(self, key: Key, silent: bool) -> bool:
         """Whether to lead KEDA out now: once in each silence, since where KEDA is away it does not help."""
-        ways = self._ways.setdefault(key, _Ways())
+        ways = self._ways.setdefault(key, _Reconnects())
         if not silent:
             ways.tried = False
             return False
-        now = self._book.clock()
-        if ways.tried or now - ways.last < TURN_SECONDS:
+        now = self._targets.clock()
+        if ways.tried or now - ways.last < RECONNECT_SECONDS:
             return False
-        ways.turns, ways.last, ways.tried = ways.turns + 1, now, True
+        ways.count, ways.last, ways.tried = ways.count + 1, now, True
         return True
 
     def wake_all(self) -> None:

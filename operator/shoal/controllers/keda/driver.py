@@ -8,16 +8,16 @@ import structlog
 from shoal.api import names
 from shoal.api.model import Model
 from shoal.controllers.children import Children
-from shoal.controllers.keda.book import AnswerBook, Key
 from shoal.controllers.keda.conditions import Conditions
-from shoal.controllers.keda.observe import Observer, kinds
+from shoal.controllers.keda.observe import KEDAObserver, kinds
 from shoal.controllers.keda.server import ScalerServer
+from shoal.controllers.keda.targets import Key, ScalerTargets
 from shoal.controllers.scaling.observe import policy
 from shoal.controllers.scaling.scale import ScaleWriter
 from shoal.controllers.world import World
 from shoal.core import children, facts
 from shoal.core.keda import Autoscaler, bounds, ceilings
-from shoal.kube.errors import Conflict, Forbidden, Invalid, NotFound, UnknownField
+from shoal.kube.errors import Conflict, Forbidden, NotFound, ObjectInvalid, UnknownField
 from shoal.kube.projections import Child
 from shoal.kube.resources import CONFIGMAPS, SCALEDOBJECTS, TRIGGERAUTHENTICATIONS
 from shoal.manifests import keda as manifests
@@ -36,16 +36,16 @@ class Driver:
         self.ca: Callable[[], str | None] = lambda: None
         """PEM of the CA by which KEDA knows this operator; "": any that it trusts already; None: there is no
         certificate yet."""
-        self.book = AnswerBook(self._standing)
+        self.targets = ScalerTargets(self._current_replicas)
         self.kinds = kinds(world)
-        self._observer = Observer(world, self.book, self.kinds)
-        self.conditions = Conditions(world, self._observer, self.book, self._wake)
+        self._observer = KEDAObserver(world, self.targets, self.kinds)
+        self.conditions = Conditions(world, self._observer, self.targets, self._wake)
         self._children = Children(world)
         self._certificates: dict[str, str] = {}
         """Model's uid -> the CA that its ConfigMap was seen to have."""
         self.wake: Callable[[str], None] = lambda _uid: None
         """Hears the uid of a Model of which something else is to be said or done."""
-        self.book.heard_again = self._wake
+        self.targets.polled_again = self._wake
         world.deployments.listeners.append(self._deployment)
         world.scaled_objects.listeners.append(self._scaled)
         world.trigger_authentications.listeners.append(self._scaled)
@@ -73,7 +73,7 @@ class Driver:
 
     def begin(self) -> None:
         """A new term: nothing is answered before it is decided anew, and who was not heard yet gets its time."""
-        self.book.begin()
+        self.targets.begin()
         self._observer.begin()
         self.conditions.begin()
         self._certificates.clear()
@@ -120,7 +120,7 @@ class Driver:
         scaled = self._observer.scaled(key)
         if driver == "BuiltIn":
             if scaled is None and self._observer.hpa(key) is None:
-                self.book.drop(key)
+                self.targets.drop(key)
                 await self._scales.scale(model, gpu_class, target)
                 return
             # KEDA is answered until it has let go, so that nothing moves meanwhile.
@@ -128,7 +128,7 @@ class Driver:
             if scaled is not None and not scaled.deleting:
                 await self._delete(scaled.uid, key)
             return
-        known, number = self.book.number(key), target()
+        known, number = self.targets.number(key), target()
         if known is not None and number > known:
             self._answer(key, found, target)  # up at once; down only when the bounds allow it
         if self.kinds.installed and (scaled is None or not scaled.deleting):
@@ -144,7 +144,7 @@ class Driver:
             return
         for child in self._world.deployments_of(model.metadata.uid):
             found = child.deployment
-            if found is not None and self.book.number((found.namespace, found.name)) is None:
+            if found is not None and self.targets.number((found.namespace, found.name)) is None:
                 standing = found.replicas
                 self._answer((found.namespace, found.name), found, lambda n=standing: n)
 
@@ -167,7 +167,7 @@ class Driver:
 
     def forget(self, model_uid: str) -> None:
         """The Model is gone; its ScaledObjects go with it."""
-        self.book.forget(model_uid)
+        self.targets.forget(model_uid)
         self._certificates.pop(model_uid, None)
 
     def compare(self) -> None:
@@ -186,19 +186,19 @@ class Driver:
             number,
             floor=floor,
             ceiling=self._ceiling(model, found.gpu_class),
-            standing=found.replicas,
+            existing=found.replicas,
             exact=hpa is not None and hpa.exact,
         )
-        turn = self.conditions.turn(key)
+        turn = self.conditions.reconnects(key)
         wanted = manifests.scaled_object(
-            model, found.gpu_class, limits, config, self._world.namespace, ca=ca, turn=turn
+            model, found.gpu_class, limits, config, self._world.namespace, ca=ca, reconnects=turn
         )
         wanted["metadata"]["name"] = wanted["spec"]["scaleTargetRef"]["name"] = found.name
         try:
             await self._children.ensure(SCALEDOBJECTS, self._world.scaled_objects, model, wanted)
         except NotFound:
             return  # KEDA is just being removed
-        except (Invalid, Forbidden) as error:  # of admission, such as KEDA's own
+        except (ObjectInvalid, Forbidden) as error:  # of admission, such as KEDA's own
             hint = "; KEDA 2.18 or later is needed" if isinstance(error, UnknownField) else ""
             self._observer.refused[key] = error.message + hint
             log.warning("the API server refuses a ScaledObject", model=model.key, error=error.message)
@@ -218,7 +218,7 @@ class Driver:
             await self._world.client.delete(SCALEDOBJECTS, key[1], key[0], uid=uid)
 
     def _answer(self, key: Key, found: facts.Deployment, target: Target) -> None:
-        self.book.set(key, found.model_uid, found.gpu_class, found.gpus_per_replica, target())
+        self.targets.set(key, found.model_uid, found.gpu_class, found.gpus_per_replica, target())
 
     def _deployment_of(self, model: Model, gpu_class: str) -> facts.Deployment:
         live = self._scales.deployment(model, gpu_class)
@@ -226,7 +226,7 @@ class Driver:
             raise Conflict(f"Deployment of {model.key} on {gpu_class} is gone again")
         return live.deployment
 
-    def _standing(self, namespace: str, name: str) -> int | None:
+    def _current_replicas(self, namespace: str, name: str) -> int | None:
         child = self._world.deployments.get(f"{namespace}/{name}")
         return child.deployment.replicas if child is not None and child.deployment is not None else None
 
@@ -242,9 +242,9 @@ class Driver:
             return
         key = (child.namespace, child.name)
         if after is None:
-            self.book.drop(key)
-        elif was != now and self.book.number(key) is not None:
-            self.book.tell(key)
+            self.targets.drop(key)
+        elif was != now and self.targets.number(key) is not None:
+            self.targets.notify(key)
 
     def _scaled(self, _key: str, before: Child | None, after: Child | None) -> None:
         for child in (before, after):

@@ -12,7 +12,7 @@ import structlog
 
 from shoal.api import names
 from shoal.api.meta import JsonObject
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.drift import covers
 from shoal.kube.errors import KubeError, NotFound
 from shoal.kube.resources import ENDPOINTSLICES
@@ -24,7 +24,7 @@ MANAGER: Final = "shoal-operator"
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class OwnAddress:
     """This process, as others reach it."""
 
     address: str
@@ -39,7 +39,7 @@ class Here:
 class Endpoints:
     """`run` it while this process leads. One that is right is only read."""
 
-    def __init__(self, client: Client, namespace: str, here: Here, certain: Callable[[], bool]) -> None:
+    def __init__(self, client: KubeClient, namespace: str, here: OwnAddress, certain: Callable[[], bool]) -> None:
         """Raises ValueError when the address is none."""
         self._client, self._namespace, self._here, self._certain = client, namespace, here, certain
         self._wanted = endpoint_slice(namespace, here)
@@ -74,7 +74,7 @@ class Endpoints:
         log.info("KEDA is sent here", address=self._here.address, port=self._here.port)
 
 
-def endpoint_slice(namespace: str, here: Here) -> JsonObject:
+def endpoint_slice(namespace: str, here: OwnAddress) -> JsonObject:
     """The one EndpointSlice of the Service. Raises ValueError when the address is none."""
     metadata: JsonObject = {
         "name": names.SCALER_SERVICE,

@@ -4,13 +4,13 @@ from collections.abc import Iterable
 
 from shoal.api import names
 from shoal.api.model import Driver, Model
-from shoal.controllers.keda.book import AnswerBook, Key
+from shoal.controllers.keda.targets import Key, ScalerTargets
 from shoal.controllers.world import World
 from shoal.core import facts
-from shoal.core.keda import Autoscaler, ScaledObject, Seen, Variant, Writer, writer
-from shoal.core.keda.verdict import patience
+from shoal.core.keda import Autoscaler, ScaledObject, ScaledVariant, Seen, Writer, writer
+from shoal.core.keda.verdict import silence_timeout
 from shoal.kube.kedaviews import slim_autoscaler
-from shoal.kube.optional import Optional, OptionalKinds
+from shoal.kube.optional import OptionalKind, OptionalKinds
 from shoal.kube.projections import Child
 from shoal.kube.resources import HPAS, SCALEDOBJECTS, TRIGGERAUTHENTICATIONS
 from shoal.manifests.keda import address
@@ -24,18 +24,18 @@ def kinds(world: World) -> OptionalKinds:
         world.client,
         SCALEDOBJECTS,
         [
-            Optional(SCALEDOBJECTS, world.scaled_objects, OURS),
-            Optional(TRIGGERAUTHENTICATIONS, world.trigger_authentications, OURS),
-            Optional(HPAS, world.autoscalers, slim=slim_autoscaler, with_need=True),
+            OptionalKind(SCALEDOBJECTS, world.scaled_objects, OURS),
+            OptionalKind(TRIGGERAUTHENTICATIONS, world.trigger_authentications, OURS),
+            OptionalKind(HPAS, world.autoscalers, slim=slim_autoscaler, with_need=True),
         ],
     )
 
 
-class Observer:
+class KEDAObserver:
     """Reads the store and the book."""
 
-    def __init__(self, world: World, book: AnswerBook, kinds: OptionalKinds) -> None:
-        self._world, self._book, self._kinds = world, book, kinds
+    def __init__(self, world: World, targets: ScalerTargets, kinds: OptionalKinds) -> None:
+        self._world, self._targets, self._kinds = world, targets, kinds
         self._since: dict[str, float] = {}
         """ScaledObject's uid -> when this operator saw it first in its term, on the book's clock."""
         self.refused: dict[Key, str] = {}
@@ -69,22 +69,22 @@ class Observer:
         """Who writes the Deployment's replicas now."""
         key = (deployment.namespace, deployment.name)
         ours = names.MANAGER_SCALER in deployment.replicas_managers
-        asked = self._book.since(key) is not None
-        return writer(driver, self.scaled(key), self.hpa(key), ours=ours, asked=asked)
+        asked = self._targets.since(key) is not None
+        return writer(driver, self.scaled(key), self.hpa(key), ours=ours, polled=asked)
 
     def silent(self, key: Key) -> bool | None:
         """KEDA has not asked about a ScaledObject for longer than it should; None: too early to say."""
         scaled = self.scaled(key)
         if scaled is None:
             return None
-        now, last = self._book.clock(), self._book.since(key)
+        now, last = self._targets.clock(), self._targets.since(key)
         began = self._since.setdefault(scaled.uid, now)
-        limit = patience(self._world.config.scaling.keda.polling_seconds, scaled.minimum)
+        limit = silence_timeout(self._world.config.scaling.keda.polling_seconds, scaled.minimum)
         if now - (began if last is None else last) > limit:
             return True
         return None if last is None else False
 
-    def seen(self, model: Model, problem: str | None) -> Seen:
+    def observed(self, model: Model, problem: str | None) -> Seen:
         """What the condition ScalingActive is made from. `problem`: why this operator cannot answer KEDA."""
         keda = self._world.config.scaling.keda
         return Seen(
@@ -96,23 +96,23 @@ class Observer:
             problem=problem,
         )
 
-    def _variants(self, model: Model) -> Iterable[Variant]:
+    def _variants(self, model: Model) -> Iterable[ScaledVariant]:
         driver, uid = self.driver(model), model.metadata.uid
         found = [c.deployment for c in self._world.deployments_of(uid)]
         for deployment in sorted((d for d in found if d is not None and not d.deleting), key=lambda d: d.name):
             key = (deployment.namespace, deployment.name)
             scaled, hpa = self.scaled(key), self.hpa(key)
-            yield Variant(
+            yield ScaledVariant(
                 deployment=deployment.name,
                 writer=self.writer(driver, deployment),
                 scaled=scaled,
                 hpa=hpa,
-                others=tuple(sorted(h.name for h in self._others(key, hpa))),
+                other_hpas=tuple(sorted(h.name for h in self._foreign(key, hpa))),
                 silent=self.silent(key),
                 refused=self.refused.get(key),
             )
 
-    def _others(self, key: Key, own: Autoscaler | None) -> Iterable[Autoscaler]:
+    def _foreign(self, key: Key, own: Autoscaler | None) -> Iterable[Autoscaler]:
         for hpa in self._world.autoscalers.by("target", "/".join(key)):
             if own is None or hpa.uid != own.uid:
                 yield hpa

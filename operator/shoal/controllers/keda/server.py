@@ -12,7 +12,7 @@ import structlog
 from shoal.controllers.keda.answers import Answers
 from shoal.controllers.keda.endpoints import Endpoints
 from shoal.controllers.keda.protocol.externalscaler_pb2_grpc import add_ExternalScalerServicer_to_server
-from shoal.controllers.keda.service import Service
+from shoal.controllers.keda.service import ScalerService
 from shoal.controllers.keda.tls import Certificate, CertificateFiles
 
 log = structlog.get_logger()
@@ -50,7 +50,7 @@ class ScalerServer:
     ) -> None:
         """`certain`: whether this process is sure to lead, asked before each answer. `certificate`: None for plain
         HTTP/2. `endpoints`: None where KEDA is told of an address otherwise."""
-        self._service = Service(answers, certain)
+        self._service = ScalerService(answers, certain)
         self._host, self._wanted_port = host, port
         self.certificate, self._endpoints = certificate, endpoints
         self._needed = asyncio.Event()

@@ -16,7 +16,7 @@ import prometheus_client
 from shoal.controllers.keda.answers import Answers
 from shoal.controllers.keda.protocol import externalscaler_pb2 as pb
 from shoal.controllers.keda.protocol import externalscaler_pb2_grpc as rpc
-from shoal.core.keda import Answer
+from shoal.core.keda import ScalerAnswer
 
 METRIC: Final = "replicas"
 """Name of the one metric; KEDA puts `s0-` before it."""
@@ -24,7 +24,7 @@ FIRST_PUSH_SECONDS: Final = 0.25
 PUSH_SECONDS: Final = 1.0
 """KEDA drops a push for whose ScaledObject it knows no metric yet, and says nothing: so it is pushed again, soon at
 first, since somebody waits, and then every second."""
-STANDING_SECONDS: Final = 15.0
+SETTLED_PUSH_SECONDS: Final = 15.0
 """The same once replicas stand: each push costs KEDA a write of the ScaledObject's status, of which it does 20 a second
 by default."""
 TICK_SECONDS: Final = 0.25
@@ -55,7 +55,7 @@ class _Stream:
         """When it wants to be woken in any case, on the loop's clock."""
 
 
-class Service(rpc.ExternalScalerServicer):
+class ScalerService(rpc.ExternalScalerServicer):
     """`run` it while this process leads; what it is asked before or after that it does not answer."""
 
     def __init__(self, answers: Answers, certain: Callable[[], bool]) -> None:
@@ -123,7 +123,7 @@ class Service(rpc.ExternalScalerServicer):
                     sent = answer.active
                     if answer.active:
                         PUSHES.inc()
-                        stream.due = loop.time() + (STANDING_SECONDS if answer.standing else pause)
+                        stream.due = loop.time() + (SETTLED_PUSH_SECONDS if answer.above_zero else pause)
                         pause = min(PUSH_SECONDS, 2 * pause)
                     else:
                         pause = FIRST_PUSH_SECONDS
@@ -152,7 +152,7 @@ class Service(rpc.ExternalScalerServicer):
     def _open(self, method: str, key: Key) -> Generator[_Stream]:
         CALLS.labels(method, "ok").inc()
         STREAMS.labels(method).inc()
-        self._answers.asked(*key)
+        self._answers.polled(*key)
         stream = _Stream()
         self._streams.setdefault(key, set()).add(stream)
         try:
@@ -167,13 +167,13 @@ class Service(rpc.ExternalScalerServicer):
         for stream in self._streams.get((namespace, name), ()):
             stream.news.set()
 
-    def _known(self, key: Key) -> Answer | None:
+    def _known(self, key: Key) -> ScalerAnswer | None:
         return self._answers.answer(*key) if self._certain() else None
 
-    async def _ask(self, method: str, ref: pb.ScaledObjectRef, context: Context) -> Answer:
+    async def _ask(self, method: str, ref: pb.ScaledObjectRef, context: Context) -> ScalerAnswer:
         if not self._running or not self._certain():
             await self._refuse(method, context, "this operator does not lead, and its successor will be asked next")
-        self._answers.asked(ref.namespace, ref.name)
+        self._answers.polled(ref.namespace, ref.name)
         answer = self._answers.answer(ref.namespace, ref.name)
         if answer is None:
             await self._refuse(
@@ -192,6 +192,6 @@ class Service(rpc.ExternalScalerServicer):
         raise AssertionError("abort raises")
 
 
-def _spec(answer: Answer) -> pb.GetMetricSpecResponse:
+def _spec(answer: ScalerAnswer) -> pb.GetMetricSpecResponse:
     size = pb.MetricSpec(metricName=METRIC, targetSize=max(1, round(answer.target)), targetSizeFloat=answer.target)
     return pb.GetMetricSpecResponse(metricSpecs=[size])

@@ -39,7 +39,7 @@ class CertificateFiles:
     def __init__(self, directory: Path, secret: str) -> None:
         """`secret`: its name, for people."""
         self._directory, self._secret = directory, secret
-        self._seen: tuple[tuple[int, int], ...] | None = None
+        self._loaded: tuple[tuple[int, int], ...] | None = None
         self.certificate: Certificate | None = None
         self.problem: str | None = None
         """Why there is none that can be used, or why a newer one is not, with what to do."""
@@ -53,14 +53,14 @@ class CertificateFiles:
 
     async def refresh(self) -> Certificate | None:
         """Looks now. A pair that does not fit together, as between two writes, leaves the last one in use."""
-        seen = await asyncio.to_thread(self._look)
+        seen = await asyncio.to_thread(self._stamp)
         if seen is None:
             self.problem = (
                 f"Secret {self._secret} is not mounted, so KEDA cannot be answered: let the chart make it, name one of "
                 "your own in operator.scaling.keda.tlsSecretName, or switch operator.scaling.keda.tls off"
             )
             return self.certificate
-        if seen == self._seen:
+        if seen == self._loaded:
             return self.certificate
         try:
             read = await asyncio.to_thread(self._read)
@@ -68,7 +68,7 @@ class CertificateFiles:
             self.problem = f"the certificate in Secret {self._secret} cannot be used: {error}"
             log.warning("certificate of the external scaler", problem=self.problem)
             return self.certificate
-        self._seen, self.problem = seen, None
+        self._loaded, self.problem = seen, None
         if read != self.certificate:
             self.certificate = read
             EXPIRES.set(read.expires.timestamp())
@@ -77,7 +77,7 @@ class CertificateFiles:
                 listener()
         return read
 
-    def _look(self) -> tuple[tuple[int, int], ...] | None:
+    def _stamp(self) -> tuple[tuple[int, int], ...] | None:
         found: list[tuple[int, int]] = []
         for name in ("tls.crt", "tls.key", "ca.crt"):
             try:

@@ -1,13 +1,13 @@
 """LoRAPools and LoRAAdapters.
 
-pools.py, adapters.py  the status of each kind;  chosen.py  a pool and its Model, as adapters see them
+pools.py, adapters.py  the status of each kind;  choices.py  a pool and its Model, as adapters see them
 reader.py     Jobs that read the sources of adapters, a batch each;  namespaces.py  who may join a pool
-placer.py     a plan per pool: which replica should hold what (poolplan.py: what it keeps of one)
-observe.py    what a plan is made from;  hearing.py  from whom
-floors.py     tells the agents
-book.py       what is told to people;  serve.py  where
+placer.py     a plan per pool: which replica should hold which adapters (poolplan.py: what is kept of one pool)
+observe.py    the snapshot that a plan is made from;  signals.py  what replicas and gateways report
+desired.py    writes each replica's desired adapters to its agent
+view.py       pools and adapters for people;  serve.py  the endpoint
 """
 
-from shoal.controllers.lora.lora import LoRA
+from shoal.controllers.lora.lora import LoRAControllers
 
-__all__ = ["LoRA"]
+__all__ = ["LoRAControllers"]

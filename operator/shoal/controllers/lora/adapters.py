@@ -13,22 +13,23 @@ from shoal.api.model import Model
 from shoal.api.tenant import Tenant, TenantSpec
 from shoal.controllers.claims import adapters_claiming, claimants, claims_changed, granted_otherwise
 from shoal.controllers.isolation import isolated, stored
-from shoal.controllers.lora.chosen import Choices, Chosen
+from shoal.controllers.lora.choices import Choices, Chosen
 from shoal.controllers.lora.namespaces import Namespaces
 from shoal.controllers.lora.placer import Placer
-from shoal.controllers.lora.reader import Reader
+from shoal.controllers.lora.reader import AdapterReader
 from shoal.controllers.status import write_status
 from shoal.controllers.world import World
-from shoal.core.adapters import adapterstatus, revisions
-from shoal.core.adapters.adapterstatus import Held, Seen
-from shoal.core.adapters.check import check_adapter
-from shoal.core.adapters.joining import may_join
-from shoal.core.adapters.revisions import Revisions
-from shoal.core.adapters.sources import pinned_uri
-from shoal.core.conditions import Finding, merge
-from shoal.core.consent import EVERYONE, not_granted
-from shoal.core.observed import Problem
-from shoal.core.servednames import served_names
+from shoal.core.lora.format.check import check_adapter
+from shoal.core.lora.format.sources import pinned_uri
+from shoal.core.lora.joining import may_join
+from shoal.core.lora.lifecycle import revisions
+from shoal.core.lora.lifecycle.revisions import Revisions
+from shoal.core.routing.consent import EVERYONE, not_granted
+from shoal.core.routing.servednames import served_names
+from shoal.core.status import adapterstatus
+from shoal.core.status.adapterstatus import Held, Seen
+from shoal.core.status.conditions import ConditionUpdate, merge
+from shoal.core.status.observed import ModelProblem
 from shoal.kube.events import Event
 from shoal.kube.projections import Custom
 from shoal.kube.queue import WorkQueue
@@ -46,9 +47,9 @@ class AdapterController:
 
     def __init__(self, world: World, choices: Choices, placer: Placer, queue: WorkQueue) -> None:
         self._world, self._choices, self._placer, self.queue = world, choices, placer, queue
-        self.reader = Reader(world, queue.add)
+        self.reader = AdapterReader(world, queue.add)
         self.namespaces = Namespaces(world, self._namespace)
-        self._seen: dict[str, Chosen | None] = {}
+        self._pools: dict[str, Chosen | None] = {}
         """Pool -> as its adapters were told of it last."""
         placer.wake = queue.add
         world.adapters.listeners.append(self._adapter)
@@ -68,14 +69,14 @@ class AdapterController:
             self.queue.add(rival)
 
     def _pool(self, key: str, before: Custom[LoRAPool] | None, after: Custom[LoRAPool] | None) -> None:
-        self._look_at_pool(key)
+        self._check_pool(key)
         for custom in (before, after):  # another pool of the same Model may have it now
             for rival in self._world.pools.by("model", custom.object.model_key) if custom and custom.object else ():
-                self._look_at_pool(f"{rival.metadata.namespace}/{rival.metadata.name}")
+                self._check_pool(f"{rival.metadata.namespace}/{rival.metadata.name}")
 
     def _model(self, key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
         for pool in self._world.pools.by("model", key):
-            self._look_at_pool(f"{pool.metadata.namespace}/{pool.metadata.name}")
+            self._check_pool(f"{pool.metadata.namespace}/{pool.metadata.name}")
         for rival in adapters_claiming(self._world, claims_changed(before, after)):
             self.queue.add(rival)
 
@@ -92,12 +93,12 @@ class AdapterController:
         custom = self._world.tenants.get(tenant)
         return custom.object.spec if custom is not None and custom.object is not None else None
 
-    def _look_at_pool(self, key: str) -> None:
+    def _check_pool(self, key: str) -> None:
         """Wakes the pool's adapters if it is another one to them."""
-        chosen, last = self._choices.of(key), self._seen.get(key)
+        chosen, last = self._choices.of(key), self._pools.get(key)
         self._placer.pool_changed(key)
-        same = chosen.same_for_adapters(last) if chosen is not None else key in self._seen and last is None
-        self._seen[key] = chosen
+        same = chosen.same_for_adapters(last) if chosen is not None else key in self._pools and last is None
+        self._pools[key] = chosen
         if not same:
             self._wake_pool(key)
 
@@ -140,7 +141,7 @@ class AdapterController:
             labels=self.namespaces.labels(adapter.metadata.namespace or ""),
         )
         known, failure, waiting = revisions.stored(adapter), None, ""
-        held: Held | None = Held(unheard=1)
+        held: Held | None = Held(stale=1)
         if problem is not None or chosen is None:
             self._placer.leave(adapter.metadata.uid)
             self.reader.forget(key)
@@ -178,7 +179,9 @@ class AdapterController:
             return ()
         return not_granted(adapter.spec.tenants, self._spec, adapter=adapter.key, model=chosen.pool.model_key)
 
-    def _read(self, adapter: LoRAAdapter, chosen: Chosen, known: Revisions) -> tuple[Revisions, Problem | None, str]:
+    def _read(
+        self, adapter: LoRAAdapter, chosen: Chosen, known: Revisions
+    ) -> tuple[Revisions, ModelProblem | None, str]:
         """(revisions, why reading fails for now, what it waits for)."""
         if chosen.settings is None:
             # What was read before is believed until it can be compared: nobody is to write thousands of statuses twice.
@@ -187,7 +190,7 @@ class AdapterController:
         if known.read_by == key:
             self.reader.forget(adapter.key)
             return known, None, ""
-        answer = self.reader.ask(adapter, key, chosen.pool, chosen.settings)
+        answer = self.reader.read(adapter, key, chosen.pool, chosen.settings)
         if answer.found is not None:
             return _checked(adapter, chosen, known, answer.found, key), None, ""
         if answer.problem is not None:
@@ -213,7 +216,7 @@ def _checked(adapter: LoRAAdapter, chosen: Chosen, known: Revisions, found: Adap
     limits = chosen.limits
     problem = check_adapter(found, *limits) if limits is not None else None
     if problem is not None:
-        return revisions.refused(known, Problem(problem.reason, problem.message), key, revision=found.revision)
+        return revisions.refused(known, ModelProblem(problem.reason, problem.message), key, revision=found.revision)
     revision = AdapterRevision(
         revision=found.revision,
         uri=pinned_uri(adapter.spec.source.uri, found.commit),
@@ -223,13 +226,13 @@ def _checked(adapter: LoRAAdapter, chosen: Chosen, known: Revisions, found: Adap
     return revisions.found(known, revision, key)
 
 
-def _last_failure(adapter: LoRAAdapter) -> Problem | None:
+def _last_failure(adapter: LoRAAdapter) -> ModelProblem | None:
     """What the status says of a source that could not be read, of this very specification."""
     for condition in adapter.status.conditions if adapter.status else ():
         if condition.type == reasons.ACCEPTED and condition.observed_generation == adapter.metadata.generation:
             passing = reasons.STAGE_REASONS | {reasons.STAGE_FAILED, reasons.REFUSED}
             if condition.status == "False" and condition.reason in passing:
-                return Problem(condition.reason, condition.message)
+                return ModelProblem(condition.reason, condition.message)
     return None
 
 
@@ -241,9 +244,9 @@ def _invalid(custom: Custom[LoRAAdapter], world: World) -> LoRAAdapterStatus:
     """The status of an object that this version does not understand. What it had is kept."""
     message = f"what is stored does not pass this version's validation: {custom.error}"
     findings = [
-        Finding(kind, "False", reasons.INVALID, message)
+        ConditionUpdate(kind, "False", reasons.INVALID, message)
         for kind in (reasons.ACCEPTED, reasons.AVAILABLE, reasons.READY)
-    ] + [Finding(reasons.STALLED, "True", reasons.INVALID, message)]
+    ] + [ConditionUpdate(reasons.STALLED, "True", reasons.INVALID, message)]
     old = stored(LoRAAdapterStatus, custom)
     generation = custom.metadata.generation
     conditions = merge(old.conditions, findings, generation=generation, now=world.now())

@@ -21,7 +21,7 @@ class Namespaces:
         self._world, self._changed = world, changed
         self._labels: dict[str, Mapping[str, str]] = {}
         self._synced = False
-        self._asked = asyncio.Event()
+        self._needed = asyncio.Event()
         world.pools.listeners.append(self._pool)
 
     def labels(self, namespace: str) -> Mapping[str, str] | None:
@@ -30,14 +30,14 @@ class Namespaces:
 
     def _pool(self, _key: str, before: Custom[LoRAPool] | None, after: Custom[LoRAPool] | None) -> None:
         if after is not None and _selects(after):
-            self._asked.set()
+            self._needed.set()
 
     async def run(self) -> None:
         """Watches from the first pool on that needs it, until cancelled."""
         if any(_selects(custom) for custom in self._world.pools.values()):
-            self._asked.set()
-        await self._asked.wait()
-        reflector = Reflector(self._world.client, NAMESPACES, project=_slim, on_event=self._heard)
+            self._needed.set()
+        await self._needed.wait()
+        reflector = Reflector(self._world.client, NAMESPACES, project=_slim, on_event=self._event)
         watching = asyncio.create_task(reflector.run(), name="namespaces")
         try:
             await reflector.synced.wait()
@@ -51,7 +51,7 @@ class Namespaces:
             with contextlib.suppress(asyncio.CancelledError):
                 await watching
 
-    def _heard(self, kind: ReflectorEvent, namespace: Any) -> None:
+    def _event(self, kind: ReflectorEvent, namespace: Any) -> None:
         name, labels = namespace
         before = self._labels.get(name)
         if kind == "delete":

@@ -16,19 +16,19 @@ import prometheus_client
 import structlog
 
 from shoal.api.loraadapter import LoRAAdapter
-from shoal.controllers.lora.chosen import Choices, Chosen
-from shoal.controllers.lora.floors import Floors
-from shoal.controllers.lora.hearing import Ears
-from shoal.controllers.lora.observe import Observer
-from shoal.controllers.lora.poolplan import PoolPlan, floor, placed, same, sources_of, worth_telling
+from shoal.controllers.lora.choices import Choices, Chosen
+from shoal.controllers.lora.desired import DesiredAdapterWriter
+from shoal.controllers.lora.observe import PoolObserver
+from shoal.controllers.lora.poolplan import PoolPlan, desired_adapters, placed, same, sources_of, status_changes
+from shoal.controllers.lora.signals import AdapterSignals
 from shoal.controllers.world import World
 from shoal.core import facts
-from shoal.core.adapters import types
-from shoal.core.adapters.adapterstatus import Held
-from shoal.core.adapters.held import held
-from shoal.core.adapters.place import place
-from shoal.core.adapters.revisions import Revisions
-from shoal.core.adapters.switch import may_switch
+from shoal.core.lora.lifecycle.held import held
+from shoal.core.lora.lifecycle.revisions import Revisions
+from shoal.core.lora.lifecycle.switch import may_switch
+from shoal.core.lora.placement import types
+from shoal.core.lora.placement.place import place
+from shoal.core.status.adapterstatus import Held
 
 log = structlog.get_logger()
 
@@ -36,7 +36,7 @@ SETTLE_SECONDS: Final = 0.1
 """Changes come in bunches."""
 PACE_SECONDS: Final = 1.0
 """Between two looks at what is heard, where nothing else changed."""
-PATIENCE_SECONDS: Final = 30.0
+SWITCH_TIMEOUT_SECONDS: Final = 30.0
 """A newer revision that some replica has loaded takes over after so long, though others have not: one that hangs must
 not keep it from all. Where it is missing its first request loads it."""
 SHARE: Final = 5
@@ -54,13 +54,13 @@ class Placer:
         self,
         world: World,
         choices: Choices,
-        floors: Floors,
-        ears: Ears,
+        desired: DesiredAdapterWriter,
+        signals: AdapterSignals,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._world, self._choices, self._floors, self._clock = world, choices, floors, clock
-        self.observer = Observer(world, ears)
+        self._world, self._choices, self._desired, self._clock = world, choices, desired, clock
+        self.observer = PoolObserver(world, signals)
         self.pools: dict[str, PoolPlan] = {}
         self._of: dict[str, str] = {}
         """Uid of an adapter -> its pool."""
@@ -86,7 +86,7 @@ class Placer:
             self._drop_sources(pool, known)
         pool.adapters[uid], pool.keys[uid], self._of[uid] = entered, adapter.key, pool_key
         pool.sources.update(sources)
-        self._look(pool, changed=True)
+        self._schedule(pool, changed=True)
 
     def leave(self, uid: str) -> None:
         """The adapter is gone, or is no more one of its pool's."""
@@ -98,7 +98,7 @@ class Placer:
         pool.planned.pop(uid, None)
         if known is not None:
             self._drop_sources(pool, known)
-        self._look(pool, changed=True)
+        self._schedule(pool, changed=True)
 
     @staticmethod
     def _drop_sources(pool: PoolPlan, adapter: types.Adapter) -> None:
@@ -113,14 +113,16 @@ class Placer:
         pool = self.pools.get(self._of.get(uid, ""))
         if pool is None or pool.plan is None or pool.planned.get(uid) is not pool.adapters.get(uid):
             return None
-        return held(pool.states.get(uid), pool.plan.adapters.get(uid), replicas=pool.replicas, unheard=pool.unheard)
+        return held(
+            pool.states.get(uid), pool.plan.adapters.get(uid), replicas=pool.replicas, stale=pool.stale_replicas
+        )
 
     def switches_to(self, adapter: LoRAAdapter) -> str | None:
         """Engine name of the next revision, once gateways may be sent to it."""
         pool = self.pools.get(self._of.get(adapter.metadata.uid, ""))
         return pool.switches.get(adapter.metadata.uid) if pool is not None else None
 
-    def verdict(self, uid: str) -> types.Verdict | None:
+    def verdict(self, uid: str) -> types.AdapterPlacement | None:
         """What the last plan says of an adapter; None: it is on no floor and needs none."""
         pool = self.pools.get(self._of.get(uid, ""))
         return pool.plan.adapters.get(uid) if pool is not None and pool.plan is not None else None
@@ -133,7 +135,7 @@ class Placer:
 
     # --- what wakes it ----------------------------------------------------------------------------------------------
 
-    def heard(self, model_uid: str | None, urgent: bool) -> None:
+    def reported(self, model_uid: str | None, urgent: bool) -> None:
         """Something else is heard of a Model's replicas, or with None of any; or of gateways. `urgent`: a replica came
         or went, or an engine was started anew."""
         if not self._leads or not self.pools:
@@ -141,10 +143,10 @@ class Placer:
         seconds = SETTLE_SECONDS if urgent else PACE_SECONDS
         if model_uid is None:
             for pool in self.pools.values():
-                self._look(pool, seconds=seconds)
+                self._schedule(pool, seconds=seconds)
         else:
             for pool in self._pools_of(model_uid):
-                self._look(pool, seconds=seconds)
+                self._schedule(pool, seconds=seconds)
 
     def _pools_of(self, model_uid: str) -> Iterable[PoolPlan]:
         custom = self._world.model_by_uid(model_uid)
@@ -158,16 +160,16 @@ class Placer:
     def pool_changed(self, pool_key: str) -> None:
         """Its specification, or that of its Model."""
         if (pool := self.pools.get(pool_key)) is not None:
-            self._look(pool, changed=True)
+            self._schedule(pool, changed=True)
 
     def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
         pod = after or before
         if pod is None or pod.model_uid is None or not self._leads:
             return
         for pool in self._pools_of(pod.model_uid):
-            self._look(pool)
+            self._schedule(pool)
 
-    def _look(self, pool: PoolPlan, *, changed: bool = False, seconds: float = SETTLE_SECONDS) -> None:
+    def _schedule(self, pool: PoolPlan, *, changed: bool = False, seconds: float = SETTLE_SECONDS) -> None:
         pool.changed = pool.changed or changed
         due = self._clock() + seconds
         if due < pool.due:
@@ -178,7 +180,7 @@ class Placer:
 
     async def run(self) -> None:
         """Plans until cancelled. What an earlier term remembered is not trusted."""
-        self._floors.begin()
+        self._desired.begin()
         for pool in self.pools.values():
             pool.memory, pool.snapshot, pool.changed, pool.due = None, None, True, float("-inf")
         self._leads = True
@@ -221,7 +223,7 @@ class Placer:
             return
         now = self._clock()
         for pod in self.observer.homes(chosen.model.metadata.uid):
-            self._floors.heard(pod.uid)
+            self._desired.reported(pod.uid)
         snapshot = self.observer.snapshot(chosen.model, chosen.settings, pool.adapters)
         if not pool.changed and not self._late(pool, now) and same(pool.snapshot, snapshot):
             self._again(pool, now)
@@ -231,7 +233,7 @@ class Placer:
         pool.plan, pool.memory = place(snapshot, pool.memory, now)
         SECONDS.observe(time.perf_counter() - begin)
         pool.snapshot, pool.changed = snapshot, False
-        self._tell(pool, pool.plan, chosen.model.metadata.uid)
+        self._set_desired(pool, pool.plan, chosen.model.metadata.uid)
         self._again(pool, now)
         self._states(pool, snapshot, chosen.model.metadata.uid)
 
@@ -240,39 +242,39 @@ class Placer:
         """Time alone may have changed the plan."""
         if pool.plan is None or pool.memory is None:
             return True
-        return pool.plan.look_again is not None and now >= pool.memory.now + pool.plan.look_again
+        return pool.plan.replan_after is not None and now >= pool.memory.now + pool.plan.replan_after
 
     def _again(self, pool: PoolPlan, now: float) -> None:
-        if pool.plan is not None and pool.plan.look_again is not None and pool.memory is not None:
-            pool.due = min(pool.due, max(now + SETTLE_SECONDS, pool.memory.now + pool.plan.look_again))
+        if pool.plan is not None and pool.plan.replan_after is not None and pool.memory is not None:
+            pool.due = min(pool.due, max(now + SETTLE_SECONDS, pool.memory.now + pool.plan.replan_after))
 
-    def _tell(self, pool: PoolPlan, plan: types.Plan, model_uid: str) -> None:
+    def _set_desired(self, pool: PoolPlan, plan: types.Plan, model_uid: str) -> None:
         for pod in self.observer.homes(model_uid):
-            entries = plan.floors.get(pod.uid, ())
-            self._floors.want(pod, tuple(floor(pool.sources, entries)))
+            entries = plan.desired.get(pod.uid, ())
+            self._desired.set(pod, tuple(desired_adapters(pool.sources, entries)))
 
-    def _states(self, pool: PoolPlan, snapshot: types.Snapshot, model_uid: str) -> None:
+    def _states(self, pool: PoolPlan, snapshot: types.PoolSnapshot, model_uid: str) -> None:
         """Where adapters are now; wakes those of which something else has to be said."""
         before, planned_before = pool.states, pool.planned
-        counts = (pool.replicas, pool.unheard)
+        counts = (pool.replicas, pool.stale_replicas)
         pool.states = self.observer.states(model_uid, pool.adapters)
-        pool.replicas, pool.unheard = self.observer.counts(model_uid)
+        pool.replicas, pool.stale_replicas = self.observer.counts(model_uid)
         pool.planned = dict(pool.adapters)
         switches = self._switches(pool, snapshot)
-        counted = counts != (pool.replicas, pool.unheard)
+        counted = counts != (pool.replicas, pool.stale_replicas)
         for uid, adapter in pool.adapters.items():
             entered = planned_before.get(uid) is not adapter
             moved = before.get(uid) != pool.states.get(uid)
             if (
                 entered
-                or (moved and worth_telling(adapter, before.get(uid), pool.states.get(uid)))
+                or (moved and status_changes(adapter, before.get(uid), pool.states.get(uid)))
                 or (counted and adapter.residency != "OnDemand")
                 or switches.get(uid) != pool.switches.get(uid)
             ):
                 self.wake(pool.keys[uid])
         pool.switches = switches
 
-    def _switches(self, pool: PoolPlan, snapshot: types.Snapshot) -> dict[str, str]:
+    def _switches(self, pool: PoolPlan, snapshot: types.PoolSnapshot) -> dict[str, str]:
         now, found = self._clock(), dict[str, str]()
         following = {uid: a.next.name for uid, a in pool.adapters.items() if a.next is not None}
         pool.following = {
@@ -284,9 +286,9 @@ class Placer:
             loaded = state is not None and state.next_loaded > 0
             if pool.plan is not None and may_switch(pool.adapters[uid], pool.plan, snapshot).now:
                 found[uid] = name
-            elif loaded and now - since >= PATIENCE_SECONDS:
+            elif loaded and now - since >= SWITCH_TIMEOUT_SECONDS:
                 log.warning("a replica does not load a newer revision; the others go on with it", adapter=name)
                 found[uid] = name
             elif loaded:
-                pool.due = min(pool.due, since + PATIENCE_SECONDS)
+                pool.due = min(pool.due, since + SWITCH_TIMEOUT_SECONDS)
         return found

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from shoal.api.adapters import FloorAdapter
+from shoal.api.adapters import DesiredAdapter
 from shoal.api.loraadapter import AdapterRevision, LoRAAdapter, engine_name
-from shoal.core.adapters import types
-from shoal.core.adapters.held import State
-from shoal.core.adapters.revisions import Revisions
-from shoal.core.observed import Problem
+from shoal.core.lora.lifecycle.held import HeldState
+from shoal.core.lora.lifecycle.revisions import Revisions
+from shoal.core.lora.placement import types
+from shoal.core.status.observed import ModelProblem
 
 
 @dataclass(slots=True)
@@ -20,17 +20,17 @@ class PoolPlan:
     """By uid: as entered."""
     keys: dict[str, str] = field(default_factory=dict[str, str])
     """Uid -> `namespace/name`."""
-    sources: dict[str, FloorAdapter] = field(default_factory=dict[str, FloorAdapter])
+    sources: dict[str, DesiredAdapter] = field(default_factory=dict[str, DesiredAdapter])
     """Engine name -> what an agent needs to load it."""
     planned: dict[str, types.Adapter] = field(default_factory=dict[str, types.Adapter])
     """As the last plan saw them."""
-    snapshot: types.Snapshot | None = None
+    snapshot: types.PoolSnapshot | None = None
     plan: types.Plan | None = None
-    memory: types.Memory | None = None
-    states: Mapping[str, State] = field(default_factory=dict[str, State])
+    memory: types.PoolMemory | None = None
+    states: Mapping[str, HeldState] = field(default_factory=dict[str, HeldState])
     """By uid: where adapters of interest are."""
     replicas: int = 0
-    unheard: int = 0
+    stale_replicas: int = 0
     changed: bool = True
     """Something was entered or left since the last plan."""
     due: float = float("inf")
@@ -41,9 +41,9 @@ class PoolPlan:
     """Uid -> engine name of the next revision to which gateways may be sent now."""
 
 
-def same(last: types.Snapshot | None, now: types.Snapshot) -> bool:
+def same(last: types.PoolSnapshot | None, now: types.PoolSnapshot) -> bool:
     """Apart from the adapters, whose changes are entered."""
-    return last is not None and (last.limits, last.replicas, last.voices) == (now.limits, now.replicas, now.voices)
+    return last is not None and (last.limits, last.replicas, last.sources) == (now.limits, now.replicas, now.sources)
 
 
 def placed(adapter: LoRAAdapter, revisions: Revisions) -> types.Adapter:
@@ -65,17 +65,19 @@ def placed(adapter: LoRAAdapter, revisions: Revisions) -> types.Adapter:
     )
 
 
-def sources_of(adapter: LoRAAdapter, revisions: Revisions) -> dict[str, FloorAdapter]:
+def sources_of(adapter: LoRAAdapter, revisions: Revisions) -> dict[str, DesiredAdapter]:
     """Engine name -> what an agent needs to load it, of both revisions."""
-    found: dict[str, FloorAdapter] = {}
+    found: dict[str, DesiredAdapter] = {}
     for revision in (revisions.current, revisions.next):
         if revision is not None:
             name = engine_name(adapter.key, revision.revision)
-            found[name] = FloorAdapter(name=name, revision=revision.revision, uri=revision.uri)
+            found[name] = DesiredAdapter(name=name, revision=revision.revision, uri=revision.uri)
     return found
 
 
-def floor(sources: Mapping[str, FloorAdapter], entries: Iterable[types.Entry]) -> Iterable[FloorAdapter]:
+def desired_adapters(
+    sources: Mapping[str, DesiredAdapter], entries: Iterable[types.PlannedAdapter]
+) -> Iterable[DesiredAdapter]:
     """A floor as an agent is told it."""
     for entry in entries:
         source = sources.get(entry.name)
@@ -83,12 +85,12 @@ def floor(sources: Mapping[str, FloorAdapter], entries: Iterable[types.Entry]) -
             yield source.model_copy(update={"pinned": True}) if entry.pinned else source
 
 
-def worth_telling(adapter: types.Adapter, before: State | None, after: State | None) -> bool:
+def status_changes(adapter: types.Adapter, before: HeldState | None, after: HeldState | None) -> bool:
     """Whether the adapter's status depends on what changed: that of one on demand only on what went wrong."""
     if adapter.residency != "OnDemand" or adapter.next is not None:
         return True
 
-    def wrong(state: State | None) -> tuple[Problem | None, bool]:
+    def wrong(state: HeldState | None) -> tuple[ModelProblem | None, bool]:
         failure = state.failure if state is not None else None
         return failure, failure is not None and not (state and state.loaded)
 

@@ -12,11 +12,11 @@ from shoal.api.meta import JsonObject
 from shoal.api.model import Model
 from shoal.artifacts import secret_advice
 from shoal.controllers.isolation import isolated, stored
-from shoal.controllers.lora.chosen import Choices, Chosen
+from shoal.controllers.lora.choices import Choices, Chosen
 from shoal.controllers.status import write_status
 from shoal.controllers.world import World
-from shoal.core.adapters import poolstatus
-from shoal.core.conditions import Finding, find, merge, shorten
+from shoal.core.status import poolstatus
+from shoal.core.status.conditions import ConditionUpdate, find, merge, shorten
 from shoal.kube.errors import NotFound
 from shoal.kube.projections import Child, Custom
 from shoal.kube.queue import WorkQueue
@@ -24,7 +24,7 @@ from shoal.kube.resources import LORA_POOLS, SECRETS
 
 COUNT_SECONDS: Final = 2.0
 """Adapters change in bunches; they are counted once per bunch."""
-LOOK_AGAIN_SECONDS: Final = 30.0
+RECHECK_SECONDS: Final = 30.0
 """Secrets are not watched: one that is missing is asked for again."""
 _NOT_JOINED: Final = (reasons.POOL_NOT_FOUND, reasons.NAMESPACE_NOT_ALLOWED)
 
@@ -34,7 +34,7 @@ class PoolController:
 
     def __init__(self, world: World, choices: Choices, queue: WorkQueue) -> None:
         self._world, self._choices, self.queue = world, choices, queue
-        self.mended: Callable[[str], Awaitable[None]] = _nobody
+        self.secrets_found: Callable[[str], Awaitable[None]] = _nobody
         """Hears of a pool whose Secrets are there, of which one was missing."""
         world.pools.listeners.append(self._pool)
         world.models.listeners.append(self._model)
@@ -87,10 +87,10 @@ class PoolController:
         if chosen is None:
             return None
         missing = await self._missing_secrets(chosen.pool)
-        if _told_missing(chosen.pool) not in ("", shorten(missing)):
-            await self.mended(key)
-        await self._write(custom, poolstatus.status(self._seen(chosen, missing), world.now()))
-        return LOOK_AGAIN_SECONDS if missing else None
+        if _stored_missing(chosen.pool) not in ("", shorten(missing)):
+            await self.secrets_found(key)
+        await self._write(custom, poolstatus.status(self._observed(chosen, missing), world.now()))
+        return RECHECK_SECONDS if missing else None
 
     async def _missing_secrets(self, pool: LoRAPool) -> str:
         """The sentence about Secrets that do not exist. Their content is never read here."""
@@ -108,7 +108,7 @@ class PoolController:
             for name, prefixes in missing.items()
         )
 
-    def _seen(self, chosen: Chosen, secrets_missing: str) -> poolstatus.Seen:
+    def _observed(self, chosen: Chosen, secrets_missing: str) -> poolstatus.Seen:
         model = chosen.model
         ready = find(model.status.conditions, reasons.READY) if model is not None and model.status else None
         return poolstatus.Seen(
@@ -156,7 +156,7 @@ async def _nobody(_key: str) -> None:
     """Nothing is to be read."""
 
 
-def _told_missing(pool: LoRAPool) -> str:
+def _stored_missing(pool: LoRAPool) -> str:
     """What was said last of Secrets that do not exist; "" when all did."""
     ready = find(pool.status.conditions, reasons.READY) if pool.status else None
     return ready.message if ready is not None and ready.reason == reasons.SECRET_NOT_FOUND else ""
@@ -173,9 +173,9 @@ def _advice(prefix: str) -> str:
 def _invalid(custom: Custom[LoRAPool], world: World) -> LoRAPoolStatus:
     """The status of an object that this version does not understand."""
     message = f"what is stored does not pass this version's validation: {custom.error}"
-    findings = [Finding(kind, "False", reasons.INVALID, message) for kind in (reasons.ACCEPTED, reasons.READY)] + [
-        Finding(reasons.STALLED, "True", reasons.INVALID, message)
-    ]
+    findings = [
+        ConditionUpdate(kind, "False", reasons.INVALID, message) for kind in (reasons.ACCEPTED, reasons.READY)
+    ] + [ConditionUpdate(reasons.STALLED, "True", reasons.INVALID, message)]
     old = stored(LoRAPoolStatus, custom).conditions
     generation = custom.metadata.generation
     conditions = merge(old, findings, generation=generation, now=world.now())

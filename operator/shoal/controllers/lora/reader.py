@@ -21,9 +21,9 @@ from shoal.api.lorapool import LoRAPool
 from shoal.api.meta import JsonObject
 from shoal.controllers.world import World
 from shoal.core import facts
-from shoal.core.adapters.facts import results
-from shoal.core.adapters.revisions import FINAL
-from shoal.core.observed import Problem
+from shoal.core.lora.format.facts import results
+from shoal.core.lora.lifecycle.revisions import FINAL
+from shoal.core.status.observed import ModelProblem
 from shoal.kube.errors import KubeError
 from shoal.kube.resources import JOBS
 from shoal.manifests.adapterfacts import adapter_facts_job
@@ -42,11 +42,11 @@ REFUSED_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AdapterReading:
     """What is known of one source. Exactly one of the three is set."""
 
     found: AdapterFacts | None = None
-    problem: Problem | None = None
+    problem: ModelProblem | None = None
     """What is wrong with it. One that may pass is read again by and by."""
     waiting: str = ""
 
@@ -65,23 +65,23 @@ class _Source:
     digest: str | None
     pool_key: str
     adapters: set[str] = field(default_factory=set[str])
-    answer: Answer | None = None
+    reading: AdapterReading | None = None
     tries: int = 0
 
     @property
     def problem(self) -> bool:
         """It could not be read, and may be later."""
-        return self.answer is not None and not self.answer.final
+        return self.reading is not None and not self.reading.final
 
 
-class Reader:
+class AdapterReader:
     """`ask` in a reconcile; `run` makes the Jobs; `changed` hears the adapters about which something is known now."""
 
     def __init__(self, world: World, changed: Callable[[str], None]) -> None:
         self._world, self._changed = world, changed
         self._sources: dict[str, _Source] = {}
         """By read key."""
-        self._asked: dict[str, str] = {}
+        self._waiting: dict[str, str] = {}
         """Adapter -> the read key that it waits for."""
         self._pending: dict[str, OrderedDict[str, None]] = {}
         """Pool -> read keys that wait for a Job."""
@@ -93,27 +93,27 @@ class Reader:
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
-    def ask(self, adapter: LoRAAdapter, key: str, pool: LoRAPool, settings: AdapterSettings) -> Answer:
+    def read(self, adapter: LoRAAdapter, key: str, pool: LoRAPool, settings: AdapterSettings) -> AdapterReading:
         """What is known of the adapter's source under this read key; has it read if nothing does."""
         name = adapter.key
-        if self._asked.get(name) != key:
+        if self._waiting.get(name) != key:
             self.forget(name)
-            self._asked[name] = key
+            self._waiting[name] = key
         self._pools[pool.key] = (pool, settings)
         source = self._sources.get(key)
         if source is None:
             spec = adapter.spec.source
             source = self._sources[key] = _Source(key, spec.uri, spec.digest, pool.key)
         source.adapters.add(name)
-        if source.answer is None:
-            self._look(source)
-        if source.answer is None or (not source.answer.final and not self._jobs(key)):
+        if source.reading is None:
+            self._read_jobs(source)
+        if source.reading is None or (not source.reading.final and not self._jobs(key)):
             self._want(source)
-        return source.answer or Answer(waiting="its source is being read")
+        return source.reading or AdapterReading(waiting="its source is being read")
 
     def forget(self, adapter_key: str) -> None:
         """The adapter waits for nothing any more."""
-        key = self._asked.pop(adapter_key, None)
+        key = self._waiting.pop(adapter_key, None)
         source = self._sources.get(key) if key is not None else None
         if source is None:
             return
@@ -123,7 +123,7 @@ class Reader:
             if (waiting := self._pending.get(source.pool_key)) is not None:
                 waiting.pop(source.key, None)
 
-    async def again(self, pool_key: str) -> None:
+    async def retry(self, pool_key: str) -> None:
         """What kept sources of a pool from being read is mended, perhaps: those that failed are read at once, as if it
         were their first time. Their Jobs go now and not when their time is over. Raises KubeError."""
         for job in self._world.jobs.by("pool", pool_key):
@@ -140,19 +140,19 @@ class Reader:
             self._pending.setdefault(source.pool_key, OrderedDict())[source.key] = None
             self._some.set()
 
-    def _jobs(self, key: str) -> tuple[facts.Job, ...]:
+    def _jobs(self, key: str) -> tuple[facts.MetadataJob, ...]:
         """The Jobs that read it, also ended ones that are still there."""
         return self._world.jobs.by("reads", key)
 
     # --- hearing ----------------------------------------------------------------------------------------------------
 
-    def _look(self, source: _Source) -> None:
+    def _read_jobs(self, source: _Source) -> None:
         """What Jobs said that are still there, perhaps made by an operator before this one."""
         for job in self._jobs(source.key):
             for pod in self._world.pods.by("job", job.key):
                 said = results(pod).get(source.key)
                 if said is not None:
-                    source.answer = _answer(said)
+                    source.reading = _reading(said)
                     return
 
     def _pod(self, _key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
@@ -164,35 +164,35 @@ class Reader:
         said = results(after)
         for key in job.reads if said else ():
             source = self._sources.get(key)
-            if source is None or (source.answer is not None and source.answer.final):
+            if source is None or (source.reading is not None and source.reading.final):
                 continue
             found = said.get(key)
             if found is not None:
-                self._told(source, _answer(found))
+                self._set_reading(source, _reading(found))
 
-    def _job(self, _key: str, before: facts.Job | None, after: facts.Job | None) -> None:
+    def _job(self, _key: str, before: facts.MetadataJob | None, after: facts.MetadataJob | None) -> None:
         job = after or before
         for key in job.reads if job is not None else ():
             source = self._sources.get(key)
-            if source is None or (source.answer is not None and source.answer.final):
+            if source is None or (source.reading is not None and source.reading.final):
                 continue
             if after is None:
                 self._want(source)
-            elif not after.active and source.answer is None:
-                self._look(source)
-                if source.answer is not None:
+            elif not after.active and source.reading is None:
+                self._read_jobs(source)
+                if source.reading is not None:
                     self._wake(source)
                 elif after.failed is not None:
                     what = f"Job {after.key} that reads it failed: {after.failed}; it is tried again"
-                    self._told(source, Answer(problem=Problem(reasons.STAGE_FAILED, what)))
+                    self._set_reading(source, AdapterReading(problem=ModelProblem(reasons.STAGE_FAILED, what)))
         if after is None or not after.active:
             self._some.set()  # room for another Job
 
-    def _told(self, source: _Source, answer: Answer, *, tried: bool = True) -> None:
+    def _set_reading(self, source: _Source, answer: AdapterReading, *, tried: bool = True) -> None:
         if tried and not answer.final:
             source.tries += 1
-        if source.answer != answer:
-            source.answer = answer
+        if source.reading != answer:
+            source.reading = answer
             self._wake(source)
 
     def _wake(self, source: _Source) -> None:
@@ -214,7 +214,7 @@ class Reader:
                     except Exception:
                         # One pool whose Jobs cannot be made must not end the operator.
                         log.exception("adapters of a pool are not read", pool=pool_key)
-                        self._again(pool_key)
+                        self._retry_later(pool_key)
         finally:
             for timer in self._later.values():
                 timer.cancel()
@@ -230,8 +230,8 @@ class Reader:
                 log.warning("a Job that reads adapters was not made", pool=pool_key, error=error.message)
                 what = f"the API server refuses the Job that would read it: {error.message}"
                 for source in batch:
-                    self._told(source, Answer(problem=Problem(reasons.REFUSED, what)), tried=False)
-                self._again(pool_key)
+                    self._set_reading(source, AdapterReading(problem=ModelProblem(reasons.REFUSED, what)), tried=False)
+                self._retry_later(pool_key)
                 return
             for source in batch:
                 self._pending[pool_key].pop(source.key, None)
@@ -265,7 +265,7 @@ class Reader:
         log.info("reading adapters", pool=pool.key, adapters=len(batch), job=body["metadata"]["name"])
         table.upsert(await self._world.client.apply(JOBS, body, manager=names.MANAGER_LORAPOOL), since=since)
 
-    def _again(self, pool_key: str) -> None:
+    def _retry_later(self, pool_key: str) -> None:
         if pool_key not in self._later:
             loop = asyncio.get_running_loop()
             self._later[pool_key] = loop.call_later(REFUSED_SECONDS, self._due, pool_key)
@@ -275,7 +275,7 @@ class Reader:
         self._some.set()
 
 
-def _answer(said: AdapterFacts | Problem) -> Answer:
+def _reading(said: AdapterFacts | ModelProblem) -> AdapterReading:
     if isinstance(said, AdapterFacts):
-        return Answer(found=said)
-    return Answer(problem=said)
+        return AdapterReading(found=said)
+    return AdapterReading(problem=said)

@@ -5,7 +5,7 @@ objects.py  gauges read from the store when they are scraped: Models, GPU classe
 events.py   counters and histograms of what happened in this process: decisions, wakes, cold starts
 """
 
-from shoal.controllers.metrics.events import Events
-from shoal.controllers.metrics.objects import Objects
+from shoal.controllers.metrics.events import EventMetrics
+from shoal.controllers.metrics.objects import ObjectMetrics
 
-__all__ = ["Events", "Objects"]
+__all__ = ["EventMetrics", "ObjectMetrics"]

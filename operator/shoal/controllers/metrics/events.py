@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from shoal.api.model import Model
 from shoal.controllers.world import World
 from shoal.core import facts
-from shoal.core.scaling import Decision
-from shoal.core.variants import cold_start
+from shoal.core.scaling import ScalingDecision
+from shoal.core.status.variants import cold_start
 from shoal.kube.projections import Custom
 
 BUCKETS: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0)
@@ -21,7 +21,7 @@ Labels = tuple[str, ...]
 T = TypeVar("T", Counter, Histogram)
 
 
-class Events:
+class EventMetrics:
     """`decided` and the store's events come here; `leads` says whether they are this operator's to count."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Events:
         world.pods.listeners.append(self._pod)
         world.models.listeners.append(self._model)
 
-    def decided(self, model: Model, decision: Decision, before: int) -> None:
+    def decided(self, model: Model, decision: ScalingDecision, before: int) -> None:
         """Another number of replicas was decided for."""
         uid = model.metadata.uid
         if decision.wanted == before:

@@ -15,8 +15,8 @@ from prometheus_client.registry import Collector
 from shoal.api.gpuclass import GPUClass
 from shoal.api.lorapool import LoRAPool
 from shoal.api.model import Model
-from shoal.controllers.capacity import Capacity
-from shoal.controllers.scaling.ears import Ears
+from shoal.controllers.capacity import FleetGPUs
+from shoal.controllers.scaling.signals import ScalingSignals
 from shoal.controllers.world import World
 from shoal.core import quantity
 
@@ -43,16 +43,16 @@ _FAMILIES: Final[dict[str, tuple[str, list[str]]]] = {
         "From a pod's creation to Ready, of the last replica that started on the class.",
         _VARIANT,
     ),
-    "shoal_model_voices": (
-        "Replicas and gateways that the decision on the Model's replicas depends on, by whether they are heard.",
-        [*_MODEL, "kind", "heard"],
+    "shoal_model_signal_sources": (
+        "Replicas and gateways that the decision on the Model's replicas depends on, by state: live, or stale.",
+        [*_MODEL, "kind", "state"],
     ),
     "shoal_signals_age_seconds": (
         "Since the one that was heard longest ago was heard, of those that are heard.",
         ["kind"],
     ),
     "shoal_rogue_pods": (
-        "Pods with the labels of an engine that no Model owns: they are not heard and not counted.",
+        "Pods with the labels of an engine that no Model owns: they are not asked and not counted.",
         [],
     ),
     "shoal_gpu_class_gpus": ("GPUs: capacity, allocatable, allocated, free.", ["gpu_class", "state"]),
@@ -68,18 +68,18 @@ _FAMILIES: Final[dict[str, tuple[str, list[str]]]] = {
 }
 
 
-class Objects(Collector):
+class ObjectMetrics(Collector):
     """`leads`: whether this operator does; `wanted`: replicas that were decided for, by uid of the Model."""
 
     def __init__(
         self,
         world: World,
-        capacity: Capacity,
-        ears: Ears,
+        capacity: FleetGPUs,
+        signals: ScalingSignals,
         wanted: Callable[[str], int | None],
         leads: Callable[[], bool],
     ) -> None:
-        self._world, self._capacity, self._ears = world, capacity, ears
+        self._world, self._capacity, self._signals = world, capacity, signals
         self._wanted, self._leads = wanted, leads
 
     def describe(self) -> Iterable[Metric]:
@@ -90,11 +90,11 @@ class Objects(Collector):
         if not self._leads():
             return ()
         families = _families()
-        gateways = Counter(self._ears.boot(pod.uid) is not None for pod in self._world.gateways())
+        gateways = Counter(self._signals.boot(pod.uid) is not None for pod in self._world.gateways())
         families["shoal_rogue_pods"].add_metric([], self._world.ownership.rogue)
         ages: dict[str, float] = {}
-        for pod in self._world.voices():
-            if (age := self._ears.age(pod.uid)) is not None:
+        for pod in self._world.signal_sources():
+            if (age := self._signals.age(pod.uid)) is not None:
                 kind = "gateway" if pod.gateway else "replica"
                 ages[kind] = max(age, ages.get(kind, 0.0))
         for kind, age in ages.items():
@@ -130,13 +130,13 @@ class Objects(Collector):
         for condition in status.conditions if status is not None else ():
             yield "shoal_model_condition", [*of, condition.type, condition.status, condition.reason], 1
         yield from self._pods(model, of, {v.gpu_class for v in status.variants} if status is not None else set())
-        for heard in (True, False):
-            yield "shoal_model_voices", [*of, "gateway", "yes" if heard else "no"], gateways[heard]
+        for live in (True, False):
+            yield "shoal_model_signal_sources", [*of, "gateway", "live" if live else "stale"], gateways[live]
 
     def _pods(self, model: Model, of: list[str], known: set[str]) -> Iterator[tuple[str, list[str], float]]:
         states: Counter[tuple[str, str]] = Counter()
         gpus: Counter[str] = Counter()
-        voices: Counter[bool] = Counter()
+        replicas: Counter[bool] = Counter()
         classes = self._world.accepted_classes()
         for pod in self._world.pods.by("model", model.metadata.uid):
             name = pod.gpu_class
@@ -146,7 +146,7 @@ class Objects(Collector):
             if pod.node is not None and name in classes:
                 gpus[name] += pod.requests.get(classes[name].spec.resource_name, 0)
             if pod.was_ready and not pod.deleting:
-                voices[self._ears.load(pod.uid) is not None] += 1
+                replicas[self._signals.load(pod.uid) is not None] += 1
         for name in known | {name for name, _ in states}:
             for state in ("starting", "ready", "draining"):
                 yield "shoal_model_replicas", [*of, name, state], states[name, state]
@@ -155,8 +155,8 @@ class Objects(Collector):
                 if (price := classes[name].spec.hourly_cost) is not None:
                     cost = float(quantity.parse(price.amount)) * gpus[name]
                     yield "shoal_model_hourly_cost", [*of, name, price.currency], cost
-        for heard in (True, False):
-            yield "shoal_model_voices", [*of, "replica", "yes" if heard else "no"], voices[heard]
+        for live in (True, False):
+            yield "shoal_model_signal_sources", [*of, "replica", "live" if live else "stale"], replicas[live]
 
     def _class(self, gpu_class: GPUClass) -> Iterator[tuple[str, list[str], float]]:
         name, counts = gpu_class.metadata.name, self._capacity.usage(gpu_class).counts()

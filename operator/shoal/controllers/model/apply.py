@@ -13,7 +13,7 @@ from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.installkey import InstallKeys
 from shoal.controllers.keda.driver import Driver
 from shoal.controllers.scaling.scale import ScaleWriter
-from shoal.controllers.transport import Transport
+from shoal.controllers.transport import CertificateIssuer
 from shoal.controllers.world import World
 from shoal.core import children, facts
 from shoal.core.placement import VariantPlan
@@ -23,7 +23,7 @@ from shoal.kube.events import Event
 from shoal.kube.projections import Child
 from shoal.kube.resources import DEPLOYMENTS, MODELS, NETWORKPOLICIES, PDBS, SECRETS
 from shoal.manifests import model as manifests
-from shoal.manifests.shape import Shape
+from shoal.manifests.shape import VariantShape
 
 log = structlog.get_logger()
 
@@ -40,7 +40,7 @@ class Applier:
         driver: Driver,
         cold: ColdStarts,
         target: Callable[[str, str, int], int],
-        transport: Transport,
+        transport: CertificateIssuer,
     ) -> None:
         """`target`: of a Model's uid, a class and what was planned, how many replicas a Deployment shall have now."""
         self._world, self._scales, self._driver, self._cold, self._target = world, scales, driver, cold, target
@@ -70,7 +70,7 @@ class Applier:
 
     async def drop_old_keys(self, model: Model, install: InstallKeys, in_use: set[str | None]) -> None:
         """Deletes the Secrets of other install keys once no pod carries them."""
-        for old in install.others:
+        for old in install.former:
             if old.fingerprint not in in_use:
                 await self._drop_keys(model, old.fingerprint)
 
@@ -100,10 +100,12 @@ class Applier:
             for child in world.policies.by("model", model.metadata.uid):
                 await self._children.delete(NETWORKPOLICIES, world.policies, child)
 
-    async def variant(self, shape: Shape, plan: VariantPlan, *, may_surge: Callable[[], bool], floor: int = 0) -> None:
+    async def variant(
+        self, shape: VariantShape, plan: VariantPlan, *, reserve_surge: Callable[[], bool], floor: int = 0
+    ) -> None:
         """One Deployment: its fields, then its replicas. Raises NameTaken, Conflict."""
         live = self._scales.deployment(shape.model, plan.gpu_class) or await self._create(shape)
-        await self._update(shape, live, may_surge=may_surge)
+        await self._update(shape, live, reserve_surge=reserve_surge)
         await self.scale(shape.model, plan, floor=floor)
 
     async def scale(self, model: Model, plan: VariantPlan, *, floor: int = 0) -> None:
@@ -126,7 +128,7 @@ class Applier:
 
     # --- how --------------------------------------------------------------------------------------------------------
 
-    async def _create(self, shape: Shape) -> Child:
+    async def _create(self, shape: VariantShape) -> Child:
         # An absent `replicas` would become 1: a pod before the scaler said so. Without force: should the Deployment be
         # there after all, with replicas that somebody else owns, the 0 must not reach it.
         wanted = manifests.deployment(shape, surge=False, replicas=0)
@@ -142,7 +144,7 @@ class Applier:
             raise Conflict(f"Deployment {metadata['namespace']}/{metadata['name']} is being deleted")
         return live
 
-    async def _update(self, shape: Shape, live: Child, *, may_surge: Callable[[], bool]) -> None:
+    async def _update(self, shape: VariantShape, live: Child, *, reserve_surge: Callable[[], bool]) -> None:
         found = live.deployment
         assert found is not None  # noqa: S101 - `_deployment` returns no other
         spec = live.decode()["spec"]
@@ -152,18 +154,18 @@ class Applier:
         if not covers(spec["template"], wanted["spec"]["template"]):
             # A rollout begins: only now does it matter whether there is room for one more replica, and how long one
             # takes to start.
-            surge, deadline = may_surge(), round(self._cold.patience(shape.model, found.gpu_class))
+            surge, deadline = reserve_surge(), round(self._cold.start_timeout(shape.model, found.gpu_class))
             wanted = manifests.deployment(shape, surge=surge, progress_seconds=deadline)
             wanted["metadata"]["name"] = live.name
             if found.replicas and not surge:
-                self._tell_in_place(shape.model, found)
+                self._emit_in_place(shape.model, found)
         if found.replicas_managers == frozenset({names.MANAGER_MODEL}):
             # Nobody else owns the number yet, so leaving it out would drop it: it stays as it was read.
             wanted["spec"]["replicas"] = found.replicas
             wanted["metadata"]["resourceVersion"] = found.resource_version
         await self._children.ensure(DEPLOYMENTS, self._world.deployments, shape.model, wanted)
 
-    def _tell_in_place(self, model: Model, found: facts.Deployment) -> None:
+    def _emit_in_place(self, model: Model, found: facts.Deployment) -> None:
         note = (
             f"no GPU of {found.gpu_class} is free for one replica more: each of {found.replicas} goes before its "
             "successor comes" + ("; requests wait meanwhile" if found.replicas == 1 else "")

@@ -20,31 +20,32 @@ from shoal.controllers.installkey import InstallKeyError, InstallKeySource
 from shoal.controllers.isolation import isolated
 from shoal.controllers.keda.driver import Driver
 from shoal.controllers.model.apply import Applier, current
-from shoal.controllers.model.tell import invalid, tell_of_placement
+from shoal.controllers.model.messages import emit_placement, invalid
+from shoal.controllers.placementrequest import PlacementDecision, PlacementRequest
 from shoal.controllers.planner import Planner
 from shoal.controllers.scaling.scale import ScaleWriter
 from shoal.controllers.scaling.scaler import Scaler
 from shoal.controllers.status import write_status
-from shoal.controllers.transport import Transport
-from shoal.controllers.wishes import Decision, Wish
+from shoal.controllers.transport import CertificateIssuer
 from shoal.controllers.world import World
-from shoal.core import facts, keda, models, scaling
-from shoal.core.artifacts import Reading
-from shoal.core.models import Observed, Problem
+from shoal.core import facts, keda, scaling
+from shoal.core.artifacts import SourceReading
 from shoal.core.placement import VariantPlan
-from shoal.core.servednames import served_names
+from shoal.core.routing.servednames import served_names
+from shoal.core.status import modelstatus
+from shoal.core.status.modelstatus import ModelProblem, Observed
 from shoal.engine.launch import check_extra_args
-from shoal.kube.errors import Forbidden, Invalid, NotFound
+from shoal.kube.errors import Forbidden, NotFound, ObjectInvalid
 from shoal.kube.projections import Child, Custom
 from shoal.kube.queue import WorkQueue
 from shoal.kube.resources import MODELS, SECRETS
 from shoal.manifests.pool import applied
-from shoal.manifests.shape import Shape, engine_version
-from shoal.net.pki import Unusable
+from shoal.manifests.shape import VariantShape, engine_version
+from shoal.net.pki import CertificateUnusable
 
 log = structlog.get_logger()
 
-LOOK_AGAIN_SECONDS: Final = 30.0
+RECHECK_SECONDS: Final = 30.0
 """For what no watch tells: a Secret that is missing, a Job that gets no pod, a name that is taken, an admission policy
 that refuses."""
 
@@ -60,7 +61,7 @@ class ModelController:
         driver: Driver,
         cold: ColdStarts,
         queue: WorkQueue,
-        transport: Transport,
+        transport: CertificateIssuer,
     ):
         self._world, self._planner, self._install, self.queue = world, planner, install, queue
         self._scaler, self._driver, self._cold = scaler, driver, cold
@@ -76,7 +77,7 @@ class ModelController:
         for table in (world.deployments, world.budgets, world.policies):
             table.listeners.append(self._child)
         planner.wake.append(self._planned)
-        scaler.silences.told = self.queue.add
+        scaler.stale_signals.changed = self.queue.add
         driver.wake = self._wake
         driver.kinds.changed.append(self.enqueue_all)
         install.changed.append(self.enqueue_all)
@@ -180,7 +181,7 @@ class ModelController:
             return None
         if not custom.status.get("conditions"):
             # Before any work: tools take an object without a Ready condition for ready.
-            await self._write(custom, models.first_status(custom.object, world.now()))
+            await self._write(custom, modelstatus.first_status(custom.object, world.now()))
             custom = world.models.get(key) or custom
         model = custom.object
         if model is None:
@@ -188,7 +189,7 @@ class ModelController:
         missing = await self._missing_secret(model)
         version = engine_version(model, world.config)
         classes = world.accepted_classes()
-        problems = models.problems(
+        problems = modelstatus.problems(
             model,
             classes=classes,
             versions=tuple(world.config.engines.versions),
@@ -197,14 +198,14 @@ class ModelController:
             secret_missing=missing,
         )
         reading = None if problems else await self._artifacts.read(model)
-        paused = models.is_paused(model)
+        paused = modelstatus.is_paused(model)
         known = reading.facts if reading is not None else None
         pool = applied(world.pool_of(model.key), model, known, world.config)
-        wish = Wish(model, known, "frozen" if paused or known is None else "placed", pool)
+        request = PlacementRequest(model, known, "frozen" if paused or known is None else "placed", pool)
         if self._now(custom) is None:
-            return None  # gone while it was asked about: its wish would keep GPUs from others for ever
-        self._planner.enter(wish)
-        decided = self._planner.decided(wish)
+            return None  # gone while it was asked about: its request would keep GPUs from others for ever
+        self._planner.enter(request)
+        decided = self._planner.decided(request)
         failure = self._planner.failed(model.metadata.uid) or self._scaler.failed(model.metadata.uid)
         if known is not None and decided is None and failure is None:
             return None  # the planner wakes it
@@ -214,8 +215,8 @@ class ModelController:
         else:
             failure = failure or not_looked_at
         if known is not None and decided is not None and not paused and not problems and failure is None:
-            await self._tell_who_waits(key, custom, reading, decided)
-            failure = await self._carry_out(model, classes, wish, decided)
+            await self._publish_waiting(key, custom, reading, decided)
+            failure = await self._carry_out(model, classes, request, decided)
         else:
             self._driver.hold(model)
         latest = self._now(custom)
@@ -225,11 +226,11 @@ class ModelController:
             decided = None  # what stands is shown
         status = self._status(latest.object, reading, decided, problems=problems, failure=failure)
         await self._write(latest, status)
-        tell_of_placement(world.recorder, latest, status)
+        emit_placement(world.recorder, latest, status)
         unsettled = (
             missing or failure or self._driver.conditions.refused(model) or (reading is not None and reading.silent)
         )
-        return LOOK_AGAIN_SECONDS if unsettled else None
+        return RECHECK_SECONDS if unsettled else None
 
     def _now(self, custom: Custom[Model]) -> Custom[Model] | None:
         """It, as it is now; None: deleted since, or something that this version does not understand."""
@@ -241,11 +242,11 @@ class ModelController:
     def _status(
         self,
         model: Model,
-        reading: Reading | None,
-        decided: Decision | None,
+        reading: SourceReading | None,
+        decided: PlacementDecision | None,
         *,
-        problems: tuple[Problem, ...] = (),
-        failure: Problem | None = None,
+        problems: tuple[ModelProblem, ...] = (),
+        failure: ModelProblem | None = None,
     ) -> ModelStatus:
         world, uid = self._world, model.metadata.uid
         seen = Observed(
@@ -255,28 +256,28 @@ class ModelController:
             placement=decided.placement if decided else None,
             wanted=decided.wanted if decided else None,
             untried=decided.untried if decided else frozenset(),
-            scaling=self._words(uid, decided),
+            scaling=self._decision(uid, decided),
             deployments=tuple(current(world.deployments_of(uid)).values()),
             pods=world.pods.by("model", uid),
             reading=reading,
             sized=decided.considered.sized if decided else {},
             tokens=self._planner.calibration.tokens(uid),
             cold_starts=self._cold.of(model),
-            silence=self._scaler.silences.of(model),
+            stale_signals=self._scaler.stale_signals.message(model),
             driven=self._driver.conditions.finding(model),
             failure=failure,
-            paused=models.is_paused(model),
-            scaled_by=self._driver.conditions.scaled_by(model) if models.is_paused(model) else "",
+            paused=modelstatus.is_paused(model),
+            scaled_by=self._driver.conditions.scaled_by(model) if modelstatus.is_paused(model) else "",
         )
-        return models.status(seen, world.now())
+        return modelstatus.status(seen, world.now())
 
-    def _words(self, uid: str, decided: Decision | None) -> scaling.Decision | None:
+    def _decision(self, uid: str, decided: PlacementDecision | None) -> scaling.ScalingDecision | None:
         """Why there are as many replicas as the placement says; None where another number is on its way already."""
-        words = self._scaler.words(uid)
+        words = self._scaler.decision(uid)
         return words if words is not None and decided is not None and words.wanted == decided.wanted else None
 
-    async def _tell_who_waits(
-        self, key: str, custom: Custom[Model], reading: Reading | None, decided: Decision
+    async def _publish_waiting(
+        self, key: str, custom: Custom[Model], reading: SourceReading | None, decided: PlacementDecision
     ) -> None:
         """A replica that is asked for beyond what is free says so first: whoever counts GPUs finds no surplus."""
         model = custom.object
@@ -287,20 +288,20 @@ class ModelController:
             await self._write(custom, self._status(model, reading, decided))
 
     async def _carry_out(
-        self, model: Model, classes: Mapping[str, GPUClass], wish: Wish, decided: Decision
-    ) -> Problem | None:
-        uid, standings = model.metadata.uid, self._planner.standings
+        self, model: Model, classes: Mapping[str, GPUClass], request: PlacementRequest, decided: PlacementDecision
+    ) -> ModelProblem | None:
+        uid, replica_states = model.metadata.uid, self._planner.replica_states
         plans = decided.placement.variants
-        standings.assume(uid, [(v.gpu_class, v.replicas, v.gpus) for v in plans])
+        replica_states.begin_apply(uid, [(v.gpu_class, v.replicas, v.gpus) for v in plans])
         try:
-            return await self._apply(model, classes, wish, plans)
+            return await self._apply(model, classes, request, plans)
         finally:
-            standings.settle(uid)
+            replica_states.end_apply(uid)
             self._planner.changed()
 
     async def _apply(
-        self, model: Model, classes: Mapping[str, GPUClass], wish: Wish, plans: tuple[VariantPlan, ...]
-    ) -> Problem | None:
+        self, model: Model, classes: Mapping[str, GPUClass], request: PlacementRequest, plans: tuple[VariantPlan, ...]
+    ) -> ModelProblem | None:
         world, applier, uid = self._world, self._applier, model.metadata.uid
         try:
             install = self._install.keys or await self._install.ensure()
@@ -315,34 +316,34 @@ class ModelController:
                 if plan.retired or gpu_class is None:
                     await applier.scale(model, plan, floor=floors[plan.gpu_class])
                     continue
-                shape = Shape(
+                shape = VariantShape(
                     model=model,
                     gpu_class=gpu_class,
                     gpus=plan.gpus,
                     version=engine_version(model, world.config),
                     config=world.config,
                     install_key=install.fingerprint,
-                    facts=wish.facts,
-                    pool=wish.pool,
+                    facts=request.facts,
+                    pool=request.pool,
                     mtls=mtls,
                 )
                 await applier.variant(
                     shape,
                     plan,
-                    may_surge=lambda p=plan: self._planner.may_surge(uid, p.gpu_class, p.gpus),
+                    reserve_surge=lambda p=plan: self._planner.reserve_surge(uid, p.gpu_class, p.gpus),
                     floor=floors[plan.gpu_class],
                 )
             await applier.drop_variants(model, {v.gpu_class for v in plans})
             engines = (*world.pods.by("model", uid), *world.pods.by("claims", uid))
             in_use = {p.install_key for p in engines}
             await applier.drop_old_keys(model, install, in_use)
-        except (InstallKeyError, Unusable) as error:
-            return Problem(reasons.REFUSED, str(error))
+        except (InstallKeyError, CertificateUnusable) as error:
+            return ModelProblem(reasons.REFUSED, str(error))
         except NameTaken as error:
-            return Problem(reasons.NAME_TAKEN, str(error))
-        except (Forbidden, Invalid) as error:
+            return ModelProblem(reasons.NAME_TAKEN, str(error))
+        except (Forbidden, ObjectInvalid) as error:
             log.warning("the API server refuses a child", model=model.key, error=error.message)
-            return Problem(reasons.REFUSED, f"the API server refuses what the Model needs: {error.message}")
+            return ModelProblem(reasons.REFUSED, f"the API server refuses what the Model needs: {error.message}")
         return None
 
     async def _missing_secret(self, model: Model) -> str | None:

@@ -7,15 +7,15 @@ from shoal.api import names, reasons
 from shoal.api.model import Model
 from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.planner import Planner
-from shoal.controllers.scaling.ears import Ears
+from shoal.controllers.scaling.signals import ScalingSignals
 from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.core.candidates import Considered
-from shoal.core.conditions import find
 from shoal.core.placement import Candidate
-from shoal.core.placement.case import price
-from shoal.core.scaling import Policy, Replica, Snapshot, Variant, Voice
+from shoal.core.placement.modelplan import price
+from shoal.core.scaling import ModelSnapshot, Policy, Replica, ScalingVariant, SignalSource
 from shoal.core.scaling.estimate import least_work_rate
+from shoal.core.status.conditions import find
 
 
 def policy(model: Model) -> Policy:
@@ -40,40 +40,46 @@ def no_past(_namespace: str, _model: str, _gpu_class: str) -> float | None:
     return None
 
 
-class Observer:
+class ModelObserver:
     """Makes snapshots. Times are those of `clock`."""
 
     def __init__(
-        self, world: World, planner: Planner, cold: ColdStarts, ears: Ears, clock: Callable[[], float], past: Past
+        self,
+        world: World,
+        planner: Planner,
+        cold: ColdStarts,
+        signals: ScalingSignals,
+        clock: Callable[[], float],
+        past: Past,
     ) -> None:
-        self._world, self._planner, self._cold, self._ears, self._clock = world, planner, cold, ears, clock
+        self._world, self._planner, self._cold, self._signals, self._clock = world, planner, cold, signals, clock
         self._past = past
 
-    def standing(self, uid: str) -> int:
+    def replicas(self, uid: str) -> int:
         """Replicas that the Model's Deployments ask for."""
         return sum(d.replicas for d in self._deployments(uid))
 
-    def snapshot(self, model: Model, *, wanted: int | None, term_began: float) -> Snapshot:
+    def snapshot(self, model: Model, *, wanted: int | None, term_began: float) -> ModelSnapshot:
         """`wanted` None: nothing was decided in this term; what the Deployments ask for counts."""
         uid, deployments = model.metadata.uid, self._deployments(model.metadata.uid)
-        return Snapshot(
+        return ModelSnapshot(
             policy=policy(model),
             wanted=sum(d.replicas for d in deployments) if wanted is None else wanted,
             replicas=tuple(self._replica(p) for p in self._world.pods.by("model", uid) if not p.finished),
-            voices=tuple(self.voice(p, uid) for p in self._world.gateways() if p.was_ready and not self.is_dead(p)),
+            sources=tuple(self.source(p, uid) for p in self._world.gateways() if p.was_ready and not self.is_dead(p)),
             variants=self._variants(model),
             rolling=any(d.replacing or not d.rolled_out for d in deployments),
             term_began=term_began,
             new=_never_ran(model, deployments),
-            asked=self._asked(model),
+            last_wake=self._wake_requested(model),
         )
 
     def is_dead(self, pod: facts.Pod) -> bool:
         return self._world.is_lost(pod)
 
-    def voice(self, gateway: facts.Pod, uid: str) -> Voice:
+    def source(self, gateway: facts.Pod, uid: str) -> SignalSource:
         """A gateway."""
-        return Voice(gateway.name, self._ears.boot(gateway.uid), self._ears.demand(gateway.uid, uid))
+        return SignalSource(gateway.name, self._signals.boot(gateway.uid), self._signals.demand(gateway.uid, uid))
 
     def _deployments(self, uid: str) -> list[facts.Deployment]:
         found = [c.deployment for c in self._world.deployments_of(uid)]
@@ -89,24 +95,24 @@ class Observer:
             deleting=pod.deleting,
             lost=self._world.is_lost(pod),
             created=self._at(pod.created) if pod.created else self._clock(),
-            load=self._ears.load(pod.uid),
+            load=self._signals.load(pod.uid),
         )
 
-    def _variants(self, model: Model) -> tuple[Variant, ...]:
+    def _variants(self, model: Model) -> tuple[ScalingVariant, ...]:
         uid = model.metadata.uid
         considered = self._planner.considered(uid)
         if considered is None:
             return ()
-        standing = self._planner.standings.of(uid)
+        standing = self._planner.replica_states.of(uid)
         tokens, cold = self._planner.calibration.tokens(uid), self._cold.of(model)
 
-        def variant(candidate: Candidate) -> Variant:
+        def variant(candidate: Candidate) -> ScalingVariant:
             name = candidate.gpu_class
             there = standing.get(name)
-            return Variant(
+            return ScalingVariant(
                 gpu_class=name,
                 replicas=there.replicas if there else 0,
-                room=self._planner.promises.room(name, candidate.gpus),
+                headroom=self._planner.reservations.free_slots(name, candidate.gpus),
                 maximum=candidate.max_replicas,
                 kv_tokens=tokens.get(name, candidate.kv_tokens),
                 cold_start_seconds=float(cold[name]) if name in cold else None,
@@ -114,7 +120,7 @@ class Observer:
                 least_work_rate=self._least(considered, name),
             )
 
-        setbacks = self._planner.setbacks(uid)
+        setbacks = self._planner.backoffs(uid)
         order = sorted(considered.candidates, key=lambda c: (c.gpu_class in setbacks, *price(c)))
         return tuple(variant(c) for c in order)
 
@@ -126,7 +132,7 @@ class Observer:
         bandwidth = found.object.spec.memory_bandwidth_gbps
         return None if bandwidth is None else least_work_rate(sized.weight_bytes_per_gpu, bandwidth)
 
-    def _asked(self, model: Model) -> float | None:
+    def _wake_requested(self, model: Model) -> float | None:
         text = model.metadata.annotations.get(names.ANNOTATION_WAKE)
         if not text:
             return None

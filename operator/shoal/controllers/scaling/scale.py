@@ -8,12 +8,12 @@ import structlog
 from shoal.api import names
 from shoal.api.meta import JsonObject
 from shoal.api.model import Model
-from shoal.controllers.standing import place
+from shoal.controllers.replicastates import place
 from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.core.placement import VariantPlan
 from shoal.core.scaling import Load
-from shoal.kube.errors import Conflict, NotFound, Unavailable
+from shoal.kube.errors import APIServerUnavailable, Conflict, NotFound
 from shoal.kube.projections import Child
 from shoal.kube.resources import DEPLOYMENTS, PODS
 
@@ -22,7 +22,7 @@ log = structlog.get_logger()
 _ATTEMPTS: Final = 5
 GOES_FIRST: Final = -1000
 """Deletion cost of a pod that is to go; others have 0."""
-_UNHEARD: Final = 1 << 60
+_UNKNOWN_LOSS: Final = 1 << 60
 
 Loads = Callable[[str], Load | None]
 """What the agent of a pod says, by the pod's uid; None: it is not heard."""
@@ -66,7 +66,9 @@ class ScaleWriter:
             if found.replicas == replicas and names.MANAGER_SCALER in found.replicas_managers:
                 return replicas
             if not self._leads():
-                raise Unavailable(f"{found.key} is not scaled: it is not certain that this operator still leads")
+                raise APIServerUnavailable(
+                    f"{found.key} is not scaled: it is not certain that this operator still leads"
+                )
             try:
                 await client.apply_scale(
                     DEPLOYMENTS,
@@ -136,5 +138,5 @@ def deletion_costs(
 def _loss(load: Load | None) -> tuple[int, int]:
     """(requests there, prompt tokens that its engine has read: the more, the more its cache holds)."""
     if load is None or load.running is None:
-        return _UNHEARD, _UNHEARD
+        return _UNKNOWN_LOSS, _UNKNOWN_LOSS
     return load.running + (load.waiting or 0), load.prompt_tokens_total or 0

@@ -19,15 +19,16 @@ from shoal.api.model import Model
 from shoal.controllers.coldstarts import ColdStarts
 from shoal.controllers.isolation import internal_error
 from shoal.controllers.planner import Planner
-from shoal.controllers.scaling.book import Book
-from shoal.controllers.scaling.ears import Ears
-from shoal.controllers.scaling.observe import Observer, Past, no_past
-from shoal.controllers.scaling.silences import Silences
+from shoal.controllers.scaling.history import DecisionHistory
+from shoal.controllers.scaling.observe import ModelObserver, Past, no_past
+from shoal.controllers.scaling.signals import ScalingSignals
+from shoal.controllers.scaling.stalesignals import StaleSignals
 from shoal.controllers.scaling.wake import Waker
 from shoal.controllers.world import World
-from shoal.core import facts, models
-from shoal.core.observed import Problem
-from shoal.core.scaling import Decision, Memory, decide, silence
+from shoal.core import facts
+from shoal.core.scaling import ScalingDecision, ScalingMemory, decide, describe_stale
+from shoal.core.status import modelstatus
+from shoal.core.status.observed import ModelProblem
 from shoal.kube.events import Event
 from shoal.kube.projections import Child, Custom
 from shoal.kube.resources import MODELS
@@ -51,9 +52,9 @@ class _State:
     """One Model in this term."""
 
     wanted: int
-    decision: Decision | None = None
+    decision: ScalingDecision | None = None
     """The last one that changed the number, until that number serves."""
-    memory: Memory | None = None
+    memory: ScalingMemory | None = None
     at: float = float("-inf")
     """When it was decided last."""
     timer: asyncio.TimerHandle | None = None
@@ -67,24 +68,24 @@ class Scaler:
         world: World,
         planner: Planner,
         cold: ColdStarts,
-        ears: Ears,
+        signals: ScalingSignals,
         waker: Waker,
         *,
         past: Past = no_past,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._world, self._planner, self._waker, self._clock = world, planner, waker, clock
-        self._observer = Observer(world, planner, cold, ears, clock, past)
-        self.book = Book(world, planner, ears)
-        self.silences = Silences(clock)
+        self._observer = ModelObserver(world, planner, cold, signals, clock, past)
+        self.history = DecisionHistory(world, planner, signals)
+        self.stale_signals = StaleSignals(clock)
         self._states: dict[str, _State] = {}
-        self._failed: dict[str, Problem] = {}
+        self._failed: dict[str, ModelProblem] = {}
         self._urgent: OrderedDict[str, None] = OrderedDict()
         self._dirty: OrderedDict[str, None] = OrderedDict()
         self._some = asyncio.Event()
         self._term_began = clock()
         self._leads = False
-        self.decided: list[Callable[[Model, Decision, int], None]] = []
+        self.decided: list[Callable[[Model, ScalingDecision, int], None]] = []
         """Heard with a decision that changes the number, and the number before."""
         planner.wanted = self.wanted
         world.models.listeners.append(self._model)
@@ -98,21 +99,21 @@ class Scaler:
         state = self._states.get(model.metadata.uid)
         if state is None:
             if not self._leads:
-                return models.first_wanted(model)
+                return modelstatus.first_wanted(model)
             state = self._decide(model)
         return state.wanted
 
-    def known(self, model_uid: str) -> int | None:
+    def current(self, model_uid: str) -> int | None:
         """Replicas that were decided for in this term; None: nothing was yet."""
         state = self._states.get(model_uid)
         return state.wanted if state is not None else None
 
-    def words(self, model_uid: str) -> Decision | None:
+    def decision(self, model_uid: str) -> ScalingDecision | None:
         """The decision that changed the number last, while that number does not serve yet; at zero, why it is zero."""
         state = self._states.get(model_uid)
         return state.decision if state is not None else None
 
-    def failed(self, model_uid: str) -> Problem | None:
+    def failed(self, model_uid: str) -> ModelProblem | None:
         """Why there is no decision on the Model's replicas, which stay as many as they are; None: there is one."""
         return self._failed.get(model_uid)
 
@@ -137,7 +138,7 @@ class Scaler:
             self._dirty[model_uid] = None
             self._some.set()
         else:
-            self._look_again(model_uid, state, left)
+            self._schedule(model_uid, state, left)
 
     def _model(self, _key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
         if before is not None and (after is None or after.metadata.uid != before.metadata.uid):
@@ -175,8 +176,8 @@ class Scaler:
         self._dirty.pop(uid, None)
         self._urgent.pop(uid, None)
         self._failed.pop(uid, None)
-        self.book.forget(uid)
-        self.silences.forget(uid)
+        self.history.forget(uid)
+        self.stale_signals.forget(uid)
 
     # --- deciding ---------------------------------------------------------------------------------------------------
 
@@ -184,7 +185,7 @@ class Scaler:
         """Decides until cancelled. Each run is a term: what an earlier one remembered is not trusted."""
         for uid in list(self._states):
             self._forget(uid)
-        self.book.clear()
+        self.history.clear()
         self._term_began = self._clock()
         self._leads = True
         try:
@@ -194,7 +195,7 @@ class Scaler:
                 await self._work_off()
         finally:
             self._leads = False
-            self.silences.clear()
+            self.stale_signals.clear()
             for state in self._states.values():
                 if state.timer is not None:
                     state.timer.cancel()
@@ -205,8 +206,8 @@ class Scaler:
         while self._urgent or self._dirty:
             uid, _ = (self._urgent or self._dirty).popitem(last=False)
             self._dirty.pop(uid, None)
-            wish = self._planner.wish(uid)
-            if wish is not None and uid in self._states:
+            request = self._planner.request(uid)
+            if request is not None and uid in self._states:
                 custom = self._world.model_by_uid(uid)
                 if custom is not None and custom.object is not None:
                     try:
@@ -231,37 +232,37 @@ class Scaler:
             log.exception("no decision on replicas; what there is stays", model=model.key)
             DECISIONS.labels("error").inc()
             self._fail(model, error)
-            standing = self._observer.standing(uid)
+            standing = self._observer.replicas(uid)
             return self._states.setdefault(uid, _State(standing if known is None else known, at=now))
         SECONDS.observe(time.perf_counter() - begin)
         if self._failed.pop(uid, None) is not None:
-            self._tell(model)
+            self._notify(model)
         if state is None:
             state = self._states[uid] = _State(snapshot.wanted)
         before, state.wanted, state.memory, state.at = state.wanted, decision.wanted, memory, now
-        self.book.enter(uid, decision)
+        self.history.record(uid, decision)
         if known is None and snapshot.new:
             before = decision.wanted  # a Model that was just made: its status tells that it starts
-        self._remember(model, state, decision, before)
+        self._publish(model, state, decision, before)
         if state.timer is not None:
             state.timer.cancel()
             state.timer = None
-        if decision.look_again is not None:
-            self._look_again(uid, state, decision.look_again)
-        self.silences.take(model, silence(decision, snapshot.policy))
+        if decision.recheck_seconds is not None:
+            self._schedule(uid, state, decision.recheck_seconds)
+        self.stale_signals.update(model, describe_stale(decision, snapshot.policy))
         return state
 
     def _fail(self, model: Model, error: Exception) -> None:
         uid, problem = model.metadata.uid, internal_error(error, "on the number of this Model's replicas")
         if self._failed.get(uid) != problem:
             self._failed[uid] = problem
-            self._tell(model)
+            self._notify(model)
 
-    def _tell(self, model: Model) -> None:
+    def _notify(self, model: Model) -> None:
         for listener in self._planner.wake:
             listener(model.key, 0.0)
 
-    def _remember(self, model: Model, state: _State, decision: Decision, before: int) -> None:
+    def _publish(self, model: Model, state: _State, decision: ScalingDecision, before: int) -> None:
         uid = model.metadata.uid
         if decision.wanted == before:
             DECISIONS.labels("same").inc()
@@ -288,7 +289,7 @@ class Scaler:
             kind = "Warning" if decision.reason in (reasons.SIGNALS_UNKNOWN, reasons.NO_CAPACITY) else "Normal"
             self._world.recorder.emit(Event(MODELS, custom.metadata, kind, decision.reason, note, "Scale"))
 
-    def _look_again(self, uid: str, state: _State, seconds: float) -> None:
+    def _schedule(self, uid: str, state: _State, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         due = loop.time() + max(0.0, seconds)
         if state.timer is not None:

@@ -1,7 +1,7 @@
 """`GET /v1/decisions`: what the scaler decided and from what, for `kubectl shoal why` and `top`.
 
 It tells names of Models and pods, and figures; no key, prompt or answer. Who may read it is
-decided before (`serving/guard.py`), as with metrics.
+decided before (`net/guard.py`), as with metrics.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ AT_A_TIME: Final = 50
 """Models that are put into words before others have their turn on the event loop."""
 
 
-class Book(Protocol):
+class ModelStats(Protocol):
     """Where the answers come from."""
 
-    def figures(self, namespace: str | None = None) -> Iterable[ModelFigures]:
+    def stats(self, namespace: str | None = None) -> Iterable[ModelFigures]:
         """Every Model, or those of a namespace, without their decisions."""
         ...
 
@@ -41,7 +41,7 @@ def refusal(operator: str, leader: str) -> web.Response:
 
 
 def routes(
-    book: Book, *, operator: str, leads: Callable[[], bool], leader: Callable[[], str]
+    history: ModelStats, *, operator: str, leads: Callable[[], bool], leader: Callable[[], str]
 ) -> tuple[web.RouteDef, ...]:
     """`operator` is the name of this pod; `leader()` names the one that leads, "" while that is not known."""
 
@@ -56,7 +56,7 @@ def routes(
         if (problem := refused()) is not None:
             return problem
         found: list[ModelFigures] = []
-        for model in book.figures(request.query.get("namespace")):
+        for model in history.stats(request.query.get("namespace")):
             found.append(model)
             if len(found) % AT_A_TIME == 0:
                 await asyncio.sleep(0)  # who watches thousands of Models must not hold up one that wakes
@@ -66,7 +66,7 @@ def routes(
         if (problem := refused()) is not None:
             return problem
         key = f"{request.match_info['namespace']}/{request.match_info['name']}"
-        found = book.model(key)
+        found = history.model(key)
         if found is None:
             body = {"reason": MODEL_UNKNOWN, "message": f"the operator has decided nothing on a Model {key} yet"}
             return web.json_response(body, status=404)

@@ -12,7 +12,7 @@ from shoal.controllers.planner import Planner
 from shoal.controllers.scaling.scale import ScaleWriter
 from shoal.controllers.world import World
 from shoal.core.placement import Candidate
-from shoal.core.placement.case import price
+from shoal.core.placement.modelplan import price
 from shoal.kube.errors import KubeError
 from shoal.kube.queue import WorkQueue
 
@@ -31,16 +31,16 @@ class Waker:
     def begin(self, model: Model, wanted: int) -> bool:
         """Asks for the replicas of a Model that has none. False: the plan has to do it."""
         uid = model.metadata.uid
-        wish = self._planner.wish(uid)
-        if wish is None or wish.role != "placed" or uid in self._classes:
+        request = self._planner.request(uid)
+        if request is None or request.role != "placed" or uid in self._classes:
             return False
         candidate = self._choose(model, wanted)
         if candidate is None or self._scales.deployment(model, candidate.gpu_class) is None:
             return False
-        room = self._planner.promises.room(candidate.gpu_class, candidate.gpus)
+        room = self._planner.reservations.free_slots(candidate.gpu_class, candidate.gpus)
         most = wanted if candidate.max_replicas is None else min(wanted, candidate.max_replicas)
         self._classes[uid] = candidate.gpu_class
-        self._planner.standings.lift(uid, candidate.gpu_class, min(most, room), candidate.gpus)
+        self._planner.replica_states.reserve(uid, candidate.gpu_class, min(most, room), candidate.gpus)
         self.queue.add(uid)
         return True
 
@@ -52,16 +52,16 @@ class Waker:
     async def _write(self, uid: str) -> None:
         gpu_class = self._classes.get(uid)
         custom = self._world.model_by_uid(uid)
-        standings = self._planner.standings
+        replica_states = self._planner.replica_states
         try:
             if gpu_class is None or custom is None or custom.object is None:
-                standings.drop(uid)
+                replica_states.release(uid)
                 return
             await self._driver.raise_now(custom.object, gpu_class, lambda: self._planner.target(uid, gpu_class, 0))
-            standings.written(uid)
+            replica_states.written(uid)
         except KubeError as error:
             log.warning("not woken at once; the plan does it", model=uid, gpu_class=gpu_class, error=error.message)
-            standings.drop(uid)
+            replica_states.release(uid)
         finally:
             self._classes.pop(uid, None)
             self._planner.changed(hurry=True)
@@ -70,14 +70,14 @@ class Waker:
         """The cheapest class that fits and has room now, where nobody else waits for it."""
         considered = self._planner.considered(model.metadata.uid)
         interruptible = wanted * model.spec.interruptible_percent // 100
-        setbacks = self._planner.setbacks(model.metadata.uid)
+        setbacks = self._planner.backoffs(model.metadata.uid)
         for candidate in sorted(considered.candidates if considered else (), key=price):
             if candidate.gpu_class in setbacks:
                 return None
             if candidate.max_replicas == 0 or (candidate.interruptible and interruptible < wanted):
                 continue
-            if self._planner.promises.contested(candidate.gpu_class):
+            if self._planner.reservations.contested(candidate.gpu_class):
                 return None
-            if self._planner.promises.room(candidate.gpu_class, candidate.gpus):
+            if self._planner.reservations.free_slots(candidate.gpu_class, candidate.gpus):
                 return candidate
         return None

@@ -10,9 +10,9 @@ from shoal.api.tenant import Tenant, TenantStatus
 from shoal.controllers.isolation import isolated, stored
 from shoal.controllers.status import write_status
 from shoal.controllers.world import World
-from shoal.core import tenants
-from shoal.core.conditions import Finding, merge
-from shoal.core.consent import EVERYONE
+from shoal.core.routing.consent import EVERYONE
+from shoal.core.status import tenantstatus
+from shoal.core.status.conditions import ConditionUpdate, merge
 from shoal.kube.projections import Custom
 from shoal.kube.queue import WorkQueue
 from shoal.kube.resources import TENANTS
@@ -82,7 +82,7 @@ class TenantController:
         again = None
         if custom.object is None:
             message = f"what is stored does not pass this version's validation: {custom.error}"
-            finding = Finding(reasons.READY, "False", reasons.INVALID, message)
+            finding = ConditionUpdate(reasons.READY, "False", reasons.INVALID, message)
             generation = custom.metadata.generation
             old = stored(TenantStatus, custom).conditions
             status = TenantStatus(
@@ -101,14 +101,14 @@ class TenantController:
                 for grant in tenant.spec.models
                 if world.models.get(key := f"{grant.namespace}/{grant.name}") is not None
             }
-            decision = tenants.decide(
+            decision = tenantstatus.decide(
                 tenant,
-                rivals=rivals,
+                contenders=rivals,
                 models=known,
                 adapters=self._listing(tenant),
                 now=now,
                 currency=self._currency() if self._currency is not None else None,
-                hears_gateways=self._currency is not None,
+                gateways_live=self._currency is not None,
             )
             status = decision.status
             if decision.again_at is not None:

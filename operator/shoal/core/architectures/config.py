@@ -76,7 +76,7 @@ class Config:
         """The nested object under a key; empty when there is none."""
         return as_mapping(self.text.get(key)) or {}
 
-    def words(self, key: str) -> tuple[str, ...]:
+    def strings(self, key: str) -> tuple[str, ...]:
         """The list of strings under a key, which has an entry per layer; empty when there is none. What is no string
         or number stands as an empty one. Raises UnknownConfig for a list that is longer than any model."""
         found = as_list(self.text.get(key))

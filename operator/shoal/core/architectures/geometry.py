@@ -94,14 +94,14 @@ def _latent(config: Config) -> KVGeometry | None:
 
 def _index_layers(config: Config, depth: int) -> int:
     """Layers with an index of their own; the others use that of an earlier one (`dsa_layer_skips_topk`)."""
-    types = config.words("indexer_types")
+    types = config.strings("indexer_types")
     if types:
         return depth - types[:depth].count("shared")
     every = config.number("cli_factor")
     if every and every > 1:
         return -(-depth // every)
     pattern = config.text.get("index_topk_pattern")
-    marks = pattern if isinstance(pattern, str) else config.words("index_topk_pattern")
+    marks = pattern if isinstance(pattern, str) else config.strings("index_topk_pattern")
     if marks:
         return depth - marks[:depth].count("S")
     frequency = config.number("index_topk_freq") or 1
@@ -117,11 +117,11 @@ def _windowed(config: Config) -> KVGeometry | None:
     if config.architecture == "Llama4ForConditionalGeneration":
         full = sum((i + 1) % 4 == 0 for i in range(depth))
         window = config.number("attention_chunk_size") or 8192
-    elif pattern := config.words("hybrid_layer_pattern"):
+    elif pattern := config.strings("hybrid_layer_pattern"):
         full = pattern[:depth].count("0")
         window = config.number("sliding_window", "sliding_window_size")
     else:
-        kinds = config.words("layer_types")[:depth]
+        kinds = config.strings("layer_types")[:depth]
         full = kinds.count("full_attention")
         window = config.number("sliding_window", "sliding_window_size")
         if len(kinds) != depth:

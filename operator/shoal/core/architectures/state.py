@@ -33,7 +33,7 @@ def split(config: Config) -> Split | None:
         case "FalconH1ForCausalLM" if depth:
             return Split(depth, depth, _mamba2(config, depth))
         case "GraniteMoeHybridForCausalLM" if depth:
-            kinds = config.words("layer_types")
+            kinds = config.strings("layer_types")
             count = kinds.count("mamba")
             return Split(depth, kinds.count("attention"), _mamba2(config, count)) if len(kinds) == depth else None
         case "KimiLinearForCausalLM" if depth:
@@ -92,7 +92,7 @@ def _nemotron(config: Config) -> Split | None:
     pattern = config.text.get("hybrid_override_pattern")
     if isinstance(pattern, str) and len(pattern) > MOST_LAYERS:
         raise UnknownConfig(f"config.json has {len(pattern)} layers in hybrid_override_pattern")
-    kinds = config.words("layers_block_type") or (
+    kinds = config.strings("layers_block_type") or (
         tuple({"M": "mamba", "*": "attention"}.get(c, "mlp") for c in pattern) if isinstance(pattern, str) else ()
     )
     if not kinds:
@@ -106,8 +106,8 @@ def _nemotron(config: Config) -> Split | None:
 
 def _short_convolution(config: Config, depth: int) -> Split:
     """LFM2: a short convolution keeps a window of hidden states and nothing else."""
-    kinds = config.words("layer_types")
-    full = kinds.count("full_attention") if kinds else len(config.words("full_attn_idxs")) or depth
+    kinds = config.strings("layer_types")
+    full = kinds.count("full_attention") if kinds else len(config.strings("full_attn_idxs")) or depth
     hidden, kernel = config.number("hidden_size"), config.number("conv_L_cache") or 3
     conv = hidden * (kernel - 1) if hidden else None
     return Split(depth, full, _bytes(config, depth - full, conv, 0))

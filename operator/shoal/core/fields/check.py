@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from shoal.core.fields.kinds import Facts, Problem
+from shoal.core.fields.kinds import Facts, FieldProblem
 from shoal.core.fields.media import not_read, placeholder_problem
 from shoal.core.fields.table import TABLE, not_in_table
 from shoal.core.fields.work import MULTIPLIERS, SPARE_CHARACTERS, too_much
@@ -15,7 +15,7 @@ FORWARDED: Final = {path: frozenset(n for n, f in fields.items() if f.forwarded)
 """By endpoint: the fields that go to the engine."""
 
 
-def check(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int | None = None) -> Problem | None:
+def check(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int | None = None) -> FieldProblem | None:
     """What is wrong with a request's fields; None: nothing. `size`, of the whole body in bytes, spares counting what a
     small one has. A field that is null counts as left out."""
     checks = _CHECKS[endpoint]
@@ -31,14 +31,16 @@ def check(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int | No
                 return not_read(name, "image", facts)
     for name in _NEEDED[endpoint]:
         if fields.get(name) is None:
-            return Problem(name, f"You must provide `{name}`.", "missing_value")
+            return FieldProblem(name, f"You must provide `{name}`.", "missing_value")
     if fields.get("min_tokens") and _constrained(fields):
         # Where the grammar allows nothing but the end and `min_tokens` forbids it, no token is left: the engine samples
         # from what is not a number, and ends.
-        return Problem("min_tokens", "`min_tokens` cannot be used with a grammar or tools.", "conflicting_fields")
+        return FieldProblem("min_tokens", "`min_tokens` cannot be used with a grammar or tools.", "conflicting_fields")
     if facts.deterministic and fields.get("min_p"):
         # SGLang asserts in the step that nobody asks for it, and ends.
-        return Problem("min_p", "`min_p` cannot be used: this model's engine is deterministic.", "unsupported_field")
+        return FieldProblem(
+            "min_p", "`min_p` cannot be used: this model's engine is deterministic.", "unsupported_field"
+        )
     if "messages" in fields and (found := placeholder_problem(fields)) is not None:
         return found
     if size is not None and size <= SPARE_CHARACTERS and "messages" in fields and fields.keys().isdisjoint(MULTIPLIERS):

@@ -27,7 +27,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class FieldProblem:
     """Why a request is refused."""
 
     param: str
@@ -36,33 +36,33 @@ class Problem:
     code: str = "invalid_value"
 
 
-class Kind(Protocol):
+class FieldType(Protocol):
     """A type with bounds."""
 
     @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """The bounds, for people."""
         ...
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         """What is wrong with a value that is not null."""
         ...
 
 
-def wrong(at: str, must: str, code: str = "invalid_value") -> Problem:
-    return Problem(at, f"`{at}` must be {must}.", code)
+def wrong(at: str, must: str, code: str = "invalid_value") -> FieldProblem:
+    return FieldProblem(at, f"`{at}` must be {must}.", code)
 
 
-def wrong_type(at: str, must: str) -> Problem:
+def wrong_type(at: str, must: str) -> FieldProblem:
     return wrong(at, must, "invalid_type")
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    words: str = "true or false"
+    describe: str = "true or false"
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
-        return None if value is True or value is False else wrong_type(at, self.words)
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
+        return None if value is True or value is False else wrong_type(at, self.describe)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +74,15 @@ class Whole:
     also: tuple[int, ...] = ()
 
     @property
-    def words(self) -> str:
+    def describe(self) -> str:
         also = "".join(f"{number} or " for number in self.also)
         return f"{also}a whole number from {self.least} to {self.most}"
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         # Not isinstance: a bool is an int too.
         if type(value) is not int:
-            return wrong_type(at, self.words)
-        return None if self.least <= value <= self.most or value in self.also else wrong(at, self.words)
+            return wrong_type(at, self.describe)
+        return None if self.least <= value <= self.most or value in self.also else wrong(at, self.describe)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +91,14 @@ class Number:
     most: float
 
     @property
-    def words(self) -> str:
+    def describe(self) -> str:
         return f"a number from {self.least:g} to {self.most:g}"
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         if type(value) is not float and type(value) is not int:
-            return wrong_type(at, self.words)
+            return wrong_type(at, self.describe)
         # NaN fails every comparison.
-        return None if self.least <= value <= self.most else wrong(at, self.words)
+        return None if self.least <= value <= self.most else wrong(at, self.describe)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +106,11 @@ class Choice:
     of: tuple[str, ...]
 
     @property
-    def words(self) -> str:
+    def describe(self) -> str:
         return "one of " + ", ".join(f'"{word}"' for word in self.of)
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
-        return None if isinstance(value, str) and value in self.of else wrong(at, self.words)
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
+        return None if isinstance(value, str) and value in self.of else wrong(at, self.describe)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +119,13 @@ class Text:
     """Characters; None: as many as a prompt."""
 
     @property
-    def words(self) -> str:
+    def describe(self) -> str:
         return "a string" if self.most is None else f"a string of at most {self.most} characters"
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         if not isinstance(value, str):
-            return wrong_type(at, self.words)
-        return None if self.most is None or len(value) <= self.most else wrong(at, self.words, "string_too_long")
+            return wrong_type(at, self.describe)
+        return None if self.most is None or len(value) <= self.most else wrong(at, self.describe, "string_too_long")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +136,15 @@ class Stops:
     longest: int
 
     @property
-    def words(self) -> str:
+    def describe(self) -> str:
         return f"a string, or a list of at most {self.most} strings, of 1 to {self.longest} characters"
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         stops = cast(list[Any], [value] if isinstance(value, str) else value)
         if type(stops) is not list or not all(type(stop) is str for stop in stops):
-            return wrong_type(at, self.words)
+            return wrong_type(at, self.describe)
         if len(stops) > self.most or any(not 1 <= len(stop) <= self.longest for stop in stops):
-            return wrong(at, self.words)
+            return wrong(at, self.describe)
         return None
 
 
@@ -152,13 +152,13 @@ class Stops:
 class OutputBound:
     """The longest answer."""
 
-    words: str = "a whole number of at least 1"
+    describe: str = "a whole number of at least 1"
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         if type(value) is not int:
-            return wrong_type(at, self.words)
+            return wrong_type(at, self.describe)
         if value < 1:
-            return wrong(at, self.words)
+            return wrong(at, self.describe)
         return None if value <= MOST_TOKENS else wrong(at, f"a whole number of at most {MOST_TOKENS}")
 
 
@@ -167,12 +167,12 @@ class Within:
     """A count of tokens within the context."""
 
     @property
-    def words(self) -> str:
+    def describe(self) -> str:
         return "a whole number from 0 to the model's context length"
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         if type(value) is not int:
-            return wrong_type(at, self.words)
+            return wrong_type(at, self.describe)
         most = facts.context_length or _UNKNOWN_CONTEXT
         return None if 0 <= value <= most else wrong(at, f"a whole number from 0 to {most}")
 
@@ -184,14 +184,14 @@ class TokenIds:
     most: int
 
     @property
-    def words(self) -> str:
+    def describe(self) -> str:
         return f"a list of at most {self.most} ids of tokens in the model's vocabulary"
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         if type(value) is not list:
-            return wrong_type(at, self.words)
+            return wrong_type(at, self.describe)
         ids = cast(list[Any], value)
-        return wrong(at, self.words) if len(ids) > self.most else outside(ids, at, facts)
+        return wrong(at, self.describe) if len(ids) > self.most else outside(ids, at, facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,18 +200,18 @@ class Bias:
     width: float
 
     @property
-    def words(self) -> str:
+    def describe(self) -> str:
         return (
             f"an object of at most {self.most} ids of tokens in the model's vocabulary, each with a number from "
             f"{-self.width:g} to {self.width:g}"
         )
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         if not isinstance(value, dict):
-            return wrong_type(at, self.words)
+            return wrong_type(at, self.describe)
         bias = cast(dict[str, Any], value)
         if len(bias) > self.most:
-            return wrong(at, self.words)
+            return wrong(at, self.describe)
         ids: list[int] = []
         for token, by in bias.items():
             # As they are written in JSON: Python takes blanks, underscores and foreign digits for a number too.
@@ -224,20 +224,20 @@ class Bias:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ObjectField:
     """An object with these keys and no others; further ones may be there and mean nothing."""
 
-    keys: dict[str, Kind]
+    keys: dict[str, FieldType]
     needed: tuple[str, ...] = ()
     ignored: frozenset[str] = frozenset()
 
     @property
-    def words(self) -> str:
+    def describe(self) -> str:
         return "an object of " + ", ".join(f"`{key}`" for key in self.keys)
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         if not isinstance(value, dict):
-            return wrong_type(at, self.words)
+            return wrong_type(at, self.describe)
         for name, inner in cast(dict[str, Any], value).items():
             kind = self.keys.get(name)
             if kind is None:
@@ -248,7 +248,7 @@ class Shape:
                 return found
         for name in self.needed:
             if cast(dict[str, Any], value).get(name) is None:
-                return Problem(f"{at}.{name}", f"You must provide `{at}.{name}`.", "missing_value")
+                return FieldProblem(f"{at}.{name}", f"You must provide `{at}.{name}`.", "missing_value")
         return None
 
 
@@ -256,15 +256,15 @@ class Shape:
 class Several:
     """A list."""
 
-    of: Kind
+    of: FieldType
     most: int
     least: int = 0
 
     @property
-    def words(self) -> str:
-        return f"a list of at most {self.most}, each {self.of.words}"
+    def describe(self) -> str:
+        return f"a list of at most {self.most}, each {self.of.describe}"
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         if not isinstance(value, list):
             return wrong_type(at, "a list")
         items = cast(Sequence[Any], value)
@@ -285,11 +285,11 @@ _SHOWN: Final = 64
 _NUMBERS: Final = (int, float)
 
 
-def unknown(at: str) -> Problem:
-    return Problem(at, f"Unrecognized request argument: `{at}`.", "unknown_field")
+def unknown(at: str) -> FieldProblem:
+    return FieldProblem(at, f"Unrecognized request argument: `{at}`.", "unknown_field")
 
 
-def outside(ids: Sequence[Any], at: str, facts: Facts) -> Problem | None:
+def outside(ids: Sequence[Any], at: str, facts: Facts) -> FieldProblem | None:
     """Whether one of the ids is no token of the Model. Nothing here takes Python's time per id."""
     if not ids:
         return None
@@ -298,7 +298,7 @@ def outside(ids: Sequence[Any], at: str, facts: Facts) -> Problem | None:
     if facts.vocabulary is None:
         # An id that is not in the vocabulary ends the engine for everybody, so a guess will not do.
         text = f"`{at}` cannot be used: the vocabulary of this model is not known, so ids of tokens cannot be checked."
-        return Problem(at, text, "vocabulary_unknown")
+        return FieldProblem(at, text, "vocabulary_unknown")
     if min(ids) < 0 or max(ids) >= facts.vocabulary:
         return wrong(at, f"ids of tokens from 0 to {facts.vocabulary - 1}", "token_out_of_vocabulary")
     return None

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 from shoal.core.fields.images import MOST_RATIO, MOST_SIDE, UnreadableError, image_size
 from shoal.core.fields.images import READERS as IMAGES
-from shoal.core.fields.kinds import Choice, Facts, Kind, Medium, Problem, Shape, Text, Whole, wrong
+from shoal.core.fields.kinds import Choice, Facts, FieldProblem, FieldType, Medium, ObjectField, Text, Whole, wrong
 from shoal.core.fields.remote import MOST_URL, remote
 from shoal.core.fields.sounds import LEAST_RATE, MOST_RATE, sound_seconds
 from shoal.core.fields.sounds import READERS as SOUNDS
@@ -34,10 +34,10 @@ _PATCHES: Final = Whole(1, 64)
 _PIXELS: Final = Whole(1, 16_384)
 
 # Left out on purpose: `content_hash`, by which an image that one client sends would be found for another's.
-_SHAPES: Final[dict[str, tuple[Medium, Shape]]] = {
+_SHAPES: Final[dict[str, tuple[Medium, ObjectField]]] = {
     "image_url": (
         "image",
-        Shape(
+        ObjectField(
             {
                 "url": Text(),
                 "detail": Choice(("auto", "low", "high", "default")),
@@ -48,15 +48,18 @@ _SHAPES: Final[dict[str, tuple[Medium, Shape]]] = {
             needed=("url",),
         ),
     ),
-    "input_audio": ("audio", Shape({"data": Text(), "format": Choice(("wav", "mp3"))}, needed=("data", "format"))),
-    "audio_url": ("audio", Shape({"url": Text()}, needed=("url",))),
+    "input_audio": (
+        "audio",
+        ObjectField({"data": Text(), "format": Choice(("wav", "mp3"))}, needed=("data", "format")),
+    ),
+    "audio_url": ("audio", ObjectField({"url": Text()}, needed=("url",))),
 }
 TYPES: Final[Mapping[Medium, tuple[str, ...]]] = {"image": tuple(IMAGES), "audio": tuple(SOUNDS)}
 """Types of content that media may have."""
 KINDS: Final = (*_SHAPES, "video_url")
 """Types of a message's parts that hold media."""
-_PARTS: Final[dict[str, Kind]] = {
-    kind: Shape({"type": Choice((kind,)), kind: shape}, (kind,), frozenset({"cache_control"}))
+_PARTS: Final[dict[str, FieldType]] = {
+    kind: ObjectField({"type": Choice((kind,)), kind: shape}, (kind,), frozenset({"cache_control"}))
     for kind, (_, shape) in _SHAPES.items()
 }
 WORDS: Final = (
@@ -102,7 +105,7 @@ _PLACEHOLDER: Final = re.compile(
 """What processors put a medium in the place of, in any model that SGLang 0.5.23 knows."""
 
 
-def placeholder_problem(fields: Mapping[str, Any]) -> Problem | None:
+def placeholder_problem(fields: Mapping[str, Any]) -> FieldProblem | None:
     """Whether texts of a chat that has passed its check hold the place of a medium, where it has media.
 
     Transformers takes the next medium for each such place, and raises StopIteration where there are no more. No future
@@ -122,7 +125,7 @@ def placeholder_problem(fields: Mapping[str, Any]) -> Problem | None:
             text = (
                 f"`{name}` must not hold a model's own tokens, like <|image_pad|> or <image>, beside images or sound."
             )
-            return Problem(name, text, "token_not_allowed")
+            return FieldProblem(name, text, "token_not_allowed")
     return None
 
 
@@ -169,11 +172,11 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(inner)
 
 
-def media_part(part: dict[str, Any], kind: str, at: str, facts: Facts) -> Problem | Load:
+def media_part(part: dict[str, Any], kind: str, at: str, facts: Facts) -> FieldProblem | Load:
     """What a part of a message unpacks to, and whether it may; `kind` is one of `KINDS`."""
     if kind == "video_url":
         text = f"`{at}` is a video, and videos are not accepted. Send frames as images."
-        return Problem(at, text, "media_not_supported")
+        return FieldProblem(at, text, "media_not_supported")
     medium, _ = _SHAPES[kind]
     if medium not in facts.media:
         return not_read(at, medium, facts)
@@ -186,7 +189,7 @@ def media_part(part: dict[str, Any], kind: str, at: str, facts: Facts) -> Proble
     url: str = inside["url"]
     if not url.startswith("data:"):
         there = remote(url, at, facts.media_hosts)
-        return there if isinstance(there, Problem) else Load(1, patches=inside.get("max_dynamic_patch") or 0)
+        return there if isinstance(there, FieldProblem) else Load(1, patches=inside.get("max_dynamic_patch") or 0)
     head, _, data = url.partition(",")
     types = TYPES[medium]
     if not head.endswith(";base64") or (named := head[5:-7]) not in types:
@@ -194,7 +197,7 @@ def media_part(part: dict[str, Any], kind: str, at: str, facts: Facts) -> Proble
     return _load(named, data, at, inside)
 
 
-def _load(kind: str, data: str, at: str, inside: dict[str, Any]) -> Problem | Load:
+def _load(kind: str, data: str, at: str, inside: dict[str, Any]) -> FieldProblem | Load:
     if len(data) > _MOST_BASE64:
         return wrong(at, f"base64 of at most {_MOST_BASE64 >> 20} MiB")
     try:
@@ -209,24 +212,24 @@ def _load(kind: str, data: str, at: str, inside: dict[str, Any]) -> Problem | Lo
         return wrong(at, str(error), "media_not_supported")
 
 
-def too_much_media(load: Load, at: str) -> Problem | None:
+def too_much_media(load: Load, at: str) -> FieldProblem | None:
     """Whether the media of the messages so far are too much together."""
     if load.items > MOST_MEDIA:
         return wrong(at, f"messages with at most {MOST_MEDIA} images and sounds")
     if load.pixels > MOST_PIXELS:
         text = f"The images of `{at}` have {load.pixels} pixels; one request may have {MOST_PIXELS}. Send smaller ones."
-        return Problem(at, text, "too_much_work")
+        return FieldProblem(at, text, "too_much_work")
     if load.seconds > MOST_SECONDS:
         text = f"The sounds of `{at}` last {load.seconds:.0f} seconds; one request may have {MOST_SECONDS}."
-        return Problem(at, text, "too_much_work")
+        return FieldProblem(at, text, "too_much_work")
     if load.items * load.patches > MOST_PIECES:
         text = f"Images times `max_dynamic_patch` must be at most {MOST_PIECES}."
-        return Problem(at, text, "too_much_work")
+        return FieldProblem(at, text, "too_much_work")
     return None
 
 
-def not_read(at: str, medium: Medium, facts: Facts) -> Problem:
+def not_read(at: str, medium: Medium, facts: Facts) -> FieldProblem:
     if not facts.media:
-        return Problem(at, "This model reads text only.", "media_not_supported")
+        return FieldProblem(at, "This model reads text only.", "media_not_supported")
     names = {"image": "images", "audio": "sound"}
-    return Problem(at, f"This model does not read {names[medium]}.", "media_not_supported")
+    return FieldProblem(at, f"This model does not read {names[medium]}.", "media_not_supported")

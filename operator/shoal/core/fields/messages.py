@@ -6,10 +6,10 @@ from typing import Any, Final, cast
 from shoal.core.fields.kinds import (
     Choice,
     Facts,
-    Kind,
-    Problem,
+    FieldProblem,
+    FieldType,
+    ObjectField,
     Several,
-    Shape,
     Text,
     Whole,
     unknown,
@@ -30,14 +30,14 @@ _ARGUMENTS_DEPTH: Final = 64
 class Arguments:
     """Arguments of a tool's call: JSON in a string, or an object."""
 
-    words: str = "a string, or an object"
+    describe: str = "a string, or an object"
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         if isinstance(value, str):
             # An engine parses it, and its template writes it again: both recurse.
             return wrong(at, f"at most {_ARGUMENTS_DEPTH} levels deep") if _deep_text(value) else None
         if not isinstance(value, dict):
-            return wrong_type(at, self.words)
+            return wrong_type(at, self.describe)
         return wrong(at, f"at most {_ARGUMENTS_DEPTH} levels deep") if _deep(value) else None
 
 
@@ -45,35 +45,35 @@ class Arguments:
 _ECHOED: Final = frozenset(
     {"refusal", "annotations", "reasoning", "reasoning_details", "parsed", "provider_specific_fields"}
 )
-_CALL: Final = Shape(
+_CALL: Final = ObjectField(
     {
         "id": _NAME,
         "index": Whole(0, 4096),
         "type": Choice(("function",)),
-        "function": Shape({"name": _NAME, "arguments": Arguments()}, ignored=frozenset({"parsed_arguments"})),
+        "function": ObjectField({"name": _NAME, "arguments": Arguments()}, ignored=frozenset({"parsed_arguments"})),
     },
     needed=("function",),
 )
-_REST: Final[dict[str, Kind]] = {
+_REST: Final[dict[str, FieldType]] = {
     "name": _NAME,
     "tool_call_id": _NAME,
     "reasoning_content": Text(),
     "tool_calls": Several(_CALL, 128),
     "phase": Choice(("commentary", "final_answer")),
 }
-_TEXT_PART: Final = Shape({"type": Choice(("text",)), "text": Text()}, ("text",), frozenset({"cache_control"}))
-_THOUGHT_PART: Final = Shape({"type": Choice(("thinking", "reasoning")), "thinking": Text(), "text": Text()})
+_TEXT_PART: Final = ObjectField({"type": Choice(("text",)), "text": Text()}, ("text",), frozenset({"cache_control"}))
+_THOUGHT_PART: Final = ObjectField({"type": Choice(("thinking", "reasoning")), "thinking": Text(), "text": Text()})
 
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    words: str = (
+    describe: str = (
         f"a list of 1 to {_MOST_MESSAGES} messages; a message has `role` and `content` (a string, or a list of at most "
         f"{_MOST_PARTS} parts, of which {MOST_MEDIA} images and sounds in all), `name`, `tool_calls`, "
         "`tool_call_id`, `reasoning_content`"
     )
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         if not isinstance(value, list):
             return wrong_type(at, "a list of messages")
         messages = cast(list[Any], value)
@@ -89,12 +89,12 @@ class Messages:
                     if type(role) is str and role in _ROLES:
                         continue
             load = _message(message, at, f"{at}[{index}]", facts, load)
-            if isinstance(load, Problem):
+            if isinstance(load, FieldProblem):
                 return load
         return None
 
 
-def _message(message: Any, whole: str, at: str, facts: Facts, load: Load) -> Problem | Load:
+def _message(message: Any, whole: str, at: str, facts: Facts, load: Load) -> FieldProblem | Load:
     """The load of media with that of this message; `load` is that of the messages before it."""
     if not isinstance(message, dict):
         return wrong_type(at, "an object")
@@ -107,7 +107,7 @@ def _message(message: Any, whole: str, at: str, facts: Facts, load: Load) -> Pro
             continue
         elif key == "content":
             after = _content(value, whole, f"{at}.content", facts, load)
-            if isinstance(after, Problem):
+            if isinstance(after, FieldProblem):
                 return after
             load = after
         elif (kind := _REST.get(key)) is None:
@@ -117,11 +117,11 @@ def _message(message: Any, whole: str, at: str, facts: Facts, load: Load) -> Pro
         if found is not None:
             return found
     if "role" not in message:
-        return Problem(f"{at}.role", f"You must provide `{at}.role`.", "missing_value")
+        return FieldProblem(f"{at}.role", f"You must provide `{at}.role`.", "missing_value")
     return load
 
 
-def _content(content: Any, whole: str, at: str, facts: Facts, load: Load) -> Problem | Load:
+def _content(content: Any, whole: str, at: str, facts: Facts, load: Load) -> FieldProblem | Load:
     if isinstance(content, str):
         return load
     if not isinstance(content, list):
@@ -140,7 +140,7 @@ def _content(content: Any, whole: str, at: str, facts: Facts, load: Load) -> Pro
             found = _THOUGHT_PART.check(part, here, facts)
         elif isinstance(kind, str) and kind in KINDS:
             more = media_part(cast(dict[str, Any], part), kind, here, facts)
-            if isinstance(more, Problem):
+            if isinstance(more, FieldProblem):
                 return more
             load += more
             # At once: what is too much already is not read to its end.

@@ -17,8 +17,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from shoal.core.fields.kinds import Facts, Problem, wrong, wrong_type
-from shoal.core.redaction.patterns import Invalid, compiled
+from shoal.core.fields.kinds import Facts, FieldProblem, wrong, wrong_type
+from shoal.core.redaction.patterns import PatternInvalid, compiled
 
 LONGEST: Final = 1024
 _MOST_INSTRUCTIONS: Final = 8192
@@ -59,16 +59,16 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    words: str = (
+    describe: str = (
         f"a regular expression in RE2's syntax of at most {LONGEST} characters, whose repetitions can be told apart by "
         "the next character"
     )
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
-        return pattern_problem(value, at) if isinstance(value, str) else wrong_type(at, self.words)
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
+        return pattern_problem(value, at) if isinstance(value, str) else wrong_type(at, self.describe)
 
 
-def pattern_problem(pattern: str, at: str) -> Problem | None:
+def pattern_problem(pattern: str, at: str) -> FieldProblem | None:
     """What is wrong with a regular expression."""
     if len(pattern) > LONGEST:
         return wrong(at, f"a regular expression of at most {LONGEST} characters", "string_too_long")
@@ -76,7 +76,7 @@ def pattern_problem(pattern: str, at: str) -> Problem | None:
         program = compiled(pattern.encode())
     except UnicodeEncodeError:
         return wrong(at, "text")
-    except Invalid as error:
+    except PatternInvalid as error:
         return wrong(at, f"a regular expression in RE2's syntax, without look-around and references back ({error})")
     if cast(Any, program).programsize > _MOST_INSTRUCTIONS:
         return wrong(at, "a smaller regular expression: its repetitions multiply", "pattern_too_large")

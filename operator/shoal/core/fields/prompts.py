@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, cast
 
-from shoal.core.fields.kinds import Facts, Problem, outside, wrong, wrong_type
+from shoal.core.fields.kinds import Facts, FieldProblem, outside, wrong, wrong_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,12 +14,12 @@ class Prompts:
     """Prompts of one request."""
 
     @property
-    def words(self) -> str:
+    def describe(self) -> str:
         return (
             f"a string, a list of ids of tokens in the model's vocabulary, or a list of at most {self.most} of either"
         )
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         if isinstance(value, str):
             return None if value else wrong(at, "a prompt that is not empty")
         if not isinstance(value, list):

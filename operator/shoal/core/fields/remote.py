@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 import idna
 
-from shoal.core.fields.kinds import Medium, Problem, wrong
+from shoal.core.fields.kinds import FieldProblem, Medium, wrong
 from shoal.core.network import METADATA
 
 MOST_URL: Final = 2048
@@ -56,7 +56,7 @@ class Wanted:
 # --- addresses of files ---------------------------------------------------------------------------------------------
 
 
-def remote(url: str, at: str, hosts: Collection[str]) -> Remote | Problem:
+def remote(url: str, at: str, hosts: Collection[str]) -> Remote | FieldProblem:
     """What is to be fetched for a URL that is no `data:` URL, or why nothing is. `hosts`: those of the Model."""
     if len(url) > MOST_URL:
         return wrong(at, f"a `data:` URL, or an https URL of at most {MOST_URL} characters", _WRONG)
@@ -66,7 +66,7 @@ def remote(url: str, at: str, hosts: Collection[str]) -> Remote | Problem:
             f"`{at}` must be a `data:` URL in base64. A gateway fetches https URLs only, of the hosts that the Model "
             "names in `spec.media.allowedHosts`, where the installation allows it (`gateway.media.egress`)."
         )
-        return Problem(at, text, "url_not_allowed")
+        return FieldProblem(at, text, "url_not_allowed")
     authority, path, query, fragment = cast(tuple[str, str | None, str | None, str | None], found.groups())
     target = (path or "/") + (query or "")
     if fragment is not None or _TARGET.fullmatch(target) is None:
@@ -78,7 +78,7 @@ def remote(url: str, at: str, hosts: Collection[str]) -> Remote | Problem:
         return wrong(at, "an https URL of a host by its name, at port 443", _WRONG)
     if name not in hosts:
         text = f"The host of `{at}` is none that the Model names in `spec.media.allowedHosts`. Send a `data:` URL."
-        return Problem(at, text, "url_not_allowed")
+        return FieldProblem(at, text, "url_not_allowed")
     return Remote(name, target)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 from urllib.parse import unquote
 
-from shoal.core.fields.kinds import Facts, Problem, wrong, wrong_type
+from shoal.core.fields.kinds import Facts, FieldProblem, wrong, wrong_type
 from shoal.core.fields.patterns import pattern_problem
 
 _MOST_COUNT: Final = 1_000_000
@@ -37,20 +37,20 @@ class Schema:
     """Values of all its `enum`s: compiling takes their square."""
 
     @property
-    def words(self) -> str:
+    def describe(self) -> str:
         return (
             f"a JSON schema of at most {self.nodes} values, {self.depth} levels, {self.characters} characters and "
             f"{self.enums} values of `enum`; `$ref` only within it (`#...`), to what is there and not back to itself; "
             "`pattern` in RE2's syntax"
         )
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         if not isinstance(value, dict):
             return wrong_type(at, "a JSON schema")
         schema = cast(dict[str, Any], value)
         return self.size(schema, at) or self.keywords([schema], at) or reference_problem(schema, at)
 
-    def size(self, schema: dict[str, Any], at: str) -> Problem | None:
+    def size(self, schema: dict[str, Any], at: str) -> FieldProblem | None:
         """Whether there is too much in it, values included."""
         nodes, characters, depth = 1, 0, 0
         level: list[Any] = [schema]
@@ -79,7 +79,7 @@ class Schema:
             level = below
         return None
 
-    def keywords(self, schemas: Iterable[dict[str, Any]], at: str) -> Problem | None:
+    def keywords(self, schemas: Iterable[dict[str, Any]], at: str) -> FieldProblem | None:
         """What is not allowed in schemas that have passed their bounds, references apart. What has the key of a keyword
         but is a value, or the name of a property, is none."""
         enums = 0
@@ -103,10 +103,10 @@ class SchemaText:
     of: Schema = Schema()
 
     @property
-    def words(self) -> str:
-        return f"a string with {self.of.words}"
+    def describe(self) -> str:
+        return f"a string with {self.of.describe}"
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         if not isinstance(value, str):
             return wrong_type(at, "a string with a JSON schema")
         # Each level opens with a bracket: what has few of them is not deep, and Python's parser recurses.
@@ -122,7 +122,7 @@ class SchemaText:
 CIRCULAR: Final = "schema_circular"
 
 
-def reference_problem(schema: dict[str, Any], at: str, *, tool: bool = False) -> Problem | None:
+def reference_problem(schema: dict[str, Any], at: str, *, tool: bool = False) -> FieldProblem | None:
     """Whether one of a schema's references leads nowhere, or back to itself before anything is written.
 
     Nothing matches one that is circular: an engine allows no token at all then, what it samples from is not a number,
@@ -138,9 +138,11 @@ def reference_problem(schema: dict[str, Any], at: str, *, tool: bool = False) ->
         if not reference.startswith("#"):
             return wrong(f"{at}...$ref", "a reference within the schema (`#...`)")
         if not _targets(reference, schema) or (tool and any(names[:1] == ["items"] for names in _readings(reference))):
-            return Problem(f"{at}...$ref", "A `$ref` must lead to something in its own schema.", "schema_reference")
+            return FieldProblem(
+                f"{at}...$ref", "A `$ref` must lead to something in its own schema.", "schema_reference"
+            )
         if _returns(holder, schema, done):
-            return Problem(f"{at}...$ref", "A `$ref` must not lead back to itself.", CIRCULAR)
+            return FieldProblem(f"{at}...$ref", "A `$ref` must not lead back to itself.", CIRCULAR)
     return None
 
 
@@ -225,7 +227,7 @@ def _length(value: Any) -> int:
     return len(cast(list[Any], value)) if isinstance(value, list) else 0
 
 
-def _keyword(key: str, value: Any, at: str) -> Problem | None:
+def _keyword(key: str, value: Any, at: str) -> FieldProblem | None:
     if key == "pattern" and isinstance(value, str):
         return pattern_problem(value, f"{at}...pattern")
     if key == "patternProperties" and isinstance(value, dict):
@@ -237,5 +239,5 @@ def _keyword(key: str, value: Any, at: str) -> Problem | None:
     return None
 
 
-def _too_large(at: str, bounds: Schema) -> Problem:
-    return Problem(at, f"`{at}` must be {bounds.words}.", "schema_too_large")
+def _too_large(at: str, bounds: Schema) -> FieldProblem:
+    return FieldProblem(at, f"`{at}` must be {bounds.describe}.", "schema_too_large")

@@ -12,12 +12,12 @@ from shoal.core.fields.kinds import (
     Bias,
     Choice,
     Facts,
+    FieldProblem,
+    FieldType,
     Flag,
-    Kind,
     Number,
+    ObjectField,
     OutputBound,
-    Problem,
-    Shape,
     Stops,
     Text,
     TokenIds,
@@ -31,7 +31,7 @@ from shoal.core.fields.patterns import Pattern
 from shoal.core.fields.prompts import Prompts
 from shoal.core.fields.schemas import Schema, SchemaText
 from shoal.core.fields.template import TemplateVariables
-from shoal.core.fields.tools import ToolChoice, Tools
+from shoal.core.fields.tools import ToolChoice, ToolsField
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
@@ -40,7 +40,7 @@ EMBEDDINGS: Final = "/v1/embeddings"
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    kind: Kind
+    kind: FieldType
     why: str
     """Why it is bounded, or may be there at all."""
     needed: bool = False
@@ -52,41 +52,41 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Anything:
-    words: str = "anything"
+    describe: str = "anything"
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class TextOnly:
-    words: str = '`["text"]`'
+    describe: str = '`["text"]`'
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
-        return None if value == ["text"] else wrong(at, self.words)
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
+        return None if value == ["text"] else wrong(at, self.describe)
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
     """How much a model thinks before it answers."""
 
-    words: str = '"none", "minimal", "low", "medium", "high", "xhigh", "ultra", "max", or a number from 0 to 0.99'
+    describe: str = '"none", "minimal", "low", "medium", "high", "xhigh", "ultra", "max", or a number from 0 to 0.99'
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         fine = value in _EFFORTS if isinstance(value, str) else _FRACTION.check(value, at, facts) is None
-        return None if fine else wrong(at, self.words)
+        return None if fine else wrong(at, self.describe)
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
     """No structural tags: they hold grammars of any kind."""
 
-    words: str = f'`{{"type": "text" | "json_object"}}`, or `"json_schema"` with {Schema().words}'
+    describe: str = f'`{{"type": "text" | "json_object"}}`, or `"json_schema"` with {Schema().describe}'
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         found = _FORMAT.check(value, at, facts)
         if found is None and value["type"] == "json_schema" and not value.get("json_schema"):
-            return Problem(f"{at}.json_schema", f"You must provide `{at}.json_schema`.", "missing_value")
+            return FieldProblem(f"{at}.json_schema", f"You must provide `{at}.json_schema`.", "missing_value")
         return found
 
 
@@ -94,10 +94,10 @@ _EFFORTS: Final = frozenset({"none", "minimal", "low", "medium", "high", "xhigh"
 _FLAG: Final = Flag()
 _FRACTION: Final = Number(0, 0.99)
 _PENALTY: Final = Number(-2, 2)
-_FORMAT: Final = Shape(
+_FORMAT: Final = ObjectField(
     {
         "type": Choice(("text", "json_object", "json_schema")),
-        "json_schema": Shape(
+        "json_schema": ObjectField(
             {"name": Text(256), "description": Text(16_384), "schema": Schema(), "strict": _FLAG}, needed=("schema",)
         ),
     },
@@ -122,7 +122,7 @@ _SAMPLING: Final[Mapping[str, Field]] = {
     "model": Field(Text(512), "names the Model or adapter; the engine gets its own name for it", needed=True),
     "stream": Field(_FLAG, "read by the gateway"),
     "stream_options": Field(
-        Shape(dict.fromkeys(("include_usage", "continuous_usage_stats", "include_obfuscation"), _FLAG)),
+        ObjectField(dict.fromkeys(("include_usage", "continuous_usage_stats", "include_obfuscation"), _FLAG)),
         "the gateway asks for usage in any case, and takes out what was not asked for",
     ),
     "user": Field(Text(8192), "no engine does anything with it"),
@@ -165,11 +165,11 @@ TABLE: Final[Mapping[str, Mapping[str, Field]]] = {
         "logprobs": Field(_FLAG, "of this answer only"),
         "top_logprobs": Field(_LOGPROBS, "OpenAI's range; more than the vocabulary has ends the engine"),
         "max_completion_tokens": Field(OutputBound(), "as `max_tokens`"),
-        "tools": Field(Tools(), "goes into the prompt; compiled into a grammar where a call is required"),
+        "tools": Field(ToolsField(), "goes into the prompt; compiled into a grammar where a call is required"),
         "tool_choice": Field(ToolChoice(), "one of the tools"),
         "parallel_tool_calls": Field(_FLAG, "of this answer only"),
         "reasoning": Field(
-            Shape({"effort": Effort(), "reasoning_effort": Effort(), "enabled": _FLAG, "enable": _FLAG}),
+            ObjectField({"effort": Effort(), "reasoning_effort": Effort(), "enabled": _FLAG, "enable": _FLAG}),
             "as `reasoning_effort`",
         ),
         "reasoning_effort": Field(Effort(), "SGLang's range"),
@@ -242,7 +242,11 @@ REFUSED: Final[Mapping[str, str]] = {
 """Fields that SGLang or OpenAI know and that are refused, with the reason; it is told."""
 
 
-def not_in_table(name: str) -> Problem:
+def not_in_table(name: str) -> FieldProblem:
     shown = name[:64]
     why = REFUSED.get(name)
-    return unknown(shown) if why is None else Problem(shown, f"`{shown}` is not accepted: {why}.", "unsupported_field")
+    return (
+        unknown(shown)
+        if why is None
+        else FieldProblem(shown, f"`{shown}` is not accepted: {why}.", "unsupported_field")
+    )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from shoal.core.fields.kinds import Facts, Problem, wrong, wrong_type
+from shoal.core.fields.kinds import Facts, FieldProblem, wrong, wrong_type
 
 _MOST: Final = 16
 _LONGEST: Final = 1024
@@ -27,12 +27,12 @@ _TAKEN: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TemplateVariables:
-    words: str = (
+    describe: str = (
         f"an object of at most {_MOST} variables of the model's chat template: true, false, a number up to {_LARGEST}, "
         f"or a string of at most {_LONGEST} characters; not those that the engine sets itself"
     )
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         if not isinstance(value, dict):
             return wrong_type(at, "an object")
         variables = cast(dict[str, Any], value)
@@ -43,7 +43,7 @@ class TemplateVariables:
             if not (name.isascii() and name.isidentifier() and len(name) <= 64) or name.startswith("_"):
                 return wrong(here, "named with letters, digits and `_`")
             if name in _TAKEN or name.endswith(("_token", "special_tokens")):
-                return Problem(here, f"`{here}` is set by the engine itself.", "not_allowed")
+                return FieldProblem(here, f"`{here}` is set by the engine itself.", "not_allowed")
             if given is None or type(given) is bool:
                 continue
             if isinstance(given, str):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from shoal.core.fields.kinds import Choice, Facts, Flag, Problem, Several, Shape, Text, wrong, wrong_type
+from shoal.core.fields.kinds import Choice, Facts, FieldProblem, Flag, ObjectField, Several, Text, wrong, wrong_type
 from shoal.core.fields.schemas import Schema, reference_problem
 
 _MARKS: Final = str.maketrans("", "", "_-.:/")
@@ -14,31 +14,32 @@ _MOST: Final = 128
 class ToolName:
     """A name without what the formats of tool calls and their grammars are written with."""
 
-    words: str = "1 to 128 letters, digits and `_ - . : /`"
+    describe: str = "1 to 128 letters, digits and `_ - . : /`"
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         if not isinstance(value, str):
-            return wrong_type(at, self.words)
+            return wrong_type(at, self.describe)
         plain = value.translate(_MARKS)
         fine = 1 <= len(value) <= 128 and plain.isascii() and (not plain or plain.isalnum())
-        return None if fine else wrong(at, self.words)
+        return None if fine else wrong(at, self.describe)
 
 
 @dataclass(frozen=True, slots=True)
 class _Parameters:
     """Of one tool; `Tools` looks into those of all together."""
 
-    words: str = "a JSON schema"
+    describe: str = "a JSON schema"
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
-        return None if isinstance(value, dict) else wrong_type(at, self.words)
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
+        return None if isinstance(value, dict) else wrong_type(at, self.describe)
 
 
 _CHOICES: Final = Choice(("auto", "none", "required"))
-_NAMED: Final = Shape(
-    {"type": Choice(("function",)), "function": Shape({"name": ToolName()}, needed=("name",))}, needed=("function",)
+_NAMED: Final = ObjectField(
+    {"type": Choice(("function",)), "function": ObjectField({"name": ToolName()}, needed=("name",))},
+    needed=("function",),
 )
-_FUNCTION: Final = Shape(
+_FUNCTION: Final = ObjectField(
     {
         "name": ToolName(),
         "description": Text(32_768),
@@ -49,7 +50,7 @@ _FUNCTION: Final = Shape(
     needed=("name",),
 )
 _TOOLS: Final = Several(
-    Shape(
+    ObjectField(
         {"type": Choice(("function",)), "function": _FUNCTION, "defer_loading": Flag()},
         needed=("function",),
         ignored=frozenset({"cache_control"}),
@@ -61,20 +62,20 @@ _SCHEMA: Final = Schema()
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    words: str = '"auto", "none", "required", or an object that names one function'
+    describe: str = '"auto", "none", "required", or an object that names one function'
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         return (_CHOICES if isinstance(value, str) else _NAMED).check(value, at, facts)
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
-    words: str = (
+class ToolsField:
+    describe: str = (
         f"a list of at most {_MOST} functions with `name`, `description`, `parameters`; their parameters are all "
-        f"together {_SCHEMA.words}"
+        f"together {_SCHEMA.describe}"
     )
 
-    def check(self, value: Any, at: str, facts: Facts) -> Problem | None:
+    def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         if (found := _TOOLS.check(value, at, facts)) is not None:
             return found
         # Together: one grammar is made of all of them.

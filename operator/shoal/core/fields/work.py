@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from shoal.core.fields.kinds import Facts, Problem
+from shoal.core.fields.kinds import Facts, FieldProblem
 from shoal.core.fields.prompts import prompts_of, texts
 
 MULTIPLIERS: Final = frozenset({"n", "best_of", "echo", "prompt", "input"})
@@ -37,7 +37,7 @@ WORDS: Final = (
 )
 
 
-def too_much(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int | None) -> Problem | None:
+def too_much(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int | None) -> FieldProblem | None:
     """Whether a request whose fields are each within their bounds is too much all the same."""
     context = facts.context_length or _UNKNOWN_CONTEXT
     longest = CHARACTERS_PER_TOKEN * context + SPARE_CHARACTERS
@@ -47,11 +47,11 @@ def too_much(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int |
     if sequences > SEQUENCES and endpoint != "/v1/embeddings":
         param = "n" if (fields.get("n") or 1) > 1 else "prompt"
         text = f"`n` times the number of prompts must be at most {SEQUENCES}; it is {sequences}."
-        return Problem(param, text, "too_many_sequences")
+        return FieldProblem(param, text, "too_many_sequences")
     echoes = bool(fields.get("echo")) and bool(fields.get("logprobs"))
     best_of = fields.get("best_of")
     if best_of is not None and best_of not in (1, fields.get("n") or 1):
-        return Problem("best_of", "`best_of` must be 1 or equal to `n`.", "invalid_value")
+        return FieldProblem("best_of", "`best_of` must be 1 or equal to `n`.", "invalid_value")
     if sequences == 1 and not echoes and size is not None and size <= longest:
         # One answer to a prompt that may fit: the engine bounds both by the context.
         return None
@@ -62,23 +62,23 @@ def too_much(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int |
         prompts > 1 and isinstance(several[0], str) and max(map(len, several)) > longest
     ):
         text = f"`{param}` is far longer than the model's context length ({context} tokens)."
-        return Problem(param, text, "context_length_exceeded")
+        return FieldProblem(param, text, "context_length_exceeded")
     read = tokens + characters // _USUAL
     if endpoint == "/v1/embeddings":
         most = max(EMBEDDED, CONTEXTS * context)
         if prompts > 1 and read > most:
             text = f"`input` has about {read} tokens; one request may have {most}. Send fewer inputs at a time."
-            return Problem(param, text, "too_much_work")
+            return FieldProblem(param, text, "too_much_work")
         return None
     if echoes and (tokens + characters) * (fields["logprobs"] + 1) > ECHOED:
         text = f"With `echo`, the prompt's tokens times `logprobs` and 1 must be at most {ECHOED}."
-        return Problem("echo", text, "too_much_work")
+        return FieldProblem("echo", text, "too_much_work")
     if sequences > 1 and (work := read + sequences * _answer(fields, endpoint, context, facts)) > CONTEXTS * context:
         text = (
             f"The request asks for about {work} tokens; one may ask for {CONTEXTS * context}. Lower `n`, send fewer "
             "prompts, or set a lower `max_tokens`."
         )
-        return Problem("n" if (fields.get("n") or 1) > 1 else param, text, "too_much_work")
+        return FieldProblem("n" if (fields.get("n") or 1) > 1 else param, text, "too_much_work")
     return None
 
 

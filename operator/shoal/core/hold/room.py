@@ -11,7 +11,7 @@ from typing import Final
 
 from shoal.api.replica import ReplicaKeys
 
-UNKNOWN_ROOM: Final = 4
+UNKNOWN_CAPACITY: Final = 4
 """Requests that go to a replica in one round when its room is not known."""
 ANSWER_TOKENS: Final = 256
 """Assumed length of an answer where the client set no bound."""
@@ -21,7 +21,7 @@ BYTES_PER_TOKEN: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Ours:
+class OwnInFlight:
     """What this gateway has at a replica: requests, and tokens of those that it released from waiting."""
 
     requests: int = 0
@@ -51,36 +51,36 @@ def share_of(held_here: int, held_elsewhere: int | None) -> float:
     return held_here / (held_here + held_elsewhere) if held_here and held_elsewhere else 1.0
 
 
-def allowance(reported: ReplicaKeys | None, ours: Ours, *, kv_percent: int, share: float) -> Allowance:
+def allowance(reported: ReplicaKeys | None, own: OwnInFlight, *, kv_percent: int, share: float) -> Allowance:
     """What this gateway may release to a replica now. `reported` None: it is not heard.
 
     Rounded up, so that the smallest share is still one request, and a round never ends with everybody waiting. An
     engine whose queue is empty always gets a next request, however many tokens it has: it knows best what fits.
     """
     if reported is None:
-        return Allowance(UNKNOWN_ROOM, None)
-    requests = _requests(reported, ours, share)
-    tokens = _tokens(reported, ours, kv_percent, share)
+        return Allowance(UNKNOWN_CAPACITY, None)
+    requests = _requests(reported, own, share)
+    tokens = _tokens(reported, own, kv_percent, share)
     if requests is None or tokens is None:
-        requests = UNKNOWN_ROOM if requests is None else min(UNKNOWN_ROOM, requests)
+        requests = UNKNOWN_CAPACITY if requests is None else min(UNKNOWN_CAPACITY, requests)
     if tokens is not None and tokens <= 0 and requests > 0:
-        sent = ours.requests - ours.requests_when_reported
+        sent = own.requests - own.requests_when_reported
         return Allowance(1, None) if reported.waiting == 0 and sent <= 0 else Allowance(0, 0)
     return Allowance(requests, tokens)
 
 
-def _requests(reported: ReplicaKeys, ours: Ours, share: float) -> int | None:
+def _requests(reported: ReplicaKeys, own: OwnInFlight, share: float) -> int | None:
     if reported.max_running is None or reported.running is None or reported.waiting is None:
         return None
     # A report may be from before the engine counted what we sent: it has at least that.
-    busy = max(reported.running + reported.waiting, ours.requests_when_reported)
+    busy = max(reported.running + reported.waiting, own.requests_when_reported)
     free = math.ceil(share * max(0, reported.max_running - busy))
-    return max(0, free - (ours.requests - ours.requests_when_reported))
+    return max(0, free - (own.requests - own.requests_when_reported))
 
 
-def _tokens(reported: ReplicaKeys, ours: Ours, kv_percent: int, share: float) -> int | None:
+def _tokens(reported: ReplicaKeys, own: OwnInFlight, kv_percent: int, share: float) -> int | None:
     if reported.kv_tokens_total is None or reported.kv_tokens_used is None:
         return None
     target = reported.kv_tokens_total * kv_percent // 100
-    busy = max(reported.kv_tokens_used + (reported.waiting_tokens or 0), ours.tokens_when_reported)
-    return math.floor(share * max(0, target - busy)) - (ours.tokens - ours.tokens_when_reported)
+    busy = max(reported.kv_tokens_used + (reported.waiting_tokens or 0), own.tokens_when_reported)
+    return math.floor(share * max(0, target - busy)) - (own.tokens - own.tokens_when_reported)

@@ -9,19 +9,19 @@ verdict.py     the condition ScalingActive: what is wrong with KEDA, and what to
 
 from shoal.core.keda.arithmetic import TARGET, Bounds, bounds, metric
 from shoal.core.keda.split import ceilings, floors
-from shoal.core.keda.types import Answer, Autoscaler, ScaledObject
-from shoal.core.keda.verdict import Seen, Variant, judge
+from shoal.core.keda.types import Autoscaler, ScaledObject, ScalerAnswer
+from shoal.core.keda.verdict import ScaledVariant, Seen, judge
 from shoal.core.keda.writer import Driver, Writer, has_taken_over, writer
 
 __all__ = [
     "TARGET",
-    "Answer",
     "Autoscaler",
     "Bounds",
     "Driver",
     "ScaledObject",
+    "ScaledVariant",
+    "ScalerAnswer",
     "Seen",
-    "Variant",
     "Writer",
     "bounds",
     "ceilings",

@@ -34,7 +34,7 @@ def metric(replicas: int) -> float:
     return min(float(replicas), (1 - TOLERANCE) * (replicas + 1) - 0.05)
 
 
-def bounds(replicas: int, *, floor: int, ceiling: int, standing: int, exact: bool) -> Bounds:
+def bounds(replicas: int, *, floor: int, ceiling: int, existing: int, exact: bool) -> Bounds:
     """Between what the HPA and KEDA may choose while `replicas` are decided.
 
     Never below one while any are wanted: KEDA takes a failed look for "nobody asks" in some races, and at a minimum of
@@ -42,7 +42,7 @@ def bounds(replicas: int, *, floor: int, ceiling: int, standing: int, exact: boo
     `floor`, `ceiling`: this variant's part of the Model's bounds. `exact`: the HPA has tolerance 0.
     """
     if not replicas:
-        return Bounds(0, max(1, ceiling, standing))
+        return Bounds(0, max(1, ceiling, existing))
     if not exact and replicas >= INEXACT_FROM:
         return Bounds(replicas, replicas)
-    return Bounds(max(1, min(floor, replicas)), max(ceiling, replicas, standing))
+    return Bounds(max(1, min(floor, replicas)), max(ceiling, replicas, existing))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ScalerAnswer:
     """One ScaledObject at one moment."""
 
     active: bool
@@ -15,7 +15,7 @@ class Answer:
     """Value of the external metric, an average over replicas: the HPA asks for ceil(metric / target) of them."""
     target: float
     """Its target."""
-    standing: bool = False
+    above_zero: bool = False
     """KEDA has gone from zero already: the Deployment asks for replicas. False also while that is not known."""
 
 
@@ -33,7 +33,7 @@ class ScaledObject:
     maximum: int
     ready: bool | None
     """KEDA's condition Ready; None: it has not said anything yet."""
-    words: str
+    message: str
     """KEDA's own sentence where it is not ready."""
     paused_by: str | None
     """The annotation that pauses it."""
@@ -63,7 +63,7 @@ class Autoscaler:
     """Its condition ScalingActive; None: not said yet. At zero replicas it is False, which is no fault: `disabled`."""
     disabled: bool
     """It rests because its target has no replicas."""
-    words: str
+    message: str
     """Its own sentence where it is not active."""
 
     @property

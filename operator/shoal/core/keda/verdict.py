@@ -10,21 +10,21 @@ from typing import Final
 from shoal.api import reasons
 from shoal.api.meta import ConditionStatus
 from shoal.api.model import Driver
-from shoal.core.conditions import Finding
 from shoal.core.keda.types import Autoscaler, ScaledObject
 from shoal.core.keda.writer import Writer
+from shoal.core.status.conditions import ConditionUpdate
 
 SHORTEST_SILENCE_SECONDS: Final = 15.0
 HPA_SECONDS: Final = 15.0
 """From one look of an HPA to the next (kube-controller-manager's default). Where at least one replica is kept KEDA asks
 only when the HPA does."""
-LOOKS: Final = 3
+MISSED_POLLS: Final = 3
 """So many may be missed."""
 KEDA_FINALIZER: Final = "finalizer.keda.sh"
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class ScaledVariant:
     """One variant as the verdict reads it."""
 
     deployment: str
@@ -32,7 +32,7 @@ class Variant:
     scaled: ScaledObject | None = None
     hpa: Autoscaler | None = None
     """The ScaledObject's."""
-    others: tuple[str, ...] = ()
+    other_hpas: tuple[str, ...] = ()
     """Other HPAs that scale the same Deployment."""
     silent: bool | None = None
     """KEDA has not asked for longer than it should; None: too early to say."""
@@ -50,18 +50,18 @@ class Seen:
     """The API server knows ScaledObjects; None: it has not been asked yet."""
     address: str
     """Where KEDA finds the operator."""
-    variants: tuple[Variant, ...]
+    variants: tuple[ScaledVariant, ...]
     problem: str | None = None
     """Why this operator cannot answer KEDA, with what to do."""
 
 
-def patience(polling_seconds: int, minimum: int) -> float:
+def silence_timeout(polling_seconds: int, minimum: int) -> float:
     """Seconds without a question after which KEDA is called silent."""
     often = max(polling_seconds, HPA_SECONDS) if minimum else float(polling_seconds)
-    return max(SHORTEST_SILENCE_SECONDS, LOOKS * often)
+    return max(SHORTEST_SILENCE_SECONDS, MISSED_POLLS * often)
 
 
-def judge(seen: Seen) -> Finding | None:
+def judge(seen: Seen) -> ConditionUpdate | None:
     """None: nothing to tell, the driver is Shoal's own and nothing of KEDA's is left."""
     if seen.driver == "BuiltIn":
         return next(_leaving(seen), None)
@@ -75,7 +75,7 @@ def judge(seen: Seen) -> Finding | None:
     if not seen.variants:
         return None  # nothing to scale yet
     if seen.problem is not None:
-        return _finding("False", reasons.KEDA_NOT_HEARD, f"the operator cannot answer KEDA: {seen.problem}")
+        return _finding("False", reasons.KEDA_NOT_POLLING, f"the operator cannot answer KEDA: {seen.problem}")
     for problem in (_shared, _refused, _paused, _silent, _unready, _no_metric, _joining):
         found = next((f for v in seen.variants if (f := problem(seen, v)) is not None), None)
         if found is not None:
@@ -83,11 +83,11 @@ def judge(seen: Seen) -> Finding | None:
     return _finding("True", reasons.DRIVEN_BY_KEDA, "KEDA and its HPA carry out what is decided")
 
 
-def _finding(status: ConditionStatus, reason: str, message: str) -> Finding:
-    return Finding(reasons.SCALING_ACTIVE, status, reason, message)
+def _finding(status: ConditionStatus, reason: str, message: str) -> ConditionUpdate:
+    return ConditionUpdate(reasons.SCALING_ACTIVE, status, reason, message)
 
 
-def _leaving(seen: Seen) -> Iterator[Finding]:
+def _leaving(seen: Seen) -> Iterator[ConditionUpdate]:
     for variant in seen.variants:
         if variant.scaled is None and variant.hpa is None:
             continue
@@ -107,14 +107,14 @@ def _leaving(seen: Seen) -> Iterator[Finding]:
         )
 
 
-def _refused(_seen: Seen, variant: Variant) -> Finding | None:
+def _refused(_seen: Seen, variant: ScaledVariant) -> ConditionUpdate | None:
     if variant.refused is None:
         return None
     message = f"the API server refuses ScaledObject {variant.deployment}: {variant.refused}"
     return _finding("False", reasons.SCALED_OBJECT_REFUSED, message)
 
 
-def _paused(seen: Seen, variant: Variant) -> Finding | None:
+def _paused(seen: Seen, variant: ScaledVariant) -> ConditionUpdate | None:
     scaled = variant.scaled
     if scaled is None or scaled.paused_by is None:
         return None
@@ -125,45 +125,45 @@ def _paused(seen: Seen, variant: Variant) -> Finding | None:
     return _finding("False", reasons.SCALED_OBJECT_PAUSED, message)
 
 
-def _shared(_seen: Seen, variant: Variant) -> Finding | None:
-    if not variant.others:
+def _shared(_seen: Seen, variant: ScaledVariant) -> ConditionUpdate | None:
+    if not variant.other_hpas:
         return None
-    others = " and ".join(f"HorizontalPodAutoscaler {name}" for name in variant.others)
+    others = " and ".join(f"HorizontalPodAutoscaler {name}" for name in variant.other_hpas)
     message = f"{others} scales Deployment {variant.deployment} too, and undoes what is decided: delete it"
     return _finding("False", reasons.OTHER_AUTOSCALER, message)
 
 
-def _silent(seen: Seen, variant: Variant) -> Finding | None:
+def _silent(seen: Seen, variant: ScaledVariant) -> ConditionUpdate | None:
     if not variant.silent or variant.scaled is None:
         return None
-    said = f" It says: {variant.scaled.words}." if variant.scaled.ready is False and variant.scaled.words else ""
+    said = f" It says: {variant.scaled.message}." if variant.scaled.ready is False and variant.scaled.message else ""
     message = (
         f"KEDA does not ask about ScaledObject {variant.scaled.name}; replicas stay.{said} Look whether its operator "
         f"runs and reaches {seen.address} (NetworkPolicy, certificate); if it hangs, restart it"
     )
-    return _finding("False", reasons.KEDA_NOT_HEARD, message)
+    return _finding("False", reasons.KEDA_NOT_POLLING, message)
 
 
-def _unready(_seen: Seen, variant: Variant) -> Finding | None:
+def _unready(_seen: Seen, variant: ScaledVariant) -> ConditionUpdate | None:
     scaled = variant.scaled
     if scaled is None or scaled.ready is not False:
         return None
-    message = f"KEDA does not carry out ScaledObject {scaled.name}: {scaled.words or 'it is not Ready'}"
+    message = f"KEDA does not carry out ScaledObject {scaled.name}: {scaled.message or 'it is not Ready'}"
     return _finding("False", reasons.SCALED_OBJECT_REFUSED, message)
 
 
-def _no_metric(_seen: Seen, variant: Variant) -> Finding | None:
+def _no_metric(_seen: Seen, variant: ScaledVariant) -> ConditionUpdate | None:
     hpa = variant.hpa
     if hpa is None or hpa.active is not False or hpa.disabled:
         return None
     message = (
         f"HorizontalPodAutoscaler {hpa.name} gets no metric, so replicas stay: look at KEDA's metrics adapter and "
-        f"kubectl get apiservice v1beta1.external.metrics.k8s.io. It says: {hpa.words}"
+        f"kubectl get apiservice v1beta1.external.metrics.k8s.io. It says: {hpa.message}"
     )
     return _finding("False", reasons.METRICS_UNAVAILABLE, message)
 
 
-def _joining(_seen: Seen, variant: Variant) -> Finding | None:
+def _joining(_seen: Seen, variant: ScaledVariant) -> ConditionUpdate | None:
     if variant.scaled is not None and variant.hpa is not None and variant.writer == "KEDA":
         return None
     waits = f"ScaledObject {variant.deployment} and its HPA" if variant.hpa is None else "KEDA's first question"

@@ -2,12 +2,12 @@
 
 types.py      what the planner reads (Demand, ClassSupply) and says (Placement)
 plan.py       the pass over the fleet
-fill.py       what one Model gets;  outrank.py  who has to go for it;  moves.py  to cheaper classes;
-              leaving.py  whose pods go first
-room.py       the GPUs of a class, each given away once;  fragments.py  which node to take
-setbacks.py   classes on which a Model had no luck
+fill.py       what one Model gets (modelplan.py: its part of the plan so far);  preemption.py  which Models give way;
+              moves.py  to cheaper classes;  leaving.py  whose pods go first
+classcapacity.py  the GPUs of a class, each given away once;  fragments.py  which node to take
+backoff.py    classes on which a Model's replicas failed to start
 packing.py    the same offline;  steering.py  what pods tell the scheduler
-words.py      reasons and messages, of phrases.py;  rivals.py  for whom a Model waits
+messages.py   reasons and messages, of phrases.py;  contenders.py  for which Models a Model waits
 """
 
 from shoal.core.placement.packing import ClassUse, Packing, pack
@@ -20,10 +20,10 @@ from shoal.core.placement.types import (
     Excluded,
     Held,
     Moves,
-    NodeRoom,
+    NodeSupply,
     Placement,
     Rejected,
-    Standing,
+    ReplicaState,
     Unplannable,
     VariantPlan,
 )
@@ -36,11 +36,11 @@ __all__ = [
     "Excluded",
     "Held",
     "Moves",
-    "NodeRoom",
+    "NodeSupply",
     "Packing",
     "Placement",
     "Rejected",
-    "Standing",
+    "ReplicaState",
     "Steering",
     "Unplannable",
     "VariantPlan",

@@ -2,74 +2,74 @@
 
 from collections.abc import Sequence
 
-from shoal.core.placement.case import Case, Stock
-from shoal.core.placement.outrank import Outranker
-from shoal.core.placement.room import Room
+from shoal.core.placement.classcapacity import ClassCapacity
+from shoal.core.placement.modelplan import ModelPlan, Stock
+from shoal.core.placement.preemption import Preemptor
 from shoal.core.placement.types import Candidate
 
 
-def fill(case: Case, rooms: dict[str, Room], outranker: Outranker) -> None:
-    """Keeps what runs, asks for what is missing where there is room, and lets go what is not needed any more."""
-    if not case.demand.frozen and _is_quiet(case, rooms):
-        case.quiet = True
+def fill(plan: ModelPlan, capacities: dict[str, ClassCapacity], preemptor: Preemptor) -> None:
+    """Keeps what runs, asks for what is missing where there is capacity, and lets go what is not needed any more."""
+    if not plan.demand.frozen and _is_unchanged(plan, capacities):
+        plan.unchanged = True
         return
-    case.begin()
-    if case.demand.frozen:
-        _freeze(case, rooms)
+    plan.begin()
+    if plan.demand.frozen:
+        _freeze(plan, capacities)
         return
-    _take_stock(case, rooms)
-    _reserve_surge(case, rooms)
-    left = _keep(case, case.demand.wanted)
-    left = _ask(case, rooms, left)
-    left = _wait(case, rooms, left)
+    _take_stock(plan, capacities)
+    _reserve_surge(plan, capacities)
+    left = _keep(plan, plan.demand.wanted)
+    left = _request(plan, capacities, left)
+    left = _wait(plan, capacities, left)
     while left:
-        eviction = outranker.find(case)
+        eviction = preemptor.find(plan)
         if eviction is None:
             break
-        outranker.evict(case, eviction)
-        _ask_soon(case, rooms, eviction.gpu_class, eviction.node)
-        left = _wait(case, rooms, left - 1)  # one that goes may make room for several
-    case.missing = left
-    _hold(case)
+        preemptor.evict(plan, eviction)
+        _wait_on(plan, capacities, eviction.gpu_class, eviction.node)
+        left = _wait(plan, capacities, left - 1)  # one that goes may make room for several
+    plan.missing = left
+    _hold(plan)
 
 
-def _freeze(case: Case, rooms: dict[str, Room]) -> None:
+def _freeze(plan: ModelPlan, capacities: dict[str, ClassCapacity]) -> None:
     total = 0
-    for gpu_class, standing in case.demand.standing.items():
-        case.kept[gpu_class] = standing.replicas
-        total += standing.replicas
-        room = rooms.get(gpu_class)
-        for _ in range(standing.replicas - standing.bound):
-            if room is None or not room.take(standing.gpus, exists=True):
+    for gpu_class, state in plan.demand.replica_states.items():
+        plan.kept[gpu_class] = state.replicas
+        total += state.replicas
+        capacity = capacities.get(gpu_class)
+        for _ in range(state.replicas - state.bound):
+            if capacity is None or not capacity.take(state.gpus, exists=True):
                 break
-    case.missing = max(0, case.demand.wanted - total)
+    plan.missing = max(0, plan.demand.wanted - total)
 
 
-def _is_quiet(case: Case, rooms: dict[str, Room]) -> bool:
-    """The common case, found out cheaply: as many as wanted, all bound where they may be."""
-    demand = case.demand
-    if case.evicted or case.sick:
+def _is_unchanged(plan: ModelPlan, capacities: dict[str, ClassCapacity]) -> bool:
+    """The common plan, found out cheaply: as many as wanted, all bound where they may be."""
+    demand = plan.demand
+    if plan.evicted or plan.unhealthy:
         return False
     total = interruptible = 0
     kept: dict[str, int] = {}
-    for gpu_class, standing in demand.standing.items():
-        replicas, on = standing.replicas, standing.on
-        if not replicas and not on and not standing.pods:
+    for gpu_class, state in demand.replica_states.items():
+        replicas, on = state.replicas, state.by_node
+        if not replicas and not on and not state.pods:
             continue
-        candidate = case.candidate(gpu_class)
-        room = rooms.get(gpu_class)
-        if candidate is None or room is None:
+        candidate = plan.candidate(gpu_class)
+        capacity = capacities.get(gpu_class)
+        if candidate is None or capacity is None:
             return False
         if candidate.max_replicas is not None and replicas > candidate.max_replicas:
             return False
         bound = 0
         for node, held in on.items():
-            if held.pods and node not in room.index:
+            if held.pods and node not in capacity.index:
                 return False
             bound += held.pods
-        if bound != replicas or standing.pods > replicas:
+        if bound != replicas or state.pods > replicas:
             return False
-        if gpu_class in demand.setbacks and standing.ready < replicas:
+        if gpu_class in demand.backoffs and state.ready < replicas:
             return False
         kept[gpu_class] = replicas
         total += replicas
@@ -77,203 +77,209 @@ def _is_quiet(case: Case, rooms: dict[str, Room]) -> bool:
             interruptible += replicas
     if total != demand.wanted or interruptible * 100 > demand.wanted * demand.interruptible_percent:
         return False
-    case.kept = kept
+    plan.kept = kept
     return True
 
 
-def _take_stock(case: Case, rooms: dict[str, Room]) -> None:
-    for gpu_class, standing in case.demand.standing.items():
-        gone = sum(n for (of, _), n in case.evicted.items() if of == gpu_class)
-        stock = case.stock[gpu_class] = Stock(max(0, standing.replicas - gone))
-        room = rooms.get(gpu_class)
-        for node, pods, held in case.left_after_eviction(gpu_class):
+def _take_stock(plan: ModelPlan, capacities: dict[str, ClassCapacity]) -> None:
+    for gpu_class, state in plan.demand.replica_states.items():
+        gone = sum(n for (of, _), n in plan.evicted.items() if of == gpu_class)
+        stock = plan.stock[gpu_class] = Stock(max(0, state.replicas - gone))
+        capacity = capacities.get(gpu_class)
+        for node, pods, held in plan.left_after_eviction(gpu_class):
             ready = min(held.ready, pods)
             stock.evicted_ready += held.ready - ready  # one that is not ready goes before one that is
-            sick = pods if room is None or node not in room.index else min(pods, case.sick.get((gpu_class, node), 0))
-            sick_ready = max(0, ready - (pods - sick))
-            stock.stranded += sick
-            stock.stranded_ready += sick_ready
-            stock.sound += pods - sick
-            stock.sound_ready += ready - sick_ready
+            unhealthy = (
+                pods
+                if capacity is None or node not in capacity.index
+                else min(pods, plan.unhealthy.get((gpu_class, node), 0))
+            )
+            unhealthy_ready = max(0, ready - (pods - unhealthy))
+            stock.stranded += unhealthy
+            stock.stranded_ready += unhealthy_ready
+            stock.sound += pods - unhealthy
+            stock.sound_ready += ready - unhealthy_ready
 
 
-def _reserve_surge(case: Case, rooms: dict[str, Room]) -> None:
+def _reserve_surge(plan: ModelPlan, capacities: dict[str, ClassCapacity]) -> None:
     """The pod that a rollout has asked for beyond `replicas` takes its GPUs too."""
-    for gpu_class, standing in case.demand.standing.items():
-        room = rooms.get(gpu_class)
-        for _ in range(standing.pods - max(standing.replicas, standing.bound)):
-            if room is None or not room.take(standing.gpus, exists=True):
+    for gpu_class, state in plan.demand.replica_states.items():
+        capacity = capacities.get(gpu_class)
+        for _ in range(state.pods - max(state.replicas, state.bound)):
+            if capacity is None or not capacity.take(state.gpus, exists=True):
                 break
 
 
-def _keep(case: Case, left: int) -> int:
+def _keep(plan: ModelPlan, left: int) -> int:
     """What runs stays, the cheapest first where it is too many. Returns how many replicas are still to be found.
 
     Where the Model has a setback only what is ready counts.
     """
-    for candidate in case.order:
-        stock = case.stock.get(candidate.gpu_class)
+    for candidate in plan.order:
+        stock = plan.stock.get(candidate.gpu_class)
         if stock is None:
             continue
-        here = stock.sound_ready if candidate.gpu_class in case.demand.setbacks else stock.sound
-        keep = min(here, left, case.may_have_more(candidate))
+        here = stock.sound_ready if candidate.gpu_class in plan.demand.backoffs else stock.sound
+        keep = min(here, left, plan.may_have_more(candidate))
         if keep:
-            case.kept[candidate.gpu_class] = keep
+            plan.kept[candidate.gpu_class] = keep
             left -= keep
     return left
 
 
-def _keep_set_back(case: Case, left: int) -> int:
-    """What is not ready on a class with a setback stays, where no other class has room: it may still come."""
-    for candidate in case.order:
-        stock = case.stock.get(candidate.gpu_class)
-        if stock is not None and candidate.gpu_class in case.demand.setbacks:
-            have = case.kept.get(candidate.gpu_class, 0)
-            keep = min(stock.sound - have, left, case.may_have_more(candidate))
+def _keep_backed_off(plan: ModelPlan, left: int) -> int:
+    """What is not ready on a class with a setback stays, where no other class has capacity: it may still come."""
+    for candidate in plan.order:
+        stock = plan.stock.get(candidate.gpu_class)
+        if stock is not None and candidate.gpu_class in plan.demand.backoffs:
+            have = plan.kept.get(candidate.gpu_class, 0)
+            keep = min(stock.sound - have, left, plan.may_have_more(candidate))
             if keep > 0:
-                case.kept[candidate.gpu_class] = have + keep
+                plan.kept[candidate.gpu_class] = have + keep
                 left -= keep
     return left
 
 
-def _ask(case: Case, rooms: dict[str, Room], left: int) -> int:
-    rolling = [c for c in case.order if left and _is_rolling(case, c.gpu_class)]
+def _request(plan: ModelPlan, capacities: dict[str, ClassCapacity], left: int) -> int:
+    rolling = [c for c in plan.order if left and _is_rolling(plan, c.gpu_class)]
     for candidate in rolling:
         # The GPUs of the pod that a rollout replaces are for the pod that replaces it: no reason to go elsewhere.
-        room = rooms.get(candidate.gpu_class)
-        standing = case.demand.standing[candidate.gpu_class]
-        ours = min(left, case.may_have_more(candidate), standing.replicas - standing.bound, standing.terminating)
-        while room and ours > 0 and left:
-            if room.take(candidate.gpus):
-                case.ask(candidate.gpu_class)
-            elif room.take_soon(candidate.gpus):
-                case.wait(candidate.gpu_class)
+        capacity = capacities.get(candidate.gpu_class)
+        state = plan.demand.replica_states[candidate.gpu_class]
+        ours = min(left, plan.may_have_more(candidate), state.replicas - state.bound, state.terminating)
+        while capacity and ours > 0 and left:
+            if capacity.take(candidate.gpus):
+                plan.request(candidate.gpu_class)
+            elif capacity.take_soon(candidate.gpus):
+                plan.wait(candidate.gpu_class)
             else:
                 break
             ours -= 1
             left -= 1
-    setbacks = case.demand.setbacks
-    left = _take_room(case, rooms, [c for c in case.order if c.gpu_class not in setbacks], left)
-    if setbacks:
-        left = _keep_set_back(case, left)
-        left = _take_room(case, rooms, [c for c in case.order if c.gpu_class in setbacks], left)
+    backoffs = plan.demand.backoffs
+    left = _take_capacity(plan, capacities, [c for c in plan.order if c.gpu_class not in backoffs], left)
+    if backoffs:
+        left = _keep_backed_off(plan, left)
+        left = _take_capacity(plan, capacities, [c for c in plan.order if c.gpu_class in backoffs], left)
     return left
 
 
-def _take_room(case: Case, rooms: dict[str, Room], candidates: Sequence[Candidate], left: int) -> int:
+def _take_capacity(
+    plan: ModelPlan, capacities: dict[str, ClassCapacity], candidates: Sequence[Candidate], left: int
+) -> int:
     for candidate in candidates:
-        room = rooms.get(candidate.gpu_class)
-        more = min(left, case.may_have_more(candidate)) if left and room else 0
-        while room and more and room.take(candidate.gpus):
-            case.ask(candidate.gpu_class)
+        capacity = capacities.get(candidate.gpu_class)
+        more = min(left, plan.may_have_more(candidate)) if left and capacity else 0
+        while capacity and more and capacity.take(candidate.gpus):
+            plan.request(candidate.gpu_class)
             more -= 1
             left -= 1
     return left
 
 
-def _is_rolling(case: Case, gpu_class: str) -> bool:
-    standing = case.demand.standing.get(gpu_class)
-    return standing is not None and not standing.settled and standing.replicas > standing.bound
+def _is_rolling(plan: ModelPlan, gpu_class: str) -> bool:
+    state = plan.demand.replica_states.get(gpu_class)
+    return state is not None and not state.settled and state.replicas > state.bound
 
 
-def _wait(case: Case, rooms: dict[str, Room], left: int) -> int:
+def _wait(plan: ModelPlan, capacities: dict[str, ClassCapacity], left: int) -> int:
     """Asks for GPUs that come free by themselves: where it asked before, then cheapest-first."""
     if not left:
         return 0
-    standing = case.demand.standing
+    states = plan.demand.replica_states
 
     def asked_before(gpu_class: str) -> bool:
-        found = standing.get(gpu_class)
+        found = states.get(gpu_class)
         return found is not None and found.replicas > found.bound
 
-    for candidate in sorted(case.order, key=lambda c: not asked_before(c.gpu_class)):
-        room = rooms.get(candidate.gpu_class)
-        more = min(left, case.may_have_more(candidate)) if room else 0
-        while room and more and room.take_soon(candidate.gpus):
-            case.wait(candidate.gpu_class)
+    for candidate in sorted(plan.order, key=lambda c: not asked_before(c.gpu_class)):
+        capacity = capacities.get(candidate.gpu_class)
+        more = min(left, plan.may_have_more(candidate)) if capacity else 0
+        while capacity and more and capacity.take_soon(candidate.gpus):
+            plan.wait(candidate.gpu_class)
             more -= 1
             left -= 1
     return left
 
 
-def _ask_soon(case: Case, rooms: dict[str, Room], gpu_class: str, node: int) -> None:
-    candidate = case.candidate(gpu_class)
+def _wait_on(plan: ModelPlan, capacities: dict[str, ClassCapacity], gpu_class: str, node: int) -> None:
+    candidate = plan.candidate(gpu_class)
     if candidate is not None:
-        rooms[gpu_class].take_soon_on(node, candidate.gpus)
-        case.wait(gpu_class)
+        capacities[gpu_class].take_soon_on(node, candidate.gpus)
+        plan.wait(gpu_class)
 
 
-def _hold(case: Case) -> None:
+def _hold(plan: ModelPlan) -> None:
     """Of the replicas that shall go, those that serve stay until as many are ready in their place."""
-    short = case.demand.wanted
-    for gpu_class, kept in case.kept.items():
-        short -= min(kept, case.stock[gpu_class].sound_ready)
-    order = [c.gpu_class for c in case.order]
-    others = sorted(c for c in case.stock if c not in order)
+    short = plan.demand.wanted
+    for gpu_class, kept in plan.kept.items():
+        short -= min(kept, plan.stock[gpu_class].sound_ready)
+    order = [c.gpu_class for c in plan.order]
+    others = sorted(c for c in plan.stock if c not in order)
     for gpu_class in order:
-        stock = case.stock.get(gpu_class)
+        stock = plan.stock.get(gpu_class)
         if stock is not None:
-            kept = case.kept.get(gpu_class, 0)
+            kept = plan.kept.get(gpu_class, 0)
             over = min(stock.sound_ready - kept, stock.replicas - kept)
-            held = _held(case, gpu_class, over, short)
+            held = _held(plan, gpu_class, over, short)
             short -= held
-            cheaper = _starting_before(case, gpu_class)
+            cheaper = _starting_before(plan, gpu_class)
             if held and cheaper is not None:
-                case.moving_from, case.moving_to = gpu_class, cheaper
+                plan.moving_from, plan.moving_to = gpu_class, cheaper
     for gpu_class in [*others, *order]:
-        stock = case.stock.get(gpu_class)
+        stock = plan.stock.get(gpu_class)
         if stock is None:
             continue
-        have = case.kept.get(gpu_class, 0) + case.held.get(gpu_class, 0)
+        have = plan.kept.get(gpu_class, 0) + plan.held.get(gpu_class, 0)
         ready = stock.stranded_ready + (stock.sound_ready if gpu_class in others else 0)
-        held = _held(case, gpu_class, min(ready, stock.replicas - have), short)
+        held = _held(plan, gpu_class, min(ready, stock.replicas - have), short)
         short -= held
-        case.replacing += held
+        plan.replacing += held
         if gpu_class in others:
             continue
         # A Deployment does not make the replacement while it counts a pod on a lost node among its replicas.
-        starting = case.wants_on(gpu_class) - min(case.kept.get(gpu_class, 0), stock.sound_ready) + case.missing
+        starting = plan.wanted_on(gpu_class) - min(plan.kept.get(gpu_class, 0), stock.sound_ready) + plan.missing
         silent = min(stock.stranded - stock.stranded_ready, stock.replicas - have - held)
-        silent = _held(case, gpu_class, silent, starting)
-        case.replacing += silent
+        silent = _held(plan, gpu_class, silent, starting)
+        plan.replacing += silent
         # Nor does it make any while it has as many pods as it should: it grows first, and shrinks when they are bound.
-        new = case.wants_on(gpu_class) - case.kept.get(gpu_class, 0)
+        new = plan.wanted_on(gpu_class) - plan.kept.get(gpu_class, 0)
         if new > 0:
             rest = min(stock.stranded - held - silent, stock.replicas - have - held - silent)
-            case.replacing += _held(case, gpu_class, rest, rest)
-    _yield_later(case, short)
+            plan.replacing += _held(plan, gpu_class, rest, rest)
+    _yield_later(plan, short)
 
 
-def _yield_later(case: Case, short: int) -> None:
+def _yield_later(plan: ModelPlan, short: int) -> None:
     """An evicted replica that serves goes when the one that starts in its place, on GPUs that it has got, is ready; at
     once where the Model has no such place. Who takes its GPUs waits so much longer, and nobody stops serving."""
-    starting = sum(case.asked.values()) + sum(
-        kept - min(kept, case.stock[gpu_class].sound_ready) for gpu_class, kept in case.kept.items()
+    starting = sum(plan.requested.values()) + sum(
+        kept - min(kept, plan.stock[gpu_class].sound_ready) for gpu_class, kept in plan.kept.items()
     )
-    for gpu_class in sorted(case.stock):
-        stock = case.stock[gpu_class]
-        held = _held(case, gpu_class, min(stock.evicted_ready, starting), short)
+    for gpu_class in sorted(plan.stock):
+        stock = plan.stock[gpu_class]
+        held = _held(plan, gpu_class, min(stock.evicted_ready, starting), short)
         if held:
-            case.yielding[gpu_class] = held
+            plan.yielding[gpu_class] = held
             short -= held
             starting -= held
 
 
-def _starting_before(case: Case, gpu_class: str) -> str | None:
+def _starting_before(plan: ModelPlan, gpu_class: str) -> str | None:
     """A cheaper class that has replicas which are not ready yet."""
-    for candidate in case.order:
+    for candidate in plan.order:
         if candidate.gpu_class == gpu_class:
             return None
-        stock = case.stock.get(candidate.gpu_class)
-        if stock is not None and case.kept.get(candidate.gpu_class, 0) > stock.sound_ready:
+        stock = plan.stock.get(candidate.gpu_class)
+        if stock is not None and plan.kept.get(candidate.gpu_class, 0) > stock.sound_ready:
             return candidate.gpu_class
     return None
 
 
-def _held(case: Case, gpu_class: str, replicas: int, short: int) -> int:
+def _held(plan: ModelPlan, gpu_class: str, replicas: int, short: int) -> int:
     """Holds as many as are short, and says how many."""
     held = min(replicas, short)
     if held <= 0:
         return 0
-    case.held[gpu_class] = case.held.get(gpu_class, 0) + held
+    plan.held[gpu_class] = plan.held.get(gpu_class, 0) + held
     return held

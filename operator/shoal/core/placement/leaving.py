@@ -1,44 +1,44 @@
 """Whose pods go first when a Deployment shrinks."""
 
-from shoal.core.placement.case import Case
-from shoal.core.placement.room import Room
+from shoal.core.placement.classcapacity import ClassCapacity
+from shoal.core.placement.modelplan import ModelPlan
 
 
-def leaving(case: Case, gpu_class: str, room: Room | None) -> tuple[tuple[str, int], ...]:
+def leaving(plan: ModelPlan, gpu_class: str, capacity: ClassCapacity | None) -> tuple[tuple[str, int], ...]:
     """(node, pods), sorted. First those that make room for a higher priority; then those on nodes that take no pods;
     then those that are not ready; then those whose going makes the largest block."""
-    standing = case.demand.standing.get(gpu_class)
-    if standing is None or case.demand.frozen:
+    state = plan.demand.replica_states.get(gpu_class)
+    if state is None or plan.demand.frozen:
         return ()
-    going: dict[str, int] = {node: n for (of, node), n in case.evicted.items() if of == gpu_class}
-    more = standing.bound - sum(going.values()) - case.kept.get(gpu_class, 0) - case.held.get(gpu_class, 0)
-    if more > 0 and standing.settled:
+    going: dict[str, int] = {node: n for (of, node), n in plan.evicted.items() if of == gpu_class}
+    more = state.bound - sum(going.values()) - plan.kept.get(gpu_class, 0) - plan.held.get(gpu_class, 0)
+    if more > 0 and state.settled:
 
         def order(node: str) -> tuple[bool, bool, int, str]:
-            known = room is not None and node in room.index
-            free = room.free[room.index[node]] if room is not None and known else 0
-            held = standing.on[node]
-            sound = known and not case.sick.get((gpu_class, node))
+            known = capacity is not None and node in capacity.index
+            free = capacity.free[capacity.index[node]] if capacity is not None and known else 0
+            held = state.by_node[node]
+            sound = known and not plan.unhealthy.get((gpu_class, node))
             return (sound, held.ready >= held.pods, -free, node)
 
-        for node in sorted(standing.on, key=order):
-            take = min(more, standing.on[node].pods - going.get(node, 0))
+        for node in sorted(state.by_node, key=order):
+            take = min(more, state.by_node[node].pods - going.get(node, 0))
             if take > 0:
                 going[node] = going.get(node, 0) + take
                 more -= take
     return tuple(sorted(going.items()))
 
 
-def forced(case: Case, gpu_class: str, room: Room | None) -> tuple[tuple[str, int], ...]:
+def forced(plan: ModelPlan, gpu_class: str, capacity: ClassCapacity | None) -> tuple[tuple[str, int], ...]:
     """(node, pods) of `leaving` that no other pods can stand in for: see `VariantPlan.forced`."""
-    standing = case.demand.standing.get(gpu_class)
+    state = plan.demand.replica_states.get(gpu_class)
     found: dict[str, int] = {}
-    for node, going in leaving(case, gpu_class, room):
-        known = room is not None and node in room.index
-        sick = case.sick.get((gpu_class, node), 0)
-        held = standing.on[node].pods if standing is not None and node in standing.on else 0
-        bad = held if not known else min(held, sick)
-        must = min(going, case.evicted.get((gpu_class, node), 0) + bad)
+    for node, going in leaving(plan, gpu_class, capacity):
+        known = capacity is not None and node in capacity.index
+        unhealthy = plan.unhealthy.get((gpu_class, node), 0)
+        held = state.by_node[node].pods if state is not None and node in state.by_node else 0
+        bad = held if not known else min(held, unhealthy)
+        must = min(going, plan.evicted.get((gpu_class, node), 0) + bad)
         if must:
             found[node] = must
     return tuple(sorted(found.items()))

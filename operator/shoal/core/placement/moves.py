@@ -3,110 +3,110 @@
 from collections.abc import Sequence
 from decimal import Decimal
 
-from shoal.core.placement.case import Case, rank
-from shoal.core.placement.room import Room
+from shoal.core.placement.classcapacity import ClassCapacity
+from shoal.core.placement.modelplan import ModelPlan, rank
 from shoal.core.placement.types import Candidate, Moves, Unplannable
 
 
-def move(cases: Sequence[Case], rooms: dict[str, Room], moves: Moves) -> None:
+def move(plans: Sequence[ModelPlan], capacities: dict[str, ClassCapacity], moves: Moves) -> None:
     """Goes on with the moves that have begun, and begins others where room is really free.
 
     Costs only ever fall: nothing moves back, so a fleet that nobody touches comes to rest.
     """
-    wanted = _wanted(cases, rooms)
-    under_way = sum(case.moving_from is not None for case in cases)
-    for case in cases:  # asked for in an earlier plan, not bound yet
-        if case.quiet or case.demand.frozen or case.moving_from is not None:
+    wanted = _wanted(plans, capacities)
+    under_way = sum(plan.moving_from is not None for plan in plans)
+    for plan in plans:  # asked for in an earlier plan, not bound yet
+        if plan.unchanged or plan.demand.frozen or plan.moving_from is not None:
             continue
         try:
-            under_way += _go_on(case, rooms, wanted, moves)
+            under_way += _go_on(plan, capacities, wanted, moves)
         except Exception as error:
-            raise Unplannable(case.demand.uid) from error
+            raise Unplannable(plan.demand.uid) from error
     if under_way >= moves.in_flight:
         return
-    found: list[tuple[Decimal, tuple[object, ...], Case, Candidate, Candidate]] = []
-    for case in cases:
-        if case.quiet and len(case.demand.candidates) > 1:
+    found: list[tuple[Decimal, tuple[object, ...], ModelPlan, Candidate, Candidate]] = []
+    for plan in plans:
+        if plan.unchanged and len(plan.demand.candidates) > 1:
             try:
-                step = _step(case, rooms, wanted, moves)
+                step = _step(plan, capacities, wanted, moves)
             except Exception as error:
-                raise Unplannable(case.demand.uid) from error
-            if step is not None and _at_rest(case):
+                raise Unplannable(plan.demand.uid) from error
+            if step is not None and _at_rest(plan):
                 saving, dear, cheap = step
-                found.append((-saving, rank(case.demand), case, dear, cheap))
+                found.append((-saving, rank(plan.demand), plan, dear, cheap))
     found.sort(key=lambda entry: entry[:2])
-    for _, _, case, dear, cheap in found:
+    for _, _, plan, dear, cheap in found:
         if under_way >= moves.in_flight:
             return
-        if rooms[cheap.gpu_class].take(cheap.gpus):
-            _begin(case, dear, cheap)
+        if capacities[cheap.gpu_class].take(cheap.gpus):
+            _begin(plan, dear, cheap)
             under_way += 1
 
 
-def _begin(case: Case, dear: Candidate, cheap: Candidate) -> None:
-    case.ask(cheap.gpu_class)
-    case.moving_from, case.moving_to = dear.gpu_class, cheap.gpu_class
+def _begin(plan: ModelPlan, dear: Candidate, cheap: Candidate) -> None:
+    plan.request(cheap.gpu_class)
+    plan.moving_from, plan.moving_to = dear.gpu_class, cheap.gpu_class
 
 
-def _wanted(cases: Sequence[Case], rooms: dict[str, Room]) -> set[str]:
-    """Classes on which a Model waits, or would run if there were room: no room there is free for a move."""
+def _wanted(plans: Sequence[ModelPlan], capacities: dict[str, ClassCapacity]) -> set[str]:
+    """Classes on which a Model waits, or would run if there were capacity: no room there is free for a move."""
     return {
         candidate.gpu_class
-        for case in cases
-        if case.missing or case.waiting
-        for candidate in case.demand.candidates
-        if (room := rooms.get(candidate.gpu_class)) is not None and room.largest >= candidate.gpus
+        for plan in plans
+        if plan.missing or plan.waiting
+        for candidate in plan.demand.candidates
+        if (capacity := capacities.get(candidate.gpu_class)) is not None and capacity.largest >= candidate.gpus
     }
 
 
-def _go_on(case: Case, rooms: dict[str, Room], wanted: set[str], moves: Moves) -> bool:
-    if case.missing or case.waiting or case.asked:
+def _go_on(plan: ModelPlan, capacities: dict[str, ClassCapacity], wanted: set[str], moves: Moves) -> bool:
+    if plan.missing or plan.waiting or plan.requested:
         return False
-    for cheap in case.order:
-        standing = case.demand.standing.get(cheap.gpu_class)
-        if standing is None or standing.replicas <= max(standing.bound, case.replicas(cheap.gpu_class)):
+    for cheap in plan.order:
+        state = plan.demand.replica_states.get(cheap.gpu_class)
+        if state is None or state.replicas <= max(state.bound, plan.replicas(cheap.gpu_class)):
             continue
-        if cheap.gpu_class in case.demand.setbacks:
+        if cheap.gpu_class in plan.demand.backoffs:
             continue
-        found = _dearest(case, cheap, moves)
-        room = rooms.get(cheap.gpu_class)
-        if found is None or room is None or cheap.gpu_class in wanted:
+        found = _dearest(plan, cheap, moves)
+        capacity = capacities.get(cheap.gpu_class)
+        if found is None or capacity is None or cheap.gpu_class in wanted:
             continue
         _, dear = found
-        if case.may_have_more(cheap, instead_of=dear) and room.take(cheap.gpus):
-            _begin(case, dear, cheap)
+        if plan.may_have_more(cheap, instead_of=dear) and capacity.take(cheap.gpus):
+            _begin(plan, dear, cheap)
             return True
     return False
 
 
 def _step(
-    case: Case, rooms: dict[str, Room], wanted: set[str], moves: Moves
+    plan: ModelPlan, capacities: dict[str, ClassCapacity], wanted: set[str], moves: Moves
 ) -> tuple[Decimal, Candidate, Candidate] | None:
-    for cheap in case.order:
-        room = rooms.get(cheap.gpu_class)
-        if room is None or not room.fits(cheap.gpus) or cheap.gpu_class in wanted:
+    for cheap in plan.order:
+        capacity = capacities.get(cheap.gpu_class)
+        if capacity is None or not capacity.fits(cheap.gpus) or cheap.gpu_class in wanted:
             continue
-        if cheap.gpu_class in case.demand.setbacks:
+        if cheap.gpu_class in plan.demand.backoffs:
             continue
-        found = _dearest(case, cheap, moves)
-        if found is not None and case.may_have_more(cheap, instead_of=found[1]):
+        found = _dearest(plan, cheap, moves)
+        if found is not None and plan.may_have_more(cheap, instead_of=found[1]):
             return (*found, cheap)
     return None
 
 
-def _dearest(case: Case, cheap: Candidate, moves: Moves) -> tuple[Decimal, Candidate] | None:
+def _dearest(plan: ModelPlan, cheap: Candidate, moves: Moves) -> tuple[Decimal, Candidate] | None:
     """(saving per hour, class): the dearest class in use, where a move saves enough; else None.
 
     A class without a price is neither cheap nor dear: what is saved is not known.
     """
-    for dear in reversed(case.order):
-        if dear.hourly_cost is None or cheap.hourly_cost is None or not case.kept.get(dear.gpu_class):
+    for dear in reversed(plan.order):
+        if dear.hourly_cost is None or cheap.hourly_cost is None or not plan.kept.get(dear.gpu_class):
             continue
         saving = dear.hourly_cost - cheap.hourly_cost
         return (saving, dear) if saving > 0 and saving * 100 >= dear.hourly_cost * moves.min_saving_percent else None
     return None
 
 
-def _at_rest(case: Case) -> bool:
+def _at_rest(plan: ModelPlan) -> bool:
     """All its replicas are ready and none is going."""
-    return all(s.settled and s.ready >= s.replicas and not s.terminating for s in case.demand.standing.values())
+    return all(s.settled and s.ready >= s.replicas and not s.terminating for s in plan.demand.replica_states.values())

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
+from shoal.core.placement.classcapacity import ClassCapacity
+from shoal.core.placement.messages import PlacementMessages
 from shoal.core.placement.plan import decide
-from shoal.core.placement.room import Room
 from shoal.core.placement.types import ClassSupply, Demand, Moves, Placement
-from shoal.core.placement.words import Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Packing:
     unpriced: int
     """Replicas on classes without a price."""
     missing: tuple[tuple[str, int], ...]
-    """(namespace/name, replicas) that have no room or fit nowhere, in the order of precedence."""
+    """(namespace/name, replicas) that have no capacity or fit nowhere, in the order of precedence."""
 
     @property
     def gpus(self) -> int:
@@ -53,25 +53,25 @@ def pack(demands: Iterable[Demand], supplies: Iterable[ClassSupply]) -> Packing:
     """Places every Model as if none of it stood: what a new cluster would look like. GPUs that are not free in the
     supplies stay taken."""
     pace = Moves(in_flight=0)
-    cases, rooms = decide((replace(d, standing={}, frozen=False) for d in demands), supplies, pace)
-    words = Words(cases, rooms, pace)
+    plans, capacities = decide((replace(d, replica_states={}, frozen=False) for d in demands), supplies, pace)
+    messages = PlacementMessages(plans, capacities, pace)
     cost, unpriced = Decimal(0), 0
-    for case in cases:
-        for candidate in case.order:
-            replicas = case.replicas(candidate.gpu_class)
+    for plan in plans:
+        for candidate in plan.order:
+            replicas = plan.replicas(candidate.gpu_class)
             if candidate.hourly_cost is None:
                 unpriced += replicas
             else:
                 cost += candidate.hourly_cost * replicas
     return Packing(
-        placements={case.demand.uid: words.placement(case) for case in cases},
-        classes=tuple(_use(rooms[name]) for name in sorted(rooms)),
+        placements={plan.demand.uid: messages.placement(plan) for plan in plans},
+        classes=tuple(_use(capacities[name]) for name in sorted(capacities)),
         hourly_cost=cost,
         unpriced=unpriced,
-        missing=tuple((case.demand.key, case.missing) for case in cases if case.missing),
+        missing=tuple((plan.demand.key, plan.missing) for plan in plans if plan.missing),
     )
 
 
-def _use(room: Room) -> ClassUse:
-    offered = sum(node.allocatable for node in room.supply.nodes)
-    return ClassUse(room.supply.name, offered, offered - sum(room.free), room.most_free())
+def _use(capacity: ClassCapacity) -> ClassUse:
+    offered = sum(node.allocatable for node in capacity.supply.nodes)
+    return ClassUse(capacity.supply.name, offered, offered - sum(capacity.free), capacity.most_free())

@@ -1,7 +1,7 @@
 """The whole fleet in one pass: the same snapshot gives the same plan.
 
-1. Models in their order (priority, age, uid): each keeps what runs, then asks where there is room, the cheapest class
-   first; then for GPUs that come free by themselves; then for those of Models of lower priority. Losers come later in
+1. Models in their order (priority, age, uid): each keeps what runs, then takes free GPUs, the cheapest class first;
+   then for GPUs that come free by themselves; then for those of Models of lower priority. Losers come later in
    the order, so each Model is decided once.
 2. What room is left then is really free, and a few replicas may move to cheaper classes.
 
@@ -10,13 +10,13 @@ Which nodes replicas will get is an assumption of the plan, made anew each time:
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
-from shoal.core.placement.case import Case, rank
+from shoal.core.placement.classcapacity import ClassCapacity
 from shoal.core.placement.fill import fill
+from shoal.core.placement.messages import PlacementMessages
+from shoal.core.placement.modelplan import ModelPlan, rank
 from shoal.core.placement.moves import move
-from shoal.core.placement.outrank import Outranker
-from shoal.core.placement.room import Room
+from shoal.core.placement.preemption import Preemptor
 from shoal.core.placement.types import ClassSupply, Demand, Moves, Placement, Unplannable
-from shoal.core.placement.words import Words
 
 
 def plan(
@@ -36,21 +36,21 @@ def parts(
     Raises Unplannable for a Model whose part ends in an error that nobody foresaw.
     """
     pace = moves or Moves()
-    cases, rooms = yield from _deciding(demands, supplies, pace)
-    words = Words(cases, rooms, pace)
-    for case in cases:
+    plans, capacities = yield from _decide_steps(demands, supplies, pace)
+    messages = PlacementMessages(plans, capacities, pace)
+    for model_plan in plans:
         try:
-            placement = words.placement(case)
+            placement = messages.placement(model_plan)
         except Exception as error:
-            raise Unplannable(case.demand.uid) from error
-        yield case.demand.uid, placement
+            raise Unplannable(model_plan.demand.uid) from error
+        yield model_plan.demand.uid, placement
 
 
 def decide(
     demands: Iterable[Demand], supplies: Iterable[ClassSupply], moves: Moves
-) -> tuple[list[Case], dict[str, Room]]:
+) -> tuple[list[ModelPlan], dict[str, ClassCapacity]]:
     """The plan before it is put into words."""
-    steps = _deciding(demands, supplies, moves)
+    steps = _decide_steps(demands, supplies, moves)
     while True:
         try:
             next(steps)
@@ -58,31 +58,31 @@ def decide(
             return end.value
 
 
-def _deciding(
+def _decide_steps(
     demands: Iterable[Demand], supplies: Iterable[ClassSupply], moves: Moves
-) -> Generator[None, None, tuple[list[Case], dict[str, Room]]]:
-    cases = [Case(demand) for demand in sorted(demands, key=rank)]
+) -> Generator[None, None, tuple[list[ModelPlan], dict[str, ClassCapacity]]]:
+    plans = [ModelPlan(demand) for demand in sorted(demands, key=rank)]
     yield
-    mix = _Mix(cases)
-    rooms = {supply.name: Room(supply, mix.of(supply.name)) for supply in supplies}
-    _mark_sick(cases, rooms)
-    outranker = Outranker(cases, rooms)
-    for case in cases:
+    mix = _Mix(plans)
+    capacities = {supply.name: ClassCapacity(supply, mix.of(supply.name)) for supply in supplies}
+    _mark_unhealthy(plans, capacities)
+    preemptor = Preemptor(plans, capacities)
+    for model_plan in plans:
         try:
-            fill(case, rooms, outranker)
+            fill(model_plan, capacities, preemptor)
         except Exception as error:
-            raise Unplannable(case.demand.uid) from error
+            raise Unplannable(model_plan.demand.uid) from error
         yield
-    move(cases, rooms, moves)
+    move(plans, capacities, moves)
     yield
-    return cases, rooms
+    return plans, capacities
 
 
 class _Mix:
     """Which sizes are demanded of each class: counted when a node has to be chosen, most plans need none."""
 
-    def __init__(self, cases: list[Case]) -> None:
-        self._cases = cases
+    def __init__(self, plans: list[ModelPlan]) -> None:
+        self._plans = plans
         self._sizes: dict[str, dict[int, int]] | None = None
 
     def of(self, gpu_class: str) -> Callable[[], Mapping[int, int]]:
@@ -91,24 +91,28 @@ class _Mix:
     def _all(self) -> dict[str, dict[int, int]]:
         if self._sizes is None:
             self._sizes = {}
-            for case in self._cases:
-                for candidate in case.demand.candidates:
+            for model_plan in self._plans:
+                for candidate in model_plan.demand.candidates:
                     found = self._sizes.setdefault(candidate.gpu_class, {})
-                    found[candidate.gpus] = found.get(candidate.gpus, 0) + case.demand.wanted
+                    found[candidate.gpus] = found.get(candidate.gpus, 0) + model_plan.demand.wanted
         return self._sizes
 
 
-def _mark_sick(cases: list[Case], rooms: dict[str, Room]) -> None:
+def _mark_unhealthy(plans: list[ModelPlan], capacities: dict[str, ClassCapacity]) -> None:
     """Where pods hold more GPUs than the node offers, which of them have the unhealthy ones is not known: the least
     important replicas are replaced, until what is left fits."""
-    left = {(room.supply.name, node): gpus for room in rooms.values() for node, gpus in room.sick.items()}
+    left = {
+        (capacity.supply.name, node): gpus
+        for capacity in capacities.values()
+        for node, gpus in capacity.unhealthy.items()
+    }
     if not left:
         return
-    for case in reversed(cases):
-        for gpu_class, standing in case.demand.standing.items():
-            for node, held in standing.on.items():
+    for model_plan in reversed(plans):
+        for gpu_class, state in model_plan.demand.replica_states.items():
+            for node, held in state.by_node.items():
                 short = left.get((gpu_class, node), 0)
-                pods = min(held.pods, -(-short // standing.gpus)) if short > 0 and standing.gpus else 0
+                pods = min(held.pods, -(-short // state.gpus)) if short > 0 and state.gpus else 0
                 if pods:
-                    case.sick = case.sick | {(gpu_class, node): pods}
-                    left[gpu_class, node] = short - pods * standing.gpus
+                    model_plan.unhealthy = model_plan.unhealthy | {(gpu_class, node): pods}
+                    left[gpu_class, node] = short - pods * state.gpus

@@ -41,8 +41,8 @@ class Steering:
 def steering(*, gpu_class: str, model_uid: str, gpus: int) -> Steering:
     """What a variant's pods carry; `gpus` per replica.
 
-    It depends on nothing that changes while the variant stays what it is (no free room, no node sizes): a change of the
-    pod template would be a rollout.
+    It depends on nothing that changes while the variant exists (free capacity, node sizes): a change of the pod
+    template would be a rollout.
     """
     engines = {names.LABEL_COMPONENT: names.COMPONENT_ENGINE, names.LABEL_GPU_CLASS: gpu_class}
     return Steering(

@@ -55,7 +55,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ReplicaState:
     """A variant as it stands in the cluster. Pods on a node that is not among the class's nodes (cordoned, NotReady,
     gone, of another class now) count as stranded: they serve, and are replaced."""
 
@@ -63,7 +63,7 @@ class Standing:
     """Of the Deployment's spec."""
     gpus: int
     """Per replica, as the Deployment asks."""
-    on: Mapping[str, Held]
+    by_node: Mapping[str, Held]
     """Node -> pods. Pods that no node holds yet are in no entry."""
     pods: int = 0
     """Pods that are not terminating, bound or not. More than `replicas` while a rollout surges or a scale-down has not
@@ -73,15 +73,15 @@ class Standing:
 
     @property
     def bound(self) -> int:
-        return sum(held.pods for held in self.on.values())
+        return sum(held.pods for held in self.by_node.values())
 
     @property
     def ready(self) -> int:
-        return sum(held.ready for held in self.on.values())
+        return sum(held.ready for held in self.by_node.values())
 
     @property
     def terminating(self) -> int:
-        return sum(held.terminating for held in self.on.values())
+        return sum(held.terminating for held in self.by_node.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +100,20 @@ class Demand:
     priority: int = 0
     created: datetime | None = None
     rejected: Sequence[Rejected] = ()
-    standing: Mapping[str, Standing] = field(default_factory=dict[str, Standing])
+    replica_states: Mapping[str, ReplicaState] = field(default_factory=dict[str, ReplicaState])
     """Class -> what stands there."""
     interruptible_percent: int = 100
     """Of `wanted`, rounded down: replicas that may run on interruptible classes."""
     drain_seconds: int = 900
     """How long a replica that is to go may hold its GPUs; only told."""
-    setbacks: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Class -> why it is the last choice for now: see `setbacks.py`. What is ready there stays."""
+    backoffs: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Class -> why it is the last choice for now: see `backoff.py`. What is ready there stays."""
     frozen: bool = False
     """The Model is paused, or its facts are unknown for now: it keeps exactly what it has."""
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRoom:
+class NodeSupply:
     """One node that takes the class's pods (Ready, not cordoned, taints tolerated)."""
 
     name: str
@@ -130,7 +130,7 @@ class ClassSupply:
     """A GPU class with the nodes that count for it. A node belongs to one class only."""
 
     name: str
-    nodes: Sequence[NodeRoom]
+    nodes: Sequence[NodeSupply]
     """Those that take pods, full ones included."""
     matching: int | None = None
     """Nodes with the class's labels, also those that take no pods; None: as many as `nodes`."""

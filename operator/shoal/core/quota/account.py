@@ -6,10 +6,10 @@ from math import ceil
 from typing import Final
 
 from shoal.api.demand import TenantUse
-from shoal.core.quota.limits import RETRY_AFTER_MAX_SECONDS, Cost, Limit, Limits, Over, Standing, Why
-from shoal.core.quota.month import Booked, Budget, Total
-from shoal.core.quota.others import Crowd, Others
-from shoal.core.quota.share import ROUND_SECONDS, TELL_SECONDS, WIRE_SECONDS, Share
+from shoal.core.quota.limits import RETRY_AFTER_MAX_SECONDS, Cost, Limit, Limits, LimitState, Over, Why
+from shoal.core.quota.month import Booked, MonthlyQuota, MonthTotal
+from shoal.core.quota.peerusage import GatewayPeers, PeerUsage
+from shoal.core.quota.share import PUBLISH_SECONDS, ROUND_SECONDS, WIRE_SECONDS, Share
 from shoal.core.quota.window import Window
 
 RUNNING_RETRY_SECONDS: Final = 1
@@ -35,16 +35,16 @@ class Account:
         "_shares",
         "_tokens",
         "limits",
-        "others",
+        "peer_usage",
     )
 
-    def __init__(self, me: str = "") -> None:
+    def __init__(self, boot: str = "") -> None:
         self.limits = Limits()
         self._n_requests = self._n_tokens = self._in_flight = self._reserved_tokens = self._reserved_spend = 0
         self._requests, self._tokens = Window(), Window()
         self._booked = Booked()
         self._shares: dict[Limit, Share] = {}
-        self.others = Others(me, self._booked)
+        self.peer_usage = PeerUsage(boot, self._booked)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -52,7 +52,7 @@ class Account:
         self,
         now: float,
         cost: Cost,
-        crowd: Callable[[], Crowd],
+        peers: Callable[[], GatewayPeers],
         *,
         month: str = "",
         ledger: bool = False,
@@ -63,10 +63,10 @@ class Account:
         `ledger`: its totals are heard now. `crowd` is asked only where a share has to be renewed. `begun`: `begin`
         counted the request already.
         """
-        asked = self._asked(cost)
+        asked = self._amounts(cost)
         if begun:
             asked = [each for each in asked if each[0] not in BEGUN]
-        if (over := self._refused(now, asked, crowd, month, ledger=ledger)) is not None:
+        if (over := self._refused(now, asked, peers, month, ledger=ledger)) is not None:
             return over
         for limit, _ in asked:
             self._shares[limit].take()
@@ -77,12 +77,12 @@ class Account:
         return None
 
     def begin(
-        self, now: float, cost: Cost, crowd: Callable[[], Crowd], *, month: str = "", ledger: bool = False
+        self, now: float, cost: Cost, peers: Callable[[], GatewayPeers], *, month: str = "", ledger: bool = False
     ) -> Over | None:
         """Counts a request of which `cost` is only the least that it will be: it must fit, and is not taken before
         `reserve` does so. To be settled like any, until then with a cost of nothing."""
-        asked = self._asked(cost)
-        if (over := self._refused(now, asked, crowd, month, ledger=ledger)) is not None:
+        asked = self._amounts(cost)
+        if (over := self._refused(now, asked, peers, month, ledger=ledger)) is not None:
             return over
         for limit, _ in asked:
             if limit in BEGUN:
@@ -110,32 +110,32 @@ class Account:
         it does not count against it."""
         if (budget := self.limits.budget) is None:
             return None
-        self._turn(month, ledger=ledger)
+        self._enter_month(month, ledger=ledger)
         own = cost.tokens if budget.unit == "tokens" else cost.spend
         if (known := self._known(budget)) - own < budget.most:
             return None
         return Over("budget", "over", budget.most, known, own, RETRY_AFTER_MAX_SECONDS)
 
-    def standing(self, now: float, crowd: Callable[[], Crowd], *, ledger: bool = False) -> list[Standing]:
+    def limit_states(self, now: float, peers: Callable[[], GatewayPeers], *, ledger: bool = False) -> list[LimitState]:
         """What is left of the limits per minute."""
-        found: list[Standing] = []
+        found: list[LimitState] = []
         for limit in PER_MINUTE:
             if (most := self.limits.requests if limit == "requests" else self.limits.tokens) is None:
                 continue
-            share = self._renewed(limit, now, 1, crowd, ledger=ledger)
-            left = most - self._own(limit, now) - share.others
+            share = self._renewed(limit, now, 1, peers, ledger=ledger)
+            left = most - self._own(limit, now) - share.peer_use
             ends = (self._requests if limit == "requests" else self._tokens).ends
-            for window in self.others.windows(limit):
+            for window in self.peer_usage.windows(limit):
                 ends = max(ends, window.ends)
-            found.append(Standing(limit, most, left if left > 0 else 0, ends - now if ends > now else 0.0))
+            found.append(LimitState(limit, most, left if left > 0 else 0, ends - now if ends > now else 0.0))
         return found
 
-    def hear_total(self, total: Total) -> None:
+    def apply_total(self, total: MonthTotal) -> None:
         """The ledger's."""
-        if self.others.hear_total(total):
+        if self.peer_usage.apply_total(total):
             self._shares.pop("budget", None)
 
-    def told(self) -> TenantUse:
+    def own_use(self) -> TenantUse:
         """What the other gateways hear."""
         return TenantUse(
             requests=self._n_requests,
@@ -162,22 +162,22 @@ class Account:
     def _refused(
         self,
         now: float,
-        asked: Iterable[tuple[Limit, int]],
-        crowd: Callable[[], Crowd],
+        amounts: Iterable[tuple[Limit, int]],
+        peers: Callable[[], GatewayPeers],
         month: str,
         *,
         ledger: bool,
     ) -> Over | None:
         """Why what is asked for does not fit."""
         if (budget := self.limits.budget) is not None:
-            self._turn(month, ledger=ledger)
+            self._enter_month(month, ledger=ledger)
             if budget.refuse_unknown and not ledger:
                 return self._refuse("budget", "unknown", now, 0, (), RETRY_AFTER_MAX_SECONDS)
-        for limit, amount in asked:
-            share = self._renewed(limit, now, amount, crowd, ledger=ledger)
+        for limit, amount in amounts:
+            share = self._renewed(limit, now, amount, peers, ledger=ledger)
             if not share.fits(self._own(limit, now), amount):
                 share.full(now)
-                return self._over(limit, now, amount, crowd())
+                return self._over(limit, now, amount, peers())
         return None
 
     def _count(self, now: float) -> None:
@@ -185,7 +185,7 @@ class Account:
         self._requests.add(now, 1)
         self._in_flight += 1
 
-    def _asked(self, cost: Cost) -> list[tuple[Limit, int]]:
+    def _amounts(self, cost: Cost) -> list[tuple[Limit, int]]:
         limits = self.limits
         asked: list[tuple[Limit, int]] = []
         if (budget := limits.budget) is not None:
@@ -220,78 +220,80 @@ class Account:
             return self._booked.spent + self._reserved_spend
         return self._booked.tokens + self._reserved_tokens
 
-    def _renewed(self, limit: Limit, now: float, amount: int, crowd: Callable[[], Crowd], *, ledger: bool) -> Share:
+    def _renewed(
+        self, limit: Limit, now: float, amount: int, peers: Callable[[], GatewayPeers], *, ledger: bool
+    ) -> Share:
         """The share, renewed where that is due and the others have been heard."""
         share = self._shares.get(limit)
         if share is None:
             share = self._shares[limit] = Share()
         own = self._own(limit, now)
-        if now - share.since < TELL_SECONDS and share.fits(own, amount):
+        if now - share.since < PUBLISH_SECONDS and share.fits(own, amount):
             return share
-        others = crowd()
+        others = peers()
         if not self._may_renew(share, limit, others, ledger=ledger):
             return share
-        used, sharers = self._others(limit, now, others)
+        used, sharers = self._peer_use(limit, now, others)
         share.renew(now, own, used, self._left(limit, now, used), sharers)
         return share
 
-    def _may_renew(self, share: Share, limit: Limit, crowd: Crowd, *, ledger: bool) -> bool:
-        after = share.heard_after + TELL_SECONDS + WIRE_SECONDS
-        for peer in crowd:
-            if peer.heard_at is not None:
-                if peer.heard_at < after:
+    def _may_renew(self, share: Share, limit: Limit, peers: GatewayPeers, *, ledger: bool) -> bool:
+        after = share.reports_after + PUBLISH_SECONDS + WIRE_SECONDS
+        for peer in peers:
+            if peer.reported_at is not None:
+                if peer.reported_at < after:
                     return False
             elif limit == "budget" and not ledger and share.since > float("-inf"):
                 # A month has no end soon: neither the gateway nor the ledger says what was used.
                 return False
         return True
 
-    def _others(self, limit: Limit, now: float, crowd: Crowd) -> tuple[int, int]:
+    def _peer_use(self, limit: Limit, now: float, peers: GatewayPeers) -> tuple[int, int]:
         """What the others use as far as is known, and among how many gateways the rest is shared."""
         if (budget := self.limits.budget) is not None and limit == "budget":
-            return self.others.booked(budget.unit), 1 + len(crowd)
-        return self.others.used(limit, self._most(limit), now, crowd)
+            return self.peer_usage.booked(budget.unit), 1 + len(peers)
+        return self.peer_usage.used(limit, self._most(limit), now, peers)
 
-    def _left(self, limit: Limit, now: float, others: int) -> int:
+    def _left(self, limit: Limit, now: float, peer_use: int) -> int:
         budget = self.limits.budget
         own = self._open(budget) if limit == "budget" and budget is not None else self._own(limit, now)
-        return self._most(limit) - own - others
+        return self._most(limit) - own - peer_use
 
-    def _open(self, budget: Budget) -> int:
+    def _open(self, budget: MonthlyQuota) -> int:
         """Of the budget, what only this gateway has."""
         reserved = self._reserved_tokens if budget.unit == "tokens" else self._reserved_spend
         return self._booked.open(budget.unit) + reserved
 
-    def _known(self, budget: Budget) -> int:
+    def _known(self, budget: MonthlyQuota) -> int:
         """All that is known to be used of the month's budget."""
-        return self._open(budget) + self.others.booked(budget.unit)
+        return self._open(budget) + self.peer_usage.booked(budget.unit)
 
-    def _turn(self, month: str, *, ledger: bool) -> None:
-        if self.others.at(month, ledger=ledger):
+    def _enter_month(self, month: str, *, ledger: bool) -> None:
+        if self.peer_usage.enter_month(month, ledger=ledger):
             self._shares.pop("budget", None)
 
     def _windows(self, limit: Limit) -> Iterable[Window]:
         if limit == "requests":
-            return (self._requests, *self.others.windows(limit))
-        return (self._tokens, *self.others.windows(limit))
+            return (self._requests, *self.peer_usage.windows(limit))
+        return (self._tokens, *self.peer_usage.windows(limit))
 
     # --- refusing -----------------------------------------------------------------------------------------------------
 
-    def _over(self, limit: Limit, now: float, amount: int, crowd: Crowd) -> Over:
+    def _over(self, limit: Limit, now: float, amount: int, peers: GatewayPeers) -> Over:
         most = self._most(limit)
         if amount > most:
-            return self._refuse(limit, "never", now, amount, crowd, RETRY_AFTER_MAX_SECONDS)
-        others, _ = self._others(limit, now, crowd)
+            return self._refuse(limit, "never", now, amount, peers, RETRY_AFTER_MAX_SECONDS)
+        others, _ = self._peer_use(limit, now, peers)
         missing = amount - self._left(limit, now, others)
         if missing <= 0:
-            return self._refuse(limit, "share", now, amount, crowd, ROUND_SECONDS)
+            return self._refuse(limit, "share", now, amount, peers, ROUND_SECONDS)
         if limit == "budget":
             after = RETRY_AFTER_MAX_SECONDS
         elif limit == "concurrent":
             after = RUNNING_RETRY_SECONDS
         else:
             after = self._frees(limit, now, missing)
-        return self._refuse(limit, "over", now, amount, crowd, after)
+        return self._refuse(limit, "over", now, amount, peers, after)
 
     def _frees(self, limit: Limit, now: float, missing: int) -> int:
         """Seconds until so much has left the window."""
@@ -301,7 +303,7 @@ class Account:
                 return max(1, min(RETRY_AFTER_MAX_SECONDS, ceil(when - now)))
         return RESERVED_RETRY_SECONDS
 
-    def _refuse(self, limit: Limit, why: Why, now: float, amount: int, crowd: Crowd, after: int) -> Over:
-        others, _ = self._others(limit, now, crowd)
+    def _refuse(self, limit: Limit, why: Why, now: float, amount: int, peers: GatewayPeers, after: int) -> Over:
+        others, _ = self._peer_use(limit, now, peers)
         most = self._most(limit)
         return Over(limit, why, most, most - self._left(limit, now, others), amount, after)

@@ -5,7 +5,7 @@ from typing import Final, Literal, NamedTuple
 
 from shoal.api.tenant import TenantBudget, TenantLimits
 from shoal.core import quantity
-from shoal.core.quota.month import PICO, Budget
+from shoal.core.quota.month import PICO, MonthlyQuota
 
 Limit = Literal["requests", "tokens", "concurrent", "budget"]
 Why = Literal["over", "share", "never", "unknown", "currency"]
@@ -25,7 +25,7 @@ class Limits:
     tokens: int | None = None
     """In any 60 s, and reserved."""
     concurrent: int | None = None
-    budget: Budget | None = None
+    budget: MonthlyQuota | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class Over:
     most: int
     used: int
     """By all gateways, as far as is known; reservations included."""
-    asked: int
+    requested: int
     retry_after: int
     """Seconds, 1 to 60."""
 
 
-class Standing(NamedTuple):
+class LimitState(NamedTuple):
     """What is left of a limit per minute. Two are made for each answer: a tuple costs a quarter of a dataclass."""
 
     limit: Limit
@@ -69,10 +69,10 @@ def limits_of(limits: TenantLimits | None, budget: TenantBudget | None) -> Limit
     return Limits(said.requests_per_minute, said.tokens_per_minute, said.concurrent_requests, _budget(budget))
 
 
-def _budget(budget: TenantBudget | None) -> Budget | None:
+def _budget(budget: TenantBudget | None) -> MonthlyQuota | None:
     if budget is None:
         return None
     refuse = budget.when_unknown == "Refuse"
     if budget.tokens is not None:
-        return Budget("tokens", budget.tokens, None, refuse)
-    return Budget("money", int(quantity.parse(budget.amount or "0") * PICO), budget.currency, refuse)
+        return MonthlyQuota("tokens", budget.tokens, None, refuse)
+    return MonthlyQuota("money", int(quantity.parse(budget.amount or "0") * PICO), budget.currency, refuse)

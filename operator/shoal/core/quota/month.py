@@ -24,7 +24,7 @@ PICO: Final = 10**12
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class MonthlyQuota:
     """What may be used in a calendar month (UTC), in tokens or in 10^-12 of a currency."""
 
     unit: Unit
@@ -35,7 +35,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Total:
+class MonthTotal:
     """What the ledger says of a tenant. Frozen where it was when the ledger fell silent."""
 
     month: str
@@ -54,11 +54,11 @@ class Booked:
         self.tokens = self.spent = 0
         self._tokens_elsewhere = self._spent_elsewhere = self._difference = 0
 
-    def turn(self) -> None:
+    def close_month(self) -> None:
         """All that was counted until now counts elsewhere."""
         self._tokens_elsewhere, self._spent_elsewhere = self.tokens, self.spent
 
-    def listed(self, tokens: int, spent: int) -> None:
+    def set_listed(self, tokens: int, spent: int) -> None:
         """The ledger has so much of it."""
         if tokens == self.tokens:
             self._difference = self.spent - spent

@@ -31,7 +31,7 @@ window.
 
 from typing import Final
 
-TELL_SECONDS: Final = 1.0
+PUBLISH_SECONDS: Final = 1.0
 """T: a change is told within this time, and a quiet gateway says so as often."""
 WIRE_SECONDS: Final = 0.5
 """What a message may take on its way."""
@@ -57,27 +57,27 @@ def overshoot(remaining: int, gateways: int, largest: int, shares: int = 1) -> i
 class Share:
     """What this gateway may use of one limit until it has heard the others again. `own` is its own use."""
 
-    __slots__ = ("_taken", "cap", "full_at", "others", "remaining", "since")
+    __slots__ = ("_taken", "cap", "full_at", "peer_use", "remaining", "since")
 
     def __init__(self) -> None:
-        self.cap = self.remaining = self.others = 0
+        self.cap = self.remaining = self.peer_use = 0
         self.since = float("-inf")
         """When it was renewed last."""
         self.full_at: float | None = None
         """Since when it is used up."""
         self._taken = False
 
-    def renew(self, now: float, own: int, others: int, remaining: int, gateways: int) -> None:
+    def renew(self, now: float, own: int, peer_use: int, remaining: int, gateways: int) -> None:
         """`remaining` of the limit is left for `gateways` of them; `others` is what is known of their use."""
         self.remaining = max(0, remaining)
         self.cap = own + (remaining // gateways if remaining > 0 else remaining)
-        self.others = others
+        self.peer_use = peer_use
         self.since = now
         self.full_at = None
         self._taken = False
 
     @property
-    def heard_after(self) -> float:
+    def reports_after(self) -> float:
         """What the others had used by then must be known before the next renewal."""
         return self.since if self.full_at is None else self.full_at
 

@@ -15,7 +15,7 @@ from shoal.core.rating.schedule import InForce, Schedule
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class BilledCounts:
     """Sums of billed usage. `input` includes `cached` and `unknown_cached_input`, `output` includes `reasoning`."""
 
     requests: int = 0
@@ -28,8 +28,8 @@ class Counts:
     unknown_requests: int = 0
     """Requests that an engine had and whose tokens nobody knows."""
 
-    def __add__(self, other: "Counts") -> "Counts":
-        return Counts(
+    def __add__(self, other: "BilledCounts") -> "BilledCounts":
+        return BilledCounts(
             self.requests + other.requests,
             self.input + other.input,
             self.cached + other.cached,
@@ -53,7 +53,7 @@ class Usage:
     plan: str | None
     model: str
     adapter: str | None
-    counts: Counts
+    counts: BilledCounts
     external_id: str | None = None
     gpu_class: str | None = None
 
@@ -70,7 +70,7 @@ class Credit:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class RatedLine:
     """What one price was paid for."""
 
     model: str
@@ -80,7 +80,7 @@ class Line:
     unknown_cached: UnknownCached
     lists: tuple[str, ...]
     """The price lists that say so."""
-    counts: Counts
+    counts: BilledCounts
     amount: int
     """Exact, in 10^-12 of the currency."""
     cents: int
@@ -94,7 +94,7 @@ class Unpriced:
     model: str
     adapter: str | None
     plan: str | None
-    counts: Counts
+    counts: BilledCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Bill:
     tenant: str
     month: str
     currency: str | None
-    lines: tuple[Line, ...] = ()
+    lines: tuple[RatedLine, ...] = ()
     unpriced: tuple[Unpriced, ...] = ()
     credits: tuple[Credit, ...] = ()
     foreign_credits: tuple[Credit, ...] = ()
@@ -135,7 +135,7 @@ class Bill:
 @dataclass(slots=True)
 class _Sum:
     rate: Rate
-    counts: Counts = field(default_factory=Counts)
+    counts: BilledCounts = field(default_factory=BilledCounts)
     lists: set[str] = field(default_factory=set[str])
 
 
@@ -146,7 +146,7 @@ def rated(usage: Usage, schedule: Schedule) -> tuple[InForce, Rate] | None:
     return None if in_force is None or rate is None else (in_force, rate)
 
 
-def amount(counts: Counts, rate: Rate, unknown_cached: UnknownCached) -> int:
+def amount(counts: BilledCounts, rate: Rate, unknown_cached: UnknownCached) -> int:
     """Exact, in 10^-12 of the currency."""
     return cost(
         rate, counts.input, counts.cached, counts.output, counts.unknown_cached_input, unknown_cached=unknown_cached
@@ -156,14 +156,14 @@ def amount(counts: Counts, rate: Rate, unknown_cached: UnknownCached) -> int:
 def bill(tenant: str, month: str, usage: Iterable[Usage], schedule: Schedule, credits: Iterable[Credit] = ()) -> Bill:
     """The bill for what the tenant used in the month; `usage` may come in any order and in any parts."""
     sums: dict[tuple[str, str, str, int, int, int, UnknownCached], _Sum] = {}
-    without: dict[tuple[str, str, str], Counts] = {}
+    without: dict[tuple[str, str, str], BilledCounts] = {}
     external_ids: set[str] = set()
     for one in usage:
         if one.external_id is not None:
             external_ids.add(one.external_id)
         what = (one.model, one.adapter or "", one.plan or "")
         if (found := rated(one, schedule)) is None:
-            without[what] = without.get(what, Counts()) + one.counts
+            without[what] = without.get(what, BilledCounts()) + one.counts
             continue
         in_force, rate = found
         # By the figures and not by the list: a new list that leaves a price as it was makes no second line.
@@ -190,9 +190,9 @@ def bill(tenant: str, month: str, usage: Iterable[Usage], schedule: Schedule, cr
     )
 
 
-def _line(key: tuple[str, str, str, int, int, int, UnknownCached], total: _Sum, currency: str) -> Line:
+def _line(key: tuple[str, str, str, int, int, int, UnknownCached], total: _Sum, currency: str) -> RatedLine:
     exact = amount(total.counts, total.rate, key[6])
-    return Line(
+    return RatedLine(
         model=key[0],
         adapter=key[1] or None,
         plan=key[2] or None,

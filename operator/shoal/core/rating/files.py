@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from shoal.api.ledger import Prices
 from shoal.api.pricelist import PriceFile, PriceRow
-from shoal.core.rating.problems import Problem, Refused
+from shoal.core.rating.problems import PriceProblem, PricesRefused
 
 Path = tuple[str | int, ...]
 
@@ -41,23 +41,25 @@ class PriceList:
     def name(self) -> str:
         return self.prices.list
 
-    def problem(self, message: str, *path: str | int) -> Problem:
+    def problem(self, message: str, *path: str | int) -> PriceProblem:
         """About the field at `path`, or about the file where it has no such field."""
-        return Problem(self.file, _line(self.lines, path), message)
+        return PriceProblem(self.file, _line(self.lines, path), message)
 
 
 def parse(file: str, text: str) -> PriceList:
     """A price list from the text of a file; `file` names it in messages. Raises Refused."""
     content, lines = _plain(file, text)
     if not isinstance(content, dict):
-        raise Refused([Problem(file, 1, "a price list is a mapping with `currency`, `effectiveFrom` and `prices`")])
+        raise PricesRefused(
+            [PriceProblem(file, 1, "a price list is a mapping with `currency`, `effectiveFrom` and `prices`")]
+        )
     try:
         found = PriceFile.model_validate(content)
     except ValidationError as error:
         details = error.errors(include_url=False)[:_MOST_TOLD]
-        raise Refused(_told(file, lines, detail) for detail in details) from None
+        raise PricesRefused(_problem(file, lines, detail) for detail in details) from None
     if problems := list(_twice(file, lines, found.prices)):
-        raise Refused(problems)
+        raise PricesRefused(problems)
     ends = found.effective_until
     parsed = PriceList(
         file=file,
@@ -72,25 +74,25 @@ def parse(file: str, text: str) -> PriceList:
         lines=lines,
     )
     if parsed.ends is not None and parsed.ends <= parsed.starts:
-        raise Refused([parsed.problem("`effectiveUntil` is not after `effectiveFrom`", "effectiveUntil")])
+        raise PricesRefused([parsed.problem("`effectiveUntil` is not after `effectiveFrom`", "effectiveUntil")])
     return parsed
 
 
-def _twice(file: str, lines: dict[Path, int], rows: tuple[PriceRow, ...]) -> Iterator[Problem]:
+def _twice(file: str, lines: dict[Path, int], rows: tuple[PriceRow, ...]) -> Iterator[PriceProblem]:
     seen: dict[tuple[str | None, str, str | None], int] = {}
     for number, row in enumerate(rows):
         line = lines["prices", number]
         first = seen.setdefault((row.plan, row.model, row.adapter), line)
         if first != line:
-            yield Problem(file, line, f"a second price for the plan, model and adapter of line {first}")
+            yield PriceProblem(file, line, f"a second price for the plan, model and adapter of line {first}")
 
 
 def _plain(file: str, text: str) -> tuple[Any, dict[Path, int]]:
     """The content with every scalar as it is written, and the line of everything."""
     if len(text) > LARGEST_BYTES:
-        raise Refused([Problem(file, 1, f"larger than {LARGEST_BYTES} bytes")])
+        raise PricesRefused([PriceProblem(file, 1, f"larger than {LARGEST_BYTES} bytes")])
     lines: dict[Path, int] = {}
-    problems: list[Problem] = []
+    problems: list[PriceProblem] = []
     left = _MOST_NODES
 
     def value(node: yaml.Node, path: Path) -> Any:
@@ -105,9 +107,9 @@ def _plain(file: str, text: str) -> tuple[Any, dict[Path, int]]:
                 line = key.start_mark.line + 1
                 name = str(key.value)
                 if key.tag == _MERGE:
-                    problems.append(Problem(file, line, "merge keys (<<) are not understood here"))
+                    problems.append(PriceProblem(file, line, "merge keys (<<) are not understood here"))
                 elif name in found:
-                    problems.append(Problem(file, line, f"`{name}` stands here twice"))
+                    problems.append(PriceProblem(file, line, f"`{name}` stands here twice"))
                 else:
                     lines[*path, name] = line
                     found[name] = value(item, (*path, name))
@@ -122,17 +124,17 @@ def _plain(file: str, text: str) -> tuple[Any, dict[Path, int]]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = 1 if mark is None else mark.line + 1
-        raise Refused([Problem(file, line, f"not YAML: {error.problem or error.context}")]) from None
+        raise PricesRefused([PriceProblem(file, line, f"not YAML: {error.problem or error.context}")]) from None
     except yaml.YAMLError as error:
-        raise Refused([Problem(file, 1, f"not YAML: {str(error)[:200]}")]) from None
+        raise PricesRefused([PriceProblem(file, 1, f"not YAML: {str(error)[:200]}")]) from None
     except RecursionError:
-        raise Refused([Problem(file, 1, "not YAML that can be read: it goes too deep")]) from None
+        raise PricesRefused([PriceProblem(file, 1, "not YAML that can be read: it goes too deep")]) from None
     if problems:
-        raise Refused(problems[:_MOST_TOLD])
+        raise PricesRefused(problems[:_MOST_TOLD])
     return content, lines
 
 
-def _told(file: str, lines: dict[Path, int], detail: ErrorDetails) -> Problem:
+def _problem(file: str, lines: dict[Path, int], detail: ErrorDetails) -> PriceProblem:
     path = detail["loc"]
     field = str(path[-1])[:64] if path else ""
     name = ".".join(str(part)[:64] for part in path[:8] if isinstance(part, str))
@@ -154,7 +156,7 @@ def _told(file: str, lines: dict[Path, int], detail: ErrorDetails) -> Problem:
         message = f"`currency`: {said} is no code of ISO 4217, such as EUR"
     else:
         message = f"`{name}`: {detail['msg']}, not {said}"
-    return Problem(file, _line(lines, path), message)
+    return PriceProblem(file, _line(lines, path), message)
 
 
 def _fields(kind: type[BaseModel]) -> list[str]:

@@ -15,7 +15,7 @@ EVERY: Final = "*"
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
+class RateTable:
     """A price list, made ready for many questions."""
 
     currency: str
@@ -23,7 +23,7 @@ class Book:
     rates: dict[tuple[str | None, str, str | None], Rate]
 
     @classmethod
-    def of(cls, prices: Prices) -> "Book":
+    def of(cls, prices: Prices) -> "RateTable":
         return cls(
             prices.currency,
             prices.unknown_cached,
@@ -46,7 +46,7 @@ class Book:
 def find(prices: Prices, plan: str | None, model: str, adapter: str | None) -> Rate | None:
     """`Book.find`, for a single question."""
     rates = {(rate.plan, rate.model, rate.adapter): rate for rate in prices.rates}
-    return Book(prices.currency, prices.unknown_cached, rates).find(plan, model, adapter)
+    return RateTable(prices.currency, prices.unknown_cached, rates).find(plan, model, adapter)
 
 
 def cost(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Problem:
+class PriceProblem:
     """One mistake in one line of a file."""
 
     file: str
@@ -16,9 +16,9 @@ class Problem:
         return f"{self.file}:{self.line}: {self.message}"
 
 
-class Refused(Exception):
+class PricesRefused(Exception):
     """Price lists that cannot be used; the text has one line per mistake."""
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    def __init__(self, problems: Iterable[PriceProblem]) -> None:
         self.problems = tuple(sorted(problems))
         super().__init__("\n".join(map(str, self.problems)))

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from shoal.api.ledger import Prices
 from shoal.core.rating.files import PriceList
-from shoal.core.rating.price import Book
-from shoal.core.rating.problems import Problem, Refused
+from shoal.core.rating.price import RateTable
+from shoal.core.rating.problems import PriceProblem, PricesRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class InForce:
     ends: int | None
     """Exclusive; None: no end is known."""
     prices: Prices
-    book: Book
+    book: RateTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +50,26 @@ class Schedule:
 
 def always(parsed: PriceList) -> Schedule:
     """As if this list had always been in force: what another price list would have made of a month."""
-    return Schedule((InForce(-(2**62), None, parsed.prices, Book.of(parsed.prices)),))
+    return Schedule((InForce(-(2**62), None, parsed.prices, RateTable.of(parsed.prices)),))
 
 
 def schedule(parsed: Iterable[PriceList]) -> Schedule:
     """The lists in order. Raises Refused, with everything that is wrong between them."""
     ordered = sorted(parsed, key=lambda one: (one.starts, one.file))
     if problems := list(_between(ordered)):
-        raise Refused(problems)
+        raise PricesRefused(problems)
     ends = [one.starts for one in ordered[1:]]
     return Schedule(
         tuple(
-            InForce(one.starts, end, one.prices, Book.of(one.prices))
+            InForce(one.starts, end, one.prices, RateTable.of(one.prices))
             for one, end in zip(ordered, [*ends, ordered[-1].ends if ordered else None], strict=False)
         )
     )
 
 
-def dropped(lists: Iterable[PriceList]) -> list[Problem]:
+def dropped(lists: Iterable[PriceList]) -> list[PriceProblem]:
     """Prices that a list has and the next one no longer has. That may be meant, so it is a warning."""
-    found: list[Problem] = []
+    found: list[PriceProblem] = []
     ordered = sorted(lists, key=lambda one: one.starts)
     for earlier, later in pairwise(ordered):
         kept = {(rate.plan, rate.model, rate.adapter) for rate in later.prices.rates}
@@ -80,7 +80,7 @@ def dropped(lists: Iterable[PriceList]) -> list[Problem]:
     return found
 
 
-def _between(ordered: list[PriceList]) -> Iterator[Problem]:
+def _between(ordered: list[PriceList]) -> Iterator[PriceProblem]:
     names: dict[str, PriceList] = {}
     for one in ordered:
         if (first := names.setdefault(one.name, one)) is not one:

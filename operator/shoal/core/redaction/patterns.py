@@ -28,7 +28,7 @@ class Pattern(Protocol):
     def search(self, text: bytes, /) -> Match | None: ...
 
 
-class Invalid(ValueError):
+class PatternInvalid(ValueError):
     """A pattern is not in RE2's syntax, or too large for it; the text says why."""
 
 
@@ -47,7 +47,7 @@ def compiled(pattern: bytes) -> Pattern:
         return cast(Pattern, engine.compile(pattern, options))
     except engine.error as error:
         why = error.args[0] if error.args else b""
-        raise Invalid(why.decode(errors="replace") if isinstance(why, bytes) else str(why)) from None
+        raise PatternInvalid(why.decode(errors="replace") if isinstance(why, bytes) else str(why)) from None
 
 
 # --- secrets --------------------------------------------------------------------------------------------------------
@@ -165,12 +165,12 @@ def address(text: bytes) -> Iterator[Span]:
         # A colon that only stands before or behind it ("at:2001:db8::1", "::1:") is not part of it.
         for first, last in itertools.product((0, 1), (0, 1)):
             part = found[first : len(found) - last]
-            if part and _is_ipv6(part) and not _in_a_word(text, start + first, end - last, part):
+            if part and _is_ipv6(part) and not _inside_word(text, start + first, end - last, part):
                 yield start + first, end - last
                 break
 
 
-def _in_a_word(text: bytes, start: int, end: int, part: bytes) -> bool:
+def _inside_word(text: bytes, start: int, end: int, part: bytes) -> bool:
     """std::vector holds `d::`, which is an address."""
     around = text[start - 1 : start] + text[end : end + 1]
     return any(chr(byte).isalnum() for byte in around) and len(_GROUP_OF_HEX.findall(part)) < 3

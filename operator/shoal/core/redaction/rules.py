@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from shoal.api.tenant import Redaction, TenantLogging
-from shoal.core.redaction.patterns import BUILTIN, Finder, Invalid, Pattern, Span, compiled, tokens
+from shoal.core.redaction.patterns import BUILTIN, Finder, Pattern, PatternInvalid, Span, compiled, tokens
 
 SECRET: Final = "Secret"  # noqa: S105 - a rule's name
 MOST_MATCHES: Final = 2_000
@@ -23,7 +23,7 @@ _ESCAPED: Final = re.compile(rb"\\+(?:[abfnrtv\"'/]|[ux][0-9A-Fa-f]{2,4})|%[0-9A
 _LITERAL_RUN: Final = re.compile(r"[A-Za-z0-9+/_]{16,}")
 
 
-class Refused(Exception):
+class RedactionRuleRefused(Exception):
     """A rule that is not used. `message` names the rule, says why and what to do; it repeats neither the pattern nor a
     name that is a secret itself."""
 
@@ -34,7 +34,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RedactionRule:
     name: str
     find: Finder
 
@@ -43,7 +43,7 @@ class Rule:
 class Rules:
     """Compiled rules, the one for secrets first."""
 
-    rules: tuple[Rule, ...]
+    rules: tuple[RedactionRule, ...]
 
     def text(self, text: str, counts: Counter[str] | None = None, *, leave: int = 0) -> str:
         """The text with `[name]` instead of each match; `counts` gets how many were taken out, by rule. The last
@@ -100,11 +100,11 @@ def _merged(spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, i
 
 def compile_rules(redact: Sequence[Redaction]) -> Rules:
     """The rules of a tenant, and the one for secrets. Raises Refused for the first that may not be used."""
-    rules = [Rule(SECRET, BUILTIN[SECRET]), *map(_rule, redact)]
+    rules = [RedactionRule(SECRET, BUILTIN[SECRET]), *map(_rule, redact)]
     for number, rule in enumerate(rules):
         _check_name(rule, number)
     for rule in rules[::-1]:
-        _check_words(rule, rules)
+        _check_terms(rule, rules)
     return Rules(tuple(rules))
 
 
@@ -116,45 +116,45 @@ def refusals(logging: TenantLogging) -> tuple[str, ...]:
     for rule in logging.redact:
         try:
             compile_rules((rule,))
-        except Refused as refused:
+        except RedactionRuleRefused as refused:
             found.append(refused.message)
         else:
             usable.append(rule)
     if not found:
         try:
             compile_rules(usable)
-        except Refused as refused:
+        except RedactionRuleRefused as refused:
             found.append(refused.message)
     return tuple(found)
 
 
-def _rule(rule: Redaction) -> Rule:
+def _rule(rule: Redaction) -> RedactionRule:
     name = rule.name
     if rule.builtin is not None:
-        return Rule(name, BUILTIN[rule.builtin])
+        return RedactionRule(name, BUILTIN[rule.builtin])
     pattern = (rule.pattern or "").encode()
     if any(True for _ in tokens(pattern)) or _is_literal_secret(rule.pattern or ""):
-        raise Refused(
+        raise RedactionRuleRefused(
             name,
             f"redaction rule {name!r}: its pattern holds what looks like a secret itself, and a Tenant is readable to "
             "others: write the form of such secrets, as in acme-[a-z0-9]{20,}, and rotate this one",
         )
     try:
         regexp = compiled(pattern)
-    except Invalid as invalid:
+    except PatternInvalid as invalid:
         # RE2 quotes the part of the pattern that it does not take; only what it says before may be shown.
-        raise Refused(
+        raise RedactionRuleRefused(
             name,
             f"redaction rule {name!r}: its pattern is no RE2 expression ({str(invalid).partition(':')[0]}): "
             "see github.com/google/re2/wiki/Syntax; it has no look-around and no back-references",
         ) from None
     if any(start == end for sample in _SAMPLES for start, end in _spans(regexp, sample)):
-        raise Refused(
+        raise RedactionRuleRefused(
             name,
             f"redaction rule {name!r}: its pattern matches the empty string, so it takes nothing out there: let it "
             "match at least one character (+ instead of *)",
         )
-    return Rule(name, lambda text: _spans(regexp, text))
+    return RedactionRule(name, lambda text: _spans(regexp, text))
 
 
 def _spans(regexp: Pattern, text: bytes) -> Iterator[Span]:
@@ -169,23 +169,23 @@ def _is_literal_secret(pattern: str) -> bool:
     return False
 
 
-def _check_name(rule: Rule, number: int) -> None:
+def _check_name(rule: RedactionRule, number: int) -> None:
     """What stands for a match may not be one again: then it would keep what it is to take out."""
     placeholder = f"[{rule.name}]".encode()
     if _finds(rule, placeholder) or any(any(find(placeholder)) for find in BUILTIN.values()):
-        raise Refused(
+        raise RedactionRuleRefused(
             rule.name,
             f"redaction rule number {number}: what it takes out is replaced by the rule's name, and that name is "
             "itself something to take out, so it would be written all the same: choose another name",
         )
 
 
-def _check_words(rule: Rule, rules: Sequence[Rule]) -> None:
+def _check_terms(rule: RedactionRule, rules: Sequence[RedactionRule]) -> None:
     """The same of the other rules."""
     placeholder = f"[{rule.name}]".encode()
     for other in rules:
         if other is not rule and _finds(other, placeholder):
-            raise Refused(
+            raise RedactionRuleRefused(
                 other.name,
                 f"redaction rule {other.name!r}: its pattern also matches [{rule.name}], which stands for what rule "
                 f"{rule.name!r} took out: write a narrower pattern (to log no text at all, set logging.mode to "
@@ -193,5 +193,5 @@ def _check_words(rule: Rule, rules: Sequence[Rule]) -> None:
             )
 
 
-def _finds(rule: Rule, text: bytes) -> bool:
+def _finds(rule: RedactionRule, text: bytes) -> bool:
     return any(end > start for start, end in rule.find(text))

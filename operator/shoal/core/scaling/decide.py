@@ -8,7 +8,7 @@
 | backlog | what will still wait in one cold start, gone in one cold start more |
 | adapters | the distinct adapters in use, within 80 % of the replicas' slots |
 | held | from zero one, and enough for the tokens that wait at gateways |
-| asked | one, while the last request is younger than `idleSeconds` |
+| recentRequests | one, while the last request is younger than `idleSeconds` |
 | initial | one, while a Model is new: no replica of it was ever asked for |
 | minimum | `minReplicas` |
 
@@ -20,35 +20,35 @@ replica that was ever ready is heard, no rollout is under way, and fewer were en
 from dataclasses import replace
 
 from shoal.api import reasons
-from shoal.core.scaling.figures import figures
 from shoal.core.scaling.fleet import ASSUMED_COLD_START, fleet
 from shoal.core.scaling.learn import ARRIVALS_SECONDS, recall
+from shoal.core.scaling.load import fleet_load
+from shoal.core.scaling.messages import count, names, seconds
 from shoal.core.scaling.rules import RULES
-from shoal.core.scaling.types import Decision, Memory, Rule, Snapshot
-from shoal.core.scaling.view import Ask, View
+from shoal.core.scaling.types import ModelSnapshot, ScalingDecision, ScalingMemory, ScalingRule
+from shoal.core.scaling.view import RuleOutput, View
 from shoal.core.scaling.window import expires, highest, push
-from shoal.core.scaling.words import count, names, seconds
 
-_START_PATIENCE = 3.0
+_START_COLD_STARTS = 3.0
 """Cold starts that a replica is given to become ready before a Model that nobody asks for goes to zero anyway."""
 _DOWN_PACE = 15.0
 """Seconds between two steps down, so that they are few and each shows its effect."""
-_MOST_PATIENCE = 2.0
+_MAX_STABILIZATION_FACTOR = 2.0
 """Times `stabilization_seconds`."""
-_RETURN = 5.0
+_REGRET_FACTOR = 5.0
 """Times `stabilization_seconds` after a step down: more asked for within it means that the step was a mistake. The
 window then doubles, until more is asked for later than that. A load that comes back every few minutes is
 cheaper to wait for than to start for: the rule of ski rental."""
-_SOON = 0.05
+_MIN_RECHECK_SECONDS = 0.05
 """Seconds: no look comes sooner than this after the one before."""
 
 
-def decide(snapshot: Snapshot, memory: Memory | None, now: float) -> tuple[Decision, Memory]:
+def decide(snapshot: ModelSnapshot, memory: ScalingMemory | None, now: float) -> tuple[ScalingDecision, ScalingMemory]:
     """Replicas wanted at `now` (monotonic seconds), why, and what to remember until the next decision. Without a
     memory a new term begins: nothing goes down before its windows are over."""
-    said = figures(snapshot)
-    known = recall(snapshot, memory, said, now)
-    view = View(snapshot, said, fleet(snapshot, said, now), known, now)
+    load = fleet_load(snapshot)
+    known = recall(snapshot, memory, load, now)
+    view = View(snapshot, load, fleet(snapshot, load, now), known, now)
     asks = [rule(view) for rule in RULES]
     policy, before = snapshot.policy, snapshot.wanted
     idle_at = _idle_at(view)
@@ -57,9 +57,11 @@ def decide(snapshot: Snapshot, memory: Memory | None, now: float) -> tuple[Decis
     need = min(policy.maximum, max(a.up or 0 for a in asks if not (quiet and a.rule == "rate")))
     idle = now >= idle_at and need == 0
     keep = min(policy.maximum, max(need, 0 if idle else 1, *(before if a.keep is None else a.keep for a in asks)))
-    blocked = snapshot.rolling or bool(said.unheard)
-    known = replace(known, patience=_patience(known, need > before > 0, policy.stabilization_seconds, now))
-    span = known.patience * policy.stabilization_seconds
+    blocked = snapshot.rolling or bool(load.stale)
+    known = replace(
+        known, stabilization_factor=_stabilization_factor(known, need > before > 0, policy.stabilization_seconds, now)
+    )
+    span = known.stabilization_factor * policy.stabilization_seconds
     window = push(known.window, keep, now, span)
     known = replace(known, window=window, fresh_since=now if blocked else known.fresh_since)
     view = replace(view, memory=known)
@@ -67,25 +69,25 @@ def decide(snapshot: Snapshot, memory: Memory | None, now: float) -> tuple[Decis
     if need > before:
         decision = _up(view, asks, need)
     elif before == 0:
-        decision = _stay(view, asks, keep)
+        decision = _unchanged(view, asks, keep)
     elif low < before and blocked:
         decision = _blocked(view, low)
     elif low < before <= policy.maximum and not idle and now < _down_at(view):
-        decision = _stay(view, asks, keep)
+        decision = _unchanged(view, asks, keep)
     elif low < before:
         decision = _down(view, asks, low, idle)
     else:
-        decision = _stay(view, asks, keep)
-    look = _look_again(view, decision.wanted, keep, idle_at, blocked)
+        decision = _unchanged(view, asks, keep)
+    look = _recheck_seconds(view, decision.wanted, keep, idle_at, blocked)
     decision = replace(
         decision,
         rules=_rules(view, asks, decision, highest(window)),
-        look_again=look,
-        unheard=said.unheard,
-        doubts=said.doubts,
+        recheck_seconds=look,
+        stale=load.stale,
+        invalid=load.invalid,
     )
-    if said.doubts:
-        decision = replace(decision, message=f"{decision.message}; not believed: {names(said.doubts)}")
+    if load.invalid:
+        decision = replace(decision, message=f"{decision.message}; invalid: {names(load.invalid)}")
     lowered = None if decision.wanted > before else now if decision.wanted < before else known.lowered
     return decision, replace(known, due=None if look is None else now + look, lowered=lowered)
 
@@ -93,7 +95,7 @@ def decide(snapshot: Snapshot, memory: Memory | None, now: float) -> tuple[Decis
 # --- the four ends --------------------------------------------------------------------------------------------------
 
 
-def _up(view: View, asks: list[Ask], need: int) -> Decision:
+def _up(view: View, asks: list[RuleOutput], need: int) -> ScalingDecision:
     policy, before = view.snapshot.policy, view.snapshot.wanted
     wanted = min(need, before + max(policy.max_step, before))
     ask = _deciding(asks, view.snapshot)
@@ -103,50 +105,50 @@ def _up(view: View, asks: list[Ask], need: int) -> Decision:
     if wanted < need:
         parts.append(f"{count(wanted - before, 'replica')} at a time")
     reason = reasons.SCALING_UP
-    if before == 0 and ask.rule in ("held", "asked"):
+    if before == 0 and ask.rule in ("held", "recentRequests"):
         reason = reasons.WAKING
         if view.fleet.next_class is not None:
             parts.append(f"wakes class {view.fleet.next_class}")
-    if view.snapshot.variants and view.fleet.room == 0 and wanted > view.placed:
+    if view.snapshot.variants and view.fleet.headroom == 0 and wanted > view.placed:
         reason = reasons.NO_CAPACITY
-        parts.insert(0, _no_room(view))
-    return Decision(wanted, before, reason, "; ".join(parts), alternative=ask.fewer)
+        parts.insert(0, _no_capacity(view))
+    return ScalingDecision(wanted, before, reason, "; ".join(parts), alternative=ask.fewer)
 
 
-def _down(view: View, asks: list[Ask], low: int, idle: bool) -> Decision:
+def _down(view: View, asks: list[RuleOutput], low: int, idle: bool) -> ScalingDecision:
     policy, before = view.snapshot.policy, view.snapshot.wanted
     if low == 0 and idle:
         wakes = view.fleet.next_class or (view.snapshot.variants[0].gpu_class if view.snapshot.variants else None)
         then = f"the next one wakes class {wakes}" if wakes else "the next one wakes it"
         message = f"no request for {seconds(policy.idle_seconds)}; {then}"
-        return Decision(0, before, reasons.SCALED_TO_ZERO, message)
+        return ScalingDecision(0, before, reasons.SCALED_TO_ZERO, message)
     if before > policy.maximum:
         message = f"maxReplicas is {policy.maximum}"
     else:
         enough = f"{count(low, 'replica')} {'is' if low == 1 else 'are'} enough"
         message = f"{enough} since {seconds(view.span)}"
     keeps = max(asks, key=lambda a: a.keep or 0)
-    return Decision(low, before, reasons.SCALING_DOWN, message, alternative=f"no fewer: {keeps.sentence}")
+    return ScalingDecision(low, before, reasons.SCALING_DOWN, message, alternative=f"no fewer: {keeps.sentence}")
 
 
-def _blocked(view: View, low: int) -> Decision:
+def _blocked(view: View, low: int) -> ScalingDecision:
     before = view.snapshot.wanted
-    unheard = view.said.unheard
-    if unheard:
-        message = f"{names(unheard)} not heard: nothing goes down"
-        return Decision(before, before, reasons.SIGNALS_UNKNOWN, message, alternative=f"else {low} would do")
-    message = "a rollout is under way: nothing goes down"
-    return Decision(before, before, reasons.REPLICAS_READY, message, alternative=f"else {low} would do")
+    stale = view.load.stale
+    if stale:
+        message = f"no live signals from {names(stale)}: nothing scales down"
+        return ScalingDecision(before, before, reasons.SIGNALS_UNKNOWN, message, alternative=f"else {low} would do")
+    message = "a rollout is under way: nothing scales down"
+    return ScalingDecision(before, before, reasons.REPLICAS_READY, message, alternative=f"else {low} would do")
 
 
-def _stay(view: View, asks: list[Ask], keep: int) -> Decision:
+def _unchanged(view: View, asks: list[RuleOutput], keep: int) -> ScalingDecision:
     before = view.snapshot.wanted
     if before == 0:
         wakes = view.fleet.next_class
-        then = f"the next one wakes class {wakes}" if wakes else _no_room(view)
-        return Decision(0, 0, reasons.SCALED_TO_ZERO, f"no request; {then}")
-    if view.snapshot.variants and view.fleet.room == 0 and view.placed < before:
-        return Decision(before, before, reasons.NO_CAPACITY, _no_room(view))
+        then = f"the next one wakes class {wakes}" if wakes else _no_capacity(view)
+        return ScalingDecision(0, 0, reasons.SCALED_TO_ZERO, f"no request; {then}")
+    if view.snapshot.variants and view.fleet.headroom == 0 and view.placed < before:
+        return ScalingDecision(before, before, reasons.NO_CAPACITY, _no_capacity(view))
     alternative = ""
     if keep < before:
         left = _down_at(view) - view.now
@@ -154,7 +156,7 @@ def _stay(view: View, asks: list[Ask], keep: int) -> Decision:
     elif keep == before:
         alternative = _deciding(asks, view.snapshot).fewer
     enough = f"{count(before, 'replica')} {'is' if before == 1 else 'are'} enough"
-    return Decision(before, before, reasons.REPLICAS_READY, enough, alternative=alternative)
+    return ScalingDecision(before, before, reasons.REPLICAS_READY, enough, alternative=alternative)
 
 
 # --- parts ----------------------------------------------------------------------------------------------------------
@@ -167,17 +169,21 @@ def _down_at(view: View) -> float:
     return enough if known.lowered is None else max(enough, known.lowered + _DOWN_PACE)
 
 
-def _patience(known: Memory, more: bool, stabilization: float, now: float) -> float:
+def _stabilization_factor(known: ScalingMemory, more: bool, stabilization: float, now: float) -> float:
     if known.lowered is None:
-        return known.patience
+        return known.stabilization_factor
     if more:
-        return min(_MOST_PATIENCE, 2 * known.patience) if now - known.lowered < _RETURN * stabilization else 1.0
-    return known.patience
+        return (
+            min(_MAX_STABILIZATION_FACTOR, 2 * known.stabilization_factor)
+            if now - known.lowered < _REGRET_FACTOR * stabilization
+            else 1.0
+        )
+    return known.stabilization_factor
 
 
 def _quiet_at(view: View) -> float:
     """When nobody has asked for an idle window, if nobody does until then."""
-    known, asked = view.memory, view.snapshot.asked
+    known, asked = view.memory, view.snapshot.last_wake
     quiet = max(known.quiet_since, known.began, view.snapshot.term_began)
     if asked is not None and asked <= view.now:
         quiet = max(quiet, asked)
@@ -189,36 +195,40 @@ def _idle_at(view: View) -> float:
     known, at = view.memory, _quiet_at(view)
     if not known.served and view.placed:
         cold = max((v.cold_start_seconds or ASSUMED_COLD_START for v in view.snapshot.variants), default=0.0)
-        at = max(at, known.woken + _START_PATIENCE * cold)
+        at = max(at, known.woken + _START_COLD_STARTS * cold)
     return at
 
 
-def _deciding(asks: list[Ask], snapshot: Snapshot) -> Ask:
+def _deciding(asks: list[RuleOutput], snapshot: ModelSnapshot) -> RuleOutput:
     """The rule that asks for most; of equals the one that tells most."""
-    order = ("held", "asked", "queue", "kvCache", "rate", "backlog") if snapshot.wanted == 0 else ("queue", "kvCache")
+    order = (
+        ("held", "recentRequests", "queue", "kvCache", "rate", "backlog")
+        if snapshot.wanted == 0
+        else ("queue", "kvCache")
+    )
     return max(asks, key=lambda a: (a.up or 0, -order.index(a.rule) if a.rule in order else -len(order)))
 
 
-def _no_room(view: View) -> str:
+def _no_capacity(view: View) -> str:
     classes = tuple(v.gpu_class for v in view.snapshot.variants)
     if not classes:
         return "no class fits"
     return f"class {classes[0]} has 0 free" if len(classes) == 1 else f"classes {names(classes)} have 0 free"
 
 
-def _rules(view: View, asks: list[Ask], decision: Decision, low: int) -> tuple[Rule, ...]:
+def _rules(view: View, asks: list[RuleOutput], decision: ScalingDecision, low: int) -> tuple[ScalingRule, ...]:
     policy = view.snapshot.policy
-    rules = [Rule(a.rule, a.up, a.inputs, a.sentence) for a in asks]
+    rules = [ScalingRule(a.rule, a.up, a.inputs, a.sentence) for a in asks]
     rules.sort(key=lambda r: -1 if r.replicas is None else r.replicas, reverse=True)
     if decision.wanted >= decision.before:
         first = _deciding(asks, view.snapshot).rule
         rules.sort(key=lambda r: r.name != first)
     sentence = f"so many were enough over the last {seconds(view.span)}"
-    stable = Rule("stabilization", low, {"stabilizationSeconds": policy.stabilization_seconds}, sentence)
+    stable = ScalingRule("stabilization", low, {"stabilizationSeconds": policy.stabilization_seconds}, sentence)
     return (*rules, stable) if decision.wanted >= decision.before else (stable, *rules)
 
 
-def _look_again(view: View, wanted: int, keep: int, idle_at: float, blocked: bool) -> float | None:
+def _recheck_seconds(view: View, wanted: int, keep: int, idle_at: float, blocked: bool) -> float | None:
     """When a window ends, or what fades has faded somewhat. While nothing changes in an idle Model, once."""
     policy, now = view.snapshot.policy, view.now
     if wanted == 0:
@@ -231,4 +241,4 @@ def _look_again(view: View, wanted: int, keep: int, idle_at: float, blocked: boo
         times.append(left if left > 0 else _DOWN_PACE)
     if wanted > max(1, policy.minimum):
         times.append(ARRIVALS_SECONDS / 2)
-    return max(_SOON, min(times)) if times else None
+    return max(_MIN_RECHECK_SECONDS, min(times)) if times else None

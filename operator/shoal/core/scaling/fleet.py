@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, repeat
 
-from shoal.core.scaling.figures import Figures, live
-from shoal.core.scaling.types import Replica, Snapshot, Variant
+from shoal.core.scaling.load import FleetLoad, live
+from shoal.core.scaling.types import ModelSnapshot, Replica, ScalingVariant
 
 ASSUMED_COLD_START = 120.0
 """Seconds, until one was measured: weights on the node's disk, graphs captured anew."""
@@ -24,16 +24,16 @@ class Slot:
     kv_tokens: int | None
     serves: bool = True
     """False: it should have been ready long ago, and others are."""
-    heard: bool = True
+    load_known: bool = True
     """False: it is ready, and what it is loaded with is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class FleetCapacity:
     """In `placed` the last ones go first: those never ready, then those of the dearest class."""
 
     placed: tuple[Slot, ...]
-    variants: tuple[Variant, ...]
+    variants: tuple[ScalingVariant, ...]
     limit: int
     """Replicas at most."""
     cold_start: float
@@ -52,25 +52,25 @@ class Fleet:
     @property
     def next_class(self) -> str | None:
         """The class of the next replica; None: no class has room."""
-        return next((v.gpu_class for v, count in _rooms(self.variants, self.limit) if count > 0), None)
+        return next((v.gpu_class for v, count in _headrooms(self.variants, self.limit) if count > 0), None)
 
     @property
-    def room(self) -> int | None:
+    def headroom(self) -> int | None:
         """Replicas that could be added now; None: not known."""
-        if any(v.room is None for v in self.variants):
+        if any(v.headroom is None for v in self.variants):
             return None
-        return sum(count for _, count in _rooms(self.variants, self.limit))
+        return sum(count for _, count in _headrooms(self.variants, self.limit))
 
     def slots(self) -> Iterator[Slot]:
         """Those placed, then those that could be added; where there is no room, as if the first class had some: what
         is needed is said also when it cannot be had."""
         yield from self.placed
-        for variant, count in _rooms(self.variants, self.limit):
+        for variant, count in _headrooms(self.variants, self.limit):
             yield from repeat(self._added(variant), count)
         if self.variants:
             yield from repeat(self._added(self.variants[0]))
 
-    def _added(self, variant: Variant) -> Slot:
+    def _added(self, variant: ScalingVariant) -> Slot:
         return Slot(
             variant.gpu_class, variant.cold_start_seconds or ASSUMED_COLD_START, self.kv_tokens.get(variant.gpu_class)
         )
@@ -89,17 +89,17 @@ class Fleet:
         return max(count, 1)
 
 
-def fleet(snapshot: Snapshot, said: Figures, now: float) -> Fleet:
+def fleet(snapshot: ModelSnapshot, load: FleetLoad, now: float) -> FleetCapacity:
     """From pods, and from what Deployments ask for beyond them."""
     order = {v.gpu_class: i for i, v in enumerate(snapshot.variants)}
     kv_tokens = {v.gpu_class: v.kv_tokens for v in snapshot.variants if v.kv_tokens}
-    kv_tokens |= said.kv_tokens
+    kv_tokens |= load.kv_tokens
     if kv_tokens:
         middle = sum(kv_tokens.values()) // len(kv_tokens)
         kv_tokens |= {name: middle for name in order if name not in kv_tokens}
     cold = {v.gpu_class: v.cold_start_seconds or ASSUMED_COLD_START for v in snapshot.variants}
     here = [r for r in snapshot.replicas if live(r)]
-    dark = {r.uid for r in said.dark}
+    dark = {r.uid for r in load.load_unknown}
     serving = any(r.ready for r in here)
     ranked: list[tuple[tuple[bool, int, float], Slot]] = []
     for replica in here:
@@ -110,7 +110,7 @@ def fleet(snapshot: Snapshot, said: Figures, now: float) -> Fleet:
             _ready_in(replica, start, now),
             kv_tokens.get(replica.gpu_class),
             serves=not hopeless,
-            heard=replica.uid not in dark,
+            load_known=replica.uid not in dark,
         )
         rank = (not (replica.ready or replica.was_ready), order.get(replica.gpu_class, len(order)), slot.ready_in)
         ranked.append((rank, slot))
@@ -120,8 +120,8 @@ def fleet(snapshot: Snapshot, said: Figures, now: float) -> Fleet:
         slot = Slot(variant.gpu_class, start, kv_tokens.get(variant.gpu_class))
         ranked += [((True, order[variant.gpu_class], start), slot)] * max(0, missing)
     ranked.sort(key=lambda pair: pair[0])
-    filled = next((v for v in snapshot.variants if v.room is None or v.room > 0), None)
-    return Fleet(
+    filled = next((v for v in snapshot.variants if v.headroom is None or v.headroom > 0), None)
+    return FleetCapacity(
         placed=tuple(slot for _, slot in ranked),
         variants=snapshot.variants,
         limit=snapshot.policy.maximum,
@@ -140,9 +140,9 @@ def _ready_in(replica: Replica, cold_start: float, now: float) -> float:
     return left if 0 < left <= cold_start else cold_start / 4 if left <= 0 else cold_start
 
 
-def _rooms(variants: Sequence[Variant], limit: int) -> Iterator[tuple[Variant, int]]:
+def _headrooms(variants: Sequence[ScalingVariant], limit: int) -> Iterator[tuple[ScalingVariant, int]]:
     for variant in variants:
-        room = limit if variant.room is None else max(0, variant.room)
+        room = limit if variant.headroom is None else max(0, variant.headroom)
         if variant.maximum is not None:
             room = min(room, max(0, variant.maximum - variant.replicas))
         yield variant, min(room, limit)

@@ -5,8 +5,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from shoal.core.scaling.figures import Figures, live
-from shoal.core.scaling.types import Load, Memory, Meter, Snapshot, Speed, VoiceMark
+from shoal.core.scaling.load import FleetLoad, live
+from shoal.core.scaling.types import Load, ModelSnapshot, ScalingMemory, SourceMark, Speed, WorkMeter
 
 GENERATED_WEIGHT = 4.0
 """Work is counted in prompt tokens; a generated one costs as much as this many of them. On the measured kernel tables
@@ -41,9 +41,9 @@ def work(load: Load | None) -> float | None:
     return load.prompt_tokens_total + GENERATED_WEIGHT * load.generation_tokens_total
 
 
-def begin(snapshot: Snapshot, said: Figures, now: float) -> Memory:
+def begin(snapshot: ModelSnapshot, load: FleetLoad, now: float) -> ScalingMemory:
     """The memory of a new term: windows start at what is wanted now, so that nothing goes down early."""
-    return Memory(
+    return ScalingMemory(
         began=now,
         now=now,
         due=None,
@@ -53,20 +53,20 @@ def begin(snapshot: Snapshot, said: Figures, now: float) -> Memory:
         served=_serves(snapshot),
         settled=now,
         fresh_since=now,
-        voices=_marks(snapshot, {}),
+        source_marks=_marks(snapshot, {}),
         meters=_meters(snapshot, {}, {}, now)[0],
-        progress=_progress(snapshot, said),
+        progress=_progress(snapshot, load),
     )
 
 
-def recall(snapshot: Snapshot, memory: Memory | None, said: Figures, now: float) -> Memory:
+def recall(snapshot: ModelSnapshot, memory: ScalingMemory | None, load: FleetLoad, now: float) -> ScalingMemory:
     """What is known at `now`. A memory of another term, or one that a leap of the clock made doubtful, starts its
     windows anew; what was learned of requests and replicas stays."""
     if memory is None or memory.began < snapshot.term_began:
-        learned = begin(snapshot, said, now)
+        learned = begin(snapshot, load, now)
         return learned if memory is None else replace(learned, speeds=memory.speeds)
     if now < memory.now or (memory.due is not None and now > memory.due + LATE_SECONDS):
-        anew = begin(snapshot, said, now)
+        anew = begin(snapshot, load, now)
         return replace(
             anew,
             began=min(memory.began, now),
@@ -75,24 +75,24 @@ def recall(snapshot: Snapshot, memory: Memory | None, said: Figures, now: float)
             arrival_rate_now=memory.arrival_rate_now,
             done=memory.done,
             worked=memory.worked,
-            asked=now if _arrived(snapshot, memory) else None,
+            last_request=now if _arrived(snapshot, memory) else None,
         )
-    return _later(snapshot, memory, said, now)
+    return _advance(snapshot, memory, load, now)
 
 
-def _later(snapshot: Snapshot, memory: Memory, said: Figures, now: float) -> Memory:
+def _advance(snapshot: ModelSnapshot, memory: ScalingMemory, load: FleetLoad, now: float) -> ScalingMemory:
     elapsed = now - memory.now
     asked = _arrived(snapshot, memory) > 0
-    disturbed = asked or _busy(said) or _uncertain(snapshot, memory)
+    disturbed = asked or _busy(load) or _uncertain(snapshot, memory)
     serves = _serves(snapshot)
     first = serves and not memory.served and snapshot.wanted > 0
     meters, speeds = _meters(snapshot, memory.meters, memory.speeds, now)
-    progress = _progress(snapshot, said)
+    progress = _progress(snapshot, load)
     done, worked = memory.done, memory.worked
     if elapsed > 0:
         fade = math.exp(-elapsed / _MEMORY_SECONDS)
         done, worked = done * fade, worked * fade
-    if progress is not None and memory.progress is not None and _same_voices(snapshot, memory):
+    if progress is not None and memory.progress is not None and _same_sources(snapshot, memory):
         done = max(0.0, done + progress - memory.progress)
         worked += sum(
             max(0.0, meters[uid].work - old.work)
@@ -106,13 +106,13 @@ def _later(snapshot: Snapshot, memory: Memory, said: Figures, now: float) -> Mem
         woken=now if snapshot.wanted == 0 else memory.woken,
         served=snapshot.wanted > 0 and (memory.served or serves),
         settled=now + SETTLE_SECONDS if first else memory.settled,
-        asked=now if asked else memory.asked,
-        voices=_marks(snapshot, memory.voices),
+        last_request=now if asked else memory.last_request,
+        source_marks=_marks(snapshot, memory.source_marks),
         meters=meters,
         speeds=speeds,
         arrival_rate=_rate(snapshot, memory, memory.arrival_rate, ARRIVALS_SECONDS, now),
         arrival_rate_now=_rate(snapshot, memory, memory.arrival_rate_now, ARRIVALS_NOW_SECONDS, now),
-        queue_since=_queue_since(snapshot, memory, said, now),
+        queue_since=_queue_since(snapshot, memory, load, now),
         progress=progress,
         done=done,
         worked=worked,
@@ -122,15 +122,15 @@ def _later(snapshot: Snapshot, memory: Memory, said: Figures, now: float) -> Mem
 # --- requests -------------------------------------------------------------------------------------------------------
 
 
-def _busy(said: Figures) -> bool:
-    return said.in_flight > 0 or said.held > 0 or said.running > 0 or said.waiting > 0
+def _busy(load: FleetLoad) -> bool:
+    return load.in_flight > 0 or load.held > 0 or load.running > 0 or load.waiting > 0
 
 
-def _arrived(snapshot: Snapshot, memory: Memory) -> int:
+def _arrived(snapshot: ModelSnapshot, memory: ScalingMemory) -> int:
     """Requests since each known gateway was last heard. A smaller count is a restart's, whatever its boot id says."""
     count = 0
-    for voice in snapshot.voices or ():
-        mark = memory.voices.get(voice.name)
+    for voice in snapshot.sources or ():
+        mark = memory.source_marks.get(voice.name)
         if voice.demand is None or mark is None:
             continue
         restarted = voice.boot != mark.boot or voice.demand.arrivals < mark.arrivals
@@ -138,50 +138,52 @@ def _arrived(snapshot: Snapshot, memory: Memory) -> int:
     return count
 
 
-def _uncertain(snapshot: Snapshot, memory: Memory) -> bool:
+def _uncertain(snapshot: ModelSnapshot, memory: ScalingMemory) -> bool:
     """Whether requests may have come or run that nobody told of: a gateway that went while it was not heard, one that
     is new and has had some, one that was busy when last heard and was silent since."""
-    names = {v.name for v in snapshot.voices or ()}
-    if snapshot.voices is not None and any(not m.heard for name, m in memory.voices.items() if name not in names):
+    names = {v.name for v in snapshot.sources or ()}
+    if snapshot.sources is not None and any(not m.live for name, m in memory.source_marks.items() if name not in names):
         return True
-    for voice in snapshot.voices or ():
-        mark = memory.voices.get(voice.name)
+    for voice in snapshot.sources or ():
+        mark = memory.source_marks.get(voice.name)
         if voice.demand is None:
             continue
         if mark is None:
             if voice.demand.arrivals > 0:
                 return True
-        elif mark.busy and not mark.heard:
+        elif mark.busy and not mark.live:
             return True
     return False
 
 
-def _marks(snapshot: Snapshot, former: Mapping[str, VoiceMark]) -> dict[str, VoiceMark]:
-    if snapshot.voices is None:
-        return {name: replace(mark, heard=False) for name, mark in former.items()}
-    marks: dict[str, VoiceMark] = {}
-    for voice in snapshot.voices:
+def _marks(snapshot: ModelSnapshot, former: Mapping[str, SourceMark]) -> dict[str, SourceMark]:
+    if snapshot.sources is None:
+        return {name: replace(mark, live=False) for name, mark in former.items()}
+    marks: dict[str, SourceMark] = {}
+    for voice in snapshot.sources:
         said, mark = voice.demand, former.get(voice.name)
         if said is not None:
-            marks[voice.name] = VoiceMark(voice.boot, said.arrivals, said.in_flight > 0 or said.held > 0, heard=True)
+            marks[voice.name] = SourceMark(voice.boot, said.arrivals, said.in_flight > 0 or said.held > 0, live=True)
         elif mark is not None:
-            marks[voice.name] = replace(mark, heard=False)
+            marks[voice.name] = replace(mark, live=False)
         else:
             # Never heard in this term: whatever it has had is news once it is.
-            marks[voice.name] = VoiceMark(None, 0, busy=True, heard=False)
+            marks[voice.name] = SourceMark(None, 0, busy=True, live=False)
     return marks
 
 
-def _same_voices(snapshot: Snapshot, memory: Memory) -> bool:
-    voices = snapshot.voices or ()
-    return len(voices) == len(memory.voices) and all(
-        (mark := memory.voices.get(v.name)) is not None and mark.heard and mark.boot == v.boot for v in voices
+def _same_sources(snapshot: ModelSnapshot, memory: ScalingMemory) -> bool:
+    voices = snapshot.sources or ()
+    return len(voices) == len(memory.source_marks) and all(
+        (mark := memory.source_marks.get(v.name)) is not None and mark.live and mark.boot == v.boot for v in voices
     )
 
 
-def _rate(snapshot: Snapshot, memory: Memory, before: float | None, seconds: float, now: float) -> float | None:
+def _rate(
+    snapshot: ModelSnapshot, memory: ScalingMemory, before: float | None, seconds: float, now: float
+) -> float | None:
     """Exponentially smoothed; None while no gateway has been heard."""
-    known = [v for v in snapshot.voices or () if v.demand is not None]
+    known = [v for v in snapshot.sources or () if v.demand is not None]
     if not known:
         return before
     # Two looks at the same instant: what came in between is counted as if a moment had passed.
@@ -190,38 +192,38 @@ def _rate(snapshot: Snapshot, memory: Memory, before: float | None, seconds: flo
     came = sum(
         max(0, v.demand.arrivals - mark.arrivals)
         for v in known
-        if v.demand is not None and (mark := memory.voices.get(v.name)) is not None and mark.boot == v.boot
+        if v.demand is not None and (mark := memory.source_marks.get(v.name)) is not None and mark.boot == v.boot
     )
     return (before or 0.0) * keep + came / elapsed * (1 - keep)
 
 
-def _queue_since(snapshot: Snapshot, memory: Memory, said: Figures, now: float) -> float | None:
+def _queue_since(snapshot: ModelSnapshot, memory: ScalingMemory, load: FleetLoad, now: float) -> float | None:
     ready = sum(1 for r in snapshot.replicas if r.ready and live(r))
-    if said.waiting <= snapshot.policy.queued_per_replica * max(1, ready):
+    if load.waiting <= snapshot.policy.queued_per_replica * max(1, ready):
         return None
     return now if memory.queue_since is None else memory.queue_since
 
 
-def _progress(snapshot: Snapshot, said: Figures) -> float | None:
+def _progress(snapshot: ModelSnapshot, load: FleetLoad) -> float | None:
     """Requests done so far: those in work count half, those that wait in an engine not at all."""
-    if snapshot.voices is None or said.unheard:
+    if snapshot.sources is None or load.stale:
         return None
-    arrivals = sum(v.demand.arrivals for v in snapshot.voices if v.demand is not None)
-    return arrivals - said.held - (said.in_flight + said.waiting) / 2
+    arrivals = sum(v.demand.arrivals for v in snapshot.sources if v.demand is not None)
+    return arrivals - load.held - (load.in_flight + load.waiting) / 2
 
 
 # --- replicas -------------------------------------------------------------------------------------------------------
 
 
-def _serves(snapshot: Snapshot) -> bool:
+def _serves(snapshot: ModelSnapshot) -> bool:
     return any(r.ready and live(r) for r in snapshot.replicas)
 
 
 def _meters(
-    snapshot: Snapshot, former: Mapping[str, Meter], speeds: Mapping[str, Speed], now: float
-) -> tuple[dict[str, Meter], dict[str, Speed]]:
+    snapshot: ModelSnapshot, former: Mapping[str, WorkMeter], speeds: Mapping[str, Speed], now: float
+) -> tuple[dict[str, WorkMeter], dict[str, Speed]]:
     """Meters as they stand, and speeds with what those that ran long enough have shown."""
-    meters: dict[str, Meter] = {}
+    meters: dict[str, WorkMeter] = {}
     found = dict(speeds)
     for replica in snapshot.replicas:
         done = work(replica.load)
@@ -231,22 +233,24 @@ def _meters(
         meter = former.get(replica.uid)
         went_on = meter is not None and meter.engine_boot == boot and done >= meter.work and now >= meter.marked
         if meter is None or not went_on or not _alike(meter, queued, now):
-            meters[replica.uid] = Meter(boot, done, now, done, queued)
+            meters[replica.uid] = WorkMeter(boot, done, now, done, queued)
         elif now - meter.marked >= _METER_SECONDS:
             rate = (done - meter.work_then) / (now - meter.marked)
-            found[replica.gpu_class] = _shown(found.get(replica.gpu_class, Speed()), rate, queued, now - meter.marked)
-            meters[replica.uid] = Meter(boot, done, now, done, queued)
+            found[replica.gpu_class] = _with_rate(
+                found.get(replica.gpu_class, Speed()), rate, queued, now - meter.marked
+            )
+            meters[replica.uid] = WorkMeter(boot, done, now, done, queued)
         else:
             meters[replica.uid] = replace(meter, work=done)
     return meters, found
 
 
-def _alike(meter: Meter, queued: bool, now: float) -> bool:
+def _alike(meter: WorkMeter, queued: bool, now: float) -> bool:
     """Whether the time since the mark is of one kind: a queue all the while, or none."""
     return meter.queued == queued and not (queued and now - meter.marked > _TOO_LONG * _METER_SECONDS)
 
 
-def _shown(speed: Speed, rate: float, queued: bool, seconds: float) -> Speed:
+def _with_rate(speed: Speed, rate: float, queued: bool, seconds: float) -> Speed:
     if not queued:
         proven = max(rate, speed.proven * math.exp(-seconds / _FADE_SECONDS))
         # More than the limit that was learned, and nobody waits: the limit is higher.

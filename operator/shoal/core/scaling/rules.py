@@ -2,8 +2,8 @@
 
 import math
 
-from shoal.core.scaling.view import Ask, View
-from shoal.core.scaling.words import count, percent, seconds
+from shoal.core.scaling.messages import count, percent, seconds
+from shoal.core.scaling.view import RuleOutput, View
 
 HYSTERESIS = 0.9
 """Replicas go only where those that stay would be below this share of the target."""
@@ -14,29 +14,29 @@ _SLOTS = 0.8
 than slots, requests wait for one another's adapters instead of for the GPU."""
 
 
-def kv_cache(view: View) -> Ask:
+def kv_cache(view: View) -> RuleOutput:
     """KV tokens in use, and the prompts that wait for room, against their share of what replicas hold."""
-    said, policy = view.said, view.snapshot.policy
+    said, policy = view.load, view.snapshot.policy
     demand = float(said.used + said.waiting_tokens)
     inputs = {
         "kvTokensUsed": said.used,
         "waitingTokens": said.waiting_tokens,
         "targetPercent": policy.kv_percent,
-        "replicasUnknown": len(said.dark),
+        "replicasUnknown": len(said.load_unknown),
     }
     if not view.fleet.kv_tokens:
-        return Ask("kvCache", None, None, inputs, "what a replica's KV cache holds is not known")
+        return RuleOutput("kvCache", None, None, inputs, "what a replica's KV cache holds is not known")
     # A replica that is not heard is loaded to its target: it takes nothing off the others and asks for nothing.
     # One that stands beyond what is wanted, in order to replace another, counts for nothing: the last ones, since
     # supply is counted from the first. Were it otherwise, a move between classes of different size asked for more.
-    heard = max(0, view.fleet.ready - len(said.dark))
-    loaded = [s.kv_tokens or 0 for s in view.fleet.placed if not s.heard]
+    heard = max(0, view.fleet.ready - len(said.load_unknown))
+    loaded = [s.kv_tokens or 0 for s in view.fleet.placed if not s.load_known]
     demand += sum(loaded[: max(0, view.snapshot.wanted - heard)]) * policy.kv_percent / 100
     held = sum(s.kv_tokens or 0 for s in view.fleet.placed if s.ready_in == 0)
     up = view.fleet.needed(demand, view.tokens)
     keep = view.fleet.needed(demand / HYSTERESIS, view.tokens)
     use = f"KV use {percent(demand, held)} on {count(view.fleet.ready, 'replica')}" if held else "no replica is ready"
-    return Ask(
+    return RuleOutput(
         "kvCache",
         up,
         max(up, keep),
@@ -53,9 +53,9 @@ def _kv_with(view: View, demand: float, replicas: int) -> str:
     return f"{count(replicas, 'replica')} would hold KV use at {percent(demand, total)}"
 
 
-def queue(view: View) -> Ask:
+def queue(view: View) -> RuleOutput:
     """Requests that wait in engines, against their target per replica; no more than surely clear them."""
-    waiting, target = view.said.waiting, view.snapshot.policy.queued_per_replica
+    waiting, target = view.load.waiting, view.snapshot.policy.queued_per_replica
     up = min(view.fleet.limit, math.ceil(waiting / target))
     keep = min(view.fleet.limit, math.ceil(waiting / (HYSTERESIS * target)))
     sentence = f"{waiting} queued on {count(view.fleet.ready, 'replica')}, target {target}"
@@ -67,7 +67,7 @@ def queue(view: View) -> Ask:
         fewer = f"{up} for the target at once would come when the queue is gone"
         up = enough
     inputs = {"waiting": waiting, "queuedRequestsPerReplica": target, "replicasReady": view.fleet.ready}
-    return Ask("queue", up, max(up, keep), inputs, sentence, fewer)
+    return RuleOutput("queue", up, max(up, keep), inputs, sentence, fewer)
 
 
 def _clearing(view: View) -> int | None:
@@ -82,7 +82,7 @@ def _clearing(view: View) -> int | None:
     return None if enough is None else max(view.placed, enough)
 
 
-def rate(view: View) -> Ask:
+def rate(view: View) -> RuleOutput:
     """The work that requests bring, against the learned rate of a replica."""
     arriving, share = view.arriving, view.snapshot.policy.rate_percent / 100
     inputs = {
@@ -92,7 +92,7 @@ def rate(view: View) -> Ask:
         "targetPercent": view.snapshot.policy.rate_percent,
     }
     if arriving is None or view.any_speed is None:
-        return Ask(
+        return RuleOutput(
             "rate", None, _proven(view), inputs, "what a replica can do is not known before requests have waited"
         )
     up = view.fleet.needed(arriving / share, view.speed)
@@ -104,7 +104,7 @@ def rate(view: View) -> Ask:
     if less:
         fewer = f"{count(up - 1, 'replica')} would be at {percent(arriving, less)} of what they can do"
     sentence = f"{view.memory.arrival_rate or 0:.2g} requests/s are {use}, target {view.snapshot.policy.rate_percent} %"
-    return Ask("rate", up, max(up, keep), inputs, sentence, fewer)
+    return RuleOutput("rate", up, max(up, keep), inputs, sentence, fewer)
 
 
 def _proven(view: View) -> int | None:
@@ -118,43 +118,43 @@ def _proven(view: View) -> int | None:
     return min(one_less, view.fleet.needed(arriving, view.speed_at_least))
 
 
-def backlog(view: View) -> Ask:
+def backlog(view: View) -> RuleOutput:
     """What will still wait when a further replica could serve, to be gone in one cold start more."""
     end = view.fleet.cold_start
     then = None if view.any_speed is None else view.backlog_then(view.speed)
     inputs = {
-        "requestsWaiting": view.said.waiting,
-        "requestsHeld": view.said.held,
+        "requestsWaiting": view.load.waiting,
+        "requestsHeld": view.load.held,
         "workThen": _rounded(then),
         "coldStartSeconds": _rounded(end),
     }
     if then is None:
-        return Ask("backlog", None, 0, inputs, "what requests cost and replicas can do is not known yet")
-    if then == 0.0 or not view.said.waiting + view.said.held:
-        return Ask("backlog", 0, 0, inputs, f"nothing will wait in {seconds(end)}")
+        return RuleOutput("backlog", None, 0, inputs, "what requests cost and replicas can do is not known yet")
+    if then == 0.0 or not view.load.waiting + view.load.held:
+        return RuleOutput("backlog", 0, 0, inputs, f"nothing will wait in {seconds(end)}")
     up = view.sufficient(view.speed)
     cost = view.memory.work_per_request or 1.0
     sentence = f"{count(round(then / cost), 'request')} would still wait in {seconds(end)}, to be gone in as long again"
-    return Ask("backlog", up, up or 0, inputs, sentence)
+    return RuleOutput("backlog", up, up or 0, inputs, sentence)
 
 
-def held(view: View) -> Ask:
+def held(view: View) -> RuleOutput:
     """Requests that wait at gateways: one replica at least, and enough for their tokens."""
-    said = view.said
+    said = view.load
     inputs = {"requestsHeld": said.held, "heldTokens": said.held_tokens}
     if not said.held:
-        return Ask("held", 0, 0, inputs, "no request is held")
+        return RuleOutput("held", 0, 0, inputs, "no request is held")
     up = 1
     if (view.any_speed is None or view.backlog_then(view.speed) is None) and view.fleet.kv_tokens:
         up = max(1, view.fleet.needed(said.used + said.waiting_tokens + said.held_tokens, view.tokens))
-    return Ask("held", up, up, inputs, f"{count(said.held, 'request')} held, {count(said.held_tokens, 'token')}")
+    return RuleOutput("held", up, up, inputs, f"{count(said.held, 'request')} held, {count(said.held_tokens, 'token')}")
 
 
-def adapters(view: View) -> Ask:
+def adapters(view: View) -> RuleOutput:
     """Distinct adapters that are asked for at once, against the slots of the replicas."""
-    said, slots = view.said, view.said.adapter_slots
+    said, slots = view.load, view.load.adapter_slots
     if slots is None:
-        return Ask("adapters", 0, 0, {}, "no replica says that it serves adapters")
+        return RuleOutput("adapters", 0, 0, {}, "no replica says that it serves adapters")
     each = math.ceil(_SLOTS * slots)
     up = min(view.fleet.limit, math.ceil(said.adapters / each))
     keep = min(view.fleet.limit, math.ceil(said.adapters / (HYSTERESIS * each)))
@@ -165,34 +165,34 @@ def adapters(view: View) -> Ask:
     fewer = ""
     if up > 1:
         fewer = f"{count(up - 1, 'replica')} would have {said.adapters / (up - 1):.1f} adapters in use each"
-    return Ask("adapters", up, max(up, keep), inputs, sentence, fewer)
+    return RuleOutput("adapters", up, max(up, keep), inputs, sentence, fewer)
 
 
-def minimum(view: View) -> Ask:
+def minimum(view: View) -> RuleOutput:
     least = view.snapshot.policy.minimum
-    return Ask("minimum", least, least, {"minReplicas": least}, f"minReplicas is {least}")
+    return RuleOutput("minimum", least, least, {"minReplicas": least}, f"minReplicas is {least}")
 
 
-def asked(view: View) -> Ask:
+def recent_requests(view: View) -> RuleOutput:
     """One replica while the last request, or the last call to wake the Model, is younger than the idle window."""
     idle = view.snapshot.policy.idle_seconds
-    times = [t for t in (view.memory.asked, view.snapshot.asked) if t is not None and t <= view.now]
+    times = [t for t in (view.memory.last_request, view.snapshot.last_wake) if t is not None and t <= view.now]
     last = max(times, default=None)
     inputs = {"secondsSinceRequest": None if last is None else _rounded(view.now - last), "idleSeconds": idle}
     if last is None or view.now - last >= idle:
-        return Ask("asked", 0, 0, inputs, f"no request for {seconds(idle)}")
-    return Ask("asked", 1, 1, inputs, "somebody asked")
+        return RuleOutput("recentRequests", 0, 0, inputs, f"no request for {seconds(idle)}")
+    return RuleOutput("recentRequests", 1, 1, inputs, "a recent request")
 
 
-def initial(view: View) -> Ask:
+def initial(view: View) -> RuleOutput:
     """A new Model has one replica, so that its faults show: one that cannot be placed or fetched is not idle. Once a
     replica was asked for it is not new any more, and goes to zero like others."""
     if view.snapshot.new:
-        return Ask("initial", 1, 1, {}, "the Model is new")
-    return Ask("initial", 0, 0, {}, "the Model is not new")
+        return RuleOutput("initial", 1, 1, {}, "the Model is new")
+    return RuleOutput("initial", 0, 0, {}, "the Model is not new")
 
 
-RULES = (kv_cache, queue, rate, backlog, adapters, held, asked, initial, minimum)
+RULES = (kv_cache, queue, rate, backlog, adapters, held, recent_requests, initial, minimum)
 
 
 def _rounded(value: float | None) -> float | None:

@@ -71,12 +71,12 @@ class Demand:
     oldest_seconds: float
     adapters: frozenset[str] | None = None
     """Adapters in flight or held, by uid; None: it does not tell."""
-    whole: bool = True
+    complete: bool = True
     """False: it left something out, which stands as zero here. What it says counts up, and never down."""
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
+class SignalSource:
     """A gateway that was Ready once and is not gone."""
 
     name: str
@@ -86,13 +86,13 @@ class Voice:
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class ScalingVariant:
     """A GPU class that the Model may use, in the order in which they are filled (cheapest first)."""
 
     gpu_class: str
     replicas: int
     """Asked for now."""
-    room: int | None
+    headroom: int | None
     """Further replicas for which there are free GPUs; None: not known."""
     maximum: int | None = None
     kv_tokens: int | None = None
@@ -105,7 +105,7 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class ModelSnapshot:
     """One Model at one moment."""
 
     policy: Policy
@@ -113,33 +113,33 @@ class Snapshot:
     """Replicas wanted so far: of the last decision, or after a restart of the operator those that the Deployments ask
     for."""
     replicas: tuple[Replica, ...]
-    voices: tuple[Voice, ...] | None
+    sources: tuple[SignalSource, ...] | None
     """None: not even the gateways are known yet."""
-    variants: tuple[Variant, ...]
+    variants: tuple[ScalingVariant, ...]
     rolling: bool
     """A rollout is under way."""
     term_began: float
     """When this leader's term began."""
     new: bool = False
     """The Model has never had a replica."""
-    asked: float | None = None
+    last_wake: float | None = None
     """When somebody last woke the Model by hand: counts as a request at that time."""
 
 
 @dataclass(frozen=True, slots=True)
-class VoiceMark:
+class SourceMark:
     """A gateway's counters when it was last heard."""
 
     boot: str | None
     arrivals: int
     busy: bool
     """It had something in flight or held."""
-    heard: bool
+    live: bool
     """At the last decision."""
 
 
 @dataclass(frozen=True, slots=True)
-class Meter:
+class WorkMeter:
     """A replica's work since a mark, while its engine goes on and either always or never has a queue."""
 
     engine_boot: str | None
@@ -162,7 +162,7 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class ScalingMemory:
     """What the decider remembers of one Model in this term; opaque to others. The next decision gets it back."""
 
     began: float
@@ -180,10 +180,10 @@ class Memory:
     """One of them has been ready since."""
     settled: float = 0.0
     """Until when the first one takes in what was held: no queue that means anything."""
-    asked: float | None = None
+    last_request: float | None = None
     """When a request was last seen to arrive; None: not in this term."""
-    voices: Mapping[str, VoiceMark] = field(default_factory=dict[str, VoiceMark])
-    meters: Mapping[str, Meter] = field(default_factory=dict[str, Meter])
+    source_marks: Mapping[str, SourceMark] = field(default_factory=dict[str, SourceMark])
+    meters: Mapping[str, WorkMeter] = field(default_factory=dict[str, WorkMeter])
     """By uid of the replica."""
     speeds: Mapping[str, Speed] = field(default_factory=dict[str, Speed])
     """By GPU class."""
@@ -197,7 +197,7 @@ class Memory:
     """When fewer were decided last."""
     fresh_since: float = 0.0
     """Since when every voice is heard and no rollout is under way."""
-    patience: float = 1.0
+    stabilization_factor: float = 1.0
     """How many times `stabilization_seconds` fewer must have been enough."""
     progress: float | None = None
     """Requests done so far, those in work as halves; None: not every gateway is heard."""
@@ -212,7 +212,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ScalingRule:
     """What one rule asks for."""
 
     name: str
@@ -223,7 +223,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ScalingDecision:
     """How many, and why."""
 
     wanted: int
@@ -231,14 +231,14 @@ class Decision:
     reason: str
     """A reason of `reasons.py`."""
     message: str
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[ScalingRule, ...] = ()
     """The deciding one first."""
     alternative: str = ""
     """What was not done, and why not."""
-    look_again: float | None = None
+    recheck_seconds: float | None = None
     """Seconds after which the same input may give another decision; None: only with another input. Who looks much
     later than asked (`learn.LATE_SECONDS`) makes the windows begin anew."""
-    unheard: tuple[str, ...] = ()
+    stale: tuple[str, ...] = ()
     """Voices that are not fresh, by name."""
-    doubts: tuple[str, ...] = ()
+    invalid: tuple[str, ...] = ()
     """What was said and cannot be, with who said it."""

@@ -4,17 +4,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from shoal.core.scaling.figures import Figures
-from shoal.core.scaling.fleet import Fleet, Slot
-from shoal.core.scaling.types import Memory, Snapshot, Speed
+from shoal.core.scaling.fleet import FleetCapacity, Slot
+from shoal.core.scaling.load import FleetLoad
+from shoal.core.scaling.types import ModelSnapshot, ScalingMemory, Speed
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    snapshot: Snapshot
-    said: Figures
-    fleet: Fleet
-    memory: Memory
+    snapshot: ModelSnapshot
+    load: FleetLoad
+    fleet: FleetCapacity
+    memory: ScalingMemory
     now: float
 
     @property
@@ -24,7 +24,7 @@ class View:
     @property
     def span(self) -> float:
         """Seconds for which fewer must have been enough."""
-        return self.memory.patience * self.snapshot.policy.stabilization_seconds
+        return self.memory.stabilization_factor * self.snapshot.policy.stabilization_seconds
 
     def tokens(self, slot: Slot) -> float:
         """KV tokens that a replica may fill: its target share."""
@@ -72,7 +72,7 @@ class View:
     def backlog_then(self, speed: Callable[[Slot], float]) -> float | None:
         """Work that would still wait after one cold start, with what serves and what is starting, if requests come as
         in the last few seconds; None: unknown."""
-        arriving, left = self.arriving_now, self._work(float(self.said.waiting + self.said.held))
+        arriving, left = self.arriving_now, self._work(float(self.load.waiting + self.load.held))
         if arriving is None or left is None:
             return None
         end = self.fleet.cold_start
@@ -92,7 +92,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RuleOutput:
     """What one rule asks for."""
 
     rule: str

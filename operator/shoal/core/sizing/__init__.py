@@ -8,14 +8,14 @@ from shoal.core.sizing.calibrate import implied_overhead
 from shoal.core.sizing.classes import gpu_of, memory_label, memory_of
 from shoal.core.sizing.fit import size
 from shoal.core.sizing.tensor import tries
-from shoal.core.sizing.types import GPU, AdapterSlots, Misfit, Sized, Sums, Tuning
+from shoal.core.sizing.types import GPU, AdapterSlots, MemoryBreakdown, Misfit, Sized, Tuning
 
 __all__ = [
     "GPU",
     "AdapterSlots",
+    "MemoryBreakdown",
     "Misfit",
     "Sized",
-    "Sums",
     "Tuning",
     "gpu_of",
     "implied_overhead",

@@ -6,7 +6,7 @@ bytes per GPU = slots x rank x bytes of a number x [ layers x (what the modules 
 from typing import Final
 
 from shoal.api.artifact import ArtifactFacts
-from shoal.core.adapters.layers import fused
+from shoal.core.lora.format.layers import fused
 from shoal.core.sizing.types import Tuning
 from shoal.core.sizing.weights import runs_in
 

@@ -18,7 +18,7 @@ def implied_overhead(gpu: GPU, sized: Sized, engine_tokens: int, tuning: Tuning)
     """
     if tuning.device == "cpu" or tuning.max_total_tokens is not None or not sized.kv_tokens or engine_tokens <= 0:
         return None
-    found = sized.sums
+    found = sized.breakdown
     if found.mem_fraction_static <= 0:
         return None
     # From the figure alone, not from the prediction: that moves with the overhead that is looked for.

@@ -6,7 +6,7 @@ from shoal.api.model import Sizing
 from shoal.core.sizing import room, say
 from shoal.core.sizing.adapters import slot_bytes
 from shoal.core.sizing.tensor import choices, obstacle
-from shoal.core.sizing.types import GPU, Misfit, Sized, Sums, Tuning
+from shoal.core.sizing.types import GPU, MemoryBreakdown, Misfit, Sized, Tuning
 from shoal.core.sizing.weights import Weights, weights
 
 NO_FACTS = ArtifactFacts(source="")
@@ -76,7 +76,7 @@ def _asked(
 
 def _on_cpu(facts: ArtifactFacts, gpus: int, context: int | None, overrides: Sizing, tuning: Tuning) -> Sized:
     """An engine that leaves the GPUs alone: they are only counted."""
-    none = Sums(
+    none = MemoryBreakdown(
         memory=0, overhead=0, reserve=0, weights=0, images=0, state=0, adapters=0, kv=0, mem_fraction_static=0.0
     )
     return Sized(
@@ -85,7 +85,7 @@ def _on_cpu(facts: ArtifactFacts, gpus: int, context: int | None, overrides: Siz
         kv_bytes_per_token=overrides.kv_bytes_per_token or facts.kv_bytes_per_token or 0,
         weight_bytes_per_gpu=0,
         context_length=context,
-        sums=none,
+        breakdown=none,
         peak_bytes_per_gpu=0,
         max_requests=tuning.max_running_requests,
     )
@@ -97,7 +97,7 @@ def _replica(
     """The sums on this many GPUs, whether they work out or not."""
     per_gpu = max(0, found.per_gpu(gpus, tuning.attention_dp) - tuning.cpu_offload_bytes)
     cell = room.cell(facts, gpu, gpus, overrides, tuning)
-    sums, slots = room.sums(facts, gpu, gpus, per_gpu, tuning)
+    sums, slots = room.breakdown(facts, gpu, gpus, per_gpu, tuning)
     tokens = room.tokens(facts, sums.kv, cell, tuning)
     groups = tuning.attention_dp
     return Sized(
@@ -106,7 +106,7 @@ def _replica(
         kv_bytes_per_token=-int(-cell // 1),
         weight_bytes_per_gpu=per_gpu,
         context_length=context,
-        sums=sums,
+        breakdown=sums,
         peak_bytes_per_gpu=max(per_gpu, found.peak_per_gpu(gpus, groups) - tuning.cpu_offload_bytes),
         max_requests=groups * room.requests(tokens, slots, context or _SGLANG_CONTEXT, tuning),
         attention_groups=groups,
@@ -117,6 +117,6 @@ def _fits(sized: Sized, facts: ArtifactFacts, gpu: GPU, context: int, tuning: Tu
     tokens = (sized.kv_tokens or 0) // sized.attention_groups
     return (
         tokens >= context
-        and sized.peak_bytes_per_gpu + sized.sums.overhead <= gpu.memory_bytes
+        and sized.peak_bytes_per_gpu + sized.breakdown.overhead <= gpu.memory_bytes
         and room.window_fits(facts, tokens, tuning)
     )

@@ -11,7 +11,7 @@ from shoal.api.model import Sizing
 from shoal.core.sizing.adapters import slot_bytes
 from shoal.core.sizing.cell import SWA_FULL_TOKENS_RATIO, bytes_per_token
 from shoal.core.sizing.fraction import is_multimodal, static_fraction
-from shoal.core.sizing.types import GPU, Sums, Tuning
+from shoal.core.sizing.types import GPU, MemoryBreakdown, Tuning
 from shoal.core.sizing.weights import runs_in
 
 MI = 2**20
@@ -58,7 +58,9 @@ def kv_dtype(facts: ArtifactFacts, gpu: GPU, tuning: Tuning) -> str:
     return facts.kv.dtype or "bfloat16"
 
 
-def sums(facts: ArtifactFacts, gpu: GPU, gpus: int, weights: int, tuning: Tuning) -> tuple[Sums, int | None]:
+def breakdown(
+    facts: ArtifactFacts, gpu: GPU, gpus: int, weights: int, tuning: Tuning
+) -> tuple[MemoryBreakdown, int | None]:
     """The parts of one GPU's memory, and how many requests' states a hybrid model keeps (None: no limit)."""
     base = OVERHEAD if gpu.overhead_bytes is None else gpu.overhead_bytes
     overhead = min(base + communication(gpus), gpu.memory_bytes)
@@ -68,7 +70,7 @@ def sums(facts: ArtifactFacts, gpu: GPU, gpus: int, weights: int, tuning: Tuning
     images = _IMAGE_CACHE if is_multimodal(facts, tuning) else 0
     adapters = slot_bytes(facts, gpus, tuning) or 0
     state, slots = _state(facts, static - weights - images - adapters, gpus, tuning)
-    return Sums(
+    return MemoryBreakdown(
         memory=gpu.memory_bytes,
         overhead=overhead,
         reserve=pre - static,

@@ -61,28 +61,28 @@ def too_small(sized: Sized, facts: ArtifactFacts, gpu: GPU, context: int, *, ask
     """`sized` is the largest replica that was tried."""
     limit = _limit(sized, facts, gpu, asked, tuning)
     where = f"on {gpus(sized.gpus)} with {gib(gpu.memory_bytes)}" + (" each" if sized.gpus > 1 else "")
-    if sized.peak_bytes_per_gpu + sized.sums.overhead > gpu.memory_bytes:
+    if sized.peak_bytes_per_gpu + sized.breakdown.overhead > gpu.memory_bytes:
         while_loading = " while they are loaded" if sized.peak_bytes_per_gpu > sized.weight_bytes_per_gpu else ""
         # The weights alone may be a little less than the memory, and the sum has to show why they do not fit.
         less = sized.peak_bytes_per_gpu <= gpu.memory_bytes
-        driver = f" beside the driver's {gib(sized.sums.overhead)}" if less else ""
+        driver = f" beside the driver's {gib(sized.breakdown.overhead)}" if less else ""
         return f"{where}, weights need {gib(sized.peak_bytes_per_gpu)}{while_loading}{driver}; {limit}"
-    parts = [f"weights {gib(sized.sums.weights)}", f"SGLang's reserve {gib(sized.sums.reserve)}"]
-    if sized.sums.state > 0:
-        parts.append(f"states of requests {gib(sized.sums.state)}")
-    if sized.sums.images > 0:
-        parts.append(f"images {gib(sized.sums.images)}")
-    if sized.sums.adapters > 0:
-        parts.append(f"places for adapters {gib(sized.sums.adapters)}")
-    parts.append(f"the driver's {gib(sized.sums.overhead)}")
+    parts = [f"weights {gib(sized.breakdown.weights)}", f"SGLang's reserve {gib(sized.breakdown.reserve)}"]
+    if sized.breakdown.state > 0:
+        parts.append(f"states of requests {gib(sized.breakdown.state)}")
+    if sized.breakdown.images > 0:
+        parts.append(f"images {gib(sized.breakdown.images)}")
+    if sized.breakdown.adapters > 0:
+        parts.append(f"places for adapters {gib(sized.breakdown.adapters)}")
+    parts.append(f"the driver's {gib(sized.breakdown.overhead)}")
     taken = f"{where}, {', '.join(parts[:-1])} and {parts[-1]}"
     tokens = (sized.kv_tokens or 0) // sized.attention_groups
-    if sized.sums.kv <= 0:
+    if sized.breakdown.kv <= 0:
         return f"{taken} leave nothing for the KV cache; {limit}"
     room = f"leave KV cache for {tokens} tokens"
     if tokens >= context and not window_fits(facts, tokens, tuning):
         return f"{taken} {room}, less than one window of {facts.kv.sliding_window} needs; {limit}"
-    if tuning.max_total_tokens is not None and sized.kv_bytes_per_token * context <= sized.sums.kv:
+    if tuning.max_total_tokens is not None and sized.kv_bytes_per_token * context <= sized.breakdown.kv:
         return f"--max-total-tokens {tuning.max_total_tokens} is less than one request of {context} tokens needs"
     return f"{taken} {room}; one request of {context} needs {gib(context * sized.kv_bytes_per_token)}; {limit}"
 

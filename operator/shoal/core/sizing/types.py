@@ -74,7 +74,7 @@ class Tuning:
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class MemoryBreakdown:
     """The parts of the memory of one GPU, in bytes. They add up to `memory`."""
 
     memory: int
@@ -106,7 +106,7 @@ class Sized:
     weight_bytes_per_gpu: int
     context_length: int | None
     """Longest prompt plus answer that the engine will take; None: the config says none."""
-    sums: Sums
+    breakdown: MemoryBreakdown
     peak_bytes_per_gpu: int
     """Most of one GPU's memory that the weights take while they are loaded and quantized."""
     max_requests: int | None = None

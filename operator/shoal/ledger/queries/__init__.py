@@ -1,9 +1,9 @@
 """Answers out of the sums: usage, bills, credits, margin, FOCUS.
 
 times.py    from, to and month, as every question words them
-words.py    by what usage can be summed and filtered
+dimensions.py  by what usage can be summed and filtered
 sums.py     GET /v1/usage
-grains.py   SQL that they share
+aggregation.py  SQL that they share
 rated.py    sums in the grain in which prices change
 bills.py    GET and POST /v1/bill
 creditbook.py  GET and POST /v1/credits

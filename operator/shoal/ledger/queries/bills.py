@@ -17,13 +17,13 @@ from shoal.api.billing import (
 from shoal.core.rating import money
 from shoal.core.rating.bill import Bill, Credit, Usage, bill
 from shoal.core.rating.files import PriceList, parse
-from shoal.core.rating.problems import Problem as Mistake
-from shoal.core.rating.problems import Refused
+from shoal.core.rating.problems import PriceProblem as Mistake
+from shoal.core.rating.problems import PricesRefused
 from shoal.core.rating.schedule import Schedule, always, schedule
 from shoal.ledger.queries import creditbook, rated, sums, times
 from shoal.ledger.schema import credits
 from shoal.ledger.schema import usage as requests
-from shoal.ledger.service import Problem
+from shoal.ledger.service import LedgerProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Month:
 
 def statement(connection: Connection, tenant: str, month: str, prices: Schedule, now: int) -> BillStatement:
     """The bill at the price lists in force."""
-    return _told(_read(connection, tenant, month, [prices], now), prices)
+    return _statement(_read(connection, tenant, month, [prices], now), prices)
 
 
 def again(connection: Connection, tenant: str, month: str, prices: Schedule, other: Schedule, now: int) -> RatedAgain:
@@ -52,8 +52,8 @@ def again(connection: Connection, tenant: str, month: str, prices: Schedule, oth
     here, there = _made(found, prices), _made(found, other)
     same = here.currency is not None and here.currency == there.currency
     return RatedAgain(
-        bill=_told(found, prices),
-        other=_told(found, other),
+        bill=_statement(found, prices),
+        other=_statement(found, other),
         difference=money.cents_text(there.total_cents - here.total_cents, here.currency or "") if same else None,
     )
 
@@ -66,14 +66,14 @@ def sent(lists: Iterable[PriceText]) -> Schedule:
     for one in parsed:
         try:
             found.append(parse(one.file, one.text))
-        except Refused as refused:
+        except PricesRefused as refused:
             mistakes += refused.problems
     try:
         if mistakes:
-            raise Refused(mistakes)
+            raise PricesRefused(mistakes)
         return always(found[0]) if len(found) == 1 else schedule(found)
-    except Refused as refused:
-        raise Problem(422, f"the price lists are refused:\n{refused}") from None
+    except PricesRefused as refused:
+        raise LedgerProblem(422, f"the price lists are refused:\n{refused}") from None
 
 
 def _read(connection: Connection, tenant: str, month: str, lists: list[Schedule], now: int) -> Month:
@@ -105,7 +105,7 @@ def _made(month: Month, prices: Schedule) -> Bill:
     return bill(month.tenant, month.month, month.usage, prices, month.entries)
 
 
-def _told(month: Month, prices: Schedule) -> BillStatement:
+def _statement(month: Month, prices: Schedule) -> BillStatement:
     found = _made(month, prices)
     currency = found.currency
     taken = {one.id for one in found.credits}

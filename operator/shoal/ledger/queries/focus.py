@@ -43,7 +43,7 @@ def _external_id(connection: Connection, tenant: str, before: int) -> str | None
 def lines(rows: Iterable[Row], *, header: bool) -> Iterator[bytes]:
     """As CSV, in pieces."""
     text = io.StringIO(newline="")
-    writer = cells.Writer(text)
+    writer = cells.CSVWriter(text)
     if header:
         writer.row(COLUMNS)
     for row in rows:

@@ -8,7 +8,7 @@ from shoal.api.billing import Margin, MarginRow
 from shoal.core.rating import money
 from shoal.core.rating.margin import Result, Spent, margins
 from shoal.core.rating.schedule import Schedule
-from shoal.ledger.queries import grains, rated, times
+from shoal.ledger.queries import aggregation, rated, times
 from shoal.ledger.queries.times import Span
 from shoal.ledger.schema import engine_hours, hours
 
@@ -56,9 +56,9 @@ def _column(table: Table, name: str, span: Span) -> ColumnElement[Any]:
     if name == "model":
         return table.c.model
     if name == "day":
-        return grains.day(table.c.hour)
+        return aggregation.day(table.c.hour)
     first, *later = [whole.start for _, whole in span.months()]
-    return grains.pieces(table.c.hour, first, later)
+    return aggregation.pieces(table.c.hour, first, later)
 
 
 def _key(by: tuple[str, ...], values: tuple[Any, ...]) -> tuple[str, ...]:

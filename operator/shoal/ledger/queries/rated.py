@@ -7,7 +7,7 @@ from sqlalchemy import ColumnElement, Connection, select
 
 from shoal.core.rating.bill import Usage
 from shoal.core.rating.schedule import Schedule
-from shoal.ledger.queries import grains
+from shoal.ledger.queries import aggregation
 from shoal.ledger.queries.times import Span
 from shoal.ledger.schema import hours
 
@@ -21,17 +21,17 @@ def usage(
     more: Sequence[ColumnElement[Any]] = (),
 ) -> list[tuple[Usage, tuple[Any, ...]]]:
     """Billed usage, of one tenant or of all, with the values of `more`, by which it is summed too."""
-    piece = grains.pieces(hours.c.hour, span.start, schedule.changes(span.start, span.end)).label("piece")
+    piece = aggregation.pieces(hours.c.hour, span.start, schedule.changes(span.start, span.end)).label("piece")
     extra = [column.label(f"more_{number}") for number, column in enumerate(more)]
     what = (hours.c.plan, hours.c.model, hours.c.adapter, hours.c.external_id, hours.c.gpu_class)
-    inner = select(piece, *what, *extra, *grains.SUMMED).where(
-        hours.c.hour >= span.start, hours.c.hour < span.end, grains.billed(True)
+    inner = select(piece, *what, *extra, *aggregation.SUMMED).where(
+        hours.c.hour >= span.start, hours.c.hour < span.end, aggregation.billed(True)
     )
     if tenant is not None:
         inner = inner.where(hours.c.tenant == tenant)
     within = inner.subquery()
     keys = [within.c[name] for name in ("piece", *(column.name for column in what), *(e.name for e in extra))]
-    rows = connection.execute(select(*keys, *grains.sums(within.c)).group_by(*keys).order_by(*keys))
+    rows = connection.execute(select(*keys, *aggregation.sums(within.c)).group_by(*keys).order_by(*keys))
     return [
         (
             Usage(
@@ -41,7 +41,7 @@ def usage(
                 adapter=row[3] or None,
                 external_id=row[4] or None,
                 gpu_class=row[5] or None,
-                counts=grains.counts(row),
+                counts=aggregation.counts(row),
             ),
             tuple(row[6 : 6 + len(extra)]),
         )

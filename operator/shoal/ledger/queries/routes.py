@@ -12,9 +12,9 @@ from shoal.api.billing import Credits, NewCredit, RateAgain
 from shoal.api.replica import Message
 from shoal.core.rating.focus import VERSION, Account
 from shoal.ledger.prices import PriceFolder
-from shoal.ledger.queries import bills, creditbook, focus, margins, sums, times, words
-from shoal.ledger.service import Headers, Problem, Request, Response, Service, answer_csv, answer_json
-from shoal.ledger.store import Store
+from shoal.ledger.queries import bills, creditbook, dimensions, focus, margins, sums, times
+from shoal.ledger.service import Headers, LedgerProblem, LedgerRequest, LedgerService, Response, answer_csv, answer_json
+from shoal.ledger.store import LedgerStore
 
 M = TypeVar("M", bound=Message)
 
@@ -23,13 +23,13 @@ FOCUS_DAYS: Final = 400
 _CSV: Final[Headers] = ((b"content-type", b"text/csv; charset=utf-8"),)
 
 
-class Questions:
+class QueryAPI:
     """`installation` is the billing account of exports; `keep_days` is how long hourly sums are kept (None: for ever);
     `credited` is called after a new credit; `clock` gives seconds since 1970."""
 
     def __init__(
         self,
-        store: Store,
+        store: LedgerStore,
         prices: PriceFolder,
         installation: str,
         *,
@@ -44,7 +44,7 @@ class Questions:
         self._credited = credited
         self._clock = clock
 
-    def add(self, service: Service) -> None:
+    def add(self, service: LedgerService) -> None:
         """Adds the routes to the ledger's API."""
         service.route("GET", names.USAGE_PATH, self.usage, ("billing", "gateway"))
         service.route("GET", names.BILL_PATH, self.bill, ("billing",))
@@ -54,7 +54,7 @@ class Questions:
         service.route("GET", names.MARGIN_PATH, self.margin, ("billing",))
         service.route("GET", names.FOCUS_PATH, self.focus, ("billing",))
 
-    async def usage(self, request: Request) -> Response:
+    async def usage(self, request: LedgerRequest) -> Response:
         """Sums of counted tokens."""
         asked = sums.question(request, self._now())
         form = _form(request)
@@ -66,14 +66,14 @@ class Questions:
         body = page.model_dump(mode="json", by_alias=True, exclude={"rows"}) | {"rows": sums.plain(page)}
         return answer_json(body)
 
-    async def bill(self, request: Request) -> Response:
+    async def bill(self, request: LedgerRequest) -> Response:
         """A tenant's month."""
-        words.only_these(request, ("tenant", "month"))
+        dimensions.only_these(request, ("tenant", "month"))
         tenant, month = _tenant(request.one("tenant")), self._kept(request.one("month"))
         prices, now = self._prices.schedule, self._now()
         return _json(await self._store.read(lambda c: bills.statement(c, tenant, month, prices, now)))
 
-    async def bill_again(self, request: Request) -> Response:
+    async def bill_again(self, request: LedgerRequest) -> Response:
         """A tenant's month, and the same at other prices; nothing is kept."""
         asked = _body(request, RateAgain)
         self._kept(asked.month)
@@ -85,16 +85,16 @@ class Questions:
 
         return _json(await self._store.read(work))
 
-    async def credits(self, request: Request) -> Response:
+    async def credits(self, request: LedgerRequest) -> Response:
         """What was credited."""
-        words.only_these(request, ("tenant", "month"))
+        dimensions.only_these(request, ("tenant", "month"))
         tenants, months = request.query.get("tenant", ()), request.query.get("month", ())
         for month in months:
             times.month(month)
         found = await self._store.read(lambda connection: creditbook.listed(connection, tenants, months))
         return _json(Credits(credits=tuple(found)))
 
-    async def new_credit(self, request: Request) -> Response:
+    async def new_credit(self, request: LedgerRequest) -> Response:
         """Keeps a credit; answered after the commit."""
         new = _body(request, NewCredit)
         currency, now = self._prices.schedule.currency, self._now()
@@ -103,10 +103,10 @@ class Questions:
             self._credited()
         return Response(201 if made else 200, _json(entry).headers, _json(entry).body)
 
-    async def margin(self, request: Request) -> Response:
+    async def margin(self, request: LedgerRequest) -> Response:
         """What GPU classes brought in and cost."""
-        words.only_these(request, ("from", "to", "by", "output"))
-        span, by = times.span(request, self._now()), words.by(request, margins.BY)
+        dimensions.only_these(request, ("from", "to", "by", "output"))
+        span, by = times.span(request, self._now()), dimensions.by(request, margins.BY)
         by = by if "by" in request.query else ("class",)
         prices, form = self._prices.schedule, _form(request)
         found = await self._store.read(lambda connection: margins.answer(connection, span, by, prices))
@@ -116,13 +116,13 @@ class Questions:
         rows = [row.model_dump(mode="json", by_alias=True) for row in found.rows]
         return answer_csv([*by, *fixed], [[row[name] for name in (*by, *fixed)] for row in rows], name="margin.csv")
 
-    async def focus(self, request: Request) -> Response:
+    async def focus(self, request: LedgerRequest) -> Response:
         """FOCUS rows."""
-        words.only_these(request, ("from", "to", "tenant", "grain", "issuer", "header"))
+        dimensions.only_these(request, ("from", "to", "tenant", "grain", "issuer", "header"))
         span = times.span(request, self._now(), longest_days=FOCUS_DAYS)
         tenant, grain = request.one("tenant"), request.one("grain", "day")
         if grain not in ("hour", "day"):
-            raise Problem(400, "grain is hour or day")
+            raise LedgerProblem(400, "grain is hour or day")
         account = Account(self._installation, request.one("issuer") or self._installation)
         header = request.one("header", "true") != "false"
         prices = self._prices.schedule
@@ -149,7 +149,7 @@ class Questions:
             oldest = self._now() - self._keep_days * times.DAY_MS
             if times.month_span(month).start < oldest:
                 gone = f"hourly sums of before {times.text(oldest)} are deleted"
-                raise Problem(410, f"{gone}: of {month} there is no whole bill any more")
+                raise LedgerProblem(410, f"{gone}: of {month} there is no whole bill any more")
         return month
 
     def _now(self) -> int:
@@ -158,24 +158,24 @@ class Questions:
 
 def _tenant(value: str | None) -> str:
     if not value:
-        raise Problem(400, "tenant is missing: whose bill?")
+        raise LedgerProblem(400, "tenant is missing: whose bill?")
     return value
 
 
-def _form(request: Request) -> str:
+def _form(request: LedgerRequest) -> str:
     form = request.one("output", "json") or ""
     if form not in ("json", "csv"):
-        raise Problem(400, f"output={form[:20]}: json or csv")
+        raise LedgerProblem(400, f"output={form[:20]}: json or csv")
     return form
 
 
-def _body(request: Request, kind: type[M]) -> M:
+def _body(request: LedgerRequest, kind: type[M]) -> M:
     try:
         return kind.model_validate_json(request.body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise Problem(400, f"the body: {where or 'it'}: {first['msg']}") from None
+        raise LedgerProblem(400, f"the body: {where or 'it'}: {first['msg']}") from None
 
 
 def _json(message: Message) -> Response:

@@ -10,11 +10,11 @@ import orjson
 from sqlalchemy import ColumnElement, Connection, and_, func, literal, or_, select
 
 from shoal.api.billing import By, UsagePage, UsageRow
-from shoal.core.rating.bill import Counts
-from shoal.ledger.queries import grains, times, words
+from shoal.core.rating.bill import BilledCounts
+from shoal.ledger.queries import aggregation, dimensions, times
 from shoal.ledger.queries.times import Span
 from shoal.ledger.schema import hours
-from shoal.ledger.service import Problem, Request
+from shoal.ledger.service import LedgerProblem, LedgerRequest
 
 DEFAULT_ROWS: Final = 1_000
 MOST_ROWS: Final = 10_000
@@ -38,24 +38,24 @@ class Question:
     """The last row of the page before."""
 
 
-def question(request: Request, now: int) -> Question:
+def question(request: LedgerRequest, now: int) -> Question:
     """From a call's parameters. A gateway asks for one tenant, and never about the fleet. Raises Problem."""
     tenants_own = request.caller.role == "gateway"
-    names = [name for name in words.COLUMNS if not (tenants_own and name in words.FLEET)]
-    words.only_these(request, [*names, "from", "to", "by", "billed", "limit", "after", "output"])
+    names = [name for name in dimensions.COLUMNS if not (tenants_own and name in dimensions.FLEET)]
+    dimensions.only_these(request, [*names, "from", "to", "by", "billed", "limit", "after", "output"])
     only = {name: tuple(request.query[name]) for name in names if name in request.query}
     if tenants_own and (len(only.get("tenant", ())) != 1 or not only["tenant"][0]):
-        raise Problem(400, "a gateway asks for one tenant: tenant=<name>")
-    by = words.by(request, (*names, *words.TIMES))
+        raise LedgerProblem(400, "a gateway asks for one tenant: tenant=<name>")
+    by = dimensions.by(request, (*names, *dimensions.TIMES))
     billed = request.one("billed", "true")
     if billed not in ("true", "false"):
-        raise Problem(400, "billed is true, or false for what nobody pays: retried attempts and estimated counts")
+        raise LedgerProblem(400, "billed is true, or false for what nobody pays: retried attempts and estimated counts")
     return Question(
         times.span(request, now),
         by,
         only,
         billed == "true",
-        words.limit(request, DEFAULT_ROWS, MOST_ROWS),
+        dimensions.limit(request, DEFAULT_ROWS, MOST_ROWS),
         _after(request.one("after"), by),
     )
 
@@ -64,13 +64,13 @@ def answer(connection: Connection, asked: Question) -> UsagePage:
     """One page."""
     columns: list[ColumnElement[Any]] = [_column(name, asked.span).label(f"by_{name}") for name in asked.by]
     inner = (
-        select(*columns, *grains.SUMMED)
-        .where(hours.c.hour >= asked.span.start, hours.c.hour < asked.span.end, grains.billed(asked.billed))
-        .where(*(words.COLUMNS[name].in_(values) for name, values in asked.only.items()))
+        select(*columns, *aggregation.SUMMED)
+        .where(hours.c.hour >= asked.span.start, hours.c.hour < asked.span.end, aggregation.billed(asked.billed))
+        .where(*(dimensions.COLUMNS[name].in_(values) for name, values in asked.only.items()))
         .subquery()
     )
     keys = [inner.c[f"by_{name}"] for name in asked.by]
-    query = select(*keys, *grains.sums(inner.c))
+    query = select(*keys, *aggregation.sums(inner.c))
     if keys:
         query = query.group_by(*keys).order_by(*keys).limit(asked.limit + 1)
         if asked.after is not None:
@@ -83,7 +83,7 @@ def answer(connection: Connection, asked: Question) -> UsagePage:
         start=times.text(asked.span.start),
         end=times.text(asked.span.end),
         by=cast("tuple[By, ...]", asked.by),
-        rows=tuple(_row(asked.by, row[: len(keys)], grains.counts(row)) for row in shown),
+        rows=tuple(_row(asked.by, row[: len(keys)], aggregation.counts(row)) for row in shown),
         next=_cursor(shown[-1][: len(keys)]) if len(found) > asked.limit else None,
         unseen=() if found else unseen(connection, asked.only.get("tenant", ())),
     )
@@ -111,7 +111,7 @@ def table(page: UsagePage) -> tuple[list[str], list[list[object]]]:
 
 def _fields(by: Sequence[str]) -> set[str]:
     named = {"externalID": "external_id", "class": "gpu_class"}
-    counted = set(UsageRow.model_fields) - {named.get(name, name) for name in (*words.COLUMNS, *words.TIMES)}
+    counted = set(UsageRow.model_fields) - {named.get(name, name) for name in (*dimensions.COLUMNS, *dimensions.TIMES)}
     return counted | {named.get(name, name) for name in by}
 
 
@@ -119,11 +119,11 @@ def _column(name: str, span: Span) -> ColumnElement[Any]:
     if name == "hour":
         return hours.c.hour
     if name == "day":
-        return grains.day(hours.c.hour)
+        return aggregation.day(hours.c.hour)
     if name == "month":
         first, *later = [whole.start for _, whole in span.months()]
-        return grains.pieces(hours.c.hour, first, later)
-    return words.COLUMNS[name]
+        return aggregation.pieces(hours.c.hour, first, later)
+    return dimensions.COLUMNS[name]
 
 
 def _beyond(keys: Sequence[ColumnElement[Any]], after: Sequence[str | int]) -> ColumnElement[bool]:
@@ -136,7 +136,7 @@ def _beyond(keys: Sequence[ColumnElement[Any]], after: Sequence[str | int]) -> C
     )
 
 
-def _row(by: Sequence[str], values: Sequence[Any], counts: Counts) -> UsageRow:
+def _row(by: Sequence[str], values: Sequence[Any], counts: BilledCounts) -> UsageRow:
     shown: dict[str, str | None] = {}
     for name, value in zip(by, values, strict=True):
         match name:
@@ -151,7 +151,7 @@ def _row(by: Sequence[str], values: Sequence[Any], counts: Counts) -> UsageRow:
     return UsageRow.model_validate({**shown, **as_fields(counts)})
 
 
-def as_fields(counts: Counts) -> dict[str, int]:
+def as_fields(counts: BilledCounts) -> dict[str, int]:
     """As `TokenCounts` has them."""
     return {
         "requests": counts.requests,
@@ -175,7 +175,7 @@ def _after(given: str | None, by: Sequence[str]) -> tuple[str | int, ...] | None
         values: Any = orjson.loads(base64.urlsafe_b64decode(given))
     except (ValueError, binascii.Error):
         values = None
-    kinds = [int if name in words.TIMES else str for name in by]
+    kinds = [int if name in dimensions.TIMES else str for name in by]
     if not isinstance(values, list) or [type(value) for value in cast("list[object]", values)] != kinds or not kinds:
-        raise Problem(400, "after is not what `next` said to the same question")
+        raise LedgerProblem(400, "after is not what `next` said to the same question")
     return tuple(cast("list[str | int]", values))

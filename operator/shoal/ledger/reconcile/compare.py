@@ -8,7 +8,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, Table, func, select
 
 from shoal.core.reconcile import Compared, Tokens
-from shoal.ledger.queries import grains
+from shoal.ledger.queries import aggregation
 from shoal.ledger.queries.times import Span
 from shoal.ledger.schema import engine_hours, engines, hours, usage
 
@@ -29,7 +29,7 @@ class Key:
     gpu_class: str | None = None
     engine: str | None = None
     replica: str | None = None
-    last_heard: int | None = None
+    last_report: int | None = None
 
 
 def by_sums(
@@ -42,10 +42,12 @@ def by_sums(
     for key, (prompt, answer) in _grouped(connection, engine_hours, counted, span, by, model):
         rows[key] += Compared(Tokens(prompt, answer))
     counts = (hours.c.input_tokens, hours.c.output_tokens)
-    for key, (prompt, answer) in _grouped(connection, hours, counts, span, by, model, grains.billed(True)):
+    for key, (prompt, answer) in _grouped(connection, hours, counts, span, by, model, aggregation.billed(True)):
         rows[key] += Compared(None, Tokens(prompt, answer))
     unpaid = (*counts, hours.c.estimated_input)
-    for key, (prompt, answer, estimated) in _grouped(connection, hours, unpaid, span, by, model, grains.billed(False)):
+    for key, (prompt, answer, estimated) in _grouped(
+        connection, hours, unpaid, span, by, model, aggregation.billed(False)
+    ):
         rows[key] += Compared(None, Tokens(), Tokens(prompt, answer), estimated)
     _bounded(rows)
     return dict(rows)
@@ -98,10 +100,10 @@ def _grouped(
     if "hour" in by:
         groups["at"] = table.c.hour
     elif "day" in by:
-        groups["at"] = grains.day(table.c.hour)
+        groups["at"] = aggregation.day(table.c.hour)
     elif "month" in by:
         first, *later = [whole.start for _, whole in span.months()]
-        groups["at"] = grains.pieces(table.c.hour, first, later)
+        groups["at"] = aggregation.pieces(table.c.hour, first, later)
     if "model" in by:
         groups["model"] = table.c.model
     if "class" in by:

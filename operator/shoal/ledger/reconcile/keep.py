@@ -13,9 +13,9 @@ from shoal.core.reconcile import (
     DAY_MS,
     HOUR_MS,
     MOST,
+    CounterReading,
     Held,
     Price,
-    Reading,
     by_hour,
     gpu_cost,
     grown,
@@ -43,7 +43,7 @@ class _Sum:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptReadings:
     """What a call of `keep_readings` did."""
 
     grown: int
@@ -52,7 +52,9 @@ class Kept:
     """Boot ids whose counter was lower than before: misread, and kept as it was."""
 
 
-def keep_readings(connection: Connection, readings: Sequence[Reading], prices: Mapping[str, Price | None]) -> Kept:
+def keep_readings(
+    connection: Connection, readings: Sequence[CounterReading], prices: Mapping[str, Price | None]
+) -> KeptReadings:
     """Keeps the last readings of engine boots, one of each, and books the growth since the ones before in the hour in
     which they were heard. `prices` are those of GPU classes now."""
     counted: dict[str, tuple[int, int, int]] = {}
@@ -68,7 +70,7 @@ def keep_readings(connection: Connection, readings: Sequence[Reading], prices: M
         more = (grown(prompt, reading.prompt), grown(generation, reading.generation))
         # One that is older, of a ledger that stood by, may be lower.
         told = ((prompt, reading.prompt), (generation, reading.generation))
-        if reading.heard_at >= last_heard and any(now is not None and misread(before, now) for before, now in told):
+        if reading.read_at >= last_heard and any(now is not None and misread(before, now) for before, now in told):
             lower.append(reading.boot)
         rows.append(
             {
@@ -77,13 +79,13 @@ def keep_readings(connection: Connection, readings: Sequence[Reading], prices: M
                 "gpu_class": reading.gpu_class,
                 "replica": reading.replica,
                 "node": reading.node,
-                "first_heard": reading.heard_at,
-                "last_heard": max(last_heard, reading.heard_at),
+                "first_heard": reading.read_at,
+                "last_heard": max(last_heard, reading.read_at),
                 "prompt_tokens": prompt + more[0],
                 "generation_tokens": generation + more[1],
             }
         )
-        hour = reading.heard_at - reading.heard_at % HOUR_MS
+        hour = reading.read_at - reading.read_at % HOUR_MS
         booked = sums[hour, reading.model, reading.gpu_class, _currency(prices.get(reading.gpu_class))]
         booked.prompt += more[0]
         booked.generation += more[1]
@@ -97,7 +99,7 @@ def keep_readings(connection: Connection, readings: Sequence[Reading], prices: M
             rows,
         )
     _book(connection, sums)
-    return Kept(sum(each.prompt + each.generation for each in sums.values()), tuple(sorted(lower)))
+    return KeptReadings(sum(each.prompt + each.generation for each in sums.values()), tuple(sorted(lower)))
 
 
 def knows_gpu_time(connection: Connection) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from shoal.api.replica import ReplicaKeys
-from shoal.core.reconcile import HOUR_MS, Reading
+from shoal.core.reconcile import HOUR_MS, CounterReading
 from shoal.ledger.reconcile.pods import EnginePod
 
 
@@ -15,9 +15,9 @@ class Readings:
         self._pods = pods
         """By uid; a live view."""
         self._now = now
-        self._heard: dict[str, Reading] = {}
+        self._live: dict[str, CounterReading] = {}
         """By uid of the pod: the last of a stream that is live."""
-        self._waiting: dict[str, Reading] = {}
+        self._waiting: dict[str, CounterReading] = {}
         """By boot: what is not kept yet."""
         self._hour = 0
 
@@ -26,40 +26,40 @@ class Readings:
         """Engine boots whose last reading is not kept yet."""
         return len(self._waiting)
 
-    def hear(self, uid: str, keys: ReplicaKeys | None) -> bool:
+    def report(self, uid: str, keys: ReplicaKeys | None) -> bool:
         """What the stream of a pod says, None: it is down. True when an engine is gone, so that what it said last
         should be kept soon."""
-        before = self._heard.get(uid)
+        before = self._live.get(uid)
         pod = self._pods.get(uid)
         if keys is None or keys.engine_boot is None or pod is None:
-            return self._heard.pop(uid, None) is not None
+            return self._live.pop(uid, None) is not None
         counters = (keys.prompt_tokens_total, keys.generation_tokens_total)
         if before is not None and (before.boot, before.prompt, before.generation) == (keys.engine_boot, *counters):
             return False
-        reading = Reading(
+        reading = CounterReading(
             keys.engine_boot, pod.model, pod.gpu_class, pod.key, pod.node, self._now(), counters[0], counters[1]
         )
-        self._heard[uid] = reading
+        self._live[uid] = reading
         self._wait(reading)
         return before is not None and before.boot != reading.boot
 
-    def take(self) -> list[Reading]:
+    def take(self) -> list[CounterReading]:
         """What has to be kept now. In each hour every engine that is heard is kept once, also where nothing grew:
         an hour that nobody heard of is unknown, and not zero."""
         now = self._now()
         if now // HOUR_MS != self._hour:
             self._hour = now // HOUR_MS
-            for uid, reading in self._heard.items():
-                self._heard[uid] = again = replace(reading, heard_at=now)
+            for uid, reading in self._live.items():
+                self._live[uid] = again = replace(reading, read_at=now)
                 self._wait(again)
         taken, self._waiting = list(self._waiting.values()), {}
         return taken
 
-    def give_back(self, readings: list[Reading]) -> None:
+    def give_back(self, readings: list[CounterReading]) -> None:
         """They could not be kept; later ones of the same boot stay."""
         self._waiting = {reading.boot: reading for reading in readings} | self._waiting
 
-    def _wait(self, reading: Reading) -> None:
+    def _wait(self, reading: CounterReading) -> None:
         before = self._waiting.get(reading.boot)
         if before is not None:
             # A counter that became unknown says nothing of what it had counted.

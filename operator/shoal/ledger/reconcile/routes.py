@@ -8,21 +8,21 @@ from sqlalchemy import Connection
 from shoal.api import names
 from shoal.api.reconciliation import UNATTRIBUTED_BY, UnattributedPage, UnattributedRow
 from shoal.core.reconcile import Compared
-from shoal.ledger.queries import times, words
+from shoal.ledger.queries import dimensions, times
 from shoal.ledger.reconcile.compare import MOST_ROWS, Key, TooMany, by_engine, by_sums, total
-from shoal.ledger.reconcile.watch import Standing
-from shoal.ledger.service import Problem, Request, Response, Service, answer_csv, answer_json
+from shoal.ledger.reconcile.watch import EngineCoverage
+from shoal.ledger.service import LedgerProblem, LedgerRequest, LedgerService, Response, answer_csv, answer_json
 
 T = TypeVar("T")
 
 _NAMED: Final = 100
 """Pods that are not heard and are named."""
-_OF_ENGINES: Final = ("replica", "lastHeard")
+_OF_ENGINES: Final = ("replica", "lastReport")
 """Fields that rows by engine have."""
 _TIME_TEXTS: Final = {"hour": times.text, "day": times.day_of, "month": times.month_of}
 
 
-class Reader(Protocol):
+class CoverageSource(Protocol):
     """The part of `ledger.store.Store` that is needed here."""
 
     async def read(self, work: Callable[[Connection], T]) -> T: ...
@@ -31,24 +31,24 @@ class Reader(Protocol):
 class Routes:
     """`standing` says how much of the engines is heard; `now` is milliseconds since 1970."""
 
-    def __init__(self, store: Reader, standing: Callable[[], Standing], now: Callable[[], int]) -> None:
+    def __init__(self, store: CoverageSource, standing: Callable[[], EngineCoverage], now: Callable[[], int]) -> None:
         self._store = store
-        self._standing = standing
+        self._coverage = standing
         self._now = now
 
-    def add(self, service: Service) -> None:
+    def add(self, service: LedgerService) -> None:
         service.route("GET", names.UNATTRIBUTED_PATH, self.unattributed, ("billing",))
 
-    async def unattributed(self, request: Request) -> Response:
+    async def unattributed(self, request: LedgerRequest) -> Response:
         """`from`, `to` (this month without them), `by` (model without it), `model`, `output` (json or csv)."""
-        words.only_these(request, ("from", "to", "by", "model", "output"))
+        dimensions.only_these(request, ("from", "to", "by", "model", "output"))
         span = times.span(request, self._now())
-        by = words.by(request, UNATTRIBUTED_BY) or ("model",)
-        if "engine" in by and (timed := [name for name in words.TIMES if name in by]):
-            raise Problem(400, f"by=engine is over the whole life of an engine: leave {timed[0]} out")
+        by = dimensions.by(request, UNATTRIBUTED_BY) or ("model",)
+        if "engine" in by and (timed := [name for name in dimensions.TIMES if name in by]):
+            raise LedgerProblem(400, f"by=engine is over the whole life of an engine: leave {timed[0]} out")
         output = request.one("output", "json")
         if output not in ("json", "csv"):
-            raise Problem(400, f"output={str(output)[:40]}: json or csv")
+            raise LedgerProblem(400, f"output={str(output)[:40]}: json or csv")
         models = tuple(request.query.get("model", ()))
 
         def work(connection: Connection) -> Mapping[Key, Compared]:
@@ -57,21 +57,23 @@ class Routes:
         try:
             found = await self._store.read(work)
         except TooMany:
-            raise Problem(400, f"that is more than {MOST_ROWS} rows: ask for less time, or for fewer `by`") from None
+            raise LedgerProblem(
+                400, f"that is more than {MOST_ROWS} rows: ask for less time, or for fewer `by`"
+            ) from None
         rows = [_row(key, found[key], by) for key in sorted(found, key=_order)]
         if output == "csv":
             header = _fields(by)
             return answer_csv(header, [[row[name] for name in header] for row in rows], "unattributed.csv")
-        standing = self._standing()
+        coverage = self._coverage()
         page = UnattributedPage.model_validate(
             {
                 "from": times.text(span.start),
                 "to": times.text(span.end),
                 "by": by,
                 "total": _row(Key(), total(found.values()), ()),
-                "watching": standing.watching,
-                "heard": standing.heard,
-                "not_heard": standing.not_heard[:_NAMED],
+                "watching": coverage.watching,
+                "live": coverage.live,
+                "stale": coverage.stale[:_NAMED],
             }
         )
         return answer_json(page.model_dump(mode="json") | {"rows": rows})
@@ -89,11 +91,11 @@ def _row(key: Key, compared: Compared, by: Sequence[str]) -> dict[str, Any]:
     left, engine = compared.unattributed, compared.engine
     fields: dict[str, object] = {"model": key.model, "class": key.gpu_class or None}
     if key.at is not None:
-        name = next(name for name in words.TIMES if name in by)
+        name = next(name for name in dimensions.TIMES if name in by)
         fields[name] = _TIME_TEXTS[name](key.at)
     fields |= {"engine": key.engine, "replica": key.replica}
-    if key.last_heard is not None:
-        fields["last_heard"] = times.text(key.last_heard)
+    if key.last_report is not None:
+        fields["last_report"] = times.text(key.last_report)
     fields |= {
         "engine_input": None if engine is None else engine.input,
         "engine_output": None if engine is None else engine.output,

@@ -19,17 +19,17 @@ from shoal.api.keys import Role
 from shoal.api.replica import ReplicaKeys
 from shoal.core.ownership import Link, link
 from shoal.core.reconcile import DAY_MS, Held, Price
-from shoal.kube.client import Client
+from shoal.kube.client import KubeClient
 from shoal.kube.enginepods import EnginePods
 from shoal.kube.reflector import Reflector, ReflectorEvent
 from shoal.kube.resources import GPUCLASSES, MODELS
 from shoal.ledger.reconcile.keep import forget, keep_gpu_time, keep_readings, knows_gpu_time
 from shoal.ledger.reconcile.pods import EnginePod, GPUPrice, project_class, project_pod
 from shoal.ledger.reconcile.readings import Readings
-from shoal.ledger.store import Unavailable
-from shoal.net.tls import Credentials
+from shoal.ledger.store import DatabaseUnavailable
+from shoal.net.stream import ListenerIdentity, StreamPeer, agent_peer
+from shoal.net.tls import TLSCredentials
 from shoal.signals.replica import ReplicaStreams
-from shoal.signals.stream import Me, Peer, agent_peer
 
 log = structlog.get_logger()
 
@@ -43,28 +43,28 @@ GPU_SECONDS: Final = 60.0
 """Between two countings of GPU time while no pod ends."""
 
 
-class Store(Protocol):
+class ReadingStore(Protocol):
     """The part of `ledger.store.Store` that is needed here."""
 
     async def write(self, work: Callable[[Connection], T]) -> T: ...
     async def read(self, work: Callable[[Connection], T]) -> T: ...
 
 
-class Keys(Protocol):
+class ReadKeys(Protocol):
     """The part of the key ring that is needed here (`gateway.installkey.KeyRing`)."""
 
-    def said_by(self, role: Role, subject: str) -> Iterable[str]: ...
+    def bearers_of(self, role: Role, subject: str) -> Iterable[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class EngineCoverage:
     """How much of the engines is heard."""
 
     watching: bool
     """Engine pods are known: the API server was reached once, and the connection is up."""
-    heard: int
+    live: int
     """Engine pods whose agent is heard."""
-    not_heard: tuple[str, ...]
+    stale: tuple[str, ...]
     """namespace/pod of the others that run: their counters are as old as their last reading."""
 
 
@@ -73,14 +73,14 @@ class Reconciler:
 
     def __init__(
         self,
-        client: Client,
-        keys: Keys,
-        store: Store,
-        me: Me = Me(),  # noqa: B008 - immutable
+        client: KubeClient,
+        keys: ReadKeys,
+        store: ReadingStore,
+        me: ListenerIdentity = ListenerIdentity(),  # noqa: B008 - immutable
         *,
         now: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         agent_port: int = names.AGENT_PORT,
-        credentials: Credentials | None = None,
+        credentials: TLSCredentials | None = None,
     ) -> None:
         self._keys = keys
         self._store = store
@@ -97,9 +97,9 @@ class Reconciler:
         self._gone: dict[str, Held] = {}
         """GPUs that were given back, by uid of the pod, until that is kept."""
         self.readings = Readings(self._by_uid, now)
-        self.streams = ReplicaStreams(self._heard, me)
+        self.streams = ReplicaStreams(self._reported, me)
         self._soon = asyncio.Event()
-        self._first_look: int | None = None
+        self._began: int | None = None
         """Before that no GPU time is counted of pods that are new; None: not known yet."""
         self._gpus_at = float("-inf")
         self._forgot = 0
@@ -108,13 +108,13 @@ class Reconciler:
         """Readings that were lower than one before under the same boot id."""
 
     @property
-    def standing(self) -> Standing:
+    def coverage(self) -> EngineCoverage:
         running = {pod.uid: pod.key for pod in self._by_uid.values() if pod.ip is not None and not pod.finished}
         live = {stream.peer.uid for stream in self.streams.live()}
-        return Standing(
+        return EngineCoverage(
             watching=self.pods.synced.is_set() and self.pods.connected,
-            heard=sum(uid in live for uid in running),
-            not_heard=tuple(sorted(key for uid, key in running.items() if uid not in live)),
+            live=sum(uid in live for uid in running),
+            stale=tuple(sorted(key for uid, key in running.items() if uid not in live)),
         )
 
     async def run(self) -> None:
@@ -159,14 +159,14 @@ class Reconciler:
             if self._now() - self._forgot > DAY_MS:
                 now = self._forgot = self._now()
                 await self._store.write(lambda c: forget(c, now))
-        except Unavailable as error:
+        except DatabaseUnavailable as error:
             self.readings.give_back(readings)
-            self._say(str(error))
+            self._log_problem(str(error))
         except BaseException:
             self.readings.give_back(readings)
             raise
         else:
-            self._say(None)
+            self._log_problem(None)
 
     async def _wait(self) -> None:
         try:
@@ -184,9 +184,9 @@ class Reconciler:
         due = connected and (all_gpus or moment - self._gpus_at >= GPU_SECONDS)
         if not due and not self._gone:
             return
-        if self._first_look is None:
-            self._first_look = 0 if await self._store.read(knows_gpu_time) else now
-        first_look, gone = self._first_look, dict(self._gone)
+        if self._began is None:
+            self._began = 0 if await self._store.read(knows_gpu_time) else now
+        first_look, gone = self._began, dict(self._gone)
         held = [*gone.values()]
         if due:
             held += [each for pod in self._by_uid.values() if (each := self._held(pod, now)) is not None]
@@ -229,15 +229,15 @@ class Reconciler:
         else:
             self.pods.ownership.model(model.uid, model.key)
 
-    def _heard(self, uid: str, keys: ReplicaKeys | None) -> None:
-        if self.readings.hear(uid, keys):
+    def _reported(self, uid: str, keys: ReplicaKeys | None) -> None:
+        if self.readings.report(uid, keys):
             self._soon.set()
 
     def _follow(self) -> None:
         """Listens to the agents of exactly the pods that run. An agent knows the keys of its pod's install key only."""
-        peers: list[Peer] = []
+        peers: list[StreamPeer] = []
         for pod in self._by_uid.values():
-            keys = tuple(self._keys.said_by("ledger", pod.model_uid))
+            keys = tuple(self._keys.bearers_of("ledger", pod.model_uid))
             if pod.ip is not None and not pod.finished and keys:
                 peers.append(
                     agent_peer(
@@ -254,7 +254,7 @@ class Reconciler:
                 )
         self.streams.set_peers(peers)
 
-    def _say(self, problem: str | None) -> None:
+    def _log_problem(self, problem: str | None) -> None:
         if problem is not None and problem != self._problem:
             log.warning("readings of engines are not kept yet", reason=problem, waiting=self.readings.waiting)
         self._problem = problem

@@ -9,9 +9,9 @@ Prometheus that scrapes a real fleet.
 from typing import Final
 
 from shoal_dev.generate.boards import adapters, cost, fleet, gateway, model, tenant
-from shoal_dev.generate.boards.plan import Board
+from shoal_dev.generate.boards.plan import DashboardPlan
 
-BOARDS: Final[tuple[Board, ...]] = (
+BOARDS: Final[tuple[DashboardPlan, ...]] = (
     fleet.BOARD,
     model.BOARD,
     gateway.BOARD,

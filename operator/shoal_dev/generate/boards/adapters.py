@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from shoal_dev.generate.boards.plan import Board, Mark, Panel, Query, Row
+from shoal_dev.generate.boards.plan import DashboardPlan, Mark, Panel, PanelQuery, PanelRow
 from shoal_dev.generate.boards.promql import (
     GATEWAY_MODEL,
     MODEL,
@@ -19,21 +19,22 @@ _ASKED: Final = "shoal_gateway_adapter_requests_total"
 _RARE: Final = "no adapter was moved in the time shown"
 
 
-def _times(step: str) -> tuple[Query, ...]:
+def _times(step: str) -> tuple[PanelQuery, ...]:
     metric = f"shoal_agent_adapter_{step}_seconds"
     return tuple(
-        Query(quantile_of_range(share, metric, MODEL), f"{step} p{share * 100:g}", empty=_RARE) for share in (0.5, 0.99)
+        PanelQuery(quantile_of_range(share, metric, MODEL), f"{step} p{share * 100:g}", empty=_RARE)
+        for share in (0.5, 0.99)
     )
 
 
-_POOLS: Final = Row(
+_POOLS: Final = PanelRow(
     "Pools",
     (
         Panel(
             "Adapters",
             "Adapters of each pool: all, those that answer, those that cannot.",
             (
-                Query(
+                PanelQuery(
                     total("shoal_lora_pool_adapters", 'pool=~"$namespace/.*"', "pool, state"),
                     "{{pool}} {{state}}",
                 ),
@@ -42,31 +43,31 @@ _POOLS: Final = Row(
         Panel(
             "Adapters by state",
             "At the agents of the replicas shown.",
-            (Query(total("shoal_agent_adapters", MODEL, "state"), "{{state}}"),),
+            (PanelQuery(total("shoal_agent_adapters", MODEL, "state"), "{{state}}"),),
             kind="stacked",
         ),
         Panel(
             "Places in host memory",
             "Adapters that engines have in host memory, and those that they may have.",
             (
-                Query(
+                PanelQuery(
                     total("shoal_agent_adapters", f'{MODEL}, state="loaded"', "model"),
                     "{{model}} loaded",
                 ),
-                Query(total("shoal_agent_adapter_places", MODEL, "model"), "{{model}} places"),
+                PanelQuery(total("shoal_agent_adapter_places", MODEL, "model"), "{{model}} places"),
             ),
         ),
     ),
 )
 
-_SLOTS: Final = Row(
+_SLOTS: Final = PanelRow(
     "Slots on the GPU",
     (
         Panel(
             "Slots leased by replica",
             "Share of the slots that running requests hold.",
             (
-                Query(
+                PanelQuery(
                     f"{total('shoal_replica_adapter_slots_leased', MODEL, 'pod')} / "
                     f"({total('shoal_replica_adapter_slots', MODEL, 'pod')} > 0)",
                     "{{pod}}",
@@ -80,28 +81,28 @@ _SLOTS: Final = Row(
             "Waiting for a slot",
             "Callers that wait at the agents for a place for their adapter. They are demand: the base scales up by "
             "them.",
-            (Query(total("shoal_replica_adapters_waiting", MODEL, "model"), "{{model}}"),),
+            (PanelQuery(total("shoal_replica_adapters_waiting", MODEL, "model"), "{{model}}"),),
             marks=(Mark(1, "yellow"),),
         ),
         Panel(
             "Leases",
             "Gateways' calls for the use of an adapter per second: granted at once, after a load, refused, failed.",
-            (Query(or_zero(rate("shoal_gateway_adapter_leases_total", by="result"), "result"), "{{result}}"),),
+            (PanelQuery(or_zero(rate("shoal_gateway_adapter_leases_total", by="result"), "result"), "{{result}}"),),
             unit="ops",
             kind="stacked",
         ),
     ),
 )
 
-_MOVES: Final = Row(
+_MOVES: Final = PanelRow(
     "Swaps",
     (
         Panel(
             "Loads and evictions",
             "Adapters per second that engines loaded, and those that went for others.",
             (
-                Query(rate("shoal_replica_adapter_loads_total", MODEL), "loads"),
-                Query(rate("shoal_replica_adapter_evictions_total", MODEL), "evictions"),
+                PanelQuery(rate("shoal_replica_adapter_loads_total", MODEL), "loads"),
+                PanelQuery(rate("shoal_replica_adapter_evictions_total", MODEL), "evictions"),
             ),
             unit="ops",
         ),
@@ -109,7 +110,7 @@ _MOVES: Final = Row(
             "Found loaded",
             "Share of the requests for adapters whose replica had the adapter loaded already.",
             (
-                Query(
+                PanelQuery(
                     ratio(
                         rate(_ASKED, f'{GATEWAY_MODEL}, loaded="yes"'),
                         rate(_ASKED, GATEWAY_MODEL),
@@ -130,25 +131,25 @@ _MOVES: Final = Row(
         Panel(
             "Callers without a lease",
             "Per second, by the agents' reason.",
-            (Query(or_zero(rate("shoal_agent_adapter_refusals_total", MODEL, "reason"), "reason"), "{{reason}}"),),
+            (PanelQuery(or_zero(rate("shoal_agent_adapter_refusals_total", MODEL, "reason"), "reason"), "{{reason}}"),),
             unit="ops",
         ),
         Panel(
             "Adapters that failed",
             "Those that could not be brought to a replica; `kubectl describe lora` says why.",
-            (Query(total("shoal_agent_adapter_failed", MODEL, "pod"), "{{pod}}"),),
+            (PanelQuery(total("shoal_agent_adapter_failed", MODEL, "pod"), "{{pod}}"),),
             marks=(Mark(1, "red"),),
         ),
         Panel(
             "Floors told to agents",
             "What replicas should hold, sent per second, by outcome.",
-            (Query(or_zero(rate("shoal_adapter_floors_total", by="outcome"), "outcome"), "{{outcome}}"),),
+            (PanelQuery(or_zero(rate("shoal_adapter_desired_writes_total", by="outcome"), "outcome"), "{{outcome}}"),),
             unit="ops",
         ),
     ),
 )
 
-BOARD: Final = Board(
+BOARD: Final = DashboardPlan(
     uid="shoal-adapters",
     title="Shoal / Adapters",
     description="LoRA adapters: where they are, how often they move, who waits for one.",

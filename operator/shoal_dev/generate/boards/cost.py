@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from shoal_dev.generate.boards.plan import Board, Mark, Panel, Query, Row
+from shoal_dev.generate.boards.plan import DashboardPlan, Mark, Panel, PanelQuery, PanelRow
 from shoal_dev.generate.boards.promql import gpus, hours, rate, ratio, total
 
 _PRICED: Final = "sum by (gpu_class, currency) (shoal_model_hourly_cost)"
@@ -10,13 +10,13 @@ _GENERATED: Final = rate("shoal_replica_generation_tokens_total", by="gpu_class"
 _USED: Final = gpus("allocated", "gpu_class")
 _UNPRICED: Final = "no GPUClass has `hourlyCost`"
 
-_NOW: Final = Row(
+_NOW: Final = PanelRow(
     "Now",
     (
         Panel(
             "Cost per hour",
             "Of the GPUs that pods of Models hold, by currency.",
-            (Query("sum by (currency) (shoal_model_hourly_cost)", "{{currency}}", empty=_UNPRICED),),
+            (PanelQuery("sum by (currency) (shoal_model_hourly_cost)", "{{currency}}", empty=_UNPRICED),),
             kind="number",
             width=6,
         ),
@@ -24,7 +24,7 @@ _NOW: Final = Row(
             "In the time shown",
             "What those GPUs cost, by currency.",
             (
-                Query(
+                PanelQuery(
                     hours("shoal_model_hourly_cost", by="currency"),
                     "{{currency}}",
                     empty=_UNPRICED,
@@ -33,11 +33,11 @@ _NOW: Final = Row(
             kind="number",
             width=6,
         ),
-        Panel("GPUs in use", "GPUs that pods hold.", (Query(gpus("allocated")),), kind="number", width=6),
+        Panel("GPUs in use", "GPUs that pods hold.", (PanelQuery(gpus("allocated")),), kind="number", width=6),
         Panel(
             "Share in use",
             "Of the GPUs that nodes offer.",
-            (Query(ratio(gpus("allocated"), gpus("allocatable"))),),
+            (PanelQuery(ratio(gpus("allocated"), gpus("allocatable"))),),
             unit="percentunit",
             kind="number",
             width=6,
@@ -46,29 +46,29 @@ _NOW: Final = Row(
     ),
 )
 
-_CLASSES: Final = Row(
+_CLASSES: Final = PanelRow(
     "Classes",
     (
         Panel(
             "GPUs",
             "Held by pods, free, and offered by the nodes.",
             (
-                Query(_USED, "{{gpu_class}} in use"),
-                Query(gpus("free", "gpu_class"), "{{gpu_class}} free"),
-                Query(gpus("allocatable", "gpu_class"), "{{gpu_class}} offered"),
+                PanelQuery(_USED, "{{gpu_class}} in use"),
+                PanelQuery(gpus("free", "gpu_class"), "{{gpu_class}} free"),
+                PanelQuery(gpus("allocatable", "gpu_class"), "{{gpu_class}} offered"),
             ),
         ),
         Panel(
             "Cost per hour by class",
             "Of the GPUs that pods of Models hold.",
-            (Query(_PRICED, "{{gpu_class}} ({{currency}})", empty=_UNPRICED),),
+            (PanelQuery(_PRICED, "{{gpu_class}} ({{currency}})", empty=_UNPRICED),),
             kind="stacked",
         ),
         Panel(
             "Cost per hour by Model",
             "Of the GPUs that its pods hold; the ten dearest.",
             (
-                Query(
+                PanelQuery(
                     "topk(10, sum by (model, currency) (shoal_model_hourly_cost))",
                     "{{model}} ({{currency}})",
                     empty=_UNPRICED,
@@ -80,10 +80,12 @@ _CLASSES: Final = Row(
             "Classes now",
             "GPUs in use and free, price of one per hour, generated tokens per second.",
             (
-                Query(_USED, "in use"),
-                Query(gpus("free", "gpu_class"), "free"),
-                Query("max by (gpu_class, currency) (shoal_gpu_class_hourly_cost)", "price per hour", empty=_UNPRICED),
-                Query(_GENERATED, "tokens per second"),
+                PanelQuery(_USED, "in use"),
+                PanelQuery(gpus("free", "gpu_class"), "free"),
+                PanelQuery(
+                    "max by (gpu_class, currency) (shoal_gpu_class_hourly_cost)", "price per hour", empty=_UNPRICED
+                ),
+                PanelQuery(_GENERATED, "tokens per second"),
             ),
             kind="table",
             width=24,
@@ -91,14 +93,14 @@ _CLASSES: Final = Row(
     ),
 )
 
-_WORTH: Final = Row(
+_WORTH: Final = PanelRow(
     "What it brings",
     (
         Panel(
             "Cost of a million generated tokens",
             "What the class's GPUs cost now per million tokens that they generate now. High where GPUs stand idle.",
             (
-                Query(
+                PanelQuery(
                     f"{_PRICED} / on (gpu_class) group_left () ({_GENERATED} * 3600 / 1e6 > 0)",
                     "{{gpu_class}} ({{currency}})",
                     empty=_UNPRICED,
@@ -108,14 +110,14 @@ _WORTH: Final = Row(
         Panel(
             "Generated tokens per second and GPU",
             "By class.",
-            (Query(f"{_GENERATED} / on (gpu_class) ({_USED} > 0)", "{{gpu_class}}"),),
+            (PanelQuery(f"{_GENERATED} / on (gpu_class) ({_USED} > 0)", "{{gpu_class}}"),),
             unit="ops",
         ),
         Panel(
             "KV cache in use",
             "Share of the replicas' KV cache that requests fill, by class.",
             (
-                Query(
+                PanelQuery(
                     f"{total('shoal_replica_kv_tokens_used', by='gpu_class')} / "
                     f"{total('shoal_replica_kv_tokens_capacity', by='gpu_class')}",
                     "{{gpu_class}}",
@@ -128,13 +130,13 @@ _WORTH: Final = Row(
         Panel(
             "Idle replicas",
             "Replicas that run no request, by class.",
-            (Query("sum by (gpu_class) (shoal_replica_running == bool 0)", "{{gpu_class}}"),),
+            (PanelQuery("sum by (gpu_class) (shoal_replica_running == bool 0)", "{{gpu_class}}"),),
         ),
         Panel(
             "Cost of idling per hour",
             "The share of idle replicas in what the class's GPUs cost.",
             (
-                Query(
+                PanelQuery(
                     f"{_PRICED} * on (gpu_class) group_left () (avg by (gpu_class) (shoal_replica_running == bool 0))",
                     "{{gpu_class}} ({{currency}})",
                     empty=_UNPRICED,
@@ -145,7 +147,7 @@ _WORTH: Final = Row(
             "GPU-hours",
             "Held by pods in the time shown.",
             (
-                Query(
+                PanelQuery(
                     hours("shoal_gpu_class_gpus", 'state="allocated"', "gpu_class"),
                     "GPU-hours",
                 ),
@@ -155,7 +157,7 @@ _WORTH: Final = Row(
     ),
 )
 
-BOARD: Final = Board(
+BOARD: Final = DashboardPlan(
     uid="shoal-cost",
     title="Shoal / GPU classes and cost",
     description="What GPUs there are, how far they are used, and what a token costs on each class.",

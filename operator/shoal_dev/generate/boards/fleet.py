@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from shoal_dev.generate.boards.plan import Board, Mark, Panel, Query, Row
+from shoal_dev.generate.boards.plan import DashboardPlan, Mark, Panel, PanelQuery, PanelRow
 from shoal_dev.generate.boards.promql import (
     BROKEN,
     GATEWAY_SPACE,
@@ -23,13 +23,13 @@ from shoal_dev.generate.boards.promql import (
 
 _REQUESTS: Final = "shoal_gateway_requests_total"
 
-_NOW: Final = Row(
+_NOW: Final = PanelRow(
     "Now",
     (
         Panel(
             "Requests",
             "Accepted requests per second that ended.",
-            (Query(rate(_REQUESTS, GATEWAY_SPACE)),),
+            (PanelQuery(rate(_REQUESTS, GATEWAY_SPACE)),),
             unit="reqps",
             kind="number",
             width=4,
@@ -37,7 +37,7 @@ _NOW: Final = Row(
         Panel(
             "Not answered",
             "Share of accepted requests that failed, were refused or ran out of time.",
-            (Query(ratio(rate(_REQUESTS, f"{GATEWAY_SPACE}, {BROKEN}"), rate(_REQUESTS, GATEWAY_SPACE))),),
+            (PanelQuery(ratio(rate(_REQUESTS, f"{GATEWAY_SPACE}, {BROKEN}"), rate(_REQUESTS, GATEWAY_SPACE))),),
             unit="percentunit",
             kind="number",
             width=4,
@@ -47,7 +47,7 @@ _NOW: Final = Row(
         Panel(
             "Held",
             "Requests that wait in gateways for a replica or an adapter.",
-            (Query(or_zero(total("shoal_gateway_held_requests", GATEWAY_SPACE))),),
+            (PanelQuery(or_zero(total("shoal_gateway_held_requests", GATEWAY_SPACE))),),
             kind="number",
             width=4,
             marks=(Mark(1, "yellow"),),
@@ -56,7 +56,7 @@ _NOW: Final = Row(
         Panel(
             "Missing replicas",
             "Replicas that are wanted and not ready.",
-            (Query(f"{replicas('wanted', SPACE)} - {replicas('ready', SPACE)}"),),
+            (PanelQuery(f"{replicas('wanted', SPACE)} - {replicas('ready', SPACE)}"),),
             kind="number",
             width=4,
             least=None,
@@ -66,7 +66,7 @@ _NOW: Final = Row(
         Panel(
             "GPUs in use",
             "Share of the classes' GPUs that pods hold.",
-            (Query(ratio(gpus("allocated"), gpus("allocatable"))),),
+            (PanelQuery(ratio(gpus("allocated"), gpus("allocatable"))),),
             unit="percentunit",
             kind="number",
             width=4,
@@ -75,7 +75,7 @@ _NOW: Final = Row(
         Panel(
             "Operators that lead",
             "1, by the Lease. With 0 serving goes on, and nothing is scaled or rolled.",
-            (Query(or_zero(total("shoal_leading"))),),
+            (PanelQuery(or_zero(total("shoal_leading"))),),
             kind="number",
             width=4,
             marks=(Mark(0, "red"), Mark(1, "green"), Mark(2, "red")),
@@ -84,13 +84,17 @@ _NOW: Final = Row(
     ),
 )
 
-_SERVED: Final = Row(
+_SERVED: Final = PanelRow(
     "Requests",
     (
         Panel(
             "Requests by Model",
             "Accepted requests per second that ended; the ten busiest Models.",
-            (Query(f"topk(10, {rate(_REQUESTS, GATEWAY_SPACE, 'gen_ai_request_model')})", "{{gen_ai_request_model}}"),),
+            (
+                PanelQuery(
+                    f"topk(10, {rate(_REQUESTS, GATEWAY_SPACE, 'gen_ai_request_model')})", "{{gen_ai_request_model}}"
+                ),
+            ),
             unit="reqps",
             kind="stacked",
         ),
@@ -98,7 +102,7 @@ _SERVED: Final = Row(
             "How they ended",
             "answered; rejected: by the engine, as wrong; cancelled: by the client; refused: 429 or 503 with "
             "Retry-After; expired: held for too long; failed: the engine was lost, or said 5xx.",
-            (Query(rate(_REQUESTS, GATEWAY_SPACE, "outcome"), "{{outcome}}"),),
+            (PanelQuery(rate(_REQUESTS, GATEWAY_SPACE, "outcome"), "{{outcome}}"),),
             unit="reqps",
             kind="stacked",
             runbook="refusals-burn-slow.md",
@@ -119,7 +123,7 @@ _SERVED: Final = Row(
             "Held by Model",
             "Requests that wait in gateways; the ten Models with most.",
             (
-                Query(
+                PanelQuery(
                     or_zero(
                         f"topk(10, {total('shoal_gateway_held_requests', GATEWAY_SPACE, 'gen_ai_request_model')})",
                         "gen_ai_request_model",
@@ -134,26 +138,26 @@ _SERVED: Final = Row(
             "Engines' queues by Model",
             "Requests that wait in engines, per replica on average. Models scale up from 4 on, unless their spec says "
             "otherwise.",
-            (Query(f"topk(10, avg by (model) (shoal_replica_waiting{{{SPACE}}}))", "{{model}}"),),
+            (PanelQuery(f"topk(10, avg by (model) (shoal_replica_waiting{{{SPACE}}}))", "{{model}}"),),
             marks=(Mark(4, "orange"),),
         ),
     ),
 )
 
-_REPLICAS: Final = Row(
+_REPLICAS: Final = PanelRow(
     "Replicas",
     (
         Panel(
             "Wanted and ready",
             "Replicas of all Models shown: as decided, and as they serve.",
-            (Query(replicas("wanted", SPACE), "wanted"), Query(replicas("ready", SPACE), "ready")),
+            (PanelQuery(replicas("wanted", SPACE), "wanted"), PanelQuery(replicas("ready", SPACE), "ready")),
         ),
         Panel(
             "KV cache in use by Model",
             "Share of the replicas' KV cache that requests fill. Models scale up from 80 % on, unless their spec says "
             "otherwise.",
             (
-                Query(
+                PanelQuery(
                     f"topk(10, {total('shoal_replica_kv_tokens_used', SPACE, 'model')} / "
                     f"{total('shoal_replica_kv_tokens_capacity', SPACE, 'model')})",
                     "{{model}}",
@@ -169,22 +173,22 @@ _REPLICAS: Final = Row(
             "Cold start: from a pod's creation until it is ready. Wake: from the decision at zero until a replica is "
             "ready. Over the time shown.",
             (
-                Query(
+                PanelQuery(
                     quantile_of_range(0.5, "shoal_model_cold_start_seconds", SPACE),
                     "cold start p50",
                     empty="no replica started in the time shown",
                 ),
-                Query(
+                PanelQuery(
                     quantile_of_range(0.99, "shoal_model_cold_start_seconds", SPACE),
                     "cold start p99",
                     empty="no replica started in the time shown",
                 ),
-                Query(
+                PanelQuery(
                     quantile_of_range(0.5, "shoal_model_wake_seconds", SPACE),
                     "wake p50",
                     empty="no Model was woken in the time shown",
                 ),
-                Query(
+                PanelQuery(
                     quantile_of_range(0.99, "shoal_model_wake_seconds", SPACE),
                     "wake p99",
                     empty="no Model was woken in the time shown",
@@ -197,15 +201,17 @@ _REPLICAS: Final = Row(
             "Models now",
             "Per Model: replicas wanted and ready, requests per second, held, cost of the replicas per hour.",
             (
-                Query(replicas("wanted", SPACE, "model"), "wanted"),
-                Query(replicas("ready", SPACE, "model"), "ready"),
-                Query(
+                PanelQuery(replicas("wanted", SPACE, "model"), "wanted"),
+                PanelQuery(replicas("ready", SPACE, "model"), "ready"),
+                PanelQuery(
                     by_model(total("shoal_gateway_held_requests", GATEWAY_SPACE, "gen_ai_request_model")),
                     "held",
                     empty="nothing is held",
                 ),
-                Query(by_model(rate(_REQUESTS, GATEWAY_SPACE, "gen_ai_request_model")), "requests per second"),
-                Query(total("shoal_model_hourly_cost", SPACE, "model, currency"), "cost per hour", empty="no price"),
+                PanelQuery(by_model(rate(_REQUESTS, GATEWAY_SPACE, "gen_ai_request_model")), "requests per second"),
+                PanelQuery(
+                    total("shoal_model_hourly_cost", SPACE, "model, currency"), "cost per hour", empty="no price"
+                ),
             ),
             kind="table",
             width=16,
@@ -214,21 +220,21 @@ _REPLICAS: Final = Row(
             "GPUs by class",
             "GPUs that pods hold, and those that are free.",
             (
-                Query(gpus("allocated", "gpu_class"), "{{gpu_class}} in use"),
-                Query(gpus("free", "gpu_class"), "{{gpu_class}} free"),
+                PanelQuery(gpus("allocated", "gpu_class"), "{{gpu_class}} in use"),
+                PanelQuery(gpus("free", "gpu_class"), "{{gpu_class}} free"),
             ),
             kind="stacked",
         ),
     ),
 )
 
-_OPERATOR: Final = Row(
+_OPERATOR: Final = PanelRow(
     "Operator",
     (
         Panel(
             "Decisions",
             "Decisions on replicas per second, by what came of them.",
-            (Query(rate("shoal_scaling_decisions_total", by="outcome"), "{{outcome}}"),),
+            (PanelQuery(rate("shoal_scaling_decisions_total", by="outcome"), "{{outcome}}"),),
             unit="ops",
             width=6,
         ),
@@ -236,8 +242,10 @@ _OPERATOR: Final = Row(
             "Plan and reconcile, p99",
             "One plan of the whole fleet; one reconcile of an object, by queue.",
             (
-                Query(quantile(0.99, "shoal_plan_seconds"), "plan", empty="no Model, node or pod changed for a while"),
-                Query(
+                PanelQuery(
+                    quantile(0.99, "shoal_plan_seconds"), "plan", empty="no Model, node or pod changed for a while"
+                ),
+                PanelQuery(
                     quantile(0.99, "shoal_reconcile_seconds", by="queue"),
                     "{{queue}}",
                     empty="no object changed for a while",
@@ -249,7 +257,7 @@ _OPERATOR: Final = Row(
         Panel(
             "Reconciles that failed",
             "Per second, by queue; they are tried again, later and later.",
-            (Query(or_zero(rate("shoal_reconciles_total", 'outcome="error"', "queue"), "queue"), "{{queue}}"),),
+            (PanelQuery(or_zero(rate("shoal_reconciles_total", 'outcome="error"', "queue"), "queue"), "{{queue}}"),),
             unit="ops",
             width=6,
             marks=(Mark(0.1, "red"),),
@@ -258,20 +266,24 @@ _OPERATOR: Final = Row(
         Panel(
             "Calls to the API server",
             "Per second, by verb and answer. A quiet fleet writes nothing but Leases.",
-            (Query(rate("shoal_kube_requests_total", by="verb, code"), "{{verb}} {{code}}"),),
+            (PanelQuery(rate("shoal_kube_requests_total", by="verb, code"), "{{verb}} {{code}}"),),
             unit="reqps",
             width=6,
         ),
     ),
 )
 
-_KEDA: Final = Row(
+_KEDA: Final = PanelRow(
     "KEDA, where it writes replicas",
     (
         Panel(
             "Calls of KEDA",
             "At the external scaler per second, by outcome; streams count when they are opened.",
-            (Query(or_zero(rate("shoal_keda_calls_total", by="method, outcome"), "method"), "{{method}} {{outcome}}"),),
+            (
+                PanelQuery(
+                    or_zero(rate("shoal_keda_calls_total", by="method, outcome"), "method"), "{{method}} {{outcome}}"
+                ),
+            ),
             unit="reqps",
             width=12,
             runbook="keda-not-driving.md",
@@ -280,15 +292,15 @@ _KEDA: Final = Row(
             "Wakes told to KEDA",
             "Times that KEDA was told, unasked, to go from zero, in the time shown; and its open streams.",
             (
-                Query(or_zero(rise("shoal_keda_pushes_total")), "told"),
-                Query(or_zero(total("shoal_keda_streams", by="method"), "method"), "streams {{method}}"),
+                PanelQuery(or_zero(rise("shoal_keda_pushes_total")), "told"),
+                PanelQuery(or_zero(total("shoal_keda_streams", by="method"), "method"), "streams {{method}}"),
             ),
             width=12,
         ),
     ),
 )
 
-BOARD: Final = Board(
+BOARD: Final = DashboardPlan(
     uid="shoal-fleet",
     title="Shoal / Fleet",
     description="All Models of a cluster: requests, replicas, GPUs, and the operator itself.",

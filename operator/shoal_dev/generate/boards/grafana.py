@@ -11,7 +11,7 @@ from grafana_foundation_sdk.models import dashboard as schema
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from shoal.api.chartvalues import RUNBOOKS
-from shoal_dev.generate.boards.plan import Board, Panel, Place, Row, Variable
+from shoal_dev.generate.boards.plan import DashboardPlan, GridPlace, Panel, PanelRow, Variable
 
 TAG: Final = "shoal"
 _SOURCE: Final = schema.DataSourceRef(type_val="prometheus", uid="${datasource}")
@@ -20,7 +20,7 @@ _ALL: Final = ".*"
 _Builder = stat.Panel | table.Panel | timeseries.Panel
 
 
-def to_json(board: Board) -> str:
+def to_json(board: DashboardPlan) -> str:
     """The file that Grafana imports: no id of an installation's in it, and its data source is asked for."""
     made = (
         dashboard.Dashboard(board.title)
@@ -44,7 +44,7 @@ def to_json(board: Board) -> str:
         made.with_variable(_variable(variable))
     for number, (thing, place) in enumerate(board.placed(), 1):
         where = schema.GridPos(h=place.height, w=place.width, x=place.x, y=place.y)
-        if isinstance(thing, Row):
+        if isinstance(thing, PanelRow):
             made.with_row(dashboard.Row(thing.title).id(number).grid_pos(where))
         else:
             made.with_panel(_panel(thing, place).id(number))
@@ -67,7 +67,7 @@ def _variable(variable: Variable) -> dashboard.QueryVariable:
     return made
 
 
-def _panel(panel: Panel, place: Place) -> _Builder:
+def _panel(panel: Panel, place: GridPlace) -> _Builder:
     made = _drawn(panel)
     made.title(panel.title).description(panel.description).unit(panel.unit).datasource(_SOURCE)
     made.grid_pos(schema.GridPos(h=place.height, w=place.width, x=place.x, y=place.y))

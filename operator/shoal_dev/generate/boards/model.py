@@ -3,7 +3,7 @@
 from typing import Final
 
 from shoal.api import model as api
-from shoal_dev.generate.boards.plan import Board, Mark, Panel, Query, Row
+from shoal_dev.generate.boards.plan import DashboardPlan, Mark, Panel, PanelQuery, PanelRow
 from shoal_dev.generate.boards.promql import (
     BROKEN,
     GATEWAY_MODEL,
@@ -25,13 +25,13 @@ _TARGETS: Final = api.Scaling()
 _KV: Final = _TARGETS.kv_utilization_percent / 100
 _QUEUE: Final = _TARGETS.queued_requests_per_replica
 
-_ANSWERS: Final = Row(
+_ANSWERS: Final = PanelRow(
     "Answers",
     (
         Panel(
             "Requests",
             "Accepted requests per second, by how they ended.",
-            (Query(rate(_REQUESTS, GATEWAY_MODEL, "outcome"), "{{outcome}}"),),
+            (PanelQuery(rate(_REQUESTS, GATEWAY_MODEL, "outcome"), "{{outcome}}"),),
             unit="reqps",
             kind="stacked",
         ),
@@ -57,15 +57,15 @@ _ANSWERS: Final = Row(
             "Tokens",
             "Per second, as the engines count them: prompts (those that a cache covers included) and answers.",
             (
-                Query(rate("shoal_replica_prompt_tokens_total", MODEL), "prompt"),
-                Query(rate("shoal_replica_generation_tokens_total", MODEL), "generated"),
+                PanelQuery(rate("shoal_replica_prompt_tokens_total", MODEL), "prompt"),
+                PanelQuery(rate("shoal_replica_generation_tokens_total", MODEL), "generated"),
             ),
             unit="ops",
         ),
         Panel(
             "Not answered",
             "Share of accepted requests that failed, were refused or ran out of time.",
-            (Query(ratio(rate(_REQUESTS, f"{GATEWAY_MODEL}, {BROKEN}"), rate(_REQUESTS, GATEWAY_MODEL))),),
+            (PanelQuery(ratio(rate(_REQUESTS, f"{GATEWAY_MODEL}, {BROKEN}"), rate(_REQUESTS, GATEWAY_MODEL))),),
             unit="percentunit",
             marks=(Mark(0.001, "yellow"), Mark(0.01, "red")),
             runbook="requests-failed.md",
@@ -73,20 +73,20 @@ _ANSWERS: Final = Row(
     ),
 )
 
-_WAITING: Final = Row(
+_WAITING: Final = PanelRow(
     "Waiting",
     (
         Panel(
             "Held",
             "Requests that wait in gateways for a replica or an adapter.",
-            (Query(or_zero(total("shoal_gateway_held_requests", GATEWAY_MODEL)), "held"),),
+            (PanelQuery(or_zero(total("shoal_gateway_held_requests", GATEWAY_MODEL)), "held"),),
             runbook="hold-near-limit.md",
         ),
         Panel(
             "Time held",
             "Of those that waited in a gateway, over the time shown.",
             tuple(
-                Query(
+                PanelQuery(
                     quantile_of_range(share, "shoal_gateway_hold_seconds", GATEWAY_MODEL),
                     f"p{share * 100:g}",
                     empty="nothing had to wait in the time shown",
@@ -100,24 +100,24 @@ _WAITING: Final = Row(
             "Requests that wait in the engine and those that it runs. The line is the default of "
             "`queuedRequestsPerReplica`.",
             (
-                Query(total("shoal_replica_waiting", MODEL, "pod"), "{{pod}} waiting"),
-                Query(total("shoal_replica_running", MODEL, "pod"), "{{pod}} running"),
+                PanelQuery(total("shoal_replica_waiting", MODEL, "pod"), "{{pod}} waiting"),
+                PanelQuery(total("shoal_replica_running", MODEL, "pod"), "{{pod}} running"),
             ),
             marks=(Mark(_QUEUE, "orange"),),
         ),
     ),
 )
 
-_REPLICAS: Final = Row(
+_REPLICAS: Final = PanelRow(
     "Replicas",
     (
         Panel(
             "Wanted and ready",
             "As decided; as placed and as ready on each GPU class.",
             (
-                Query(replicas("wanted", MODEL), "wanted"),
-                Query(replicas("desired", MODEL, "gpu_class"), "{{gpu_class}} placed"),
-                Query(replicas("ready", MODEL, "gpu_class"), "{{gpu_class}} ready"),
+                PanelQuery(replicas("wanted", MODEL), "wanted"),
+                PanelQuery(replicas("desired", MODEL, "gpu_class"), "{{gpu_class}} placed"),
+                PanelQuery(replicas("ready", MODEL, "gpu_class"), "{{gpu_class}} ready"),
             ),
             runbook="scaling.md",
         ),
@@ -125,7 +125,7 @@ _REPLICAS: Final = Row(
             "KV cache in use by replica",
             "Share of the KV cache that requests fill. The line is the default of `kvUtilizationPercent`.",
             (
-                Query(
+                PanelQuery(
                     f"{total('shoal_replica_kv_tokens_used', MODEL, 'pod')} / "
                     f"{total('shoal_replica_kv_tokens_capacity', MODEL, 'pod')}",
                     "{{pod}}",
@@ -140,7 +140,7 @@ _REPLICAS: Final = Row(
             "Why the number changed",
             "Decisions over the time shown, by direction and reason. `kubectl shoal why` has each with its figures.",
             (
-                Query(
+                PanelQuery(
                     f"{events('shoal_model_decisions_total', MODEL, 'direction, reason')} > 0",
                     "decisions",
                     empty="the number did not change in the time shown",
@@ -152,17 +152,17 @@ _REPLICAS: Final = Row(
             "Cold starts",
             "From a pod's creation until it is ready, over the time shown; and what is counted with, as last measured.",
             (
-                Query(
+                PanelQuery(
                     quantile_of_range(0.5, "shoal_model_cold_start_seconds", MODEL, "gpu_class"),
                     "{{gpu_class}} p50",
                     empty="no replica started in the time shown",
                 ),
-                Query(
+                PanelQuery(
                     quantile_of_range(0.99, "shoal_model_cold_start_seconds", MODEL, "gpu_class"),
                     "{{gpu_class}} p99",
                     empty="no replica started in the time shown",
                 ),
-                Query(f"shoal_model_cold_start_expected_seconds{{{MODEL}}}", "{{gpu_class}} counted with"),
+                PanelQuery(f"shoal_model_cold_start_expected_seconds{{{MODEL}}}", "{{gpu_class}} counted with"),
             ),
             unit="s",
         ),
@@ -170,7 +170,7 @@ _REPLICAS: Final = Row(
             "Wakes",
             "From the decision at zero until a replica is ready, over the time shown.",
             tuple(
-                Query(
+                PanelQuery(
                     quantile_of_range(share, "shoal_model_wake_seconds", MODEL),
                     f"p{share * 100:g}",
                     empty="the Model was not woken in the time shown",
@@ -184,22 +184,22 @@ _REPLICAS: Final = Row(
             "Heard",
             "Gateways and replicas that were to be heard of load and demand, and are not. With any of them the number "
             "of replicas does not go down.",
-            (Query(total("shoal_model_voices", f'{MODEL}, heard="no"', "kind"), "{{kind}} not heard"),),
+            (PanelQuery(total("shoal_model_signal_sources", f'{MODEL}, state="stale"', "kind"), "{{kind}} stale"),),
             marks=(Mark(1, "red"),),
-            runbook="voices-not-heard.md",
+            runbook="signals-stale.md",
         ),
     ),
 )
 
-_ENGINES: Final = Row(
+_ENGINES: Final = PanelRow(
     "Engines",
     (
         Panel(
             "Stalled or draining",
             "Replicas whose engine makes no progress, and those that finish before they go.",
             (
-                Query(or_zero(total("shoal_agent_stalled", MODEL)), "stalled"),
-                Query(or_zero(total("shoal_agent_draining", MODEL)), "draining"),
+                PanelQuery(or_zero(total("shoal_agent_stalled", MODEL)), "stalled"),
+                PanelQuery(or_zero(total("shoal_agent_draining", MODEL)), "draining"),
             ),
             marks=(Mark(1, "yellow"),),
             runbook="engine-stalled.md",
@@ -207,21 +207,21 @@ _ENGINES: Final = Row(
         Panel(
             "Failed calls to the engine",
             "Of the agents, per second.",
-            (Query(or_zero(rate("shoal_agent_engine_errors_total", MODEL, "kind"), "kind"), "{{kind}}"),),
+            (PanelQuery(or_zero(rate("shoal_agent_engine_errors_total", MODEL, "kind"), "kind"), "{{kind}}"),),
             unit="ops",
         ),
         Panel(
             "KV cache, computed and real",
             "Tokens of one replica's KV cache: as computed before its engine started, and as the engine says.",
             (
-                Query(f"shoal_kv_tokens_predicted{{{MODEL}}}", "{{gpu_class}} computed"),
-                Query(f"shoal_kv_tokens_engine{{{MODEL}}}", "{{gpu_class}} engine"),
+                PanelQuery(f"shoal_kv_tokens_predicted{{{MODEL}}}", "{{gpu_class}} computed"),
+                PanelQuery(f"shoal_kv_tokens_engine{{{MODEL}}}", "{{gpu_class}} engine"),
             ),
         ),
     ),
 )
 
-BOARD: Final = Board(
+BOARD: Final = DashboardPlan(
     uid="shoal-model",
     title="Shoal / Model",
     description="One Model: answers, waiting, replicas, engines.",

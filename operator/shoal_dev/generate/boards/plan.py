@@ -15,7 +15,7 @@ Kind = Literal["lines", "stacked", "number", "table"]
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class PanelQuery:
     """PromQL, and the words of each of its series in the legend, with labels as in `{{pod}}`."""
 
     expr: str
@@ -36,7 +36,7 @@ class Mark:
 class Panel:
     title: str
     description: str
-    queries: tuple[Query, ...]
+    queries: tuple[PanelQuery, ...]
     unit: Unit = "short"
     kind: Kind = "lines"
     width: int = 8
@@ -56,7 +56,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PanelRow:
     title: str
     panels: tuple[Panel, ...]
 
@@ -77,34 +77,34 @@ class Variable:
 
 
 @dataclass(frozen=True, slots=True)
-class Board:
+class DashboardPlan:
     uid: str
     title: str
     description: str
     variables: tuple[Variable, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[PanelRow, ...]
 
     @property
     def panels(self) -> tuple[Panel, ...]:
         return tuple(panel for row in self.rows for panel in row.panels)
 
-    def placed(self) -> Iterator[tuple["Row | Panel", "Place"]]:
+    def placed(self) -> Iterator[tuple["PanelRow | Panel", "GridPlace"]]:
         """Rows and panels from top to bottom, on Grafana's grid of 24 columns."""
         y = 0
         for row in self.rows:
-            yield row, Place(0, y, COLUMNS, 1)
+            yield row, GridPlace(0, y, COLUMNS, 1)
             y += 1
             x = height = 0
             for panel in row.panels:
                 if x + panel.width > COLUMNS:
                     x, y, height = 0, y + height, 0
-                yield panel, Place(x, y, panel.width, panel.height)
+                yield panel, GridPlace(x, y, panel.width, panel.height)
                 x, height = x + panel.width, max(height, panel.height)
             y += height
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GridPlace:
     """On the grid; a unit of height is about 30 pixels."""
 
     x: int

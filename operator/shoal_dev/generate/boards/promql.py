@@ -7,7 +7,7 @@ namespaces lets that through only where all are chosen.
 
 from typing import Final, Literal
 
-from shoal_dev.generate.boards.plan import Query, Variable
+from shoal_dev.generate.boards.plan import PanelQuery, Variable
 
 WINDOW: Final = "[$__rate_interval]"
 """Grafana's: at least four scrapes, so that one missed scrape leaves no hole."""
@@ -57,9 +57,9 @@ def quantile(share: float, metric: str, match: str = "", by: str = "") -> str:
     return f"histogram_quantile({share}, {rate(metric + '_bucket', match, f'le, {by}' if by else 'le')})"
 
 
-def quantiles(metric: str, match: str = "") -> tuple[Query, ...]:
+def quantiles(metric: str, match: str = "") -> tuple[PanelQuery, ...]:
     """The usual three."""
-    return tuple(Query(quantile(share, metric, match), f"p{share * 100:g}") for share in (0.5, 0.9, 0.99))
+    return tuple(PanelQuery(quantile(share, metric, match), f"p{share * 100:g}") for share in (0.5, 0.9, 0.99))
 
 
 def quantile_of_range(share: float, metric: str, match: str = "", by: str = "") -> str:

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterable, Iterator
 
-from shoal_dev.generate.boards.plan import Board, Panel
+from shoal_dev.generate.boards.plan import DashboardPlan, Panel
 
 
-def boards_page(boards: Iterable[Board]) -> str:
+def boards_page(boards: Iterable[DashboardPlan]) -> str:
     """Markdown below the page's title."""
     return "\n".join(line for board in boards for line in _board(board)) + "\n"
 
 
-def _board(board: Board) -> Iterator[str]:
+def _board(board: DashboardPlan) -> Iterator[str]:
     yield from (f"## {board.title}", "", board.description, "")
     yield from ("| panel | it shows | may be empty | runbook |", "|---|---|---|---|")
     for panel in board.panels:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from shoal_dev.generate.boards.plan import Board, Mark, Panel, Query, Row
+from shoal_dev.generate.boards.plan import DashboardPlan, Mark, Panel, PanelQuery, PanelRow
 from shoal_dev.generate.boards.promql import TENANT, events, or_zero, rate, ratio, rise, total
 
 _MATCH: Final = 'tenant=~"$tenant"'
@@ -11,28 +11,28 @@ _INPUT: Final = f'{_MATCH}, gen_ai_token_type="input"'
 _CACHED: Final = f'{_MATCH}, gen_ai_token_type="cached"'
 _OUTPUT: Final = f'{_MATCH}, gen_ai_token_type="output"'
 
-_NOW: Final = Row(
+_NOW: Final = PanelRow(
     "In the time shown",
     (
         Panel(
             "Requests",
             "Accepted requests that ended.",
-            (Query(rise("shoal_tenant_requests_total", _MATCH)),),
+            (PanelQuery(rise("shoal_tenant_requests_total", _MATCH)),),
             kind="number",
             width=6,
         ),
         Panel(
             "Input tokens",
             "Of prompts, those that a cache covers included.",
-            (Query(rise(_TOKENS, _INPUT)),),
+            (PanelQuery(rise(_TOKENS, _INPUT)),),
             kind="number",
             width=6,
         ),
-        Panel("Output tokens", "Of answers.", (Query(rise(_TOKENS, _OUTPUT)),), kind="number", width=6),
+        Panel("Output tokens", "Of answers.", (PanelQuery(rise(_TOKENS, _OUTPUT)),), kind="number", width=6),
         Panel(
             "Turned away",
             "Requests over one of the tenant's limits: 429.",
-            (Query(or_zero(events("shoal_tenant_refused_total", _MATCH))),),
+            (PanelQuery(or_zero(events("shoal_tenant_refused_total", _MATCH))),),
             kind="number",
             width=6,
             marks=(Mark(1, "yellow"),),
@@ -40,13 +40,13 @@ _NOW: Final = Row(
     ),
 )
 
-_REQUESTS: Final = Row(
+_REQUESTS: Final = PanelRow(
     "Requests",
     (
         Panel(
             "Requests by tenant",
             "Accepted requests per second that ended; the ten busiest.",
-            (Query(f"topk(10, {rate('shoal_tenant_requests_total', _MATCH, 'tenant')})", "{{tenant}}"),),
+            (PanelQuery(f"topk(10, {rate('shoal_tenant_requests_total', _MATCH, 'tenant')})", "{{tenant}}"),),
             unit="reqps",
             kind="stacked",
         ),
@@ -54,7 +54,7 @@ _REQUESTS: Final = Row(
             "How they ended",
             "answered; rejected: by the engine, as wrong; cancelled: by the client; refused: 429 or 503 with "
             "Retry-After; expired: held for too long; failed: the engine was lost, or said 5xx.",
-            (Query(rate("shoal_tenant_requests_total", _MATCH, "outcome"), "{{outcome}}"),),
+            (PanelQuery(rate("shoal_tenant_requests_total", _MATCH, "outcome"), "{{outcome}}"),),
             unit="reqps",
             kind="stacked",
             runbook="refusals-burn-slow.md",
@@ -63,7 +63,7 @@ _REQUESTS: Final = Row(
             "Over a limit",
             "Requests per second that got 429, by tenant.",
             (
-                Query(
+                PanelQuery(
                     or_zero(rate("shoal_tenant_refused_total", _MATCH, "tenant"), "tenant"),
                     "{{tenant}}",
                 ),
@@ -73,14 +73,14 @@ _REQUESTS: Final = Row(
     ),
 )
 
-_USE: Final = Row(
+_USE: Final = PanelRow(
     "Tokens",
     (
         Panel(
             "Tokens by tenant",
             "Input and output tokens per second; the ten busiest.",
             (
-                Query(
+                PanelQuery(
                     f'topk(10, {rate(_TOKENS, f"""{_MATCH}, gen_ai_token_type=~"input|output" """.strip(), "tenant")})',
                     "{{tenant}}",
                 ),
@@ -91,13 +91,13 @@ _USE: Final = Row(
         Panel(
             "Tokens by kind",
             "Per second. Cached ones are part of the input.",
-            (Query(rate(_TOKENS, _MATCH, "gen_ai_token_type"), "{{gen_ai_token_type}}"),),
+            (PanelQuery(rate(_TOKENS, _MATCH, "gen_ai_token_type"), "{{gen_ai_token_type}}"),),
             unit="ops",
         ),
         Panel(
             "Input from a cache",
             "Share of the input tokens that an engine's prefix cache covered.",
-            (Query(ratio(rate(_TOKENS, _CACHED), rate(_TOKENS, _INPUT)), "cached"),),
+            (PanelQuery(ratio(rate(_TOKENS, _CACHED), rate(_TOKENS, _INPUT)), "cached"),),
             unit="percentunit",
             most=1,
         ),
@@ -105,11 +105,11 @@ _USE: Final = Row(
             "Tenants",
             "In the time shown: requests, tokens, and requests that were over a limit.",
             (
-                Query(rise("shoal_tenant_requests_total", _MATCH, "tenant"), "requests"),
-                Query(rise(_TOKENS, _INPUT, "tenant"), "input tokens"),
-                Query(rise(_TOKENS, _CACHED, "tenant"), "of them cached"),
-                Query(rise(_TOKENS, _OUTPUT, "tenant"), "output tokens"),
-                Query(
+                PanelQuery(rise("shoal_tenant_requests_total", _MATCH, "tenant"), "requests"),
+                PanelQuery(rise(_TOKENS, _INPUT, "tenant"), "input tokens"),
+                PanelQuery(rise(_TOKENS, _CACHED, "tenant"), "of them cached"),
+                PanelQuery(rise(_TOKENS, _OUTPUT, "tenant"), "output tokens"),
+                PanelQuery(
                     events("shoal_tenant_refused_total", _MATCH, "tenant"),
                     "over a limit",
                     empty="no request was over a limit",
@@ -121,15 +121,15 @@ _USE: Final = Row(
     ),
 )
 
-_BOOKS: Final = Row(
+_BOOKS: Final = PanelRow(
     "Books",
     (
         Panel(
             "Billed beside what engines counted",
             "Tokens of the last 24 hours. `kubectl shoal unattributed` shows the difference by the hour.",
             (
-                Query(total("shoal_ledger_engine_tokens", by="kind"), "engines {{kind}}"),
-                Query(total("shoal_ledger_billed_tokens", by="kind"), "billed {{kind}}"),
+                PanelQuery(total("shoal_ledger_engine_tokens", by="kind"), "engines {{kind}}"),
+                PanelQuery(total("shoal_ledger_billed_tokens", by="kind"), "billed {{kind}}"),
             ),
             width=12,
         ),
@@ -138,7 +138,7 @@ _BOOKS: Final = Row(
             "Share of the engines' tokens that no usage record has; below zero where a killed engine's last counts "
             "were not heard. The last 24 hours.",
             (
-                Query(
+                PanelQuery(
                     f"{total('shoal_ledger_unattributed_tokens', by='kind')} / "
                     f"({total('shoal_ledger_engine_tokens', by='kind')} > 0)",
                     "{{kind}}",
@@ -153,7 +153,7 @@ _BOOKS: Final = Row(
     ),
 )
 
-BOARD: Final = Board(
+BOARD: Final = DashboardPlan(
     uid="shoal-tenant",
     title="Shoal / Tenant",
     description="What tenants ask for and get: requests, tokens, limits. Bills: `kubectl shoal bill TENANT`.",

@@ -121,12 +121,12 @@ MODELS: Final = (
         "It has requests and answers none of them; gateways send it nothing meanwhile.",
     ),
     Alert(
-        "ShoalVoicesNotHeard",
+        "ShoalSignalsStale",
         "warning",
-        'max by (model, kind) (shoal_model_voices{heard="no"}) > 0',
+        'max by (model, kind) (shoal_model_signal_sources{state="stale"}) > 0',
         "3m",
-        f"The operator does not hear every {{{{ $labels.kind }}}} of {_MODEL}.",
-        "{{ $value }} of them are silent. What is not heard is not known, so the Model does not get smaller.",
+        f"The operator has no live signals from some {{{{ $labels.kind }}}} of {_MODEL}.",
+        "{{ $value }} of them are silent. Their load is unknown, so the Model does not scale down.",
     ),
     Alert(
         "ShoalKEDANotDriving",

@@ -12,8 +12,8 @@ import yaml
 
 from shoal_dev.lab import gobuild
 from shoal_dev.lab.errors import LabError
-from shoal_dev.lab.gobuild import MANIFESTS, Say
-from shoal_dev.lab.node.config import Bind, Image
+from shoal_dev.lab.gobuild import MANIFESTS, Announce
+from shoal_dev.lab.node.config import Bind, ImageConfig
 
 if TYPE_CHECKING:
     from shoal_dev.lab.api import Lab
@@ -48,22 +48,22 @@ _WAIT_S: Final = 180
 Object = dict[str, Any]
 
 
-def find_or_build(say: Say) -> Path:
+def find_or_build(announce: Announce) -> Path:
     """The folder with KEDA's programs and manifests; about 20 CPU minutes and 6 GB of disk when nothing is cached.
 
     Raises LabError.
     """
     sources = gobuild.needed_sources()
     if not gobuild.is_built(sources, MODULE):
-        say("KEDA is built from source, once, with all of its scalers; that takes long")
-    gobuild.build(sources, (MODULE,), say)
+        announce("KEDA is built from source, once, with all of its scalers; that takes long")
+    gobuild.build(sources, (MODULE,), announce)
     return gobuild.cached(sources, MODULE)
 
 
-def images(found: Path) -> dict[str, Image]:
+def images(found: Path) -> dict[str, ImageConfig]:
     """Rows of the image table: `found` as from `find_or_build`."""
     return {
-        name: Image(binds=(Bind(host=found / program, container=path),), user=_USER)
+        name: ImageConfig(binds=(Bind(host=found / program, container=path),), user=_USER)
         for name, (program, path) in _PROGRAMS.items()
     }
 
@@ -78,7 +78,7 @@ def adapted(objects: list[Object]) -> list[Object]:
     return objects
 
 
-def install(lab: "Lab", found: Path, say: Say) -> None:
+def install(lab: "Lab", found: Path, announce: Announce) -> None:
     """Returns when KEDA answers the API server for external metrics. Raises LabError."""
     begun = time.monotonic()
     text = lab.kubectl("kustomize", str(found / MANIFESTS / "default"))
@@ -87,7 +87,7 @@ def install(lab: "Lab", found: Path, say: Say) -> None:
     # Server-side: the CRD of ScaledJobs is too large for the annotation that a client-side apply leaves.
     lab.kubectl("apply", "--server-side", "--field-manager=shoal-lab", "-f", "-", stdin=everything, timeout=120)
     wait_until_ready(lab)
-    say(f"KEDA ready after {time.monotonic() - begun:.0f} s")
+    announce(f"KEDA ready after {time.monotonic() - begun:.0f} s")
 
 
 def wait_until_ready(lab: "Lab", timeout: float = _WAIT_S) -> None:

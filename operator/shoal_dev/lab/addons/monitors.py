@@ -43,7 +43,7 @@ Object = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ScrapeJob:
     """One endpoint of one monitor."""
 
     name: str
@@ -63,7 +63,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class MonitoredCluster:
     """What monitors select from."""
 
     services: Sequence[Object]
@@ -71,7 +71,7 @@ class Cluster:
     pods: Sequence[Object]
 
 
-def configuration(jobs: Iterable[Job], folder: Path) -> dict[str, Any]:
+def configuration(jobs: Iterable[ScrapeJob], folder: Path) -> dict[str, Any]:
     """`prometheus.yml` (JSON is YAML); files are in `folder`/targets and `folder`/rules."""
     scrape = [
         dict(job.config)
@@ -91,9 +91,11 @@ def rules(found: Iterable[Object]) -> dict[str, Object]:
     return {f"{_key(item).replace('/', '_')}.yml": {"groups": item["spec"].get("groups") or []} for item in found}
 
 
-def jobs(service_monitors: Iterable[Object], pod_monitors: Iterable[Object], cluster: Cluster) -> list[Job]:
+def jobs(
+    service_monitors: Iterable[Object], pod_monitors: Iterable[Object], cluster: MonitoredCluster
+) -> list[ScrapeJob]:
     """Every endpoint of every monitor, in a stable order."""
-    made: list[Job] = []
+    made: list[ScrapeJob] = []
     slices = slices_by_service(cluster.slices)
     pods = {_key(pod): pod for pod in cluster.pods}
     for monitor in sorted(service_monitors, key=_key):
@@ -209,7 +211,7 @@ def _sane(label: str) -> str:
 # --- jobs -------------------------------------------------------------------------------------------------------------
 
 
-def _job(name: str, monitor: Object, endpoint: Object, targets: Sequence[Object]) -> Job:
+def _job(name: str, monitor: Object, endpoint: Object, targets: Sequence[Object]) -> ScrapeJob:
     spec = monitor["spec"]
     config: dict[str, Any] = {
         "job_name": name,
@@ -228,7 +230,7 @@ def _job(name: str, monitor: Object, endpoint: Object, targets: Sequence[Object]
     # Prometheus refuses a time-out longer than the interval, and its default is 10 s.
     config["scrape_timeout"] = endpoint.get("scrapeTimeout") or config["scrape_interval"]
     unread = tuple(sorted(endpoint.keys() - _ENDPOINT_FIELDS))
-    return Job(name, config, tuple(targets), unread, "bearerTokenFile" in endpoint)
+    return ScrapeJob(name, config, tuple(targets), unread, "bearerTokenFile" in endpoint)
 
 
 def _own_relabelings(monitor: Object, endpoint: Object) -> Iterator[Object]:

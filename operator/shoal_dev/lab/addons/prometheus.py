@@ -14,7 +14,7 @@ import orjson
 from shoal_dev.lab import network
 from shoal_dev.lab.addons import monitors
 from shoal_dev.lab.kubeapi import Api
-from shoal_dev.lab.state import Forward
+from shoal_dev.lab.state import LabForward
 
 NAMESPACE: Final = "monitoring"
 SERVICE: Final = "prometheus"
@@ -22,7 +22,7 @@ PORT: Final = 9090
 ADDRESS: Final = f"http://{network.HOST}:{PORT}"
 ACCOUNT: Final = "prometheus"
 """ServiceAccount whose token it shows to those whom it scrapes."""
-FORWARD: Final = Forward(namespace=NAMESPACE, service=SERVICE, port=PORT)
+FORWARD: Final = LabForward(namespace=NAMESPACE, service=SERVICE, port=PORT)
 PACKAGES: Final = {"prometheus": "prometheus"}
 PROCESSES: Final = ("prometheus", "prometheus-targets")
 _KINDS: Final = {"ServiceMonitor": "servicemonitors", "PodMonitor": "podmonitors", "PrometheusRule": "prometheusrules"}

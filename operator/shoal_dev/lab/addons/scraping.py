@@ -17,7 +17,7 @@ import orjson
 import structlog
 
 from shoal_dev.lab.addons import monitors
-from shoal_dev.lab.kubeapi import Api, ApiError, Object, Reflector
+from shoal_dev.lab.kubeapi import Api, KubeAPIError, LabReflector, Object
 
 _log = structlog.get_logger()
 _SETTLE_S: Final = 0.2
@@ -48,7 +48,7 @@ class Scraping:
         def changed(_kind: str, _item: Object) -> None:
             self._changed.set()
 
-        self._seen = {name: Reflector(api, path, changed) for name, path in _PATHS.items()}
+        self._seen = {name: LabReflector(api, path, changed) for name, path in _PATHS.items()}
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -74,7 +74,7 @@ class Scraping:
 
     def _write(self) -> bool:
         """Whether Prometheus has to be told."""
-        cluster = monitors.Cluster(self._all("services"), self._all("slices"), self._all("pods"))
+        cluster = monitors.MonitoredCluster(self._all("services"), self._all("slices"), self._all("pods"))
         # Items of a list carry no kind.
         service_monitors = [{**item, "kind": "ServiceMonitor"} for item in self._all("servicemonitors")]
         pod_monitors = [{**item, "kind": "PodMonitor"} for item in self._all("podmonitors")]
@@ -114,7 +114,7 @@ class Token:
         asked: Object = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         while True:
             pause = _AGAIN_S
-            with suppress(ApiError, aiohttp.ClientError, TimeoutError, OSError):
+            with suppress(KubeAPIError, aiohttp.ClientError, TimeoutError, OSError):
                 made = await self._api.request("POST", self._where, asked)
                 _publish(self._path, made["status"]["token"].encode())
                 pause = _TOKEN_S

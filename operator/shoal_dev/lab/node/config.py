@@ -14,13 +14,13 @@ class _Section(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
 
 
-class Taint(_Section):
+class NodeTaint(_Section):
     key: str
     value: str = ""
     effect: str = "NoSchedule"
 
 
-class Capacity(_Section):
+class NodeCapacity(_Section):
     """What the Node object offers. Nothing enforces it but the scheduler."""
 
     cpu: str = "64"
@@ -47,8 +47,8 @@ class NodeSpec(_Section):
     kubelet_port: int = Field(ge=1, le=65535)
     """Of the TLS server on `NodeConfig.host_address`. Unique in the lab. Status-only nodes may share one."""
     labels: dict[str, str] = {}
-    taints: tuple[Taint, ...] = ()
-    capacity: Capacity = Field(default_factory=lambda: Capacity.model_validate({}))
+    taints: tuple[NodeTaint, ...] = ()
+    capacity: NodeCapacity = Field(default_factory=lambda: NodeCapacity.model_validate({}))
     kubeconfig: Path | None = None
     """This node's own identity (system:node:NAME). Without it, the process's `kubeconfig`."""
 
@@ -61,7 +61,7 @@ class Bind(_Section):
     read_only: bool = True
 
 
-class Image(_Section):
+class ImageConfig(_Section):
     """How containers of one image repository run on this machine: this machine's files, plus these."""
 
     command: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ class NodeConfig(_Section):
     service_address: str = "10.96.0.1"
     """The API server as pods see it (KUBERNETES_SERVICE_HOST)."""
     cluster_domain: str = "cluster.local"
-    images: dict[str, Image] = {}
+    images: dict[str, ImageConfig] = {}
     """Image repository without tag and digest -> how it runs. `shoal` also serves `registry.example/x/shoal:v1`."""
     lease_seconds: float = Field(40.0, gt=0)
     """Duration of the node's Lease; renewed four times in it."""

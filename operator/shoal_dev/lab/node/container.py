@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from shoal_dev.lab.kubeapi import ApiError
+from shoal_dev.lab.kubeapi import KubeAPIError
 from shoal_dev.lab.node import fields, hooks, images, launch, probes
 from shoal_dev.lab.node.env import ConfigError
 from shoal_dev.lab.node.launch import Launch
 from shoal_dev.lab.node.logs import LogWriter, tail_of
 from shoal_dev.lab.node.objects import MissingObject
-from shoal_dev.lab.node.runtime import Process, StartError
+from shoal_dev.lab.node.runtime import ContainerProcess, StartError
 from shoal_dev.lab.node.status import ContainerRecord, Kind, terminated, timestamp
 
 if TYPE_CHECKING:
-    from shoal_dev.lab.node.pod import Pod
+    from shoal_dev.lab.node.pod import NodePod
 
 Json = dict[str, Any]
 
@@ -41,7 +41,7 @@ _MESSAGE_BYTES = 4096
 _LOG_MESSAGE_BYTES = 2048
 
 
-class Budget:
+class GraceBudget:
     """The grace period that all containers of a pod share, and that a later deletion may shorten."""
 
     def __init__(self, seconds: float, minimum: float = MINIMUM_STOP_SECONDS) -> None:
@@ -60,10 +60,10 @@ class Budget:
             self.shortened = asyncio.Event()
 
 
-class Container:
+class NodeContainer:
     """Implements `probes.Target`."""
 
-    def __init__(self, pod: "Pod", spec: Json, kind: Kind) -> None:
+    def __init__(self, pod: "NodePod", spec: Json, kind: Kind) -> None:
         self.pod = pod
         self.spec = spec
         self.name: str = spec["name"]
@@ -71,7 +71,7 @@ class Container:
         has_inits = bool(pod.spec.get("initContainers"))
         waiting = "PodInitializing" if has_inits else "ContainerCreating"
         self.record = ContainerRecord(self.name, spec["image"], kind, {"waiting": {"reason": waiting}})
-        self.process: Process | None = None
+        self.process: ContainerProcess | None = None
         self.launch: Launch | None = None
         self.up = asyncio.Event()
         """Started: running and past its startup probe."""
@@ -101,7 +101,7 @@ class Container:
     def http(self) -> aiohttp.ClientSession:
         return self.pod.node.http
 
-    async def exec(self, argv: list[str], streams: tuple[int, ...], tty: bool = False) -> Process:
+    async def exec(self, argv: list[str], streams: tuple[int, ...], tty: bool = False) -> ContainerProcess:
         """Raises StartError."""
         if self.process is None or self.launch is None or self.process.exit_code is not None:
             raise StartError("container not running")
@@ -138,7 +138,7 @@ class Container:
         """Not in a pod that ends, but for a restart that a probe began before: a kubelet first finishes that."""
         return not self.pod.ending or not (self.pod.terminating or self.no_restart_due.is_set())
 
-    async def _start(self) -> Process | None:
+    async def _start(self) -> ContainerProcess | None:
         """The running process; None when it failed to start and the record says how it ended."""
         pull = 0.0
         while self._may_start():
@@ -162,7 +162,7 @@ class Container:
                 self.event("Failed", f"Error: {error}", "Warning")
                 self._wait_state("CreateContainerError", str(error))
                 await self.pod.pause(FIRST_BACKOFF)
-            except (ApiError, aiohttp.ClientError, TimeoutError, OSError):
+            except (KubeAPIError, aiohttp.ClientError, TimeoutError, OSError):
                 await self.pod.pause(
                     CONFIG_RETRY_SECONDS
                 )  # the API server is away, or the machine is short of something
@@ -176,7 +176,7 @@ class Container:
                 self.no_restart_due.set()
         return None
 
-    async def _launch(self, made: Launch) -> Process:
+    async def _launch(self, made: Launch) -> ContainerProcess:
         image = self.spec["image"]
         self.event("Pulled", f'Container image "{image}" already present on machine')
         writer = LogWriter(made.log)
@@ -202,7 +202,7 @@ class Container:
         self.pod.changed()
         return process
 
-    async def _attend(self, process: Process) -> None:
+    async def _attend(self, process: ContainerProcess) -> None:
         """Until the process has ended; then the record says how."""
         watching = self._watching = asyncio.create_task(probes.watch(self, self._reactions()))
         try:
@@ -273,7 +273,7 @@ class Container:
                 self.event("Killing", f"Container {self.name} failed {kind} probe, will be restarted")
                 probe: Json = self.spec[f"{kind}Probe"]
                 seconds = probe.get("terminationGracePeriodSeconds") or self.pod.grace
-                self._killing = asyncio.create_task(self.stop(Budget(seconds), quiet=True))
+                self._killing = asyncio.create_task(self.stop(GraceBudget(seconds), quiet=True))
 
         return probes.Reactions(started, ready, unhealthy, restart, lambda: self.pod.terminating)
 
@@ -299,7 +299,7 @@ class Container:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     async def stop(
-        self, budget: Budget, turn: Callable[[], Awaitable[None]] | None = None, quiet: bool = False
+        self, budget: GraceBudget, turn: Callable[[], Awaitable[None]] | None = None, quiet: bool = False
     ) -> None:
         """preStop hook, then the turn (sidecars), then SIGTERM, then SIGKILL; all out of one budget."""
         process = self.process
@@ -327,7 +327,7 @@ class Container:
                 async with asyncio.timeout(KILL_SECONDS):
                     await process.wait()
 
-    async def _wait_end(self, process: Process, budget: Budget) -> None:
+    async def _wait_end(self, process: ContainerProcess, budget: GraceBudget) -> None:
         floor = time.monotonic() + budget.minimum
         while process.exit_code is None:
             left = max(budget.left(), floor - time.monotonic())
@@ -387,7 +387,7 @@ class Container:
         folder = self.pod.node.config.run_dir / "containers"
         return folder / f"{metadata['namespace']}_{metadata['name']}_{self.name}.json"
 
-    def _write_enter_file(self, made: Launch, process: Process) -> None:
+    def _write_enter_file(self, made: Launch, process: ContainerProcess) -> None:
         """For `enter.py`. By the mount namespace's number, which means the same in every pid namespace."""
         try:
             namespace = os.readlink(f"/proc/{process.pid}/ns/mnt")

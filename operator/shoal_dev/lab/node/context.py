@@ -8,10 +8,10 @@ import aiohttp
 
 from shoal_dev.lab.kubeapi import Api
 from shoal_dev.lab.node.config import GPU_RESOURCE, NodeConfig, NodeSpec
-from shoal_dev.lab.node.disk import Disk
-from shoal_dev.lab.node.events import Events
+from shoal_dev.lab.node.disk import NodeDisk
+from shoal_dev.lab.node.events import NodeEvents
 from shoal_dev.lab.node.network import Network
-from shoal_dev.lab.node.objects import Objects
+from shoal_dev.lab.node.objects import NodeObjects
 from shoal_dev.lab.node.runtime import Runtime
 
 
@@ -56,11 +56,11 @@ class NodeContext:
     node: NodeSpec
     api: Api
     runtime: Runtime
-    objects: Objects
-    events: Events
+    objects: NodeObjects
+    events: NodeEvents
     network: Network
     gpus: Gpus
-    disk: Disk
+    disk: NodeDisk
     labels: Callable[[], Awaitable[Mapping[str, str]]]
     """The Node object's, now."""
     http: aiohttp.ClientSession

@@ -27,7 +27,7 @@ def root_of(data_dir: Path) -> Path:
     return data_dir / "disk"
 
 
-class Disk:
+class NodeDisk:
     """Remembers which pods have a `local` volume mounted, because only the first one's fsGroup counts."""
 
     def __init__(self, root: Path) -> None:

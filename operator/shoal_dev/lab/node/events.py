@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import structlog
 
-from shoal_dev.lab.kubeapi import Api, ApiError
+from shoal_dev.lab.kubeapi import Api, KubeAPIError
 from shoal_dev.lab.node.status import timestamp
 
 _log = structlog.get_logger()
@@ -27,7 +27,7 @@ class _Event:
     """The count that the API server has."""
 
 
-class Events:
+class NodeEvents:
     """Reports are queued, and written by `run`. Lost when the API server is away: events are best effort."""
 
     def __init__(self, api: Api, node: str) -> None:
@@ -109,5 +109,5 @@ class Events:
     async def _try(self, method: str, path: str, body: dict[str, Any], content_type: str) -> None:
         try:
             await self._api.request(method, path, body, content_type=content_type)
-        except (ApiError, aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (KubeAPIError, aiohttp.ClientError, TimeoutError, OSError) as error:
             _log.debug("event_lost", error=str(error))

@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
-from shoal_dev.lab.node.container import Container
+from shoal_dev.lab.node.container import NodeContainer
 from shoal_dev.lab.node.runtime import StartError
 
 _STDIN, _STDOUT, _STDERR, _ERROR, _RESIZE, _CLOSE = 0, 1, 2, 3, 4, 255
@@ -21,7 +21,7 @@ _PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 _CHUNK = 1 << 15
 
 
-async def serve(request: web.Request, container: Container) -> web.StreamResponse:
+async def serve(request: web.Request, container: NodeContainer) -> web.StreamResponse:
     """Until the command ends, or the client goes."""
     socket = web.WebSocketResponse(protocols=_PROTOCOLS, heartbeat=30)
     await socket.prepare(request)
@@ -54,7 +54,7 @@ class _Session:
     """One command: bytes from the WebSocket to the process and back, until the process ends."""
 
     def __init__(
-        self, socket: web.WebSocketResponse, container: Container, argv: list[str], *, tty: bool, stdin: bool
+        self, socket: web.WebSocketResponse, container: NodeContainer, argv: list[str], *, tty: bool, stdin: bool
     ) -> None:
         self._socket = socket
         self._container = container

@@ -15,7 +15,7 @@ class HookFailed(Exception):
     """The connection broke, or the command failed. An HTTP status is never a failure."""
 
 
-async def run(target: probes.Target, hook: Json) -> None:
+async def run(target: probes.ProbeTarget, hook: Json) -> None:
     """Runs until the hook ends: no time-out of its own. Raises HookFailed."""
     if "sleep" in hook:
         await asyncio.sleep(hook["sleep"]["seconds"])

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from shoal_dev.lab.node.config import Image
+from shoal_dev.lab.node.config import ImageConfig
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _DISK_FILE_SYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "nfs", "nfs4", "virtiofs", "9p"}
@@ -21,7 +21,7 @@ def repository(image: str) -> str:
     return head + slash + last.partition(":")[0]
 
 
-def find(images: Mapping[str, Image], image: str) -> str:
+def find(images: Mapping[str, ImageConfig], image: str) -> str:
     """The row's name: the whole repository name, else its last parts. Raises UnknownImage."""
     name = repository(image)
     while name:
@@ -34,7 +34,7 @@ def find(images: Mapping[str, Image], image: str) -> str:
     )
 
 
-def passable_folders(image: Image) -> list[str]:
+def passable_folders(image: ImageConfig) -> list[str]:
     """Folders above the image's programs, so that any user can reach them. A virtual environment's `python` is a link
     into another tree, perhaps in a home folder of mode 0700; hence links are followed."""
     starts = [Path(folder) for folder in image.path_prepend] + [Path(bind.container) for bind in image.binds]

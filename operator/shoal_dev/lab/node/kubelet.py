@@ -9,18 +9,18 @@ from typing import Any, Literal
 import aiohttp
 import structlog
 
-from shoal_dev.lab.kubeapi import Api, Reflector
+from shoal_dev.lab.kubeapi import Api, LabReflector
 from shoal_dev.lab.node import disk as disks
 from shoal_dev.lab.node import fields, images, linux, registration
 from shoal_dev.lab.node.config import NodeConfig
 from shoal_dev.lab.node.context import Gpus, NodeContext
-from shoal_dev.lab.node.events import Events
+from shoal_dev.lab.node.events import NodeEvents
 from shoal_dev.lab.node.network import Network
-from shoal_dev.lab.node.objects import Objects
+from shoal_dev.lab.node.objects import NodeObjects
 from shoal_dev.lab.node.ownnode import OwnNode
-from shoal_dev.lab.node.pod import Pod
+from shoal_dev.lab.node.pod import NodePod
 from shoal_dev.lab.node.runtime import Runtime
-from shoal_dev.lab.node.server import Server
+from shoal_dev.lab.node.server import KubeletServer
 
 _log = structlog.get_logger()
 Json = dict[str, Any]
@@ -54,11 +54,11 @@ async def run(config: NodeConfig, spawner: socket.socket) -> None:
             node=node,
             api=api,
             runtime=runtime,
-            objects=Objects(api),
-            events=Events(api, node.name),
+            objects=NodeObjects(api),
+            events=NodeEvents(api, node.name),
             network=Network(config, runtime),
             gpus=gpus,
-            disk=disks.Disk(disk),
+            disk=disks.NodeDisk(disk),
             labels=own.labels,
             http=http,
             scratch=scratch,
@@ -73,7 +73,7 @@ async def run(config: NodeConfig, spawner: socket.socket) -> None:
         tasks = [
             asyncio.create_task(work)
             for work in (
-                Server(config, {node.name: kubelet.pods}).run(),
+                KubeletServer(config, {node.name: kubelet.pods}).run(),
                 registration.keep_registered(api, config, node),
                 own.run(),
                 context.events.run(),
@@ -104,14 +104,14 @@ def _clean(config: NodeConfig, keep_scratch: bool = False) -> None:
 class Kubelet:
     def __init__(self, context: NodeContext) -> None:
         self._context = context
-        self.pods: dict[str, Pod] = {}
+        self.pods: dict[str, NodePod] = {}
         """By uid."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         path = f"/api/v1/pods?fieldSelector=spec.nodeName%3D{self._context.node.name}"
         try:
-            await Reflector(self._context.api, path, self._on_change).run()
+            await LabReflector(self._context.api, path, self._on_change).run()
         finally:
             for task in self._tasks.values():
                 task.cancel()
@@ -141,10 +141,10 @@ class Kubelet:
         over = fields.mapping(item, "status").get("phase") in _OVER
         if over and "deletionTimestamp" not in metadata:
             return
-        pod = self.pods[uid] = Pod(self._context, item)
+        pod = self.pods[uid] = NodePod(self._context, item)
         self._tasks[uid] = asyncio.create_task(self._run_pod(pod))
 
-    async def _run_pod(self, pod: Pod) -> None:
+    async def _run_pod(self, pod: NodePod) -> None:
         try:
             await pod.run()
         except Exception:

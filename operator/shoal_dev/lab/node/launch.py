@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal_dev.lab.node import fields, images
-from shoal_dev.lab.node.config import GPU_RESOURCE, Image
+from shoal_dev.lab.node.config import GPU_RESOURCE, ImageConfig
 from shoal_dev.lab.node.env import ConfigError, expand, field_value, resource_value
 from shoal_dev.lab.node.linux import CAPABILITIES
 from shoal_dev.lab.node.objects import MissingObject
@@ -13,7 +13,7 @@ from shoal_dev.lab.node.projection import content
 from shoal_dev.lab.node.rootfs import ContainerSpec, Mount, User
 
 if TYPE_CHECKING:
-    from shoal_dev.lab.node.container import Container
+    from shoal_dev.lab.node.container import NodeContainer
 
 Json = dict[str, Any]
 
@@ -38,7 +38,7 @@ class Launch:
     """The termination message, on this machine."""
 
 
-async def prepare(container: "Container") -> Launch:
+async def prepare(container: "NodeContainer") -> Launch:
     """Raises images.UnknownImage, ConfigError, MissingObject, CreateError, and what the API client raises."""
     pod, spec = container.pod, container.spec
     node = pod.node
@@ -82,7 +82,7 @@ async def prepare(container: "Container") -> Launch:
     return Launch(made, log_path(container, restart), message)
 
 
-def log_path(container: "Container", restart: int) -> Path:
+def log_path(container: "NodeContainer", restart: int) -> Path:
     return container.pod.log_folder / container.name / f"{restart}.log"
 
 
@@ -90,7 +90,7 @@ def _mount(source: Path, target: str, read_only: bool) -> Mount:
     return Mount(source=str(source), target=target, read_only=read_only)
 
 
-async def environment(container: "Container", image: Image) -> dict[str, str]:
+async def environment(container: "NodeContainer", image: ImageConfig) -> dict[str, str]:
     """In a kubelet's order: image, envFrom, env; later ones win, and may use earlier ones. Raises ConfigError."""
     pod, spec = container.pod, container.spec
     config = pod.node.config
@@ -115,7 +115,7 @@ async def environment(container: "Container", image: Image) -> dict[str, str]:
     return env
 
 
-async def _value(container: "Container", entry: Json, env: dict[str, str]) -> str | None:
+async def _value(container: "NodeContainer", entry: Json, env: dict[str, str]) -> str | None:
     pod = container.pod
     source: Json = fields.mapping(entry, "valueFrom")
     if "fieldRef" in source:
@@ -145,7 +145,7 @@ def _reference(source: Json) -> tuple[str, Json]:
     return ("configmaps", source["configMapRef"]) if "configMapRef" in source else ("secrets", source["secretRef"])
 
 
-async def _read(container: "Container", plural: str, reference: Json) -> dict[str, bytes]:
+async def _read(container: "NodeContainer", plural: str, reference: Json) -> dict[str, bytes]:
     pod = container.pod
     try:
         return content(await pod.node.objects.get(plural, pod.metadata["namespace"], reference["name"]))
@@ -155,7 +155,7 @@ async def _read(container: "Container", plural: str, reference: Json) -> dict[st
         raise
 
 
-def user(pod: Json, container: Json, image: Image) -> User:
+def user(pod: Json, container: Json, image: ImageConfig) -> User:
     """Raises ConfigError when the image would run as root and must not."""
     shared: Json = fields.mapping(pod, "securityContext")
     own: Json = fields.mapping(container, "securityContext")

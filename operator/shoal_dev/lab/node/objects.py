@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from shoal_dev.lab.kubeapi import Api, ApiError, Reflector
+from shoal_dev.lab.kubeapi import Api, KubeAPIError, LabReflector
 
 Json = dict[str, Any]
 Key = tuple[str, str, str]
@@ -15,7 +15,7 @@ class MissingObject(Exception):
     """The object is not there, or not readable. The message is the kubelet's."""
 
 
-class Objects:
+class NodeObjects:
     """One watch per object, however many pods use it; none for immutable ones."""
 
     def __init__(self, api: Api) -> None:
@@ -26,7 +26,7 @@ class Objects:
         """Raises MissingObject, and what `Api.request` raises when the API server is away."""
         try:
             return await self._api.request("GET", f"/api/v1/namespaces/{namespace}/{plural}/{name}")
-        except ApiError as error:
+        except KubeAPIError as error:
             if error.status in (403, 404):  # 403: the node authorizer has not seen the pod yet, or never will
                 message = str(error).partition(": ")[2]
                 raise MissingObject(message or f'{plural[:-1]} "{name}" not found') from error
@@ -56,7 +56,7 @@ class _Followed:
         self.listeners: list[Callable[[], None]] = []
         self._version: str | None = None
         path = f"/api/v1/namespaces/{namespace}/{plural}?fieldSelector=metadata.name%3D{name}"
-        self.task = asyncio.create_task(Reflector(api, path, self._changed).run())
+        self.task = asyncio.create_task(LabReflector(api, path, self._changed).run())
 
     def _changed(self, _kind: str, item: Json) -> None:
         version = str(item["metadata"].get("resourceVersion"))
@@ -66,10 +66,10 @@ class _Followed:
         self._version = version
         if first:
             # it may have changed between the pod's read and this first list: listeners compare contents
-            asyncio.get_running_loop().call_soon(self._tell)
+            asyncio.get_running_loop().call_soon(self._publish)
         else:
-            self._tell()
+            self._publish()
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         for listener in list(self.listeners):
             listener()

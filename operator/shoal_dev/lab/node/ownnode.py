@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import aiohttp
 import structlog
 
-from shoal_dev.lab.kubeapi import Api, ApiError, Reflector
+from shoal_dev.lab.kubeapi import Api, KubeAPIError, LabReflector
 from shoal_dev.lab.node import fields
 from shoal_dev.lab.node.config import GPU_RESOURCE, NodeConfig, NodeSpec
 from shoal_dev.lab.node.context import Gpus
@@ -54,7 +54,7 @@ class OwnNode:
         self._seen: Json | None = None
         self._changed = asyncio.Event()
         path = f"/api/v1/nodes?fieldSelector=metadata.name%3D{spec.name}"
-        self._reflector = Reflector(api, path, self._on_change)
+        self._reflector = LabReflector(api, path, self._on_change)
 
     async def labels(self) -> Mapping[str, str]:
         """As the API server has them; as configured while that is away from the start."""
@@ -81,7 +81,7 @@ class OwnNode:
                 self._changed.clear()
                 try:
                     await self._report()
-                except (ApiError, aiohttp.ClientError, TimeoutError, OSError) as error:
+                except (KubeAPIError, aiohttp.ClientError, TimeoutError, OSError) as error:
                     _log.info("node_status_waits", node=self._spec.name, error=str(error) or type(error).__name__)
                     self._changed.set()
                     await asyncio.sleep(_RETRY_S)

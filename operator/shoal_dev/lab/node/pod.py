@@ -17,15 +17,15 @@ from typing import Any, Literal
 import aiohttp
 import structlog
 
-from shoal_dev.lab.kubeapi import ApiError
+from shoal_dev.lab.kubeapi import KubeAPIError
 from shoal_dev.lab.node import fields, status
-from shoal_dev.lab.node.container import FORCED_STOP_SECONDS, MINIMUM_STOP_SECONDS, Budget, Container
+from shoal_dev.lab.node.container import FORCED_STOP_SECONDS, MINIMUM_STOP_SECONDS, GraceBudget, NodeContainer
 from shoal_dev.lab.node.context import NodeContext
 from shoal_dev.lab.node.launch import gpu_count
 from shoal_dev.lab.node.network import NetworkError
 from shoal_dev.lab.node.rootfs import Mount
 from shoal_dev.lab.node.runtime import StartError
-from shoal_dev.lab.node.volumes import PodFacts, VolumeError, Volumes
+from shoal_dev.lab.node.volumes import PodFacts, PodVolumes, VolumeError
 
 _log = structlog.get_logger()
 Json = dict[str, Any]
@@ -45,14 +45,14 @@ ADMISSION_ATTEMPTS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PodFailure:
     """Why the node itself ends the pod, which is then Failed for good."""
 
     reason: Literal["Evicted", "UnexpectedAdmissionError"]
     message: str
 
 
-class Pod:
+class NodePod:
     """`run` until the pod is over and gone; `update` tells of a newer object, `removed` of its disappearance."""
 
     def __init__(self, node: NodeContext, pod: Json) -> None:
@@ -65,8 +65,10 @@ class Pod:
         self.terminating = False
         self.folder = node.scratch / "pods" / self.uid
         inits: list[Json] = fields.items(self.spec, "initContainers")
-        self.inits = [Container(self, c, "sidecar" if c.get("restartPolicy") == "Always" else "init") for c in inits]
-        self.mains = [Container(self, c, "main") for c in self.spec["containers"]]
+        self.inits = [
+            NodeContainer(self, c, "sidecar" if c.get("restartPolicy") == "Always" else "init") for c in inits
+        ]
+        self.mains = [NodeContainer(self, c, "main") for c in self.spec["containers"]]
         self._data = node.config.data_dir / "pods" / self.uid
         self._gpus: dict[str, list[int]] = {}
         self._sandbox = False
@@ -77,12 +79,12 @@ class Pod:
         self._deletion = asyncio.Event()
         self._finished = asyncio.Event()
         self._force = False
-        self._budget: Budget | None = None
+        self._budget: GraceBudget | None = None
         self._stops: list[asyncio.Task[None]] = []
         self._reported: Json | None = None
         facts = PodFacts(pod, "", node.node.name, node.config.host_address, node.node.capacity.resources())
-        self._verdict: Verdict | None = None
-        self.volumes = Volumes(
+        self._verdict: PodFailure | None = None
+        self.volumes = PodVolumes(
             facts, node, self.folder / "volumes", self._data, lambda reason, text: self.event(reason, text, "Warning")
         )
 
@@ -98,7 +100,7 @@ class Pod:
         return DEFAULT_GRACE if value is None else int(value)
 
     @property
-    def containers(self) -> list[Container]:
+    def containers(self) -> list[NodeContainer]:
         return self.inits + self.mains
 
     @property
@@ -284,7 +286,7 @@ class Pod:
             except ValueError as error:
                 if attempt + 1 >= ADMISSION_ATTEMPTS:
                     text = f"Pod was rejected: Allocate failed due to {error}, which is unexpected"
-                    self._give_up(Verdict("UnexpectedAdmissionError", text))
+                    self._give_up(PodFailure("UnexpectedAdmissionError", text))
                     return False
             await self.pause(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
             attempt += 1
@@ -301,9 +303,9 @@ class Pod:
         self._gpus.clear()
 
     async def _evict_when_full(self) -> None:
-        self._give_up(Verdict("Evicted", await self.volumes.overflow()))
+        self._give_up(PodFailure("Evicted", await self.volumes.overflow()))
 
-    def _give_up(self, verdict: Verdict) -> None:
+    def _give_up(self, verdict: PodFailure) -> None:
         self._verdict = verdict
         self.event(verdict.reason, verdict.message, "Warning")
         self._finished.set()
@@ -351,7 +353,7 @@ class Pod:
             seconds = self.grace if self._verdict is None else EVICTION_GRACE
         forced = seconds == 0
         # a kubelet gives even a forced deletion one second
-        self._budget = budget = Budget(max(seconds, 1), FORCED_STOP_SECONDS if forced else MINIMUM_STOP_SECONDS)
+        self._budget = budget = GraceBudget(max(seconds, 1), FORCED_STOP_SECONDS if forced else MINIMUM_STOP_SECONDS)
         sidecars = [container for container in self.inits if container.kind == "sidecar"]
         others = [container for container in self.containers if container.kind != "sidecar"]
         earlier = self._stops = [asyncio.create_task(container.stop(budget)) for container in others]
@@ -397,7 +399,7 @@ class Pod:
             try:
                 await self.node.api.request("DELETE", self._path, body)
                 break
-            except ApiError as error:
+            except KubeAPIError as error:
                 if error.status in (404, 409):
                     break
                 _log.warning("delete_fails", pod=self._path, error=str(error))
@@ -430,7 +432,7 @@ class Pod:
                 await self.node.api.request("PATCH", f"{self._path}/status", patch, content_type=content_type)
                 self._reported = body
                 return
-            except ApiError as error:
+            except KubeAPIError as error:
                 if error.status in (404, 409) or is_of_another_pod(error):
                     return
                 _log.warning("status_refused", pod=self._path, error=str(error))
@@ -488,7 +490,7 @@ class Pod:
             await asyncio.wait(tasks)
 
 
-def is_of_another_pod(error: ApiError) -> bool:
+def is_of_another_pod(error: KubeAPIError) -> bool:
     """Whether a status was refused because the pod is gone and another one has its name already: here with another uid,
     or on another node. A pod that went on telling of itself would never end."""
     if error.status == HTTPStatus.UNPROCESSABLE_ENTITY:

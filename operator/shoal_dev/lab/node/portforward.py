@@ -51,7 +51,7 @@ class _Session:
         self._tunnel = tunnel
         self._pod = pod
         self._network = network
-        self._peer = spdy.Peer()
+        self._peer = spdy.SPDYPeer()
         self._requests: dict[str, _Connection] = {}
         self._streams: dict[int, _Connection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -72,7 +72,7 @@ class _Session:
 
     async def _handle(self, frame: spdy.Frame) -> None:
         match frame:
-            case spdy.Open():
+            case spdy.StreamOpened():
                 await self._open(frame)
             case spdy.Data():
                 await self._data(frame)
@@ -84,7 +84,7 @@ class _Session:
             case spdy.GoAway():
                 return
 
-    async def _open(self, frame: spdy.Open) -> None:
+    async def _open(self, frame: spdy.StreamOpened) -> None:
         kind, port = frame.headers.get("streamtype"), frame.headers.get("port", "")
         if kind not in ("error", "data") or not port.isdecimal() or not 0 < int(port) < 65536:
             await self._tunnel.send_bytes(spdy.reset(frame.stream))

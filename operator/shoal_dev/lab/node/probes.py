@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import aiohttp
 
 from shoal_dev.lab.node import fields
-from shoal_dev.lab.node.runtime import Process, StartError
+from shoal_dev.lab.node.runtime import ContainerProcess, StartError
 
 Json = dict[str, Any]
 Kind = Literal["startup", "readiness", "liveness"]
@@ -17,7 +17,7 @@ USER_AGENT = "kube-probe/1.36"
 _OUTPUT_BYTES = 10_000
 
 
-class Target(Protocol):
+class ProbeTarget(Protocol):
     """The container as probes and hooks see it."""
 
     @property
@@ -26,7 +26,7 @@ class Target(Protocol):
     def address(self) -> str: ...
     @property
     def http(self) -> aiohttp.ClientSession: ...
-    async def exec(self, argv: list[str], streams: tuple[int, int]) -> Process: ...
+    async def exec(self, argv: list[str], streams: tuple[int, int]) -> ContainerProcess: ...
 
 
 def port_number(spec: Json, port: int | str) -> int:
@@ -53,7 +53,7 @@ def headers(action: Json, agent: str) -> dict[str, str]:
     return {"User-Agent": agent, "Accept": "*/*"} | given
 
 
-async def check(target: Target, probe: Json) -> str | None:
+async def check(target: ProbeTarget, probe: Json) -> str | None:
     """Probes once; None is success, else the message of the event."""
     seconds = int(probe.get("timeoutSeconds") or 1)
     try:
@@ -71,7 +71,7 @@ async def check(target: Target, probe: Json) -> str | None:
         return str(error) or type(error).__name__
 
 
-async def _http(target: Target, action: Json) -> str | None:
+async def _http(target: ProbeTarget, action: Json) -> str | None:
     address = url(target.spec, action, target.address)
     async with target.http.get(
         address, headers=headers(action, USER_AGENT), allow_redirects=False, ssl=False
@@ -81,17 +81,17 @@ async def _http(target: Target, action: Json) -> str | None:
         return f"HTTP probe failed with statuscode: {answer.status}"
 
 
-async def _tcp(target: Target, action: Json) -> str | None:
+async def _tcp(target: ProbeTarget, action: Json) -> str | None:
     host = action.get("host") or target.address
     _, writer = await asyncio.open_connection(host, port_number(target.spec, action["port"]))
     writer.close()
     return None
 
 
-async def run_command(target: Target, argv: list[str]) -> str | None:
+async def run_command(target: ProbeTarget, argv: list[str]) -> str | None:
     """Runs a command in the container; None for exit code 0, else its output. Kills it when cancelled."""
     read, write = os.pipe()
-    process: Process | None = None
+    process: ContainerProcess | None = None
     try:
         try:
             process = await target.exec(argv, (write, write))
@@ -125,7 +125,7 @@ class Reactions:
     terminating: Callable[[], bool]
 
 
-async def watch(target: Target, reactions: Reactions, *, started: bool = False) -> None:
+async def watch(target: ProbeTarget, reactions: Reactions, *, started: bool = False) -> None:
     """Runs the container's probes until cancelled; startup first, unless it is known to have `started`; the others
     after it."""
     spec = target.spec
@@ -143,7 +143,7 @@ async def watch(target: Target, reactions: Reactions, *, started: bool = False) 
     await asyncio.gather(*loops)
 
 
-async def _repeat(target: Target, kind: Kind, probe: Json, reactions: Reactions) -> bool:
+async def _repeat(target: ProbeTarget, kind: Kind, probe: Json, reactions: Reactions) -> bool:
     """True when a startup probe has passed; False when there is nothing more to probe."""
     await asyncio.sleep(probe.get("initialDelaySeconds") or 0)
     good = bad = 0

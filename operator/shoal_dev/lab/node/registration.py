@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import structlog
 
-from shoal_dev.lab.kubeapi import Api, ApiError
+from shoal_dev.lab.kubeapi import Api, KubeAPIError
 from shoal_dev.lab.node.config import NodeConfig, NodeSpec
 from shoal_dev.lab.node.status import timestamp
 
@@ -89,7 +89,7 @@ async def register(api: Api, config: NodeConfig, node: NodeSpec) -> None:
     wanted = node_object(config, node)
     try:
         await api.request("POST", "/api/v1/nodes", wanted)
-    except ApiError as error:
+    except KubeAPIError as error:
         if error.status != 409:
             raise
         labels = {"metadata": {"labels": wanted["metadata"]["labels"]}}
@@ -109,7 +109,7 @@ async def renew(api: Api, config: NodeConfig, node: NodeSpec) -> None:
     try:
         path = f"{_LEASES}/{node.name}"
         await api.request("PATCH", path, {"spec": spec}, content_type="application/merge-patch+json")
-    except ApiError as error:
+    except KubeAPIError as error:
         if error.status != 404:
             raise
         lease = {
@@ -133,7 +133,7 @@ async def keep_registered(api: Api, config: NodeConfig, node: NodeSpec, offset: 
                 registered = True
                 _log.info("node_registered", node=node.name)
             await renew(api, config, node)
-        except ApiError as error:
+        except KubeAPIError as error:
             _log.warning("api_server_refuses", node=node.name, error=str(error))
             # 403: the node is not allowed what it asks, which time does not change, or its Node object is gone
             registered = registered and error.status not in (403, 404)

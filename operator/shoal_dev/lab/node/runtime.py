@@ -21,7 +21,7 @@ class StartError(Exception):
     """The container's program could not be started. The message is the container's status message."""
 
 
-class Process:
+class ContainerProcess:
     """A container's main process, or one started in it."""
 
     def __init__(self, pid: int) -> None:
@@ -66,7 +66,7 @@ class Runtime:
         self._socket = spawner
         self._socket.setblocking(False)
         self._answers: dict[int, asyncio.Future[Any]] = {}
-        self._processes: dict[int, Process] = {}
+        self._processes: dict[int, ContainerProcess] = {}
         self._next = 0
         self._writable = asyncio.Lock()
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._read)
@@ -80,20 +80,20 @@ class Runtime:
         """The pod's namespaces go when its last process has gone."""
         await self._ask({"do": "drop", "sandbox": key})
 
-    async def start(self, spec: ContainerSpec, output: int) -> Process:
+    async def start(self, spec: ContainerSpec, output: int) -> ContainerProcess:
         """Starts a container whose stdout and stderr go to `output`. Raises StartError."""
         return await self._ask({"do": "start", "spec": spec}, (output, output))
 
     async def exec(
         self,
-        container: Process,
+        container: ContainerProcess,
         argv: Sequence[str],
         env: dict[str, str],
         cwd: str,
         user: User,
         streams: Sequence[int],
         tty: bool = False,
-    ) -> Process:
+    ) -> ContainerProcess:
         """Runs a command in a running container; `streams` are stdout and stderr, or stdin before them."""
         request = {"do": "exec", "argv": list(argv), "env": env, "cwd": cwd, "user": user, "tty": tty}
         return await self._ask(request, (container.pidfd, *streams))
@@ -138,7 +138,7 @@ class Runtime:
         result: Any = message
         if "pid" in message:
             # registered here and not by the waiter: the next message may be its end
-            result = self._processes[message["pid"]] = Process(message["pid"])
+            result = self._processes[message["pid"]] = ContainerProcess(message["pid"])
         if answer.done():
             return
         if "error" in message:

@@ -15,16 +15,16 @@ from aiohttp import web
 
 from shoal_dev.lab.node import execsession, logs, portforward
 from shoal_dev.lab.node.config import NodeConfig
-from shoal_dev.lab.node.container import Container
+from shoal_dev.lab.node.container import NodeContainer
 from shoal_dev.lab.node.launch import log_path
-from shoal_dev.lab.node.pod import Pod
-from shoal_dev.lab.node.runtime import Process
+from shoal_dev.lab.node.pod import NodePod
+from shoal_dev.lab.node.runtime import ContainerProcess
 
 
-class Server:
+class KubeletServer:
     """`pods` is the live table of each node that this process runs, by the pod's uid."""
 
-    def __init__(self, config: NodeConfig, pods: Mapping[str, Mapping[str, Pod]]) -> None:
+    def __init__(self, config: NodeConfig, pods: Mapping[str, Mapping[str, NodePod]]) -> None:
         self._config = config
         self._pods = pods
 
@@ -51,7 +51,7 @@ class Server:
     async def _healthz(self, _request: web.Request) -> web.Response:
         return web.Response(text="ok")
 
-    def _find_pod(self, request: web.Request) -> Pod:
+    def _find_pod(self, request: web.Request) -> NodePod:
         """Raises HTTPNotFound with a kubelet's sentence."""
         namespace, name = request.match_info["namespace"], request.match_info["pod"]
         for pods in self._pods.values():
@@ -60,7 +60,7 @@ class Server:
                     return pod
         raise web.HTTPNotFound(text=f"pod {name}_{namespace} not found on this node\n")
 
-    def _find(self, request: web.Request) -> Container:
+    def _find(self, request: web.Request) -> NodeContainer:
         """Raises HTTPNotFound with a kubelet's sentence."""
         pod, container = self._find_pod(request), request.match_info["container"]
         for candidate in pod.containers:
@@ -160,7 +160,7 @@ class Server:
         return await execsession.serve(request, container)
 
 
-async def _set_at_end(process: Process, event: asyncio.Event) -> None:
+async def _set_at_end(process: ContainerProcess, event: asyncio.Event) -> None:
     await process.wait()
     # what was still in the pipe
     await asyncio.sleep(logs.FOLLOW_SECONDS)

@@ -45,7 +45,7 @@ CANCEL: Final = 5
 """Status of a reset: the stream is not wanted any more."""
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """Control frames that are handled here."""
 
     SYN_STREAM = 1
@@ -60,7 +60,7 @@ class SpdyError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class StreamOpened:
     """The peer opens a stream. Header names in lower case."""
 
     stream: int
@@ -91,10 +91,10 @@ class GoAway:
     """The peer opens no more streams."""
 
 
-Frame = Open | Data | Reset | Ping | GoAway
+Frame = StreamOpened | Data | Reset | Ping | GoAway
 
 
-class Peer:
+class SPDYPeer:
     """One connection: headers of all its streams share one compression state in each direction."""
 
     def __init__(self) -> None:
@@ -124,13 +124,13 @@ class Peer:
             raise SpdyError(f"frame of version {first >> 16 & 0x7FFF}, expected 3")
         try:
             match first & 0xFFFF:
-                case Kind.SYN_STREAM:
-                    return Open(_number(payload), self._headers(payload[10:]), bool(flags & _FIN))
-                case Kind.RST_STREAM:
+                case FrameKind.SYN_STREAM:
+                    return StreamOpened(_number(payload), self._headers(payload[10:]), bool(flags & _FIN))
+                case FrameKind.RST_STREAM:
                     return Reset(_number(payload))
-                case Kind.PING:
+                case FrameKind.PING:
                     return Ping(_number(payload, mask=0xFFFFFFFF))
-                case Kind.GOAWAY:
+                case FrameKind.GOAWAY:
                     return GoAway()
                 case _:
                     return None  # settings and window updates change nothing here
@@ -151,7 +151,7 @@ class Peer:
     def reply(self, stream: int) -> bytes:
         """Accepts a stream, without headers. To be sent in the order of the calls: compression has state."""
         block = self._deflate.compress(struct.pack(">I", 0)) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
-        return _control(Kind.SYN_REPLY, struct.pack(">I", stream) + block)
+        return _control(FrameKind.SYN_REPLY, struct.pack(">I", stream) + block)
 
 
 def data(stream: int, payload: bytes, *, fin: bool = False) -> bytes:
@@ -160,11 +160,11 @@ def data(stream: int, payload: bytes, *, fin: bool = False) -> bytes:
 
 
 def reset(stream: int) -> bytes:
-    return _control(Kind.RST_STREAM, struct.pack(">II", stream, CANCEL))
+    return _control(FrameKind.RST_STREAM, struct.pack(">II", stream, CANCEL))
 
 
 def ping(number: int) -> bytes:
-    return _control(Kind.PING, struct.pack(">I", number))
+    return _control(FrameKind.PING, struct.pack(">I", number))
 
 
 def _control(kind: int, payload: bytes) -> bytes:

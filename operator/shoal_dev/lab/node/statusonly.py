@@ -10,7 +10,7 @@ from typing import Any, Literal
 import aiohttp
 import structlog
 
-from shoal_dev.lab.kubeapi import Api, ApiError, Reflector
+from shoal_dev.lab.kubeapi import Api, KubeAPIError, LabReflector
 from shoal_dev.lab.node import fields, registration
 from shoal_dev.lab.node.config import NodeConfig, StatusOnly
 from shoal_dev.lab.node.status import timestamp
@@ -64,7 +64,7 @@ class StatusOnlyNodes:
     async def run(self) -> None:
         try:
             # one watch for all: these nodes share an identity that may see every pod
-            await Reflector(self._api, "/api/v1/pods?fieldSelector=spec.nodeName!%3D", self._on_change).run()
+            await LabReflector(self._api, "/api/v1/pods?fieldSelector=spec.nodeName!%3D", self._on_change).run()
         finally:
             for task in self._tasks.values():
                 task.cancel()
@@ -110,7 +110,7 @@ class StatusOnlyNodes:
                 async with self._calls:
                     await self._api.request(method, path, body, content_type=content_type)
                 return
-            except ApiError as error:
+            except KubeAPIError as error:
                 if error.status in (404, 409):
                     return
                 _log.warning("status_only_refused", path=path, error=str(error))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import structlog
 
-from shoal_dev.lab.kubeapi import ApiError
+from shoal_dev.lab.kubeapi import KubeAPIError
 from shoal_dev.lab.node import affinity, fields, linux, quantity
 from shoal_dev.lab.node.disk import DiskError, Report, usage
 from shoal_dev.lab.node.env import ConfigError, field_value, resource_value
@@ -54,7 +54,7 @@ class Volume:
     read_only: bool = False
 
 
-class Volumes:
+class PodVolumes:
     """`folder` is on the node's tmpfs, `data` on disk; both are this pod's alone."""
 
     def __init__(
@@ -96,7 +96,7 @@ class Volumes:
                     self._mounted[name] = await self._make(volume)
                 except (MissingObject, ConfigError, DiskError, OSError, ValueError, VolumeError) as error:
                     raise VolumeError(f'MountVolume.SetUp failed for volume "{name}" : {error}') from error
-                except (ApiError, aiohttp.ClientError, TimeoutError) as error:
+                except (KubeAPIError, aiohttp.ClientError, TimeoutError) as error:
                     raise VolumeError(f'MountVolume.SetUp failed for volume "{name}" : {error!r}') from error
 
     def source(self, mount: Json, env: Mapping[str, str], expand: Callable[[str, Mapping[str, str]], str]) -> Volume:
@@ -283,7 +283,7 @@ class Volumes:
                         await self._write(volume["name"], kind, volume[kind])
                     except (MissingObject, ConfigError, VolumeError) as error:
                         _log.info("volume_keeps_its_content", volume=volume["name"], reason=str(error))
-                    except (ApiError, aiohttp.ClientError, TimeoutError, OSError) as error:
+                    except (KubeAPIError, aiohttp.ClientError, TimeoutError, OSError) as error:
                         _log.info("volume_refresh_fails", volume=volume["name"], error=str(error))
                         self._renew_at = time.monotonic() + 10
 

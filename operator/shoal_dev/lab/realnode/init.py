@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         code = 1
         try:
             linux.die_with_parent()
-            Node(node).run()
+            NodeInit(node).run()
             code = 0
         except (OSError, subprocess.SubprocessError) as error:
             print(f"the node ended: {error}", file=sys.stderr, flush=True)
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
     return max(os.waitstatus_to_exitcode(status), 0)
 
 
-class Node:
+class NodeInit:
     """PID 1 of a node."""
 
     def __init__(self, node: RealNodeConfig) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict
 
 from shoal_dev.lab import binaries, gobuild, network
-from shoal_dev.lab.gobuild import Say
+from shoal_dev.lab.gobuild import Announce
 
 RUNTIME: Final = gobuild.Module(
     "containerd",
@@ -46,14 +46,14 @@ class Programs(BaseModel):
         return str(self.runtime / name)
 
 
-def find_or_build(found: binaries.Binaries, say: Say) -> Programs:
+def find_or_build(found: binaries.Binaries, announce: Announce) -> Programs:
     """Builds what is not cached (about 10 CPU minutes) and has runc installed by apt-get where it is missing.
 
     A kubelet beside the control plane's programs, as in a folder of the user's, is taken as it is. Raises LabError.
     """
-    network.require_programs(say, _RUNC)
+    network.require_programs(announce, _RUNC)
     sources = gobuild.needed_sources()
     own = found.components / "kubelet"
-    gobuild.build(sources, (RUNTIME,) if own.exists() else (binaries.KUBELET, RUNTIME), say)
+    gobuild.build(sources, (RUNTIME,) if own.exists() else (binaries.KUBELET, RUNTIME), announce)
     kubelet = own if own.exists() else gobuild.cached(sources, binaries.KUBELET) / "kubelet"
     return Programs(kubelet=kubelet, runtime=gobuild.cached(sources, RUNTIME), runc=Path(shutil.which("runc") or ""))

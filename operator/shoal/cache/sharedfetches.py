@@ -1,0 +1,265 @@
+"""One model, from its source into the cache: what is here already stays, the rest is fetched, verified and kept."""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, Literal
+
+import structlog
+
+from shoal.api import reasons
+from shoal.api.cache import FetchLine
+from shoal.artifacts import ArtifactError, ArtifactSource, File, Manifest, archive, folders
+from shoal.artifacts.fetchslots import FetchSlots
+from shoal.artifacts.threads import in_thread
+from shoal.cache.disk import CachedFile, CacheDisk, CachedModel, inside, sha256_of
+from shoal.cache.diskquota import DiskQuota
+from shoal.cache.index import Index
+
+PARALLEL: Final = 4
+"""Files under way at one time, over all models: in the order in which pods asked for them. And as many of adapters."""
+SMALL_BYTES: Final = 1 << 30
+"""What is not larger is taken for an adapter: clients wait for it, who shall not wait for models before it as well."""
+SLOW_SECONDS: Final = 5.0
+"""A file of an adapter that takes longer leaves its turn to others: its source may hang."""
+FEW_BYTES: Final = 16 << 20
+"""Room for the content of a small archive: each of its files takes a block, and configs compress."""
+LARGE_SECONDS: Final = 300.0
+"""The same of a model's file: nobody's slow server holds up the models of others."""
+_URIS: Final = 32
+"""Addresses remembered per model."""
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class FetchProgress:
+    """How far a fetch is; everybody who waits for it sees the same."""
+
+    total: int
+    done: int = 0
+    fetched: int = 0
+    state: Literal["waiting", "fetching", "verifying"] = "waiting"
+
+    def line(self) -> FetchLine:
+        return FetchLine(state=self.state, bytes_done=min(self.done, self.total), bytes_total=self.total)
+
+    def arrived(self, count: int) -> None:
+        """So many bytes came; negative when some are thrown away."""
+        self.done += count
+        self.fetched += count
+
+
+class SharedFetches:
+    """Called once per model at a time: the caller sees to that."""
+
+    def __init__(self, disk: CacheDisk, index: Index, quota: DiskQuota) -> None:
+        self._disk = disk
+        self._index = index
+        self._quota = quota
+        self._large, self._small = FetchSlots(PARALLEL, LARGE_SECONDS), FetchSlots(PARALLEL, SLOW_SECONDS)
+
+    async def fetch(
+        self, key: str, uri: str, source: ArtifactSource, manifest: Manifest, progress: FetchProgress
+    ) -> CachedModel:
+        """`uri` is the hash of the address. Raises ArtifactError and OSError."""
+        for file in manifest.files:
+            inside(file.name, manifest.source)
+        known = self._index.get(key)
+        if known is not None and not await self._damaged(known.files):
+            progress.done = progress.total
+            return await self._remember(known, uri)
+        if all(manifest.identity(file) for file in manifest.files):
+            lasting = True
+        else:  # what an earlier fetch left may be of another content
+            lasting = False
+            await asyncio.to_thread(self._disk.drop_partial, key)
+        if manifest.archive:
+            return await self._fetch_archive(key, uri, source, manifest, progress, lasting)
+        return await self._fetch_files(key, uri, source, manifest, progress, lasting)
+
+    # --- a model of files -------------------------------------------------------------------------------------------
+
+    async def _fetch_files(
+        self, key: str, uri: str, source: ArtifactSource, manifest: Manifest, progress: FetchProgress, lasting: bool
+    ) -> CachedModel:
+        known = self._index.files()
+        here = {f.name: known[i] for f in manifest.files if (i := manifest.identity(f)) is not None and i in known}
+        with ExitStack() as pins:
+            for owner in self._index.owners(file.sha256 for file in here.values()):
+                pins.enter_context(self._index.pin(owner))
+            bad = {file.sha256 for file in await self._damaged(here.values())}
+            missing = [f for f in manifest.files if f.name not in here or here[f.name].sha256 in bad]
+            progress.done = manifest.total_bytes - sum(file.size for file in missing)
+            async with self._quota.reserve(key, sum(f.size for f in missing), await self._arrived(key)):
+                paths = await self._download(key, source, missing, manifest.total_bytes, progress)
+                progress.state = "verifying"
+                hashes = {f.name: f.sha256 or await asyncio.to_thread(sha256_of, paths[f.name]) for f in missing}
+                files = tuple(
+                    CachedFile(
+                        name=file.name,
+                        size=file.size,
+                        sha256=hashes.get(file.name) or here[file.name].sha256,
+                        identity=manifest.identity(file),
+                        modified_ns=0 if file.name in hashes else here[file.name].modified_ns,
+                    )
+                    for file in manifest.files
+                )
+                new = {hashes[name]: path for name, path in paths.items()}
+                return await self._keep(key, uri, manifest, files, new, folder_digest(files), lasting)
+
+    async def _download(
+        self, key: str, source: ArtifactSource, files: Sequence[File], whole: int, progress: FetchProgress
+    ) -> dict[str, Path]:
+        """`whole`: bytes of all that it is part of."""
+        folder = self._disk.partial(key)
+        await asyncio.to_thread(folder.mkdir, exist_ok=True)
+        turns = self._small if whole <= SMALL_BYTES else self._large
+        paths = {file.name: folder / hashlib.sha256(file.name.encode()).hexdigest()[:32] for file in files}
+
+        async def one(file: File) -> None:
+            async with turns.slot():
+                progress.state = "fetching"
+                if await asyncio.to_thread(_is_whole, paths[file.name], file.size):
+                    progress.done += file.size
+                else:
+                    await source.download(file, paths[file.name], progress.arrived)
+
+        with _first_error():
+            async with asyncio.TaskGroup() as tasks:
+                for file in files:
+                    tasks.create_task(one(file))
+        return paths
+
+    # --- a model in an archive --------------------------------------------------------------------------------------
+
+    async def _fetch_archive(
+        self, key: str, uri: str, source: ArtifactSource, manifest: Manifest, progress: FetchProgress, lasting: bool
+    ) -> CachedModel:
+        (packed,) = manifest.files
+        # Its own bytes and those of its content, which are hardly fewer: weights do not compress. What unpacks to more
+        # has to be promised that room before it takes it.
+        most = archive.content_limit(packed.size)
+        for content in (max(packed.size, FEW_BYTES), most):
+            last = content >= most
+            async with self._quota.reserve(key, packed.size + content, await self._arrived(key)):
+                (path,) = (await self._download(key, source, [packed], packed.size, progress)).values()
+                progress.state = "verifying"
+                digest = packed.sha256 or await asyncio.to_thread(sha256_of, path)
+                folder = self._disk.partial(key) / "files"
+                try:
+                    root = await in_thread(partial(_unpack, path, folder, manifest.source, content))
+                except ArtifactError as error:
+                    await in_thread(partial(shutil.rmtree, folder, ignore_errors=True))
+                    if error.reason == reasons.TOO_LARGE and not last:
+                        continue
+                    raise
+                files, new = await asyncio.to_thread(_files_of, root)
+                return await self._keep(key, uri, manifest, files, new, f"sha256:{digest}", lasting)
+        raise AssertionError("unreachable")
+
+    # --- keeping ----------------------------------------------------------------------------------------------------
+
+    async def _keep(
+        self,
+        key: str,
+        uri: str,
+        manifest: Manifest,
+        files: tuple[CachedFile, ...],
+        new: dict[str, Path],
+        digest: str,
+        lasting: bool,
+    ) -> CachedModel:
+        if not lasting:  # the manifest does not tell one content from another
+            text = key + "".join(f.name + f.sha256 for f in files)
+            key = hashlib.sha256(text.encode()).hexdigest()[:40]
+        async with self._quota.lock:
+            for sha in list(new):
+                # The same content, from elsewhere: these bytes were fetched, so they may be had.
+                same = self._index.content(sha)
+                if same is not None and not await self._damaged([same]):
+                    files = tuple(
+                        f.model_copy(update={"modified_ns": same.modified_ns}) if f.sha256 == sha else f for f in files
+                    )
+                    del new[sha]
+            model = CachedModel(
+                key=key,
+                source=manifest.source,
+                manifest=manifest.digest,
+                revision=manifest.revision,
+                digest=digest,
+                files=files,
+                uris=(uri,),
+                lasting=lasting,
+            )
+            kept = await asyncio.to_thread(self._disk.store, model, new)
+            self._quota.release(key)
+            self._index.add(kept)
+        log.info("cache.kept", model=key, source=manifest.source, bytes=kept.bytes, files=len(files))
+        return kept
+
+    async def _remember(self, model: CachedModel, uri: str) -> CachedModel:
+        if uri in model.uris:
+            return model
+        changed = model.model_copy(update={"uris": (*model.uris, uri)[-_URIS:]})
+        async with self._quota.lock:
+            await asyncio.to_thread(self._disk.write, changed)
+            self._index.add(changed)
+        return changed
+
+    async def _damaged(self, files: Iterable[CachedFile]) -> list[CachedFile]:
+        found = await asyncio.to_thread(self._disk.damaged, list(files))
+        for file in found:
+            log.warning("cache.damaged", file=file.name, sha256=file.sha256, consequence="it is fetched again")
+        return found
+
+    async def _arrived(self, key: str) -> int:
+        return (await asyncio.to_thread(self._disk.partials)).get(key, (0, 0.0))[0]
+
+
+def folder_digest(files: Iterable[CachedFile]) -> str:
+    """As `artifacts.folders.digest_of` computes it, from hashes that are known."""
+    lines = sorted((os.fsencode(f"./{file.name}"), file.sha256) for file in files)
+    text = b"".join(f"{sha}  ".encode() + name + b"\n" for name, sha in lines)
+    return "sha256:" + hashlib.sha256(text).hexdigest()
+
+
+def _unpack(packed: Path, folder: Path, source: str, limit: int) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    archive.unpack(packed, folder, source, limit=limit)
+    root = folders.model_root(folder)
+    folders.sync(root)
+    return root
+
+
+def _files_of(root: Path) -> tuple[tuple[CachedFile, ...], dict[str, Path]]:
+    found: list[CachedFile] = []
+    new: dict[str, Path] = {}
+    for path in sorted(folders.regular_files(root)):
+        sha = sha256_of(path)
+        name = path.relative_to(root).as_posix()
+        found.append(CachedFile(name=name, size=path.stat().st_size, sha256=sha, identity=None, modified_ns=0))
+        new[sha] = path
+    return tuple(found), new
+
+
+def _is_whole(path: Path, size: int) -> bool:
+    """`Source.download` gives a file its name only when it is verified and on disk."""
+    return path.is_file() and path.stat().st_size == size
+
+
+@contextlib.contextmanager
+def _first_error() -> Generator[None]:
+    """Of a group of tasks, the error that made the others end."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None

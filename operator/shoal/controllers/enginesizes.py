@@ -1,0 +1,128 @@
+"""Asks each engine once per start how many tokens its KV cache holds: what was computed is compared with it."""
+
+import contextlib
+from typing import Final
+
+import aiohttp
+import prometheus_client
+import structlog
+
+from shoal.api import names
+from shoal.api.model import Model
+from shoal.controllers import peers
+from shoal.controllers.installkey import InstallKeySource
+from shoal.controllers.planner import Planner
+from shoal.controllers.world import World
+from shoal.core import facts
+from shoal.kube.projections import Custom
+from shoal.kube.queue import WorkQueue
+from shoal.net.tls import TLSCredentials
+from shoal.signals.replica import StreamBroken, read_once
+
+log = structlog.get_logger()
+
+SECONDS: Final = 5.0
+"""For one answer."""
+AGAIN_SECONDS: Final = (2.0, 10.0, 60.0)
+"""After a try that brought nothing; then the next start of an engine is waited for."""
+
+PREDICTED = prometheus_client.Gauge(
+    "shoal_kv_tokens_predicted",
+    "Tokens of one replica's KV cache, as computed before its engine started.",
+    ["model", "gpu_class"],
+)
+ENGINE = prometheus_client.Gauge(
+    "shoal_kv_tokens_engine",
+    "Tokens of one replica's KV cache, as its engine says.",
+    ["model", "gpu_class"],
+)
+
+
+class EngineSizes:
+    """Hears of Ready pods, asks their agents, tells the planner."""
+
+    def __init__(
+        self,
+        world: World,
+        planner: Planner,
+        install: InstallKeySource,
+        queue: WorkQueue,
+        credentials: TLSCredentials | None = None,
+    ) -> None:
+        self._world, self._planner, self._install, self.queue = world, planner, install, queue
+        self._credentials = credentials
+        self._read: dict[str, tuple[int, int]] = {}
+        """Pod's uid -> (restarts of the engine, tries) that were asked about already."""
+        self._session: aiohttp.ClientSession | None = None
+        self._shown: dict[str, set[tuple[str, str]]] = {}
+        """Model -> labels of its gauges."""
+        world.pods.listeners.append(self._pod)
+        world.models.listeners.append(self._model)
+
+    async def run(self) -> None:
+        """Asks until cancelled."""
+        # Agents are in the cluster: never through the proxy of the environment (trust_env is off by default).
+        connector = aiohttp.TCPConnector(limit=16, force_close=True)
+        async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as self._session:
+            await self.queue.run(self.read)
+
+    def enqueue_all(self) -> None:
+        for key, pod in self._world.pods.items():
+            if pod.ready and pod.model_uid:
+                self.queue.add(key)
+
+    def _pod(self, key: str, before: facts.Pod | None, after: facts.Pod | None) -> None:
+        if before is not None and (after is None or after.uid != before.uid):
+            self._read.pop(before.uid, None)
+        if after is None or not after.model_uid or not after.ready:
+            return
+        if before is None or not before.ready or before.model_uid != after.model_uid:
+            self.queue.add(key)
+
+    def _model(self, key: str, before: Custom[Model] | None, after: Custom[Model] | None) -> None:
+        if after is None:
+            for labels in self._shown.pop(key, set()):
+                for gauge in (ENGINE, PREDICTED):
+                    with contextlib.suppress(KeyError):
+                        gauge.remove(*labels)
+
+    async def read(self, key: str) -> float | None:
+        """Asks one pod. Returns seconds after which to try again, or None."""
+        pod, install = self._world.pods.get(key), self._install.keys
+        if pod is None or not pod.ready or pod.deleting or not pod.model_uid or not pod.gpu_class or not pod.ip:
+            return None
+        custom = self._world.model_by_uid(pod.model_uid)
+        if custom is None or custom.object is None or self._session is None:
+            return None
+        if install is None:
+            return AGAIN_SECONDS[0]
+        engine = pod.container(names.CONTAINER_ENGINE)
+        boot = engine.restarts if engine else 0
+        asked, tries = self._read.get(pod.uid, (-1, 0))
+        if asked == boot and (tries < 0 or tries >= len(AGAIN_SECONDS)):
+            return None
+        tries = tries if asked == boot else 0
+        peer = peers.agent(pod, install, pod.model_uid, self._credentials)
+        try:
+            found = await read_once(peer, self._session, seconds=SECONDS)
+        except StreamBroken as error:
+            log.info("engine's figures not read", pod=pod.key, error=str(error), attempt=tries + 1)
+            tokens = None
+        else:
+            tokens = found.kv_tokens_total
+        if tokens is None:
+            self._read[pod.uid] = (boot, tries + 1)
+            return AGAIN_SECONDS[tries]
+        self._read[pod.uid] = (boot, -1)
+        self._planner.calibration.record(pod.model_uid, pod.gpu_class, tokens)
+        self._show(custom, pod.gpu_class, tokens)
+        return None
+
+    def _show(self, custom: Custom[Model], gpu_class: str, tokens: int) -> None:
+        key = f"{custom.metadata.namespace}/{custom.metadata.name}"
+        labels = (key, gpu_class)
+        self._shown.setdefault(key, set()).add(labels)
+        ENGINE.labels(*labels).set(tokens)
+        predicted = self._planner.sizes.predicted(custom.metadata.uid, gpu_class)
+        if predicted is not None:
+            PREDICTED.labels(*labels).set(predicted)

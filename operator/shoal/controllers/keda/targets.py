@@ -1,0 +1,121 @@
+"""What KEDA is answered: one number per ScaledObject, and when KEDA asked about it last."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shoal.controllers.keda.answers import Changed
+from shoal.core.keda import TARGET, ScalerAnswer, metric
+
+Key = tuple[str, str]
+"""Namespace and name of a ScaledObject, which are those of its Deployment."""
+CurrentReplicas = Callable[[str, str], int | None]
+"""(namespace, name) -> replicas that the Deployment asks for; None: not known."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    model_uid: str
+    gpu_class: str
+    gpus: int
+    replicas: int
+
+
+@dataclass(slots=True)
+class ScalerTargets:
+    """Implements `Answers`. Every call reads and writes memory only.
+
+    A number stands here from when it may be carried out: pods that go first are marked before a lower one is set. What
+    is set counts as promised (`promised`) until the Deployment shows it.
+    """
+
+    current_replicas: CurrentReplicas
+    clock: Callable[[], float] = time.monotonic
+    changed: list[Changed] = field(default_factory=list[Changed])
+    reservation_changed: list[Callable[[str], None]] = field(default_factory=list[Callable[[str], None]])
+    """Hears a Model's uid when what is promised to it is another number."""
+    polled_again: Callable[[str], None] = lambda _uid: None
+    """Hears the uid of a Model of which KEDA had been silent."""
+    _entries: dict[Key, _Entry] = field(default_factory=dict[Key, _Entry])
+    _by_model: dict[str, set[Key]] = field(default_factory=dict[str, set[Key]])
+    _polled: dict[Key, float] = field(default_factory=dict[Key, float])
+    _stale: set[Key] = field(default_factory=set[Key])
+
+    # --- Answers ----------------------------------------------------------------------------------------------------
+
+    def answer(self, namespace: str, name: str) -> ScalerAnswer | None:
+        entry = self._entries.get((namespace, name))
+        if entry is None:
+            return None
+        number = entry.replicas
+        current = self.current_replicas(namespace, name)
+        return ScalerAnswer(number > 0, number, metric(number), TARGET, above_zero=bool(current))
+
+    def polled(self, namespace: str, name: str) -> None:
+        key = (namespace, name)
+        self._polled[key] = self.clock()
+        if key in self._stale:
+            self._stale.discard(key)
+            if (entry := self._entries.get(key)) is not None:
+                self.polled_again(entry.model_uid)
+
+    # --- the driver -------------------------------------------------------------------------------------------------
+
+    def set(self, key: Key, model_uid: str, gpu_class: str, gpus: int, replicas: int) -> None:
+        """KEDA is to bring the Deployment to so many replicas."""
+        entry, known = _Entry(model_uid, gpu_class, gpus, replicas), self._entries.get(key)
+        if entry == known:
+            return
+        self._entries[key] = entry
+        self._by_model.setdefault(model_uid, set()).add(key)
+        for listener in self.reservation_changed:
+            listener(model_uid)
+        self.notify(key)
+
+    def number(self, key: Key) -> int | None:
+        """What is answered; None: nothing yet in this term."""
+        entry = self._entries.get(key)
+        return entry.replicas if entry is not None else None
+
+    def reserved(self, model_uid: str) -> dict[str, tuple[int, int]]:
+        """Class -> (replicas, GPUs of each) that KEDA was told, for one Model."""
+        entries = (self._entries[key] for key in self._by_model.get(model_uid, ()))
+        return {e.gpu_class: (e.replicas, e.gpus) for e in entries}
+
+    def since(self, key: Key) -> float | None:
+        """When KEDA asked last, on `clock`; None: never in this term."""
+        return self._polled.get(key)
+
+    def mark_stale(self, key: Key) -> None:
+        """KEDA has not asked for too long: the next question is told."""
+        self._stale.add(key)
+
+    def notify(self, key: Key) -> None:
+        """The answer, or whether it stands already, is another one."""
+        for listener in self.changed:
+            listener(*key)
+
+    def drop(self, key: Key) -> None:
+        """Nothing is answered any more: the ScaledObject is gone."""
+        entry = self._entries.pop(key, None)
+        self._polled.pop(key, None)
+        self._stale.discard(key)
+        if entry is not None:
+            keys = self._by_model.get(entry.model_uid, set())
+            keys.discard(key)
+            if not keys:
+                self._by_model.pop(entry.model_uid, None)
+            for listener in self.reservation_changed:
+                listener(entry.model_uid)
+
+    def forget(self, model_uid: str) -> None:
+        """The Model is gone."""
+        for key in list(self._by_model.get(model_uid, ())):
+            self.drop(key)
+
+    def begin(self) -> None:
+        """A new term: nothing is answered before it is decided anew, and nobody was heard."""
+        for key in list(self._entries):
+            self.drop(key)
+        self._polled.clear()
+        self._stale.clear()

@@ -1,0 +1,43 @@
+"""What placing adapters hears of replicas and gateways."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from shoal.api.demand import AdapterDemand
+from shoal.api.replica import ReplicaKeys
+
+
+class AdapterSignals(Protocol):
+    """None is "not heard", never nothing."""
+
+    def keys(self, pod_uid: str) -> ReplicaKeys | None:
+        """What a replica's agent says."""
+        ...
+
+    def agent_boot(self, pod_uid: str) -> str | None:
+        """The boot id of an agent that is heard."""
+        ...
+
+    def boot(self, gateway_uid: str) -> str | None:
+        """The boot id of a gateway that is heard."""
+        ...
+
+    def adapter_demand(self, gateway_uid: str) -> Mapping[str, AdapterDemand] | None:
+        """What a gateway has of adapters, by uid of the LoRAAdapter."""
+        ...
+
+
+class NoAdapterSignals:
+    """Nothing is heard: adapters are loaded when they are asked for. For an operator without streams of its own."""
+
+    def keys(self, pod_uid: str) -> ReplicaKeys | None:
+        return None
+
+    def agent_boot(self, pod_uid: str) -> str | None:
+        return None
+
+    def boot(self, gateway_uid: str) -> str | None:
+        return None
+
+    def adapter_demand(self, gateway_uid: str) -> Mapping[str, AdapterDemand] | None:
+        return None

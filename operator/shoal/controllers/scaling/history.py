@@ -1,0 +1,161 @@
+"""The last decisions of each Model with their inputs, and what is heard of it now: `kubectl shoal why` and `top`."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from shoal.api import reasons
+from shoal.api.decisions import DecisionRecord, DriverFigures, ModelFigures, ReplicaFigures, RuleResult
+from shoal.api.model import Model
+from shoal.controllers.planner import Planner
+from shoal.controllers.scaling.signals import ScalingSignals
+from shoal.controllers.world import World
+from shoal.core import facts
+from shoal.core.scaling import Demand, ScalingDecision
+
+KEPT: Final = 20
+"""Decisions of each Model."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    time: datetime
+    decision: ScalingDecision
+    count: int = 1
+
+    def record(self) -> DecisionRecord:
+        said = self.decision
+        return DecisionRecord(
+            time=self.time,
+            before=said.before,
+            wanted=said.wanted,
+            reason=said.reason,
+            message=said.message,
+            rules=tuple(
+                RuleResult(rule=r.name, replicas=r.replicas, inputs=dict(r.inputs), sentence=r.sentence)
+                for r in said.rules
+            ),
+            alternative=said.alternative,
+            count=self.count,
+        )
+
+
+class DecisionHistory:
+    """Decisions are entered as they are made, and put into words only when somebody asks."""
+
+    def __init__(self, world: World, planner: Planner, signals: ScalingSignals) -> None:
+        self._world, self._planner, self._signals = world, planner, signals
+        self._entries: dict[str, deque[_Entry]] = {}
+        self.driven: Callable[[Model], DriverFigures | None] = lambda _model: None
+        """What is told of a Model whose replicas KEDA writes."""
+
+    def record(self, uid: str, decision: ScalingDecision) -> None:
+        """One decision. The same one again only counts; its figures are the newest."""
+        entries = self._entries.setdefault(uid, deque(maxlen=KEPT))
+        last = entries[-1] if entries else None
+        if last is not None and _same(last.decision, decision):
+            last.time, last.decision, last.count = self._world.now(), decision, last.count + 1
+        else:
+            entries.append(_Entry(self._world.now(), decision))
+
+    def clear(self) -> None:
+        """A new term begins."""
+        self._entries.clear()
+
+    def forget(self, uid: str) -> None:
+        """The Model is gone."""
+        self._entries.pop(uid, None)
+
+    def records(self, uid: str) -> tuple[DecisionRecord, ...]:
+        """What was decided on a Model, newest first."""
+        return tuple(entry.record() for entry in reversed(self._entries.get(uid, ())))
+
+    # --- telling ----------------------------------------------------------------------------------------------------
+
+    def stats(self, namespace: str | None = None) -> Iterator[ModelFigures]:
+        """Every Model of which something was decided, or those of a namespace; without their decisions."""
+        for custom in list(self._world.models.values()):
+            if custom.object is not None and namespace in (None, custom.metadata.namespace):
+                found = self._describe(custom.object, decisions=False)
+                if found is not None:
+                    yield found
+
+    def model(self, key: str) -> ModelFigures | None:
+        """One Model with its last decisions, newest first. None: there is no such Model, or nothing was decided."""
+        custom = self._world.models.get(key)
+        return self._describe(custom.object, decisions=True) if custom is not None and custom.object else None
+
+    def _describe(self, model: Model, *, decisions: bool) -> ModelFigures | None:
+        uid = model.metadata.uid
+        entries = self._entries.get(uid)
+        if not entries:
+            return None
+        last = entries[-1].decision
+        gateways = [g for g in self._world.gateways() if g.was_ready and not self._world.is_lost(g)]
+        demands = {g.name: self._signals.demand(g.uid, uid) for g in gateways}
+        pods = [p for p in self._world.pods.by("model", uid) if not p.finished and not self._world.is_lost(p)]
+        unheard = [name for name, said in demands.items() if said is None or not said.complete]
+        unheard += [p.name for p in pods if p.was_ready and not p.deleting and self._signals.load(p.uid) is None]
+        decided = self._planner.latest(uid)
+        cost = decided.placement.hourly_cost if decided is not None else None
+        ready = sum(p.ready and not p.deleting for p in pods)
+        reason, message = current_message([e.decision for e in entries], ready)
+        return ModelFigures(
+            model=model.key,
+            wanted=last.wanted,
+            ready=ready,
+            reason=reason,
+            message=message,
+            held=_total(demands, lambda d: d.held),
+            in_flight=_total(demands, lambda d: d.in_flight),
+            arrivals_per_second=self._signals.arrivals_per_second(uid),
+            stale=tuple(sorted(unheard)),
+            driven=self.driven(model),
+            hourly_cost=cost,
+            currency=self._currency() if cost is not None else None,
+            replicas=tuple(self._replica(p) for p in sorted(pods, key=lambda p: p.name)),
+            decisions=self.records(uid) if decisions else (),
+        )
+
+    def _replica(self, pod: facts.Pod) -> ReplicaFigures:
+        load = self._signals.load(pod.uid)
+        if load is None:
+            return ReplicaFigures(pod=pod.name, gpu_class=pod.gpu_class)
+        return ReplicaFigures(
+            pod=pod.name,
+            gpu_class=pod.gpu_class,
+            phase=load.phase,
+            age_seconds=self._signals.age(pod.uid),
+            running=load.running,
+            waiting=load.waiting,
+            kv_tokens_used=load.kv_tokens_used,
+            kv_tokens_total=load.kv_tokens_total,
+            tokens_per_second=self._signals.tokens_per_second(pod.uid),
+        )
+
+    def _currency(self) -> str | None:
+        """The one of all classes; None where they differ."""
+        found = {c.spec.hourly_cost.currency for c in self._world.accepted_classes().values() if c.spec.hourly_cost}
+        return found.pop() if len(found) == 1 else None
+
+
+def current_message(decisions: Sequence[ScalingDecision], ready: int) -> tuple[str, str]:
+    """Reason and message of now: until the number that was decided last is there, those of its decision."""
+    last = decisions[-1]
+    if last.reason == reasons.REPLICAS_READY and ready != last.wanted:
+        last = next((d for d in reversed(decisions) if d.before != d.wanted), last)
+    return last.reason, last.message
+
+
+def _same(one: ScalingDecision, other: ScalingDecision) -> bool:
+    """A number that changed is always worth an entry of its own, and keeps the figures that changed it."""
+    changed = one.before != one.wanted or other.before != other.wanted
+    return not changed and (one.wanted, one.reason) == (other.wanted, other.reason)
+
+
+def _total(demands: dict[str, Demand | None], of: Callable[[Demand], int]) -> int | None:
+    """Over the gateways that are heard; None when there are some and none is."""
+    heard = [d for d in demands.values() if d is not None]
+    return sum(of(d) for d in heard) if heard or not demands else None

@@ -1,0 +1,297 @@
+"""What a LoRA adapter is, from its adapter_config.json (PEFT's) and the names and shapes of its tensors.
+
+SGLang takes of the config r, lora_alpha, target_modules and use_dora, and ignores the rest; of the tensors it takes
+those whose names it knows. Whatever would make it answer with other weights than the adapter was trained for is refused
+here: nobody would see it in the answers.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+from pydantic import ValidationError
+
+from shoal.api import reasons
+from shoal.api.adapterfacts import AdapterFacts, Widths
+from shoal.core.lora.format.check import buffers
+from shoal.core.status.observed import ModelProblem
+
+_LAYER: Final = re.compile(
+    r"^(?P<before>.*?)layers\.(?P<layer>\d{1,5})\.(?P<path>[\w.-]{1,200})\.lora_(?P<side>[AB])(\.[^.]+)?\.weight\Z"
+)
+_OUTSIDE: Final = re.compile(
+    r"(^|\.)(?P<module>embed_tokens|lm_head|unembed_tokens)\.lora_(embedding_)?(?P<side>[AB])(\.\w+)*\Z"
+)
+_NAME: Final = re.compile(r"^[A-Za-z0-9_.-]{1,200}\Z")
+_OTHER_TOWERS: Final = re.compile(r"(vision|visual|audio|speech|image)")
+_FLOATS: Final = {"F32": 4, "F16": 2, "BF16": 2}
+"""Types that SGLang loads -> bytes of a number."""
+_MODULES: Final = 64
+_NAME_LETTERS: Final = 300
+_CHANGES_BASE: Final = ("pissa", "olora", "corda", "lora_ga")
+"""Ways to begin a training that also change the base's weights (`init_lora_weights`)."""
+_MUST_BE_UNSET: Final = {
+    "use_dora": "a DoRA adapter, which SGLang does not serve",
+    "lora_bias": "biases in its LoRA layers, which SGLang ignores",
+    "modules_to_save": "whole layers beside the LoRA (modules_to_save), which SGLang ignores",
+    "layer_replication": "replicated layers (layer_replication), which SGLang ignores",
+    "trainable_token_indices": "trained tokens (trainable_token_indices), which SGLang ignores",
+    "target_parameters": "parameters outside linear layers (target_parameters), which SGLang ignores",
+    "alora_invocation_tokens": "an activated LoRA (alora_invocation_tokens), which SGLang applies to every token",
+    "use_qalora": "a QA-LoRA adapter, which SGLang does not serve",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor, as the header of a safetensors file tells of it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RevisionFiles:
+    """What was read of one revision."""
+
+    revision: str
+    commit: str | None
+    size_bytes: int
+    file_bytes: int
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    added_tokens: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def facts_of(files: RevisionFiles) -> AdapterFacts | ModelProblem:
+    """The facts, or why no base and no pool could take it."""
+    found = _Config.read(files.config)
+    if isinstance(found, ModelProblem):
+        return found
+    seen = _Tensors(found.rank)
+    for name, tensor in sorted(files.tensors.items()):
+        if (problem := seen.take(name, tensor)) is not None:
+            return problem
+    if (problem := seen.problem()) is not None:
+        return problem
+    widths = seen.widths()
+    if (count := max(len(widths), len(found.targets))) > _MODULES:
+        return _unsupported(f"it changes or names {count} different modules, and no base has so many")
+    if found.targets != ("all",) and (extra := [m for m in widths if not buffers([m]) <= buffers(found.targets)]):
+        return _unsupported(f"it has tensors for {', '.join(extra)}, which its target_modules does not name")
+    ids = [i for i in files.added_tokens.values() if isinstance(i, int)]
+    try:
+        return _facts(files, found, widths, seen.layers, ids)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        return _corrupt(f"its {'.'.join(map(str, fault['loc']))[:80]} is no adapter's: {fault['msg'][:200]}")
+
+
+def _facts(
+    files: RevisionFiles, found: "_Config", widths: dict[str, Widths | None], layers: int, ids: list[int]
+) -> AdapterFacts:
+    return AdapterFacts(
+        revision=files.revision,
+        commit=files.commit,
+        rank=found.rank,
+        alpha=found.alpha,
+        size_bytes=files.size_bytes,
+        file_bytes=files.file_bytes,
+        modules=widths,
+        targets=found.targets,
+        layers=layers,
+        base=found.base,
+        added_token=max(ids, default=None),
+    )
+
+
+def _corrupt(message: str) -> ModelProblem:
+    return ModelProblem(reasons.CORRUPT, message)
+
+
+def _unsupported(message: str) -> ModelProblem:
+    return ModelProblem(reasons.UNSUPPORTED, message)
+
+
+# --- the config -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    base: str | None
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> "_Config | ModelProblem":
+        kind = config.get("peft_type")
+        if not isinstance(kind, str) or kind.upper() != "LORA":
+            return _unsupported(f"adapter_config.json says peft_type {_short(repr(kind))}: SGLang serves LORA")
+        rank, alpha = _number(config.get("r")), _number(config.get("lora_alpha"))
+        if rank is None or rank != int(rank) or rank < 1:
+            return _corrupt(f"adapter_config.json says r = {_short(repr(config.get('r')))}, which is no rank")
+        if alpha is None:
+            return _corrupt(
+                f"adapter_config.json says lora_alpha = {_short(repr(config.get('lora_alpha')))}, which is no number"
+            )
+        if (problem := _unusual(config, int(rank), alpha)) is not None:
+            return problem
+        targets = _targets(config.get("target_modules"))
+        if isinstance(targets, ModelProblem):
+            return targets
+        base = config.get("base_model_name_or_path")
+        return cls(int(rank), alpha, targets, _short(base) if isinstance(base, str) and base else None)
+
+
+def _number(value: object) -> float | None:
+    """A number that a float holds; JSON has larger ones."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e9 < value < 1e9:
+        return None
+    return float(value)
+
+
+def _unusual(config: Mapping[str, Any], rank: int, alpha: float) -> ModelProblem | None:
+    for key, meaning in _MUST_BE_UNSET.items():
+        if config.get(key):
+            return _unsupported(f"it is or has {meaning}")
+    if config.get("use_rslora"):
+        return _unsupported(
+            f"it is scaled by alpha / sqrt(r) (use_rslora), which SGLang ignores: use_rslora false and lora_alpha "
+            f"{alpha * rank**0.5:g} in adapter_config.json mean the same"
+        )
+    if config.get("bias") not in (None, "none"):
+        return _unsupported(f"it has trained biases (bias: {_short(str(config['bias']))}), which SGLang ignores")
+    for key, usual in (("rank_pattern", rank), ("alpha_pattern", alpha)):
+        pattern = config.get(key)
+        if isinstance(pattern, dict) and any(v != usual for v in cast("dict[str, object]", pattern).values()):
+            return _unsupported(f"its modules have different {key.split('_')[0]}s ({key}), which SGLang ignores")
+    begun = config.get("init_lora_weights")
+    if isinstance(begun, str) and begun.lower().startswith(_CHANGES_BASE):
+        return _unsupported(
+            f"its training changed the base's weights too (init_lora_weights: {_short(begun)}): save it "
+            "converted to a plain LoRA, as PEFT describes it"
+        )
+    return None
+
+
+def _targets(value: object) -> "tuple[str, ...] | ModelProblem":
+    if isinstance(value, str):
+        if value in ("all", "all-linear"):
+            return ("all",)
+        return _unsupported(
+            f"target_modules of adapter_config.json is the pattern {_short(repr(value))}: SGLang wants a list "
+            "of module names"
+        )
+    names = cast("list[object]", value) if isinstance(value, list) else []
+    if not names or not all(isinstance(name, str) and _NAME.match(name) for name in names):
+        return _corrupt("adapter_config.json names no target_modules, or some that are no names")
+    return tuple(sorted({str(name).rpartition(".")[2] for name in names}))
+
+
+# --- the tensors ----------------------------------------------------------------------------------------------------
+
+
+class _Tensors:
+    """The tensors so far."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._halves: dict[tuple[int, str], dict[str, int]] = {}
+        """(layer or -1, path in it) -> side -> the width that is not the rank's."""
+        self.layers = 0
+
+    def take(self, name: str, tensor: Tensor) -> ModelProblem | None:
+        if len(name) > _NAME_LETTERS:
+            return _corrupt(f"tensor {_short(name)} has a name of {len(name)} letters")
+        if tensor.dtype not in _FLOATS:
+            return _unsupported(
+                f"tensor {_short(name)} has type {tensor.dtype}: SGLang takes float32, float16, bfloat16"
+            )
+        inner = _LAYER.match(name)
+        match = inner or _OUTSIDE.search(name)
+        if match is None:
+            return self._stranger(name)
+        layer, path = (int(match["layer"]), match["path"]) if inner else (-1, match["module"])
+        if inner and _OTHER_TOWERS.search(match["before"].lower()):
+            return _unsupported(
+                f"it changes more than the language model ({_short(name)}): SGLang would take that for layer {layer}"
+            )
+        # lora_A reads: (rank, in). lora_B writes: (out, rank). Experts may be stacked in front.
+        if len(tensor.shape) != 2 and not (_of_expert(path) and len(tensor.shape) == 3):
+            return _corrupt(f"tensor {_short(name)} has shape {list(tensor.shape)}, which no LoRA matrix has")
+        if tensor.bytes != math.prod(tensor.shape) * _FLOATS[tensor.dtype]:
+            return _corrupt(f"tensor {_short(name)} has {tensor.bytes} bytes, which is not what its shape takes")
+        rank, width = tensor.shape[-2:] if match["side"] == "A" else reversed(tensor.shape[-2:])
+        if rank != self._rank:
+            return _corrupt(f"tensor {_short(name)} has rank {rank}, and adapter_config.json says r = {self._rank}")
+        self._halves.setdefault((layer, path), {})[match["side"]] = width
+        self.layers = max(self.layers, layer + 1)
+        return None
+
+    @staticmethod
+    def _stranger(name: str) -> ModelProblem:
+        if "lora_magnitude_vector" in name:
+            return _unsupported("it is a DoRA adapter, which SGLang does not serve")
+        if "lora_" not in name:
+            return _unsupported(f"it has whole weights beside the LoRA ({_short(name)}), which SGLang ignores")
+        return _unsupported(f"tensor {_short(name)} is in no place where SGLang looks for a LoRA")
+
+    def problem(self) -> ModelProblem | None:
+        """What is wrong with all of them together."""
+        if not self._halves:
+            return _corrupt("adapter_model.safetensors has no tensors")
+        inside: dict[tuple[int, str], set[str]] = {}
+        plain: dict[tuple[int, str], str] = {}
+        for (layer, path), halves in sorted(self._halves.items()):
+            where = f"layer {layer} " if layer >= 0 else ""
+            if len(halves) < 2:
+                there = next(iter(halves))
+                return _corrupt(f"{where}{path} has lora_{there} and no lora_{'B' if there == 'A' else 'A'}")
+            parent, _, module = path.rpartition(".")
+            inside.setdefault((layer, parent), set()).add(module)
+            twin = path if _of_expert(path) else plain.setdefault((layer, module), path)
+            if twin != path:
+                return _unsupported(f"{where}has {twin} and {path}, which SGLang would take for the same module")
+        for (layer, parent), modules in inside.items():
+            if (said := _incomplete(modules)) is not None:
+                return _unsupported(f"layer {layer} {parent} {said}")
+        return None
+
+    def widths(self) -> dict[str, Widths | None]:
+        """By module. None where layers differ."""
+        found: dict[str, Widths | None] = {}
+        for (_, path), halves in sorted(self._halves.items()):
+            module = path.rpartition(".")[2]
+            key = f"experts.{module}" if _of_expert(path) else module
+            key = "lm_head" if key == "unembed_tokens" else key
+            width = (halves["A"], halves["B"])
+            found[key] = width if found.get(key, width) == width else None
+        return found
+
+
+def _of_expert(path: str) -> bool:
+    return ".experts." in f".{path}."
+
+
+def _incomplete(modules: Iterable[str]) -> str | None:
+    """What SGLang would silently leave out, or fail over: it stacks q, k, v and gate, up into one layer each."""
+    there = set(modules)
+    attention = there & {"q_proj", "k_proj", "v_proj"}
+    if attention and (missing := {"q_proj", "v_proj"} - there):
+        return (
+            f"has {' and '.join(sorted(attention))} without {' and '.join(sorted(missing))}: SGLang stacks q_proj, "
+            "k_proj and v_proj, and needs at least q_proj and v_proj"
+        )
+    if "up_proj" in there and "gate_proj" not in there:
+        return "has up_proj without gate_proj: SGLang stacks the two and needs gate_proj"
+    return None
+
+
+def _short(name: str) -> str:
+    """As it may stand in a condition: the files are anybody's."""
+    shown = "".join(letter if letter.isprintable() else "?" for letter in name[-200:])
+    return shown if len(shown) <= 80 else f"...{shown[-77:]}"

@@ -1,0 +1,71 @@
+"""Leases: which gateways may use which adapters of a replica, so that no more of them run at once than it has slots.
+
+A lease holds for 10 s after the gateway was last heard to use it (its grant, or an acknowledgement that shows the
+adapter running), and for as long as a gateway's silence may be a delay when its last word was that the adapter runs.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from shoal.api.adapters import LEASE_SECONDS
+from shoal.core import drain
+
+Key = tuple[str, str]
+"""Name and boot id of a gateway."""
+
+
+@dataclass(slots=True)
+class _Lease:
+    used: float
+    running: bool = False
+
+    def ends(self) -> float:
+        return self.used + (drain.CLAIM_SECONDS if self.running else LEASE_SECONDS)
+
+
+class EngineLeases:
+    """Of one boot of an engine."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[Key, _Lease]] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._of
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._of)
+
+    def __len__(self) -> int:
+        """Distinct adapters."""
+        return len(self._of)
+
+    def grant(self, name: str, key: Key, now: float) -> None:
+        """Gives a gateway a lease, or renews it."""
+        lease = self._of.setdefault(name, {}).setdefault(key, _Lease(now))
+        lease.used = now
+
+    def acked(self, key: Key, running: Collection[str], now: float) -> None:
+        """A gateway said what it runs. What it runs is leased to it, whoever granted that: this agent's predecessor may
+        have."""
+        for name in running:
+            lease = self._of.setdefault(name, {}).setdefault(key, _Lease(now))
+            lease.used, lease.running = now, True
+        for name, leases in self._of.items():
+            if key in leases and name not in running:
+                leases[key].running = False
+
+    def lapse(self, now: float) -> None:
+        """Ends those that are over."""
+        for name, leases in list(self._of.items()):
+            for key in [key for key, lease in leases.items() if lease.ends() <= now]:
+                del leases[key]
+            if not leases:
+                del self._of[name]
+
+    def drop(self, name: str) -> None:
+        """The engine does not have the adapter any more."""
+        self._of.pop(name, None)
+
+    def clear(self) -> None:
+        """Another process of the engine has started."""
+        self._of.clear()

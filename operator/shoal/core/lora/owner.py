@@ -1,0 +1,21 @@
+"""Who has what two claim: the oldest, by creation time and then by uid."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final, TypeVar
+
+from shoal.api.meta import CustomResource
+
+K = TypeVar("K", bound=CustomResource)
+
+_FAR: Final = datetime.max.replace(tzinfo=UTC)
+
+
+def age(one: CustomResource) -> tuple[datetime, str]:
+    """Sorts the oldest first."""
+    return (one.metadata.creation_timestamp or _FAR, one.metadata.uid)
+
+
+def oldest(claimants: Iterable[K]) -> K | None:
+    """The one that has it; None: nobody claims it."""
+    return min(claimants, key=age, default=None)

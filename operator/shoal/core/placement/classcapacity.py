@@ -1,0 +1,111 @@
+"""The room of one class while a plan is made: every GPU is given away once."""
+
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heappop, heappush
+
+from shoal.core.placement import fragments
+from shoal.core.placement.types import ClassSupply
+
+
+class ClassCapacity:
+    """Mutable, alive during one call of the planner. Nodes are known by their index, in the order of their names."""
+
+    def __init__(self, supply: ClassSupply, sizes: Callable[[], Mapping[int, int]]) -> None:
+        nodes = sorted((n for n in supply.nodes if n.allocatable > 0), key=lambda n: n.name)
+        self.supply = supply
+        self.names = [n.name for n in nodes]
+        self.index = {name: i for i, name in enumerate(self.names)}
+        self.largest = max((n.allocatable for n in nodes), default=0)
+        """GPUs of the largest node, whoever holds them."""
+        self.free = [max(0, n.free) for n in nodes]
+        """GPUs that nobody holds and that were not given away."""
+        self.soon = [n.free + n.releasing for n in nodes]
+        """The same, once the pods that go are gone."""
+        self.unhealthy = {n.name: -n.free for n in nodes if n.free < 0}
+        """GPUs that pods hold and the device plugin offers no more."""
+        self.changed: list[int] = []
+        """Nodes whose `soon` is another one, in the order in which that happened: what was found out about a node is
+        looked up again only where it is in here."""
+        self.free_at_first = sum(self.free)
+        self.block = 0
+        """GPUs of the largest replica that waits here for others to go, where it needs several. A smaller one asked for
+        meanwhile could be bound right into its block, whatever node the plan has in mind: it would wait for ever."""
+        self._by_free: dict[int, list[int]] = {}
+        for i, free in enumerate(self.free):
+            if free:
+                self._by_free.setdefault(free, []).append(i)
+        self._most: int | None = None
+        self._none_soon: int | None = None
+        """The smallest size that was looked for among `soon` in vain."""
+        self._sizes = sizes
+        self._fragments: Sequence[float] | None = None
+
+    def fits(self, gpus: int) -> bool:
+        """Whether a replica can be bound now."""
+        return self.most_free() >= gpus
+
+    def most_free(self) -> int:
+        """Free GPUs on the node that has most."""
+        if self._most is None:
+            self._most = max((free for free in list(self._by_free) if self._first(free) is not None), default=0)
+        return self._most
+
+    def take(self, gpus: int, *, exists: bool = False) -> bool:
+        """Gives the free GPUs of the best node to a replica; False where no node has as many, or where a larger one
+        waits for its block. `exists`: its pod is there already."""
+        if self.most_free() < gpus or (gpus < self.block and not exists):
+            return False
+        choices = [free for free in sorted(self._by_free) if free >= gpus and self._first(free) is not None]
+        free = choices[0]
+        if len(choices) > 1 and free != gpus:  # an exact fit leaves no fragment
+            if self._fragments is None:
+                self._fragments = fragments.table(max(self._by_free), self._sizes())
+            free = fragments.best(choices, gpus, self._fragments)
+        i = self._first(free)
+        assert i is not None  # noqa: S101 - `choices` has only values with a node
+        self._soon(i, -gpus)
+        self._set_free(i, free - gpus)
+        return True
+
+    def take_soon(self, gpus: int) -> bool:
+        """Gives away GPUs that terminating pods still hold, and what is free beside them."""
+        if gpus < self.block or (self._none_soon is not None and gpus >= self._none_soon):
+            return False
+        fitting = [(self.soon[i], i) for i in range(len(self.soon)) if self.soon[i] >= gpus]
+        if not fitting:
+            self._none_soon = gpus
+            return False
+        self.take_soon_on(min(fitting)[1], gpus)
+        return True
+
+    def take_soon_on(self, i: int, gpus: int) -> None:
+        self._soon(i, -gpus)
+        self.block = max(self.block, gpus if gpus > 1 else 0)
+        if self.free[i] > self.soon[i]:
+            # What is free there completes the block: nobody else may take it meanwhile.
+            self._set_free(i, max(0, self.soon[i]))
+
+    def will_release(self, i: int, gpus: int) -> None:
+        """A replica there is told to go."""
+        self._soon(i, gpus)
+        self._none_soon = None
+
+    def _soon(self, i: int, more: int) -> None:
+        self.soon[i] += more
+        self.changed.append(i)
+
+    def _set_free(self, i: int, free: int) -> None:
+        self.free[i] = free
+        self._most = None
+        if free:
+            heappush(self._by_free.setdefault(free, []), i)
+
+    def _first(self, free: int) -> int | None:
+        """The first node with exactly so many free GPUs."""
+        heap = self._by_free.get(free)
+        while heap and self.free[heap[0]] != free:
+            heappop(heap)  # it has given some away since
+        if heap:
+            return heap[0]
+        self._by_free.pop(free, None)
+        return None

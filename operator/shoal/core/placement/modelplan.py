@@ -1,0 +1,150 @@
+"""One Model while a plan is made."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Final
+
+from shoal.core.placement.types import Candidate, Demand, Held
+
+_FAR: Final = datetime.max.replace(tzinfo=UTC)
+_NAUGHT: Final = Decimal(0)
+_EMPTY: Final[dict[str, int]] = {}
+_EMPTY_NODES: Final[dict[tuple[str, str], int]] = {}
+
+
+def rank(demand: Demand) -> tuple[int, datetime, str]:
+    """Who comes first: priority, then age, then uid. The order of events never matters."""
+    return (-demand.priority, demand.created or _FAR, demand.uid)
+
+
+def price(candidate: Candidate) -> tuple[bool, Decimal, str]:
+    """Cheapest first; a class without a price comes last, then by name."""
+    cost = candidate.hourly_cost
+    return (cost is None, cost if cost is not None else _NAUGHT, candidate.gpu_class)
+
+
+class Stock:
+    """What stands on one class, sorted by what can become of it."""
+
+    __slots__ = ("evicted_ready", "replicas", "sound", "sound_ready", "stranded", "stranded_ready")
+
+    def __init__(self, replicas: int) -> None:
+        self.replicas = replicas
+        """Of the Deployment, less the evicted ones."""
+        self.sound = self.sound_ready = 0
+        """Bound to nodes that take pods of the class."""
+        self.stranded = self.stranded_ready = 0
+        """Bound to other nodes."""
+        self.evicted_ready = 0
+        """Ready ones that a higher priority takes away."""
+
+
+_EMPTY_STOCK: Final[dict[str, Stock]] = {}
+
+
+class ModelPlan:
+    """Mutable, alive during one call of the planner."""
+
+    __slots__ = (
+        "_order", "demand", "evicted", "evicted_by", "evicts", "held", "kept", "missing", "moving_from",
+        "moving_to", "replacing", "requested", "stock", "unchanged", "unhealthy", "waiting", "yielding",
+    )  # fmt: skip
+
+    def __init__(self, demand: Demand) -> None:
+        self.demand = demand
+        self.unchanged = False
+        """All that is wanted stands and is bound: nothing to decide but moves."""
+        # Thousands of Cases are quiet: what they never fill is one empty dict for all, until `begin`.
+        self.evicted: dict[tuple[str, str], int] = _EMPTY_NODES
+        """(class, node) -> replicas that a Model of higher priority takes away."""
+        self.evicted_by: tuple[Demand, ...] = ()
+        self.evicts: tuple[tuple[Demand, str], ...] = ()
+        """(loser, class)."""
+        self.unhealthy: dict[tuple[str, str], int] = _EMPTY_NODES
+        """(class, node) -> replicas that count as stranded, since GPUs there are unhealthy."""
+        self.stock: dict[str, Stock] = _EMPTY_STOCK
+        self.kept: dict[str, int] = _EMPTY
+        """Class -> replicas that run, and count as wanted ones."""
+        self.requested: dict[str, int] = _EMPTY
+        """Class -> replicas for which there is room and that no node holds yet."""
+        self.waiting: dict[str, int] = _EMPTY
+        """Class -> replicas for which there is room once others are gone."""
+        self.held: dict[str, int] = _EMPTY
+        """Class -> replicas that go as soon as others are ready in their place."""
+        self.missing = 0
+        self.replacing = 0
+        """Of `held`: on nodes that take no pods, or on classes that are no candidates any more."""
+        self.yielding: dict[str, int] = _EMPTY
+        """Class -> evicted replicas that serve until others are ready in their place. Among `held`."""
+        self.moving_from: str | None = None
+        self.moving_to: str | None = None
+        self._order: list[Candidate] | None = None
+
+    def begin(self) -> None:
+        """Before anything but `evicted` and `unhealthy` is written."""
+        self.stock, self.kept, self.requested, self.waiting, self.held = {}, {}, {}, {}, {}
+        self.yielding = {}
+
+    def request(self, gpu_class: str) -> None:
+        """One more replica for which there is capacity."""
+        if self.requested is _EMPTY:
+            self.requested = {}
+        self.requested[gpu_class] = self.requested.get(gpu_class, 0) + 1
+
+    def wait(self, gpu_class: str) -> None:
+        """One more replica for which there will be capacity."""
+        self.waiting[gpu_class] = self.waiting.get(gpu_class, 0) + 1
+
+    def evict(self, gpu_class: str, node: str, winner: Demand) -> None:
+        """Takes away one replica."""
+        if self.evicted is _EMPTY_NODES:
+            self.evicted = {}
+        self.evicted[gpu_class, node] = self.evicted.get((gpu_class, node), 0) + 1
+        if winner not in self.evicted_by:
+            self.evicted_by += (winner,)
+
+    @property
+    def order(self) -> list[Candidate]:
+        """Candidates, cheapest first; those with a setback after the others."""
+        if self._order is None:
+            backoffs = self.demand.backoffs
+            self._order = sorted(self.demand.candidates, key=lambda c: (c.gpu_class in backoffs, *price(c)))
+        return self._order
+
+    def candidate(self, gpu_class: str) -> Candidate | None:
+        for candidate in self.demand.candidates:
+            if candidate.gpu_class == gpu_class:
+                return candidate
+        return None
+
+    def wanted_on(self, gpu_class: str) -> int:
+        """Replicas on a class that count as wanted ones."""
+        return self.kept.get(gpu_class, 0) + self.requested.get(gpu_class, 0) + self.waiting.get(gpu_class, 0)
+
+    def may_have_more(self, candidate: Candidate, *, instead_of: Candidate | None = None) -> int:
+        """How many more replicas the spec allows on a class, one of another class perhaps going."""
+        demand = self.demand
+        more = demand.wanted
+        if candidate.max_replicas is not None:
+            more = candidate.max_replicas - self.wanted_on(candidate.gpu_class)
+        if candidate.interruptible:
+            have = sum(self.wanted_on(c.gpu_class) for c in demand.candidates if c.interruptible)
+            swapped = instead_of is not None and instead_of.interruptible
+            more = min(more, interruptible_limit(demand) - have + swapped)
+        return max(0, more)
+
+    def replicas(self, gpu_class: str) -> int:
+        """What the Deployment shall say."""
+        return self.wanted_on(gpu_class) + self.held.get(gpu_class, 0)
+
+    def left_after_eviction(self, gpu_class: str) -> Iterator[tuple[str, int, Held]]:
+        """(node, pods less the evicted ones, as they stand)."""
+        state = self.demand.replica_states.get(gpu_class)
+        for node, held in state.by_node.items() if state else ():
+            yield node, held.pods - self.evicted.get((gpu_class, node), 0), held
+
+
+def interruptible_limit(demand: Demand) -> int:
+    """Replicas that may run on interruptible classes."""
+    return demand.wanted * demand.interruptible_percent // 100

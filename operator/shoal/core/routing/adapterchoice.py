@@ -1,0 +1,111 @@
+"""Which replica serves a request for an adapter.
+
+Replicas are tried in this order. Within each group the least busy one is chosen. In group 1 a prompt with a head goes
+to the replica to which the head belongs (affinity.py), within that replica's share of the load:
+
+1. replicas that have the adapter loaded, a slot for it, and capacity;
+2. replicas that must load it first and have a slot and capacity: one load is better than the queue of a full engine;
+3. replicas that have it loaded and a slot, however busy;
+4. replicas that must load it first and have a slot;
+5. replicas that have it loaded and must wait for a slot;
+6. all others.
+
+Capacity is what the hold queue goes by (`core/hold/room.py`): the engine's batch and its KV cache have space. A replica
+for which this gateway holds a lease has a slot for the adapter. A lease counts as `LEASE_WORTH` requests fewer.
+So another replica gets the adapter only when that evens out load: there it takes a slot from another adapter.
+
+Two kinds of replica are never chosen: those without a live stream, whose adapters are unknown, and those that do not
+report `adapters`, because their engine has just started and its desired adapters are not loaded yet, or it serves none.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from shoal.core.routing.affinity import favourite
+from shoal.core.routing.choice import NoReplica, Replica
+
+LEASE_WORTH: Final = 4
+"""Requests."""
+
+State = Literal["staging", "loading", "loaded", "retiring", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterCandidate:
+    """A replica that could serve requests for one adapter."""
+
+    replica: Replica
+    loaded: bool
+    """It has the adapter loaded: requests may go there under a lease."""
+    leased: bool
+    """This gateway holds a lease."""
+    slot: bool
+    """This gateway holds a lease, or the replica has a slot that no known lease covers."""
+    has_capacity: bool
+    in_flight: int
+    """All requests of this gateway at the replica."""
+    state: State | None = None
+
+    @property
+    def busy(self) -> int:
+        return self.in_flight - (LEASE_WORTH if self.leased else 0)
+
+
+class AdapterChoice(NamedTuple):
+    replica: Replica
+    leased: bool
+    """Whether the request can go now; else the gateway needs a lease first."""
+
+
+def choose_for_adapter(
+    have: Sequence[AdapterCandidate],
+    without_adapter: Callable[[], Iterable[AdapterCandidate]],
+    prefer: Callable[[Sequence[Replica]], Replica],
+    rotation: int = 0,
+    head: int | None = None,
+) -> AdapterChoice | NoReplica:
+    """The replica for one request, by the rule above.
+
+    `have` are the replicas with the adapter loaded. `without_adapter` gives the other replicas; it is called only if
+    none of `have` will do. `prefer` picks the adapter's home among equals, the same at every gateway, so that the
+    adapter is not loaded everywhere. `rotation` is a growing number that spreads requests over equals. `head` is the
+    prompt's.
+    """
+    best = [h for h in have if h.slot and h.has_capacity]
+    if best:
+        return _least_busy(best, rotation) if head is None else _favourite(best, head)
+    rest = list(without_adapter())
+    for found, loaded in (
+        ([h for h in rest if h.slot and h.has_capacity], False),
+        ([h for h in have if h.slot], True),
+        ([h for h in rest if h.slot], False),
+        (have, True),
+        (rest, False),
+    ):
+        if found:
+            return _least_busy(found, rotation) if loaded else _to_load(found, prefer)
+    return NoReplica("no-adapters")
+
+
+def _least_busy(candidates: Sequence[AdapterCandidate], rotation: int) -> AdapterChoice:
+    fewest = min(h.busy for h in candidates)
+    equals = [h for h in candidates if h.busy == fewest]
+    home = equals[rotation % len(equals)]
+    return AdapterChoice(home.replica, home.leased)
+
+
+def _favourite(candidates: Sequence[AdapterCandidate], head: int) -> AdapterChoice:
+    """Prefers replicas with a lease while one of them has fewer requests than a lease is worth: a further replica takes
+    a slot from another adapter."""
+    spare = [h for h in candidates if h.leased and h.in_flight < LEASE_WORTH]
+    among = spare or candidates
+    home = favourite(head, among, [h.replica.uid for h in among], [h.in_flight for h in among])
+    return AdapterChoice(home.replica, home.leased)
+
+
+def _to_load(candidates: Sequence[AdapterCandidate], prefer: Callable[[Sequence[Replica]], Replica]) -> AdapterChoice:
+    """Where the adapter is being loaded already, else at its home; where loading it failed, last."""
+    coming = [h for h in candidates if h.state in ("staging", "loading", "retiring")]
+    fresh = coming or [h for h in candidates if h.state != "failed"] or list(candidates)
+    return AdapterChoice(prefer([h.replica for h in fresh]), False)

@@ -1,0 +1,46 @@
+"""Which of the names that an object asks for it has, for tenants that may use all its rivals: a Model comes before an
+adapter, and of two of a kind the older one. What a name means to one tenant is decided among what that tenant may use
+(modelindex.py); a status speaks of all."""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from shoal.api.loraadapter import LoRAAdapter
+from shoal.api.model import Model
+from shoal.core.lora.owner import age
+from shoal.core.status.observed import ServedNames
+
+Claimant = Model | LoRAAdapter
+
+
+def served_names(own: Claimant, claimants: Iterable[Claimant]) -> ServedNames:
+    """`others` may have the object itself, and some that ask for nothing of
+    this."""
+    rivals = [o for o in claimants if o.metadata.uid != own.metadata.uid and o.metadata.deletion_timestamp is None]
+    owned: list[str] = []
+    lost: list[tuple[str, str]] = []
+    for name in (*own.claimed_names, own.key):
+        first = min([own, *(r for r in rivals if name == r.key or name in r.claimed_names)], key=_precedence)
+        if first is not own:
+            older = "the older " if first.kind_name == own.kind_name else ""
+            lost.append((name, f"{older}{first.kind_name} {first.key}"))
+        elif name != own.key:
+            owned.append(name)
+    return ServedNames(tuple(owned), tuple(lost))
+
+
+def describe_lost(key: str, served: ServedNames) -> str:
+    """The sentence about the names that `namespace/name` asked for in vain, and what means it all the same."""
+    text = "for tenants that may use both, " + "; ".join(
+        f"served name '{name}' belongs to {who}" for name, who in served.lost
+    )
+    if all(name != key for name, _ in served.lost):
+        return f"{text}; '{key}' always means this one"
+    # A Model and an adapter may be called alike.
+    if served.owned:
+        return f"{text}; only {', '.join(served.owned)} means this one"
+    return f"{text}; nothing means this one: delete it, and create it under another name"
+
+
+def _precedence(one: Claimant) -> tuple[bool, datetime, str]:
+    return (isinstance(one, LoRAAdapter), *age(one))

@@ -1,0 +1,124 @@
+"""What the status of a GPUClass says."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+from shoal.api import reasons
+from shoal.api.gpuclass import GPUClass, GPUClassStatus, GPUMemory
+from shoal.core import quantity
+from shoal.core.facts import Node
+from shoal.core.gpus import Usage
+from shoal.core.sizing import memory_label, memory_of
+from shoal.core.status.conditions import ConditionUpdate, merge
+
+PRODUCT_LABEL: Final = "nvidia.com/gpu.product"
+TOLERANCE_PERCENT: Final = 15
+"""Between what a data sheet says and what nvidia-smi reports: ECC, and GB against GiB, take up to 13 %."""
+_NAMED: Final = 3
+_MI: Final = 2**20
+
+
+def status(
+    gpu_class: GPUClass,
+    usage: Usage,
+    nodes: Sequence[Node],
+    *,
+    overlapping: Mapping[str, str],
+    overhead: int | None,
+    now: datetime,
+) -> GPUClassStatus:
+    """Ready when nodes match; their number and GPUs stand beside it.
+
+    `nodes` are those that count for the class; `overlapping` says of nodes with its labels for which other class they
+    count. `overhead`: measured, in bytes of one GPU.
+    """
+    generation = gpu_class.metadata.generation
+    memory, labelled = memory_of(gpu_class, nodes)
+    # Kept while no engine says otherwise: an operator that has just started knows none.
+    known = gpu_class.status.memory.overhead if gpu_class.status and gpu_class.status.memory else None
+    return GPUClassStatus(
+        conditions=merge(
+            gpu_class.status.conditions if gpu_class.status else (),
+            [_ready(gpu_class, usage, nodes, overlapping)],
+            generation=generation,
+            now=now,
+        ),
+        observed_generation=generation,
+        nodes=usage.nodes,
+        gpus=usage.counts(),
+        memory=GPUMemory(
+            per_gpu=quantity.memory(quantity.parse(memory)),
+            source="NodeLabels" if labelled else "Spec",
+            overhead=quantity.memory(quantity.parse(overhead)) if overhead is not None else known,
+        ),
+        largest_node=max((n.capacity.get(gpu_class.spec.resource_name, 0) for n in nodes), default=0),
+    )
+
+
+def _ready(gpu_class: GPUClass, usage: Usage, nodes: Sequence[Node], overlapping: Mapping[str, str]) -> ConditionUpdate:
+    spec = gpu_class.spec
+    shared = _overlap(overlapping)
+    if not nodes:
+        labels = ", ".join(f"{k}={v}" for k, v in sorted(spec.node_selector.items()))
+        why = shared or f"no node has the labels {labels}"
+        return ConditionUpdate(reasons.READY, "False", reasons.OVERLAPS if shared else reasons.NO_NODES, why)
+    if not usage.capacity:
+        text = f"{usage.nodes} nodes match, none has {spec.resource_name}: does the device plugin run there?"
+        return ConditionUpdate(reasons.READY, "False", reasons.NO_NODES, text)
+    text = f"{usage.nodes} nodes with {usage.capacity} x {spec.resource_name}"
+    if usage.unhealthy:
+        text += f", {usage.unhealthy} of them unhealthy"
+    if spec.hourly_cost is None:
+        text += "; no hourlyCost: it is used after all classes that have one"
+    if wrong := disagreements(gpu_class, nodes):
+        return ConditionUpdate(reasons.READY, "True", reasons.LABELS_DISAGREE, f"{'; '.join(wrong)}. {text}")
+    if shared:
+        return ConditionUpdate(reasons.READY, "True", reasons.OVERLAPS, f"{shared}. {text}")
+    return ConditionUpdate(reasons.READY, "True", reasons.NODES_FOUND, text)
+
+
+def _overlap(overlapping: Mapping[str, str]) -> str:
+    if not overlapping:
+        return ""
+    others = ", ".join(sorted(set(overlapping.values())))
+    return (
+        f"{_names(overlapping)} also ha{'s' if len(overlapping) == 1 else 've'} the labels of {others} and "
+        f"count{'s' if len(overlapping) == 1 else ''} there: make the selectors exclude each other"
+    )
+
+
+def disagreements(gpu_class: GPUClass, nodes: Iterable[Node]) -> list[str]:
+    """Sentences about nodes whose own labels say something else than the class."""
+    spec = gpu_class.spec
+    wanted = int(quantity.parse(spec.memory_per_gpu))
+    memory: dict[int, list[str]] = {}
+    products: dict[str, list[str]] = {}
+    without: list[str] = []
+    label = memory_label(spec.resource_name)
+    for node in nodes:
+        text = node.labels.get(label, "")
+        if text.isdecimal() and abs(int(text) * _MI - wanted) * 100 > wanted * TOLERANCE_PERCENT:
+            memory.setdefault(int(text), []).append(node.name)
+        if product := node.labels.get(PRODUCT_LABEL):
+            products.setdefault(product, []).append(node.name)
+        vendor = spec.resource_name.partition("/")[0]
+        others = [name for name, count in node.capacity.items() if count and name.startswith(f"{vendor}/")]
+        if others and not node.capacity.get(spec.resource_name):
+            without.append(node.name)
+    found = [
+        f"{_names(names)}: label {label} says {mib} MiB, memoryPerGPU says {spec.memory_per_gpu}"
+        for mib, names in sorted(memory.items())
+    ]
+    if len(products) > 1:
+        kinds = ", ".join(f"{product} ({_names(names)})" for product, names in sorted(products.items()))
+        found.append(f"its nodes have different products: {kinds}")
+    if without:
+        found.append(f"{_names(without)}: has no {spec.resource_name} but another resource of its vendor")
+    return found
+
+
+def _names(nodes: Iterable[str]) -> str:
+    ordered = sorted(nodes)
+    shown = ", ".join(ordered[:_NAMED])
+    return f"{shown} and {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else shown

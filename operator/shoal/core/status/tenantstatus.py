@@ -1,0 +1,152 @@
+"""What the status of a Tenant says."""
+
+from collections.abc import Collection, Iterable, Set
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from shoal.api import reasons
+from shoal.api.tenant import Tenant, TenantKey, TenantStatus
+from shoal.core.redaction.rules import refusals
+from shoal.core.routing.consent import some, unmatched
+from shoal.core.status.conditions import ConditionUpdate, find, merge
+
+_FAR: Final = datetime.max.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class TenantDecision:
+    status: TenantStatus
+    again_at: datetime | None
+    """When the next key expires, so that the status is right without anybody touching the Tenant."""
+
+
+def usable(key: TenantKey, now: datetime) -> bool:
+    return not key.disabled and (key.expires is None or key.expires > now)
+
+
+def age(tenant: Tenant) -> tuple[datetime, str]:
+    return (tenant.metadata.creation_timestamp or _FAR, tenant.metadata.uid)
+
+
+def decide(
+    tenant: Tenant,
+    *,
+    contenders: Iterable[Tenant],
+    models: Collection[str],
+    adapters: Set[str] = frozenset(),
+    now: datetime,
+    currency: str | None = None,
+    gateways_live: bool = True,
+) -> TenantDecision:
+    """`rivals` are Tenants that list one of the same hashes; `models` are the keys of all Models,
+    `adapters` those of adapters that list the tenant, or everyone, in namespaces that it grants; `currency` is that of
+    the price list in force, None: it is not known. Who hears no gateway (`hears_gateways`) says nothing of budgets.
+
+    A hash belongs to the oldest Tenant that lists it (creation time, then uid), as gateways look it up.
+    """
+    older = [t for t in contenders if t.metadata.uid != tenant.metadata.uid and age(t) < age(tenant)]
+    taken = {k.sha256: t.metadata.name for t in sorted(older, key=age, reverse=True) for k in t.spec.keys}
+    claimed = [(k.name, taken[k.sha256]) for k in tenant.spec.keys if k.sha256 in taken]
+    active = [k for k in tenant.spec.keys if usable(k, now) and k.sha256 not in taken]
+    missing = [f"{m.namespace}/{m.name}" for m in tenant.spec.models if f"{m.namespace}/{m.name}" not in models]
+    findings = [
+        _ready(tenant, active, claimed, missing, now),
+        *(_budget(tenant, currency) if gateways_live else ()),
+        *_logging(tenant),
+        *_adapters(tenant, adapters),
+    ]
+    expiries = [k.expires for k in tenant.spec.keys if usable(k, now) and k.expires is not None]
+    old = tenant.status.conditions if tenant.status else ()
+    generation = tenant.metadata.generation
+    return TenantDecision(
+        TenantStatus(
+            conditions=merge(old, findings, generation=generation, now=now),
+            observed_generation=generation,
+            active_keys=len(active),
+        ),
+        min(expiries, default=None),
+    )
+
+
+def _ready(
+    tenant: Tenant, active: list[TenantKey], claimed: list[tuple[str, str]], missing: list[str], now: datetime
+) -> ConditionUpdate:
+    if tenant.spec.suspended:
+        return ConditionUpdate(reasons.READY, "False", reasons.SUSPENDED, "suspended: every request is refused")
+    if not active:
+        disabled = sum(k.disabled for k in tenant.spec.keys)
+        expired = sum(not k.disabled and not usable(k, now) for k in tenant.spec.keys)
+        text = f"none of {len(tenant.spec.keys)} keys can be used: {disabled} disabled, {expired} expired"
+        if claimed:
+            text += f", {len(claimed)} listed by an older Tenant"
+        return ConditionUpdate(
+            reasons.READY, "False", reasons.NO_USABLE_KEY, text if tenant.spec.keys else "no key is listed"
+        )
+    if claimed:
+        text = "; ".join(f"key '{name}' belongs to the older Tenant '{owner}'" for name, owner in claimed)
+        return ConditionUpdate(reasons.READY, "False", reasons.KEY_CLAIMED, text)
+    if missing:
+        text = f"there is no Model {', '.join(missing)}; the others can be used"
+        return ConditionUpdate(reasons.READY, "False", reasons.MODEL_NOT_FOUND, text)
+    count = f"{len(active)} key" + ("" if len(active) == 1 else "s")
+    return ConditionUpdate(reasons.READY, "True", reasons.ACTIVE, f"{count}, {len(tenant.spec.models)} models")
+
+
+def _budget(tenant: Tenant, currency: str | None) -> list[ConditionUpdate]:
+    """Nothing for a Tenant without a budget in money."""
+    budget = tenant.spec.budget
+    if budget is None or budget.amount is None:
+        return []
+    if currency == budget.currency:
+        text = f"{budget.amount} {currency} per calendar month, at the price list in force"
+        return [ConditionUpdate(reasons.BUDGET_READY, "True", reasons.ACTIVE, text)]
+    then = (
+        "whenUnknown is Refuse: every request is refused"
+        if budget.when_unknown == "Refuse"
+        else "whenUnknown is Serve: requests are served, and nothing is cut off"
+    )
+    if currency is not None:
+        text = (
+            f"the budget is in {budget.currency} and the price list in {currency}, so what is left is not known; "
+            f"{then}. Write the budget in {currency}"
+        )
+        return [ConditionUpdate(reasons.BUDGET_READY, "False", reasons.OTHER_CURRENCY, text)]
+    known = find(tenant.status.conditions, reasons.BUDGET_READY) if tenant.status else None
+    if known is not None and known.observed_generation == tenant.metadata.generation:
+        # Who has just begun has heard no gateway yet: what was found before is not taken back, and nothing is written.
+        return [ConditionUpdate(known.type, known.status, known.reason, known.message)]
+    text = (
+        f"no gateway has heard of a price list: without one no money is counted. {then[0].upper()}{then[1:]}. Give the "
+        "ledger a price list, or the budget in tokens"
+    )
+    return [ConditionUpdate(reasons.BUDGET_READY, "Unknown", reasons.PRICES_UNKNOWN, text)]
+
+
+def _logging(tenant: Tenant) -> list[ConditionUpdate]:
+    """Nothing for a Tenant that wants no request log. Requests are served either way."""
+    logging = tenant.spec.logging
+    if logging.mode == "Off":
+        return []
+    kept = f"kept for {logging.retention_days} days"
+    # Also where only metadata is asked for: who asks for more later should not be surprised then.
+    if refused := refusals(logging):
+        text = f"{'; '.join(refused)}. Until that is mended no prompt and no answer is logged, only metadata, {kept}"
+        return [ConditionUpdate(reasons.LOGGING_READY, "False", reasons.RULE_REFUSED, text)]
+    if logging.mode == "Metadata":
+        return [ConditionUpdate(reasons.LOGGING_READY, "True", reasons.ACTIVE, f"metadata only, {kept}")]
+    count = len(logging.redact)
+    rules = f"{count} rule{'' if count == 1 else 's'} of your own" if count else "no rule of your own"
+    text = f"prompts and answers, {kept}; {rules} and the one for secrets take out what they match"
+    return [ConditionUpdate(reasons.LOGGING_READY, "True", reasons.ACTIVE, text)]
+
+
+def _adapters(tenant: Tenant, listing: Set[str]) -> list[ConditionUpdate]:
+    """Nothing for a Tenant that grants no adapters besides those of its Models. What is used does not hang on it."""
+    if not tenant.spec.adapters:
+        return []
+    if missing := unmatched(tenant.spec, listing):
+        text = f"no adapter that lists this tenant: {some(missing)}; the others can be used"
+        return [ConditionUpdate(reasons.ADAPTERS_READY, "False", reasons.ADAPTER_NOT_FOUND, text)]
+    text = "each grant of adapters matches one that lists this tenant"
+    return [ConditionUpdate(reasons.ADAPTERS_READY, "True", reasons.ACTIVE, text)]

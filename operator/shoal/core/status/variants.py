@@ -1,0 +1,117 @@
+"""What the status of a Model says of each GPU class."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+from shoal.api import names
+from shoal.api.model import KVTokens, VariantStatus
+from shoal.core.facts import Deployment, Pod
+from shoal.core.placement import Placement
+from shoal.core.sizing import Sized
+from shoal.core.status.conditions import shorten
+
+Step = Literal["Waiting", "Fetching", "Loading", "Ready"]
+MOST: Final = 32
+_LONGEST_WHY: Final = 512
+
+
+def variants(
+    placement: Placement | None,
+    *,
+    deployments: Sequence[Deployment],
+    pods: Sequence[Pod],
+    sized: Mapping[str, Sized],
+    tokens: Mapping[str, int],
+    cold_starts: Mapping[str, int],
+) -> tuple[VariantStatus, ...]:
+    """One entry per class that is used or was looked at; without a placement what stands."""
+    by_class = {d.gpu_class: d for d in deployments if not d.deleting}
+    if placement is None:
+        return tuple(
+            VariantStatus(
+                gpu_class=name,
+                gpusPerReplica=d.gpus_per_replica,
+                kv_tokens_per_replica=_tokens(None, tokens.get(name)),
+                desired=d.replicas,
+                ready=min(_ready(pods, name), d.replicas),
+                step=step(d.replicas, _of(pods, name)),
+                cold_start_seconds=cold_starts.get(name),
+            )
+            for name, d in sorted(by_class.items())
+        )
+    used = [
+        VariantStatus(
+            gpu_class=plan.gpu_class,
+            gpusPerReplica=plan.gpus,
+            kv_tokens_per_replica=_predicted(plan.gpu_class, sized, tokens),
+            desired=plan.replicas,
+            ready=min(_ready(pods, plan.gpu_class), plan.replicas),
+            waiting=plan.waiting or None,
+            step=step(plan.replicas, _of(pods, plan.gpu_class)),
+            hourly_cost=plan.hourly_cost if plan.replicas else None,
+            cold_start_seconds=cold_starts.get(plan.gpu_class),
+            excluded=shorten(plan.why, _LONGEST_WHY) if plan.why else None,
+        )
+        for plan in placement.variants
+    ]
+    left = [
+        VariantStatus(
+            gpu_class=e.gpu_class,
+            gpusPerReplica=e.gpus,
+            kv_tokens_per_replica=_tokens(e.kv_tokens, tokens.get(e.gpu_class)),
+            hourly_cost=e.hourly_cost,
+            cold_start_seconds=cold_starts.get(e.gpu_class),
+            excluded=shorten(e.why, _LONGEST_WHY),
+        )
+        for e in placement.excluded
+        if e.gpu_class not in {v.gpu_class for v in used}
+    ]
+    return tuple((used + left)[:MOST])
+
+
+def step(desired: int, pods: Sequence[Pod]) -> Step | None:
+    """How far the replica is that is the least far; None where none is wanted."""
+    if not desired:
+        return None
+    steps = [_step(pod) for pod in pods if not pod.deleting and not pod.finished]
+    if len(steps) < desired or "Waiting" in steps:
+        return "Waiting"
+    return "Fetching" if "Fetching" in steps else "Loading" if "Loading" in steps else "Ready"
+
+
+def _step(pod: Pod) -> Step:
+    if pod.ready:
+        return "Ready"
+    if not pod.node:
+        return "Waiting"
+    engine = pod.container(names.CONTAINER_ENGINE)
+    if engine is not None and all(c.ready for c in pod.containers):
+        return "Waiting"  # for another one in its place: its node does not answer
+    return "Loading" if engine is not None and (engine.running or engine.restarts) else "Fetching"
+
+
+def cold_start(pod: Pod) -> int | None:
+    """Seconds from the pod's creation to Ready; None while it is not Ready, or where its engine began anew."""
+    engine = pod.container(names.CONTAINER_ENGINE)
+    if pod.ready_since is None or pod.created is None or (engine is not None and engine.restarts):
+        return None
+    return max(0, round((pod.ready_since - pod.created).total_seconds()))
+
+
+def _ready(pods: Sequence[Pod], gpu_class: str) -> int:
+    """By the pods, as placement and routing count. A Deployment's own count is made of them and comes later: a move
+    that ends because the new replica is ready would look for a moment as if none served."""
+    return sum(pod.ready and not pod.deleting for pod in _of(pods, gpu_class))
+
+
+def _of(pods: Sequence[Pod], gpu_class: str) -> list[Pod]:
+    return [pod for pod in pods if pod.gpu_class == gpu_class]
+
+
+def _predicted(name: str, sized: Mapping[str, Sized], tokens: Mapping[str, int]) -> KVTokens | None:
+    found = sized.get(name)
+    return _tokens(found.kv_tokens if found else None, tokens.get(name))
+
+
+def _tokens(predicted: int | None, engine: int | None) -> KVTokens | None:
+    return None if predicted is None and engine is None else KVTokens(predicted=predicted, engine=engine)

@@ -1,0 +1,103 @@
+"""Answers to clients about their limits: refusals in OpenAI's format, and OpenAI's headers."""
+
+from typing import Final
+
+from shoal.core.quota.limits import Limit, Limits, LimitState, Over
+from shoal.core.quota.month import PICO
+from shoal.net.asgi import Headers
+from shoal.net.errors import ApiError
+
+_NAMES: Final[dict[Limit, str]] = {
+    "requests": "requests per minute",
+    "tokens": "tokens per minute",
+    "concurrent": "requests at a time",
+    "budget": "monthly budget",
+}
+_TYPES: Final[dict[Limit, str]] = {"requests": "requests", "tokens": "tokens", "concurrent": "requests"}
+_HEADERS: Final[dict[Limit, tuple[bytes, bytes, bytes]]] = {
+    name: (
+        f"x-ratelimit-limit-{name}".encode(),
+        f"x-ratelimit-remaining-{name}".encode(),
+        f"x-ratelimit-reset-{name}".encode(),
+    )
+    for name in _NAMES
+}
+_DO_NOT_RETRY: Final = ((b"x-should-retry", b"false"),)
+"""OpenAI's SDKs retry a 429 by themselves; this header stops them."""
+
+
+def refusal(over: Over, limits: Limits) -> ApiError:
+    """The error for a client that is over a limit."""
+    name, when = _NAMES[over.limit], f"Try again in {over.retry_after} s."
+    if over.limit == "budget":
+        return _budget_refusal(over, limits)
+    if over.why == "never":
+        text = (
+            f"The request is larger than your limit on {name}: limit {over.most}, asked for {over.requested} "
+            "(its prompt, estimated, and the longest answer that it allows). Send less, or lower `max_tokens`."
+        )
+        return _limited(over, text, _DO_NOT_RETRY)
+    asked = f", asked for {over.requested}" if over.limit == "tokens" else ""
+    if over.why == "share":
+        return _limited(over, f"Your limit on {name} is shared out: limit {over.most}, used {over.used}{asked}. {when}")
+    return _limited(over, f"You have reached your limit on {name}: limit {over.most}, used {over.used}{asked}. {when}")
+
+
+def _limited(over: Over, text: str, headers: Headers = ()) -> ApiError:
+    return ApiError(
+        429, text, "rate_limit_exceeded", type=_TYPES[over.limit], retry_after=over.retry_after, headers=tuple(headers)
+    )
+
+
+def _budget_refusal(over: Over, limits: Limits) -> ApiError:
+    budget = limits.budget
+    if over.why == "share":
+        text = f"What is left of your monthly budget is shared out. Try again in {over.retry_after} s."
+        return ApiError(429, text, "rate_limit_exceeded", type="tokens", retry_after=over.retry_after)
+    if over.why == "unknown":
+        text = "What you have used of your monthly budget is not known right now, so nothing is served. Try again."
+        return ApiError(429, text, "insufficient_quota", type="insufficient_quota", retry_after=over.retry_after)
+    if over.why == "currency":
+        text = "Your monthly budget is in another currency than the prices, so nothing is served."
+    elif over.why == "never":
+        text = "The request is larger than your monthly budget. Send less, or lower `max_tokens`."
+    else:
+        money = budget is not None and budget.unit == "money"
+        unit = f"{budget.currency}" if money and budget is not None else "tokens"
+        most, used = (_money(over.most), _money(over.used)) if money else (str(over.most), str(over.used))
+        text = (
+            f"You have used up your monthly budget: {used} of {most} {unit}. It begins anew with the next month (UTC)."
+        )
+    return ApiError(
+        429,
+        text,
+        "insufficient_quota",
+        type="insufficient_quota",
+        retry_after=over.retry_after,
+        headers=_DO_NOT_RETRY,
+    )
+
+
+def _money(pico: int) -> str:
+    """An amount with two decimals, rounded down."""
+    whole, cents = divmod(max(0, pico) // (PICO // 100), 100)
+    return f"{whole}.{cents:02d}"
+
+
+def headers_of(state: LimitState) -> Headers:
+    limit, remaining, reset = _HEADERS[state.limit]
+    return (
+        (limit, b"%d" % state.most),
+        (remaining, b"%d" % state.left),
+        (reset, duration(state.reset_seconds)),
+    )
+
+
+def duration(seconds: float) -> bytes:
+    """A duration in Go's format, as in OpenAI's headers: 0s, 120ms, 12.5s, 1m0s. Rounded up to milliseconds."""
+    millis = -int(-seconds * 1000 // 1)
+    if millis < 1000:
+        return b"%dms" % millis if millis else b"0s"
+    minutes, millis = divmod(millis, 60_000)
+    text = f"{millis / 1000:g}s"
+    return (f"{minutes}m{text}" if minutes else text).encode()

@@ -1,0 +1,217 @@
+"""This gateway's view of the replicas: their agents' reports, and the requests that this gateway has in flight on
+each."""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from shoal.api.replica import ReplicaKeys
+from shoal.core.hold.room import Allowance, OwnInFlight, allowance
+from shoal.core.routing.choice import Choice, NoReplica, Replica, ReplicaSignal, Usable, least_busy, pick, usable
+from shoal.core.routing.resolve import ServedModel
+from shoal.gateway.demand import DemandState
+from shoal.gateway.directory import ClusterSnapshot
+from shoal.gateway.residency import Residency
+from shoal.gateway.upstream import AbortHandle
+from shoal.net.installkey import KeyRing
+from shoal.net.stream import agent_peer
+from shoal.net.tls import TLSCredentials
+from shoal.signals.replica import ListenerIdentity, ReplicaStreams, StreamPeer
+
+
+class ReplicaPool:
+    def __init__(
+        self,
+        key_ring: KeyRing,
+        identity: ListenerIdentity = ListenerIdentity(),  # noqa: B008 - immutable
+        demand: DemandState | None = None,
+        credentials: TLSCredentials | None = None,
+    ) -> None:
+        self._key_ring = key_ring
+        self._credentials = credentials
+        self.demand = demand or DemandState()
+        self.changed: list[Callable[[str], None]] = []
+        """Each is called with a pod's uid after its report changed."""
+        self.emptied: Callable[[str], None] = lambda _uid: None
+        """Called with a pod's uid when its last request in flight has ended."""
+        self.acknowledged: Callable[[str, Collection[str], float], None] = lambda _uid, _names, _at: None
+        """Called with the adapters that an agent acknowledged as running at its pod, and the time before the
+        acknowledgement was sent."""
+        self.residency = Residency()
+        self.streams = ReplicaStreams(self.update, identity)
+        self.live: dict[str, ReplicaSignal] = {}
+        """Signals by pod uid; absent: no live stream."""
+        self.attempts: defaultdict[str, set[AbortHandle]] = defaultdict(set)
+        """Abort handles by pod uid, of the requests that are at the pod."""
+        self.leaving: set[str] = set()
+        """Pods whose streams ended while they drained: their engines may stop at any moment."""
+        self._reports: dict[str, ReplicaKeys] = {}
+        self._in_flight: dict[str, int] = {}
+        self._tokens: dict[str, int] = {}
+        self._at_report: dict[str, tuple[int, int]] = {}
+        """In flight when the last report came: requests, and the tokens of those that had waited."""
+        self._sequence = 0
+        self._snapshot: ClusterSnapshot | None = None
+        self._usable: dict[str, Usable | NoReplica] = {}
+        """By uid of the Model: cached result of `usable` for that snapshot."""
+        self._live_by_uid: dict[str, Mapping[str, Replica]] = {}
+        """By uid of the Model: its live replicas by pod uid, cached on demand."""
+
+    def update(self, uid: str, keys: ReplicaKeys | None) -> None:
+        """Stores a stream's report; None: the stream is down."""
+        if keys is None:
+            last = self.live.pop(uid, None)
+            if last is not None and last.phase == "draining":
+                self.leaving.add(uid)
+            self._reports.pop(uid, None)
+            self._at_report.pop(uid, None)
+            self._invalidate()
+            self.residency.update(uid, None)
+        else:
+            before = self.live.get(uid)
+            if before is None or before.phase != keys.phase:
+                self.leaving.discard(uid)
+                self._invalidate()
+            self.live[uid] = ReplicaSignal(keys.phase, keys.engine_boot)
+            self._reports[uid] = keys
+            self.residency.update(uid, keys.adapters)
+            self._at_report[uid] = (self._in_flight.get(uid, 0), self._tokens.get(uid, 0))
+            if keys.phase == "stalled" and (before is None or before.phase != "stalled"):
+                # Requests without an answer yet are better sent elsewhere than left until the engine restarts.
+                for attempt in list(self.attempts.get(uid, ())):
+                    attempt.give_up()
+        for changed in self.changed:
+            changed(uid)
+
+    def follow(self, snapshot: ClusterSnapshot) -> None:
+        """Connects streams to the agents of exactly the pods in the snapshot."""
+        self.leaving &= snapshot.owners.keys()
+        for uid in [uid for uid, there in self.attempts.items() if not there and uid not in snapshot.owners]:
+            del self.attempts[uid]
+        peers: list[StreamPeer] = []
+        for pods in snapshot.replicas.values():
+            for pod in pods:
+                key = self._key_ring.key_for(pod.install_key, pod.model_uid)
+                if pod.ip and key:
+                    peers.append(
+                        agent_peer(
+                            pod.uid,
+                            pod.key,
+                            pod.ip,
+                            key,
+                            model_uid=pod.model_uid,
+                            mtls=pod.mtls,
+                            credentials=self._credentials,
+                        )
+                    )
+        self.streams.set_peers(peers)
+
+    def choose(
+        self, snapshot: ClusterSnapshot, model: ServedModel, tried: Collection[str], head: int | None = None
+    ) -> Choice | NoReplica:
+        """Chooses the replica for one request; `head` is the hash of its prompt's head. Call `enter` right after it,
+        without an await between."""
+        self._sequence += 1
+        return pick(self._usable_of(snapshot, model), self._in_flight, tried=tried, rotation=self._sequence, head=head)
+
+    def usable(self, snapshot: ClusterSnapshot, model: ServedModel) -> list[Replica]:
+        """The replicas that may get requests and whose engine key is known."""
+        found = self._usable_of(snapshot, model)
+        if isinstance(found, NoReplica):
+            return []
+        return [r for r in found.replicas if self._key_ring.key_for(r.install_key, r.model_uid) is not None]
+
+    def live_replicas(self, snapshot: ClusterSnapshot, model: ServedModel) -> Mapping[str, Replica] | NoReplica:
+        """The replicas that may get requests and have a live stream, by uid; `no-adapters` if all streams of the Model
+        are down."""
+        found = self._usable_of(snapshot, model)
+        if isinstance(found, NoReplica):
+            return found
+        if found.fallback:
+            return NoReplica("no-adapters")
+        known = self._live_by_uid.get(model.uid)
+        if known is None:
+            known = self._live_by_uid[model.uid] = {r.uid: r for r in found.replicas}
+        return known
+
+    def serves_adapters(self, snapshot: ClusterSnapshot, model: ServedModel) -> bool:
+        """Whether any live replica reports its adapters."""
+        found = self.live_replicas(snapshot, model)
+        if isinstance(found, NoReplica):
+            return False
+        return any((report := self._reports.get(uid)) is not None and report.adapters is not None for uid in found)
+
+    def report(self, uid: str) -> ReplicaKeys | None:
+        """The last report of a pod's agent; None: its stream is not live."""
+        return self._reports.get(uid)
+
+    def free_slots(self, uid: str) -> int | None:
+        """A pod's GPU slots for adapters without a lease, as its agent reports them; None: not reported."""
+        report = self._reports.get(uid)
+        if (
+            report is None
+            or report.adapters is None
+            or report.adapter_slots is None
+            or report.adapter_slots_leased is None
+        ):
+            return None
+        return max(0, report.adapter_slots - report.adapter_slots_leased)
+
+    def next_sequence(self) -> int:
+        """An increasing number that spreads requests among equal replicas."""
+        self._sequence += 1
+        return self._sequence
+
+    def least_busy(self, replicas: Sequence[Replica]) -> Replica:
+        """The replica with the fewest requests of this gateway. Call `enter` right after it, without an await
+        between."""
+        self._sequence += 1
+        return least_busy(replicas, self._in_flight, self._sequence)
+
+    def allowance(self, replica: Replica, *, kv_percent: int, share: float) -> Allowance:
+        """How much the hold queue may release to a replica in one round."""
+        uid = replica.uid
+        at_report = self._at_report.get(uid, (0, 0))
+        own = OwnInFlight(self._in_flight.get(uid, 0), self._tokens.get(uid, 0), *at_report)
+        return allowance(self._reports.get(uid), own, kv_percent=kv_percent, share=share)
+
+    def enter(self, replica: Replica, tokens: int = 0) -> None:
+        """Counts a request as in flight; `tokens` is its estimated size, if it waited before."""
+        uid = replica.uid
+        self._in_flight[uid] = self._in_flight.get(uid, 0) + 1
+        if tokens:
+            self._tokens[uid] = self._tokens.get(uid, 0) + tokens
+        self.demand.sent(replica.model_uid)
+
+    def leave(self, replica: Replica, tokens: int = 0) -> None:
+        """A request left the replica. `tokens` as passed to `enter`."""
+        uid = replica.uid
+        left = self._in_flight[uid] - 1
+        if left:
+            self._in_flight[uid] = left
+        else:
+            del self._in_flight[uid]
+            self.emptied(uid)
+        if tokens and not self._take_tokens(uid, tokens):
+            del self._tokens[uid]
+        self.demand.ended(replica.model_uid)
+
+    def in_flight(self, uid: str) -> int:
+        return self._in_flight.get(uid, 0)
+
+    def _usable_of(self, snapshot: ClusterSnapshot, model: ServedModel) -> Usable | NoReplica:
+        """`usable`, cached: every request needs it, and a Model may have hundreds of replicas."""
+        if snapshot is not self._snapshot:
+            self._snapshot = snapshot
+            self._invalidate()
+        found = self._usable.get(model.uid)
+        if found is None:
+            found = self._usable[model.uid] = usable(snapshot.replicas_of(model), self.live, self.leaving)
+        return found
+
+    def _invalidate(self) -> None:
+        self._usable.clear()
+        self._live_by_uid.clear()
+
+    def _take_tokens(self, uid: str, tokens: int) -> int:
+        left = self._tokens[uid] = self._tokens[uid] - tokens
+        return left

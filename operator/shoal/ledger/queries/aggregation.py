@@ -1,0 +1,57 @@
+"""SQL that the questions share: pieces of time as a column, and sums."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, case, func, literal_column, not_
+
+from shoal.core.rating.bill import BilledCounts
+from shoal.ledger.queries.times import DAY_MS
+from shoal.ledger.schema import hours
+
+SUMMED: Final = (
+    hours.c.requests,
+    hours.c.input_tokens,
+    hours.c.cached_tokens,
+    hours.c.unknown_cached_input,
+    hours.c.output_tokens,
+    hours.c.reasoning_tokens,
+    hours.c.unknown_requests,
+)
+"""In the order of `Counts`."""
+
+
+def pieces(column: ColumnElement[int], start: int, changes: Sequence[int]) -> ColumnElement[int]:
+    """The beginning of the piece of time in which an hour lies: `start`, or the last of `changes` (ascending)."""
+    # Plain numbers: as parameters the server would not see that two of them are the same.
+    if not changes:
+        return literal_column(str(int(start)))
+    begins = [start, *changes]
+    return case(
+        *((column < _number(end), _number(begin)) for begin, end in zip(begins, changes, strict=False)),
+        else_=_number(changes[-1]),
+    )
+
+
+def day(column: ColumnElement[int]) -> ColumnElement[int]:
+    """The beginning of the day in which an hour lies."""
+    return column - column % _number(DAY_MS)
+
+
+def sums(columns: Any) -> list[ColumnElement[Any]]:
+    """Of the counts, from the columns of a selection that has them."""
+    return [func.sum(columns[column.name]).label(column.name) for column in SUMMED]
+
+
+def counts(row: Sequence[Any]) -> BilledCounts:
+    """From a row that ends with `sums`. PostgreSQL's sums of large integers are Decimals."""
+    return BilledCounts(*(int(value or 0) for value in row[-len(SUMMED) :]))
+
+
+def billed(yes: bool) -> ColumnElement[bool]:
+    """Whether usage is billed: not what nobody got, nor what is an estimate."""
+    return hours.c.billed if yes else not_(hours.c.billed)
+
+
+def _number(value: int) -> ColumnElement[int]:
+    return literal_column(str(int(value)))

@@ -1,0 +1,307 @@
+"""The meter of one request: collects the content of its usage record, and builds the record's rows.
+
+Rows are plain dicts, because two are built per request; a test validates them against `record.py`. Prompts, answers and
+keys never get here.
+"""
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, cast
+
+import orjson
+
+from shoal.core.access import KeyIdentity
+from shoal.core.quota.abandoned import is_exact
+from shoal.core.routing.choice import Replica
+from shoal.core.routing.resolve import ServedAdapter, ServedModel
+from shoal.metering.record import EVENT_TYPE, CountSource, Outcome, RecordKind
+from shoal.metering.spoolfile import Row
+
+KEEP_ALIVE_SECONDS: Final = 300.0
+"""A request without new counts for this long writes a checkpoint all the same: the ledger closes requests that have
+gone silent."""
+
+
+class Meter:
+    """One accepted request."""
+
+    __slots__ = (
+        "_admitted",
+        "_base",
+        "_checkpointed_at",
+        "_checkpoints",
+        "_choices",
+        "_estimate",
+        "_per_prompt",
+        "_sent_at",
+        "_source",
+        "_started",
+        "_tokens",
+        "_usage",
+        "_written",
+        "attempts",
+        "count_source",
+        "engine_boot",
+        "first_byte",
+        "held_seconds",
+        "id",
+        "model",
+        "outcome",
+        "replica",
+        "slot",
+        "status",
+        "tenant",
+    )
+
+    def __init__(
+        self,
+        id: str,
+        source: str,
+        identity: KeyIdentity,
+        model: ServedModel,
+        *,
+        endpoint: str,
+        model_name: str,
+        stream: bool,
+        client_request_id: str | None = None,
+        gateway: str | None = None,
+    ) -> None:
+        self.id = id
+        self.model = model.key
+        self.tenant = identity.tenant
+        self._source = source
+        self._started = time.monotonic()
+        self._usage: bytes | None = None
+        self._choices: dict[int, bytes] | None = None
+        self._per_prompt = 1
+        self._tokens: dict[str, int | None] | None = None
+        self._estimate = 0
+        self._checkpoints = 0
+        self._written: object = "none"
+        self._checkpointed_at = self._sent_at = self._started
+        self.slot = 0
+        """The meter's slot in `Checkpoints`."""
+        self._admitted = admitted = datetime.now(UTC)
+        self._base: dict[str, Any] = {
+            "requestId": id,
+            "tenant": identity.tenant,
+            "keyName": identity.key_name,
+            "gateway": gateway,
+            "admittedAt": admitted,
+            "endpoint": endpoint,
+            "model": model.key,
+            "modelRequested": model_name,
+            "stream": stream,
+        }
+        # Unknown fields are left out: the row is smaller, and an absent field reads as None.
+        if client_request_id is not None:
+            self._base["clientRequestId"] = client_request_id
+        if identity.external_id is not None:
+            self._base["externalId"] = identity.external_id
+        if identity.plan is not None:
+            self._base["plan"] = identity.plan
+        if model.adapter is not None:
+            self.use(model.adapter)
+        self.outcome: Outcome | None = None
+        self.status: int | None = None
+        self.attempts = 0
+        self.replica: Replica | None = None
+        self.engine_boot: str | None = None
+        self.first_byte: float | None = None
+        self.held_seconds: float | None = None
+        self.count_source: CountSource = "none"
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """The record's fields that are known at admission."""
+        return self._base
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    @property
+    def seconds_to_first_byte(self) -> float | None:
+        return None if self.first_byte is None else self.first_byte - self._started
+
+    @property
+    def seconds_at_replica(self) -> float:
+        """Seconds since the last replica got the request."""
+        return time.monotonic() - self._sent_at
+
+    def use(self, adapter: ServedAdapter) -> None:
+        """Sets the adapter and its revision."""
+        self._base["adapter"] = adapter.key
+        self._base["adapterRevision"] = adapter.revision
+
+    def sent(self, body_bytes: int) -> None:
+        """A replica gets a request of this size. Until the engine reports counts, usage is estimated from the size."""
+        self._estimate = max(1, body_bytes // 4)
+        self._sent_at = time.monotonic()
+        self._tokens = None
+        self.count_source = "estimated"
+
+    def not_taken(self) -> None:
+        """The replica computed nothing: it was not reached, or it refused."""
+        if self.count_source == "estimated":
+            self.count_source = "none"
+            self._tokens = None
+
+    def count(self, usage: bytes, source: CountSource) -> None:
+        """Stores the engine's usage block (JSON), to be parsed once at the end."""
+        self._usage = usage
+        self._tokens = None
+        self.count_source = source
+
+    def count_cancelled(self, usage: bytes) -> None:
+        """Stores the usage of an answer that the engine ended because the client left, if it reports what was
+        computed."""
+        if is_exact(parse_usage(usage)["inputTokens"]):
+            self.count(usage, "final")
+
+    def count_choice(self, usage: bytes, choice: int, per_prompt: int) -> None:
+        """Stores the usage of one of several streaming answers: engines count each separately until the closing block.
+        `per_prompt` is the number of answers to each prompt, which share the prompt's tokens."""
+        if self._choices is None:
+            self._choices = {}
+        self._choices[choice] = usage
+        self._per_prompt = max(1, per_prompt)
+        self.count(usage, "continuous")
+
+    def forget_counts(self) -> None:
+        """Drops the counts before another replica starts from the beginning."""
+        self._usage = self._choices = self._tokens = None
+        self.count_source = "none"
+        self.replica = self.engine_boot = None
+
+    def answer_began(self) -> None:
+        if self.first_byte is None:
+            self.first_byte = time.monotonic()
+
+    def tokens(self) -> dict[str, int | None]:
+        """The counts so far; None where the engine reported nothing."""
+        if self._tokens is None:
+            if self.count_source == "none":
+                return _NO_COUNTS
+            if self._usage is None:
+                self._tokens = {**_NO_COUNTS, "inputTokens": self._estimate}
+            elif self._choices is not None and self.count_source == "continuous":
+                self._tokens = sum_choices(self._choices, self._per_prompt)
+            else:
+                self._tokens = parse_usage(self._usage)
+        return self._tokens
+
+    def open_row(self) -> Row:
+        return self._row("open", f"{self.id}:open", _NO_COUNTS)
+
+    def checkpoint_row(self) -> Row:
+        self._checkpoints += 1
+        return self._row("checkpoint", f"{self.id}:checkpoint:{self._checkpoints}", self.tokens())
+
+    def next_checkpoint(self, now: float) -> Row | None:
+        """A checkpoint, if at `now` (time.monotonic) there are counts that no row has yet."""
+        state = self.count_source if self._usage is None else self._usage
+        if state == self._written and now - self._checkpointed_at < KEEP_ALIVE_SECONDS:
+            return None
+        self._written, self._checkpointed_at = state, now
+        return self.checkpoint_row()
+
+    def attempt_row(self) -> Row:
+        """The row of a failed attempt whose answer was not delivered; call it before `forget_counts`."""
+        return self._row("attempt", f"{self.id}:attempt:{self.attempts}", self.tokens())
+
+    def final_row(self) -> Row:
+        return self._row("final", f"{self.id}:final", self.tokens())
+
+    def _row(self, kind: RecordKind, id: str, counts: dict[str, int | None]) -> Row:
+        data: dict[str, Any] = {**self._base, "kind": kind, "countSource": self.count_source}
+        if kind == "attempt":
+            data["attempt"] = self.attempts
+        if kind != "open":
+            data["attempts"] = self.attempts
+            data["durationMs"] = round(self.seconds * 1000, 3)
+            data.update((name, value) for name, value in counts.items() if value is not None)
+            if self.outcome is not None:
+                data["outcome"] = self.outcome
+            if self.status is not None:
+                data["status"] = self.status
+            if (replica := self.replica) is not None:
+                data["replica"] = replica.key
+                data["node"] = replica.node
+                data["gpuClass"] = replica.gpu_class
+                data["engineBoot"] = self.engine_boot
+            if self.held_seconds is not None:
+                data["holdMs"] = round(self.held_seconds * 1000, 3)
+            if (first := self.seconds_to_first_byte) is not None:
+                data["ttftMs"] = round(first * 1000, 3)
+        record = {
+            "specversion": "1.0",
+            "id": id,
+            "source": self._source,
+            "type": EVENT_TYPE,
+            "subject": self._base["tenant"],
+            "time": self._admitted if kind == "open" else datetime.now(UTC),
+            "data": data,
+        }
+        return (id, self.id, kind, orjson.dumps(record))
+
+
+_NO_COUNTS: Final[dict[str, int | None]] = {
+    "inputTokens": None,
+    "cachedTokens": None,
+    "outputTokens": None,
+    "reasoningTokens": None,
+}
+
+
+def parse_usage(usage: bytes) -> dict[str, int | None]:
+    """Counts of an engine's usage block; None where it has no value. SGLang reports cached tokens in the closing block,
+    and for chat also while it streams."""
+    try:
+        decoded: object = orjson.loads(usage)
+    except orjson.JSONDecodeError:
+        return _NO_COUNTS
+    if not isinstance(decoded, dict):
+        return _NO_COUNTS
+    block = cast(dict[str, object], decoded)
+    whole = _number(block, "prompt_tokens")
+    cached = _inner(block, "prompt_tokens_details", "cached_tokens")
+    reasoning = _number(block, "reasoning_tokens")
+    if cached is not None and whole is not None and cached > whole:
+        cached = whole  # cached tokens are part of the input, so they cannot be more
+    return {
+        "inputTokens": whole,
+        "cachedTokens": cached,
+        "outputTokens": _number(block, "completion_tokens"),
+        "reasoningTokens": reasoning
+        if reasoning is not None
+        else _inner(block, "completion_tokens_details", "reasoning_tokens"),
+    }
+
+
+def sum_choices(choices: Mapping[int, bytes], per_prompt: int) -> dict[str, int | None]:
+    """Sum of the counts of concurrent answers, by index: each prompt counts once, and each answer adds its own
+    tokens."""
+    total: dict[str, int | None] = {"inputTokens": 0, "cachedTokens": 0, "outputTokens": 0, "reasoningTokens": 0}
+    prompts: set[int] = set()
+    for index, usage in sorted(choices.items()):
+        counts = parse_usage(usage)
+        names = ["outputTokens", "reasoningTokens"]
+        if (prompt := index // per_prompt) not in prompts:
+            prompts.add(prompt)
+            names += ["inputTokens", "cachedTokens"]
+        for name in names:
+            so_far, more = total[name], counts[name]
+            total[name] = None if so_far is None or more is None else so_far + more
+    return total
+
+
+def _number(block: dict[str, object], name: str) -> int | None:
+    value = block.get(name)
+    return value if type(value) is int and value >= 0 else None  # the exact type: True is no number
+
+
+def _inner(block: dict[str, object], name: str, field: str) -> int | None:
+    inner = block.get(name)
+    return _number(cast(dict[str, object], inner), field) if isinstance(inner, dict) else None

@@ -1,0 +1,196 @@
+"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}. Also the engine's own flat ones."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+import orjson
+
+RETRY_AFTER_MAX_SECONDS: Final = 60
+"""Clients ignore a longer Retry-After."""
+
+_TYPES: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "invalid_request_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+}
+_ADAPTERS: Final = re.compile(r"lora|adapter|dict_keys\(|@[0-9a-f]{12}\b", re.IGNORECASE)
+_INSIDE: Final = re.compile(
+    r"traceback|\bfile \"|\.py\b|\b0x[0-9a-f]{6,}|\b\d{1,3}(?:\.\d{1,3}){3}\b|(?<![\w/:])/\w[\w.-]*/[\w.-]",
+    re.IGNORECASE,
+)
+"""Tracebacks, files, addresses: of no use to a client, and of some to an attacker."""
+_MOST_TEXT: Final = 2000
+_IDENTIFIER: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+_PARAM: Final = re.compile(r"[A-Za-z_][\w.\[\]-]{0,99}")
+_LACKS: Final = re.compile(rb"never been loaded|failed to implicitly load|not loaded|incomplete unload", re.IGNORECASE)
+
+
+class ApiError(Exception):
+    """What the client is told. `reason` is the label of the metric, `headers` go out with the answer."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None,
+        *,
+        param: str | None = None,
+        type: str | None = None,
+        retry_after: int | None = None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.type = type or _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+        self.retry_after = None if retry_after is None else max(1, min(retry_after, RETRY_AFTER_MAX_SECONDS))
+        self.headers = headers
+        if self.retry_after is not None:
+            self.headers = (*headers, (b"retry-after", str(self.retry_after).encode()))
+
+    def body(self) -> bytes:
+        return orjson.dumps({"error": self._error()})
+
+    def event(self) -> bytes:
+        """The same as a server-sent event, for when the status is already out."""
+        error = self._error()
+        if self.retry_after is not None:
+            error["retry_after"] = self.retry_after
+        return b"data: " + orjson.dumps({"error": error}) + b"\n\n"
+
+    def _error(self) -> dict[str, Any]:
+        return {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+
+
+def from_engine(status: int, raw: bytes) -> ApiError:
+    """The engine's error (flat, nested, or no JSON) in OpenAI's shape. What it says goes to the client only where
+    it judges the request, and tells nothing of the engine's insides."""
+    if status >= 500:
+        return ApiError(status, "The engine failed on this request.", "engine_error")
+    try:
+        decoded: object = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        decoded = None
+    fields: Mapping[str, object] = cast(Mapping[str, object], decoded) if isinstance(decoded, dict) else {}
+    inner = fields.get("error")
+    if isinstance(inner, dict):
+        fields = cast(Mapping[str, object], inner)
+    elif isinstance(inner, str):
+        fields = {"message": inner}
+    message = fields.get("message")
+    if isinstance(message, str) and (
+        mentions_adapters(message) or _INSIDE.search(message) or len(message) > _MOST_TEXT
+    ):
+        # Such texts list what is loaded: other tenants' adapters, and paths.
+        return ApiError(status, "The engine refused the request.", "refused_by_engine")
+    kind = fields.get("type")
+    param = fields.get("param")
+    code = fields.get("code")
+    return ApiError(
+        status,
+        message if isinstance(message, str) and message else f"the engine answered with status {status}",
+        # SGLang repeats the status as the code; OpenAI's codes are words.
+        code if isinstance(code, str) and _IDENTIFIER.fullmatch(code) else None,
+        param=param if isinstance(param, str) and _PARAM.fullmatch(param) else None,
+        # SGLang's types are Python or HTTP words (BadRequestError, "503"); OpenAI's SDKs go by status.
+        type=kind if isinstance(kind, str) and kind.endswith("_error") and _IDENTIFIER.fullmatch(kind) else None,
+    )
+
+
+def mentions_adapters(text: str) -> bool:
+    """Whether a text of the engine is about adapters: SGLang's name all that it has loaded, whoever they belong to."""
+    return _ADAPTERS.search(text) is not None
+
+
+def lacks_adapter(raw: bytes) -> bool:
+    """Whether an error of the engine says that it does not have the adapter: another replica may."""
+    return _LACKS.search(raw) is not None
+
+
+def engine_status(event: Mapping[str, Any], default: int = 500) -> int:
+    """The HTTP status that an error event of the engine stands for: its `code`."""
+    error = event.get("error")
+    code = cast(Mapping[str, object], error).get("code") if isinstance(error, dict) else None
+    if isinstance(code, str) and code.isdigit():
+        code = int(code)
+    return code if isinstance(code, int) and 400 <= code <= 599 else default
+
+
+def model_not_found(name: str) -> ApiError:
+    shown = name if len(name) <= 200 else name[:200] + "..."
+    return ApiError(
+        404,
+        f"The model `{shown}` does not exist or you do not have access to it.",
+        "model_not_found",
+        param="model",
+    )
+
+
+def adapter_waits(name: str, reason: str) -> ApiError:
+    """For an adapter that the tenant may use and that does not answer now."""
+    return unavailable(
+        f"The adapter `{name}` does not answer now ({reason}); its status says more. Try again later.",
+        "adapter_unavailable",
+        RETRY_AFTER_MAX_SECONDS,
+    )
+
+
+def adapter_unusable(name: str, reason: str) -> ApiError:
+    """For an adapter that no replica can load as it is."""
+    return ApiError(
+        422,
+        f"The adapter `{name}` cannot be loaded as it is ({reason}); its owner has to mend it.",
+        "adapter_unusable",
+        param="model",
+    )
+
+
+def makes_embeddings(name: str) -> ApiError:
+    text = f"The model `{name}` makes embeddings and nothing else; use /v1/embeddings."
+    return ApiError(400, text, "wrong_endpoint", param="model")
+
+
+def unavailable(message: str, code: str, retry_after: int) -> ApiError:
+    return ApiError(503, message, code, type="server_error", retry_after=retry_after)
+
+
+def starting() -> ApiError:
+    return unavailable("This gateway has just started and does not know all keys and models yet.", "starting", 1)
+
+
+def unauthorized(status: int, message: str, code: str) -> ApiError:
+    headers = ((b"www-authenticate", b"Bearer"),) if status == 401 else ()
+    return ApiError(status, message, code, headers=headers)
+
+
+def wrong_method(method: str, allowed: str) -> ApiError:
+    return ApiError(
+        405,
+        f"{method} is not allowed here; use {allowed}.",
+        "method_not_allowed",
+        headers=((b"allow", allowed.encode()),),
+    )
+
+
+def lost_twice() -> ApiError:
+    """For a request under which two replicas died. SDKs send a 5xx again by themselves, unless this header tells them
+    not to."""
+    return ApiError(
+        502,
+        "Two replicas were lost while they had this request, so no third one gets it. It may be the reason: do not send"
+        " it again unchanged.",
+        "replica_lost_twice",
+        headers=((b"x-should-retry", b"false"),),
+    )
+
+
+def cannot_record() -> ApiError:
+    return unavailable("The gateway cannot record usage right now, so it serves nothing.", "cannot_record_usage", 10)

@@ -1,0 +1,151 @@
+"""Serving side of a stream (streams.md): numbers the messages and hands them to many readers, none of whom can hold up
+another.
+
+Of agents (`GET /v1/replica`, field `keys`) and gateways (`GET /v1/demand`, field `models`). Who knows the state encodes
+it; this knows readers, numbers and the shape of a message only.
+"""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+QUEUE: Final = 32
+"""Messages that a reader may lag behind before it is dropped. It connects again and gets the full state."""
+READERS: Final = 64
+"""Readers at a time; gateways, operators and a ledger are far fewer."""
+
+_END: Final = b""
+
+
+class TooManyReaders(Exception):
+    """The bound on readers is reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who reads. `name` and `boot` are empty where the caller did not say them."""
+
+    role: str
+    name: str = ""
+    """Of its pod."""
+    boot: str = ""
+    """Its boot id."""
+
+
+ANONYMOUS: Final = Caller("")
+
+
+class HubReader:
+    """One connection's messages, encoded. `next` returns None when the stream has ended for this reader."""
+
+    def __init__(self, caller: Caller = ANONYMOUS) -> None:
+        self.caller = caller
+        self._queue: asyncio.Queue[bytes] = asyncio.Queue(QUEUE)
+        self._ended = False
+
+    def offer(self, message: bytes) -> bool:
+        """Queues a message; False when the reader is too slow, and has been ended."""
+        try:
+            self._queue.put_nowait(message)
+        except asyncio.QueueFull:
+            self.end()
+            return False
+        return True
+
+    def end(self) -> None:
+        """Ends the stream for this reader at once; what it has not read is dropped."""
+        self._ended = True
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._queue.put_nowait(_END)
+
+    async def next(self, seconds: float) -> bytes | None:
+        """The next message; None at the end. Raises TimeoutError after `seconds` without one."""
+        try:
+            async with asyncio.timeout(seconds):
+                message = await self._queue.get()
+        except TimeoutError:
+            # One that came in the same turn of the loop goes before the heartbeat, which names its `seq`.
+            if self._queue.empty():
+                raise
+            message = self._queue.get_nowait()
+        return None if self._ended else message
+
+
+class StreamHub:
+    """`field` is what a message calls its content; `full` makes the content of a full message, as JSON. Without a field
+    the content is a JSON object whose members are the message's own. `boot` is its process's, by default a random
+    one."""
+
+    def __init__(self, field: str, full: Callable[[], bytes], boot: str | None = None) -> None:
+        self.boot: Final = boot or uuid.uuid4().hex
+        self.seq = 0
+        """Of the last message with content."""
+        self.dropped = 0
+        """Readers that were too slow, since the start."""
+        self._field = field.encode()
+        self._full = full
+        self._readers: set[HubReader] = set()
+        self._closed = False
+
+    def __iter__(self) -> Iterator[HubReader]:
+        """The readers."""
+        return iter(tuple(self._readers))
+
+    @property
+    def readers(self) -> int:
+        return len(self._readers)
+
+    def publish(self, content: bytes) -> int:
+        """Sends a change, given as JSON, to every reader. Returns its `seq`."""
+        return self._send(content, full=False)
+
+    def restate(self) -> int:
+        """Sends the full state to every reader: what it knew before is void. Returns its `seq`."""
+        return self._send(self._full(), full=True)
+
+    def _send(self, content: bytes, *, full: bool) -> int:
+        self.seq += 1
+        message = self._message(content, full=full)
+        for reader in tuple(self._readers):
+            if not reader.offer(message):
+                self._readers.discard(reader)
+                self.dropped += 1
+        return self.seq
+
+    @contextlib.contextmanager
+    def reader(self, caller: Caller = ANONYMOUS) -> Generator[HubReader]:
+        """A reader whose first message is the full state. Raises TooManyReaders."""
+        if len(self._readers) >= READERS:
+            raise TooManyReaders
+        reader = HubReader(caller)
+        reader.offer(self._message(self._full(), full=True))
+        if self._closed:
+            reader.end()
+        self._readers.add(reader)
+        try:
+            yield reader
+        finally:
+            self._readers.discard(reader)
+
+    def heartbeat(self) -> bytes:
+        """Says that the sender lives and nothing has changed since `seq`. For a reader whose `next` has just raised
+        TimeoutError: it has read everything up to here."""
+        return b'data: {"boot":"%b","seq":%d}\n\n' % (self.boot.encode(), self.seq)
+
+    def close(self) -> None:
+        """Ends every stream."""
+        self._closed = True
+        for reader in tuple(self._readers):
+            reader.end()
+
+    def _message(self, content: bytes, *, full: bool = False) -> bytes:
+        return b'data: {"boot":"%b","seq":%d,%b%b}\n\n' % (
+            self.boot.encode(),
+            self.seq,
+            b'"full":true,' if full else b"",
+            b'"%b":%b' % (self._field, content) if self._field else content[1:-1],
+        )

@@ -1,0 +1,282 @@
+"""uvicorn, with the bounds that a public port needs and a stop that cuts nobody off."""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Callable, Generator
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final, cast
+
+import orjson
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from shoal.net.asgi import ANSWER, CALLER, DISCONNECT, GONE
+from shoal.net.tls import TLSCredentials
+
+_STUCK_SECONDS: Final = 30.0
+_LEAST_RATE: Final = 512.0
+"""Bytes a second that a client must take while more waits for it. One that takes a byte now and then keeps a place at
+its replica, and memory here, for as long as it likes."""
+_MOST_PIPELINED: Final = 64
+"""Requests on one connection that wait for the answer before them. One read could bring thousands."""
+_ON_ITS_WAY_SECONDS: Final = 1.0
+
+
+class Heads:
+    """Bytes of heads that have not come to their end, over all connections of a server."""
+
+    __slots__ = ("held", "limit")
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = limit
+        self.held = 0
+
+    @property
+    def full(self) -> bool:
+        return self.limit is not None and self.held > self.limit
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Bounds a request's head in bytes and time, the heads of all connections together, the requests that wait on one
+    connection, and the number of connections; uvicorn itself has no such bounds."""
+
+    max_head_bytes = 32 * 1024
+    head_seconds = 60.0
+    max_connections = 16384
+    heads = Heads()
+
+    credentials: TLSCredentials | None = None
+    """Of a port that speaks mutual TLS."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._caller = None if self.credentials is None else self.credentials.role(transport.get_extra_info)
+        self._head_bytes = self._head_held = 0
+        self._head_since: float | None = self.loop.time()
+        self._stuck_since: float | None = None
+        self._stuck_bytes = 0
+        self._idle_since: float | None = None
+        self._body_since = 0.0
+        if len(self.connections) > self.max_connections:
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._idle_since = None
+        if self._head_since is None:
+            self._head_bytes = len(data)  # in case a head begins in this read
+        else:
+            self._head_bytes += len(data)
+            # A body may come in the same read as its head, so one read is allowed on top.
+            if self._head_bytes - len(data) > self.max_head_bytes or len(data) > self.max_head_bytes + 256 * 1024:
+                self._refuse(431, "The head of the request is too large.", "head_too_large")
+                return
+        super().data_received(data)
+        held = 0 if self._head_since is None else self._head_bytes
+        if held != self._head_held:
+            self._hold_head(held)
+
+    def _hold_head(self, held: int) -> None:
+        """`held`: bytes of this connection's head, which has not come to its end."""
+        self.heads.held += held - self._head_held
+        self._head_held = held
+        if held and self.heads.full:
+            self._refuse(503, "The gateway holds too many unfinished requests. Try again.", "overloaded")
+
+    def on_message_begin(self) -> None:
+        if self._head_since is None:
+            self._head_since = self.loop.time()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head_since = None
+        self._body_since = self.loop.time()
+        self.scope[DISCONNECT] = None  # pyright: ignore[reportGeneralTypeIssues]
+        if self.credentials is not None:
+            self.scope[CALLER] = self._caller  # pyright: ignore[reportGeneralTypeIssues]
+        # Only where what was read could hold so much: the sum costs 3 % of a small request.
+        if (
+            self._head_bytes > self.max_head_bytes
+            and sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > self.max_head_bytes
+        ):
+            self._refuse(431, "The head of the request is too large.", "head_too_large")
+            return
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            # An answer now would come before those that are due first.
+            self.transport.abort()
+            raise ConnectionAbortedError("too many pipelined requests")
+        super().on_headers_complete()
+        if self.scope["method"] == "POST":
+            self.scope[ANSWER] = partial(self._answer, self.cycle)  # pyright: ignore[reportGeneralTypeIssues]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._hold_head(0)
+        if self.cycle is not None and not self.cycle.response_complete:  # pyright: ignore[reportUnnecessaryComparison]
+            scope = cast(dict[str, Any], self.cycle.scope)
+            gone: Callable[[], None] | None = scope.get(DISCONNECT)
+            scope[DISCONNECT] = GONE
+            if gone is not None:
+                gone()
+
+    def _answer(self, cycle: RequestResponseCycle, headers: tuple[tuple[bytes, bytes], ...], body: bytes) -> bool:
+        """What `cycle.send` does with a start and the only body of a POST, in one write. False, and nothing is done,
+        while the client does not take what was written before."""
+        if cycle.flow.write_paused:
+            return False
+        if cycle.disconnected:
+            return True
+        lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
+        if not cycle.keep_alive:
+            lines.append(b"connection: close\r\n")
+        cycle.transport.write(b"HTTP/1.1 200 OK\r\n%bcontent-length: %d\r\n\r\n%b" % (b"".join(lines), len(body), body))
+        cycle.response_started = cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()
+        return True
+
+    def on_response_complete(self) -> None:
+        """uvicorn's, without its timer per answer: `sweep` looks at the idle connections, for 3 % less CPU."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        else:
+            self._idle_since = self.loop.time()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "This is not a valid HTTP request.", "invalid_http")
+
+    def shutdown(self) -> None:
+        """The server stops. uvicorn closes what is idle; a connection that is new, or whose head is half there, has a
+        request on its way to us, so it gets a moment: its answer says `connection: close`."""
+        if self._head_since is None:
+            super().shutdown()
+        else:
+            self.loop.call_later(_ON_ITS_WAY_SECONDS, super().shutdown)
+
+    def sweep(self, now: float) -> None:
+        """Closes what is idle; drops clients that do not finish their head, and those that take nothing any more of
+        what was written, or next to nothing: such a one keeps a place at its replica."""
+        if self._idle_since is not None and now - self._idle_since > self.timeout_keep_alive:
+            self.transport.close()
+        if self._head_since is not None and now - self._head_since > self.head_seconds:
+            self.transport.abort()
+        cycle = self.cycle
+        if (
+            cycle is not None  # pyright: ignore[reportUnnecessaryComparison] - None before the first request
+            and cycle.more_body
+            and not cycle.response_started
+            and now - self._body_since > self.head_seconds
+        ):
+            self._refuse(408, f"The body did not arrive within {self.head_seconds:g} s.", "request_timeout")
+        if not self.flow.write_paused:
+            self._stuck_since = None
+            return
+        left = self.transport.get_write_buffer_size()
+        if self._stuck_since is None or left > self._stuck_bytes:
+            self._stuck_since, self._stuck_bytes = now, left
+            return
+        passed = now - self._stuck_since
+        if passed <= (_STUCK_SECONDS if self.transport.is_closing() else self.head_seconds):
+            return
+        if self._stuck_bytes - left < _LEAST_RATE * passed:
+            self.transport.abort()
+        else:
+            self._stuck_since, self._stuck_bytes = now, left
+
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        if self.transport.is_closing():
+            return
+        error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+        body = orjson.dumps({"error": error})
+        self.transport.write(
+            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
+            % (status, HTTPStatus(status).phrase.encode(), len(body), body)
+        )
+        self.transport.close()
+
+
+class _Config(uvicorn.Config):
+    """`mutual` instead of files: a context that is kept up to date."""
+
+    mutual: ssl.SSLContext | None = None
+
+    def load(self) -> None:
+        super().load()
+        if self.mutual is not None:
+            self.ssl = self.mutual
+
+
+class HTTPServer(uvicorn.Server):
+    """A server whose signals are the caller's business: it stops when `should_exit` is set, and not by force."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on, once `started`."""
+        return self.servers[0].sockets[0].getsockname()[1]
+
+    def sweep(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for connection in list(self.server_state.connections):
+            cast(BoundedProtocol, connection).sweep(now)
+
+
+def make_server(
+    app: Any,
+    *,
+    host: str,
+    port: int,
+    keep_alive: int,
+    backlog: int = 2048,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+    max_head_bytes: int = 32 * 1024,
+    head_seconds: float = 60.0,
+    max_connections: int = 16384,
+    max_unfinished_bytes: int | None = None,
+    stop_seconds: int | None = None,
+    credentials: TLSCredentials | None = None,
+) -> HTTPServer:
+    """A server on httptools. `stop_seconds` bounds how long a stop waits for what is in flight;
+    `max_unfinished_bytes` bounds the heads that have not come to their end, over all connections. With `credentials` it
+    speaks mutual TLS, and the scope tells the caller's role; people come without a certificate."""
+    protocol = type(
+        "Protocol",
+        (BoundedProtocol,),
+        {"max_head_bytes": max_head_bytes, "head_seconds": head_seconds, "max_connections": max_connections}
+        | {"credentials": credentials, "heads": Heads(max_unfinished_bytes)},
+    )
+    config = _Config(
+        app,
+        host=host,
+        port=port,
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        date_header=True,
+        proxy_headers=False,
+        backlog=backlog,
+        timeout_keep_alive=keep_alive,
+        timeout_graceful_shutdown=stop_seconds,
+        ssl_certfile=tls_cert,
+        ssl_keyfile=tls_key,
+    )
+    if credentials is not None:
+        config.mutual = credentials.server(optional=True)
+    return HTTPServer(config)

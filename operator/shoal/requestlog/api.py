@@ -1,0 +1,256 @@
+"""GET /v1/logs: a tenant's own entries from this gateway, its peers and the bucket. The operations port serves the same
+to peers and to `kubectl shoal logs`, and there DELETE removes entries."""
+
+import asyncio
+import hmac
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Final, Literal, Protocol, cast
+from urllib.parse import urlencode
+
+import aiohttp
+import orjson
+
+from shoal.api import names
+from shoal.api.keys import Role
+from shoal.core import facts
+from shoal.net.asgi import Scope, Send, unproved
+from shoal.net.errors import ApiError, unavailable
+from shoal.net.stream import gateway_peer
+from shoal.net.tls import NoCertificate, TLSCredentials, dial
+from shoal.requestlog.logger import RequestLogger, merged
+from shoal.requestlog.parameters import FILTERS, cursor_of, parameters, query_of
+from shoal.requestlog.query import Found, LogQuery
+
+PEER_SECONDS: Final = 12.0
+ERASE_SECONDS: Final = 120.0
+"""Timeout of a peer that rewrites its files without a user. The peer continues after it, and may be asked again."""
+_MOST_READS: Final = 4
+_MOST_WAITING: Final = 32
+_TENANT: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_ROLES: Final[tuple[Role, ...]] = ("gateway", "logs")
+
+Missing = list[dict[str, str]]
+
+
+class LogAPIKeys(Protocol):
+    def demand_keys(self, role: Role) -> Iterable[str]: ...
+
+
+class LogsApi:
+    """`peers` returns the other gateways; None: unknown."""
+
+    def __init__(
+        self,
+        logger: RequestLogger,
+        keys: LogAPIKeys,
+        peers: Callable[[], Collection[facts.Pod] | None] = lambda: (),
+        port: int = names.OPS_PORT,
+        credentials: TLSCredentials | None = None,
+    ) -> None:
+        self.logger = logger
+        self._keys = keys
+        self._peers = peers
+        self._port = port
+        self._credentials = credentials
+        self._reads = asyncio.Semaphore(_MOST_READS)
+        self._waiting = 0
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def page(self, tenant: str, query_string: bytes) -> bytes:
+        """A page of a tenant's entries as JSON. Raises ApiError."""
+        return await self._page(query_of(tenant, parameters(query_string, FILTERS)))
+
+    async def ops(self, scope: Scope, send: Send) -> None:
+        """Serves the operations port."""
+        try:
+            body = await self._ops(scope)
+        except ApiError as error:
+            # Also in the API server's flat format: through its proxy, `kubectl shoal` reads the error as one of the API
+            # server.
+            flat = {**orjson.loads(error.body()), "message": error.message, "reason": error.code}
+            await _send(send, error.status, orjson.dumps(flat), *error.headers)
+        else:
+            await _send(send, 200, body)
+
+    async def _ops(self, scope: Scope) -> bytes:
+        role = self._role(dict(scope["headers"]))
+        if role is None:
+            raise ApiError(401, "A key for logs, or of a gateway, is needed.", "invalid_key")
+        if (why := unproved(self._credentials, scope, role)) is not None:
+            raise ApiError(403, f"{why[0].upper()}{why[1:]}.", "mutual_tls_needed")
+        method = scope["method"]
+        if method not in ("GET", "DELETE"):
+            raise ApiError(405, "Use GET or DELETE.", "method_not_allowed", headers=((b"allow", b"GET, DELETE"),))
+        known = ("tenant", *FILTERS) if method == "GET" else ("tenant", "user")
+        given = parameters(scope.get("query_string", b""), known)
+        tenant = given.pop("tenant", "")
+        if not _TENANT.fullmatch(tenant):
+            raise ApiError(400, "`tenant` must be the name of a Tenant.", "invalid_parameter", param="tenant")
+        if method == "DELETE":
+            return await self._erase(tenant, given.get("user"), everywhere=role == "logs")
+        if role == "logs":
+            return await self._page(query_of(tenant, given))
+        return _body(await self._read(query_of(tenant, given), everywhere=False), [])
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    async def _page(self, query: LogQuery) -> bytes:
+        peers, missing = self._reachable()
+        asked = asyncio.gather(*(self._ask(pod, query) for pod in peers))
+        try:
+            parts = [await self._read(query, everywhere=True)]
+            answers = await asked
+        finally:
+            asked.cancel()
+        for pod, answer in zip(peers, answers, strict=True):
+            if isinstance(answer, Found):
+                parts.append(answer)
+            else:
+                missing.append({"gateway": pod.name, "reason": answer})
+        return _body(merged(parts, query.limit), missing)
+
+    async def _read(self, query: LogQuery, *, everywhere: bool) -> Found:
+        if self._waiting >= _MOST_WAITING:
+            raise unavailable("Too many queries of the request log are running. Try again.", "overloaded", 2)
+        self._waiting += 1
+        try:
+            async with self._reads:
+                return await self.logger.newest(query, everywhere=everywhere)
+        except OSError as error:
+            raise unavailable(
+                f"The request log cannot be read: {error.strerror or type(error).__name__}.", "log_unavailable", 10
+            ) from None
+        finally:
+            self._waiting -= 1
+
+    async def _ask(self, pod: facts.Pod, query: LogQuery) -> Found | str:
+        """The entries in a peer's own folder, or why there is no answer."""
+        asked = {
+            "tenant": query.tenant,
+            "limit": str(query.limit),
+            "user": query.user,
+            "model": query.model,
+            "from": query.since,
+            "to": query.until,
+            "cursor": query.before and cursor_of(query.before),
+        }
+        answer = await self._call("GET", pod, asked)
+        if isinstance(answer, str):
+            return answer
+        entries = cast(list[dict[str, Any]], answer.get("data") or [])
+        lines = [((str(entry["time"]), str(entry["id"])), orjson.dumps(entry)) for entry in entries]
+        return Found(lines, bool(answer.get("has_more")), list(answer.get("unreadable") or ()), "incomplete" in answer)
+
+    # --- deleting ---------------------------------------------------------------------------------------------------
+
+    async def _erase(self, tenant: str, user: str | None, *, everywhere: bool) -> bytes:
+        """Peers first and the bucket last: files that a peer uploads meanwhile are then deleted in the bucket."""
+        total: dict[str, Any] = {"files": 0, "entries": None if user is None else 0, "unreadable": []}
+        missing: Missing = []
+        if everywhere:
+            peers, missing = self._reachable()
+            asked = {"tenant": tenant, "user": user}
+            answers = await asyncio.gather(*(self._call("DELETE", pod, asked) for pod in peers))
+            for pod, answer in zip(peers, answers, strict=True):
+                if isinstance(answer, str):
+                    missing.append({"gateway": pod.name, "reason": answer})
+                else:
+                    _add(total, answer)
+        try:
+            erased = await self.logger.erase(tenant, user, everywhere=everywhere)
+        except OSError as error:
+            why = error.strerror or type(error).__name__
+            raise unavailable(f"Not all could be deleted: {why}. Try again.", "log_unavailable", 10) from None
+        _add(total, {"files": erased.files, "entries": erased.entries, "unreadable": erased.unreadable})
+        return orjson.dumps({"object": "logs.deleted", "tenant": tenant, **total, "missing": missing})
+
+    # --- peers ------------------------------------------------------------------------------------------------------
+
+    def _reachable(self) -> tuple[list[facts.Pod], Missing]:
+        found = self._peers()
+        if found is None:
+            return [], [{"gateway": "?", "reason": "the other gateways are not known: the API server does not answer"}]
+        there = [pod for pod in found if pod.ip is not None]
+        return there, [
+            {"gateway": pod.name, "reason": "it has no address"} for pod in found if pod.ip is None and pod.was_ready
+        ]
+
+    async def _call(
+        self, method: Literal["GET", "DELETE"], pod: facts.Pod, asked: Mapping[str, str | None]
+    ) -> dict[str, Any] | str:
+        if self._session is None:
+            self._session = aiohttp.ClientSession()
+        seconds = PEER_SECONDS if method == "GET" else ERASE_SECONDS
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=2)
+        query = urlencode({name: value for name, value in asked.items() if value is not None})
+        peer = gateway_peer(
+            pod.uid, pod.key, pod.ip or "", "", mtls=pod.mtls, credentials=self._credentials, port=self._port
+        )
+        url = f"{peer.base_url}{names.LOGS_PATH}?{query}"
+        try:
+            secured = dial(peer.credentials, peer.server_name)
+        except NoCertificate as none:
+            return str(none)
+        why = "no install key is known here"
+        for key in self._keys.demand_keys("gateway"):
+            headers = {"authorization": f"Bearer {key}"}
+            try:
+                async with self._session.request(
+                    method, url, headers=headers, timeout=timeout, allow_redirects=False, **secured
+                ) as response:
+                    raw = await response.read()
+            except TimeoutError:
+                return "it did not answer in time"
+            except (aiohttp.ClientError, OSError):
+                return "it cannot be reached"
+            if response.status == 200:
+                try:
+                    return cast(dict[str, Any], orjson.loads(raw))
+                except orjson.JSONDecodeError:
+                    return "its answer is not understood"
+            why = f"it answered with status {response.status}"
+            if response.status != 401:
+                break
+        return why
+
+    def _role(self, headers: Mapping[bytes, bytes]) -> Role | None:
+        """The role of a key. All keys are compared, so that timing reveals nothing."""
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not given:
+            given = headers.get(names.HEADER_KEY.encode(), b"")
+        found: Role | None = None
+        for role in _ROLES:
+            for key in self._keys.demand_keys(role):
+                if hmac.compare_digest(given.strip(), key.encode()):
+                    found = role
+        return found
+
+
+def _add(total: dict[str, Any], part: Mapping[str, Any]) -> None:
+    total["files"] += int(part.get("files") or 0)
+    if total["entries"] is not None:
+        total["entries"] += int(part.get("entries") or 0)
+    total["unreadable"] += list(part.get("unreadable") or ())
+
+
+def _body(found: Found, missing: Missing) -> bytes:
+    page: dict[str, Any] = {"object": "list", "has_more": found.more, "missing": missing}
+    if found.more and found.lines:
+        page["next_cursor"] = cursor_of(found.lines[-1][0])
+    if found.unreadable:
+        page["unreadable"] = found.unreadable
+    if found.incomplete:
+        page["incomplete"] = "not all files could be read in time: ask for a shorter span, with `from` and `to`"
+    # The entries are JSON already.
+    return orjson.dumps(page)[:-1] + b',"data":[' + b",".join(line for _, line in found.lines) + b"]}"
+
+
+async def _send(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+    head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": head})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,0 +1,169 @@
+"""The operator's ears: what decisions read of agents and gateways, and of which Model something is new."""
+
+import contextlib
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from shoal.agent.stream import AgentStream
+from shoal.core.scaling import Demand, Load
+from shoal.net.stream import ListenerIdentity
+from shoal.signals.live import LiveSignals
+from shoal.signals.rates import CounterRate
+from tests.support import streams
+from tests.support.streams import agents, told_gateway, until
+
+READY = {"phase": "ready", "engine_boot": "e1", "running": 2, "waiting": 0, "kv_tokens_used": 10, "kv_tokens_total": 99}
+
+
+@contextlib.asynccontextmanager
+async def listener() -> AsyncGenerator[tuple[LiveSignals, list[tuple[str | None, bool]]]]:
+    heard: list[tuple[str | None, bool]] = []
+    it = LiveSignals(lambda model, urgent: heard.append((model, urgent)), ListenerIdentity("operator-1", "boot"))
+    it.start()
+    try:
+        yield it, heard
+    finally:
+        await it.close()
+
+
+async def test_a_replica_is_heard_until_its_stream_is_down():
+    hub = AgentStream()
+    hub.update(READY)
+    async with agents(hub) as (peer,), listener() as (ears, heard):
+        assert ears.load(peer.uid) is None
+        ears.listen_to_replica("model-1", peer)
+        await until(lambda: ears.load(peer.uid) is not None)
+        assert ears.load(peer.uid) == Load("e1", "ready", running=2, waiting=0, kv_tokens_used=10, kv_tokens_total=99)
+        assert heard == [("model-1", True)]
+        assert (ears.age(peer.uid) or 0) < 12
+        # more of the same can wait; a queue cannot
+        hub.update({**READY, "kv_tokens_used": 90})
+        await until(lambda: len(heard) == 2)
+        assert heard[-1] == ("model-1", False)
+        hub.update({**READY, "kv_tokens_used": 90, "waiting": 3})
+        await until(lambda: len(heard) == 3)
+        assert heard[-1] == ("model-1", True)
+        hub.close()
+        await until(lambda: ears.load(peer.uid) is None)
+        assert heard[3:] == [("model-1", True)]
+        assert ears.age(peer.uid) is None
+
+
+async def test_a_pod_that_is_forgotten_is_unknown(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(streams, "HEARTBEAT_SECONDS", 0.05)
+    hub = AgentStream()
+    hub.update(READY)
+    async with agents(hub) as (peer,), listener() as (ears, heard):
+        ears.listen_to_replica("model-1", peer)
+        await until(lambda: ears.load(peer.uid) is not None)
+        ears.forget(peer.uid)
+        assert ears.load(peer.uid) is None
+        assert heard == [("model-1", True)] * 2
+        await until(lambda: hub.readers == 0)
+
+
+async def test_a_gateway_that_begins_to_hold_is_worth_a_decision_at_once():
+    async with told_gateway() as gateway, listener() as (ears, heard):
+        peer = gateway.peer()
+        assert ears.demand(peer.uid, "model-1") is None
+        ears.listen_to_gateway(peer)
+        await until(lambda: ears.demand(peer.uid, "model-1") == Demand(0, 0, 0, 0, 0.0, frozenset()))
+        assert heard == [(None, True)]
+        assert ears.boot(peer.uid) == gateway.hub.boot
+        gateway.book.arrived("model-1")
+        gateway.book.held("model-1", 70, 0.0)
+        await until(lambda: ("model-1", True) in heard)
+        demand = ears.demand(peer.uid, "model-1")
+        assert demand is not None
+        assert (demand.arrivals, demand.held, demand.held_tokens) == (1, 1, 70)
+        heard.clear()
+        gateway.book.arrived("model-2")
+        gateway.book.sent("model-2")
+        await until(lambda: ("model-2", False) in heard)
+        assert not any(urgent for _, urgent in heard)
+        gateway.hub.close()
+        await until(lambda: ears.demand(peer.uid, "model-1") is None)
+        assert (None, True) in heard
+
+
+async def test_arrivals_per_second_need_a_gateway_that_is_heard():
+    async with told_gateway() as gateway, listener() as (ears, _):
+        assert ears.arrivals_per_second("model-1") is None
+        ears.listen_to_gateway(gateway.peer())
+        await until(lambda: ears.arrivals_per_second("model-1") == 0.0)
+        gateway.book.arrived("model-1")
+        await until(lambda: ears.demand("gateway-1", "model-1") == Demand(1, 0, 0, 0, 0.0, frozenset()))
+        assert ears.arrivals_per_second("model-1") is None  # not a second has been seen yet
+
+
+async def test_adapters_in_use_are_heard_by_their_uid_and_by_the_model_that_serves_them():
+    async with told_gateway() as gateway, listener() as (ears, _):
+        peer = gateway.peer()
+        assert ears.adapter_demand(peer.uid) is None
+        ears.listen_to_gateway(peer)
+        await until(lambda: ears.adapter_demand(peer.uid) == {})
+        adapters = gateway.book.adapters
+        adapters.arrived("support", "model-1", missed=True)
+        adapters.held("support", "model-1")
+        adapters.arrived("legal", "model-2", missed=False)
+        await until(lambda: len(ears.adapter_demand(peer.uid) or {}) == 2)
+        before = ears.adapter_demand(peer.uid)
+        assert before is not None
+        assert (before["support"].arrivals, before["support"].held, before["support"].misses) == (1, 1, 1)
+        demand = ears.demand(peer.uid, "model-1")
+        assert demand is not None
+        assert demand.adapters == {"support"}
+        adapters.released("support", "model-1")
+        adapters.sent("support", "model-1")
+        adapters.ended("support", "model-1")
+        await until(lambda: ears.adapter_demand(peer.uid) != before)
+        demand = ears.demand(peer.uid, "model-1")
+        assert demand is not None
+        assert demand.adapters == frozenset()
+        assert before["support"].held == 1  # what was handed out does not change
+        gateway.hub.close()
+        await until(lambda: ears.adapter_demand(peer.uid) is None)
+
+
+def test_a_rate_is_that_of_the_last_half_minute():
+    rate = CounterRate()
+    for second in range(100):
+        rate.note(float(second), "boot", 10 * second if second < 50 else 500 + 2 * (second - 50))
+    assert rate.per_second(99.0) == 2.0
+
+
+def test_a_restart_is_never_a_negative_rate():
+    rate = CounterRate()
+    rate.note(0.0, "first", 1000)
+    rate.note(10.0, "first", 2000)
+    assert rate.per_second(10.0) == 100.0
+    rate.note(11.0, "second", 3)
+    assert rate.per_second(11.0) is None
+    rate.note(21.0, "second", 13)
+    assert rate.per_second(21.0) == 1.0
+
+
+def test_a_counter_that_stands_still_is_a_rate_of_nothing():
+    rate = CounterRate()
+    rate.note(0.0, "boot", 0)
+    rate.note(10.0, "boot", 100)
+    assert rate.per_second(100.0) == 0.0
+
+
+async def test_the_currency_of_the_price_list_is_heard_and_another_one_is_news():
+    async with told_gateway() as one, told_gateway() as two, listener() as (ears, _):
+        news: list[str | None] = []
+        ears.priced = lambda: news.append(ears.currency())
+        one.teller.set_currency("USD")
+        ears.listen_to_gateway(one.peer("g1"))
+        await until(lambda: news == ["USD"])
+        ears.listen_to_gateway(two.peer("g2"))
+        await until(lambda: ears.boot("g2") is not None)
+        assert ears.currency() == "USD"  # the other one knows none yet
+        two.teller.set_currency("EUR")
+        await until(lambda: news == ["USD", None])  # they do not agree
+        one.teller.set_currency("EUR")
+        await until(lambda: news == ["USD", None, "EUR"])
+        ears.forget("g1")
+        assert ears.currency() == "EUR"
