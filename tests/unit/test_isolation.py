@@ -61,7 +61,7 @@ def fails(real: Callable[..., Any], uid_of: Callable[..., str]) -> Callable[...,
 BREAKS = {
     "sizing": (sizes.candidates, "consider", lambda found, *_: found.metadata.uid),
     "what engines proved": (sizes.Sizes, "proven", lambda _self, wish, *_: wish.model.metadata.uid),
-    "demand": (planning.candidates, "demand", lambda found, *_: found.metadata.uid),
+    "demand": (candidates, "demand", lambda found, *_: found.metadata.uid),
     "placement": (placing, "fill", lambda case, *_: case.demand.uid),
     "words": (messages.PlacementMessages, "placement", lambda _self, case: case.demand.uid),
 }
@@ -92,7 +92,7 @@ def test_without_the_isolation_nobody_is_planned(monkeypatch: pytest.MonkeyPatch
     plane, _ = with_a_bad_one()
     monkeypatch.setattr(placing, "fill", fails(placing.fill, lambda case, *_: case.demand.uid))
     plane.wanted = 2
-    demands = plane.planner._plan_input(plane.world.accepted_classes()).demands
+    demands = [m.demand for m in plane.planner._plan_input(plane.world.accepted_classes()).fleet.models]
     with pytest.raises(Unplannable):  # the first one: whoever made the plan had none at all
         placing.plan(demands, ())
     assert replicas(plane) == 1
@@ -170,7 +170,7 @@ def test_a_model_that_is_too_expensive_keeps_what_it_has_and_the_others_go_on(mo
     assert decided is not None
     assert decided.considered.problem is not None
     assert decided.considered.problem.reason == reasons.TOO_EXPENSIVE
-    assert plane.planner._demands[BAD].demand.frozen
+    assert plane.planner._models[BAD].demand.frozen
 
 
 # --- the scaler -----------------------------------------------------------------------------------------------------

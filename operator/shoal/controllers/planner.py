@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import prometheus_client
@@ -21,10 +21,11 @@ from shoal.controllers.reservations import Reservations
 from shoal.controllers.sizes import Sizes
 from shoal.controllers.surgereservations import SurgeReservations
 from shoal.controllers.world import World
-from shoal.core import candidates, facts
+from shoal.core import facts
 from shoal.core.candidates import Considered
+from shoal.core.fleet import FleetModel, FleetPlan, FleetSnapshot, ModelDecision, decide_steps
 from shoal.core.lora.pool import same_engines
-from shoal.core.placement import ClassSupply, Demand, Moves, Placement, Unplannable, parts, plan
+from shoal.core.placement import ClassSupply, Demand, Moves
 from shoal.core.status import modelstatus
 from shoal.core.status.observed import ModelProblem
 from shoal.kube.projections import Child, Custom
@@ -59,24 +60,13 @@ class _Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class _CachedDemand:
-    """What a Model asked of the last plan, and from what that was made."""
-
-    request: PlacementRequest
-    considered: Considered
-    demand: Demand
-
-
-@dataclass(frozen=True, slots=True)
 class _PlanInput:
     """What one plan is made of."""
 
     requests: Mapping[str, PlacementRequest]
-    considered: Mapping[str, Considered]
-    demands: Sequence[Demand]
-    supplies: Sequence[ClassSupply]
+    fleet: FleetSnapshot
     reserved: Mapping[str, object]
-    """What was asked for ahead of it and is in it: `Standings.seen_by_plan`."""
+    """Wake reservations that the plan counts as replicas: `ReplicaStates.written_reservations`."""
 
 
 def _untried(demand: Demand) -> frozenset[str]:
@@ -95,7 +85,7 @@ class Planner:
     def __init__(self, world: World, capacity: FleetGPUs, replica_states: ReplicaStates, moves: Moves) -> None:
         self._world, self._capacity, self.replica_states, self._moves = world, capacity, replica_states, moves
         self._requests: dict[str, PlacementRequest] = {}
-        self._demands: dict[str, _CachedDemand] = {}
+        self._models: dict[str, FleetModel] = {}
         self._decided: dict[str, tuple[PlacementRequest, PlacementDecision]] = {}
         self._supplies: dict[str, ClassSupply] = {}
         self.reservations = Reservations(capacity, replica_states, SurgeReservations(world))
@@ -137,7 +127,7 @@ class Planner:
             self._dirty.set()
         self._decided.pop(uid, None)
         self.sizes.forget(uid)
-        self._demands.pop(uid, None)
+        self._models.pop(uid, None)
         self._considered.pop(uid, None)
         self._failed.pop(uid, None)
         self.replica_states.forget(uid)
@@ -262,16 +252,18 @@ class Planner:
             yield True
         before = set(self._failed)
         self._try_again()
+        moment = self._plan_input(self._world.accepted_classes())
+        yield True
+        steps = decide_steps(moment.fleet, time.monotonic())
         while True:
-            moment = self._plan_input(self._world.accepted_classes())
-            yield True
             try:
-                found = yield from self._placed(moment)
-            except Unplannable as error:
-                # One that cannot be planned must not keep the others from it: they are planned without it.
-                self._fail(moment.requests[error.uid], error.__cause__ or error)
-                continue
-            break
+                next(steps)
+            except StopIteration as end:
+                found: FleetPlan = end.value
+                break
+            yield True
+        for uid, error in found.failed.items():
+            self._fail(moment.requests[uid], error)
         yield from self._adopt(moment, found)
         for uid in before ^ set(self._failed):
             if (request := self._requests.get(uid)) is not None:
@@ -293,19 +285,6 @@ class Planner:
         for listener in self.wake:
             listener(model.key, seconds)
 
-    def _placed(self, moment: _PlanInput) -> Generator[Literal[True], None, dict[str, Placement]]:
-        """Raises Unplannable."""
-        found: dict[str, Placement] = {}
-        for part in parts(moment.demands, moment.supplies, moves=self._moves):
-            found.update([part] if part is not None else ())
-            yield True
-        for demand in moment.demands:
-            if demand.frozen and moment.requests[demand.uid].facts is not None and not demand.replica_states:
-                # Nothing of it runs, and nothing is kept for it: only what would be decided now is shown.
-                found |= plan([replace(demand, frozen=False)], moment.supplies, moves=self._moves)
-                yield True
-        return found
-
     def _plan_input(self, classes: Mapping[str, GPUClass]) -> _PlanInput:
         """What one plan is made of, all as of now."""
         self.sizes.refresh(classes)
@@ -322,11 +301,8 @@ class Planner:
         for uid in looked:
             with self._isolated(requests[uid]):
                 wanted[uid] = self.wanted(requests[uid].model)
-        demands: list[Demand] = []
-        for uid, number in wanted.items():
-            with self._isolated(requests[uid]):
-                demands.append(self._demand(uid, requests[uid], looked[uid], number))
-        return _PlanInput(requests, looked, demands, supplies, seen)
+        models = [self._fleet_model(uid, requests[uid], looked[uid], number) for uid, number in wanted.items()]
+        return _PlanInput(requests, FleetSnapshot(models, supplies, self._moves), seen)
 
     @contextlib.contextmanager
     def _isolated(self, request: PlacementRequest) -> Generator[None]:
@@ -336,47 +312,47 @@ class Planner:
         except Exception as error:
             self._fail(request, error)
 
-    def _demand(self, uid: str, request: PlacementRequest, looked: Considered, wanted: int) -> Demand:
-        """Most Models ask the same from one plan to the next, and a moment is one stretch of work: who wakes waits."""
-        standing, setbacks = self.replica_states.of(uid), self.backoffs(uid)
-        known = self._demands.get(uid)
+    def _fleet_model(self, uid: str, request: PlacementRequest, looked: Considered, wanted: int) -> FleetModel:
+        """Most Models ask the same from one plan to the next: these stay the same object, and keep their demand. The
+        input of a plan is taken in one stretch of work, for which every wake waits."""
+        states, backoffs = self.replica_states.of(uid), self.backoffs(uid)
+        known = self._models.get(uid)
         if (
             known is not None
-            and known.request is request
+            and known.model is request.model
             and known.considered is looked
-            and known.demand.replica_states is standing
-            and (known.demand.wanted, known.demand.backoffs) == (wanted, setbacks)
+            and known.replica_states is states
+            and (known.replicas, known.backoffs, known.frozen) == (wanted, backoffs, request.role == "frozen")
+            and known.preview == (request.facts is not None)
         ):
-            return known.demand
-        found = candidates.demand(
+            return known
+        found = self._models[uid] = FleetModel(
             request.model,
             looked,
-            wanted=wanted,
-            minimum=modelstatus.minimum(request.model),
-            replica_states=standing,
-            backoffs=setbacks,
+            wanted,
+            replica_states=states,
+            backoffs=backoffs,
             frozen=request.role == "frozen",
+            preview=request.facts is not None,
         )
-        self._demands[uid] = _CachedDemand(request, looked, found)
         return found
 
-    def _adopt(self, moment: _PlanInput, found: Mapping[str, Placement]) -> Iterator[Literal[True]]:
-        """The plan counts from now on. Who asks while it is being taken gets what was decided last for each Model, with
-        what was lifted since."""
-        self._considered = {uid: looked for uid, looked in moment.considered.items() if uid in self._requests}
-        for demand in moment.demands:
-            placement = found.get(demand.uid)
-            if placement is not None and demand.uid in self._requests:  # it may have gone meanwhile
-                self._decide(demand, placement, moment)
+    def _adopt(self, moment: _PlanInput, found: FleetPlan) -> Iterator[Literal[True]]:
+        """Installs the plan. While it is installed, readers see the previous plan plus the reservations made since."""
+        self._considered = {m.uid: m.considered for m in moment.fleet.models if m.uid in self._requests}
+        for model in moment.fleet.models:
+            decision = found.models.get(model.uid)
+            if decision is not None and model.uid in self._requests:  # it may have been deleted meanwhile
+                self._decide(model, decision, moment.requests[model.uid])
                 yield True
         self.replica_states.planned(moment.reserved)
         decided = {uid: decision.placement for uid, (_, decision) in self._decided.items()}
-        self.reservations.planned(decided, moment.demands)
+        self.reservations.planned(decided, [decision.demand for decision in found.models.values()])
         self.sizes.measure()
 
-    def _decide(self, demand: Demand, placement: Placement, moment: _PlanInput) -> None:
-        uid, request = demand.uid, moment.requests[demand.uid]
-        part = PlacementDecision(placement, moment.considered[uid], demand.wanted, _untried(demand))
+    def _decide(self, model: FleetModel, decision: ModelDecision, request: PlacementRequest) -> None:
+        uid, placement = model.uid, decision.placement
+        part = PlacementDecision(placement, model.considered, decision.demand.wanted, _untried(decision.demand))
         known = self._decided.get(uid)
         if known is not None and known[0].same(request) and known[1] == part:
             # What is equal stays the same objects: thousands of new ones would be the garbage collector's to look at.

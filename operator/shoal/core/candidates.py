@@ -7,6 +7,7 @@ Model + Considered + ... -> Demand                       (once per plan)
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -156,12 +157,14 @@ def demand(
     *,
     wanted: int,
     minimum: int,
+    created: datetime | None = None,
     replica_states: Mapping[str, ReplicaState] = MappingProxyType({}),
     backoffs: Mapping[str, str] = MappingProxyType({}),
     frozen: bool = False,
 ) -> Demand:
-    """What a Model asks of the planner. `standing`: what runs of it now, by class; `setbacks`: classes that are its
-    last choice for now; `frozen`: it keeps what it has, since it is paused or its facts are not known yet."""
+    """What a Model asks of the planner. `created` counts where the object has no age; `replica_states`: what runs of it
+    now, by class; `backoffs`: classes that are its last choice for now; `frozen`: it keeps what it has, since it is
+    paused or its facts are not known yet."""
     return Demand(
         key=model.key,
         uid=model.metadata.uid or model.key,
@@ -169,7 +172,7 @@ def demand(
         candidates=considered.candidates,
         minimum=minimum,
         priority=model.spec.priority,
-        created=model.metadata.creation_timestamp,
+        created=model.metadata.creation_timestamp or created,
         rejected=considered.rejected,
         replica_states=replica_states,
         backoffs=backoffs,

@@ -18,8 +18,8 @@ def as_object(report: Report, fleet: ExplainedFleet) -> JsonObject:
             "classes": "builtIn" if fleet.built_in else "file",
             "room": "unlimited" if fleet.nodes is None else "nodes",
             "gpus": [
-                {"class": u.name, "gpus": u.gpus, "allocated": u.allocated, "largestFreeOnOneNode": u.largest_free}
-                for u in report.use
+                {"class": name, "gpus": u.gpus, "allocated": u.allocated, "largestFreeOnOneNode": u.largest_free}
+                for name, u in report.use.items()
             ],
             "allocatedPercent": allocated_percent(report),
             "hourlyCost": {c: quantity.money(amount) for c, amount in sorted(report.costs.items())},
@@ -79,8 +79,8 @@ def _class_object(row: ClassReport, context: int | None) -> JsonObject:
 
 def allocated_percent(report: Report) -> float | None:
     """GPUs that somebody holds, of those that schedulable nodes offer; None without nodes."""
-    offered = sum(u.gpus for u in report.use)
-    return round(100 * sum(u.allocated for u in report.use) / offered, 1) if offered else None
+    offered = sum(u.gpus for u in report.use.values())
+    return round(100 * sum(u.allocated for u in report.use.values()) / offered, 1) if offered else None
 
 
 def dump(report: Report, fleet: ExplainedFleet, output: str) -> str:

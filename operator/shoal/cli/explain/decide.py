@@ -15,8 +15,9 @@ from shoal.cli.explain.inputs import Declared, ExplainedFleet
 from shoal.core import candidates
 from shoal.core.candidates import Considered, Tune
 from shoal.core.facts import Node
+from shoal.core.fleet import FleetModel, FleetSnapshot, decide
 from shoal.core.gpus import held_by_node
-from shoal.core.placement import ClassSupply, ClassUse, Demand, NodeSupply, Placement, pack
+from shoal.core.placement import ClassSupply, ClassUse, Moves, NodeSupply, Placement
 from shoal.core.sizing import GPU, Sized, Tuning
 from shoal.core.status import modelstatus
 from shoal.engine.launch import check_extra_args, pool_args
@@ -83,8 +84,8 @@ class Report:
     """Everything that `shoal explain` says."""
 
     models: tuple[ModelReport, ...]
-    use: tuple[ClassUse, ...]
-    """Empty where no file names a node."""
+    use: Mapping[str, ClassUse]
+    """GPU class -> what the Models leave of it. Empty where no file names a node."""
     costs: Mapping[str, Decimal]
     """Currency -> cost per hour of what is placed."""
     unpriced: tuple[str, ...]
@@ -115,10 +116,12 @@ def explain(
     considered = {
         m.key: _consider(m, facts[m.key], fleet, gpus, config, pools[m.key][0]) for m in asked if not problems[m.key]
     }
-    demands = [_demand(m, considered[m.key], place) for place, m in enumerate(asked) if m.key in considered]
-    supplies = _supplies(fleet, members, demands, {m.key for m in asked})
-    packed = pack(() if fleet.built_in else demands, supplies)
-    by_key = {d.key: packed.placements[d.uid] for d in demands if d.uid in packed.placements}
+    models = [_fleet_model(m, considered[m.key], place) for place, m in enumerate(asked) if m.key in considered]
+    supplies = _supplies(fleet, members, models, {m.key for m in asked})
+    plan = decide(FleetSnapshot(() if fleet.built_in else models, supplies, Moves(in_flight=0)), now=0.0)
+    for error in plan.failed.values():
+        raise error
+    by_key = {decision.demand.key: decision.placement for decision in plan.models.values()}
     reports = tuple(
         replace(
             _model(m, facts[m.key], problems[m.key], considered.get(m.key), by_key.get(m.key), fleet, context),
@@ -129,7 +132,7 @@ def explain(
     )
     return Report(
         reports,
-        packed.classes if fleet.nodes is not None else (),
+        plan.classes if fleet.nodes is not None else {},
         _costs(reports),
         tuple(sorted({c.gpu_class for m in reports for c in m.classes if c.replicas and c.hourly_cost is None})),
     )
@@ -201,15 +204,14 @@ def tune_for(model: Model, config: OperatorConfig, pool: LoRAPool | None = None)
     return tune
 
 
-def _demand(model: Model, considered: Considered, place: int) -> Demand:
+def _fleet_model(model: Model, considered: Considered, place: int) -> FleetModel:
     """Models that have no age yet are taken as if they were made in the order in which they stand in the files."""
-    wanted = modelstatus.first_wanted(model)
-    found = candidates.demand(model, considered, wanted=wanted, minimum=wanted)
-    return found if found.created else replace(found, created=_LAST + timedelta(seconds=place))
+    created = _LAST + timedelta(seconds=place)
+    return FleetModel(model, considered, modelstatus.first_wanted(model), created=created)
 
 
 def _supplies(
-    fleet: ExplainedFleet, members: Mapping[str, tuple[Node, ...]], demands: Sequence[Demand], asked: Set[str]
+    fleet: ExplainedFleet, members: Mapping[str, tuple[Node, ...]], models: Sequence[FleetModel], asked: Set[str]
 ) -> tuple[ClassSupply, ...]:
     """What pods of other Models and of anybody else hold is taken; the Models that are asked about are placed anew."""
     if fleet.nodes is not None:
@@ -217,7 +219,7 @@ def _supplies(
         held, going = held_by_node(others), held_by_node(p for p in others if p.deleting)
         return candidates.supplies(fleet.classes.values(), members, held, going)
     needed = dict.fromkeys(fleet.classes, 0)
-    for demand in demands:
+    for demand in (model.demand for model in models):
         for candidate in demand.candidates:
             needed[candidate.gpu_class] += -(-demand.wanted // max(1, NODE_GPUS // candidate.gpus))
     return tuple(

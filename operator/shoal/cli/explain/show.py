@@ -164,7 +164,7 @@ def _totals(report: Report, fleet: ExplainedFleet) -> Iterator[str]:
     if len(currencies) > 1:
         yield f"[yellow]Prices in {' and '.join(currencies)} are compared as numbers: give all classes one currency.[/]"
     if report.use:
-        used = ", ".join(f"{u.name} {u.allocated}/{u.gpus}" for u in report.use if u.gpus)
+        used = ", ".join(f"{name} {u.allocated}/{u.gpus}" for name, u in report.use.items() if u.gpus)
         percent = allocated_percent(report)
         yield f"GPUs allocated: {'none there' if percent is None else f'{percent:.1f} % ({used})'}"
     lost = [m.model.key for m in report.models if not m.placed]

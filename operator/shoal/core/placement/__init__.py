@@ -6,16 +6,16 @@ fill.py       what one Model gets (modelplan.py: its part of the plan so far);  
               moves.py  to cheaper classes;  leaving.py  whose pods go first
 classcapacity.py  the GPUs of a class, each given away once;  fragments.py  which node to take
 backoff.py    classes on which a Model's replicas failed to start
-packing.py    the same offline;  steering.py  what pods tell the scheduler
+steering.py    what pods tell the scheduler
 messages.py   reasons and messages, of phrases.py;  contenders.py  for which Models a Model waits
 """
 
-from shoal.core.placement.packing import ClassUse, Packing, pack
 from shoal.core.placement.plan import parts, plan
 from shoal.core.placement.steering import Steering, steering
 from shoal.core.placement.types import (
     Candidate,
     ClassSupply,
+    ClassUse,
     Demand,
     Excluded,
     Held,
@@ -37,14 +37,12 @@ __all__ = [
     "Held",
     "Moves",
     "NodeSupply",
-    "Packing",
     "Placement",
     "Rejected",
     "ReplicaState",
     "Steering",
     "Unplannable",
     "VariantPlan",
-    "pack",
     "parts",
     "plan",
     "steering",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 
 from shoal.core.placement import fragments
-from shoal.core.placement.types import ClassSupply
+from shoal.core.placement.types import ClassSupply, ClassUse
 
 
 class ClassCapacity:
@@ -39,6 +39,11 @@ class ClassCapacity:
         """The smallest size that was looked for among `soon` in vain."""
         self._sizes = sizes
         self._fragments: Sequence[float] | None = None
+
+    def use(self) -> ClassUse:
+        """What is held, given away and left."""
+        offered = sum(node.allocatable for node in self.supply.nodes)
+        return ClassUse(offered, offered - sum(self.free), self.most_free())
 
     def fits(self, gpus: int) -> bool:
         """Whether a replica can be bound now."""

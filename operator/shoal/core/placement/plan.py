@@ -8,7 +8,7 @@
 Which nodes replicas will get is an assumption of the plan, made anew each time: the scheduler binds them.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 
 from shoal.core.placement.classcapacity import ClassCapacity
 from shoal.core.placement.fill import fill
@@ -16,7 +16,7 @@ from shoal.core.placement.messages import PlacementMessages
 from shoal.core.placement.modelplan import ModelPlan, rank
 from shoal.core.placement.moves import move
 from shoal.core.placement.preemption import Preemptor
-from shoal.core.placement.types import ClassSupply, Demand, Moves, Placement, Unplannable
+from shoal.core.placement.types import ClassSupply, ClassUse, Demand, Moves, Placement, Unplannable
 
 
 def plan(
@@ -29,9 +29,10 @@ def plan(
 
 def parts(
     demands: Iterable[Demand], supplies: Iterable[ClassSupply], *, moves: Moves | None = None
-) -> Iterator[tuple[str, Placement] | None]:
-    """`plan`, one Model after the other. All is decided before the first; then each is put into words when it is asked
-    for: two thirds of the work. None: a stop while it is being decided, where who plans may do something else.
+) -> Generator[tuple[str, Placement] | None, None, dict[str, ClassUse]]:
+    """`plan`, one Model after the other; returns what is left of each class. All is decided before the first Model;
+    then each one's messages are written when it is asked for: two thirds of the work. None: a stop while it is being
+    decided, where the caller may do something else.
 
     Raises Unplannable for a Model whose part ends in an error that nobody foresaw.
     """
@@ -44,18 +45,7 @@ def parts(
         except Exception as error:
             raise Unplannable(model_plan.demand.uid) from error
         yield model_plan.demand.uid, placement
-
-
-def decide(
-    demands: Iterable[Demand], supplies: Iterable[ClassSupply], moves: Moves
-) -> tuple[list[ModelPlan], dict[str, ClassCapacity]]:
-    """The plan before it is put into words."""
-    steps = _decide_steps(demands, supplies, moves)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
+    return {name: capacities[name].use() for name in sorted(capacities)}
 
 
 def _decide_steps(

@@ -139,6 +139,18 @@ class ClassSupply:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassUse:
+    """What a plan leaves of a GPU class."""
+
+    gpus: int
+    """That nodes offer which take pods."""
+    allocated: int
+    """Of these: what was held before, and what the Models get."""
+    largest_free: int
+    """Free GPUs of the node that has most."""
+
+
+@dataclass(frozen=True, slots=True)
 class Moves:
     """How fast replicas may move to a cheaper class."""
 
