@@ -1,13 +1,13 @@
-"""Where replicas run: one plan over the whole fleet, from a snapshot.
+"""Placement: which GPU classes a Model's replicas run on. One plan over the whole fleet, from a snapshot.
 
-types.py      what the planner reads (Demand, ClassSupply) and says (Placement)
+types.py      input of the planner (Demand, ClassSupply) and its output (Placement)
 plan.py       the pass over the fleet
-fill.py       what one Model gets (modelplan.py: its part of the plan so far);  preemption.py  which Models give way;
-              moves.py  to cheaper classes;  leaving.py  whose pods go first
+fill.py       the replicas of one Model, by class (modelplan.py: its part of the plan so far);  preemption.py  which
+              Models lose replicas;  moves.py  moves to cheaper classes;  leaving.py  which pods are deleted first
 classcapacity.py  the GPUs of a class, each given away once;  fragments.py  which node to take
 backoff.py    classes on which a Model's replicas failed to start
-steering.py    what pods tell the scheduler
-messages.py   reasons and messages, of phrases.py;  contenders.py  for which Models a Model waits
+steering.py   affinity and topology spread of the pods
+messages.py   reasons and messages, built from phrases.py;  contenders.py  for which Models a Model waits
 """
 
 from shoal.core.placement.plan import parts, plan

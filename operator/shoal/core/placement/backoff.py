@@ -1,7 +1,7 @@
-"""Classes on which a Model has no luck, remembered for a while: there its replicas do not become ready, or find no node
-for want of something that is not a GPU. The plan takes such a class last (`Demand.setbacks`).
+"""Backoff per class: classes on which a Model's replicas did not become ready, or found no node for lack of something
+other than GPUs. For a while the plan takes such a class last (`Demand.backoffs`).
 
-Without the memory, a replica that was given up would be asked for again in the same breath.
+Without backoff, the next plan would ask for the replica that was just given up again.
 """
 
 import re
@@ -14,18 +14,19 @@ from shoal.api import names
 from shoal.core.facts import Pod
 
 UNSCHEDULABLE_SECONDS: Final = 300.0
-"""An autoscaler may bring a node with more CPU or memory in that time."""
+"""Seconds in which an autoscaler may bring a node with more CPU or memory."""
 CRASHES: Final = 3
-"""Ends of an engine that never was ready, after which another class is tried: it may want more memory than there is."""
+"""Exits of an engine that was never ready, after which another class is tried: the engine may need more memory than the
+class has."""
 RETRY_SECONDS: Final = 3600.0
-"""After which the class is as good as any other again."""
+"""Seconds after which the backoff ends."""
 
 _MISSING: Final = re.compile(r"(\d+) Insufficient ([^\s,]+?)[,.]?(?=\s|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class ClassBackoff:
-    """A Model's bad experience with a class."""
+    """Why and until when a Model uses a class only as its last choice."""
 
     why: str
     until: datetime
@@ -39,11 +40,11 @@ def observe(
     timeout: Callable[[str], float],
     rolling: Collection[str] = (),
 ) -> dict[str, ClassBackoff]:
-    """class -> setback: those of `known` that still hold, and what the Model's `pods` show now.
+    """Class -> backoff: those of `known` that have not expired, and what the Model's `pods` show at `now`.
 
-    `patience`: seconds after which a replica on a class is given up that never was ready (three cold starts). On the
-    classes of `rolling` a rollout is under way, and what does not start there is of a new revision: no fault of the
-    class. A class with a ready replica of the Model works.
+    `timeout`: class -> seconds after which a replica that was never ready is given up (three cold starts). `rolling`:
+    classes with a rollout under way; a replica that does not start there has a new revision, so the class is not at
+    fault. A class with a ready replica of the Model gets no backoff.
     """
     found = {name: setback for name, setback in known.items() if setback.until > now}
     mine = [pod for pod in pods if pod.gpu_class and not pod.deleting and not pod.finished]
@@ -66,7 +67,7 @@ def observe(
 
 
 def _crashes(pod: Pod) -> str | None:
-    """What the engine of a replica says that ends again and again; None: it does not."""
+    """How the engine of a pod keeps exiting; None: it restarted fewer than CRASHES times."""
     engine = pod.container(names.CONTAINER_ENGINE)
     if engine is None or engine.exit_code is None or engine.restarts < CRASHES:
         return None
@@ -76,9 +77,9 @@ def _crashes(pod: Pod) -> str | None:
 
 
 def other_than_gpus(sentence: str) -> str | None:
-    """What the scheduler misses on nodes that have the GPUs, in its own words; None: GPUs are what is missing.
+    """What nodes with enough GPUs lack, quoted from the scheduler's message; None: GPUs are what is missing.
 
-    Extended resources, such as GPUs, have a slash in their names. A node that lacks both is named under both.
+    Extended resources, such as GPUs, have a slash in their names. A node that lacks both is counted under both.
     """
     gpus, others = 0, dict[str, int]()
     for count, resource in _MISSING.findall(sentence.partition("preemption:")[0]):

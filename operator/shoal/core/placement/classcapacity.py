@@ -1,4 +1,4 @@
-"""The room of one class while a plan is made: every GPU is given away once."""
+"""The GPUs of one class while a plan is made: each is given away once."""
 
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
@@ -8,7 +8,7 @@ from shoal.core.placement.types import ClassSupply, ClassUse
 
 
 class ClassCapacity:
-    """Mutable, alive during one call of the planner. Nodes are known by their index, in the order of their names."""
+    """Mutable; lives for one call of the planner. Nodes are addressed by index, in the order of their names."""
 
     def __init__(self, supply: ClassSupply, sizes: Callable[[], Mapping[int, int]]) -> None:
         nodes = sorted((n for n in supply.nodes if n.allocatable > 0), key=lambda n: n.name)
@@ -16,37 +16,37 @@ class ClassCapacity:
         self.names = [n.name for n in nodes]
         self.index = {name: i for i, name in enumerate(self.names)}
         self.largest = max((n.allocatable for n in nodes), default=0)
-        """GPUs of the largest node, whoever holds them."""
+        """GPUs of the largest node, free or not."""
         self.free = [max(0, n.free) for n in nodes]
-        """GPUs that nobody holds and that were not given away."""
+        """By node: GPUs that no pod holds and that this plan has not given away."""
         self.soon = [n.free + n.releasing for n in nodes]
-        """The same, once the pods that go are gone."""
+        """By node: `free`, plus GPUs of terminating pods."""
         self.unhealthy = {n.name: -n.free for n in nodes if n.free < 0}
-        """GPUs that pods hold and the device plugin offers no more."""
+        """Node -> GPUs that pods hold and the device plugin no longer offers."""
         self.changed: list[int] = []
-        """Nodes whose `soon` is another one, in the order in which that happened: what was found out about a node is
-        looked up again only where it is in here."""
+        """Nodes whose `soon` changed, in order of the changes: a preemption search evaluates only these again."""
         self.free_at_first = sum(self.free)
         self.block = 0
-        """GPUs of the largest replica that waits here for others to go, where it needs several. A smaller one asked for
-        meanwhile could be bound right into its block, whatever node the plan has in mind: it would wait for ever."""
+        """GPUs of the largest multi-GPU replica that waits for terminating pods. The scheduler could bind a smaller
+        replica requested meanwhile into that block, whatever node the plan assumes: the larger one would never
+        start."""
         self._by_free: dict[int, list[int]] = {}
         for i, free in enumerate(self.free):
             if free:
                 self._by_free.setdefault(free, []).append(i)
         self._most: int | None = None
         self._none_soon: int | None = None
-        """The smallest size that was looked for among `soon` in vain."""
+        """The smallest size for which `soon` had no node."""
         self._sizes = sizes
         self._fragments: Sequence[float] | None = None
 
     def use(self) -> ClassUse:
-        """What is held, given away and left."""
+        """The class after the plan."""
         offered = sum(node.allocatable for node in self.supply.nodes)
         return ClassUse(offered, offered - sum(self.free), self.most_free())
 
     def fits(self, gpus: int) -> bool:
-        """Whether a replica can be bound now."""
+        """Whether one replica of so many GPUs could be bound now."""
         return self.most_free() >= gpus
 
     def most_free(self) -> int:
@@ -56,8 +56,8 @@ class ClassCapacity:
         return self._most
 
     def take(self, gpus: int, *, exists: bool = False) -> bool:
-        """Gives the free GPUs of the best node to a replica; False where no node has as many, or where a larger one
-        waits for its block. `exists`: its pod is there already."""
+        """Gives GPUs of the best node to a replica; False where no node has enough, or where a larger replica waits for
+        its block. `exists`: the pod exists already, so the block does not stop it."""
         if self.most_free() < gpus or (gpus < self.block and not exists):
             return False
         choices = [free for free in sorted(self._by_free) if free >= gpus and self._first(free) is not None]
@@ -73,7 +73,7 @@ class ClassCapacity:
         return True
 
     def take_soon(self, gpus: int) -> bool:
-        """Gives away GPUs that terminating pods still hold, and what is free beside them."""
+        """Gives a replica GPUs that terminating pods still hold, with the free ones beside them; False: none fit."""
         if gpus < self.block or (self._none_soon is not None and gpus >= self._none_soon):
             return False
         fitting = [(self.soon[i], i) for i in range(len(self.soon)) if self.soon[i] >= gpus]
@@ -87,11 +87,11 @@ class ClassCapacity:
         self._soon(i, -gpus)
         self.block = max(self.block, gpus if gpus > 1 else 0)
         if self.free[i] > self.soon[i]:
-            # What is free there completes the block: nobody else may take it meanwhile.
+            # The free GPUs of the node complete the block: no other replica may take them meanwhile.
             self._set_free(i, max(0, self.soon[i]))
 
     def will_release(self, i: int, gpus: int) -> None:
-        """A replica there is told to go."""
+        """A replica on node `i` is told to go."""
         self._soon(i, gpus)
         self._none_soon = None
 
@@ -106,10 +106,10 @@ class ClassCapacity:
             heappush(self._by_free.setdefault(free, []), i)
 
     def _first(self, free: int) -> int | None:
-        """The first node with exactly so many free GPUs."""
+        """The first node with exactly `free` GPUs free."""
         heap = self._by_free.get(free)
         while heap and self.free[heap[0]] != free:
-            heappop(heap)  # it has given some away since
+            heappop(heap)  # outdated: the node has given GPUs away since
         if heap:
             return heap[0]
         self._by_free.pop(free, None)

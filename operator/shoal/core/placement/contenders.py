@@ -1,4 +1,4 @@
-"""Which other Models stand between a Model and its GPUs."""
+"""Which other Models hold the GPUs that a Model waits for."""
 
 from collections.abc import Iterable, Sequence
 
@@ -16,11 +16,11 @@ class Contenders:
         self._holders: dict[str, _Holders] | None = None
         self._releasing: dict[str, list[Demand]] | None = None
         self._yielding: set[tuple[str, str]] = set()
-        """(uid, class): a replica there goes only when another one is ready."""
+        """(uid, class): a replica there goes only when its replacement is ready."""
         self._known: dict[tuple[str, int], tuple[int, tuple[str, ...]]] = {}
 
     def outranking(self, plan: ModelPlan) -> str | None:
-        """The Models of higher priority that have the GPUs this one would run on; None where there is none."""
+        """The Models of higher priority that hold GPUs this Model could use; None: there are none."""
         demand = plan.demand
         if plan.evicted_by:
             classes = sorted({gpu_class for gpu_class, _ in plan.evicted})
@@ -35,7 +35,7 @@ class Contenders:
         return None
 
     def releasing(self, plan: ModelPlan, gpu_class: str) -> str:
-        """Who gives up the GPUs for which a replica waits, and how long that may take."""
+        """Which Models release the GPUs that a replica waits for, and within how many seconds."""
         if self._releasing is None:
             self._releasing = {}
             for other in self._plans:
@@ -57,7 +57,7 @@ class Contenders:
         return f"{text}, within {seconds} s"
 
     def _above(self, gpu_class: str, priority: int) -> tuple[int, tuple[str, ...]]:
-        """GPUs of a class that Models above a priority have, and who they are, the largest first."""
+        """GPUs of a class held by Models above a priority, and the names of these Models, the largest first."""
         found = self._known.get((gpu_class, priority))
         if found is None:
             if self._holders is None:

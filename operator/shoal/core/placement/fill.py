@@ -1,4 +1,4 @@
-"""What one Model gets, those of higher rank having been served."""
+"""The replicas of one Model, by class, after the Models of higher rank have been planned."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from shoal.core.placement.types import Candidate
 
 
 def fill(plan: ModelPlan, capacities: dict[str, ClassCapacity], preemptor: Preemptor) -> None:
-    """Keeps what runs, asks for what is missing where there is capacity, and lets go what is not needed any more."""
+    """Keeps what runs, requests what is missing where there is capacity, and releases what is not needed any more."""
     if not plan.demand.frozen and _is_unchanged(plan, capacities):
         plan.unchanged = True
         return
@@ -28,7 +28,7 @@ def fill(plan: ModelPlan, capacities: dict[str, ClassCapacity], preemptor: Preem
             break
         preemptor.evict(plan, eviction)
         _wait_on(plan, capacities, eviction.gpu_class, eviction.node)
-        left = _wait(plan, capacities, left - 1)  # one that goes may make room for several
+        left = _wait(plan, capacities, left - 1)  # one eviction may free GPUs for several replicas
     plan.missing = left
     _hold(plan)
 
@@ -46,7 +46,7 @@ def _freeze(plan: ModelPlan, capacities: dict[str, ClassCapacity]) -> None:
 
 
 def _is_unchanged(plan: ModelPlan, capacities: dict[str, ClassCapacity]) -> bool:
-    """The common plan, found out cheaply: as many as wanted, all bound where they may be."""
+    """The common case, checked cheaply: as many replicas as wanted, all bound on nodes where they may be."""
     demand = plan.demand
     if plan.evicted or plan.unhealthy:
         return False
@@ -88,7 +88,7 @@ def _take_stock(plan: ModelPlan, capacities: dict[str, ClassCapacity]) -> None:
         capacity = capacities.get(gpu_class)
         for node, pods, held in plan.left_after_eviction(gpu_class):
             ready = min(held.ready, pods)
-            stock.evicted_ready += held.ready - ready  # one that is not ready goes before one that is
+            stock.evicted_ready += held.ready - ready  # pods that are not ready go first
             unhealthy = (
                 pods
                 if capacity is None or node not in capacity.index
@@ -102,7 +102,7 @@ def _take_stock(plan: ModelPlan, capacities: dict[str, ClassCapacity]) -> None:
 
 
 def _reserve_surge(plan: ModelPlan, capacities: dict[str, ClassCapacity]) -> None:
-    """The pod that a rollout has asked for beyond `replicas` takes its GPUs too."""
+    """Takes GPUs for the surge pod that a rollout asked for beyond `replicas`."""
     for gpu_class, state in plan.demand.replica_states.items():
         capacity = capacities.get(gpu_class)
         for _ in range(state.pods - max(state.replicas, state.bound)):
@@ -111,9 +111,9 @@ def _reserve_surge(plan: ModelPlan, capacities: dict[str, ClassCapacity]) -> Non
 
 
 def _keep(plan: ModelPlan, left: int) -> int:
-    """What runs stays, the cheapest first where it is too many. Returns how many replicas are still to be found.
+    """Keeps running replicas, the cheapest first where there are too many. Returns how many are still to be found.
 
-    Where the Model has a setback only what is ready counts.
+    On a class in backoff only ready replicas are kept.
     """
     for candidate in plan.order:
         stock = plan.stock.get(candidate.gpu_class)
@@ -128,7 +128,8 @@ def _keep(plan: ModelPlan, left: int) -> int:
 
 
 def _keep_backed_off(plan: ModelPlan, left: int) -> int:
-    """What is not ready on a class with a setback stays, where no other class has capacity: it may still come."""
+    """Keeps replicas that are not ready on a class in backoff, where no other class has capacity: they may start
+    yet."""
     for candidate in plan.order:
         stock = plan.stock.get(candidate.gpu_class)
         if stock is not None and candidate.gpu_class in plan.demand.backoffs:
@@ -143,7 +144,7 @@ def _keep_backed_off(plan: ModelPlan, left: int) -> int:
 def _request(plan: ModelPlan, capacities: dict[str, ClassCapacity], left: int) -> int:
     rolling = [c for c in plan.order if left and _is_rolling(plan, c.gpu_class)]
     for candidate in rolling:
-        # The GPUs of the pod that a rollout replaces are for the pod that replaces it: no reason to go elsewhere.
+        # The GPUs of a pod that a rollout replaces are for its replacement: no reason to use another class.
         capacity = capacities.get(candidate.gpu_class)
         state = plan.demand.replica_states[candidate.gpu_class]
         ours = min(left, plan.may_have_more(candidate), state.replicas - state.bound, state.terminating)
@@ -183,7 +184,7 @@ def _is_rolling(plan: ModelPlan, gpu_class: str) -> bool:
 
 
 def _wait(plan: ModelPlan, capacities: dict[str, ClassCapacity], left: int) -> int:
-    """Asks for GPUs that come free by themselves: where it asked before, then cheapest-first."""
+    """Requests replicas on GPUs of terminating pods: first where the Deployment already asked, then cheapest-first."""
     if not left:
         return 0
     states = plan.demand.replica_states
@@ -210,7 +211,7 @@ def _wait_on(plan: ModelPlan, capacities: dict[str, ClassCapacity], gpu_class: s
 
 
 def _hold(plan: ModelPlan) -> None:
-    """Of the replicas that shall go, those that serve stay until as many are ready in their place."""
+    """Of the replicas that are to go, keeps those that serve until as many are ready in their place."""
     short = plan.demand.wanted
     for gpu_class, kept in plan.kept.items():
         short -= min(kept, plan.stock[gpu_class].sound_ready)
@@ -237,12 +238,12 @@ def _hold(plan: ModelPlan) -> None:
         plan.replacing += held
         if gpu_class in others:
             continue
-        # A Deployment does not make the replacement while it counts a pod on a lost node among its replicas.
+        # A Deployment makes no replacement while it counts a pod on a lost node among its replicas.
         starting = plan.wanted_on(gpu_class) - min(plan.kept.get(gpu_class, 0), stock.sound_ready) + plan.missing
         silent = min(stock.stranded - stock.stranded_ready, stock.replicas - have - held)
         silent = _held(plan, gpu_class, silent, starting)
         plan.replacing += silent
-        # Nor does it make any while it has as many pods as it should: it grows first, and shrinks when they are bound.
+        # It makes none either while it has as many pods as it should: it grows first, and shrinks when they are bound.
         new = plan.wanted_on(gpu_class) - plan.kept.get(gpu_class, 0)
         if new > 0:
             rest = min(stock.stranded - held - silent, stock.replicas - have - held - silent)
@@ -251,8 +252,8 @@ def _hold(plan: ModelPlan) -> None:
 
 
 def _yield_later(plan: ModelPlan, short: int) -> None:
-    """An evicted replica that serves goes when the one that starts in its place, on GPUs that it has got, is ready; at
-    once where the Model has no such place. Who takes its GPUs waits so much longer, and nobody stops serving."""
+    """An evicted replica that serves stays until the one that starts in its place, on GPUs it already has, is ready;
+    where the Model has no such place, it goes at once. The preempting Model waits longer, and serving never stops."""
     starting = sum(plan.requested.values()) + sum(
         kept - min(kept, plan.stock[gpu_class].sound_ready) for gpu_class, kept in plan.kept.items()
     )
@@ -266,7 +267,7 @@ def _yield_later(plan: ModelPlan, short: int) -> None:
 
 
 def _starting_before(plan: ModelPlan, gpu_class: str) -> str | None:
-    """A cheaper class that has replicas which are not ready yet."""
+    """A cheaper class that has replicas which are not ready yet; None: there is none."""
     for candidate in plan.order:
         if candidate.gpu_class == gpu_class:
             return None
@@ -277,7 +278,7 @@ def _starting_before(plan: ModelPlan, gpu_class: str) -> str | None:
 
 
 def _held(plan: ModelPlan, gpu_class: str, replicas: int, short: int) -> int:
-    """Holds as many as are short, and says how many."""
+    """Holds at most `short` of `replicas`, and returns how many."""
     held = min(replicas, short)
     if held <= 0:
         return 0

@@ -1,12 +1,12 @@
-"""Whose pods go first when a Deployment shrinks."""
+"""Which pods go first when a Deployment shrinks."""
 
 from shoal.core.placement.classcapacity import ClassCapacity
 from shoal.core.placement.modelplan import ModelPlan
 
 
 def leaving(plan: ModelPlan, gpu_class: str, capacity: ClassCapacity | None) -> tuple[tuple[str, int], ...]:
-    """(node, pods), sorted. First those that make room for a higher priority; then those on nodes that take no pods;
-    then those that are not ready; then those whose going makes the largest block."""
+    """(node, pods), sorted by node. Chosen first are pods evicted for a higher priority; then those on nodes that take
+    no pods; then those that are not ready; then those on the node with most free GPUs."""
     state = plan.demand.replica_states.get(gpu_class)
     if state is None or plan.demand.frozen:
         return ()
@@ -30,7 +30,7 @@ def leaving(plan: ModelPlan, gpu_class: str, capacity: ClassCapacity | None) -> 
 
 
 def forced(plan: ModelPlan, gpu_class: str, capacity: ClassCapacity | None) -> tuple[tuple[str, int], ...]:
-    """(node, pods) of `leaving` that no other pods can stand in for: see `VariantPlan.forced`."""
+    """(node, pods) of `leaving` that no other pods can replace: see `VariantPlan.forced`."""
     state = plan.demand.replica_states.get(gpu_class)
     found: dict[str, int] = {}
     for node, going in leaving(plan, gpu_class, capacity):

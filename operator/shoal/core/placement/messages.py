@@ -1,5 +1,5 @@
-"""What a plan says to people. A sentence about a Model that is placed does not change when other Models come and go: a
-status is written only when something of its own changes."""
+"""Reasons and messages of a plan. The message of a placed Model does not depend on other Models: its status is written
+only when something of its own changes."""
 
 from collections.abc import Sequence
 from decimal import Decimal
@@ -19,11 +19,11 @@ NOT_NEEDED: Final = "NotNeeded"
 IN_BACKOFF: Final = "InBackoff"
 LIMITED: Final = "Limited"
 _SHOWN: Final = 4
-"""Classes that a message goes into; the status has an entry for each."""
+"""Classes named in a message; the status has an entry for each."""
 
 
 class PlacementMessages:
-    """One plan's sentences."""
+    """Builds the `Placement` of each Model of one plan."""
 
     def __init__(self, plans: Sequence[ModelPlan], capacities: dict[str, ClassCapacity], moves: Moves) -> None:
         self._capacities, self._moves = capacities, moves
@@ -56,7 +56,7 @@ class PlacementMessages:
             name = candidate.gpu_class
             replicas = plan.replicas(name)
             there = states.get(name)
-            # At zero an empty Deployment stays: what is there already wakes faster.
+            # At zero replicas the empty Deployment stays: a wake is faster when it exists.
             if not replicas and (there is None or (not there.by_node and plan.demand.wanted)):
                 continue
             found.append(
@@ -100,14 +100,14 @@ class PlacementMessages:
             if not used[i]:
                 reason, why = self._why_not(plan, c, cheaper=i < dearest)
                 found.append(Excluded(c.gpu_class, why, reason, c.gpus, c.kv_tokens, self._cost(c, 1)))
-        retired = plan.held  # a class that is ruled out and still serves is told among the variants
+        retired = plan.held  # a rejected class that still serves is listed among the variants
         found.extend(Excluded(r.gpu_class, r.why, r.reason) for r in plan.demand.rejected if r.gpu_class not in retired)
         return tuple(found)
 
     def _why_not(self, plan: ModelPlan, candidate: Candidate, *, cheaper: bool) -> tuple[str, str]:
         capacity = self._capacities.get(candidate.gpu_class)
         if capacity is None or capacity.largest < candidate.gpus:
-            return reasons.NO_CAPACITY, self._capacity_text(candidate)  # whatever it costs, and however full it is
+            return reasons.NO_CAPACITY, self._capacity_text(candidate)  # whatever its price, however full it is
         if candidate.gpu_class in plan.demand.backoffs:
             return IN_BACKOFF, f"{plan.demand.backoffs[candidate.gpu_class]}; it is the last choice for a while"
         if not cheaper and not plan.missing:
@@ -201,7 +201,7 @@ class PlacementMessages:
         return reasons.NO_CAPACITY, text
 
     def _yields(self, plan: ModelPlan) -> str:
-        """Whom a replica makes room for that still serves."""
+        """For which Models an evicted replica goes that still serves."""
         names = sorted(f"{d.key} (priority {d.priority})" for d in plan.evicted_by)
         verb = "needs" if len(names) == 1 else "need"
         classes = " and ".join(sorted(plan.yielding))

@@ -1,4 +1,4 @@
-"""One Model while a plan is made."""
+"""The plan of one Model while the plan of the fleet is made."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -8,24 +8,24 @@ from typing import Final
 from shoal.core.placement.types import Candidate, Demand, Held
 
 _FAR: Final = datetime.max.replace(tzinfo=UTC)
-_NAUGHT: Final = Decimal(0)
+_ZERO: Final = Decimal(0)
 _EMPTY: Final[dict[str, int]] = {}
 _EMPTY_NODES: Final[dict[tuple[str, str], int]] = {}
 
 
 def rank(demand: Demand) -> tuple[int, datetime, str]:
-    """Who comes first: priority, then age, then uid. The order of events never matters."""
+    """Order of the Models: priority, then age, then uid. The order of events never matters."""
     return (-demand.priority, demand.created or _FAR, demand.uid)
 
 
 def price(candidate: Candidate) -> tuple[bool, Decimal, str]:
-    """Cheapest first; a class without a price comes last, then by name."""
+    """Sort key, cheapest first; classes without a price come last; equals by name."""
     cost = candidate.hourly_cost
-    return (cost is None, cost if cost is not None else _NAUGHT, candidate.gpu_class)
+    return (cost is None, cost if cost is not None else _ZERO, candidate.gpu_class)
 
 
 class Stock:
-    """What stands on one class, sorted by what can become of it."""
+    """A Model's replicas on one class as the snapshot has them, by what may become of them."""
 
     __slots__ = ("evicted_ready", "replicas", "sound", "sound_ready", "stranded", "stranded_ready")
 
@@ -44,7 +44,7 @@ _EMPTY_STOCK: Final[dict[str, Stock]] = {}
 
 
 class ModelPlan:
-    """Mutable, alive during one call of the planner."""
+    """Mutable; lives for one call of the planner."""
 
     __slots__ = (
         "_order", "demand", "evicted", "evicted_by", "evicts", "held", "kept", "missing", "moving_from",
@@ -54,35 +54,35 @@ class ModelPlan:
     def __init__(self, demand: Demand) -> None:
         self.demand = demand
         self.unchanged = False
-        """All that is wanted stands and is bound: nothing to decide but moves."""
-        # Thousands of Cases are quiet: what they never fill is one empty dict for all, until `begin`.
+        """As many replicas as wanted exist and are bound: only a move may change anything."""
+        # Most of thousands of Models are unchanged: until `begin`, they share one empty dict.
         self.evicted: dict[tuple[str, str], int] = _EMPTY_NODES
         """(class, node) -> replicas that a Model of higher priority takes away."""
         self.evicted_by: tuple[Demand, ...] = ()
         self.evicts: tuple[tuple[Demand, str], ...] = ()
-        """(loser, class)."""
+        """(Model that loses a replica, class)."""
         self.unhealthy: dict[tuple[str, str], int] = _EMPTY_NODES
-        """(class, node) -> replicas that count as stranded, since GPUs there are unhealthy."""
+        """(class, node) -> replicas that count as stranded, because GPUs there are unhealthy."""
         self.stock: dict[str, Stock] = _EMPTY_STOCK
         self.kept: dict[str, int] = _EMPTY
-        """Class -> replicas that run, and count as wanted ones."""
+        """Class -> replicas that run and count as wanted."""
         self.requested: dict[str, int] = _EMPTY
-        """Class -> replicas for which there is room and that no node holds yet."""
+        """Class -> replicas for which there is capacity and that are not bound yet."""
         self.waiting: dict[str, int] = _EMPTY
-        """Class -> replicas for which there is room once others are gone."""
+        """Class -> replicas for which there is capacity once other pods are gone."""
         self.held: dict[str, int] = _EMPTY
         """Class -> replicas that go as soon as others are ready in their place."""
         self.missing = 0
         self.replacing = 0
-        """Of `held`: on nodes that take no pods, or on classes that are no candidates any more."""
+        """Of `held`: on nodes that take no pods, or on classes that are no longer candidates."""
         self.yielding: dict[str, int] = _EMPTY
-        """Class -> evicted replicas that serve until others are ready in their place. Among `held`."""
+        """Class -> evicted replicas that serve until others are ready in their place. Part of `held`."""
         self.moving_from: str | None = None
         self.moving_to: str | None = None
         self._order: list[Candidate] | None = None
 
     def begin(self) -> None:
-        """Before anything but `evicted` and `unhealthy` is written."""
+        """Replaces the shared empty dicts. Only `evicted` and `unhealthy` may be written before."""
         self.stock, self.kept, self.requested, self.waiting, self.held = {}, {}, {}, {}, {}
         self.yielding = {}
 
@@ -106,7 +106,7 @@ class ModelPlan:
 
     @property
     def order(self) -> list[Candidate]:
-        """Candidates, cheapest first; those with a setback after the others."""
+        """Candidates, cheapest first; those in backoff after the others."""
         if self._order is None:
             backoffs = self.demand.backoffs
             self._order = sorted(self.demand.candidates, key=lambda c: (c.gpu_class in backoffs, *price(c)))
@@ -119,11 +119,11 @@ class ModelPlan:
         return None
 
     def wanted_on(self, gpu_class: str) -> int:
-        """Replicas on a class that count as wanted ones."""
+        """Replicas on a class that count as wanted."""
         return self.kept.get(gpu_class, 0) + self.requested.get(gpu_class, 0) + self.waiting.get(gpu_class, 0)
 
     def may_have_more(self, candidate: Candidate, *, instead_of: Candidate | None = None) -> int:
-        """How many more replicas the spec allows on a class, one of another class perhaps going."""
+        """How many more replicas the spec allows on a class; `instead_of`: a replica of that class goes in exchange."""
         demand = self.demand
         more = demand.wanted
         if candidate.max_replicas is not None:
@@ -135,16 +135,16 @@ class ModelPlan:
         return max(0, more)
 
     def replicas(self, gpu_class: str) -> int:
-        """What the Deployment shall say."""
+        """`spec.replicas` of the Deployment."""
         return self.wanted_on(gpu_class) + self.held.get(gpu_class, 0)
 
     def left_after_eviction(self, gpu_class: str) -> Iterator[tuple[str, int, Held]]:
-        """(node, pods less the evicted ones, as they stand)."""
+        """(node, pods less the evicted ones, pods as they are)."""
         state = self.demand.replica_states.get(gpu_class)
         for node, held in state.by_node.items() if state else ():
             yield node, held.pods - self.evicted.get((gpu_class, node), 0), held
 
 
 def interruptible_limit(demand: Demand) -> int:
-    """Replicas that may run on interruptible classes."""
+    """How many replicas may run on interruptible classes."""
     return demand.wanted * demand.interruptible_percent // 100

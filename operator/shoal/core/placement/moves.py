@@ -1,4 +1,5 @@
-"""Moves to cheaper classes: one more replica there, and the dear one goes when it is ready. At a bounded pace."""
+"""Moves to cheaper classes, at a bounded pace: one replica is added on the cheaper class, and the replica on the more
+expensive class goes when it is ready."""
 
 from collections.abc import Sequence
 from decimal import Decimal
@@ -9,13 +10,13 @@ from shoal.core.placement.types import Candidate, Moves, Unplannable
 
 
 def move(plans: Sequence[ModelPlan], capacities: dict[str, ClassCapacity], moves: Moves) -> None:
-    """Goes on with the moves that have begun, and begins others where room is really free.
+    """Continues the moves that have begun, and begins others where GPUs are free that no Model waits for.
 
-    Costs only ever fall: nothing moves back, so a fleet that nobody touches comes to rest.
+    Costs only fall and nothing moves back, so a fleet without changes comes to rest.
     """
     wanted = _wanted(plans, capacities)
     under_way = sum(plan.moving_from is not None for plan in plans)
-    for plan in plans:  # asked for in an earlier plan, not bound yet
+    for plan in plans:  # moves whose replica an earlier plan requested and no node has bound yet
         if plan.unchanged or plan.demand.frozen or plan.moving_from is not None:
             continue
         try:
@@ -32,24 +33,24 @@ def move(plans: Sequence[ModelPlan], capacities: dict[str, ClassCapacity], moves
             except Exception as error:
                 raise Unplannable(plan.demand.uid) from error
             if step is not None and _at_rest(plan):
-                saving, dear, cheap = step
-                found.append((-saving, rank(plan.demand), plan, dear, cheap))
+                saving, expensive, cheap = step
+                found.append((-saving, rank(plan.demand), plan, expensive, cheap))
     found.sort(key=lambda entry: entry[:2])
-    for _, _, plan, dear, cheap in found:
+    for _, _, plan, expensive, cheap in found:
         if under_way >= moves.in_flight:
             return
         if capacities[cheap.gpu_class].take(cheap.gpus):
-            _begin(plan, dear, cheap)
+            _begin(plan, expensive, cheap)
             under_way += 1
 
 
-def _begin(plan: ModelPlan, dear: Candidate, cheap: Candidate) -> None:
+def _begin(plan: ModelPlan, expensive: Candidate, cheap: Candidate) -> None:
     plan.request(cheap.gpu_class)
-    plan.moving_from, plan.moving_to = dear.gpu_class, cheap.gpu_class
+    plan.moving_from, plan.moving_to = expensive.gpu_class, cheap.gpu_class
 
 
 def _wanted(plans: Sequence[ModelPlan], capacities: dict[str, ClassCapacity]) -> set[str]:
-    """Classes on which a Model waits, or would run if there were capacity: no room there is free for a move."""
+    """Classes on which a Model waits, or would run if there were capacity: GPUs there are not free for a move."""
     return {
         candidate.gpu_class
         for plan in plans
@@ -68,13 +69,13 @@ def _go_on(plan: ModelPlan, capacities: dict[str, ClassCapacity], wanted: set[st
             continue
         if cheap.gpu_class in plan.demand.backoffs:
             continue
-        found = _dearest(plan, cheap, moves)
+        found = _most_expensive(plan, cheap, moves)
         capacity = capacities.get(cheap.gpu_class)
         if found is None or capacity is None or cheap.gpu_class in wanted:
             continue
-        _, dear = found
-        if plan.may_have_more(cheap, instead_of=dear) and capacity.take(cheap.gpus):
-            _begin(plan, dear, cheap)
+        _, expensive = found
+        if plan.may_have_more(cheap, instead_of=expensive) and capacity.take(cheap.gpus):
+            _begin(plan, expensive, cheap)
             return True
     return False
 
@@ -88,25 +89,29 @@ def _step(
             continue
         if cheap.gpu_class in plan.demand.backoffs:
             continue
-        found = _dearest(plan, cheap, moves)
+        found = _most_expensive(plan, cheap, moves)
         if found is not None and plan.may_have_more(cheap, instead_of=found[1]):
             return (*found, cheap)
     return None
 
 
-def _dearest(plan: ModelPlan, cheap: Candidate, moves: Moves) -> tuple[Decimal, Candidate] | None:
-    """(saving per hour, class): the dearest class in use, where a move saves enough; else None.
+def _most_expensive(plan: ModelPlan, cheap: Candidate, moves: Moves) -> tuple[Decimal, Candidate] | None:
+    """(saving per hour, class) of the most expensive class in use, where a move saves enough; else None.
 
-    A class without a price is neither cheap nor dear: what is saved is not known.
+    A class without a price is left out: the saving is not known.
     """
-    for dear in reversed(plan.order):
-        if dear.hourly_cost is None or cheap.hourly_cost is None or not plan.kept.get(dear.gpu_class):
+    for expensive in reversed(plan.order):
+        if expensive.hourly_cost is None or cheap.hourly_cost is None or not plan.kept.get(expensive.gpu_class):
             continue
-        saving = dear.hourly_cost - cheap.hourly_cost
-        return (saving, dear) if saving > 0 and saving * 100 >= dear.hourly_cost * moves.min_saving_percent else None
+        saving = expensive.hourly_cost - cheap.hourly_cost
+        return (
+            (saving, expensive)
+            if saving > 0 and saving * 100 >= expensive.hourly_cost * moves.min_saving_percent
+            else None
+        )
     return None
 
 
 def _at_rest(plan: ModelPlan) -> bool:
-    """All its replicas are ready and none is going."""
+    """All replicas of the Model are ready and none is going."""
     return all(s.settled and s.ready >= s.replicas and not s.terminating for s in plan.demand.replica_states.values())

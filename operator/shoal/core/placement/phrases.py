@@ -1,4 +1,4 @@
-"""Parts of the planner's sentences."""
+"""Parts of the sentences in `messages.py`."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from shoal.core.placement.types import Candidate
 
 
 def capacity_text(capacity: ClassCapacity | None, size: int) -> str:
-    """What room a class has for replicas of `size` GPUs, in figures."""
+    """How many GPUs of a class are free for replicas of `size` GPUs, in numbers."""
     if capacity is None or not (
         capacity.supply.matching if capacity.supply.matching is not None else capacity.supply.nodes
     ):
@@ -41,7 +41,7 @@ def gpus(count: int) -> str:
 
 
 def limit(plan: ModelPlan, candidate: Candidate) -> str | None:
-    """Why the spec allows no more replicas on a class."""
+    """Why the spec allows no more replicas on a class; None: it does."""
     if candidate.max_replicas is not None and plan.wanted_on(candidate.gpu_class) >= candidate.max_replicas:
         return f"maxReplicas {candidate.max_replicas} reached" if candidate.max_replicas else "maxReplicas is 0"
     if candidate.interruptible and not plan.may_have_more(candidate):
@@ -54,7 +54,7 @@ def limit(plan: ModelPlan, candidate: Candidate) -> str | None:
 
 
 def placed(plan: ModelPlan) -> str:
-    """Replicas that have their GPUs; those that go are not among them."""
+    """Replicas that have their GPUs, without those that are to go."""
     parts: list[str] = []
     if plan.demand.frozen:
         return ", ".join(f"{n} on {name}" for name, n in sorted(plan.kept.items()) if n)
@@ -76,7 +76,7 @@ def with_gpus(plan: ModelPlan, placed: str) -> str:
 
 
 def backed_off(plan: ModelPlan) -> str:
-    """Classes that are cheaper than what is used, and that are left out after a bad experience."""
+    """Classes in backoff that are cheaper than those in use."""
     used = [price(c) for c in plan.order if plan.wanted_on(c.gpu_class) and c.gpu_class not in plan.demand.backoffs]
     left = [c for c in plan.order if c.gpu_class in plan.demand.backoffs and not plan.wanted_on(c.gpu_class)]
     worse = sorted(c.gpu_class for c in left if used and price(c) < max(used))
@@ -84,7 +84,7 @@ def backed_off(plan: ModelPlan) -> str:
 
 
 def staying(plan: ModelPlan) -> str:
-    """Replicas that are to go and serve on; empty where there is none."""
+    """Replicas that are to go and still serve; empty where there is none."""
     known = {c.gpu_class for c in plan.order}
     retired = {name: n for name, n in plan.held.items() if name not in known}
     stranded = plan.replacing - sum(retired.values())

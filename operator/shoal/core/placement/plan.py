@@ -1,11 +1,11 @@
-"""The whole fleet in one pass: the same snapshot gives the same plan.
+"""The plan of the whole fleet in one pass: the same snapshot gives the same plan.
 
-1. Models in their order (priority, age, uid): each keeps what runs, then takes free GPUs, the cheapest class first;
-   then for GPUs that come free by themselves; then for those of Models of lower priority. Losers come later in
-   the order, so each Model is decided once.
-2. What room is left then is really free, and a few replicas may move to cheaper classes.
+1. Models in order (priority, age, uid): each keeps what runs, then takes free GPUs, the cheapest class first; then
+   waits for GPUs of terminating pods; then preempts Models of lower priority. Preempted Models come later in the order,
+   so each Model is decided once.
+2. With the GPUs still free after that, a few replicas may move to cheaper classes.
 
-Which nodes replicas will get is an assumption of the plan, made anew each time: the scheduler binds them.
+The nodes of new replicas are an assumption, made again in each plan: the scheduler binds the pods.
 """
 
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -22,19 +22,19 @@ from shoal.core.placement.types import ClassSupply, ClassUse, Demand, Moves, Pla
 def plan(
     demands: Iterable[Demand], supplies: Iterable[ClassSupply], *, moves: Moves | None = None
 ) -> dict[str, Placement]:
-    """uid -> where its replicas go. No GPU is given away twice; a replica for which GPUs are not free yet is counted as
-    `waiting`. `moves` None: the default pace."""
+    """uid -> where the Model's replicas go. No GPU is given away twice; a replica whose GPUs are not free yet is
+    counted as `waiting`. `moves` None: the default pace."""
     return dict(part for part in parts(demands, supplies, moves=moves) if part is not None)
 
 
 def parts(
     demands: Iterable[Demand], supplies: Iterable[ClassSupply], *, moves: Moves | None = None
 ) -> Generator[tuple[str, Placement] | None, None, dict[str, ClassUse]]:
-    """`plan`, one Model after the other; returns what is left of each class. All is decided before the first Model;
-    then each one's messages are written when it is asked for: two thirds of the work. None: a stop while it is being
-    decided, where the caller may do something else.
+    """`plan` in steps, (uid, Placement) one Model after the other; returns what is left of each class. None: a point
+    during the decisions at which the caller may do other work. Decisions end before the first Placement; messages, two
+    thirds of the work, follow.
 
-    Raises Unplannable for a Model whose part ends in an error that nobody foresaw.
+    Raises Unplannable for a Model whose part ends in an unexpected error.
     """
     pace = moves or Moves()
     plans, capacities = yield from _decide_steps(demands, supplies, pace)
@@ -69,7 +69,7 @@ def _decide_steps(
 
 
 class _Mix:
-    """Which sizes are demanded of each class: counted when a node has to be chosen, most plans need none."""
+    """The demanded replica sizes of each class. Counted when first needed: most plans need none."""
 
     def __init__(self, plans: list[ModelPlan]) -> None:
         self._plans = plans
@@ -89,8 +89,8 @@ class _Mix:
 
 
 def _mark_unhealthy(plans: list[ModelPlan], capacities: dict[str, ClassCapacity]) -> None:
-    """Where pods hold more GPUs than the node offers, which of them have the unhealthy ones is not known: the least
-    important replicas are replaced, until what is left fits."""
+    """Marks replicas on nodes where pods hold more GPUs than the node offers. Which pods have the unhealthy GPUs is not
+    known, so the least important replicas are replaced, until the rest fits."""
     left = {
         (capacity.supply.name, node): gpus
         for capacity in capacities.values()

@@ -1,4 +1,5 @@
-"""Who has to go when GPUs are short: replicas of strictly lower priority, as few and as unimportant as will do."""
+"""Preemption: which replicas of strictly lower priority go when GPUs are short, as few and as unimportant as will
+do."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,12 +14,12 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FAR_SECONDS: Final = 1e12
 
 _Rank = tuple[int, int, float, int, str]
-"""Below its minimum?, priority, youth, GPUs (more first), uid: the lowest goes first."""
+"""Needed for the minimum (0 or 1), priority, youth, GPUs (more first), uid: the lowest goes first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """Replicas of one node that have to go for a replica of `gpus` GPUs."""
+    """Replicas of one node that go to make room for another replica."""
 
     gpu_class: str
     node: int
@@ -32,13 +33,13 @@ _Score = tuple[_Rank, int, int]
 
 @dataclass(slots=True)
 class _Search:
-    """What is known of the nodes of one class, for replicas of one size and priority: a Model that needs a thousand
-    replicas looks a thousand times, and each time one node or two are other than before."""
+    """Evictions known for the nodes of one class, for replicas of one size and priority. A Model that needs a thousand
+    replicas searches a thousand times, and between two searches only one or two nodes change."""
 
     read: int
-    """Of `Room.changed`."""
+    """Entries of `ClassCapacity.changed` taken into account."""
     best: list[tuple[_Score, int]] = field(default_factory=list[tuple[_Score, int]])
-    """A heap of (score, version of the node); older versions are left in it."""
+    """A heap of (score, version of the node); outdated versions stay in it."""
     versions: dict[int, int] = field(default_factory=dict[int, int])
     evictions: dict[int, Eviction] = field(default_factory=dict[int, Eviction])
 
@@ -54,14 +55,14 @@ class Preemptor:
         self._lowest: dict[str, int] = {}
         """Class -> the lowest priority of a Model that holds GPUs there."""
         self._bound: dict[str, int] = {}
-        """uid -> sound replicas that are left to it."""
+        """uid -> bound replicas left to the Model."""
         self._searches: dict[tuple[str, int, int], _Search] = {}
-        """(class, GPUs, priority)."""
+        """By (class, GPUs, priority)."""
         self._hopeless: dict[tuple[str, int], int] = {}
         """(class, GPUs) -> the highest priority for which no eviction was found."""
 
     def find(self, plan: ModelPlan) -> Eviction | None:
-        """The least harmful eviction that makes room for one more replica, or None where none helps."""
+        """The least harmful eviction that makes room for one more replica; None: no eviction helps."""
         if self._holders is None:
             self._holders = self._collect_holders()
         found: tuple[tuple[_Rank, int, int, int], Eviction] | None = None
@@ -110,7 +111,7 @@ class Preemptor:
         return score, search.evictions[score[2]]
 
     def _search(self, priority: int, capacity: ClassCapacity, gpu_class: str, gpus: int) -> _Search:
-        """Up to date."""
+        """The search for these replicas, with nodes that changed since evaluated again."""
         holders = (self._holders or {}).get(gpu_class, {})
         known = self._searches.get((gpu_class, gpus, priority))
         if known is None:
@@ -135,7 +136,7 @@ class Preemptor:
             heappush(search.best, (score, version))
 
     def _mark_changed(self, loser: ModelPlan) -> None:
-        """It has a replica less to spare: on other nodes, too, its last ones are needed now."""
+        """Marks nodes of a Model that has one replica less to spare: on other nodes its last ones may be needed now."""
         spare = self._spare(loser)
         for gpu_class, state in loser.demand.replica_states.items():
             capacity = self._capacities.get(gpu_class)
@@ -156,7 +157,7 @@ class Preemptor:
         holders: list[tuple[ModelPlan, int]],
         gpus: int,
     ) -> list[tuple[_Rank, ModelPlan, int]] | None:
-        """The replicas of one node that have to go; None where all of lower priority would not be enough."""
+        """The replicas of one node that go; None where all those of lower priority would not be enough."""
         short = gpus - capacity.soon[i]
         node = capacity.names[i]
         going: list[tuple[_Rank, ModelPlan, int]] = []
@@ -176,7 +177,7 @@ class Preemptor:
                 break
             chosen.append(entry)
             freed += entry[2]
-        for entry in list(reversed(chosen)):  # a large one may have made smaller ones superfluous
+        for entry in list(reversed(chosen)):  # a large replica may make smaller ones unnecessary
             if freed - entry[2] >= short:
                 chosen.remove(entry)
                 freed -= entry[2]

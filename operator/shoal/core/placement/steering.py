@@ -1,5 +1,5 @@
-"""How a variant's pods tell the scheduler what the plan assumes: small replicas together, so that large blocks stay
-free; replicas of one Model on different nodes where that costs nothing."""
+"""Scheduling preferences of a variant's pods, after the plan's assumptions: small replicas together, so that large
+blocks of GPUs stay free; replicas of one Model on different nodes where that costs nothing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from shoal.api import names
 
 HOSTNAME: Final = "kubernetes.io/hostname"
 WHOLE_BLOCK: Final = 8
-"""GPUs of the usual large node: a replica of as many has it alone, there is nobody to be near."""
+"""GPUs of the usual large node: a replica of this size has the node to itself, so pod affinity is pointless."""
 PACK_WEIGHT: Final = 100
 
 
@@ -23,7 +23,7 @@ class Near:
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """Topology spread over nodes with whenUnsatisfiable ScheduleAnyway: among pods of the same namespace."""
+    """Topology spread over nodes, whenUnsatisfiable ScheduleAnyway, among pods of the same namespace."""
 
     labels: Mapping[str, str]
     max_skew: int
@@ -31,7 +31,7 @@ class Apart:
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """Preferences, never requirements: where they cannot be met the pod still runs."""
+    """Preferences, never requirements: a pod for which they cannot be met still runs."""
 
     near: Near | None
     apart: Apart
@@ -39,9 +39,9 @@ class Steering:
 
 
 def steering(*, gpu_class: str, model_uid: str, gpus: int) -> Steering:
-    """What a variant's pods carry; `gpus` per replica.
+    """The preferences of a variant's pods; `gpus` per replica.
 
-    It depends on nothing that changes while the variant exists (free capacity, node sizes): a change of the pod
+    They depend on nothing that changes while the variant exists (free capacity, node sizes): a change of the pod
     template would be a rollout.
     """
     engines = {names.LABEL_COMPONENT: names.COMPONENT_ENGINE, names.LABEL_GPU_CLASS: gpu_class}

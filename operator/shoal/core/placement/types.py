@@ -1,4 +1,4 @@
-"""What the planner reads and what it says: small, immutable, without what no decision reads."""
+"""Input and output of the planner. Immutable, and only what a decision reads."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from shoal.api import reasons
 
 
 class Unplannable(Exception):
-    """A Model's part of the plan ends in an error. What was planned with it does not count: plan without it."""
+    """A Model's part of the plan ended in an error. The plan made so far is void: plan again without this Model."""
 
     def __init__(self, uid: str) -> None:
         super().__init__(uid)
@@ -22,29 +22,29 @@ class Candidate:
 
     gpu_class: str
     gpus: int
-    """Per replica; all on one node."""
+    """Per replica, all on one node."""
     hourly_cost: Decimal | None = None
-    """Of one replica; None: the class has no price."""
+    """Of one replica, per hour; None: the class has no price."""
     max_replicas: int | None = None
-    """None: no limit but the Model's own."""
+    """None: only the Model's own limit."""
     interruptible: bool = False
     kv_tokens: int | None = None
-    """That one replica holds; shown, never compared."""
+    """Capacity of one replica's KV cache in tokens; shown, never compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A class that sizing or the spec rules out. Shown, never used."""
+    """A class that sizing or the spec rules out; shown only."""
 
     gpu_class: str
     reason: str
     why: str
-    """The sum that does not work out."""
+    """The calculation that failed, as a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A variant's pods on one node. Finished pods hold nothing and are left out."""
+    """A variant's pods on one node, without finished pods, which hold no GPUs."""
 
     pods: int
     """Bound and not terminating."""
@@ -56,20 +56,20 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaState:
-    """A variant as it stands in the cluster. Pods on a node that is not among the class's nodes (cordoned, NotReady,
+    """A variant's replicas in the cluster. Pods on a node that is not among the class's nodes (cordoned, NotReady,
     gone, of another class now) count as stranded: they serve, and are replaced."""
 
     replicas: int
-    """Of the Deployment's spec."""
+    """`spec.replicas` of the Deployment."""
     gpus: int
-    """Per replica, as the Deployment asks."""
+    """Per replica, as the Deployment requests."""
     by_node: Mapping[str, Held]
-    """Node -> pods. Pods that no node holds yet are in no entry."""
+    """Node -> pods. Pods that are not bound are in no entry."""
     pods: int = 0
     """Pods that are not terminating, bound or not. More than `replicas` while a rollout surges or a scale-down has not
     reached the pods."""
     settled: bool = True
-    """No rollout is under way. A Model in a rollout is not moved."""
+    """No rollout is under way. A Model with a rollout is not moved."""
 
     @property
     def bound(self) -> int:
@@ -86,7 +86,7 @@ class ReplicaState:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """One Model's wish, and what it has."""
+    """Replicas that one Model wants, and those it has."""
 
     key: str
     """namespace/name."""
@@ -94,108 +94,108 @@ class Demand:
     wanted: int
     """Replicas."""
     candidates: Sequence[Candidate]
-    """In any order: filled cheapest-first."""
+    """In any order; filled cheapest-first."""
     minimum: int = 1
     """Replicas that only a Model of higher priority may take away."""
     priority: int = 0
     created: datetime | None = None
     rejected: Sequence[Rejected] = ()
     replica_states: Mapping[str, ReplicaState] = field(default_factory=dict[str, ReplicaState])
-    """Class -> what stands there."""
+    """Class -> replicas there."""
     interruptible_percent: int = 100
     """Of `wanted`, rounded down: replicas that may run on interruptible classes."""
     drain_seconds: int = 900
-    """How long a replica that is to go may hold its GPUs; only told."""
+    """Seconds for which a replica that is to go may hold its GPUs; only for messages."""
     backoffs: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Class -> why it is the last choice for now: see `backoff.py`. What is ready there stays."""
+    """Class -> why it is the last choice for now (`backoff.py`). Replicas that are ready there stay."""
     frozen: bool = False
-    """The Model is paused, or its facts are unknown for now: it keeps exactly what it has."""
+    """The Model is paused, or its facts are unknown for now: it keeps its replicas as they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSupply:
-    """One node that takes the class's pods (Ready, not cordoned, taints tolerated)."""
+    """A node that takes the class's pods (Ready, not cordoned, taints tolerated)."""
 
     name: str
     free: int
-    """GPUs: allocatable less what bound pods hold, of whatever owner, the terminating ones included. Negative while the
-    device plugin offers less than pods hold (unhealthy GPUs): then replicas there are replaced."""
+    """GPUs: allocatable less what bound pods of any owner hold, terminating ones included. Negative while pods hold
+    more than the device plugin offers (unhealthy GPUs): then replicas there are replaced."""
     allocatable: int
     releasing: int = 0
-    """GPUs that terminating pods hold, of whatever owner. They come free by themselves."""
+    """GPUs that terminating pods of any owner hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassSupply:
-    """A GPU class with the nodes that count for it. A node belongs to one class only."""
+    """A GPU class with its nodes. A node belongs to one class only."""
 
     name: str
     nodes: Sequence[NodeSupply]
-    """Those that take pods, full ones included."""
+    """Nodes that take pods, full ones included."""
     matching: int | None = None
-    """Nodes with the class's labels, also those that take no pods; None: as many as `nodes`."""
+    """Nodes with the class's labels, also those that take no pods; None: `nodes` are all."""
     capacity: int | None = None
-    """GPUs of all matching nodes; None: what `nodes` offer."""
+    """GPUs of all matching nodes; None: those of `nodes`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassUse:
-    """What a plan leaves of a GPU class."""
+    """GPUs of one class after a plan."""
 
     gpus: int
-    """That nodes offer which take pods."""
+    """Offered by nodes that take pods."""
     allocated: int
-    """Of these: what was held before, and what the Models get."""
+    """Of `gpus`: held before, or given to Models."""
     largest_free: int
-    """Free GPUs of the node that has most."""
+    """Free GPUs of the node that has most of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """How fast replicas may move to a cheaper class."""
+    """Pace of moves to a cheaper class."""
 
     in_flight: int = 4
-    """Models of the whole fleet that move at a time, one replica each. 0: nothing moves."""
+    """Models of the whole fleet that move at a time, one replica each. 0: none."""
     min_saving_percent: int = 10
-    """Of the replica's cost per hour; below this a move is not worth a cold start."""
+    """Of the replica's cost per hour; a smaller saving is not worth a cold start."""
 
 
 @dataclass(frozen=True, slots=True)
 class VariantPlan:
-    """Replicas on one class: what the Deployment shall say."""
+    """Replicas on one class, as the Deployment is to have them."""
 
     gpu_class: str
     replicas: int
     gpus: int
     """Per replica."""
     hourly_cost: str | None
-    """Of all its replicas; None: no price."""
+    """Of all its replicas, per hour; None: no price."""
     waiting: int = 0
-    """Of `replicas`: asked for, while pods that go still hold the GPUs."""
+    """Of `replicas`: those whose GPUs are still held by pods that go."""
     leaving: tuple[tuple[str, int], ...] = ()
-    """(node, pods): whose pods go first when the Deployment shrinks, by a lower deletion cost set before `replicas`."""
+    """(node, pods) that go first when the Deployment shrinks, by a lower deletion cost set before `replicas`."""
     forced: tuple[tuple[str, int], ...] = ()
-    """Of `leaving`: those that have to be of that node, for a higher priority or since it takes no pods. For the others
-    any pod will do as well."""
+    """Of `leaving`: pods that must be of that node, for a higher priority or because it takes no pods. The others may
+    be of any node."""
     retired: bool = False
-    """Not a candidate any more: it serves until its replacement is ready. Its template is to be left as it is."""
+    """No longer a candidate: it serves until its replacement is ready. Its pod template must not change."""
     why: str = ""
-    """Why it is no candidate any more."""
+    """Why it is no longer a candidate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """A class that was looked at and not used."""
+    """A class that was considered and is not used."""
 
     gpu_class: str
     why: str
     reason: str = ""
-    """NotNeeded, NoCapacity, Limited, or the reason that sizing gave."""
+    """NotNeeded, NoCapacity, Limited, InBackoff, or the reason given by sizing."""
     gpus: int | None = None
-    """Per replica; None: it fits with no number of GPUs, or that is unknown."""
+    """Per replica; None: unknown, or no number of GPUs fits."""
     kv_tokens: int | None = None
     hourly_cost: str | None = None
-    """Of one replica."""
+    """Of one replica, per hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,15 +206,15 @@ class Placement:
     """Cheapest first. A class that only keeps an empty Deployment has 0 replicas."""
     excluded: tuple[Excluded, ...]
     missing: int
-    """Replicas that are not asked for: there is no room for them, not even soon."""
+    """Replicas that are not requested: there is no capacity for them, not even soon."""
     reason: str
     message: str
     hourly_cost: str | None = None
-    """Of all replicas that are asked for; None: one of them has no price."""
+    """Of all requested replicas, per hour; None: one of them has no price."""
 
     @property
     def waiting(self) -> int:
-        """Replicas that are asked for and wait for GPUs which others still hold."""
+        """Replicas that are requested and wait for GPUs that other pods still hold."""
         return sum(variant.waiting for variant in self.variants)
 
     @property

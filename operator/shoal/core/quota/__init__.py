@@ -1,5 +1,6 @@
-"""What a tenant may still use, over all gateways: requests and tokens per minute, requests at a time, and the month's
-budget. `account.py` has one tenant at one gateway; `share.py` how gateways share, and how far they may overshoot.
+"""Quota: what a tenant may still use, over all gateways: requests and tokens per minute, concurrent requests, and the
+month's budget. `account.py`: one tenant at one gateway; `share.py`: how gateways share a limit, and by how much they
+may exceed it.
 
-Enforcement is approximate, quick and corrects itself. What is billed is another matter: the ledger's.
+Enforcement is approximate, fast and corrects itself. Billing is separate: the ledger does it.
 """

@@ -1,4 +1,4 @@
-"""One tenant at one gateway: its own use, what is known of the other gateways', and whether one more request fits."""
+"""One tenant at one gateway: its own use, the known use of other gateways, and whether one more request fits."""
 
 from collections.abc import Callable, Iterable
 from heapq import merge
@@ -13,16 +13,16 @@ from shoal.core.quota.share import PUBLISH_SECONDS, ROUND_SECONDS, WIRE_SECONDS,
 from shoal.core.quota.window import Window
 
 RUNNING_RETRY_SECONDS: Final = 1
-"""Retry-After where requests at a time are the limit: as soon as one ends, and when that is nobody knows."""
+"""Retry-After at the limit of concurrent requests: a slot is free when a request ends, which may be at any time."""
 RESERVED_RETRY_SECONDS: Final = 5
-"""The same where what is reserved for running requests fills the tokens per minute."""
+"""Retry-After where reservations of running requests fill the tokens per minute."""
 PER_MINUTE: Final[tuple[Limit, ...]] = ("requests", "tokens")
 BEGUN: Final[tuple[Limit, ...]] = ("requests", "concurrent")
-"""Limits that a request meets as soon as it is there, whatever its size."""
+"""Limits that apply to a request as soon as it arrives, whatever its size."""
 
 
 class Account:
-    """Times are seconds of one clock that never goes back; months such as 2026-11; `me` is this gateway's boot id."""
+    """Times are monotonic seconds; months such as 2026-11; `boot` is this gateway's boot id."""
 
     __slots__ = (
         "_booked",
@@ -58,9 +58,9 @@ class Account:
         ledger: bool = False,
         begun: bool = False,
     ) -> Over | None:
-        """Takes what a request may use; or says why it is refused, and takes nothing.
+        """Reserves what a request may use; or returns why it is refused, and reserves nothing.
 
-        `ledger`: its totals are heard now. `crowd` is asked only where a share has to be renewed. `begun`: `begin`
+        `ledger`: the ledger's totals are fresh. `peers` is called only where a share must be renewed. `begun`: `begin`
         counted the request already.
         """
         asked = self._amounts(cost)
@@ -79,8 +79,8 @@ class Account:
     def begin(
         self, now: float, cost: Cost, peers: Callable[[], GatewayPeers], *, month: str = "", ledger: bool = False
     ) -> Over | None:
-        """Counts a request of which `cost` is only the least that it will be: it must fit, and is not taken before
-        `reserve` does so. To be settled like any, until then with a cost of nothing."""
+        """Counts a request whose full cost is not known yet; `cost` is a lower bound. It must fit, but is reserved only
+        by `reserve`. It is settled like any request, with a cost of zero until then."""
         asked = self._amounts(cost)
         if (over := self._refused(now, asked, peers, month, ledger=ledger)) is not None:
             return over
@@ -91,10 +91,10 @@ class Account:
         return None
 
     def settle(self, now: float, cost: Cost, tokens: int, booked: int = 0, spent: int = 0) -> None:
-        """A request has ended: what was reserved is given back, and what it used counts, were it more.
+        """A request has ended: its reservation is returned, and its use counts, even where it exceeds the reservation.
 
-        `tokens` count per minute, from now on; `booked` are those of them that the engine counted, and `spent` is their
-        price: those are what the ledger will have.
+        `tokens` count per minute from now on; `booked`: those of them that the engine counted, `spent`: their price.
+        The ledger will have these two.
         """
         self._in_flight -= 1
         self._reserved_tokens -= cost.tokens
@@ -106,8 +106,8 @@ class Account:
         self._booked.spent += spent
 
     def exhausted(self, cost: Cost, *, month: str, ledger: bool) -> Over | None:
-        """For a request that has waited: whether others have used up the month's budget meanwhile. What is reserved for
-        it does not count against it."""
+        """For a request that has waited: why it is refused now, if other requests used up the month's budget meanwhile.
+        Its own reservation does not count against it."""
         if (budget := self.limits.budget) is None:
             return None
         self._enter_month(month, ledger=ledger)
@@ -131,12 +131,12 @@ class Account:
         return found
 
     def apply_total(self, total: MonthTotal) -> None:
-        """The ledger's."""
+        """Takes the ledger's total of the month."""
         if self.peer_usage.apply_total(total):
             self._shares.pop("budget", None)
 
     def own_use(self) -> TenantUse:
-        """What the other gateways hear."""
+        """This gateway's use, as published to the other gateways."""
         return TenantUse(
             requests=self._n_requests,
             tokens=self._n_tokens,
@@ -152,7 +152,7 @@ class Account:
         return not self._in_flight
 
     def change(self, limits: Limits) -> None:
-        """Other limits than before."""
+        """Applies new limits."""
         if limits != self.limits:
             self.limits = limits
             self._shares.clear()
@@ -168,7 +168,7 @@ class Account:
         *,
         ledger: bool,
     ) -> Over | None:
-        """Why what is asked for does not fit."""
+        """Why the amounts do not fit; None: they do."""
         if (budget := self.limits.budget) is not None:
             self._enter_month(month, ledger=ledger)
             if budget.refuse_unknown and not ledger:
@@ -209,7 +209,7 @@ class Account:
         return limits.budget.most if limits.budget is not None else 0
 
     def _own(self, limit: Limit, now: float) -> int:
-        """This gateway's use. Of the budget its counter, which the ledger's taking over does not change."""
+        """This gateway's use. For the budget: its counter, whether or not the ledger has it too."""
         if limit == "requests":
             return self._requests.sum(now)
         if limit == "tokens":
@@ -223,7 +223,7 @@ class Account:
     def _renewed(
         self, limit: Limit, now: float, amount: int, peers: Callable[[], GatewayPeers], *, ledger: bool
     ) -> Share:
-        """The share, renewed where that is due and the others have been heard."""
+        """The share of a limit, renewed where that is due and the other gateways have reported."""
         share = self._shares.get(limit)
         if share is None:
             share = self._shares[limit] = Share()
@@ -244,12 +244,12 @@ class Account:
                 if peer.reported_at < after:
                     return False
             elif limit == "budget" and not ledger and share.since > float("-inf"):
-                # A month has no end soon: neither the gateway nor the ledger says what was used.
+                # A month does not end soon, and neither the gateway nor the ledger reports what was used.
                 return False
         return True
 
     def _peer_use(self, limit: Limit, now: float, peers: GatewayPeers) -> tuple[int, int]:
-        """What the others use as far as is known, and among how many gateways the rest is shared."""
+        """The known use of the other gateways, and the number of gateways that share the rest."""
         if (budget := self.limits.budget) is not None and limit == "budget":
             return self.peer_usage.booked(budget.unit), 1 + len(peers)
         return self.peer_usage.used(limit, self._most(limit), now, peers)
@@ -260,12 +260,12 @@ class Account:
         return self._most(limit) - own - peer_use
 
     def _open(self, budget: MonthlyQuota) -> int:
-        """Of the budget, what only this gateway has."""
+        """Use of the budget that only this gateway has counted."""
         reserved = self._reserved_tokens if budget.unit == "tokens" else self._reserved_spend
         return self._booked.open(budget.unit) + reserved
 
     def _known(self, budget: MonthlyQuota) -> int:
-        """All that is known to be used of the month's budget."""
+        """All known use of the month's budget."""
         return self._open(budget) + self.peer_usage.booked(budget.unit)
 
     def _enter_month(self, month: str, *, ledger: bool) -> None:
@@ -296,7 +296,7 @@ class Account:
         return self._refuse(limit, "over", now, amount, peers, after)
 
     def _frees(self, limit: Limit, now: float, missing: int) -> int:
-        """Seconds until so much has left the window."""
+        """Seconds until `missing` has left the window."""
         for when, amount in merge(*(window.leaving() for window in self._windows(limit))):
             missing -= amount
             if missing <= 0:

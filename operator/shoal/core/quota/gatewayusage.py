@@ -1,5 +1,5 @@
-"""What one gateway has heard of another's use of one tenant: from monotonic counters, so that a message may be lost,
-late or come twice."""
+"""The use of one tenant that another gateway reported. Reports are monotonic counters, so a message may be lost, late
+or repeated."""
 
 from shoal.api.demand import TenantUse
 from shoal.core.quota.limits import Limit
@@ -8,7 +8,7 @@ from shoal.core.quota.window import WINDOW_SECONDS, Window
 
 
 class GatewayUsage:
-    """Of one boot of a gateway. What it used counts from when it was heard."""
+    """Use of one boot of a gateway. It counts from when the report came."""
 
     __slots__ = (
         "_last",
@@ -27,12 +27,12 @@ class GatewayUsage:
         self.booked = Booked()
         self.in_flight = self.reserved_tokens = self.reserved_spend = 0
         self.gone_at: float | None = None
-        """Since when its process is no more."""
+        """Since when its process is gone; None: it is not."""
         self._last = (0, 0)
         self._unknown_until = float("-inf")
 
     def begin(self, use: TenantUse, now: float) -> None:
-        """The first that this gateway hears of a process that may have run before: when it counted is not known."""
+        """The first report of a process that may have run before: the time of its use is unknown."""
         self._last = (use.requests, use.tokens)
         if use.requests or use.tokens:
             self._unknown_until = now + WINDOW_SECONDS + 1
@@ -42,7 +42,7 @@ class GatewayUsage:
     def update(self, use: TenantUse, now: float) -> None:
         requests, tokens = self._last
         self._last = (use.requests, use.tokens)
-        # Smaller: a Tenant of the same name was made anew, and its counters with it.
+        # A smaller counter: a Tenant of the same name was created again, with new counters.
         self._add(self.requests, now, use.requests - requests if use.requests >= requests else use.requests)
         self._add(self.tokens, now, use.tokens - tokens if use.tokens >= tokens else use.tokens)
         self.in_flight, self.reserved_tokens = use.in_flight, use.reserved_tokens
@@ -51,14 +51,14 @@ class GatewayUsage:
         self.gone_at = None
 
     def mark_gone(self, now: float) -> None:
-        """Its process is no more: what was running there is taken for used."""
+        """Its process is gone: what was running there counts as used."""
         if self.gone_at is None:
             self.gone_at = now
             self._add(self.tokens, now, self.reserved_tokens)
             self.in_flight = self.reserved_tokens = self.reserved_spend = 0
 
     def used(self, limit: Limit, now: float) -> int:
-        """Of a limit that is not the budget."""
+        """Use of a limit other than the budget."""
         if limit == "requests":
             return self.requests.sum(now)
         if limit == "tokens":
@@ -66,11 +66,11 @@ class GatewayUsage:
         return self.in_flight
 
     def open(self, unit: Unit) -> int:
-        """Of the budget, what is not in the ledger's total."""
+        """Use of the budget that is not in the ledger's total."""
         return self.booked.open(unit) + (self.reserved_tokens if unit == "tokens" else self.reserved_spend)
 
     def window_unknown(self, now: float) -> bool:
-        """What it used in the window from before it was heard is not known."""
+        """Whether its use in the window from before its first report is unknown."""
         return now < self._unknown_until
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What a Tenant's `limits` and `budget` mean, and how a refusal says which of them and when to come back."""
+"""A Tenant's `limits` and `budget` as numbers, and the refusal that names the limit and when to retry."""
 
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
@@ -9,8 +9,9 @@ from shoal.core.quota.month import PICO, MonthlyQuota
 
 Limit = Literal["requests", "tokens", "concurrent", "budget"]
 Why = Literal["over", "share", "never", "unknown", "currency"]
-"""over: the limit. share: this gateway's share of it, until it has heard the others. never: the request is larger than
-the limit. unknown: the ledger's total, while the budget says Refuse. currency: the price list has another one."""
+"""over: the limit. share: this gateway's share of it, until the other gateways have reported. never: the request is
+larger than the limit. unknown: the ledger's total, while the budget says Refuse. currency: the price list has another
+one."""
 
 RETRY_AFTER_MAX_SECONDS: Final = 60
 """Clients ignore a longer Retry-After."""
@@ -23,19 +24,19 @@ class Limits:
     requests: int | None = None
     """In any 60 s."""
     tokens: int | None = None
-    """In any 60 s, and reserved."""
+    """In any 60 s, reservations included."""
     concurrent: int | None = None
     budget: MonthlyQuota | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What is reserved for a request, and given back when it ends."""
+    """What is reserved for a request until it ends."""
 
     tokens: int
-    """Input, estimated, and its answers, bounded."""
+    """Estimated input plus the bound of its answers."""
     spend: int = 0
-    """The same in money, 10^-12 of the currency."""
+    """Price of `tokens`, in 10^-12 of the currency."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,27 +47,27 @@ class Over:
     why: Why
     most: int
     used: int
-    """By all gateways, as far as is known; reservations included."""
+    """Known use of all gateways, reservations included."""
     requested: int
     retry_after: int
     """Seconds, 1 to 60."""
 
 
 class LimitState(NamedTuple):
-    """What is left of a limit per minute. Two are made for each answer: a tuple costs a quarter of a dataclass."""
+    """What is left of a limit per minute. Each answer makes two of these: a tuple costs a quarter of a dataclass."""
 
     limit: Limit
     most: int
     left: int
-    """By all gateways, as far as is known."""
+    """After the known use of all gateways."""
     reset_seconds: float
-    """Until all that was used has left the window, if nothing more comes."""
+    """Seconds until all current use has left the window."""
 
 
 def limits_of(limits: TenantLimits | None, budget: TenantBudget | None) -> Limits:
     """Raises ValueError where the amount of the budget is no quantity."""
-    said = limits or TenantLimits()
-    return Limits(said.requests_per_minute, said.tokens_per_minute, said.concurrent_requests, _budget(budget))
+    spec = limits or TenantLimits()
+    return Limits(spec.requests_per_minute, spec.tokens_per_minute, spec.concurrent_requests, _budget(budget))
 
 
 def _budget(budget: TenantBudget | None) -> MonthlyQuota | None:

@@ -1,7 +1,7 @@
-"""How much there was in the last 60 seconds, in buckets of one second.
+"""A sliding sum over the last 60 seconds, in buckets of one second.
 
-An amount counts for at least 60 s and for less than 61 s: the bucket that it fell into leaves as a whole. So what is
-allowed in any 60 s is never more than the limit, and a limit can be used up to one second's worth less than it allows.
+An amount counts for at least 60 s and less than 61 s, since a bucket leaves as a whole. Use in any 60 s therefore never
+exceeds the limit, and may stay below it by one second's worth.
 """
 
 from collections import deque
@@ -12,8 +12,7 @@ WINDOW_SECONDS: Final = 60
 
 
 class Window:
-    """Keeps buckets only for seconds in which there was something, 61 at most. Times are seconds of one clock that
-    never goes back."""
+    """Keeps buckets only for seconds with an amount, 61 at most. Times are monotonic seconds."""
 
     __slots__ = ("_buckets", "_sum")
 
@@ -27,7 +26,7 @@ class Window:
         if buckets and buckets[-1][0] == second:
             buckets[-1][1] += amount
         else:
-            self.sum(now)  # lets go of what has left: a window that nobody asks must not grow
+            self.sum(now)  # drops expired buckets, so that a window nobody reads does not grow
             buckets.append([second, amount])
         self._sum += amount
 
@@ -40,10 +39,10 @@ class Window:
         return self._sum
 
     def leaving(self) -> Iterator[tuple[float, int]]:
-        """When each bucket leaves, and with how much; the first to leave first."""
+        """(time, amount) at which each bucket leaves, the first first."""
         return ((float(second + WINDOW_SECONDS + 1), amount) for second, amount in self._buckets)
 
     @property
     def ends(self) -> float:
-        """When all that is there now will have left; minus infinity: nothing is there."""
+        """When all current amounts will have left; minus infinity: the window is empty."""
         return float(self._buckets[-1][0] + WINDOW_SECONDS + 1) if self._buckets else float("-inf")

@@ -1,12 +1,12 @@
-"""How many replicas a Model needs: from what agents and gateways report, as a pure function with reasons.
+"""Scaling: how many replicas a Model needs, from what agents and gateways report. Pure functions, with reasons.
 
-types.py    what is read (ModelSnapshot, ScalingMemory) and said (ScalingDecision)
-decide.py   the decision, with the table of rules;  rules.py  one function each;  view.py  what they look at
-load.py     reported load, added up;  fleet.py  replicas in the order in which they are filled and kept
-learn.py    from one decision to the next: the last request, the arrival rate, what a request costs and a replica can do
-estimate.py what a replica does at least, before anything was learned
-window.py   the most that was enough over the last seconds;  messages.py  numbers in sentences
-sources.py  which signal sources are stale, once that has held for a while
+types.py    input (ModelSnapshot, ScalingMemory) and output (ScalingDecision)
+decide.py   the scaling decision, with the table of rules;  rules.py  one function per rule;  view.py  their input
+load.py     reported load, summed;  fleet.py  replicas in the order in which they are filled and kept
+learn.py    what one decision passes to the next: last request, arrival rate, cost of a request, rate of a replica
+estimate.py the least that a replica does, before anything was learned
+window.py   the most replicas that were enough over the last seconds;  messages.py  numbers in sentences
+sources.py  stale signal sources, reported once they have been stale for a while
 """
 
 from shoal.core.scaling.decide import decide

@@ -1,19 +1,20 @@
-"""How many replicas: the most that a rule asks for, at once; fewer only by what every voice has said for a while.
+"""The scaling decision: up at once to the most that any rule asks for; down only after all signals allow it for a
+while.
 
 | rule | asks for |
 |---|---|
-| kvCache | tokens in use and prompts that wait, within `kvUtilizationPercent` of the KV caches |
-| queue | at most `queuedRequestsPerReplica` waiting requests each, unless they are gone before a replica could come |
-| rate | the work that arrives, within `rate_percent` of what replicas were seen to do at most |
-| backlog | what will still wait in one cold start, gone in one cold start more |
+| kvCache | tokens in use and waiting prompts, within `kvUtilizationPercent` of the KV caches |
+| queue | at most `queuedRequestsPerReplica` waiting requests each, unless they are done before a replica could start |
+| rate | the work that arrives, within `rate_percent` of the learned rate of the replicas |
+| backlog | what will still wait after one cold start, done in one cold start more |
 | adapters | the distinct adapters in use, within 80 % of the replicas' slots |
-| held | from zero one, and enough for the tokens that wait at gateways |
+| held | from zero one, and enough for the tokens of requests held at gateways |
 | recentRequests | one, while the last request is younger than `idleSeconds` |
-| initial | one, while a Model is new: no replica of it was ever asked for |
+| initial | one, while a Model is new: no replica of it was ever requested |
 | minimum | `minReplicas` |
 
-Up: one voice is enough, and what starts counts as supply from when it will be ready. Down: every gateway and every
-replica that was ever ready is heard, no rollout is under way, and fewer were enough for all of
+Up: one rule is enough; a starting replica counts as supply from when it will be ready. Down: signals of every gateway
+and of every replica that was ever ready are fresh, no rollout is under way, and fewer were enough for all of
 `stabilizationSeconds`. To zero: no request came, ran or was held for `idleSeconds`, all of them in this leader's term.
 """
 
@@ -30,33 +31,33 @@ from shoal.core.scaling.view import RuleOutput, View
 from shoal.core.scaling.window import expires, highest, push
 
 _START_COLD_STARTS = 3.0
-"""Cold starts that a replica is given to become ready before a Model that nobody asks for goes to zero anyway."""
+"""Cold starts in which a replica may become ready before a Model without requests goes to zero anyway."""
 _DOWN_PACE = 15.0
-"""Seconds between two steps down, so that they are few and each shows its effect."""
+"""Seconds between two steps down, so that steps are few and each shows its effect."""
 _MAX_STABILIZATION_FACTOR = 2.0
-"""Times `stabilization_seconds`."""
+"""At most so many times `stabilization_seconds`."""
 _REGRET_FACTOR = 5.0
-"""Times `stabilization_seconds` after a step down: more asked for within it means that the step was a mistake. The
-window then doubles, until more is asked for later than that. A load that comes back every few minutes is
-cheaper to wait for than to start for: the rule of ski rental."""
+"""Times `stabilization_seconds` after a step down: a higher need within this time means that the step was a mistake.
+The window then doubles, until a higher need comes later than that. For a load that returns every few minutes, keeping
+the replica costs less than starting it again (the ski rental rule)."""
 _MIN_RECHECK_SECONDS = 0.05
-"""Seconds: no look comes sooner than this after the one before."""
+"""Seconds between two decisions at least."""
 
 
 def decide(snapshot: ModelSnapshot, memory: ScalingMemory | None, now: float) -> tuple[ScalingDecision, ScalingMemory]:
-    """Replicas wanted at `now` (monotonic seconds), why, and what to remember until the next decision. Without a
-    memory a new term begins: nothing goes down before its windows are over."""
+    """Replicas wanted at `now` (monotonic seconds), why, and the memory for the next decision. `memory` None: a new
+    term begins, and nothing goes down before its windows are over."""
     load = fleet_load(snapshot)
     known = recall(snapshot, memory, load, now)
     view = View(snapshot, load, fleet(snapshot, load, now), known, now)
-    asks = [rule(view) for rule in RULES]
+    outputs = [rule(view) for rule in RULES]
     policy, before = snapshot.policy, snapshot.wanted
     idle_at = _idle_at(view)
     quiet = now >= _quiet_at(view)
-    # The smoothed rate fades for long after the last request, and would keep or wake a replica for nobody.
-    need = min(policy.maximum, max(a.up or 0 for a in asks if not (quiet and a.rule == "rate")))
+    # The smoothed rate fades long after the last request, and would keep or wake a replica without any request.
+    need = min(policy.maximum, max(a.up or 0 for a in outputs if not (quiet and a.rule == "rate")))
     idle = now >= idle_at and need == 0
-    keep = min(policy.maximum, max(need, 0 if idle else 1, *(before if a.keep is None else a.keep for a in asks)))
+    keep = min(policy.maximum, max(need, 0 if idle else 1, *(before if a.keep is None else a.keep for a in outputs)))
     blocked = snapshot.rolling or bool(load.stale)
     known = replace(
         known, stabilization_factor=_stabilization_factor(known, need > before > 0, policy.stabilization_seconds, now)
@@ -67,55 +68,55 @@ def decide(snapshot: ModelSnapshot, memory: ScalingMemory | None, now: float) ->
     view = replace(view, memory=known)
     low = 0 if idle else min(policy.maximum, max(need, highest(window)))
     if need > before:
-        decision = _up(view, asks, need)
+        decision = _up(view, outputs, need)
     elif before == 0:
-        decision = _unchanged(view, asks, keep)
+        decision = _unchanged(view, outputs, keep)
     elif low < before and blocked:
         decision = _blocked(view, low)
     elif low < before <= policy.maximum and not idle and now < _down_at(view):
-        decision = _unchanged(view, asks, keep)
+        decision = _unchanged(view, outputs, keep)
     elif low < before:
-        decision = _down(view, asks, low, idle)
+        decision = _down(view, outputs, low, idle)
     else:
-        decision = _unchanged(view, asks, keep)
-    look = _recheck_seconds(view, decision.wanted, keep, idle_at, blocked)
+        decision = _unchanged(view, outputs, keep)
+    recheck = _recheck_seconds(view, decision.wanted, keep, idle_at, blocked)
     decision = replace(
         decision,
-        rules=_rules(view, asks, decision, highest(window)),
-        recheck_seconds=look,
+        rules=_rules(view, outputs, decision, highest(window)),
+        recheck_seconds=recheck,
         stale=load.stale,
         invalid=load.invalid,
     )
     if load.invalid:
         decision = replace(decision, message=f"{decision.message}; invalid: {names(load.invalid)}")
     lowered = None if decision.wanted > before else now if decision.wanted < before else known.lowered
-    return decision, replace(known, due=None if look is None else now + look, lowered=lowered)
+    return decision, replace(known, due=None if recheck is None else now + recheck, lowered=lowered)
 
 
 # --- the four ends --------------------------------------------------------------------------------------------------
 
 
-def _up(view: View, asks: list[RuleOutput], need: int) -> ScalingDecision:
+def _up(view: View, outputs: list[RuleOutput], need: int) -> ScalingDecision:
     policy, before = view.snapshot.policy, view.snapshot.wanted
     wanted = min(need, before + max(policy.max_step, before))
-    ask = _deciding(asks, view.snapshot)
-    parts = [ask.sentence]
-    if ask.up is not None and ask.up >= policy.maximum:
+    output = _deciding(outputs, view.snapshot)
+    parts = [output.sentence]
+    if output.up is not None and output.up >= policy.maximum:
         parts.append(f"maxReplicas is {policy.maximum}")
     if wanted < need:
         parts.append(f"{count(wanted - before, 'replica')} at a time")
     reason = reasons.SCALING_UP
-    if before == 0 and ask.rule in ("held", "recentRequests"):
+    if before == 0 and output.rule in ("held", "recentRequests"):
         reason = reasons.WAKING
         if view.fleet.next_class is not None:
             parts.append(f"wakes class {view.fleet.next_class}")
     if view.snapshot.variants and view.fleet.headroom == 0 and wanted > view.placed:
         reason = reasons.NO_CAPACITY
         parts.insert(0, _no_capacity(view))
-    return ScalingDecision(wanted, before, reason, "; ".join(parts), alternative=ask.fewer)
+    return ScalingDecision(wanted, before, reason, "; ".join(parts), alternative=output.fewer)
 
 
-def _down(view: View, asks: list[RuleOutput], low: int, idle: bool) -> ScalingDecision:
+def _down(view: View, outputs: list[RuleOutput], low: int, idle: bool) -> ScalingDecision:
     policy, before = view.snapshot.policy, view.snapshot.wanted
     if low == 0 and idle:
         wakes = view.fleet.next_class or (view.snapshot.variants[0].gpu_class if view.snapshot.variants else None)
@@ -127,7 +128,7 @@ def _down(view: View, asks: list[RuleOutput], low: int, idle: bool) -> ScalingDe
     else:
         enough = f"{count(low, 'replica')} {'is' if low == 1 else 'are'} enough"
         message = f"{enough} since {seconds(view.span)}"
-    keeps = max(asks, key=lambda a: a.keep or 0)
+    keeps = max(outputs, key=lambda a: a.keep or 0)
     return ScalingDecision(low, before, reasons.SCALING_DOWN, message, alternative=f"no fewer: {keeps.sentence}")
 
 
@@ -141,7 +142,7 @@ def _blocked(view: View, low: int) -> ScalingDecision:
     return ScalingDecision(before, before, reasons.REPLICAS_READY, message, alternative=f"else {low} would do")
 
 
-def _unchanged(view: View, asks: list[RuleOutput], keep: int) -> ScalingDecision:
+def _unchanged(view: View, outputs: list[RuleOutput], keep: int) -> ScalingDecision:
     before = view.snapshot.wanted
     if before == 0:
         wakes = view.fleet.next_class
@@ -154,7 +155,7 @@ def _unchanged(view: View, asks: list[RuleOutput], keep: int) -> ScalingDecision
         left = _down_at(view) - view.now
         alternative = f"{keep} would do; fewer in {seconds(max(0.0, left))} at the earliest"
     elif keep == before:
-        alternative = _deciding(asks, view.snapshot).fewer
+        alternative = _deciding(outputs, view.snapshot).fewer
     enough = f"{count(before, 'replica')} {'is' if before == 1 else 'are'} enough"
     return ScalingDecision(before, before, reasons.REPLICAS_READY, enough, alternative=alternative)
 
@@ -163,7 +164,7 @@ def _unchanged(view: View, asks: list[RuleOutput], keep: int) -> ScalingDecision
 
 
 def _down_at(view: View) -> float:
-    """When fewer have been enough for long, everybody was heard all the while, and the last step is some time ago."""
+    """When fewer will have been enough, and all signals fresh, for the span, and the pace of steps down is kept."""
     known, wanted = view.memory, view.snapshot.wanted
     enough = max(expires(known.window, wanted, view.span), known.fresh_since + view.span)
     return enough if known.lowered is None else max(enough, known.lowered + _DOWN_PACE)
@@ -182,11 +183,11 @@ def _stabilization_factor(known: ScalingMemory, more: bool, stabilization: float
 
 
 def _quiet_at(view: View) -> float:
-    """When nobody has asked for an idle window, if nobody does until then."""
-    known, asked = view.memory, view.snapshot.last_wake
+    """When an idle window without requests ends, if no request comes until then."""
+    known, woken = view.memory, view.snapshot.last_wake
     quiet = max(known.quiet_since, known.began, view.snapshot.term_began)
-    if asked is not None and asked <= view.now:
-        quiet = max(quiet, asked)
+    if woken is not None and woken <= view.now:
+        quiet = max(quiet, woken)
     return quiet + view.snapshot.policy.idle_seconds
 
 
@@ -199,14 +200,14 @@ def _idle_at(view: View) -> float:
     return at
 
 
-def _deciding(asks: list[RuleOutput], snapshot: ModelSnapshot) -> RuleOutput:
-    """The rule that asks for most; of equals the one that tells most."""
+def _deciding(outputs: list[RuleOutput], snapshot: ModelSnapshot) -> RuleOutput:
+    """The rule that asks for most; of equals the one whose sentence explains most."""
     order = (
         ("held", "recentRequests", "queue", "kvCache", "rate", "backlog")
         if snapshot.wanted == 0
         else ("queue", "kvCache")
     )
-    return max(asks, key=lambda a: (a.up or 0, -order.index(a.rule) if a.rule in order else -len(order)))
+    return max(outputs, key=lambda a: (a.up or 0, -order.index(a.rule) if a.rule in order else -len(order)))
 
 
 def _no_capacity(view: View) -> str:
@@ -216,12 +217,12 @@ def _no_capacity(view: View) -> str:
     return f"class {classes[0]} has 0 free" if len(classes) == 1 else f"classes {names(classes)} have 0 free"
 
 
-def _rules(view: View, asks: list[RuleOutput], decision: ScalingDecision, low: int) -> tuple[ScalingRule, ...]:
+def _rules(view: View, outputs: list[RuleOutput], decision: ScalingDecision, low: int) -> tuple[ScalingRule, ...]:
     policy = view.snapshot.policy
-    rules = [ScalingRule(a.rule, a.up, a.inputs, a.sentence) for a in asks]
+    rules = [ScalingRule(a.rule, a.up, a.inputs, a.sentence) for a in outputs]
     rules.sort(key=lambda r: -1 if r.replicas is None else r.replicas, reverse=True)
     if decision.wanted >= decision.before:
-        first = _deciding(asks, view.snapshot).rule
+        first = _deciding(outputs, view.snapshot).rule
         rules.sort(key=lambda r: r.name != first)
     sentence = f"so many were enough over the last {seconds(view.span)}"
     stable = ScalingRule("stabilization", low, {"stabilizationSeconds": policy.stabilization_seconds}, sentence)
@@ -229,7 +230,7 @@ def _rules(view: View, asks: list[RuleOutput], decision: ScalingDecision, low: i
 
 
 def _recheck_seconds(view: View, wanted: int, keep: int, idle_at: float, blocked: bool) -> float | None:
-    """When a window ends, or what fades has faded somewhat. While nothing changes in an idle Model, once."""
+    """Seconds until a window ends, or a smoothed rate has faded somewhat; None: only other input changes the result."""
     policy, now = view.snapshot.policy, view.now
     if wanted == 0:
         return None

@@ -1,5 +1,5 @@
-"""The replicas that there are, in the order in which they are kept, and those that could be added, in the order in
-which they are filled."""
+"""A Model's replicas in the order in which they are kept, and those that could be added in the order in which they are
+filled."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,41 +9,42 @@ from shoal.core.scaling.load import FleetLoad, live
 from shoal.core.scaling.types import ModelSnapshot, Replica, ScalingVariant
 
 ASSUMED_COLD_START = 120.0
-"""Seconds, until one was measured: weights on the node's disk, graphs captured anew."""
+"""Seconds, until a cold start was measured: weights on the node's disk, CUDA graphs captured anew."""
 _HOPELESS = 3.0
-"""Cold starts after which a replica that never was ready is no supply, where others serve."""
+"""Cold starts after which a replica that was never ready is no supply, while others serve."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A replica that is there or could be."""
+    """A replica that exists or could be added."""
 
     gpu_class: str
     ready_in: float
     """Seconds until it serves: 0, or what is left of a cold start."""
     kv_tokens: int | None
     serves: bool = True
-    """False: it should have been ready long ago, and others are."""
+    """False: it is long overdue while other replicas serve."""
     load_known: bool = True
-    """False: it is ready, and what it is loaded with is unknown."""
+    """False: it is ready, and its load is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetCapacity:
-    """In `placed` the last ones go first: those never ready, then those of the dearest class."""
+    """Replicas of one Model. The last of `placed` go first: those never ready, then those of the most expensive
+    class."""
 
     placed: tuple[Slot, ...]
     variants: tuple[ScalingVariant, ...]
     limit: int
     """Replicas at most."""
     cold_start: float
-    """Seconds, of the class that would be filled next."""
+    """Seconds, of the class that is filled next."""
     kv_tokens: dict[str, int]
     """Of one replica, by class."""
     work_rates: dict[str, float]
-    """Limits of one replica that the past has shown, by class."""
+    """Work per second of one replica at its limit, learned in earlier terms, by class."""
     least_work_rates: dict[str, float]
-    """What one replica does at least, by class."""
+    """Work per second that one replica does at least, by class."""
 
     @property
     def ready(self) -> int:
@@ -51,19 +52,19 @@ class FleetCapacity:
 
     @property
     def next_class(self) -> str | None:
-        """The class of the next replica; None: no class has room."""
+        """The class of the next replica; None: no class has capacity."""
         return next((v.gpu_class for v, count in _headrooms(self.variants, self.limit) if count > 0), None)
 
     @property
     def headroom(self) -> int | None:
-        """Replicas that could be added now; None: not known."""
+        """Replicas that could be added now; None: unknown."""
         if any(v.headroom is None for v in self.variants):
             return None
         return sum(count for _, count in _headrooms(self.variants, self.limit))
 
     def slots(self) -> Iterator[Slot]:
-        """Those placed, then those that could be added; where there is no room, as if the first class had some: what
-        is needed is said also when it cannot be had."""
+        """Placed replicas, then those that could be added; beyond the capacity, as if the first class had more: the
+        need is computed even where it cannot be met."""
         yield from self.placed
         for variant, count in _headrooms(self.variants, self.limit):
             yield from repeat(self._added(variant), count)
@@ -76,12 +77,12 @@ class FleetCapacity:
         )
 
     def needed(self, amount: float, of: Callable[[Slot], float]) -> int:
-        """The fewest replicas whose `of` add up to `amount`; the limit, if not even that many do."""
+        """The fewest replicas whose `of` sums to `amount`; `limit` if that many are not enough."""
         if amount <= 0:
             return 0
         count, total = 0, 0.0
         for slot in islice(self.slots(), self.limit):
-            # Without the slack a sum that is exactly enough asks for one more, by rounding.
+            # Without this tolerance, rounding makes a sum that is exactly enough ask for one more.
             if total >= amount - 1e-9 * abs(amount):
                 return count
             total += of(slot)
@@ -90,7 +91,7 @@ class FleetCapacity:
 
 
 def fleet(snapshot: ModelSnapshot, load: FleetLoad, now: float) -> FleetCapacity:
-    """From pods, and from what Deployments ask for beyond them."""
+    """The replicas of a Model: its pods, and those that Deployments ask for beyond the pods."""
     order = {v.gpu_class: i for i, v in enumerate(snapshot.variants)}
     kv_tokens = {v.gpu_class: v.kv_tokens for v in snapshot.variants if v.kv_tokens}
     kv_tokens |= load.kv_tokens
@@ -98,11 +99,11 @@ def fleet(snapshot: ModelSnapshot, load: FleetLoad, now: float) -> FleetCapacity
         middle = sum(kv_tokens.values()) // len(kv_tokens)
         kv_tokens |= {name: middle for name in order if name not in kv_tokens}
     cold = {v.gpu_class: v.cold_start_seconds or ASSUMED_COLD_START for v in snapshot.variants}
-    here = [r for r in snapshot.replicas if live(r)]
-    dark = {r.uid for r in load.load_unknown}
-    serving = any(r.ready for r in here)
+    existing = [r for r in snapshot.replicas if live(r)]
+    load_unknown = {r.uid for r in load.load_unknown}
+    serving = any(r.ready for r in existing)
     ranked: list[tuple[tuple[bool, int, float], Slot]] = []
-    for replica in here:
+    for replica in existing:
         start = cold.get(replica.gpu_class, ASSUMED_COLD_START)
         hopeless = serving and not replica.was_ready and now - replica.created > _HOPELESS * start
         slot = Slot(
@@ -110,12 +111,12 @@ def fleet(snapshot: ModelSnapshot, load: FleetLoad, now: float) -> FleetCapacity
             _ready_in(replica, start, now),
             kv_tokens.get(replica.gpu_class),
             serves=not hopeless,
-            load_known=replica.uid not in dark,
+            load_known=replica.uid not in load_unknown,
         )
         rank = (not (replica.ready or replica.was_ready), order.get(replica.gpu_class, len(order)), slot.ready_in)
         ranked.append((rank, slot))
     for variant in snapshot.variants:
-        missing = variant.replicas - sum(1 for r in here if r.gpu_class == variant.gpu_class)
+        missing = variant.replicas - sum(1 for r in existing if r.gpu_class == variant.gpu_class)
         start = cold[variant.gpu_class]
         slot = Slot(variant.gpu_class, start, kv_tokens.get(variant.gpu_class))
         ranked += [((True, order[variant.gpu_class], start), slot)] * max(0, missing)
@@ -136,13 +137,13 @@ def _ready_in(replica: Replica, cold_start: float, now: float) -> float:
     if replica.ready:
         return 0.0
     left = cold_start - (now - replica.created)
-    # Overdue, or an engine that starts again: some time it takes yet.
+    # Overdue, or the engine restarts: it still needs some time.
     return left if 0 < left <= cold_start else cold_start / 4 if left <= 0 else cold_start
 
 
 def _headrooms(variants: Sequence[ScalingVariant], limit: int) -> Iterator[tuple[ScalingVariant, int]]:
     for variant in variants:
-        room = limit if variant.headroom is None else max(0, variant.headroom)
+        headroom = limit if variant.headroom is None else max(0, variant.headroom)
         if variant.maximum is not None:
-            room = min(room, max(0, variant.maximum - variant.replicas))
-        yield variant, min(room, limit)
+            headroom = min(headroom, max(0, variant.maximum - variant.replicas))
+        yield variant, min(headroom, limit)

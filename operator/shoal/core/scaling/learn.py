@@ -1,5 +1,5 @@
-"""What is learned from one decision to the next: when the last request came, how fast requests come and what they
-cost, and what a replica can do."""
+"""What one decision passes to the next: when the last request came, the rate and cost of requests, and the rate of a
+replica."""
 
 import math
 from collections.abc import Mapping
@@ -9,29 +9,29 @@ from shoal.core.scaling.load import FleetLoad, live
 from shoal.core.scaling.types import Load, ModelSnapshot, ScalingMemory, SourceMark, Speed, WorkMeter
 
 GENERATED_WEIGHT = 4.0
-"""Work is counted in prompt tokens; a generated one costs as much as this many of them. On the measured kernel tables
-of 8 GPUs (Llama-3.1-8B) a decode step of a full batch takes 3 to 6 times as long per token as prefill does, so that
-one learned rate holds although the mix of prompts and answers changes."""
+"""Work is counted in prompt tokens; one generated token costs as much as this many. On the measured kernel tables of 8
+GPUs (Llama-3.1-8B) a decode step of a full batch takes 3 to 6 times as long per token as prefill, so one learned rate
+holds when the mix of prompts and answers changes."""
 ARRIVALS_SECONDS = 30.0
 """Time constant of the arrival rate."""
 ARRIVALS_NOW_SECONDS = 10.0
-"""Time constant of the arrival rate where a queue is looked at."""
+"""Time constant of the arrival rate used with queues."""
 LATE_SECONDS = 30.0
-"""A decision later than asked by more than this means that the clock leapt or the process was stopped: what was heard
-before may be old, so windows begin anew."""
+"""A decision later than due by more than this means that the clock leapt or the process was stopped: earlier signals
+may be old, so windows begin anew."""
 SETTLE_SECONDS = 10.0
-"""After a wake, until the queue counts: by then it is known what the replica can do, and nothing is asked for what it
-clears by itself."""
+"""Seconds after a wake until the queue counts: by then the replica's rate is known, and no replica is requested for a
+queue that it clears alone."""
 _MEMORY_SECONDS = 300.0
-"""Time constant of what a request costs."""
+"""Time constant of the cost of a request."""
 _METER_SECONDS = 5.0
-"""Over how long a replica's rate is taken."""
+"""Seconds over which a replica's rate is measured."""
 _TOO_LONG = 4.0
-"""Times `_METER_SECONDS` between two looks, and nobody knows whether requests waited all the while."""
+"""Times `_METER_SECONDS` between two decisions, after which it is unknown whether requests waited all the time."""
 _FADE_SECONDS = 3600.0
-"""Time constant with which a proven rate loses its weight."""
+"""Time constant with which a proven rate fades."""
 _RISE, _FALL = 0.5, 0.15
-"""Weights of a new rate that is above or below the learned one: a batch that fills does less than it can."""
+"""Weights of a new rate above or below the learned one: while a batch fills, a replica does less than it can."""
 
 
 def work(load: Load | None) -> float | None:
@@ -42,7 +42,7 @@ def work(load: Load | None) -> float | None:
 
 
 def begin(snapshot: ModelSnapshot, load: FleetLoad, now: float) -> ScalingMemory:
-    """The memory of a new term: windows start at what is wanted now, so that nothing goes down early."""
+    """The memory of a new term. Windows start at the replicas wanted now, so that nothing goes down early."""
     return ScalingMemory(
         began=now,
         now=now,
@@ -60,8 +60,8 @@ def begin(snapshot: ModelSnapshot, load: FleetLoad, now: float) -> ScalingMemory
 
 
 def recall(snapshot: ModelSnapshot, memory: ScalingMemory | None, load: FleetLoad, now: float) -> ScalingMemory:
-    """What is known at `now`. A memory of another term, or one that a leap of the clock made doubtful, starts its
-    windows anew; what was learned of requests and replicas stays."""
+    """The memory at `now`. If it is of another term, or the clock leapt, windows start anew; what was learned of
+    requests and replicas stays."""
     if memory is None or memory.began < snapshot.term_began:
         learned = begin(snapshot, load, now)
         return learned if memory is None else replace(learned, speeds=memory.speeds)
@@ -82,8 +82,8 @@ def recall(snapshot: ModelSnapshot, memory: ScalingMemory | None, load: FleetLoa
 
 def _advance(snapshot: ModelSnapshot, memory: ScalingMemory, load: FleetLoad, now: float) -> ScalingMemory:
     elapsed = now - memory.now
-    asked = _arrived(snapshot, memory) > 0
-    disturbed = asked or _busy(load) or _uncertain(snapshot, memory)
+    arrived = _arrived(snapshot, memory) > 0
+    disturbed = arrived or _busy(load) or _uncertain(snapshot, memory)
     serves = _serves(snapshot)
     first = serves and not memory.served and snapshot.wanted > 0
     meters, speeds = _meters(snapshot, memory.meters, memory.speeds, now)
@@ -106,7 +106,7 @@ def _advance(snapshot: ModelSnapshot, memory: ScalingMemory, load: FleetLoad, no
         woken=now if snapshot.wanted == 0 else memory.woken,
         served=snapshot.wanted > 0 and (memory.served or serves),
         settled=now + SETTLE_SECONDS if first else memory.settled,
-        last_request=now if asked else memory.last_request,
+        last_request=now if arrived else memory.last_request,
         source_marks=_marks(snapshot, memory.source_marks),
         meters=meters,
         speeds=speeds,
@@ -127,29 +127,29 @@ def _busy(load: FleetLoad) -> bool:
 
 
 def _arrived(snapshot: ModelSnapshot, memory: ScalingMemory) -> int:
-    """Requests since each known gateway was last heard. A smaller count is a restart's, whatever its boot id says."""
+    """Requests since the last report of each known gateway. A smaller count is a restart, whatever the boot id says."""
     count = 0
-    for voice in snapshot.sources or ():
-        mark = memory.source_marks.get(voice.name)
-        if voice.demand is None or mark is None:
+    for source in snapshot.sources or ():
+        mark = memory.source_marks.get(source.name)
+        if source.demand is None or mark is None:
             continue
-        restarted = voice.boot != mark.boot or voice.demand.arrivals < mark.arrivals
-        count += max(0, voice.demand.arrivals - (0 if restarted else mark.arrivals))
+        restarted = source.boot != mark.boot or source.demand.arrivals < mark.arrivals
+        count += max(0, source.demand.arrivals - (0 if restarted else mark.arrivals))
     return count
 
 
 def _uncertain(snapshot: ModelSnapshot, memory: ScalingMemory) -> bool:
-    """Whether requests may have come or run that nobody told of: a gateway that went while it was not heard, one that
-    is new and has had some, one that was busy when last heard and was silent since."""
+    """Whether requests may have come or run unreported: a gateway went away while stale, a new one already had
+    requests, or a gateway was busy in its last report and is live again."""
     names = {v.name for v in snapshot.sources or ()}
     if snapshot.sources is not None and any(not m.live for name, m in memory.source_marks.items() if name not in names):
         return True
-    for voice in snapshot.sources or ():
-        mark = memory.source_marks.get(voice.name)
-        if voice.demand is None:
+    for source in snapshot.sources or ():
+        mark = memory.source_marks.get(source.name)
+        if source.demand is None:
             continue
         if mark is None:
-            if voice.demand.arrivals > 0:
+            if source.demand.arrivals > 0:
                 return True
         elif mark.busy and not mark.live:
             return True
@@ -160,33 +160,35 @@ def _marks(snapshot: ModelSnapshot, former: Mapping[str, SourceMark]) -> dict[st
     if snapshot.sources is None:
         return {name: replace(mark, live=False) for name, mark in former.items()}
     marks: dict[str, SourceMark] = {}
-    for voice in snapshot.sources:
-        said, mark = voice.demand, former.get(voice.name)
-        if said is not None:
-            marks[voice.name] = SourceMark(voice.boot, said.arrivals, said.in_flight > 0 or said.held > 0, live=True)
+    for source in snapshot.sources:
+        demand, mark = source.demand, former.get(source.name)
+        if demand is not None:
+            marks[source.name] = SourceMark(
+                source.boot, demand.arrivals, demand.in_flight > 0 or demand.held > 0, live=True
+            )
         elif mark is not None:
-            marks[voice.name] = replace(mark, live=False)
+            marks[source.name] = replace(mark, live=False)
         else:
-            # Never heard in this term: whatever it has had is news once it is.
-            marks[voice.name] = SourceMark(None, 0, busy=True, live=False)
+            # No report in this term yet: whatever the first report counts is new.
+            marks[source.name] = SourceMark(None, 0, busy=True, live=False)
     return marks
 
 
 def _same_sources(snapshot: ModelSnapshot, memory: ScalingMemory) -> bool:
-    voices = snapshot.sources or ()
-    return len(voices) == len(memory.source_marks) and all(
-        (mark := memory.source_marks.get(v.name)) is not None and mark.live and mark.boot == v.boot for v in voices
+    sources = snapshot.sources or ()
+    return len(sources) == len(memory.source_marks) and all(
+        (mark := memory.source_marks.get(v.name)) is not None and mark.live and mark.boot == v.boot for v in sources
     )
 
 
 def _rate(
     snapshot: ModelSnapshot, memory: ScalingMemory, before: float | None, seconds: float, now: float
 ) -> float | None:
-    """Exponentially smoothed; None while no gateway has been heard."""
+    """Requests per second, exponentially smoothed; unchanged while no gateway reports."""
     known = [v for v in snapshot.sources or () if v.demand is not None]
     if not known:
         return before
-    # Two looks at the same instant: what came in between is counted as if a moment had passed.
+    # Two decisions at the same instant: arrivals between them are counted as if a moment had passed.
     elapsed = max(1e-3, now - memory.now)
     keep = math.exp(-elapsed / seconds)
     came = sum(
@@ -205,7 +207,7 @@ def _queue_since(snapshot: ModelSnapshot, memory: ScalingMemory, load: FleetLoad
 
 
 def _progress(snapshot: ModelSnapshot, load: FleetLoad) -> float | None:
-    """Requests done so far: those in work count half, those that wait in an engine not at all."""
+    """Requests done so far; those in progress count half, those waiting in an engine not at all."""
     if snapshot.sources is None or load.stale:
         return None
     arrivals = sum(v.demand.arrivals for v in snapshot.sources if v.demand is not None)
@@ -222,7 +224,7 @@ def _serves(snapshot: ModelSnapshot) -> bool:
 def _meters(
     snapshot: ModelSnapshot, former: Mapping[str, WorkMeter], speeds: Mapping[str, Speed], now: float
 ) -> tuple[dict[str, WorkMeter], dict[str, Speed]]:
-    """Meters as they stand, and speeds with what those that ran long enough have shown."""
+    """Meters at `now`, and speeds updated by meters that have run long enough."""
     meters: dict[str, WorkMeter] = {}
     found = dict(speeds)
     for replica in snapshot.replicas:
@@ -246,14 +248,14 @@ def _meters(
 
 
 def _alike(meter: WorkMeter, queued: bool, now: float) -> bool:
-    """Whether the time since the mark is of one kind: a queue all the while, or none."""
+    """Whether the time since the mark is of one kind: a queue all the time, or none."""
     return meter.queued == queued and not (queued and now - meter.marked > _TOO_LONG * _METER_SECONDS)
 
 
 def _with_rate(speed: Speed, rate: float, queued: bool, seconds: float) -> Speed:
     if not queued:
         proven = max(rate, speed.proven * math.exp(-seconds / _FADE_SECONDS))
-        # More than the limit that was learned, and nobody waits: the limit is higher.
+        # Above the learned limit without a queue: the limit is higher.
         learned = speed.learned if speed.learned is None else max(speed.learned, rate)
         return Speed(learned, proven)
     if rate <= 0:

@@ -1,4 +1,5 @@
-"""What replicas and gateways say, added up: what is not heard is named, what cannot be is clamped and named."""
+"""The reported load of replicas and gateways, summed. Stale sources are named; impossible values are clamped and
+named."""
 
 from dataclasses import dataclass
 
@@ -6,12 +7,12 @@ from shoal.core.scaling.types import Demand, Load, ModelSnapshot, Replica, Scali
 
 _STARTING = frozenset({"fetching", "loading"})
 _LARGER_THAN_PREDICTED = 2
-"""A KV cache that is said to be larger than this many times the known figure is not believed."""
+"""A reported KV cache larger than this many times the predicted one is not believed."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetLoad:
-    """Sums over those that are heard; requests and tokens."""
+    """Sums over live sources, in requests and tokens."""
 
     used: int
     """KV tokens."""
@@ -22,28 +23,29 @@ class FleetLoad:
     held: int
     held_tokens: int
     load_unknown: tuple[Replica, ...]
-    """Ready replicas whose load is unknown: they count as loaded to the target."""
+    """Ready replicas whose load is unknown: they count as loaded to their target."""
     stale: tuple[str, ...]
-    """Voices that are not fresh, by name. Anything here, and nothing goes down."""
+    """Names of sources that are not fresh. While there is one, nothing goes down."""
     invalid: tuple[str, ...]
-    """What was said and cannot be."""
+    """Reported values that are impossible, as phrases."""
     kv_tokens: dict[str, int]
-    """Of one replica, by class, as the engines say; the smallest where they differ."""
+    """Of one replica, by class, as engines report; the smallest where they differ."""
     adapters: int = 0
-    """Distinct adapters that are in flight or held."""
+    """Distinct adapters in flight or held."""
     adapters_known: bool = True
-    """Every gateway that is heard tells of its adapters."""
+    """Every live gateway reports its adapters."""
     adapter_slots: int | None = None
-    """Distinct adapters that one replica takes at once, the smallest where they differ; None: it serves none."""
+    """Distinct adapters that one replica serves at once, the smallest where replicas differ; None: no replica serves
+    adapters."""
 
 
 def live(replica: Replica) -> bool:
-    """Whether it is supply: there, or coming."""
+    """Whether a replica is supply, now or once it has started."""
     return not replica.deleting and not replica.lost
 
 
 def fleet_load(snapshot: ModelSnapshot) -> FleetLoad:
-    """What is said. O(replicas + gateways)."""
+    """Sums the reported load. O(replicas + gateways)."""
     known = {v.gpu_class: v for v in snapshot.variants}
     used = waiting = waiting_tokens = running = 0
     load_unknown: list[Replica] = []
@@ -98,7 +100,7 @@ def _total(demands: list[Demand], key: str) -> int:
 
 
 def _validated(replica: Replica, variant: ScalingVariant | None, invalid: list[str]) -> Load | None:
-    """Its load without what cannot be: less than nothing is unknown, more than there is is all there is."""
+    """The load of a replica without impossible values: a negative one is unknown, one above its bound is the bound."""
     load = replica.load
     if load is None:
         return None

@@ -1,4 +1,4 @@
-"""The rules, one function each. `decide.py` has the table."""
+"""The scaling rules, one function each; the table is in `decide.py`."""
 
 import math
 
@@ -6,32 +6,33 @@ from shoal.core.scaling.messages import count, percent, seconds
 from shoal.core.scaling.view import RuleOutput, View
 
 HYSTERESIS = 0.9
-"""Replicas go only where those that stay would be below this share of the target."""
-_BELIEF = 3.0
-"""Cold starts: one to start, one to clear the queue, one for whatever was not foreseen."""
-_SLOTS = 0.8
-"""Share of the slots that adapters in use may take: they are never spread quite evenly, and once there are more of them
-than slots, requests wait for one another's adapters instead of for the GPU."""
+"""Replicas go only where the remaining ones would be below this share of the target."""
+_TRUSTED_COLD_STARTS = 3.0
+"""Cold starts for which a queue may last before the rates are doubted: one to start a replica, one to clear the queue,
+one for the unforeseen."""
+_ADAPTER_SLOTS_SHARE = 0.8
+"""Share of the slots that adapters in use may take. Adapters never spread quite evenly, and with more adapters than
+slots requests wait for slots instead of for the GPU."""
 
 
 def kv_cache(view: View) -> RuleOutput:
-    """KV tokens in use, and the prompts that wait for room, against their share of what replicas hold."""
-    said, policy = view.load, view.snapshot.policy
-    demand = float(said.used + said.waiting_tokens)
+    """KV tokens in use and the prompts that wait, against the target share of the replicas' KV caches."""
+    load, policy = view.load, view.snapshot.policy
+    demand = float(load.used + load.waiting_tokens)
     inputs = {
-        "kvTokensUsed": said.used,
-        "waitingTokens": said.waiting_tokens,
+        "kvTokensUsed": load.used,
+        "waitingTokens": load.waiting_tokens,
         "targetPercent": policy.kv_percent,
-        "replicasUnknown": len(said.load_unknown),
+        "replicasUnknown": len(load.load_unknown),
     }
     if not view.fleet.kv_tokens:
         return RuleOutput("kvCache", None, None, inputs, "what a replica's KV cache holds is not known")
-    # A replica that is not heard is loaded to its target: it takes nothing off the others and asks for nothing.
-    # One that stands beyond what is wanted, in order to replace another, counts for nothing: the last ones, since
-    # supply is counted from the first. Were it otherwise, a move between classes of different size asked for more.
-    heard = max(0, view.fleet.ready - len(said.load_unknown))
+    # A replica with unknown load counts as loaded to its target: it neither helps the others nor asks for more.
+    # A replica beyond `wanted`, which replaces another one, counts for nothing (the last ones, since supply is counted
+    # from the first): otherwise a move between classes of different size would ask for more replicas.
+    reporting = max(0, view.fleet.ready - len(load.load_unknown))
     loaded = [s.kv_tokens or 0 for s in view.fleet.placed if not s.load_known]
-    demand += sum(loaded[: max(0, view.snapshot.wanted - heard)]) * policy.kv_percent / 100
+    demand += sum(loaded[: max(0, view.snapshot.wanted - reporting)]) * policy.kv_percent / 100
     held = sum(s.kv_tokens or 0 for s in view.fleet.placed if s.ready_in == 0)
     up = view.fleet.needed(demand, view.tokens)
     keep = view.fleet.needed(demand / HYSTERESIS, view.tokens)
@@ -54,7 +55,7 @@ def _kv_with(view: View, demand: float, replicas: int) -> str:
 
 
 def queue(view: View) -> RuleOutput:
-    """Requests that wait in engines, against their target per replica; no more than surely clear them."""
+    """Requests that wait in engines, against the target per replica; no more replicas than surely clear them."""
     waiting, target = view.load.waiting, view.snapshot.policy.queued_per_replica
     up = min(view.fleet.limit, math.ceil(waiting / target))
     keep = min(view.fleet.limit, math.ceil(waiting / (HYSTERESIS * target)))
@@ -71,10 +72,10 @@ def queue(view: View) -> RuleOutput:
 
 
 def _clearing(view: View) -> int | None:
-    """How many replicas are known to clear the queue, never less than there are; None: it is not known, or it was
-    thought to be so and the queue stays although those that came had the time to clear it."""
+    """Replicas that clear the queue by known rates, never fewer than placed. None: the rates are unknown, or wrong, as
+    the queue remains although the replicas had the time to clear it."""
     since, sure = view.memory.queue_since, view.speed_at_least
-    if since is None or view.now - since > _BELIEF * view.fleet.cold_start or not view.fleet.ready:
+    if since is None or view.now - since > _TRUSTED_COLD_STARTS * view.fleet.cold_start or not view.fleet.ready:
         return None
     if not any(sure(s) for s in view.fleet.placed):
         return None
@@ -83,7 +84,7 @@ def _clearing(view: View) -> int | None:
 
 
 def rate(view: View) -> RuleOutput:
-    """The work that requests bring, against the learned rate of a replica."""
+    """The work that requests bring, against the learned rate of the replicas."""
     arriving, share = view.arriving, view.snapshot.policy.rate_percent / 100
     inputs = {
         "requestsPerSecond": _rounded(view.memory.arrival_rate),
@@ -108,7 +109,7 @@ def rate(view: View) -> RuleOutput:
 
 
 def _proven(view: View) -> int | None:
-    """How many replicas have to stay while their limit is not known: as many as are known to do the work, or one less
+    """Replicas that must stay while the limit of a replica is unknown: as many as are known to do the work, or one less
     than now, to find out."""
     arriving, one_less = view.arriving, max(0, view.placed - 1)
     if arriving == 0.0:
@@ -119,7 +120,7 @@ def _proven(view: View) -> int | None:
 
 
 def backlog(view: View) -> RuleOutput:
-    """What will still wait when a further replica could serve, to be gone in one cold start more."""
+    """What will still wait when a further replica could serve, to be done in one cold start more."""
     end = view.fleet.cold_start
     then = None if view.any_speed is None else view.backlog_then(view.speed)
     inputs = {
@@ -139,32 +140,32 @@ def backlog(view: View) -> RuleOutput:
 
 
 def held(view: View) -> RuleOutput:
-    """Requests that wait at gateways: one replica at least, and enough for their tokens."""
-    said = view.load
-    inputs = {"requestsHeld": said.held, "heldTokens": said.held_tokens}
-    if not said.held:
+    """Requests held at gateways: one replica at least, and enough for their tokens."""
+    load = view.load
+    inputs = {"requestsHeld": load.held, "heldTokens": load.held_tokens}
+    if not load.held:
         return RuleOutput("held", 0, 0, inputs, "no request is held")
     up = 1
     if (view.any_speed is None or view.backlog_then(view.speed) is None) and view.fleet.kv_tokens:
-        up = max(1, view.fleet.needed(said.used + said.waiting_tokens + said.held_tokens, view.tokens))
-    return RuleOutput("held", up, up, inputs, f"{count(said.held, 'request')} held, {count(said.held_tokens, 'token')}")
+        up = max(1, view.fleet.needed(load.used + load.waiting_tokens + load.held_tokens, view.tokens))
+    return RuleOutput("held", up, up, inputs, f"{count(load.held, 'request')} held, {count(load.held_tokens, 'token')}")
 
 
 def adapters(view: View) -> RuleOutput:
-    """Distinct adapters that are asked for at once, against the slots of the replicas."""
-    said, slots = view.load, view.load.adapter_slots
+    """Distinct adapters in use at once, against the slots of the replicas."""
+    load, slots = view.load, view.load.adapter_slots
     if slots is None:
         return RuleOutput("adapters", 0, 0, {}, "no replica says that it serves adapters")
-    each = math.ceil(_SLOTS * slots)
-    up = min(view.fleet.limit, math.ceil(said.adapters / each))
-    keep = min(view.fleet.limit, math.ceil(said.adapters / (HYSTERESIS * each)))
-    if said.adapters and not said.adapters_known:
+    each = math.ceil(_ADAPTER_SLOTS_SHARE * slots)
+    up = min(view.fleet.limit, math.ceil(load.adapters / each))
+    keep = min(view.fleet.limit, math.ceil(load.adapters / (HYSTERESIS * each)))
+    if load.adapters and not load.adapters_known:
         keep = max(keep, view.placed)
-    inputs = {"adaptersInUse": said.adapters, "slotsPerReplica": slots, "targetPerReplica": each}
-    sentence = f"{count(said.adapters, 'adapter')} in use at once, target {each} per replica of {count(slots, 'slot')}"
+    inputs = {"adaptersInUse": load.adapters, "slotsPerReplica": slots, "targetPerReplica": each}
+    sentence = f"{count(load.adapters, 'adapter')} in use at once, target {each} per replica of {count(slots, 'slot')}"
     fewer = ""
     if up > 1:
-        fewer = f"{count(up - 1, 'replica')} would have {said.adapters / (up - 1):.1f} adapters in use each"
+        fewer = f"{count(up - 1, 'replica')} would have {load.adapters / (up - 1):.1f} adapters in use each"
     return RuleOutput("adapters", up, max(up, keep), inputs, sentence, fewer)
 
 
@@ -185,8 +186,8 @@ def recent_requests(view: View) -> RuleOutput:
 
 
 def initial(view: View) -> RuleOutput:
-    """A new Model has one replica, so that its faults show: one that cannot be placed or fetched is not idle. Once a
-    replica was asked for it is not new any more, and goes to zero like others."""
+    """One replica of a new Model, so that faults of placement or download show instead of looking idle. Once a replica
+    was requested, the Model is no longer new and may go to zero."""
     if view.snapshot.new:
         return RuleOutput("initial", 1, 1, {}, "the Model is new")
     return RuleOutput("initial", 0, 0, {}, "the Model is not new")

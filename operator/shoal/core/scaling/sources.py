@@ -1,5 +1,5 @@
-"""Who is not heard, said of a Model only once it has held for a while: what comes and goes is no news, and each change
-of a status is a write."""
+"""Stale signal sources of a Model, published only once they have been stale for a while: short gaps are normal, and
+each change of a status is a write."""
 
 from dataclasses import dataclass
 
@@ -7,32 +7,32 @@ from shoal.core.scaling.messages import names
 from shoal.core.scaling.types import Policy, ScalingDecision
 
 STEADY_SECONDS = 30.0
-"""For so long it must have been the same before it is told, and gone before it is taken back."""
+"""Seconds for which a message must hold before it is published, and be gone before it is withdrawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """What is told, and what would be if it stayed as it is."""
+    """The published message, and the latest one, which is published if it stays."""
 
     published: str | None = None
     latest: str | None = None
     since: float = float("-inf")
-    """From when on `latest` has held."""
+    """Monotonic seconds since which `latest` has held."""
 
 
 def describe_stale(decision: ScalingDecision, policy: Policy) -> str | None:
-    """Which voices are missing, where replicas could go down if they were not; None: nothing is held up."""
+    """Which sources are stale, where replicas might go down otherwise; None: nothing is held up."""
     if not decision.stale or decision.wanted <= policy.minimum:
         return None
     return f"no live signals from {names(tuple(sorted(decision.stale)))}: nothing scales down"
 
 
 def steady(known: Steady, latest: str | None, now: float) -> Steady:
-    """Takes what holds at `now` (monotonic seconds); None: there is nothing to say."""
+    """Takes the message that holds at `now` (monotonic seconds); None: there is none."""
     since = known.since if latest == known.latest else now
     return Steady(latest if now - since >= STEADY_SECONDS else known.published, latest, since)
 
 
 def due(known: Steady, now: float) -> float | None:
-    """Seconds until something else is told, if nothing changes until then; None: nothing else is."""
+    """Seconds until the published message changes, if nothing else changes; None: it will not."""
     return None if known.published == known.latest else max(0.0, known.since + STEADY_SECONDS - now)

@@ -1,15 +1,15 @@
-"""What the decider reads and says. Times are seconds of one monotonic clock; None is "unknown", never zero."""
+"""Input and output of the scaling decision. Times are seconds of one monotonic clock; None is "unknown", never zero."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _ENOUGH_REQUESTS = 10.0
-"""Fewer say nothing about the mean."""
+"""Fewer requests give no meaningful mean cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the Model's spec asks for."""
+    """Scaling parameters from the Model's spec."""
 
     minimum: int = 0
     maximum: int = 10
@@ -18,18 +18,18 @@ class Policy:
     idle_seconds: float = 600.0
     stabilization_seconds: float = 120.0
     max_step: int = 8
-    """Replicas that one decision adds at most, or as many as there are, where that is more."""
+    """Replicas that one decision adds at most; or as many as there are, where that is more."""
     rate_percent: int = 80
-    """Share of a replica's learned rate that arrivals may take."""
+    """Share of a replica's learned rate that arriving work may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a replica's agent says, as far as decisions read it."""
+    """The part of a replica agent's report that decisions read."""
 
     engine_boot: str | None = None
     phase: str | None = None
-    """As in `api/replica.py`. An engine that fetches or loads runs nothing; otherwise figures that miss are unknown."""
+    """As in `api/replica.py`. An engine that fetches or loads runs nothing; otherwise missing values are unknown."""
     running: int | None = None
     max_running: int | None = None
     waiting: int | None = None
@@ -39,30 +39,30 @@ class Load:
     prompt_tokens_total: int | None = None
     generation_tokens_total: int | None = None
     adapter_slots: int | None = None
-    """Distinct adapters that requests may use at once; None: it serves none."""
+    """Distinct adapters that requests may use at once; None: the replica serves none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """An engine pod that is not gone."""
+    """An engine pod that exists."""
 
     uid: str
     pod: str
     gpu_class: str
     ready: bool
     was_ready: bool
-    """Ready once: only then is it a voice."""
+    """It was ready at least once; only then are its signals required for a step down."""
     deleting: bool
     lost: bool
-    """On a node that has been unreachable beyond its toleration: dead, so not a voice."""
+    """Its node has been unreachable beyond the toleration: the replica is dead, and its signals are not required."""
     created: float
     load: Load | None
-    """None: its stream is not live."""
+    """None: the agent's stream is not live."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one gateway has of the Model."""
+    """One gateway's report on the Model."""
 
     arrivals: int
     in_flight: int
@@ -70,38 +70,38 @@ class Demand:
     held_tokens: int
     oldest_seconds: float
     adapters: frozenset[str] | None = None
-    """Adapters in flight or held, by uid; None: it does not tell."""
+    """Uids of adapters in flight or held; None: the gateway does not report them."""
     complete: bool = True
-    """False: it left something out, which stands as zero here. What it says counts up, and never down."""
+    """False: the gateway left values out, which are zero here. The report may raise the need, never lower it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignalSource:
-    """A gateway that was Ready once and is not gone."""
+    """A gateway that was Ready once and still exists."""
 
     name: str
     boot: str | None
     demand: Demand | None
-    """None: its stream is not live. A live one that has nothing of the Model says zeros."""
+    """None: the gateway's stream is not live. A live gateway without requests of the Model reports zeros."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingVariant:
-    """A GPU class that the Model may use, in the order in which they are filled (cheapest first)."""
+    """A GPU class that the Model may use. Variants are in the order in which they are filled (cheapest first)."""
 
     gpu_class: str
     replicas: int
-    """Asked for now."""
+    """Requested now."""
     headroom: int | None
-    """Further replicas for which there are free GPUs; None: not known."""
+    """Further replicas for which there are free GPUs; None: unknown."""
     maximum: int | None = None
     kv_tokens: int | None = None
-    """Of one replica: the engine's own figure, else the predicted one."""
+    """Of one replica: reported by the engine, else predicted."""
     cold_start_seconds: float | None = None
     work_rate: float | None = None
-    """Work per second (`learn.work`) of one replica while requests waited, before this term; None: not known."""
+    """Work per second (`learn.work`) of one replica while requests waited, from earlier terms; None: unknown."""
     least_work_rate: float | None = None
-    """What one replica does per second at least, see `estimate.py`; None: not known."""
+    """Work per second that one replica does at least (`estimate.py`); None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +110,10 @@ class ModelSnapshot:
 
     policy: Policy
     wanted: int
-    """Replicas wanted so far: of the last decision, or after a restart of the operator those that the Deployments ask
-    for."""
+    """Replicas wanted by the last decision; after a restart of the operator, those that the Deployments ask for."""
     replicas: tuple[Replica, ...]
     sources: tuple[SignalSource, ...] | None
-    """None: not even the gateways are known yet."""
+    """None: the gateways are not known yet."""
     variants: tuple[ScalingVariant, ...]
     rolling: bool
     """A rollout is under way."""
@@ -123,28 +122,28 @@ class ModelSnapshot:
     new: bool = False
     """The Model has never had a replica."""
     last_wake: float | None = None
-    """When somebody last woke the Model by hand: counts as a request at that time."""
+    """When the Model was last woken by hand: counts as a request at that time."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceMark:
-    """A gateway's counters when it was last heard."""
+    """Counters of a gateway's last report."""
 
     boot: str | None
     arrivals: int
     busy: bool
-    """It had something in flight or held."""
+    """It had requests in flight or held."""
     live: bool
-    """At the last decision."""
+    """Its stream was live at the last decision."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkMeter:
-    """A replica's work since a mark, while its engine goes on and either always or never has a queue."""
+    """A replica's work since a mark, while its engine runs on and either always or never has a queue."""
 
     engine_boot: str | None
     work: float
-    """At the last decision, see `learn.work`."""
+    """At the last decision, in units of `learn.work`."""
     marked: float
     """Time of the mark."""
     work_then: float
@@ -156,30 +155,30 @@ class Speed:
     """Work per second of one replica of a class."""
 
     learned: float | None = None
-    """What it did while requests waited: its limit."""
+    """While requests waited: the replica's limit."""
     proven: float = 0.0
-    """The most it did without a queue: its limit is not below."""
+    """The most it did without a queue: the limit is not below."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingMemory:
-    """What the decider remembers of one Model in this term; opaque to others. The next decision gets it back."""
+    """Opaque memory of one Model's decisions in this term, passed from each decision to the next."""
 
     began: float
     now: float
-    """Of the last decision."""
+    """Time of the last decision."""
     due: float | None
-    """When that decision asked to be looked at again."""
+    """When the last decision asked for the next one."""
     window: tuple[tuple[float, int], ...]
-    """(until, replicas): how many were enough, and until when that was said; later entries are lower."""
+    """(until, replicas): how many were enough, and until when; later entries are lower."""
     quiet_since: float
     """Since when nothing arrived, ran or was held."""
     woken: float
-    """When replicas were first wanted, after there were none."""
+    """When replicas were first wanted after zero."""
     served: bool = False
-    """One of them has been ready since."""
+    """A replica has been ready since `woken`."""
     settled: float = 0.0
-    """Until when the first one takes in what was held: no queue that means anything."""
+    """Until when the first replica takes in held requests, and its queue means nothing."""
     last_request: float | None = None
     """When a request was last seen to arrive; None: not in this term."""
     source_marks: Mapping[str, SourceMark] = field(default_factory=dict[str, SourceMark])
@@ -194,17 +193,17 @@ class ScalingMemory:
     queue_since: float | None = None
     """Since when more requests wait than the target allows; None: they do not."""
     lowered: float | None = None
-    """When fewer were decided last."""
+    """When the last step down was decided."""
     fresh_since: float = 0.0
-    """Since when every voice is heard and no rollout is under way."""
+    """Since when all signals are fresh and no rollout is under way."""
     stabilization_factor: float = 1.0
-    """How many times `stabilization_seconds` fewer must have been enough."""
+    """Multiple of `stabilization_seconds` for which fewer must have been enough."""
     progress: float | None = None
-    """Requests done so far, those in work as halves; None: not every gateway is heard."""
+    """Requests done so far, those in progress as halves; None: a gateway is stale."""
     done: float = 0.0
-    """Requests done, old ones fading."""
+    """Requests done, faded over time."""
     worked: float = 0.0
-    """Work done for them, fading alike."""
+    """Work done for them, faded alike."""
 
     @property
     def work_per_request(self) -> float | None:
@@ -213,7 +212,7 @@ class ScalingMemory:
 
 @dataclass(frozen=True, slots=True)
 class ScalingRule:
-    """What one rule asks for."""
+    """The result of one rule, for display."""
 
     name: str
     replicas: int | None
@@ -224,21 +223,21 @@ class ScalingRule:
 
 @dataclass(frozen=True, slots=True)
 class ScalingDecision:
-    """How many, and why."""
+    """How many replicas are wanted, and why."""
 
     wanted: int
     before: int
     reason: str
-    """A reason of `reasons.py`."""
+    """One of `reasons.py`."""
     message: str
     rules: tuple[ScalingRule, ...] = ()
     """The deciding one first."""
     alternative: str = ""
-    """What was not done, and why not."""
+    """What was not decided, and why not."""
     recheck_seconds: float | None = None
-    """Seconds after which the same input may give another decision; None: only with another input. Who looks much
-    later than asked (`learn.LATE_SECONDS`) makes the windows begin anew."""
+    """Seconds after which the same input may give another decision; None: never. If the next decision is much later
+    than this (`learn.LATE_SECONDS`), windows begin anew."""
     stale: tuple[str, ...] = ()
-    """Voices that are not fresh, by name."""
+    """Names of signal sources that are not fresh."""
     invalid: tuple[str, ...] = ()
-    """What was said and cannot be, with who said it."""
+    """Reported values that are impossible, with their source."""

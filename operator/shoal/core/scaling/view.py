@@ -1,4 +1,4 @@
-"""What every rule looks at: one Model at one moment, with what was learned before."""
+"""Input of the rules: one Model at one moment, with what was learned before."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class View:
         return (slot.kv_tokens or 0) * self.snapshot.policy.kv_percent / 100 if slot.serves else 0.0
 
     def speed(self, slot: Slot) -> float:
-        """Work per second at the limit: learned in this term, else in the past, else of another class."""
+        """Work per second at the limit: learned in this term, else in earlier ones, else the slowest of all classes."""
         return (self._limit(slot.gpu_class) or self.any_speed or 0.0) if slot.serves else 0.0
 
     def _limit(self, gpu_class: str) -> float | None:
@@ -41,7 +41,7 @@ class View:
         return self.fleet.work_rates.get(gpu_class)
 
     def speed_at_least(self, slot: Slot) -> float:
-        """Work per second that a replica can do for sure: learned, else seen without a queue or estimated."""
+        """Work per second that a replica surely does: learned, else seen without a queue or estimated."""
         if not slot.serves:
             return 0.0
         seen = self.memory.speeds.get(slot.gpu_class, Speed()).proven
@@ -49,18 +49,18 @@ class View:
 
     @property
     def any_speed(self) -> float | None:
-        """The slowest limit that is known; None: none is."""
+        """The slowest known limit; None: none is known."""
         classes = {*self.memory.speeds, *self.fleet.work_rates}
         return min((limit for name in classes if (limit := self._limit(name)) is not None), default=None)
 
     @property
     def arriving(self) -> float | None:
-        """Work per second that requests bring; None: unknown."""
+        """Work per second of arriving requests; None: unknown."""
         return self._work(self.memory.arrival_rate)
 
     @property
     def arriving_now(self) -> float | None:
-        """The same, of the last few seconds."""
+        """`arriving`, over the last few seconds."""
         return self._work(self.memory.arrival_rate_now)
 
     def _work(self, requests: float | None) -> float | None:
@@ -70,8 +70,8 @@ class View:
         return None if requests is None or cost is None else requests * cost
 
     def backlog_then(self, speed: Callable[[Slot], float]) -> float | None:
-        """Work that would still wait after one cold start, with what serves and what is starting, if requests come as
-        in the last few seconds; None: unknown."""
+        """Work that would still wait after one cold start, with ready and starting replicas and requests coming as in
+        the last few seconds; None: unknown."""
         arriving, left = self.arriving_now, self._work(float(self.load.waiting + self.load.held))
         if arriving is None or left is None:
             return None
@@ -83,7 +83,7 @@ class View:
         return left
 
     def sufficient(self, speed: Callable[[Slot], float]) -> int | None:
-        """Replicas that take what arrives and clear, within one cold start, what will wait in one; None: unknown."""
+        """Replicas that take what arrives and clear, within one cold start, what will wait after one; None: unknown."""
         then, arriving = self.backlog_then(speed), self.arriving_now
         if then is None or arriving is None:
             return None
@@ -93,14 +93,14 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class RuleOutput:
-    """What one rule asks for."""
+    """The result of one rule."""
 
     rule: str
     up: int | None
-    """At least so many now; None: an input is unknown."""
+    """Replicas needed now, at least; None: an input is unknown."""
     keep: int | None
-    """At least so many must stay, with some room to spare; never below `up`."""
+    """Replicas that must stay, at least, with some reserve; never below `up`."""
     inputs: Mapping[str, float | int | str | None]
     sentence: str
     fewer: str = ""
-    """What would be with one replica less."""
+    """The effect of one replica less, as a sentence."""

@@ -1,7 +1,8 @@
-"""Whether a model fits on a GPU class, on how many GPUs, and how many tokens its KV cache will hold there.
+"""Sizing: whether a model fits on a GPU class, on how many GPUs, and how many tokens its KV cache holds there.
 
-The sums are SGLang's own (0.5.23), so that what is promised here is what the engine then says at its start. Pure: facts
-of the weights, a GPU, and what the engine's arguments change go in; `Sized` or `Misfit` with the sum come out.
+The arithmetic is SGLang's own (0.5.23), so that predictions equal what the engine reports at its start. Pure functions:
+input are facts of the weights, a GPU, and the engine's arguments; the result is `Sized`, or `Misfit` with the
+calculation.
 """
 
 from shoal.core.sizing.calibrate import implied_overhead

@@ -1,6 +1,6 @@
 """GPU memory that SGLang reserves for LoRA adapters at its start: its `LoRAMemoryPool` of 0.5.23.
 
-bytes per GPU = slots x rank x bytes of a number x [ layers x (what the modules read and write here) + embeddings ]
+bytes per GPU = slots x rank x bytes of a number x [ layers x (input and output widths of the modules) + embeddings ]
 """
 
 from typing import Final
@@ -11,18 +11,18 @@ from shoal.core.sizing.types import Tuning
 from shoal.core.sizing.weights import runs_in
 
 _VOCABULARY_BLOCK: Final = 64
-"""The output layer is cut into equal parts of the vocabulary, filled up to a multiple of this."""
+"""The output layer is cut into equal parts of the vocabulary, each padded to a multiple of this."""
 
 
 def slot_bytes(facts: ArtifactFacts, gpus: int, tuning: Tuning) -> int | None:
-    """On each of `gpus` GPUs of one replica; 0 without adapters. None: the layers' widths are not known."""
+    """Bytes on each of `gpus` GPUs of one replica; 0 without adapters. None: the layers' widths are unknown."""
     asked, widths = tuning.adapters, facts.widths
     if asked is None:
         return 0
     modules = fused(asked.modules)
     if widths is None or facts.kv.head_dim is None:
         return None
-    # Attention is cut along its own group, and a head of keys and values never in two.
+    # Attention is cut within its own group, and a key-value head is never cut.
     attention = max(1, gpus // tuning.attention_dp)
     keys = max(facts.kv.head_dim, widths.key // attention)
     hidden, layer = widths.hidden, 0
@@ -44,6 +44,6 @@ def slot_bytes(facts: ArtifactFacts, gpus: int, tuning: Tuning) -> int | None:
         tables += facts.vocabulary + hidden if "embed_tokens" in modules else 0
         tables += hidden + (blocks // gpus if gpus > 1 else facts.vocabulary) if "lm_head" in modules else 0
         if {"embed_tokens", "lm_head"} <= modules:
-            tables *= 2  # SGLang sets both aside twice: once for either of the two
+            tables *= 2  # SGLang reserves both twice: once for each of the two
     size = 4 if runs_in(facts, tuning) == "float32" else 2
     return asked.slots * asked.rank * size * (widths.layers * layer + tables)

@@ -1,16 +1,16 @@
-"""Bytes that one token takes in the KV cache of one GPU: SGLang's `pool_configurator` of 0.5.23."""
+"""Bytes that one token takes in the KV cache of one GPU, as SGLang's `pool_configurator` of 0.5.23 computes them."""
 
 from shoal.api.artifact import KVGeometry
 
 SWA_FULL_TOKENS_RATIO = 0.8
-"""Tokens of the windowed layers' pool over those of the other one (--swa-full-tokens-ratio)."""
+"""Tokens of the sliding-window layers' pool over those of the full pool (--swa-full-tokens-ratio)."""
 _DSA_BLOCK = 128
 _FP8 = ("fp8_e4m3", "fp8_e5m2", "fp8")
 _FP4 = ("nvfp4", "fp4_mx_block16")
 
 
 def element_bytes(kv_dtype: str | None) -> int:
-    """Bytes of one number. 16 bits for every type that is not named here: SGLang runs float32 models in 16 bits."""
+    """Bytes of one number; 2 for every type that is not listed: SGLang runs float32 models in 16 bits."""
     return 1 if kv_dtype in (*_FP8, *_FP4, "mxfp8") else 2
 
 
@@ -22,11 +22,11 @@ def bytes_per_token(
     swa_ratio: float = SWA_FULL_TOKENS_RATIO,
     kept_float32: bool = False,
 ) -> float | None:
-    """Bytes of one token over all layers on one GPU. None: the geometry is not known.
+    """Bytes of one token over all layers on one GPU. None: the geometry is unknown.
 
-    `attention_tensor` is tensor parallelism divided by attention's data parallelism; heads that are fewer than that are
-    repeated. A model with windows counts its two pools together, which need not make a whole number. `kept_float32`:
-    --dtype float32 was asked for, and the cache has the model's type.
+    `attention_tensor`: tensor parallelism divided by attention's data parallelism; fewer KV heads than that are
+    repeated. The two pools of a sliding-window model are counted together, so the result need not be whole.
+    `kept_float32`: --dtype float32 was given, and the cache has the model's type.
     """
     size = 4 if kept_float32 and element_bytes(kv_dtype) == 2 else element_bytes(kv_dtype)
     depth = kv.full_layers if kv.kind == "Hybrid" else kv.layers
@@ -49,10 +49,10 @@ def bytes_per_token(
 
 
 def _heads(count: int, tensor: int, key: int, value: int, size: int, kv_dtype: str | None) -> int:
-    """One layer."""
+    """Bytes of one layer with separate keys and values."""
     numbers = max(1, count // tensor) * (key + value)
     if kv_dtype in _FP4:
-        # Half a byte each, and a scale of one byte for every sixteen.
+        # Half a byte each, and a scale of one byte per sixteen numbers.
         return numbers // 2 + numbers // 16
     return numbers * size + (numbers // 32 if kv_dtype == "mxfp8" else 0)
 
@@ -63,7 +63,7 @@ def _latent(kv: KVGeometry, depth: int, size: int, kv_dtype: str | None) -> floa
         if kv_dtype in _FP4:
             return float(depth * (rank + rope) // 2 + depth * ((rank + rope) // 16))
         return float(depth * (rank + rope) * size)
-    # In eight bits the latent has a scale of four bytes per block, and the positional part stays in sixteen bits.
+    # With 8 bits the latent has a 4-byte scale per block, and the positional part stays in 16 bits.
     latent = rank + rank // _DSA_BLOCK * 4 + rope * 2 if size == 1 else (rank + rope) * size
     index = kv.index_head_dim or 0
     index_layers = depth if kv.index_layers is None else kv.index_layers

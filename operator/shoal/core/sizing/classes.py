@@ -1,4 +1,4 @@
-"""The GPU of a class, as the class's spec and status and its nodes' own labels say."""
+"""The GPU of a class, from the class's spec and status and the labels of its nodes."""
 
 from collections.abc import Iterable
 
@@ -9,20 +9,20 @@ from shoal.core.sizing.types import GPU
 
 _MI = 2**20
 _MOST_MEMORY = 2**48
-"""Of one GPU, in bytes."""
+"""Bytes of one GPU, at most."""
 _DIGITS = 9
-"""Of a GPU's MiB."""
+"""Digits of a GPU's MiB, at most."""
 
 
 def memory_label(resource_name: str) -> str:
-    """The node label that says the MiB of one GPU, as GPU feature discovery writes it: nvidia.com/gpu.memory, and
-    nvidia.com/mig-3g.40gb.memory of a MIG profile."""
+    """The node label with the MiB of one GPU, as GPU feature discovery writes it: nvidia.com/gpu.memory, and
+    nvidia.com/mig-3g.40gb.memory for a MIG profile."""
     return f"{resource_name}.memory"
 
 
 def memory_of(gpu_class: GPUClass, nodes: Iterable[Node]) -> tuple[int, bool]:
-    """Bytes of one GPU, and whether nodes' labels say so; `nodes` are those of the class. The least counts: a replica
-    may land on any of them."""
+    """Bytes of one GPU, and whether they come from node labels; `nodes` are those of the class. The smallest counts: a
+    replica may land on any node."""
     label = memory_label(gpu_class.spec.resource_name)
     labelled = [mib for n in nodes if (mib := _mib(n.labels.get(label, "")))]
     found = min(labelled) * _MI if labelled else int(quantity.parse(gpu_class.spec.memory_per_gpu))
@@ -30,12 +30,12 @@ def memory_of(gpu_class: GPUClass, nodes: Iterable[Node]) -> tuple[int, bool]:
 
 
 def _mib(text: str) -> int:
-    """0: the label says no number, or none that a GPU has."""
+    """The MiB in a label; 0: no number, or one that no GPU has."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _DIGITS else 0
 
 
 def gpu_of(gpu_class: GPUClass, nodes: Iterable[Node]) -> GPU:
-    """The GPU of a class; `nodes` are those of the class, and without any the class's spec counts alone.
+    """The GPU of a class; `nodes` are those of the class. Without nodes the class's spec alone counts.
 
     The measured overhead comes from the class's status. Raises ValueError for a quantity that does not parse.
     """

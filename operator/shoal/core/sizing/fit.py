@@ -11,7 +11,7 @@ from shoal.core.sizing.weights import Weights, weights
 
 NO_FACTS = ArtifactFacts(source="")
 _SGLANG_CONTEXT = 2048
-"""What SGLang takes for a config that names no length."""
+"""SGLang's context length for a config that has none."""
 
 
 def size(
@@ -23,12 +23,12 @@ def size(
     overrides: Sizing,
     tuning: Tuning,
 ) -> Sized | Misfit:
-    """A replica of this model on this class.
+    """The size of a replica of this model on this class, or why it does not fit.
 
-    `facts` None: nothing is known yet, and `overrides` would have to say it all. `tensor` is the number of GPUs that
-    was asked for; None: the smallest that fits. `context_length` is what was asked for, in tokens; None: the config's.
-    `overrides` win over what is computed. A class fits when the KV cache of one replica holds one request of the whole
-    context. Raises ValueError for an override that is no quantity.
+    `facts` None: nothing is known yet, so `overrides` must give all. `tensor`: the requested number of GPUs; None: the
+    smallest that fits. `context_length`: requested tokens; None: the config's. `overrides` win over computed values. A
+    class fits when the KV cache of one replica holds one request of the whole context. Raises ValueError for an
+    override that is no quantity.
     """
     if facts is None and (overrides.weight_bytes is None or overrides.kv_bytes_per_token is None):
         return Misfit(reasons.SIZE_UNKNOWN, "nothing is known of its weights yet")
@@ -62,7 +62,7 @@ def size(
 def _asked(
     facts: ArtifactFacts, gpu: GPU, tensor: int | None, context_length: int | None, tuning: Tuning
 ) -> Misfit | None:
-    """What is wrong with what was asked for, whatever the sums say."""
+    """What is wrong with the requested parameters, independent of memory; None: nothing."""
     if tensor is not None:
         if gpu.largest_node is not None and tensor > gpu.largest_node:
             return Misfit(reasons.NO_FIT, say.no_node(tensor, gpu.largest_node))
@@ -75,7 +75,7 @@ def _asked(
 
 
 def _on_cpu(facts: ArtifactFacts, gpus: int, context: int | None, overrides: Sizing, tuning: Tuning) -> Sized:
-    """An engine that leaves the GPUs alone: they are only counted."""
+    """An engine that runs on CPUs: GPUs are only counted."""
     none = MemoryBreakdown(
         memory=0, overhead=0, reserve=0, weights=0, images=0, state=0, adapters=0, kv=0, mem_fraction_static=0.0
     )
@@ -94,7 +94,7 @@ def _on_cpu(facts: ArtifactFacts, gpus: int, context: int | None, overrides: Siz
 def _replica(
     facts: ArtifactFacts, gpu: GPU, gpus: int, context: int | None, found: Weights, overrides: Sizing, tuning: Tuning
 ) -> Sized:
-    """The sums on this many GPUs, whether they work out or not."""
+    """The memory arithmetic on this many GPUs, whether the replica fits or not."""
     per_gpu = max(0, found.per_gpu(gpus, tuning.attention_dp) - tuning.cpu_offload_bytes)
     cell = room.cell(facts, gpu, gpus, overrides, tuning)
     sums, slots = room.breakdown(facts, gpu, gpus, per_gpu, tuning)

@@ -1,6 +1,6 @@
-"""How much of a GPU SGLang gives to weights and KV cache: its `memory_hook` of 0.5.23 in numbers.
+"""The fraction of a GPU that SGLang gives to weights and KV cache: its `memory_hook` of 0.5.23.
 
-Memory is counted in MiB here, as there.
+Memory is counted in MiB here, as in SGLang.
 """
 
 from dataclasses import dataclass
@@ -13,29 +13,29 @@ MULTIMODAL_PREFILL_GRAPHS: Final = frozenset({
     "Cohere2VisionForConditionalGeneration", "KimiK25ForConditionalGeneration", "PaddleOCRVLForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
 })  # fmt: skip
-"""Multimodal models whose prefill runs in CUDA graphs; that of the others does not."""
+"""Multimodal models whose prefill runs in CUDA graphs; for other multimodal models it does not."""
 NO_PREFILL_GRAPHS: Final = frozenset({"KimiLinearForCausalLM"})
 """Text models whose prefill does not run in CUDA graphs."""
 _PREFILL_SPANS: Final = ((4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64), (1280, 4096, 256))
-"""Sizes of prefill batches that are captured: first, last and step of each span."""
+"""Prefill batch sizes that are captured: first, last and step of each span."""
 _PREFILL_FROM: Final = 4608
 _PREFILL_STEP: Final = 512
-"""Behind the spans, without an end."""
+"""Step of the sizes above the spans."""
 _MAX_PREFILL_TOKENS: Final = 16384
-"""--max-prefill-tokens, which counts when prefill is not chunked."""
+"""--max-prefill-tokens, used when prefill is not chunked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What SGLang chooses by a GPU's memory."""
+    """Settings that SGLang chooses by a GPU's memory."""
 
     chunked_prefill_size: int
     graph_batch: int
-    """Largest decode batch that is captured in a CUDA graph."""
+    """Largest decode batch captured in a CUDA graph."""
 
 
 def defaults(total_mib: float, tensor: int) -> Defaults:
-    """By the memory of one GPU."""
+    """SGLang's settings for one GPU of `total_mib` MiB."""
     if total_mib < 20 * 1024:
         return Defaults(2048, 8)
     if total_mib < 35 * 1024:
@@ -48,21 +48,21 @@ def defaults(total_mib: float, tensor: int) -> Defaults:
 
 
 def prefill_graphs(max_tokens: int) -> int:
-    """How many graphs are captured for prefill batches of up to this many tokens. Counted, not listed: the number is
-    the user's, and a list of the sizes would be as long as they please."""
+    """Graphs captured for prefill batches of up to `max_tokens`. Counted, not listed: users choose `max_tokens`, so a
+    list could be of any length."""
     spans = (*_PREFILL_SPANS, (_PREFILL_FROM, max_tokens, _PREFILL_STEP))
     return sum(max(0, (min(last, max_tokens) - first) // step + 1) for first, last, step in spans)
 
 
 def is_multimodal(facts: ArtifactFacts, tuning: Tuning) -> bool:
-    """Whether the engine will read images."""
+    """Whether the engine reads images."""
     if tuning.multimodal is None:
         return facts.multimodal
     return tuning.multimodal and (facts.multimodal or facts.vision_layers is not None)
 
 
 def reserve_mib(facts: ArtifactFacts, total_mib: float, tensor: int, tuning: Tuning) -> float:
-    """What SGLang keeps free of one GPU for activations and graphs."""
+    """MiB of one GPU that SGLang keeps free for activations and graphs."""
     chosen = defaults(total_mib, tensor)
     chunked = tuning.chunked_prefill_size or chosen.chunked_prefill_size
     batch = tuning.cuda_graph_max_bs or chosen.graph_batch
@@ -90,13 +90,12 @@ def _captures_prefill(facts: ArtifactFacts, tuning: Tuning) -> bool:
 
 
 def static_fraction(facts: ArtifactFacts, total_mib: float, tensor: int, tuning: Tuning) -> float:
-    """SGLang's mem_fraction_static: as the arguments say, else its own default. Not above 0 on a GPU that is smaller
-    than the reserve."""
+    """SGLang's mem_fraction_static: from the arguments, else its own default; 0 on a GPU smaller than the reserve."""
     if tuning.mem_fraction_static is not None:
         return min(1.0, max(0.0, tuning.mem_fraction_static))
     fraction = round((total_mib - reserve_mib(facts, total_mib, tensor, tuning)) / total_mib, 3)
     if is_multimodal(facts, tuning) and facts.vision_layers is not None and facts.vision_width is not None:
-        # The larger the image encoder, the more memory its activations need; 24 layers of 1024 are the measure.
+        # A larger image encoder needs more memory for activations; 24 layers of width 1024 are the reference.
         scale = facts.vision_layers * facts.vision_width**2 / (24 * 1024**2)
         fraction *= 0.95 * max(0.8, min(1.05, 1 - 0.1 * (scale - 1)))
     return max(0.0, fraction)

@@ -1,26 +1,26 @@
-"""Which numbers of GPUs a replica may have: what SGLang can cut a model into."""
+"""Tensor parallelism: the numbers of GPUs over which SGLang can divide a model."""
 
 from shoal.api.artifact import ArtifactFacts
 from shoal.core.sizing.types import GPU, Tuning
 
 UNKNOWN_NODE = 8
-"""GPUs that are tried at most where no node is known."""
+"""GPUs tried at most while no node is known."""
 _MOST = 64
 
 
 def tries(gpu: GPU, tensor: int | None) -> int:
-    """How many replicas are sized at most."""
+    """Upper bound of the replica sizes that are computed."""
     return min(gpu.largest_node or UNKNOWN_NODE, _MOST) if tensor is None else 1
 
 
 def choices(facts: ArtifactFacts, gpu: GPU, tuning: Tuning) -> tuple[int, ...]:
-    """Numbers of GPUs that one node has and that the model can be cut into, smallest first."""
+    """Numbers of GPUs that one node has and that can divide the model, smallest first."""
     limit = min(gpu.largest_node or UNKNOWN_NODE, _MOST)
     return tuple(n for n in range(1, limit + 1) if obstacle(facts, n, tuning) is None)
 
 
 def obstacle(facts: ArtifactFacts, tensor: int, tuning: Tuning) -> str | None:
-    """Why the model cannot be cut into this many parts, or None when it can."""
+    """Why this many GPUs cannot divide the model; None: they can."""
     if tensor % tuning.attention_dp:
         return f"--attn-dp-size {tuning.attention_dp} does not divide {tensor} GPUs"
     parts = tensor // tuning.attention_dp

@@ -1,4 +1,4 @@
-"""What the weights take of one GPU, as they are loaded and once they are."""
+"""GPU memory of the weights, while they are loaded and afterwards."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -15,8 +15,8 @@ MIN_CAPABILITY: Final = {
     "modelopt_fp4": 80, "modelopt_fp8": 89, "modelopt_mixed": 80, "moe_wna16": 70, "mxfp4": 80, "mxfp8": 100,
     "nvfp4_online": 100, "petit_nvfp4": 90, "quark": 70, "w4afp8": 90, "w8a8_fp8": 89, "w8a8_int8": 75,
 }  # fmt: skip
-"""Ten times the compute capability that SGLang 0.5.23 asks of a GPU (`get_min_capability`). 4-bit floats run below
-10.0 too: there the weights alone are 4 bits wide and are widened for each product."""
+"""Ten times the compute capability that SGLang 0.5.23 requires of a GPU (`get_min_capability`). 4-bit floats also run
+below 10.0: there only the weights are 4 bits wide and are widened for each product."""
 _HALVES: Final = ("fp8", "mxfp8", "w8a8_fp8")
 """Methods that turn 16-bit weights into 8 bits while they are loaded."""
 _ITEM_BYTES: Final = {"float32": 4, "float": 4}
@@ -24,13 +24,13 @@ _ITEM_BYTES: Final = {"float32": 4, "float": 4}
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Bytes over all GPUs of one replica."""
+    """Bytes of the weights over all GPUs of one replica."""
 
     total: int
     peak: int
-    """At most, while they are loaded."""
+    """The maximum while they are loaded."""
     repeated: int
-    """Part of `total` that each attention group keeps whole."""
+    """Part of `total` that each attention group holds in full."""
 
     def per_gpu(self, tensor: int, attention_dp: int) -> int:
         return -(-(self.total + self.repeated * (attention_dp - 1)) // tensor)
@@ -41,7 +41,7 @@ class Weights:
 
 
 def runs_in(facts: ArtifactFacts, tuning: Tuning) -> str:
-    """The type that computations run in: float32 models run in 16 bits unless --dtype asks for 32."""
+    """The type of the computations: float32 models run in 16 bits unless --dtype asks for 32."""
     asked = tuning.dtype if tuning.dtype not in (None, "auto") else None
     if asked:
         return "float32" if asked in _ITEM_BYTES else asked
@@ -49,7 +49,8 @@ def runs_in(facts: ArtifactFacts, tuning: Tuning) -> str:
 
 
 def weights(facts: ArtifactFacts, gpu: GPU, overrides: Sizing, tuning: Tuning) -> Weights | Misfit:
-    """Raises ValueError for an override that is no quantity."""
+    """The weights on this GPU, or why they cannot be used or sized. Raises ValueError for an override that is no
+    quantity."""
     asked, stored = tuning.quantization, facts.quantization
     if asked == "fp8" and stored not in (None, "fp8") and not stored.startswith("modelopt"):
         why = f"the checkpoint is quantized with {stored} already: SGLang refuses to quantize it with fp8 on top"
@@ -78,7 +79,7 @@ def weights(facts: ArtifactFacts, gpu: GPU, overrides: Sizing, tuning: Tuning) -
 
 
 def _stored(facts: ArtifactFacts, tuning: Tuning) -> int | None:
-    """Plain weights are cast to the type that they run in; quantized ones stay as they are stored."""
+    """Bytes of all weights: plain ones are cast to the type of the computations, quantized ones stay as stored."""
     if facts.quantization is None and facts.parameters:
         return facts.parameters * (4 if runs_in(facts, tuning) == "float32" else 2)
     return facts.weight_bytes
