@@ -108,7 +108,7 @@ async def reflecting(server: Server, **options: Any) -> AsyncGenerator[tuple[Ref
     heard: list[tuple[str, str]] = []
     credentials = ClusterCredentials(
         f"http://127.0.0.1:{server.port}", ssl.create_default_context(), None, None, None, "ns", False,
-        None, None, None, False,
+        None, None, None, None,
     )  # fmt: skip
     async with KubeClient(credentials) as client:
         reflector = Reflector(

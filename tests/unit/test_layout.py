@@ -10,7 +10,7 @@ PACKAGE = ROOT / "operator" / "shoal"
 
 # core/ decides: what it needs comes in as arguments.
 FORBIDDEN_MODULES = {
-    "aiohttp", "asyncio", "httptools", "kopf", "kr8s", "logging", "os", "pathlib", "random", "requests", "secrets",
+    "aiohttp", "asyncio", "httptools", "kopf", "logging", "os", "pathlib", "random", "requests", "secrets",
     "socket", "sqlite3", "structlog", "subprocess", "tempfile", "threading", "time", "urllib.request", "uuid",
 }  # fmt: skip
 FORBIDDEN_CALLS = {"open", "print", "input", "exec", "eval"}

@@ -715,7 +715,7 @@ def test_the_agent_stays_small():
     """What serve loads is resident in every engine pod; none of these is needed for it."""
     code = (
         "import sys, shoal.runtime.agent, shoal.agent.serve, shoal.agent.observe\n"
-        "print([m for m in ('kopf', 'kr8s', 'huggingface_hub', 'obstore', 'uvicorn') if m in sys.modules])"
+        "print([m for m in ('kopf', 'huggingface_hub', 'obstore', 'uvicorn') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"

@@ -45,8 +45,6 @@ ATTEMPTS: Final = 5
 IDLE_SECONDS: Final = 75.0
 """A connection is kept that long for the next request: a TLS handshake is milliseconds of the loop, and work comes in
 bursts that need several. The API server closes them itself after 90 s."""
-TOKEN_SECONDS: Final = 60.0
-"""Age at which a service account's token is read again; the kubelet replaces it at 80 % of its hour."""
 WATCH_SECONDS: Final = 300
 """A watch is renewed by the server after this time, so that load spreads again after a restart of API servers."""
 IDLE_WATCH_SECONDS: Final = 90.0
@@ -98,7 +96,7 @@ class KubeClient:
     ) -> Self:
         """From the given kubeconfig, else KUBECONFIG or ~/.kube/config, else the pod's service account.
 
-        Raises ValueError when there are no credentials.
+        Raises ValueError, OSError, TimeoutError when there are no credentials.
         """
         return cls(await auth.load(kubeconfig, context), kubeconfig=kubeconfig, context=context, scope=scope)
 
@@ -157,29 +155,16 @@ class KubeClient:
     async def log(self, pod: str, namespace: str, *, container: str, lines: int) -> str:
         """The last lines of a container's log. Raises NotFound, Forbidden, Invalid (not started yet), Unavailable."""
         path = PODS.path(namespace=namespace, name=pod, subresource="log")
-        raw = await self._once(path, {"container": container, "tailLines": str(lines)})
-        return raw.decode(errors="replace")
-
-    async def proxy(
-        self,
-        pod: str,
-        namespace: str,
-        *,
-        port: int,
-        path: str,
-        method: Literal["GET", "DELETE"] = "GET",
-        headers: Mapping[str, str] = MappingProxyType({}),
-        timeout: float = ATTEMPT_TIMEOUT,
-        tls: bool = False,
-    ) -> bytes:
-        """A call of `path` (with a leading slash, and its query) at a pod's HTTP port, through the API server, once.
-        With `tls` the API server calls it over TLS, whatever certificate it shows.
-
-        Raises what either of them answered: NotFound, Forbidden, Unavailable (also where the API server does not reach
-        the pod). The `reason` of the pod's own errors is what stands in their JSON.
-        """
-        where = PODS.path(namespace=namespace, name=_at(pod, port, tls), subresource=f"proxy{path}")
-        return await self._once(where, None, method, headers, timeout)
+        timeout = aiohttp.ClientTimeout(total=ATTEMPT_TIMEOUT, sock_connect=5)
+        params = {"container": container, "tailLines": str(lines)}
+        try:
+            response = await self._open("GET", path, params=params, timeout=timeout, headers={"Accept": "*/*"})
+            async with response:
+                if response.status >= 400:
+                    raise await _error(response)
+                return (await response.read()).decode(errors="replace")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise APIServerUnavailable(f"get {path}: {_why(error)}") from error
 
     async def proxied(
         self,
@@ -194,12 +179,15 @@ class KubeClient:
         timeout: float = ATTEMPT_TIMEOUT,
         tls: bool = False,
     ) -> tuple[int, bytes]:
-        """The same for any method, for those who read refusals themselves: status and body, whoever sent them.
+        """A call of `path` (with a leading slash, and its query) at a pod's HTTP port, through the API server, once:
+        status and body, be they the pod's or the API server's. With `tls` the API server calls the pod over TLS,
+        whatever certificate the pod shows.
 
         Raises:
-            Unavailable: neither of them answered.
+            APIServerUnavailable: neither of them answered.
         """
-        target = PODS.path(namespace=namespace, name=_at(pod, port, tls), subresource=f"proxy{path}")
+        name = f"{'https:' if tls else ''}{pod}:{port}"
+        target = PODS.path(namespace=namespace, name=name, subresource=f"proxy{path}")
         within = aiohttp.ClientTimeout(total=timeout, sock_connect=5)
         sent = {"Accept": "*/*", **headers}
         try:
@@ -208,25 +196,6 @@ class KubeClient:
                 return response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise APIServerUnavailable(f"{method.lower()} {target}: {_why(error)}") from error
-
-    async def _once(
-        self,
-        path: str,
-        params: Mapping[str, str] | None,
-        method: str = "GET",
-        headers: Mapping[str, str] = MappingProxyType({}),
-        seconds: float = ATTEMPT_TIMEOUT,
-    ) -> bytes:
-        try:
-            timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=5)
-            sent = {"Accept": "*/*", **headers}
-            response = await self._open(method, path, params=params, timeout=timeout, headers=sent)
-            async with response:
-                if response.status >= 400:
-                    raise await _error(response)
-                return await response.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise APIServerUnavailable(f"{method.lower()} {path}: {_why(error)}") from error
 
     async def list_pages(
         self,
@@ -515,7 +484,8 @@ class KubeClient:
         headers: Mapping[str, str] | None = None,
     ) -> aiohttp.ClientResponse:
         """Sends a request. 401 loads the credentials again, once."""
-        if self._credentials.rotates and time.monotonic() - self._loaded > TOKEN_SECONDS:
+        renew = self._credentials.renew_seconds
+        if renew is not None and time.monotonic() - self._loaded > renew:
             await self._reload(self._credentials)
         for last in (False, True):
             used = self._credentials
@@ -553,11 +523,6 @@ class KubeClient:
             except (ValueError, OSError, TimeoutError) as error:
                 raise APIServerUnavailable(f"credentials could not be loaded again: {error}") from error
             self._loaded = time.monotonic()
-
-
-def _at(pod: str, port: int, tls: bool) -> str:
-    """A pod's port, as the API server's proxy takes it."""
-    return f"{'https:' if tls else ''}{pod}:{port}"
 
 
 def _why(error: BaseException) -> str:
