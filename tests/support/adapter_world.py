@@ -17,7 +17,6 @@ from shoal.api import reasons
 from shoal.api.adapters import AdapterWanted, DesiredAdapter
 from shoal.core import drain
 from shoal.core.drain import GatewayProgress
-from shoal.core.lora.lifecycle import streamstate
 from shoal.core.lora.lifecycle.planstep import List, Load, PlanStep, Unload, plan_step
 from shoal.core.lora.lifecycle.registry import AdapterWaiter, Registry, RegistryEntry
 
@@ -84,7 +83,7 @@ class AdapterWorld(RuleBasedStateMachine):
                 return
 
     def do(self, decided: PlanStep) -> None:
-        states = streamstate.states(self.registry)
+        states = self.registry.states()
         if states != self.told:
             self.seq, self.told = self.seq + 1, states
         self.registry.published(self.seq, self.now)
@@ -137,7 +136,7 @@ class AdapterWorld(RuleBasedStateMachine):
     def sends(self, gate: int, data: st.DataObject) -> None:
         """To what it holds a lease of, and what it last heard is loaded."""
         one = self.gates[gate % len(self.gates)]
-        states = streamstate.states(self.registry) or {}
+        states = self.registry.states() or {}
         may = [n for n, end in one.leases.items() if end > self.now and n in states and states[n].state == "loaded"]
         if may:
             name = data.draw(st.sampled_from(sorted(may)))
@@ -296,7 +295,7 @@ class AdapterWorld(RuleBasedStateMachine):
 
     @invariant()
     def what_is_told_is_so(self) -> None:
-        for name, state in (streamstate.states(self.registry) or {}).items():
+        for name, state in (self.registry.states() or {}).items():
             assert state.state != "loaded" or name in self.engine, "called loaded, and is not"
 
     @invariant()

@@ -20,7 +20,6 @@ from shoal.api import reasons
 from shoal.api.adapters import LEASE_SECONDS, AdapterSettings, AdapterWanted, DesiredAdapters, Lease
 from shoal.api.replica import Ack
 from shoal.artifacts import ArtifactError
-from shoal.core.lora.lifecycle import streamstate
 from shoal.core.lora.lifecycle.leases import Key
 from shoal.core.lora.lifecycle.planstep import Denial, PlanStep, plan_step
 from shoal.core.lora.lifecycle.registry import AdapterWaiter, Registry, RegistryEntry
@@ -68,7 +67,7 @@ class AdapterService:
 
     def keys(self) -> Mapping[str, object]:
         """Keys of the stream."""
-        return streamstate.keys(self.registry)
+        return self.registry.stream_keys()
 
     async def run(self, engine: EngineAdapters) -> None:
         """Works for ever."""

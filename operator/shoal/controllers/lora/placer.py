@@ -25,8 +25,7 @@ from shoal.controllers.world import World
 from shoal.core import facts
 from shoal.core.lora.lifecycle.held import held
 from shoal.core.lora.lifecycle.revisions import Revisions
-from shoal.core.lora.lifecycle.switch import may_switch
-from shoal.core.lora.placement import types
+from shoal.core.lora.placement import may_switch, types
 from shoal.core.lora.placement.place import place
 from shoal.core.status.adapterstatus import Held
 

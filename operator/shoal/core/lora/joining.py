@@ -9,7 +9,7 @@ from shoal.api.lorapool import LoRAPool
 from shoal.core.status.observed import ModelProblem
 
 UNDECIDED: Final = reasons.PENDING
-"""Reason of a problem that is none yet: what would tell is not known."""
+"""Reason while a decision is not possible, because something is not known yet."""
 
 
 def may_join(
@@ -19,10 +19,9 @@ def may_join(
     pool_problem: ModelProblem | None,
     labels: Mapping[str, str] | None,
 ) -> ModelProblem | None:
-    """Why the adapter is not one of the pool's; None: it is.
+    """Why the adapter may not join the pool; None: it may.
 
-    `pool_problem` is why the pool itself cannot be used, `labels` are those of the adapter's namespace, None while they
-    are not known.
+    `pool_problem`: why the pool itself cannot be used. `labels`: those of the adapter's namespace; None: not known yet.
     """
     if pool is None:
         return ModelProblem(

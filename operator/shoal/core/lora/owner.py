@@ -1,4 +1,4 @@
-"""Who has what two claim: the oldest, by creation time and then by uid."""
+"""The owner of something that several objects claim: the oldest, by creation time and then by uid."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -12,10 +12,10 @@ _FAR: Final = datetime.max.replace(tzinfo=UTC)
 
 
 def age(one: CustomResource) -> tuple[datetime, str]:
-    """Sorts the oldest first."""
+    """Sort key; the oldest sorts first."""
     return (one.metadata.creation_timestamp or _FAR, one.metadata.uid)
 
 
 def oldest(claimants: Iterable[K]) -> K | None:
-    """The one that has it; None: nobody claims it."""
+    """The owner; None: there are no claimants."""
     return min(claimants, key=age, default=None)

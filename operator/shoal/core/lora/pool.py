@@ -1,4 +1,4 @@
-"""What a LoRAPool means for the engines of its Model, and whether they go together."""
+"""Whether a LoRAPool fits the engines of its Model, and the settings and memory that follow from it."""
 
 from collections.abc import Mapping
 from decimal import ROUND_UP, Decimal
@@ -13,9 +13,9 @@ from shoal.core.lora.format.layers import ALL, FEED_FORWARD, fused, largest_adap
 from shoal.core.status.observed import ModelProblem
 
 _LOADED: Final = ("auto", "safetensors", "fastsafetensors", "instanttensor")
-"""--load-format: SGLang reads adapters in the base's way, and adapters are safetensors of their own name."""
+"""--load-format: SGLang reads adapters in the base's format, and adapters are safetensors with names of their own."""
 _SPECULATIVE: Final = ("NGRAM", "EAGLE", "NEXTN", "EAGLE3", "DFLASH", "DSPARK")
-"""--speculative-algorithm that goes with adapters (`check_lora_speculative_compatibility` of SGLang 0.5.23)."""
+"""--speculative-algorithm that works with adapters (`check_lora_speculative_compatibility` of SGLang 0.5.23)."""
 _RAGGED: Final = "SGLANG_RAGGED_VERIFY_MODE"
 _PLAN_STREAM: Final = "SGLANG_ENABLE_OVERLAP_PLAN_STREAM"
 _TRTLLM: Final = "experimental_sgl_trtllm"
@@ -27,10 +27,10 @@ _UNLIKE: Final[Mapping[str, str]] = {
     "Unknown": "Shoal does not know the layers of {}",
     "Full": "the config of {} does not say how wide its layers are, or they are of several widths",
 }
-"""By `KVGeometry.kind`, of bases whose layers are not all alike: SGLang loads adapters for many of them, and ends at
-the first request for one that does not fit, which nobody can tell before."""
+"""By `KVGeometry.kind`, for bases whose layers are not all alike. SGLang loads adapters for many of them, and its
+process ends at the first request for an adapter that does not fit, which cannot be known before."""
 _SLACK: Final = 2**20
-"""Of an adapter's files beside its tensors: headers, adapter_config.json."""
+"""Bytes of an adapter's files besides its tensors: headers, adapter_config.json."""
 _MI: Final = 2**20
 
 
@@ -42,10 +42,10 @@ def pool_problem(
     given: Mapping[str, str],
     env: Mapping[str, str],
 ) -> ModelProblem | None:
-    """Why the Model's engines cannot have the pool's adapters; None: they can, or the Model's facts are not read yet.
+    """Why the Model's engines cannot serve the pool's adapters; None: they can, or the Model's facts are not read yet.
 
-    `given` are the engine's arguments, platform's and Model's, by canonical name (`engine.arguments.parsed`); `env` is
-    the environment of the engine. Whether another pool has the Model is not looked at.
+    `given`: the engine's arguments, the platform's and the Model's, by canonical name (`engine.arguments.parsed`);
+    `env`: the engine's environment. Whether another pool claims the Model is not checked here.
     """
     arguments = _arguments(given, env)
     if arguments is not None:
@@ -55,7 +55,7 @@ def pool_problem(
 
 
 def _arguments(given: Mapping[str, str], env: Mapping[str, str]) -> str | None:
-    """The first that SGLang refuses together with adapters, and what to do."""
+    """The first argument that SGLang refuses together with adapters, and what to do; None: there is none."""
     if _number(given, "dp-size") > 1:
         return "with --dp-size SGLang loads no adapters while it runs: use spec.scaling for more replicas"
     if _number(given, "tokenizer-worker-num") > 1:
@@ -112,7 +112,7 @@ def _embeds(given: Mapping[str, str], facts: ArtifactFacts | None) -> str | None
 
 
 def _layers(pool: LoRAPool, facts: ArtifactFacts | None) -> str | None:
-    """Whether the base has the layers that the pool's adapters change."""
+    """Why the base lacks layers that the pool's adapters may change; None: it has them, or is not known yet."""
     if facts is None:
         return None
     name = facts.architecture or "this architecture"
@@ -141,12 +141,12 @@ def _number(given: Mapping[str, str], name: str) -> int:
 
 
 def usable(facts: ArtifactFacts | None) -> bool:
-    """Whether enough is known of the base to give it adapters."""
+    """Whether enough is known of the base to serve adapters."""
     return facts is not None and facts.widths is not None
 
 
 def settings(pool: LoRAPool, facts: ArtifactFacts) -> AdapterSettings:
-    """What the agents of the Model are told. The caller has made sure that the pool has no problem."""
+    """The settings of the Model's agents. The caller has checked that the pool has no problem."""
     spec, widths = pool.spec, _widths(facts)
     parameters = largest_adapter(widths, facts.vocabulary, spec.target_modules, spec.max_rank)
     return AdapterSettings(
@@ -155,7 +155,7 @@ def settings(pool: LoRAPool, facts: ArtifactFacts) -> AdapterSettings:
         cached=spec.cached,
         max_rank=spec.max_rank,
         target_modules=spec.target_modules,
-        # Many adapters are saved in 32 bits.
+        # Many adapters are stored with 32 bits per number.
         max_bytes=4 * parameters + _SLACK,
         credentials=tuple(c.uri_prefix for c in spec.credentials),
         architecture=facts.architecture,
@@ -165,20 +165,20 @@ def settings(pool: LoRAPool, facts: ArtifactFacts) -> AdapterSettings:
 
 
 def host_bytes(pool: LoRAPool, facts: ArtifactFacts) -> int:
-    """Host memory of the adapters of one engine process, and the size of their files: as many as the pool keeps, each
-    as large as one of the largest rank is in 16 bits."""
+    """Bytes of host memory for the adapters of one engine process, which is also the size of their files: as many as
+    the pool keeps, each of the largest rank in 16 bits."""
     spec = pool.spec
     return spec.cached * 2 * largest_adapter(_widths(facts), facts.vocabulary, spec.target_modules, spec.max_rank)
 
 
 def folder_bytes(settings: AdapterSettings) -> int:
-    """Most that the adapters' folder of one replica may hold, on pain of the pod's eviction: twice what is kept, since
-    new ones are fetched before old ones go, and those that are retired go when their last request ends."""
+    """Most bytes that the adapters' folder of one replica may hold; the pod is evicted beyond that. Twice what is kept:
+    new adapters are fetched before old ones go, and retiring ones go when their last request ends."""
     return 2 * settings.cached * settings.max_bytes
 
 
 def whole_mebibytes(size: int) -> Decimal:
-    """Rounded up, so that Kubernetes writes the amount as it was sent."""
+    """Bytes rounded up to MiB, so that Kubernetes returns the quantity unchanged."""
     return (Decimal(size) / _MI).to_integral_value(ROUND_UP) * _MI
 
 
@@ -189,7 +189,7 @@ def _widths(facts: ArtifactFacts) -> LayerWidths:
 
 
 def same_engines(one: LoRAPool | None, other: LoRAPool | None) -> bool:
-    """Whether the engines' pods are the same with either pool: who may join it is nothing to them."""
+    """Whether the engine pods are the same with either pool; who may join the pool does not change them."""
     if one is None or other is None:
         return one is other
     if one is other:

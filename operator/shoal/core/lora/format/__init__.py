@@ -1,7 +1,7 @@
-"""What a LoRA adapter is, and whether it fits.
+"""The format of a LoRA adapter, and whether it fits.
 
-peft.py     an adapter from its adapter_config.json and its tensors;  layers.py  which layers it changes
-check.py    whether it goes with a base and a pool
-facts.py    what a Job reports of a batch of adapters
+peft.py     an adapter's facts, from adapter_config.json and its tensors;  layers.py  the layers that adapters change
+check.py    whether an adapter fits a base and a pool
+facts.py    the termination message of a Job that reads a batch of adapters
 sources.py  addresses of adapters
 """

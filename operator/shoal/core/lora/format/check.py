@@ -1,8 +1,8 @@
-"""Whether an adapter goes with a pool and its base: what the engine would refuse, and what it would take and get wrong.
+"""Whether an adapter fits a pool and its base: what the engine would refuse, or accept and compute wrongly.
 
-SGLang looks at the rank and at the modules that the config names. Tensors of another width, of a layer that the base
-does not have or of a module without a buffer get through, and end the engine's process with their first request. So
-both the operator and the agent ask here first.
+SGLang checks the rank and the modules that the config names. It accepts tensors of another width, of a layer that the
+base does not have or of a module without a buffer, and its process ends at the first request for them. Therefore the
+operator and the agent check adapters here first.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,38 +22,38 @@ _OTHER_NAMES: Final[Mapping[str, str]] = {
     "w2": "down_proj",
     "unembed_tokens": "lm_head",
 }
-"""Names by which SGLang knows the same modules."""
+"""Other names of the same modules that SGLang accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the pool takes."""
+    """Limits of a pool."""
 
     pool: str
-    """Its name, for people."""
+    """Its name, for messages."""
     max_rank: int
     target_modules: tuple[str, ...]
     """("all",): every module."""
     max_bytes: int | None = None
-    """Most that the files of one adapter may have; None: not known here."""
+    """Bytes of one adapter's files, at most; None: not known here."""
 
 
 @dataclass(frozen=True, slots=True)
 class BaseModelFacts:
-    """What is known of the base; what is not known is not compared."""
+    """Facts of the base; unknown ones are not compared."""
 
     widths: LayerWidths | None = None
     vocabulary: int | None = None
 
 
 def of_settings(settings: AdapterSettings) -> tuple[Limits, BaseModelFacts]:
-    """What an agent was told of its pool."""
+    """The limits and base facts in an agent's settings."""
     limits = Limits(settings.pool, settings.max_rank, settings.target_modules, settings.max_bytes)
     return limits, BaseModelFacts(settings.widths, settings.vocabulary)
 
 
 def check_adapter(facts: AdapterFacts, limits: Limits, base: BaseModelFacts) -> ModelProblem | None:
-    """What is wrong with an adapter for this pool and base; None: nothing that can be known."""
+    """Why an adapter does not fit this pool and base; None: nothing known speaks against it."""
     if facts.rank > limits.max_rank:
         return ModelProblem(
             reasons.RANK_TOO_HIGH,
@@ -81,7 +81,7 @@ def check_adapter(facts: AdapterFacts, limits: Limits, base: BaseModelFacts) -> 
 
 
 def too_large(size: int, limit: int, pool: str) -> ModelProblem:
-    """The files have `size` bytes, and the pool's replicas have room for `limit` of each adapter."""
+    """The problem of an adapter whose files have `size` bytes, where replicas have room for `limit` per adapter."""
     return ModelProblem(
         reasons.TOO_LARGE,
         f"its files have {_mib(size)} and pool {pool} has room for {_mib(limit)} of each adapter: look for "
@@ -90,14 +90,14 @@ def too_large(size: int, limit: int, pool: str) -> ModelProblem:
 
 
 def buffers(modules: Iterable[str]) -> frozenset[str]:
-    """The buffers in which SGLang keeps these modules; an expert's module begins with `experts.`."""
+    """SGLang's buffers for these modules; an expert's module begins with `experts.`."""
     plain = (module.removeprefix("experts.") for module in modules)
     return layers.fused(_OTHER_NAMES.get(module, module) for module in plain)
 
 
 def _not_in_pool(facts: AdapterFacts, allowed: tuple[str, ...], base: BaseModelFacts) -> list[str]:
     if "all" in allowed and base.widths is None:
-        return []  # the engine looks at its base to know what all modules are
+        return []  # what `all` means depends on the base, which is unknown here
     there = layers.fused(allowed)
     wanted = {module.removeprefix("experts.") for module in facts.modules} | (set(facts.targets) - {"all"})
     return sorted(module for module in wanted if not buffers([module]) <= there)

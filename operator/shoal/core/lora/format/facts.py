@@ -1,8 +1,7 @@
-"""What a Job says of a batch of adapters, in its termination message, and how the operator reads it.
+"""The termination message of a Job that reads a batch of adapters, written by the Job and read by the operator.
 
-A kubelet cuts a termination message at 4096 bytes, so it is written short: adapters of one pool mostly have the same
-shapes, which are said once. What does not fit is left out, and read in another Job.
-
+A kubelet cuts a termination message at 4096 bytes. To keep it short, shapes are listed once, since adapters of one pool
+mostly have the same. Results that do not fit are left out, and another Job reads these adapters.
     {"shapes": [{"modules": {"q_proj": [4096, 4096]}, "layers": 32, "targets": ["q_proj"], "base": "llama"}],
      "adapters": [{"key": "...", "revision": "<64 hex digits>", "rank": 16, "alpha": 32, "bytes": 27262976,
                    "files": 27263500, "shape": 0},
@@ -21,15 +20,15 @@ from shoal.core.facts import Pod
 from shoal.core.status.observed import ModelProblem
 
 LIMIT_BYTES: Final = 4096
-"""A kubelet cuts off what is longer."""
+"""A kubelet cuts off longer termination messages."""
 _MESSAGES: Final = (600, 300, 150, 80)
-"""Characters of a message: as long as all of them fit."""
+"""Characters of one result's message: the longest with which all results fit is used."""
 
 Result = AdapterFacts | ModelProblem
 
 
 def job_name(pool: str, batch: AdapterBatch) -> str:
-    """Of the Job that reads this batch: the same batch has the same."""
+    """Name of the Job that reads this batch; equal batches have equal names."""
     said = "\0".join((pool, *sorted(one.key for one in batch.adapters)))
     return f"adapter-facts-{hashlib.sha256(said.encode()).hexdigest()[:16]}"
 
@@ -49,7 +48,7 @@ def message(results: Sequence[tuple[str, Result]]) -> str:
 
 
 def _sayable(key: str, result: Result) -> Result:
-    """A result whose line alone is too long could never be said."""
+    """The result, or an error in its place if its row alone is too long for a message."""
     if len(_text([(key, result)], _MESSAGES[-1]).encode()) <= LIMIT_BYTES:
         return result
     return ModelProblem(reasons.UNSUPPORTED, "it changes more modules than can be told")
@@ -78,14 +77,14 @@ def _text(results: Sequence[tuple[str, Result]], length: int) -> str:
         }
         rows.append({name: value for name, value in row.items() if value is not None})
     text = json.dumps({"shapes": shapes, "adapters": rows}, ensure_ascii=False, separators=(",", ":"))
-    return text.encode(errors="replace").decode()  # a file's name may hold bytes that are no text
+    return text.encode(errors="replace").decode()  # a file's name may hold bytes that are not UTF-8
 
 
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
 def results(pod: Pod) -> dict[str, Result]:
-    """What the pod of a Job says, by key; empty while it has not ended, and when it ended without a word."""
+    """Results in the message of a Job's pod, by key; empty while it runs, and if it ended without a message."""
     container = pod.container(CONTAINER)
     if container is None or container.exit_code is None:
         return {}
@@ -93,7 +92,7 @@ def results(pod: Pod) -> dict[str, Result]:
 
 
 def parse(text: str) -> dict[str, Result]:
-    """What a termination message says; whatever in it is not understood is left out."""
+    """Results in a termination message, by key; rows that do not parse are left out."""
     try:
         content = json.loads(text)
         shapes, rows = list(content["shapes"]), list(content["adapters"])

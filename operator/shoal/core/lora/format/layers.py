@@ -1,4 +1,4 @@
-"""Which layers of a base LoRA adapters change, and how wide these are: for their checks, sizes and memory alike."""
+"""The layers of a base that LoRA adapters change, and their widths: for checks, sizes and memory."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -14,20 +14,20 @@ _FUSED: Final = {
     "q_a_proj": "fused_qkv_a_proj_with_mqa",
     "kv_a_proj_with_mqa": "fused_qkv_a_proj_with_mqa",
 }
-"""SGLang has one layer for these (`get_normalized_target_modules` of 0.5.23): whoever allows one allows all."""
+"""Modules that SGLang fuses into one layer (`get_normalized_target_modules` of 0.5.23): allowing one allows all."""
 ALL: Final = frozenset({"qkv_proj", "o_proj", "gate_up_proj", "down_proj", "embed_tokens", "lm_head"})
-"""What `all` means for a base whose layers are all alike."""
+"""`all`, for a base whose layers are all alike."""
 FEED_FORWARD: Final = frozenset({"gate_up_proj", "down_proj"})
 
 
 def fused(modules: Iterable[str]) -> frozenset[str]:
-    """SGLang's names of these modules; `all` is every one."""
+    """SGLang's names of these modules; `all` is every module."""
     named = frozenset(_FUSED.get(name, name) for name in modules)
     return ALL if "all" in named else named
 
 
 def shapes(widths: LayerWidths, vocabulary: int | None) -> dict[str, tuple[int, int]]:
-    """Module, as adapters name it -> (what it reads, what it writes). A width that is not known has no entry."""
+    """Module, as adapters name it -> (input width, output width). Modules of unknown width are left out."""
     hidden, query, key, feed = widths.hidden, widths.query, widths.key, widths.feed_forward
     found = {
         "q_proj": (hidden, query),
@@ -49,7 +49,7 @@ def shapes(widths: LayerWidths, vocabulary: int | None) -> dict[str, tuple[int, 
 
 
 def largest_adapter(widths: LayerWidths, vocabulary: int | None, modules: Iterable[str], rank: int) -> int:
-    """Parameters of an adapter of this rank that changes everything it may."""
+    """Parameters of an adapter of this rank that changes every allowed module."""
     known, allowed = shapes(widths, vocabulary), fused(modules)
     layer = tables = 0
     for name, (reads, writes) in known.items():

@@ -1,8 +1,8 @@
-"""What a LoRA adapter is, from its adapter_config.json (PEFT's) and the names and shapes of its tensors.
+"""A LoRA adapter's facts, from its adapter_config.json (PEFT) and the names and shapes of its tensors.
 
-SGLang takes of the config r, lora_alpha, target_modules and use_dora, and ignores the rest; of the tensors it takes
-those whose names it knows. Whatever would make it answer with other weights than the adapter was trained for is refused
-here: nobody would see it in the answers.
+SGLang reads r, lora_alpha, target_modules and use_dora from the config, and tensors whose names it knows; it ignores
+the rest. Whatever would make it serve other weights than the adapter was trained for is refused here, because answers
+would not show it.
 """
 
 import math
@@ -27,11 +27,11 @@ _OUTSIDE: Final = re.compile(
 _NAME: Final = re.compile(r"^[A-Za-z0-9_.-]{1,200}\Z")
 _OTHER_TOWERS: Final = re.compile(r"(vision|visual|audio|speech|image)")
 _FLOATS: Final = {"F32": 4, "F16": 2, "BF16": 2}
-"""Types that SGLang loads -> bytes of a number."""
+"""Data types that SGLang loads -> bytes of a number."""
 _MODULES: Final = 64
 _NAME_LETTERS: Final = 300
 _CHANGES_BASE: Final = ("pissa", "olora", "corda", "lora_ga")
-"""Ways to begin a training that also change the base's weights (`init_lora_weights`)."""
+"""Values of `init_lora_weights` with which training also changes the base's weights."""
 _MUST_BE_UNSET: Final = {
     "use_dora": "a DoRA adapter, which SGLang does not serve",
     "lora_bias": "biases in its LoRA layers, which SGLang ignores",
@@ -46,7 +46,7 @@ _MUST_BE_UNSET: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor, as the header of a safetensors file tells of it."""
+    """One tensor, from the header of a safetensors file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -55,7 +55,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class RevisionFiles:
-    """What was read of one revision."""
+    """The files of one revision, as read."""
 
     revision: str
     commit: str | None
@@ -67,7 +67,7 @@ class RevisionFiles:
 
 
 def facts_of(files: RevisionFiles) -> AdapterFacts | ModelProblem:
-    """The facts, or why no base and no pool could take it."""
+    """The facts, or why no base and no pool could serve the adapter."""
     found = _Config.read(files.config)
     if isinstance(found, ModelProblem):
         return found
@@ -148,7 +148,7 @@ class _Config:
 
 
 def _number(value: object) -> float | None:
-    """A number that a float holds; JSON has larger ones."""
+    """The value as a float; None: no number, or one that is too large (JSON has no bound)."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not -1e9 < value < 1e9:
         return None
     return float(value)
@@ -196,12 +196,12 @@ def _targets(value: object) -> "tuple[str, ...] | ModelProblem":
 
 
 class _Tensors:
-    """The tensors so far."""
+    """The tensors read so far."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._halves: dict[tuple[int, str], dict[str, int]] = {}
-        """(layer or -1, path in it) -> side -> the width that is not the rank's."""
+        """(layer or -1, path in it) -> side -> the width that is not the rank."""
         self.layers = 0
 
     def take(self, name: str, tensor: Tensor) -> ModelProblem | None:
@@ -220,7 +220,7 @@ class _Tensors:
             return _unsupported(
                 f"it changes more than the language model ({_short(name)}): SGLang would take that for layer {layer}"
             )
-        # lora_A reads: (rank, in). lora_B writes: (out, rank). Experts may be stacked in front.
+        # lora_A is (rank, in), lora_B is (out, rank). Experts may be stacked in a dimension before these.
         if len(tensor.shape) != 2 and not (_of_expert(path) and len(tensor.shape) == 3):
             return _corrupt(f"tensor {_short(name)} has shape {list(tensor.shape)}, which no LoRA matrix has")
         if tensor.bytes != math.prod(tensor.shape) * _FLOATS[tensor.dtype]:
@@ -241,7 +241,7 @@ class _Tensors:
         return _unsupported(f"tensor {_short(name)} is in no place where SGLang looks for a LoRA")
 
     def problem(self) -> ModelProblem | None:
-        """What is wrong with all of them together."""
+        """What is wrong with the tensors together; None: nothing."""
         if not self._halves:
             return _corrupt("adapter_model.safetensors has no tensors")
         inside: dict[tuple[int, str], set[str]] = {}
@@ -257,12 +257,12 @@ class _Tensors:
             if twin != path:
                 return _unsupported(f"{where}has {twin} and {path}, which SGLang would take for the same module")
         for (layer, parent), modules in inside.items():
-            if (said := _incomplete(modules)) is not None:
-                return _unsupported(f"layer {layer} {parent} {said}")
+            if (problem := _incomplete(modules)) is not None:
+                return _unsupported(f"layer {layer} {parent} {problem}")
         return None
 
     def widths(self) -> dict[str, Widths | None]:
-        """By module. None where layers differ."""
+        """(input, output) width by module; None where layers differ."""
         found: dict[str, Widths | None] = {}
         for (_, path), halves in sorted(self._halves.items()):
             module = path.rpartition(".")[2]
@@ -278,7 +278,8 @@ def _of_expert(path: str) -> bool:
 
 
 def _incomplete(modules: Iterable[str]) -> str | None:
-    """What SGLang would silently leave out, or fail over: it stacks q, k, v and gate, up into one layer each."""
+    """Which modules are missing that SGLang needs, as it stacks q, k, v and gate, up into one layer each; None:
+    none."""
     there = set(modules)
     attention = there & {"q_proj", "k_proj", "v_proj"}
     if attention and (missing := {"q_proj", "v_proj"} - there):
@@ -292,6 +293,6 @@ def _incomplete(modules: Iterable[str]) -> str | None:
 
 
 def _short(name: str) -> str:
-    """As it may stand in a condition: the files are anybody's."""
+    """A name from the files, shortened and printable, for a condition: its content is untrusted."""
     shown = "".join(letter if letter.isprintable() else "?" for letter in name[-200:])
     return shown if len(shown) <= 80 else f"...{shown[-77:]}"

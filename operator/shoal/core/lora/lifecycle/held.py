@@ -1,4 +1,4 @@
-"""Where one adapter is, put together from what replicas say and what was planned."""
+"""Where one adapter is loaded, from the replicas' reports and the plan."""
 
 from dataclasses import dataclass
 
@@ -10,18 +10,18 @@ from shoal.core.status.observed import ModelProblem
 
 @dataclass(frozen=True, slots=True)
 class HeldState:
-    """What the replicas that are ready say of one adapter."""
+    """What the ready replicas report of one adapter."""
 
     loaded: int = 0
-    """Replicas that have the revision that answers."""
+    """Replicas that have loaded the current revision."""
     failure: ModelProblem | None = None
-    """What one says that could not load it; of several the first by name of its pod."""
+    """Why a replica could not load it; of several replicas, the first by pod name."""
     next_loaded: int = 0
     next_failure: ModelProblem | None = None
 
 
 def held(state: HeldState | None, verdict: AdapterPlacement | None, *, replicas: int, stale: int) -> Held:
-    """For the status. A failure of the next revision counts while no replica has it."""
+    """For the status. A failure of the next revision counts while no replica has loaded it."""
     state = state or HeldState()
     no_room = None
     if verdict is not None and verdict.reason is not None:

@@ -1,7 +1,8 @@
 """Leases: which gateways may use which adapters of a replica, so that no more of them run at once than it has slots.
 
-A lease holds for 10 s after the gateway was last heard to use it (its grant, or an acknowledgement that shows the
-adapter running), and for as long as a gateway's silence may be a delay when its last word was that the adapter runs.
+A lease lasts 10 s from the gateway's last sign of use: its grant, or an acknowledgement that lists the adapter as
+running. If that acknowledgement was the gateway's last message, the lease lasts for as long as its silence may be a
+delay.
 """
 
 from collections.abc import Collection, Iterator
@@ -24,7 +25,7 @@ class _Lease:
 
 
 class EngineLeases:
-    """Of one boot of an engine."""
+    """Leases of one boot of an engine."""
 
     def __init__(self) -> None:
         self._of: dict[str, dict[Key, _Lease]] = {}
@@ -36,7 +37,7 @@ class EngineLeases:
         return iter(self._of)
 
     def __len__(self) -> int:
-        """Distinct adapters."""
+        """Number of distinct adapters with a lease."""
         return len(self._of)
 
     def grant(self, name: str, key: Key, now: float) -> None:
@@ -45,8 +46,8 @@ class EngineLeases:
         lease.used = now
 
     def acked(self, key: Key, running: Collection[str], now: float) -> None:
-        """A gateway said what it runs. What it runs is leased to it, whoever granted that: this agent's predecessor may
-        have."""
+        """Takes a gateway's list of running adapters. Each gets a lease even if this agent did not grant one: a former
+        process of the agent may have."""
         for name in running:
             lease = self._of.setdefault(name, {}).setdefault(key, _Lease(now))
             lease.used, lease.running = now, True
@@ -55,7 +56,7 @@ class EngineLeases:
                 leases[key].running = False
 
     def lapse(self, now: float) -> None:
-        """Ends those that are over."""
+        """Ends expired leases."""
         for name, leases in list(self._of.items()):
             for key in [key for key, lease in leases.items() if lease.ends() <= now]:
                 del leases[key]
@@ -63,9 +64,9 @@ class EngineLeases:
                 del self._of[name]
 
     def drop(self, name: str) -> None:
-        """The engine does not have the adapter any more."""
+        """Ends the leases of an adapter that the engine no longer has."""
         self._of.pop(name, None)
 
     def clear(self) -> None:
-        """Another process of the engine has started."""
+        """Ends all leases: the engine has started again."""
         self._of.clear()

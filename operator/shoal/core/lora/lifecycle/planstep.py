@@ -1,8 +1,8 @@
 """What an agent does next about its adapters: a function of its registry, the gateways and the time.
 
-In this order: answer those who ask; see what should be here (what is asked for, then the floor); let go what nobody
-wants; retire what others need the place of; stage what is missing; and give the engine its next call, of which there is
-one at a time. A load stops everybody's tokens, so nothing is loaded that cannot stay.
+In this order: answer waiters; list what is missing (requested adapters first, then desired ones); discard staged files
+that are no longer wanted; retire adapters whose places others need; stage what is missing; and choose the engine's next
+call, one at a time. A load pauses decoding, so nothing is loaded that could not stay.
 """
 
 from collections.abc import Iterable
@@ -24,9 +24,9 @@ from shoal.core.lora.lifecycle.registry import (
 from shoal.core.lora.lifecycle.staging import MissingAdapter, evictable, slow, state
 
 LIST_SECONDS: Final = 10.0
-"""Between two times that an engine is asked what it has, while nothing else is asked of it."""
+"""Seconds between two listings of the engine's adapters, while there is no other call to make."""
 LATE_SECONDS: Final = 15.0
-"""A fetch that takes longer is not waited for before anything is said of adapters."""
+"""A fetch that takes longer does not delay the first report of adapters."""
 
 
 class Load(NamedTuple):
@@ -38,12 +38,12 @@ class Unload(NamedTuple):
 
 
 class List(NamedTuple):
-    """Ask the engine what it has."""
+    """List the engine's adapters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """Why there is no lease."""
+    """Why a lease is denied."""
 
     status: int
     reason: str
@@ -53,20 +53,20 @@ class Denial:
 
 @dataclass(slots=True)
 class PlanStep:
-    """What to do."""
+    """What the agent does next."""
 
     grants: list[AdapterWaiter] = field(default_factory=list[AdapterWaiter])
     denials: list[tuple[AdapterWaiter, Denial]] = field(default_factory=list[tuple[AdapterWaiter, Denial]])
     stage: list[AdapterWanted] = field(default_factory=list[AdapterWanted])
     discard: list[str] = field(default_factory=list[str])
-    """What is being fetched, or was, for nobody."""
+    """Adapters whose staged or half fetched files are no longer wanted."""
     call: Load | Unload | List | None = None
 
 
 def plan_step(
     registry: Registry, gateways: Iterable[GatewayProgress], now: float, *, draining: bool = False, drain_seconds: float
 ) -> PlanStep:
-    """Decides, and marks in the registry what has been decided."""
+    """Decides, and records the decision in the registry."""
     out = PlanStep()
     registry.leases.lapse(now)
     _forget(registry, now)
@@ -86,7 +86,7 @@ def plan_step(
 
 
 def _forget(registry: Registry, now: float) -> None:
-    asked = {ask.wanted.name for ask in registry.waiters}
+    asked = {waiter.wanted.name for waiter in registry.waiters}
     for name, failure in list(registry.failures.items()):
         if now - failure.at >= REMEMBER_SECONDS and name not in registry.desired and name not in asked:
             del registry.failures[name]
@@ -94,19 +94,19 @@ def _forget(registry: Registry, now: float) -> None:
 
 def _answer(registry: Registry, now: float, out: PlanStep, *, draining: bool) -> None:
     refusal = _refusal(registry, draining=draining)
-    for ask in registry.waiters:
-        if slow(registry.entries.get(ask.wanted.name), now):
-            ask.admitted, ask.slow, ask.missed = None, True, True
+    for waiter in registry.waiters:
+        if slow(registry.entries.get(waiter.wanted.name), now):
+            waiter.admitted, waiter.slow, waiter.missed = None, True, True
     covered = registry.covered
-    for ask in tuple(registry.waiters):
-        answer = refusal or _answer_one(registry, ask, covered, now)
+    for waiter in tuple(registry.waiters):
+        answer = refusal or _answer_one(registry, waiter, covered, now)
         if answer is None:
             continue
-        registry.waiters.remove(ask)
+        registry.waiters.remove(waiter)
         if isinstance(answer, Denial):
-            out.denials.append((ask, answer))
+            out.denials.append((waiter, answer))
         else:
-            out.grants.append(ask)
+            out.grants.append(waiter)
 
 
 def _refusal(registry: Registry, *, draining: bool) -> Denial | None:
@@ -119,9 +119,11 @@ def _refusal(registry: Registry, *, draining: bool) -> Denial | None:
     return None
 
 
-def _answer_one(registry: Registry, ask: AdapterWaiter, covered: set[str], now: float) -> Denial | RegistryEntry | None:
-    """None: it waits."""
-    name = ask.wanted.name
+def _answer_one(
+    registry: Registry, waiter: AdapterWaiter, covered: set[str], now: float
+) -> Denial | RegistryEntry | None:
+    """The entry to lease, or a denial; None: the waiter keeps waiting."""
+    name = waiter.wanted.name
     entry = registry.entries.get(name)
     failure = registry.failures.get(name)
     if (
@@ -131,31 +133,33 @@ def _answer_one(registry: Registry, ask: AdapterWaiter, covered: set[str], now: 
     ):
         status = 422 if failure.reason in PERMANENT else 503
         return Denial(status, failure.reason, failure.message, None if status == 422 else 2)
-    if ask.admitted is None:
+    if waiter.admitted is None:
         if slow(entry, now):
             return None
-        if ask.key is not None and name not in covered:
+        if waiter.key is not None and name not in covered:
             if len(covered) >= registry.slots:
                 return None
             covered.add(name)
-        ask.admitted, ask.slow = now, False
+        waiter.admitted, waiter.slow = now, False
     if entry is None or entry.state not in ("loaded", "retiring"):
-        ask.missed = True
+        waiter.missed = True
         return None
-    # A retirement that the engine has not heard of is taken back.
+    # A retirement that the engine does not know of is taken back.
     entry.state, entry.retirement, entry.used = "loaded", None, now
-    if ask.key is not None:
-        registry.leases.grant(name, ask.key, now)
+    if waiter.key is not None:
+        registry.leases.grant(name, waiter.key, now)
     return entry
 
 
 def _wants(registry: Registry, now: float) -> list[MissingAdapter]:
-    """What should be in the engine and is not, and may be tried: what is asked for, pinned, the rest of the floor."""
-    asked = {ask.wanted.name: ask.wanted for ask in registry.waiters if ask.admitted is not None or ask.slow}
-    floor = sorted((a for a in registry.desired.values() if a.name not in asked), key=lambda a: not a.pinned)
+    """Adapters missing in the engine that may be tried: requested ones, then pinned ones, then other desired ones."""
+    asked = {
+        waiter.wanted.name: waiter.wanted for waiter in registry.waiters if waiter.admitted is not None or waiter.slow
+    }
+    desired = sorted((a for a in registry.desired.values() if a.name not in asked), key=lambda a: not a.pinned)
     return [
         MissingAdapter(adapter, adapter.name in asked)
-        for adapter in (*asked.values(), *floor)
+        for adapter in (*asked.values(), *desired)
         if _may_try(registry, adapter.name, now)
     ]
 
@@ -168,7 +172,7 @@ def _may_try(registry: Registry, name: str, now: float) -> bool:
 
 
 def _retire(registry: Registry, wants: list[MissingAdapter]) -> None:
-    asked = {ask.wanted.name for ask in registry.waiters}
+    asked = {waiter.wanted.name for waiter in registry.waiters}
     for name, entry in registry.entries.items():
         if entry.dropped and entry.state == "loaded" and name not in asked and name not in registry.leases:
             entry.state = "retiring"
@@ -181,7 +185,7 @@ def _retire(registry: Registry, wants: list[MissingAdapter]) -> None:
 
 
 def _settle(registry: Registry, now: float) -> None:
-    """Nothing is said of adapters before what belongs here was tried."""
+    """Makes adapters reportable once all desired ones were tried."""
     if registry.reportable or registry.listed is None or not registry.up:
         return
     registry.reportable = all(
@@ -205,7 +209,7 @@ def _call(
     loads = [want for want in wants if state(registry, want) in ("staged", "load_unknown")]
     for want in (*(w for w in loads if w.asked), None, *(w for w in loads if not w.asked)):
         if want is None:
-            # What frees a place comes before what only should be here.
+            # An unload that frees a place comes before loads that nobody waits for.
             going = _unload(registry, {w.adapter.name for w in loads}, gateways, drain_seconds, now)
             if going is not None:
                 return going

@@ -1,18 +1,19 @@
-"""What one replica knows of its adapters: which the engine has, which should be there, who asks for which.
+"""State of one replica's adapters: what the engine has, what it should have, and who waits for which, and
+what the agent's stream reports of it.
 
-Keeps what happened; `planstep.py` decides what to do next. Everything that an engine has belongs to one boot of it.
-Times are seconds of one monotonic clock.
+The registry records; `planstep.py` decides what to do next. All that is in an engine belongs to one boot of it. Times
+are monotonic seconds.
 
-An adapter goes through these states; whatever the engine has, or may have, takes one of its places:
+States of an adapter. In the engine it takes one of the places in host memory:
 
-    staging    its files are being fetched and verified
-    staged     they are in their folder
-    loading    the engine was asked to load it                                            takes a place
-    loaded     requests may go to it, under a lease                                       takes a place
-    retiring   no new requests; waits for the gateways' acknowledgements                  takes a place
-    unloading  its files are put away and the engine was asked to unload it               takes a place
-    unsure     a load that was not answered: the engine may have it by now, or later      takes a place
-    undone     an unload that was not answered, or is a predecessor's: it is asked again  takes a place
+    staging         its files are being fetched and verified
+    staged          they are in their folder
+    loading         the engine was asked to load it                                          takes a place
+    loaded          requests may use it, under a lease                                       takes a place
+    retiring        no new requests; waits for the gateways' acknowledgements                takes a place
+    unloading       its files are removed, and the engine was asked to unload it             takes a place
+    load_unknown    a load without an answer: the engine may have it now, or later           takes a place
+    unload_pending  an unload without an answer, or a former agent's: it is repeated         takes a place
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,6 +22,7 @@ from typing import Final, Literal
 
 from shoal.api import reasons
 from shoal.api.adapters import AdapterWanted, DesiredAdapter
+from shoal.api.replica import AdapterState
 from shoal.core.lora.lifecycle.leases import EngineLeases, Key
 from shoal.core.lora.lifecycle.unload import Retirement
 
@@ -29,10 +31,10 @@ IN_ENGINE: Final = frozenset[State]({"loading", "loaded", "retiring", "unloading
 GOING: Final = frozenset[State]({"retiring", "unloading"})
 
 RETRY_SECONDS: Final = 2.0
-"""After the first failure; doubled with each further one, up to LONGEST_RETRY_SECONDS."""
+"""After the first failure; doubled with each further failure, up to LONGEST_RETRY_SECONDS."""
 LONGEST_RETRY_SECONDS: Final = 60.0
 REMEMBER_SECONDS: Final = 600.0
-"""How long a failure of what nobody wants any more is told."""
+"""Seconds for which the failure of an adapter that nobody wants is reported."""
 PERMANENT: Final = frozenset(
     {
         reasons.RANK_TOO_HIGH,
@@ -52,25 +54,25 @@ PERMANENT: Final = frozenset(
 
 @dataclass(slots=True)
 class RegistryEntry:
-    """An adapter that is here, or on its way."""
+    """An adapter on this replica, or on its way to it."""
 
     state: State
     used: float
-    """When it was last loaded, leased, or said to run, those used longest ago go first; while it is fetched: since
-    when."""
+    """When it was last loaded, leased, or reported as running; the least recently used goes first. While staging: when
+    the fetch began."""
     dropped: bool = False
-    """It was on the floor and is not any more: it goes when no lease covers it."""
+    """It was desired and is no longer: it goes when no lease covers it."""
     retirement: Retirement | None = None
-    """With `retiring`: once it was told."""
+    """While `retiring`: set once the retirement was published."""
     staged_seconds: float = 0.0
     load_seconds: float = 0.0
     keep_until: float = 0.0
-    """While it is fetched or staged: until then it is kept though nobody waits for it."""
+    """While staging or staged: kept until then, even without a waiter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an adapter is not here, and when it is tried again."""
+    """Why an adapter could not be loaded, and when it is tried again."""
 
     reason: str
     message: str
@@ -86,81 +88,82 @@ class Failure:
 
 @dataclass(slots=True, eq=False)
 class AdapterWaiter:
-    """Somebody waits for an adapter."""
+    """A request for a lease that waits for an adapter."""
 
     wanted: AdapterWanted
     key: Key | None
-    """The gateway that gets the lease; None: an operator loads ahead and gets none."""
+    """The gateway that gets the lease; None: the operator asked for the load, without a lease."""
     since: float
     admitted: float | None = None
-    """Since when a slot is its own."""
+    """Since when it holds a slot."""
     slow: bool = False
-    """Its adapter's files take long to come: it has given its slot back, and gets one again when they are here."""
+    """The fetch of its adapter is slow: it gave its slot back, and gets one again when the files are known."""
     missed: bool = False
-    """It was not in the engine."""
+    """The adapter was not in the engine."""
 
 
 @dataclass(slots=True)
 class Registry:
-    """One replica's adapters. `places` are those of the engine's host memory, `slots` those that leases may cover."""
+    """One replica's adapters. `places`: adapters in the engine's host memory; `slots`: adapters that leases may
+    cover."""
 
     places: int
     slots: int
     started: float
-    """When the agent started."""
+    """Start of the agent."""
     entries: dict[str, RegistryEntry] = field(default_factory=dict[str, RegistryEntry])
     failures: dict[str, Failure] = field(default_factory=dict[str, Failure])
     desired: dict[str, DesiredAdapter] = field(default_factory=dict[str, DesiredAdapter])
     waiters: list[AdapterWaiter] = field(default_factory=list[AdapterWaiter])
     leases: EngineLeases = field(default_factory=EngineLeases)
     unplaced: frozenset[str] = frozenset()
-    """Of the floor: what finds no place."""
+    """Desired adapters for which there is no place."""
     boot: str | None = None
     up: bool = False
     """This boot of the engine serves."""
     observations: int = 0
     joined: bool = False
-    """The agent started beside an engine that ran already."""
+    """The agent started beside a running engine."""
     idle_at: float | None = None
-    """When this boot was last seen with nothing running or waiting."""
+    """When this boot was last seen without running or waiting requests."""
     listed: float | None = None
-    """When the engine last said what it has; None: not since it started, or since a call to it broke."""
+    """Last listing by the engine; None: none since its start, or since a call to it failed."""
     list_after: float = 0.0
     reportable: bool = False
-    """Since this boot of the engine, what the floor asks for was loaded or failed: the adapters may be told."""
+    """All desired adapters of this boot were loaded or failed: adapters may be reported."""
     foreign: int = 0
-    """Adapters in the engine that are not Shoal's."""
+    """Adapters in the engine that Shoal did not load."""
     busy: bool = False
     """A call to the engine is under way."""
     loads: int = 0
     evictions: int = 0
 
-    # --- what is asked ------------------------------------------------------------------------------------------------
+    # --- requests and desired adapters --------------------------------------------------------------------------------
 
     def set_desired(self, adapters: Iterable[DesiredAdapter]) -> None:
-        """What the replica should hold from now on."""
-        floor = {adapter.name: adapter for adapter in adapters}
+        """Replaces the adapters that the replica should hold."""
+        desired = {adapter.name: adapter for adapter in adapters}
         for name, entry in self.entries.items():
-            entry.dropped = name not in floor and (entry.dropped or name in self.desired)
-            if entry.state == "retiring" and name in floor and name not in self.desired:
+            entry.dropped = name not in desired and (entry.dropped or name in self.desired)
+            if entry.state == "retiring" and name in desired and name not in self.desired:
                 entry.state, entry.retirement = "loaded", None
-        for name in self.desired.keys() - floor.keys():
+        for name in self.desired.keys() - desired.keys():
             self.failures.pop(name, None)
-        self.desired = floor
+        self.desired = desired
 
     def acked(self, key: Key, running: frozenset[str], now: float) -> None:
-        """A gateway said what it runs."""
-        # Names come from outside: only what the engine has can run.
-        here = frozenset(name for name in running if name in self.entries and self.entries[name].state in IN_ENGINE)
-        for name in here:
+        """Takes a gateway's list of running adapters."""
+        # The names are a client's input: only adapters in the engine can run.
+        known = frozenset(name for name in running if name in self.entries and self.entries[name].state in IN_ENGINE)
+        for name in known:
             self.entries[name].used = now
-        self.leases.acked(key, here, now)
+        self.leases.acked(key, known, now)
 
     # --- the engine ---------------------------------------------------------------------------------------------------
 
     def observed(self, boot: str | None, *, up: bool, idle_at: float | None = None) -> bool:
-        """The observer looked at the engine, and saw nothing run then if `idle_at` is given; whether it is another one
-        than before."""
+        """Takes an observation of the engine; `idle_at`: when it was seen without requests. Returns whether it is
+        another boot than before."""
         changed = boot != self.boot
         if changed:
             self.joined = self.observations == 0
@@ -178,9 +181,9 @@ class Registry:
         return changed
 
     def listing(self, ours: Mapping[str, bool], foreign: int, now: float) -> list[str]:
-        """The engine said what it has: our names, and whether it was loaded from files that are still in their folder.
-        Returns those whose files are of no use: it should have had them, or is about to unload them. No call was under
-        way meanwhile."""
+        """Takes the engine's listing: our adapter names, and whether the files they were loaded from are still in their
+        folder. Returns the names whose files are useless: the engine lost the adapter, or is about to unload it. No
+        call was under way meanwhile."""
         self.listed, self.foreign = now, foreign
         useless = [n for n, e in self.entries.items() if e.state in ("loaded", "retiring") and n not in ours]
         for name in useless:
@@ -190,33 +193,33 @@ class Registry:
             if entry is not None and entry.state not in ("staging", "staged", "load_unknown"):
                 continue
             if whole:
-                # Of a load that was not answered, or of this agent's predecessor.
+                # Loaded by a call without an answer, or by a former process of this agent.
                 self.entries[name] = RegistryEntry("loaded", now if entry else self.started)
                 self.failures.pop(name, None)
             else:
-                # Whoever put its files away has asked for its unload, and that may come at any time.
+                # Files are removed before an unload is requested, so the unload may come at any time.
                 self.entries[name] = RegistryEntry("unload_pending", now)
                 useless.append(name)
         return useless
 
     def call_broke(self, now: float) -> None:
-        """A call to the engine found nobody: what it has must be asked anew."""
+        """A call found no engine: its adapters must be listed again."""
         self.listed, self.list_after = None, now + 1.0
 
     def loaded(self, name: str, seconds: float, now: float) -> None:
-        """The engine has the adapter."""
+        """The engine has loaded the adapter."""
         entry = self.entries[name]
         entry.state, entry.used, entry.load_seconds = "loaded", now, seconds
         self.failures.pop(name, None)
         self.loads += 1
 
     def unloaded(self, name: str) -> None:
-        """The engine has it no more."""
+        """The engine has unloaded it."""
         self.failures.pop(name, None)
         self._remove(name)
 
     def set_state(self, name: str, state: Literal["staged", "load_unknown", "unload_pending"]) -> None:
-        """What became of a call that did not end well."""
+        """Sets the state after a call that failed."""
         self.entries[name].state = state
 
     def staged(self, name: str, seconds: float) -> None:
@@ -225,14 +228,14 @@ class Registry:
         entry.state, entry.staged_seconds = "staged", seconds
 
     def failed(self, name: str, reason: str, message: str, now: float, *, keep: bool = False) -> None:
-        """It could not be brought here. With `keep` it stays what it is otherwise."""
+        """Staging or loading failed. `keep`: the entry stays as it is."""
         before = self.failures.get(name)
         self.failures[name] = Failure(reason, message, now, before.count + 1 if before else 1)
         if not keep:
             self._remove(name)
 
     def published(self, seq: int, now: float) -> None:
-        """Message `seq` said what `states` says: the barrier of whatever retires since the last one."""
+        """Message `seq` has published the states: the barrier of all retirements since the last message."""
         for name, entry in self.entries.items():
             if entry.state == "retiring" and entry.retirement is None:
                 entry.retirement = Retirement(name, seq, now)
@@ -241,17 +244,58 @@ class Registry:
         self.entries.pop(name, None)
         self.leases.drop(name)
 
-    # --- what follows -------------------------------------------------------------------------------------------------
+    # --- derived ------------------------------------------------------------------------------------------------------
 
     def count(self, states: frozenset[State]) -> int:
         return sum(entry.state in states for entry in self.entries.values())
 
     @property
     def free(self) -> int:
-        """Places of the engine that nothing takes; below 0 when it has more than it should."""
+        """Unused places of the engine; negative when it has more than it should."""
         return self.places - self.foreign - self.count(IN_ENGINE)
 
     @property
     def covered(self) -> set[str]:
-        """Adapters that leases cover, or will."""
+        """Adapters that leases cover, or will cover."""
         return {*self.leases, *(a.wanted.name for a in self.waiters if a.admitted is not None and a.key is not None)}
+
+    # --- reported -----------------------------------------------------------------------------------------------------
+
+    def stream_keys(self) -> dict[str, object]:
+        """The adapter keys of the agent's stream, by attribute name of `ReplicaKeys`."""
+        return {
+            "adapters": self.states(),
+            "adapter_slots": self.slots,
+            "adapter_slots_leased": len(self.leases),
+            "adapters_waiting": sum(w.admitted is None and not w.slow for w in self.waiters),
+            "adapter_loads_total": self.loads,
+            "adapter_evictions_total": self.evictions,
+        }
+
+    def states(self) -> dict[str, AdapterState] | None:
+        """By engine name; None until all desired adapters were tried."""
+        if not self.reportable:
+            return None
+        reported = {name: _reported(entry, self.failures.get(name)) for name, entry in self.entries.items()}
+        for name, failure in self.failures.items():
+            reported.setdefault(name, _failed(failure))
+        for name in self.unplaced:
+            message = f"all {self.places} places hold adapters that are pinned or in use"
+            reported.setdefault(name, AdapterState(state="failed", reason=reasons.NO_ROOM, message=message))
+        return reported
+
+
+def _reported(entry: RegistryEntry, failure: Failure | None) -> AdapterState:
+    match entry.state:
+        case "staging" | "loading" | "loaded" | "retiring":
+            return AdapterState(state=entry.state)
+        case "staged":
+            return AdapterState(state="loading")
+        case "unloading":
+            return AdapterState(state="retiring")
+        case "load_unknown" | "unload_pending":
+            return _failed(failure) if failure else AdapterState(state="retiring")
+
+
+def _failed(failure: Failure) -> AdapterState:
+    return AdapterState(state="failed", reason=failure.reason, message=failure.message)

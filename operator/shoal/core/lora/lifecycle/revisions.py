@@ -1,4 +1,4 @@
-"""Which revision of an adapter answers, and which is to take over, as its source is read and replicas load it."""
+"""Which revision of an adapter is served, and which one is next, as its source is read and replicas load it."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -22,36 +22,36 @@ FINAL: Final = frozenset(
         reasons.DIGEST_MISMATCH,
     }
 )
-"""What is wrong with the files themselves: reading the same ones again finds the same."""
+"""Faults of the files themselves: reading the same files again gives the same result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Revisions:
-    """What is known of an adapter's files."""
+    """The revisions of an adapter."""
 
     current: AdapterRevision | None = None
-    """The one that answers."""
+    """The revision that is served."""
     next: AdapterRevision | None = None
-    """Loaded beside it, to take over."""
+    """A revision that is loaded beside `current`, to replace it."""
     read_by: str | None = None
-    """The reading (`read_key`) that this comes from; None: nothing was read to its end yet."""
+    """The reading (`read_key`) behind this state; None: no reading was completed."""
     refused: ModelProblem | None = None
-    """What that reading found wrong; then `current` is one of before."""
+    """The fault that this reading found; then `current` is from an earlier one."""
 
 
 def demands(settings: AdapterSettings) -> str:
-    """What a pool and its base ask of an adapter. How many there may be, and who reads them, is nothing to it."""
+    """What a pool and its base require of an adapter, without the number of adapters and their credentials."""
     return settings.model_dump_json(exclude={"slots", "cached", "credentials"})
 
 
 def read_key(adapter: LoRAAdapter, asked: str) -> str:
-    """Names a reading: the source as it is declared, and all that is asked of it (`demands`). 16 hex digits."""
+    """Identifies a reading: the declared source, and all requirements (`demands`). 16 hex digits."""
     source = adapter.spec.source
     return hashlib.sha256("\0".join((source.uri, source.digest or "", asked)).encode()).hexdigest()[:16]
 
 
 def stored(adapter: LoRAAdapter) -> Revisions:
-    """What the adapter's own status says, so that a restart reads nothing again."""
+    """The state in the adapter's own status, so that a restart does not read the files again."""
     status = adapter.status
     if status is None:
         return Revisions()
@@ -66,22 +66,22 @@ def stored(adapter: LoRAAdapter) -> Revisions:
 
 
 def found(before: Revisions, revision: AdapterRevision, key: str) -> Revisions:
-    """After a reading that found a revision which fits. The first one answers at once: no other could. So does the one
-    that answers already, from the address where it is now: it may be gone from the former one."""
+    """After a reading that found a fitting revision. The first revision is served at once. So is the current one from
+    the address of this reading: it may be gone from the former address."""
     if before.current is None or before.current.revision == revision.revision:
         return Revisions(current=revision, read_by=key)
     return Revisions(current=before.current, next=revision, read_by=key)
 
 
 def refused(before: Revisions, problem: ModelProblem, key: str, *, revision: str | None = None) -> Revisions:
-    """After a reading that found files which cannot be used; `revision` names them, where that much is known.
+    """After a reading that found unusable files; `revision` identifies them, if known.
 
-    A former revision goes on answering; not one that turns out to be unusable now, since its pool or base changed.
+    The current revision stays, unless it is the unusable one, because its pool or base changed.
     """
     usable = before.current if before.current is None or before.current.revision != revision else None
     return Revisions(current=usable, read_by=key, refused=problem)
 
 
 def switched(before: Revisions) -> Revisions:
-    """After every replica that should has loaded the next one."""
+    """After all replicas that should have loaded the next revision."""
     return before if before.next is None else replace(before, current=before.next, next=None)

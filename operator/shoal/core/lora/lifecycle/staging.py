@@ -1,7 +1,7 @@
-"""Whose files are fetched, of the adapters that should be in an engine, and which of those that are in it may go.
+"""Which missing adapters' files are fetched, and which loaded adapters may go.
 
-A source that hangs must not keep anybody else waiting. So a fetch that takes long leaves its turn to others, and those
-who wait for it have no slot meanwhile; but it goes on, also for a while after they gave up, since they come again.
+A source that hangs must not delay other adapters. A slow fetch therefore no longer counts against the limit of parallel
+fetches, and its waiters give their slots back. The fetch continues for a while after they gave up, since clients retry.
 """
 
 from typing import Final, NamedTuple
@@ -10,14 +10,14 @@ from shoal.api.adapters import AdapterWanted
 from shoal.core.lora.lifecycle.registry import GOING, Registry, RegistryEntry, State
 
 STAGING: Final = 4
-"""Adapters whose files are fetched at a time."""
+"""Adapters whose files are fetched at a time, without slow fetches."""
 SLOW_SECONDS: Final = 5.0
-"""A fetch that takes longer does not count among these,"""
+"""A fetch that takes longer is slow."""
 MOST_STAGING: Final = 16
-"""as long as there are not so many of them, all together."""
+"""Fetches at a time, slow ones included."""
 KEEP_SECONDS: Final = 60.0
-"""How long what somebody asked for is fetched and kept after the last caller has left: a gateway asks again within
-seconds, and what takes longer to come than one call waits would otherwise never be here."""
+"""Seconds for which the files of a requested adapter are fetched and kept after its last waiter left: a gateway asks
+again within seconds, and otherwise a fetch longer than one call's wait would never complete."""
 _BEING_STAGED: Final = frozenset[State]({"staging", "staged"})
 
 
@@ -26,22 +26,22 @@ class MissingAdapter(NamedTuple):
 
     adapter: AdapterWanted
     asked: bool
-    """Somebody waits for it; else the floor has it."""
+    """A request waits for it; else it is desired."""
 
 
 def state(registry: Registry, want: MissingAdapter) -> State | None:
-    """None: it is not here at all."""
+    """The adapter's state; None: it has no entry."""
     entry = registry.entries.get(want.adapter.name)
     return entry.state if entry is not None else None
 
 
 def slow(entry: RegistryEntry | None, now: float, seconds: float = SLOW_SECONDS) -> bool:
-    """Whether its files have been on their way for so long."""
+    """Whether its files have been fetched for `seconds` or longer."""
     return entry is not None and entry.state == "staging" and now - entry.used >= seconds
 
 
 def discard(registry: Registry, wants: list[MissingAdapter], now: float, out: list[str]) -> None:
-    """What is being fetched, or was, for nobody."""
+    """Removes entries in staging that nothing wants any more; their names go to `out`."""
     wanted = {want.adapter.name: want.asked for want in wants}
     for name, entry in list(registry.entries.items()):
         if entry.state not in _BEING_STAGED:
@@ -54,23 +54,23 @@ def discard(registry: Registry, wants: list[MissingAdapter], now: float, out: li
 
 
 def evictable(registry: Registry, asked: set[str], *, urgent: bool) -> list[str]:
-    """What may go, first what should: what the floor does not ask for, used longest ago. What it asks for goes only for
-    somebody who waits, and what is pinned not at all."""
+    """Adapters that may go, in order: those not desired, the least recently used first; with `urgent` (a request waits)
+    then desired ones, but never pinned ones."""
     found: list[tuple[bool, float, str]] = []
     for name, entry in registry.entries.items():
         if entry.state != "loaded" or name in asked or name in registry.leases:
             continue
-        of_floor = registry.desired.get(name)
-        if of_floor is None or (urgent and not of_floor.pinned):
-            found.append((of_floor is not None, entry.used, name))
+        desired = registry.desired.get(name)
+        if desired is None or (urgent and not desired.pinned):
+            found.append((desired is not None, entry.used, name))
     return [name for _, _, name in sorted(found)]
 
 
 def stage(
     registry: Registry, wants: list[MissingAdapter], now: float, fetch: list[AdapterWanted], out: list[str]
 ) -> None:
-    """What to fetch, into `fetch`, as far as it will have a place; what is not fetched after all, into `out`."""
-    asked = {ask.wanted.name for ask in registry.waiters}
+    """Adapters to fetch that will have a place go to `fetch`; names that are not fetched after all go to `out`."""
+    asked = {waiter.wanted.name for waiter in registry.waiters}
     base = registry.free + registry.count(GOING)
     coming = [want.asked for want in wants if state(registry, want) in _BEING_STAGED]
     free = {
@@ -79,7 +79,7 @@ def stage(
     }
     no_room = set[str]()
     for want in reversed(wants) if registry.listed is not None else ():
-        # Fetched before it was known how full the engine is, or before somebody asked.
+        # Fetched before the engine's adapters were listed, or before requests came.
         if free[False] < 0 and not want.asked and state(registry, want) in _BEING_STAGED:
             del registry.entries[want.adapter.name]
             out.append(want.adapter.name)
@@ -99,7 +99,7 @@ def stage(
                 "staging", now, keep_until=now + KEEP_SECONDS if urgent else now
             )
             fetch.append(adapter)
-        # Also of one that is staged later: the next one's place is another.
+        # Counted also for an adapter that is staged later: the next one needs another place.
         free[False] -= 1
         free[True] -= urgent
     registry.unplaced = frozenset(no_room)
@@ -111,12 +111,12 @@ def _has_slot(registry: Registry, now: float) -> bool:
 
 
 def _full(registry: Registry) -> bool:
-    """The folder has room for the files of what the engine has, and one more."""
+    """Whether the folder holds the files of all places, and one adapter more."""
     return len(registry.entries) > registry.places
 
 
 def _give_way(registry: Registry, wants: list[MissingAdapter], out: list[str]) -> None:
-    """Somebody waits: what was only kept goes, or what the floor was fetching, which is fetched later."""
+    """Removes one staged adapter for an urgent one: a kept one that is not wanted, else one that nobody waits for."""
     wanted = {want.adapter.name for want in wants}
     kept = (name for name, e in registry.entries.items() if e.state in _BEING_STAGED and name not in wanted)
     later = (w.adapter.name for w in reversed(wants) if not w.asked and state(registry, w) in _BEING_STAGED)

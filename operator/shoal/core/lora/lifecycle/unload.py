@@ -1,19 +1,21 @@
-"""When an adapter that is to go may be unloaded (streams.md, "Acknowledgement"): pure, asked again at every change.
+"""When a retiring adapter may be unloaded (streams.md, "Acknowledgement"). Pure; evaluated again at every change.
 
-A retirement begins with a barrier: the `seq` of the message that calls the adapter `retiring`, after which gateways
-choose it no more. Unloading it under a request would hold up every other load and unload, and the next request would
-make the engine load it again unseen, so whoever may still send, or has something of it in flight, holds a claim:
+A retirement begins with a barrier: the `seq` of the message that reports the adapter as `retiring`, after which
+gateways no longer choose it. An unload during a request would delay all other loads and unloads, and the next request
+would make the engine load the adapter again unnoticed. So each gateway that may still send, or has requests in flight,
+holds it:
 
-    a gateway that acknowledged the barrier with none of it running     none
-    one whose stream is open                                            until 13 s after its last word, or the barrier
-    one whose stream closed                                             until 13 s after that
-    those whom an agent that has just started may not know              until 15 s after its start
+    a gateway that acknowledged the barrier with none of it running  does not hold
+    a gateway whose stream is open                                   until 13 s after its last message, or the barrier
+    a gateway whose stream closed                                    until 13 s after that
+    gateways that an agent may not know just after its start         until 15 s after its start
 
-13 s, because a gateway goes on choosing a replica for 12 s after the last message that it heard, and a request may be
-on its way for one more. What it sent in its last seconds it may never have told, so after that it is over when the
-engine was seen idle, when the gateway has started anew, or else after a minute: gateways say what they run every five
-seconds, and an engine ends the requests of one that is gone. So it is with those whom an agent that started beside a
-running engine may not know. Of one whose last word was that the adapter runs it is over after drainSeconds.
+13 s, because a gateway chooses a replica for up to 12 s after the last message that it received, and a request may be
+on its way for one more second. Requests of a gateway's last seconds may be unreported. They are over when the engine
+was seen idle after that time, when the gateway has started again, or after a minute: gateways report running adapters
+every five seconds, and an engine aborts the requests of a gateway that is gone. The same holds for gateways that an
+agent that started beside a running engine may not know. If a gateway's last message lists the adapter as running, it
+holds the adapter for drainSeconds.
 """
 
 from collections.abc import Iterable
@@ -24,18 +26,18 @@ from shoal.core import drain
 from shoal.core.drain import GatewayProgress
 
 LINGER_SECONDS: Final = 60.0
-"""How long the requests of a gateway that is not heard any more may run without its ever having told."""
+"""Seconds for which unreported requests of a gateway may run after it fell silent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retirement:
-    """An adapter that no gateway may choose any more."""
+    """A retiring adapter, which no gateway may choose any more."""
 
     name: str
     barrier: int
-    """`seq` of the message that said so."""
+    """`seq` of the message that reported it."""
     published_at: float
-    """When."""
+    """When that message was published."""
 
 
 def holders(
@@ -46,8 +48,8 @@ def holders(
     drain_seconds: float,
     idle_at: float | None = None,
 ) -> list[GatewayProgress]:
-    """The gateways for which the adapter has to stay in the engine at `now`. `idle_at`: when the engine was last seen
-    with nothing running or waiting."""
+    """The gateways for which the adapter must stay in the engine at `now`. `idle_at`: when the engine was last seen
+    without running or waiting requests."""
     known = tuple(gateways)
     return [
         gateway
@@ -57,8 +59,8 @@ def holders(
 
 
 def knows_all(started: float, now: float, *, joined: bool, idle_at: float | None) -> bool:
-    """Whether an agent that started at `started` knows whoever may have requests in its engine; `joined`: the engine
-    ran already."""
+    """Whether an agent that started at `started` knows all gateways with requests in its engine; `joined`: the engine
+    ran before the agent."""
     told = started + drain.RESTART_SECONDS
     if now < told or not joined:
         return now >= told
@@ -66,13 +68,13 @@ def knows_all(started: float, now: float, *, joined: bool, idle_at: float | None
 
 
 def through(gateway: GatewayProgress, retirement: Retirement) -> bool:
-    """Whether it acts on the retirement and has none of the adapter left."""
+    """Whether the gateway acts on the retirement and runs none of the adapter."""
     acts = gateway.seq is not None and gateway.seq >= retirement.barrier
     return acts and retirement.name not in gateway.adapters
 
 
 def last_notice(gateway: GatewayProgress, retirement: Retirement) -> float:
-    """When a gateway that is not through could last have heard that it may choose the adapter."""
+    """The latest time at which a gateway that is not through may have learned that it may choose the adapter."""
     return (
         max(gateway.last_message, retirement.published_at)
         if gateway.closed is None
@@ -98,7 +100,7 @@ def _holds(
 
 
 def _started_anew(gateway: GatewayProgress, known: tuple[GatewayProgress, ...]) -> bool:
-    """Its requests ended with its former process."""
+    """Whether the gateway's process was replaced, which ended its requests."""
     closed = gateway.closed
     return closed is not None and any(
         other is not gateway and other.name == gateway.name and other.last_message >= closed for other in known

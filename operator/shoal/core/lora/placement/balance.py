@@ -1,7 +1,7 @@
-"""Adapters move from replicas that have too much to do for them to those that have too little.
+"""Moves adapters from replicas with much load to replicas with little.
 
-Each move makes the sum of the squares of the costs smaller, so that it comes to an end. The one that belongs to the
-lighter replica by rendezvous goes first. The replica that gives keeps the adapter until the other one has loaded it.
+Each move reduces the sum of the squares of the costs, so the moves end. The adapter with the highest rendezvous score
+at the lighter replica moves first. The source keeps the adapter until the target has loaded it.
 """
 
 from shoal.core.lora.placement.board import ReplicaSlots
@@ -11,15 +11,15 @@ from shoal.core.lora.placement.types import Move
 from shoal.core.lora.placement.wanted import CopyDemand
 
 LIGHT = 0.75
-"""Share of the mean cost below which a replica gets adapters of others: one that has just come."""
+"""Share of the mean cost below which a replica, such as a new one, gets adapters of others."""
 HEAVY = 1.5
-"""Times the mean cost beyond which it gives some."""
+"""Multiple of the mean cost above which a replica gives adapters away."""
 _GAIN = 0.9
-"""The one that gets is afterwards below this share of what the other one had: less is not worth a load."""
+"""The target must stay below this share of the source's former cost: a smaller gain is not worth a load."""
 
 
 def balance(draft: Draft) -> None:
-    """As many moves as the budget has, one after the other."""
+    """Makes as many moves as the budget allows, one after the other."""
     wants = {w.adapter.uid: w for w in draft.wants}
     places = draft.board.counting
     while len(places) > 1:

@@ -1,4 +1,4 @@
-"""The replicas of a pool while a plan is made: who has which place."""
+"""The replicas of a pool while a plan is made, and their places for adapters."""
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -7,43 +7,43 @@ from shoal.core.lora.placement.rendezvous import digest, score
 from shoal.core.lora.placement.types import Adapter, Limits, Replica, Why
 
 _SPARE = 8
-"""One in so many places of host memory is left to adapters that nobody planned for."""
+"""One in so many places in host memory is left to adapters without a plan."""
 
 
 @dataclass(slots=True)
 class PlacedAdapter:
-    """An adapter on a floor."""
+    """An adapter that one replica should hold."""
 
     why: Why
     cost: float
     next: bool = False
-    """Its newer revision stands beside the one that answers."""
+    """Its next revision is placed beside the current one."""
 
 
 @dataclass(slots=True)
 class ReplicaSlots:
-    """One replica, and what is on its floor so far."""
+    """One replica, and the adapters planned for it so far."""
 
     replica: Replica
     limits: Limits
     counts: bool
-    """What it has counts as a copy; not while it has been away for long."""
+    """Its adapters count as copies; False once it has not been ready for long."""
     digest: int
     used: int = 0
-    """Entries of its floor."""
+    """Revisions planned for it."""
     pinned: int = 0
     cost: float = 0.0
     has: dict[str, PlacedAdapter] = field(default_factory=dict[str, PlacedAdapter])
-    """By adapter."""
+    """By uid of the adapter."""
 
     @property
     def free(self) -> int:
-        """Places that are left for adapters that must be here. One stays for those that are loaded on demand."""
+        """Places left for pinned and warm adapters. One place stays for adapters on demand."""
         return self.limits.cached - 1 - self.used
 
     @property
     def spare(self) -> int:
-        """Places that are left for adapters that were asked for."""
+        """Places left for adapters with requests."""
         return self.limits.cached - max(1, self.limits.cached // _SPARE) - self.used
 
     def fits(self, why: Why) -> bool:
@@ -52,8 +52,8 @@ class ReplicaSlots:
         return self.free > 0 and (why != "pinned" or self.pinned < self.limits.pinned)
 
     def settled(self, adapter: Adapter) -> bool:
-        """Whether requests for it can be answered here at once: with the revision that answers, of a new adapter the
-        one that will."""
+        """Whether requests for the adapter can be served here at once: the replica is ready and has its current
+        revision (of a new adapter: the next one)."""
         resident = self.replica.resident
         return self.replica.ready and resident is not None and _answers(adapter) in resident
 
@@ -70,19 +70,19 @@ class ReplicaSlots:
         self.cost -= held.cost
 
     def join(self, uid: str) -> None:
-        """The newer revision stands beside the one that answers."""
+        """Places the next revision beside the current one."""
         self.has[uid].next = True
         self.used += 1
 
 
 def _answers(adapter: Adapter) -> str:
-    """Engine name of the revision that answers, of a new adapter the one that will."""
+    """Engine name of the current revision, of a new adapter of the next one."""
     revision = adapter.current or adapter.next
     return revision.name if revision is not None else ""
 
 
 class PoolBoard:
-    """Every replica that may hold something new, by uid."""
+    """All replicas that may get new adapters, by uid."""
 
     def __init__(self, replicas: Iterable[Replica], limits: Limits, away: Collection[str]) -> None:
         self.places: dict[str, ReplicaSlots] = {
@@ -92,7 +92,7 @@ class PoolBoard:
         }
         ready = [p for p in self.places.values() if p.replica.ready]
         self.candidates: list[ReplicaSlots] = ready or list(self.places.values())
-        """Where copies may go that are missing: to those that start only if none is ready."""
+        """Replicas for missing copies: the ready ones; if none is ready, those that start."""
         self.counting: list[ReplicaSlots] = [p for p in self.places.values() if p.counts]
         self._having: dict[str, list[ReplicaSlots]] = {}
         for place in ready:
@@ -100,15 +100,15 @@ class PoolBoard:
                 self._having.setdefault(name, []).append(place)
 
     def having(self, adapter: Adapter) -> list[ReplicaSlots]:
-        """Ready replicas whose engines have it: a place there costs no load."""
+        """Ready replicas that have loaded the adapter, so that a copy there costs no load."""
         return self._having.get(_answers(adapter), [])
 
     def ranked(self, key: str) -> Iterator[ReplicaSlots]:
-        """Candidates in the order in which the adapter belongs to them (`rendezvous`)."""
+        """Candidates in the adapter's rendezvous order."""
         name = digest(key)
         if not self.candidates:
             return
-        # Mostly the first one has room: the others are put in order only when it has not.
+        # Mostly the first one has a place: the others are sorted only when it has none.
         first = max(self.candidates, key=lambda p: score(name, p.digest))
         yield first
         yield from sorted(

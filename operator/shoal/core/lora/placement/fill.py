@@ -1,4 +1,4 @@
-"""Copies get their places: what must be first, then what stands already, then what is missing."""
+"""Assigns copies to replicas: first guaranteed copies, then existing ones, then missing ones."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from shoal.core.lora.placement.types import Move, Residency, Why
 from shoal.core.lora.placement.wanted import CopyDemand
 
 BOUND = 1.25
-"""No replica gets a further adapter beyond this many times the mean load (Mirrokni, Thorup and Zadimoghaddam,
+"""A replica above this multiple of the mean load gets no further adapter (Mirrokni, Thorup and Zadimoghaddam,
 "Consistent hashing with bounded loads", 2018)."""
 
 _RESIDENT: tuple[tuple[Residency, Why], ...] = (("Pinned", "pinned"), ("Warm", "warm"))
@@ -16,27 +16,27 @@ _RESIDENT: tuple[tuple[Residency, Why], ...] = (("Pinned", "pinned"), ("Warm", "
 
 @dataclass(slots=True)
 class Draft:
-    """A plan in the making."""
+    """A plan while it is made."""
 
     board: PoolBoard
     wants: list[CopyDemand]
-    """Those with the heaviest traffic first."""
+    """Adapters with most requests first."""
     before: Mapping[str, tuple[str, ...]]
-    """Homes of the last plan."""
+    """Homes in the last plan: by adapter, the replicas that should hold it."""
     budget: float
-    """Loads for the sake of traffic and balance that may be caused now."""
+    """Loads for traffic and balance that this plan may cause."""
     all_live: bool
-    """Every gateway is heard: else nothing goes."""
+    """No gateway is stale; otherwise no copy goes."""
     popularity_known: bool
-    """How much each adapter is asked for is known: those that stand give up places for others that are asked for more,
-    and when floors are too full."""
+    """Enough requests were seen to compare adapters: only then may existing copies give way to others with more
+    requests, and to full replicas."""
     homes: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    """By adapter, those that should stay first."""
+    """By adapter; homes that should stay come first."""
     moves: list[Move] = field(default_factory=list[Move])
     weights: dict[str, float] = field(init=False)
     _lightest: dict[str, tuple[float, str] | None] = field(default_factory=dict[str, tuple[float, str] | None])
     waits: bool = False
-    """Something waits for the budget."""
+    """A load waits for the budget."""
 
     def __post_init__(self) -> None:
         self.weights = {w.adapter.uid: w.weight for w in self.wants}
@@ -49,7 +49,7 @@ class Draft:
         return sum(p.counts for p in self.copies(want))
 
     def previous(self, want: CopyDemand) -> list[ReplicaSlots]:
-        """Its homes of the last plan that may still hold something, without those that it has in this one."""
+        """Homes in the last plan that may still get adapters, without the homes in this plan."""
         places, now = self.board.places, self.homes.get(want.adapter.uid, ())
         return [places[uid] for uid in self.before.get(want.adapter.uid, ()) if uid in places and uid not in now]
 
@@ -64,7 +64,7 @@ class Draft:
         self.homes[uid].remove(place.replica.uid)
 
     def lightest(self, place: ReplicaSlots, but: str) -> tuple[float, str] | None:
-        """Of those that stand there for their traffic, the one that is asked for least, and how much; not `but`."""
+        """(weight, uid) of the adapter planned there for traffic with the least requests, other than `but`."""
         if but or place.replica.uid not in self._lightest:
             weights = self.weights
             rest = [(weights[uid], uid) for uid, held in place.has.items() if held.why == "traffic" and uid != but]
@@ -75,10 +75,10 @@ class Draft:
 
 
 def fill(draft: Draft, wants: tuple[CopyDemand, ...]) -> None:
-    """All that is wanted, `wants` in order of precedence, as far as there is room."""
+    """Plans all copies in `wants`, which is in order of precedence, as far as there are places."""
     for residency, why in _RESIDENT:
         sure = [w for w in wants if w.guaranteed and w.adapter.residency == residency]
-        # First those that stand: a newcomer disturbs nobody.
+        # Existing copies first: a new adapter displaces none.
         for want in sure:
             _must_keep(draft, want, why)
         for want in sure:
@@ -110,13 +110,13 @@ def _must_add(draft: Draft, want: CopyDemand, why: Why) -> None:
 
 
 def _more(want: CopyDemand) -> Why:
-    """Why there are copies that its residency does not ask for."""
+    """Reason of copies beyond those for the residency."""
     return "next" if not want.known and want.adapter.next is not None else "traffic"
 
 
 def _keep(draft: Draft, want: CopyDemand) -> None:
-    """Further copies that stand. One too many goes when those that stay are there; a copy without which there would
-    be none for a while is a gap for requests."""
+    """Keeps existing copies. A surplus copy goes only once the remaining ones are loaded; otherwise requests would find
+    no copy for a while."""
     adapter = want.adapter
     why = _more(want)
     for place in draft.previous(want):
@@ -126,13 +126,13 @@ def _keep(draft: Draft, want: CopyDemand) -> None:
         if draft.all_live and min(counted, there) >= want.copies:
             draft.moves.append(Move(adapter.uid, place.replica.uid, None, "fewer copies are enough"))
         elif place.fits(why) or (place.free > 0 and (not draft.popularity_known or adapter.next is not None)):
-            # Beside a revision that is there the newer one is a second entry, else the only one.
+            # Beside a current revision that is loaded, the next one is a second entry; else it is the only one.
             here: Why = "traffic" if place.settled(adapter) else why
             draft.put(want, place, here, want.cost if place.counts and counted < want.copies else 0.0)
 
 
 def _beside(draft: Draft, wants: list[CopyDemand]) -> None:
-    """Newer revisions, beside those that answer."""
+    """Places next revisions beside current ones."""
     for want in wants:
         uid = want.adapter.uid
         if want.adapter.next is None or want.adapter.current is None:
@@ -144,7 +144,7 @@ def _beside(draft: Draft, wants: list[CopyDemand]) -> None:
 
 
 def _add(draft: Draft) -> None:
-    """Copies that are missing, where they are loaded already or else where they belong."""
+    """Adds missing copies: where the adapter is loaded already, else in rendezvous order."""
     counting = draft.board.counting
     bound = BOUND * sum(p.cost for p in counting) / max(1, len(counting))
     for want in draft.wants:
@@ -186,7 +186,7 @@ def _having(draft: Draft, want: CopyDemand, why: Why) -> ReplicaSlots | None:
 
 
 def _belongs(draft: Draft, want: CopyDemand, why: Why, bound: float) -> ReplicaSlots | None:
-    """The first in its own order that has room and is not loaded beyond the bound, else the least loaded."""
+    """The first replica in rendezvous order with a place and a load within `bound`, else the least loaded one."""
     crowded: ReplicaSlots | None = None
     for place in draft.board.ranked(want.adapter.key):
         if want.adapter.uid in place.has or not place.fits(why):
@@ -199,7 +199,7 @@ def _belongs(draft: Draft, want: CopyDemand, why: Why, bound: float) -> ReplicaS
 
 
 def _outweighed(draft: Draft, want: CopyDemand) -> ReplicaSlots | None:
-    """Where it belongs, if an adapter there is asked for less."""
+    """The adapter's first replica in rendezvous order, if an adapter there with fewer requests can be dropped."""
     for place in draft.board.ranked(want.adapter.key):
         if want.adapter.uid not in place.has:
             return place if _give_way(draft, place, want.weight or None) else None
@@ -207,7 +207,7 @@ def _outweighed(draft: Draft, want: CopyDemand) -> ReplicaSlots | None:
 
 
 def _give_way(draft: Draft, place: ReplicaSlots, weight: float | None, but: str = "") -> bool:
-    """Drops what is asked for least, if it is for less than `weight` (None: in any case)."""
+    """Drops the adapter with the least requests, if they weigh less than `weight` (None: always)."""
     if weight is not None and not draft.popularity_known:
         return False
     lightest = draft.lightest(place, but)

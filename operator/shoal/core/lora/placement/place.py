@@ -1,15 +1,16 @@
-"""Which replica of a pool holds which adapter.
+"""The plan of a pool: which replica holds which adapters.
 
-1. Pinned, on as many replicas as its `minCopies` says, never more on one than its engine lets be pinned.
-2. Warm, likewise, as long as host memory has places; one place stays free.
-3. `next` revisions, beside those that answer until gateways were sent to them.
-4. What was asked for in the last half hour: a copy each, more where the load is more than one copy's share
-   (`ceil(load / V)`, V the mean load of a replica), in up to seven eighths of the places. It stays where it is, else
-   goes where it is loaded already, else where rendezvous hashing with a bound on the load says.
-5. Replicas that have too little to do get adapters of those that have most.
+1. Pinned adapters, on `minCopies` replicas each, within the number that an engine allows to be pinned.
+2. Warm adapters, likewise, while host memory has places; one place stays free.
+3. `next` revisions, beside the current ones until gateways were sent to them.
+4. Adapters with requests in the last half hour: one copy each, more where the load exceeds one copy's share
+   (`ceil(load / V)`, V the mean load of a replica), in up to seven eighths of the places. A copy stays where it is,
+   else goes where the adapter is loaded already, else where rendezvous hashing with bounded loads puts it.
+5. Replicas with little load get adapters of those with most.
 
-What 4 and 5 cause to be loaded is limited per minute: what a replica lacks meanwhile is loaded by the first request.
-All else is on no floor: its first request loads it, and the agent's LRU keeps it as long as there is room.
+Loads caused by 4 and 5 are limited per minute; adapters that a replica lacks meanwhile are loaded by their first
+request. All other adapters are in no plan: their first request loads them, and the agent's LRU keeps them while there
+is room.
 """
 
 from collections.abc import Mapping
@@ -19,23 +20,32 @@ from shoal.core.lora.placement.balance import balance
 from shoal.core.lora.placement.board import PoolBoard
 from shoal.core.lora.placement.fill import Draft, fill
 from shoal.core.lora.placement.traffic import HALF_LIFE, learn
-from shoal.core.lora.placement.types import AdapterPlacement, Plan, PlannedAdapter, PoolMemory, PoolSnapshot, Why
+from shoal.core.lora.placement.types import (
+    Adapter,
+    AdapterPlacement,
+    Plan,
+    PlannedAdapter,
+    PoolMemory,
+    PoolSnapshot,
+    Switch,
+    Why,
+)
 from shoal.core.lora.placement.wanted import CopyDemand, CopyDemands, wanted
 from shoal.core.scaling.messages import count
 
 MOVES_PER_MINUTE = 6.0
-"""Loads per minute and replica that a plan causes for the sake of traffic and balance: each holds up decoding there."""
+"""Loads per minute and replica that a plan causes for traffic and balance: each load pauses decoding there."""
 _BURST = 2.0
 """Such loads per replica that may come at once."""
 PACE_SECONDS = 5.0
-"""Requests alone are no reason to plan sooner after the last plan."""
+"""Seconds between two plans that only requests cause."""
 _AWAY_SECONDS = 60.0
-"""A replica that has not been ready for so long has no copies; until then it is expected back with its floor."""
+"""Seconds after which a replica that is not ready has no copies; until then it is expected back with its adapters."""
 
 
 def place(snapshot: PoolSnapshot, memory: PoolMemory | None, now: float) -> tuple[Plan, PoolMemory]:
-    """What each replica should hold at `now` (monotonic seconds), and what to remember until the next plan. Without a
-    memory a new term begins: what replicas hold is taken for their floors as far as it may be on one."""
+    """The adapters of each replica at `now` (monotonic seconds), and the memory for the next plan. `memory` None: a new
+    term begins, and what replicas have loaded counts as the last plan where possible."""
     asked = learn(snapshot, memory, now)
     away = {r.uid: memory.away.get(r.uid, now) if memory else now for r in snapshot.replicas if not r.ready}
     board = PoolBoard(
@@ -78,11 +88,29 @@ def place(snapshot: PoolSnapshot, memory: PoolMemory | None, now: float) -> tupl
     )
 
 
+def may_switch(adapter: Adapter, plan: Plan, snapshot: PoolSnapshot) -> Switch:
+    """Whether gateways may be sent to the next revision: every ready replica that should hold `next` has loaded it. If
+    no ready replica should (there is none, or no place is left), its first request loads it, like an adapter on
+    demand."""
+    revision = adapter.next
+    if revision is None:
+        return Switch(now=False)
+    missing = tuple(
+        r.uid
+        for r in snapshot.replicas
+        if r.ready
+        and not r.draining
+        and (r.resident is None or revision.name not in r.resident)
+        and any(e.name == revision.name for e in plan.desired.get(r.uid, ()))
+    )
+    return Switch(now=not missing, missing=missing)
+
+
 def _previous_homes(
     snapshot: PoolSnapshot, board: PoolBoard, memory: PoolMemory | None
 ) -> Mapping[str, tuple[str, ...]]:
-    """Homes of the last plan; in a new term, what ready replicas have. Where an adapter is about to be replaced by a
-    newer revision, every replica that has it: the newer one is loaded beside it, and it goes as it leaves the floor."""
+    """Homes of the last plan; in a new term, the replicas that have loaded the adapter. For an adapter with a next
+    revision, all replicas that have it: the next revision is loaded beside it."""
     if memory is None:
         found = {uid: tuple(p.replica.uid for p in board.having(a)) for uid, a in snapshot.adapters.items()}
         return {uid: places for uid, places in found.items() if places}
@@ -102,7 +130,7 @@ def _budget(memory: PoolMemory | None, replicas: int, now: float) -> float:
 
 
 def _homes(draft: Draft, snapshot: PoolSnapshot) -> dict[str, tuple[str, ...]]:
-    """Those of this plan, and those on replicas that drain: what runs there should not lose its adapter."""
+    """Homes of this plan, and of the last plan on draining replicas: requests there must not lose their adapter."""
     leaving = {r.uid for r in snapshot.replicas if r.draining}
     homes = {uid: tuple(places) for uid, places in draft.homes.items() if places}
     if leaving:
@@ -113,7 +141,7 @@ def _homes(draft: Draft, snapshot: PoolSnapshot) -> dict[str, tuple[str, ...]]:
 
 
 def _desired(draft: Draft, wants: CopyDemands, snapshot: PoolSnapshot) -> dict[str, tuple[PlannedAdapter, ...]]:
-    floors: dict[str, list[PlannedAdapter]] = {r.uid: [] for r in snapshot.replicas}
+    desired: dict[str, list[PlannedAdapter]] = {r.uid: [] for r in snapshot.replicas}
     free = {uid: p.limits.pinned - p.pinned for uid, p in draft.board.places.items()}
     for want in wants.wants:
         adapter = want.adapter
@@ -122,21 +150,21 @@ def _desired(draft: Draft, wants: CopyDemands, snapshot: PoolSnapshot) -> dict[s
             held = place.has[adapter.uid]
             pinned = held.why == "pinned"
             if adapter.current is not None and held.why != "next":
-                floors[uid].append(PlannedAdapter(adapter.uid, adapter.current.name, pinned, held.why))
+                desired[uid].append(PlannedAdapter(adapter.uid, adapter.current.name, pinned, held.why))
             elif adapter.next is not None:
-                floors[uid].append(PlannedAdapter(adapter.uid, adapter.next.name, pinned, held.why))
+                desired[uid].append(PlannedAdapter(adapter.uid, adapter.next.name, pinned, held.why))
             if held.next and adapter.next is not None:
                 pinned = pinned and free[uid] > 0
                 free[uid] -= pinned
-                floors[uid].append(PlannedAdapter(adapter.uid, adapter.next.name, pinned, "next"))
-    _leaving(draft.before, snapshot, floors)
-    return {uid: tuple(entries) for uid, entries in floors.items()}
+                desired[uid].append(PlannedAdapter(adapter.uid, adapter.next.name, pinned, "next"))
+    _leaving(draft.before, snapshot, desired)
+    return {uid: tuple(entries) for uid, entries in desired.items()}
 
 
 def _leaving(
     before: Mapping[str, tuple[str, ...]], snapshot: PoolSnapshot, desired: dict[str, list[PlannedAdapter]]
 ) -> None:
-    """Replicas that drain keep what they have, and get nothing new."""
+    """Draining replicas keep the adapters they have, and get no new ones."""
     leaving = {r.uid: r for r in snapshot.replicas if r.draining}
     if not leaving:
         return

@@ -1,8 +1,8 @@
-"""Rendezvous hashing: whose turn it is, so that everybody who knows the same replicas comes to the same answer.
+"""Rendezvous hashing: all processes that know the same replicas choose the same one, without communication.
 
-Each pair of an adapter and a replica has a score, and an adapter belongs to the replica where its score is highest. A
-replica that goes takes only its own adapters with it, each to its second choice; one that comes takes its share and
-moves nothing else (Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998).
+Each pair of an adapter and a replica has a score; an adapter belongs to the replica with the highest score. When a
+replica goes, only its own adapters move, each to its second choice; a new replica takes its share and moves nothing
+else (Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998).
 """
 
 import hashlib
@@ -21,12 +21,12 @@ def digest(name: str) -> int:
 
 
 def score(adapter: int, replica: int) -> int:
-    """How much the adapter belongs there; of their digests."""
+    """The score of an adapter at a replica, from their digests."""
     mixed = ((adapter ^ replica) * _ODD) & _MASK
     return ((mixed ^ (mixed >> 32)) * _OTHER_ODD) & _MASK
 
 
 def best(key: str, replicas: Collection[str]) -> str | None:
-    """The replica (uid of its pod) to which the adapter `namespace/name` belongs first; None: there is no replica."""
+    """The replica (uid of its pod) to which the adapter `namespace/name` belongs; None: there is no replica."""
     adapter = digest(key)
     return max(replicas, key=lambda uid: (score(adapter, digest(uid)), uid), default=None)

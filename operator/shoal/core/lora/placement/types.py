@@ -1,6 +1,6 @@
-"""What placing adapters reads and says. Times are seconds of one monotonic clock; None is "unknown", never zero.
+"""Input and output of adapter placement. Times are seconds of one monotonic clock; None is "unknown", never zero.
 
-A replica is named by the uid of its pod, an adapter by the uid of its LoRAAdapter, a revision by its engine name.
+A replica is identified by the uid of its pod, an adapter by the uid of its LoRAAdapter, a revision by its engine name.
 """
 
 from collections.abc import Mapping
@@ -11,39 +11,39 @@ from shoal.api.demand import AdapterDemand
 
 Residency = Literal["OnDemand", "Warm", "Pinned"]
 Why = Literal["pinned", "warm", "next", "traffic"]
-"""Why an adapter is on a floor: its residency, to take over from the revision that answers, or its requests."""
+"""Why a replica should hold an adapter: its residency, a next revision, or requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one engine takes, as its pod was started."""
+    """Capacity of one engine for adapters, as set at its start."""
 
     slots: int
-    """Adapters in its GPU memory; the base model counts as one."""
+    """Adapters in GPU memory; the base model counts as one."""
     cached: int
-    """Adapters in its host memory."""
+    """Adapters in host memory."""
 
     @property
     def pinned(self) -> int:
-        """Adapters that it lets be pinned: SGLang keeps one slot for everybody else."""
+        """Adapters that may be pinned: SGLang keeps one slot for the others."""
         return self.slots - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """An engine pod of the pool's Model that is not gone."""
+    """An existing engine pod of the pool's Model."""
 
     uid: str
     pod: str
-    """`namespace/name`, for sentences."""
+    """`namespace/name`, for messages."""
     ready: bool
     """Ready, and its stream is live."""
     draining: bool
-    """It drains, or its pod is being deleted, or its node is lost: it gets nothing new."""
+    """It drains, its pod is being deleted, or its node is lost: it gets no new adapters."""
     resident: frozenset[str] | None
-    """Engine names that this boot of its engine has `loaded`; None: not known."""
+    """Engine names that this boot of the engine has `loaded`; None: unknown."""
     limits: Limits | None = None
-    """Where they differ from the pool's: a replica of before a resize."""
+    """Set if they differ from the pool's: the replica is from before a resize."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,29 +51,29 @@ class Revision:
     """One revision of an adapter."""
 
     name: str
-    """What engines call it (`api.loraadapter.engine_name`)."""
+    """Its name in engines (`api.loraadapter.engine_name`)."""
     rank: int
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A LoRAAdapter of the pool that was read and fits; those that do not are not here."""
+    """A LoRAAdapter of the pool that was read and fits."""
 
     uid: str
     key: str
     """`namespace/name`."""
     current: Revision | None
-    """The revision that answers; None: none does yet, `next` will be the first."""
+    """The revision that is served; None: none yet, `next` will be the first."""
     next: Revision | None = None
-    """A newer one, to be loaded beside it."""
+    """A newer revision, to be loaded beside `current`."""
     residency: Residency = "OnDemand"
     min_copies: int = 1
-    """With Warm and Pinned."""
+    """For Warm and Pinned."""
 
     @property
     def revisions(self) -> tuple[Revision, ...]:
-        """Those that belong on floors; the one that answers first."""
+        """Revisions to plan; the current one first."""
         if self.current is None:
             return () if self.next is None else (self.next,)
         return (self.current,) if self.next is None else (self.current, self.next)
@@ -81,12 +81,12 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class AdapterSignalSource:
-    """A gateway that was Ready once and is not gone."""
+    """A gateway that was Ready once and still exists."""
 
     name: str
     boot: str | None
     demand: Mapping[str, AdapterDemand] | None
-    """By uid of the adapter. None: its stream is not live. A live one has nothing of what it does not name."""
+    """By uid of the adapter; adapters that are absent have no requests. None: the gateway's stream is not live."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,67 +98,67 @@ class PoolSnapshot:
     adapters: Mapping[str, Adapter]
     """By uid."""
     sources: tuple[AdapterSignalSource, ...] | None
-    """None: not even the gateways are known yet."""
+    """None: the gateways are not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What was learned of one adapter's requests, old ones fading. Kept only while there is something to remember."""
+    """What was learned of one adapter's requests, fading over time. Kept only while there is something to remember."""
 
     at: float
-    """When something was last seen to change."""
+    """Time of the last change."""
     load: float = 0.0
-    """Requests in flight or held, smoothed over `traffic.LOAD_SECONDS`; as all figures here, of the moment `at`."""
+    """Requests in flight or held, smoothed over `traffic.LOAD_SECONDS`; like all values here, at the time `at`."""
     lasting: float = 0.0
-    """The same over `traffic.LASTING_SECONDS`."""
+    """The same, smoothed over `traffic.LASTING_SECONDS`."""
     uses: float = 0.0
     """Requests, each counting half after `traffic.HALF_LIFE`."""
     used: float = 0.0
-    """When it was last seen to be asked for."""
+    """When it last had a request."""
     now: int = 0
-    """In flight or held since then."""
+    """Requests in flight or held since `at`."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayTraffic:
-    """What a gateway said when it was last heard."""
+    """A gateway's last report."""
 
     boot: str | None
     arrivals: Mapping[str, int]
-    """By adapter, monotonic per boot."""
+    """By adapter, monotonic per boot of the gateway."""
     busy: Mapping[str, int]
-    """In flight or held, by adapter that has any."""
+    """Requests in flight or held, by adapter that has any."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolMemory:
-    """What placing remembers of one pool in this term; opaque to others. The next plan gets it back."""
+    """Opaque memory of one pool's plans in this term, passed from each plan to the next."""
 
     now: float
-    """Of the last plan."""
+    """Time of the last plan."""
     began: float
-    """Of the first plan of this term."""
+    """Time of the first plan of this term."""
     homes: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """By adapter: the replicas on whose floors it is, those that should stay first."""
+    """By adapter: the replicas that should hold it; those that should stay come first."""
     copies: Mapping[str, int] = field(default_factory=dict[str, int])
-    """By adapter that has a home: copies wanted; while one moves it has a home more."""
+    """By adapter with a home: copies wanted; while a copy moves there is one home more."""
     traffic: Mapping[str, Traffic] = field(default_factory=dict[str, Traffic])
-    """By adapter; those that were asked for lately."""
+    """By adapter with recent requests."""
     reports: Mapping[str, GatewayTraffic] = field(default_factory=dict[str, GatewayTraffic])
     """By gateway."""
     budget: float = 0.0
-    """Moves that may be made now."""
+    """Loads for traffic and balance that are allowed now."""
     away: Mapping[str, float] = field(default_factory=dict[str, float])
     """By replica: since when it is not ready."""
     switching: frozenset[str] = frozenset()
-    """Adapters that had a newer revision beside them."""
+    """Adapters that had a next revision."""
     fewer: Mapping[str, float] = field(default_factory=dict[str, float])
-    """By adapter: since when fewer copies would do."""
+    """By adapter: since when fewer copies would be enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedAdapter:
-    """One revision on a floor."""
+    """A revision that one replica should hold."""
 
     adapter: str
     """Uid of the LoRAAdapter."""
@@ -170,42 +170,42 @@ class PlannedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class AdapterPlacement:
-    """What the plan says of one adapter that is on a floor or should be."""
+    """The plan for one adapter that replicas hold or should hold."""
 
     wanted: int
     """Copies."""
     homes: tuple[str, ...]
-    """Replicas on whose floors it is."""
+    """Replicas that should hold it."""
     reason: str | None = None
-    """A reason of `reasons.py` where not all copies have a place."""
+    """One of `reasons.py`, where not all copies have a place; else None."""
     message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A change of an adapter's homes in this step."""
+    """A change of an adapter's homes in one plan."""
 
     adapter: str
     source: str | None
-    """Replica from whose floor it went; None: a further copy."""
+    """The replica that no longer holds it; None: a further copy."""
     target: str | None
-    """Replica on whose floor it came; None: a copy less."""
+    """The replica that holds it now; None: one copy less."""
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What each replica should hold. Beyond it adapters are loaded when they are asked for."""
+    """The adapters that each replica should hold. Other adapters are loaded by their first request."""
 
     desired: Mapping[str, tuple[PlannedAdapter, ...]]
-    """By replica, each that there is: what to load first, first. Never more than it may hold."""
+    """By replica, for all replicas; in order of loading, never more than fit."""
     adapters: Mapping[str, AdapterPlacement]
-    """By adapter; one that is absent is on no floor and needs none: its first request loads it."""
+    """By adapter; adapters that are absent are in no plan and need none."""
     moves: tuple[Move, ...] = ()
     replan_after: float | None = None
-    """Seconds after which the same input may give another plan; None: only with another input."""
+    """Seconds after which the same input may give another plan; None: never."""
     stale: tuple[str, ...] = ()
-    """Gateways that are not heard, by name: no copy goes for want of requests meanwhile."""
+    """Names of stale gateways; while there are any, no copy goes for lack of requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,4 +214,4 @@ class Switch:
 
     now: bool
     missing: tuple[str, ...] = ()
-    """Replicas that have yet to load it, by uid."""
+    """Uids of the replicas that have not loaded it yet."""

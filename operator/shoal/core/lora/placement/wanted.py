@@ -1,4 +1,4 @@
-"""How many copies each adapter should have, and which one goes first where places are short."""
+"""How many copies each adapter should have, and the order of precedence where places are short."""
 
 import math
 from collections.abc import Mapping
@@ -9,47 +9,48 @@ from shoal.core.lora.placement.traffic import PoolTraffic
 from shoal.core.lora.placement.types import Adapter, PoolSnapshot, Traffic
 
 LEAST_LOAD = 4.0
-"""Requests in flight that one copy is good for, however little the others have to do."""
+"""Requests in flight that one copy takes, even if the other replicas have less load."""
 _FEWER = 0.75
-"""A copy goes only where those that stay would have less than this share of what one is good for."""
+"""A copy goes only where the remaining ones would have less than this share of the load that one copy takes."""
 FEWER_SECONDS = 60.0
-"""How long fewer copies must have been enough."""
+"""Seconds for which fewer copies must have been enough."""
 _RANK = 0.002
-"""What a unit of rank adds to a decoding step that has the adapter in its batch, as a share of the step; about the
+"""Increase of a decode step per unit of rank, as a share of the step, when the adapter is in the batch; close to the
 0.02, 0.035 and 0.06 for ranks 8, 16 and 32 of the digital twin of LoRA serving (arXiv:2508.08343, as BLIS has it)."""
 _IDLE = 0.05
-"""What a copy without requests counts, in requests in flight: idle ones are spread as well."""
+"""Load of a copy without requests, in requests in flight: idle copies are spread too."""
 _STICKY = 1.5
-"""An adapter takes another one's place only where it is asked for so many times as often."""
+"""An adapter displaces another one only if its requests outweigh the other's by this factor."""
 
 
 @dataclass(slots=True)
 class CopyDemand:
-    """One adapter that belongs on floors."""
+    """The copies that one adapter should have."""
 
     adapter: Adapter
     guaranteed: int
-    """Copies that its residency asks for."""
+    """Copies for its residency."""
     asked: int
-    """Copies that its requests ask for, or a newer revision that is to be proven; of any kind."""
+    """Copies for its requests, or for a next revision that replicas should load; of any residency."""
     copies: int
-    """The larger of the two."""
+    """The larger of `guaranteed` and `asked`."""
     cost: float
-    """Of one copy: its share of the load, in requests in flight weighed by what its rank makes of them."""
+    """Of one copy: its share of the load, in requests in flight, weighted by rank."""
     weight: float
-    """How much it is asked for."""
+    """Requests of the last minutes, as the order of precedence."""
     known: bool
-    """Somebody asked for it lately."""
+    """It had requests lately."""
     fewer_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CopyDemands:
-    """Those that belong on floors. Pinned ones first, then warm ones, then the others: each in order of precedence."""
+    """The copies of all adapters that should be planned: pinned, then warm, then others, each in order of
+    precedence."""
 
     wants: tuple[CopyDemand, ...]
     fades_at: float | None
-    """When another plan could want less, if nobody says anything new."""
+    """When a plan could need fewer copies without new input; None: never."""
 
 
 def wanted(
@@ -60,8 +61,8 @@ def wanted(
     replicas: int,
     now: float,
 ) -> CopyDemands:
-    """Copies of every adapter that was asked for, or should be held anyway, on so many replicas; `before` has those of
-    the last plan, `fewer` says since when less would have done. O(adapters)."""
+    """Copies of every adapter with requests, or to be held anyway, on `replicas` replicas. `before`: copies of the last
+    plan; `fewer`: since when fewer would have been enough. O(adapters)."""
     recent = asked.traffic
     loads = {uid: traffic.load(t, now) for uid, t in recent.items()}
     share = max(LEAST_LOAD, sum(loads.values()) / max(1, replicas))
