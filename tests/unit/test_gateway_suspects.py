@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.core.hold import suspects
+from shoal.core.hold import retries
 from shoal.core.hold.limits import Limits
-from shoal.core.hold.suspects import Loss
+from shoal.core.hold.retries import Loss
 from shoal.gateway import waiting
 from shoal.gateway.upstream import Aborted, AbortHandle, UpstreamAddress, UpstreamAnswer, UpstreamError
 from tests.support.gateway import GatewayUnderTest, gateway, lines, replica
@@ -40,17 +40,17 @@ def deaths(engines: Sequence[ScriptedEngine]) -> int:
 
 
 def test_what_says_something_about_a_request_and_what_does_not():
-    assert suspects.died(Loss())
-    assert suspects.died(Loss(stalled=True))
-    assert not suspects.died(Loss(answers=True))
-    assert not suspects.died(Loss(leaving=True))
+    assert retries.died(Loss())
+    assert retries.died(Loss(stalled=True))
+    assert not retries.died(Loss(answers=True))
+    assert not retries.died(Loss(leaving=True))
 
 
 def test_two_deaths_are_the_end_whatever_else_may_be_tried():
-    assert [suspects.after(0, n, 3) for n in (1, 2, 3)] == ["again", "again", "tried"]
-    assert [suspects.after(1, n, 3) for n in (1, 2, 3)] == ["again", "again", "tried"]
-    assert [suspects.after(2, n, most) for n, most in ((2, 3), (2, 10), (3, 3))] == ["suspect"] * 3
-    assert suspects.after(1, 1, 1) == "tried"
+    assert [retries.after(0, n, 3) for n in (1, 2, 3)] == ["again", "again", "tried"]
+    assert [retries.after(1, n, 3) for n in (1, 2, 3)] == ["again", "again", "tried"]
+    assert [retries.after(2, n, most) for n, most in ((2, 3), (2, 10), (3, 3))] == ["suspect"] * 3
+    assert retries.after(1, 1, 1) == "tried"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -84,7 +84,7 @@ async def test_the_same_over_connections_that_were_used_before(tmp_path: Path):
 
 
 async def test_without_suspicion_it_ends_more_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(suspects, "died", lambda _loss: False)
+    monkeypatch.setattr(retries, "died", lambda _loss: False)
     engines = mortals(5)
     async with gateway(tmp_path, *engines) as it:
         it.model(limits=Limits(max_requests=0))

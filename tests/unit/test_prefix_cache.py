@@ -9,8 +9,7 @@ import pytest
 
 from shoal.api.model import Model
 from shoal.core.access import index_keys
-from shoal.core.routing.affinity import head_of
-from shoal.core.routing.prefixcache import SHARED, prefix_space
+from shoal.core.routing.affinity import SHARED, head_of, prefix_space
 from shoal.core.routing.resolve import ServedModel, served_model
 from shoal.engine.launch import NO_PREFIX_CACHE, engine_args
 from shoal.net.installkey import KeyRing

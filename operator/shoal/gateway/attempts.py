@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from shoal.core.access import KeyIdentity
-from shoal.core.hold import suspects
+from shoal.core.hold import retries
 from shoal.core.hold.retries import RetryBudget
 from shoal.core.routing.choice import Choice, NoReplica, Replica
 from shoal.gateway.deadlines import Deadline
@@ -123,9 +123,9 @@ class Attempts(Waiting):
                 boot, how = meter.engine_boot, retry.reason
                 meter.forget_counts()
                 lost += how in ("lost", "stalled", LACKS_ADAPTER)
-                blamed = how in ("lost", "stalled") and suspects.died(await self._classify_loss(replica, boot, how))
+                blamed = how in ("lost", "stalled") and retries.died(await self._classify_loss(replica, boot, how))
                 deaths += blamed
-                following = suspects.after(deaths, lost, app.settings.attempts)
+                following = retries.after(deaths, lost, app.settings.attempts)
                 if blamed:
                     app.metrics.suspects.labels("ended" if following == "suspect" else "sent_again").inc()
                     # Other requests were lost with this replica. Prompt affinity would send all of them to the same
@@ -231,20 +231,20 @@ class Attempts(Waiting):
         relay.client_gone = self._cancelling is not None
         return relay.client_gone
 
-    async def _classify_loss(self, replica: Replica, boot: str | None, how: str) -> suspects.Loss:
+    async def _classify_loss(self, replica: Replica, boot: str | None, how: str) -> retries.Loss:
         """How the replica was lost; `boot` is the engine's boot id when it got the request."""
         if how == "stalled":
-            return suspects.Loss(stalled=True)
+            return retries.Loss(stalled=True)
         fleet, snapshot = self._app.fleet, self._app.directory.snapshot
         pods = snapshot.replicas.get((replica.model, replica.model_uid), ())
         remains = any(pod.uid == replica.uid and not pod.deleting for pod in pods) and replica.uid not in fleet.leaving
         signal = fleet.live.get(replica.uid)
         if not remains or (signal is not None and signal.phase == "draining"):
-            return suspects.Loss(leaving=True)
+            return retries.Loss(leaving=True)
         answers = await self._is_ready(replica)
         signal = fleet.live.get(replica.uid)
         same = signal is None or boot is None or signal.engine_boot == boot
-        return suspects.Loss(answers=answers and same)
+        return retries.Loss(answers=answers and same)
 
     async def _is_ready(self, replica: Replica) -> bool:
         """Whether a replica's engine answers that it is ready, on a new connection.

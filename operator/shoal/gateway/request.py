@@ -15,8 +15,7 @@ from shoal.core.access import Denied, KeyIdentity, authenticate
 from shoal.core.fields import remote
 from shoal.core.fields.kinds import Facts
 from shoal.core.fields.table import CHAT, TABLE
-from shoal.core.routing.affinity import head_of
-from shoal.core.routing.prefixcache import SHARED, prefix_space
+from shoal.core.routing.affinity import SHARED, head_of, prefix_space
 from shoal.core.routing.resolve import ServedModel
 from shoal.gateway import ids, modellist, redact, sse
 from shoal.gateway.attempts import Attempts

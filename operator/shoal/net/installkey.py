@@ -102,7 +102,7 @@ class KeyRing:
         return tuple(source.bearer_for(role, subject) for source in olds)
 
     def cache_salt(self, model_uid: str, space: str) -> str:
-        """What an engine of the Model is told to keep the prompts of one space apart by (`prefixcache.py`): the same
+        """What an engine of the Model is told to keep the prompts of one space apart by (`affinity.py`): the same
         at every gateway and after a restart. Another install key makes another one, so caches are cold once.
 
         Without a key it is made of nothing, and still tells spaces apart: a client cannot send one.

@@ -1,18 +1,18 @@
-"""Start-time fair queueing (Goyal, Vin and Cheng, 1996): who is next, by the tokens that each one has had.
+"""Start-time fair queueing (Goyal, Vin and Cheng, 1996): which request is next, by the tokens each flow has had.
 
-Each flow (a tenant) has a start tag: the virtual time at which its next request would begin if all flows that wait
-were served at the same time. The smallest start tag goes first; serving a request moves the flow's tag on by its cost
-over the flow's weight. A flow that has not waited begins at the virtual time of now, so it neither collects credit nor
-pays for others: however many requests one flow has waiting, another flow's first one goes next.
+Each flow (a tenant) has a start tag: the virtual time at which its next request would begin if all waiting flows were
+served at once. The flow with the smallest start tag is next; serving a request moves the flow's tag on by the request's
+cost over the flow's weight. A flow that did not wait begins at the current virtual time, so it neither collects credit
+nor pays for others: however many requests one flow has waiting, the first request of another flow is next.
 
-Exact within one queue. Several gateways each have their own, so between them it is only as fair as clients spread.
+Exact within one queue. Each gateway has its own, so over several gateways it is only as fair as clients spread.
 """
 
 import heapq
 from typing import Final, Generic, TypeVar
 
 _TIDY_AT: Final = 64
-"""Flows that are kept before those that owe nothing are let go."""
+"""Number of flows above which those without a debt are dropped."""
 
 T = TypeVar("T")
 
@@ -21,14 +21,14 @@ class _Flow(Generic[T]):
     __slots__ = ("finish", "items", "queued")
 
     def __init__(self) -> None:
-        # A dict keeps the order of insertion, and lets go of one in the middle at once.
+        # A dict keeps the order of insertion, and removes an item in the middle in constant time.
         self.items: dict[T, tuple[float, float]] = {}
         self.finish = 0.0
         self.queued = False
 
 
 class FairQueue(Generic[T]):
-    """Items must be hashable and each be in the queue at most once."""
+    """Items must be hashable, and each may be in the queue once."""
 
     __slots__ = ("_flows", "_heap", "_order", "_size", "_tidy_at", "_virtual")
 
@@ -44,7 +44,7 @@ class FairQueue(Generic[T]):
         return self._size
 
     def push(self, flow: str, item: T, cost: float, weight: float = 1.0) -> None:
-        """Adds an item behind those of its flow. `cost` is what serving it takes, in any unit that all use.
+        """Adds an item behind those of its flow. `cost`: cost of serving it, in one unit for all items.
 
         Raises:
             ValueError: `cost` or `weight` is not above 0, or the item waits already.
@@ -62,7 +62,7 @@ class FairQueue(Generic[T]):
             self._enter(flow, found)
 
     def pop(self) -> T | None:
-        """Takes out the item whose turn it is; None when nothing waits."""
+        """Takes out the next item; None: the queue is empty."""
         flow = self._first()
         if flow is None:
             return None
@@ -82,7 +82,7 @@ class FairQueue(Generic[T]):
         return item
 
     def remove(self, flow: str, item: T) -> bool:
-        """Takes out an item that leaves before its turn; False when it does not wait here. Costs its flow nothing."""
+        """Takes out an item before its turn, without cost for its flow; False: it is not in the queue."""
         found = self._flows.get(flow)
         if found is None or item not in found.items:
             return False
@@ -93,7 +93,7 @@ class FairQueue(Generic[T]):
         return True
 
     def items(self) -> list[T]:
-        """All that waits, flow by flow."""
+        """All items, flow by flow."""
         return [item for flow in self._flows.values() for item in flow.items]
 
     def _enter(self, name: str, flow: _Flow[T]) -> None:
@@ -111,14 +111,14 @@ class FairQueue(Generic[T]):
         return None
 
     def _tidy(self) -> None:
-        """Lets go of flows that have nothing and owe nothing."""
+        """Drops flows without items and without a debt."""
         done = [name for name, f in self._flows.items() if not f.queued and f.finish <= self._virtual]
         for name in done:
             del self._flows[name]
         self._tidy_at = 2 * len(self._flows) + _TIDY_AT
 
     def _forget(self) -> None:
-        """Nothing waits: the next one begins a new round in which nobody owes anything."""
+        """The queue is empty: a new round begins, without debts."""
         self._flows.clear()
         self._heap.clear()
         self._virtual = 0.0

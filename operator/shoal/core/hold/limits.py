@@ -1,11 +1,11 @@
-"""Who may wait, for how long, and what the others are told."""
+"""Which requests may wait at a gateway, for how long, and the Retry-After of refused ones."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
 
 COLD_START_FACTOR: Final = 2.0
 COLD_START_EXTRA_SECONDS: Final = 30.0
-"""Nobody waits for longer than two measured cold starts and this."""
+"""A request waits for at most two measured cold starts and this."""
 RETRY_AFTER_UNKNOWN_SECONDS: Final = 30
 RETRY_AFTER_MAX_SECONDS: Final = 60
 """Clients ignore a longer Retry-After."""
@@ -25,16 +25,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """How much waits: of a Model, or of one tenant in it."""
+    """Waiting requests, of a Model or of one tenant in it."""
 
     requests: int = 0
     bytes: int = 0
 
 
 def over(limits: Limits, size: int, all_held: Held, tenants_held: Held) -> Bound | None:
-    """The bound that one more request with a body of `size` bytes would break; None: it may wait.
+    """The bound that one more request with a body of `size` bytes would exceed; None: it may wait.
 
-    A tenant's share is of requests and of bytes, and never less than one request.
+    A tenant's share counts for requests and for bytes, and is never less than one request.
     """
     if all_held.requests + 1 > limits.max_requests:
         return "requests"
@@ -49,9 +49,9 @@ def over(limits: Limits, size: int, all_held: Held, tenants_held: Held) -> Bound
 
 
 def longest_wait(limits: Limits, cold_start_seconds: float | None, ceiling_seconds: float) -> float:
-    """Seconds that a request waits at most: the Model's timeout, or two cold starts and 30 s where that is less.
+    """Seconds that a request waits at most: the Model's timeout, or two cold starts and 30 s if that is less.
 
-    `cold_start_seconds` is the measured one, None where none was measured; `ceiling_seconds` is the gateway's own.
+    `cold_start_seconds`: measured; None: not measured yet. `ceiling_seconds`: the gateway's own limit.
     """
     longest = min(limits.timeout_seconds, ceiling_seconds)
     if cold_start_seconds is None:
@@ -60,8 +60,7 @@ def longest_wait(limits: Limits, cold_start_seconds: float | None, ceiling_secon
 
 
 def retry_after(cold_start_seconds: float | None, waking_seconds: float) -> int:
-    """Seconds until another try makes sense: what is left of the cold start that began `waking_seconds` ago; at least
-    1, at most 60."""
+    """Seconds until a retry makes sense: the rest of the cold start that began `waking_seconds` ago; 1 to 60."""
     if cold_start_seconds is None:
         return RETRY_AFTER_UNKNOWN_SECONDS
     left = cold_start_seconds - waking_seconds

@@ -1,8 +1,8 @@
-"""From a key and a name in `model` to a replica.
+"""Routing: from an API key and the `model` field of a request to a replica.
 
-modelindex.py   which Model or adapter a name means for a tenant;  consent.py  what both sides agree to
+modelindex.py   which Model or adapter a name means for a tenant;  consent.py  whether tenant and adapter agree
 resolve.py, resolveadapters.py  what the request path knows of Models, adapters and pools
 choice.py, adapterchoice.py     which replica serves a request
-affinity.py     which replica has the beginning of a prompt;  prefixcache.py  whose prompts may be found
-servednames.py  which of its names an object has, for its status
+affinity.py     prefix caches: which replica has the beginning of a prompt, and who may share it
+servednames.py  which of its names an object owns, for its status
 """

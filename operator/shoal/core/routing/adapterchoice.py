@@ -4,15 +4,15 @@ Replicas are tried in this order. Within each group the least busy one is chosen
 to the replica to which the head belongs (affinity.py), within that replica's share of the load:
 
 1. replicas that have the adapter loaded, a slot for it, and capacity;
-2. replicas that must load it first and have a slot and capacity: one load is better than the queue of a full engine;
+2. replicas that must load it first and have a slot and capacity: a load is better than the queue of a full engine;
 3. replicas that have it loaded and a slot, however busy;
 4. replicas that must load it first and have a slot;
 5. replicas that have it loaded and must wait for a slot;
 6. all others.
 
 Capacity is what the hold queue goes by (`core/hold/room.py`): the engine's batch and its KV cache have space. A replica
-for which this gateway holds a lease has a slot for the adapter. A lease counts as `LEASE_WORTH` requests fewer.
-So another replica gets the adapter only when that evens out load: there it takes a slot from another adapter.
+for which this gateway holds a lease has a slot for the adapter. A lease counts as `LEASE_WORTH` requests fewer, so
+another replica gets the adapter only when that evens out load: there the adapter takes a slot from another one.
 
 Two kinds of replica are never chosen: those without a live stream, whose adapters are unknown, and those that do not
 report `adapters`, because their engine has just started and its desired adapters are not loaded yet, or it serves none.
@@ -26,7 +26,7 @@ from shoal.core.routing.affinity import favourite
 from shoal.core.routing.choice import NoReplica, Replica
 
 LEASE_WORTH: Final = 4
-"""Requests."""
+"""Requests in flight that a lease outweighs."""
 
 State = Literal["staging", "loading", "loaded", "retiring", "failed"]
 
@@ -37,7 +37,7 @@ class AdapterCandidate:
 
     replica: Replica
     loaded: bool
-    """It has the adapter loaded: requests may go there under a lease."""
+    """The adapter is loaded there: requests may go there under a lease."""
     leased: bool
     """This gateway holds a lease."""
     slot: bool
@@ -67,10 +67,10 @@ def choose_for_adapter(
 ) -> AdapterChoice | NoReplica:
     """The replica for one request, by the rule above.
 
-    `have` are the replicas with the adapter loaded. `without_adapter` gives the other replicas; it is called only if
-    none of `have` will do. `prefer` picks the adapter's home among equals, the same at every gateway, so that the
-    adapter is not loaded everywhere. `rotation` is a growing number that spreads requests over equals. `head` is the
-    prompt's.
+    `have`: replicas with the adapter loaded. `without_adapter`: gives the other replicas; called only if none of `have`
+    is suitable. `prefer`: picks the adapter's home among equals, the same at every gateway, so that the adapter is not
+    loaded everywhere. `rotation`: a growing number that spreads requests over equals. `head`: the prompt's
+    (affinity.py).
     """
     best = [h for h in have if h.slot and h.has_capacity]
     if best:
@@ -96,8 +96,8 @@ def _least_busy(candidates: Sequence[AdapterCandidate], rotation: int) -> Adapte
 
 
 def _favourite(candidates: Sequence[AdapterCandidate], head: int) -> AdapterChoice:
-    """Prefers replicas with a lease while one of them has fewer requests than a lease is worth: a further replica takes
-    a slot from another adapter."""
+    """Prefers replicas with a lease while one of them has fewer requests than a lease is worth: on a further replica
+    the adapter takes a slot from another one."""
     spare = [h for h in candidates if h.leased and h.in_flight < LEASE_WORTH]
     among = spare or candidates
     home = favourite(head, among, [h.replica.uid for h in among], [h.in_flight for h in among])
@@ -105,7 +105,7 @@ def _favourite(candidates: Sequence[AdapterCandidate], head: int) -> AdapterChoi
 
 
 def _to_load(candidates: Sequence[AdapterCandidate], prefer: Callable[[Sequence[Replica]], Replica]) -> AdapterChoice:
-    """Where the adapter is being loaded already, else at its home; where loading it failed, last."""
+    """Where the adapter is being loaded already, else its home; replicas where loading failed come last."""
     coming = [h for h in candidates if h.state in ("staging", "loading", "retiring")]
     fresh = coming or [h for h in candidates if h.state != "failed"] or list(candidates)
     return AdapterChoice(prefer([h.replica for h in fresh]), False)

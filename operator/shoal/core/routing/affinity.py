@@ -1,47 +1,64 @@
-"""Which replica holds the beginning of a prompt in its cache already, guessed by where its like went before.
+"""Prefix caches: which replica probably has the beginning of a prompt in its cache, and which tenants may share it.
 
-The head of a prompt is what stands before the model's first answer: the system prompt and the first user message, each
-as far as `HEAD_CHARACTERS`. All turns of a conversation have the same head, and so have questions on one long document.
-Tenants that find each other's prompts (prefixcache.py) have the same heads; others never do. Heads belong to replicas
-by rendezvous hashing: every gateway sends the same one to the same replica without asking anybody, and a replica that
-comes or goes moves only its share.
+The head of a prompt is the text before the model's first answer: the system prompt and the first user message, each up
+to `HEAD_CHARACTERS`. All turns of a conversation have the same head, and so have questions on one long document. Heads
+belong to replicas by rendezvous hashing: every gateway sends a head to the same replica without communication, and a
+replica that comes or goes moves only its share.
 
 **Bounded load** (Mirrokni, Thorup and Zadimoghaddam, "Consistent hashing with bounded loads", 2016): a replica gets no
-more than 1.25 times the mean of what this gateway has in flight, and always a few; what is beyond goes to the head's
-next replica. So one head that everybody has spreads over as many replicas as it needs, always the same ones first.
+more than 1.25 times the mean of what this gateway has in flight, and always a few requests; the rest goes to the head's
+next replica. A head that is very common thus spreads over as many replicas as it needs, always the same ones first.
+
+**Isolation**: an engine answers a prompt sooner if it has computed the same beginning before, which the time and
+`cached_tokens` reveal. Requests are therefore separated by a *space*: each finds only prompts of its own space. The
+gateway derives the engine's `cache_salt` from the space, and heads begin with it. Within a space, an engine itself
+separates what each adapter computed.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar, cast
 
+from shoal.core.access import KeyIdentity
 from shoal.core.lora.placement.rendezvous import digest, score
+from shoal.core.routing.resolve import ServedModel
 
 HEAD_CHARACTERS: Final = 1024
-"""Of the system prompt, and of the first user message."""
+"""Of the system prompt, and of the first user message, at most."""
 LEAST_CHARACTERS: Final = 256
-"""A shorter head is as good as none: 60 tokens are read faster than they are looked for."""
+"""A shorter head is ignored: 60 tokens are computed faster than they are looked up."""
 SLACK: Final = 4
-"""Requests that a replica may have however little the others have: so few cost each other next to nothing."""
+"""Requests that a replica may always have, however few the others have: so few hardly slow each other down."""
 _MOST_MESSAGES: Final = 8
-"""Before the first user message; what comes after them says no more."""
+"""Messages considered before the first user message."""
+SHARED: Final = ""
+"""The space of a Model whose tenants share all prompts."""
 
 R = TypeVar("R")
 
 
+def prefix_space(model: ServedModel, identity: KeyIdentity) -> str:
+    """The space of a tenant's requests for a Model; `SHARED` where the Model's `prefixCache.isolation` is Shared."""
+    if model.shares_prefixes:
+        return SHARED
+    group = identity.prefix_cache_group
+    # Different prefixes: a Tenant cannot join a group by having its name.
+    return f"tenant/{identity.tenant}" if group is None else f"group/{group}"
+
+
 def head_of(space: str, fields: Mapping[str, Any]) -> int | None:
-    """The head of a request's prompt, as a number of 64 bits; `fields` are those of its body, decoded, and `space`
-    says whose prompts it may find (prefixcache.py). None: it has none that is worth anything, or none that is
-    understood."""
+    """The 64-bit head of a request's prompt; None: the prompt is short or not understood.
+
+    `fields`: decoded fields of the request's body; `space`: from `prefix_space`."""
     texts: list[str] = []
     messages = fields.get("messages")
     if isinstance(messages, list):
         for message in cast(list[Any], messages)[:_MOST_MESSAGES]:
             if not isinstance(message, dict):
                 return None
-            said = cast(dict[str, Any], message)
-            texts.append(_text(said.get("content"))[:HEAD_CHARACTERS])
-            if said.get("role") == "user":
+            turn = cast(dict[str, Any], message)
+            texts.append(_text(turn.get("content"))[:HEAD_CHARACTERS])
+            if turn.get("role") == "user":
                 break
     else:
         texts.append(_text(fields.get("prompt"))[:HEAD_CHARACTERS])
@@ -52,8 +69,8 @@ def head_of(space: str, fields: Mapping[str, Any]) -> int | None:
 
 
 def favourite(head: int, replicas: Sequence[R], uids: Sequence[str], loads: Sequence[int]) -> R:
-    """The replica of at least one to which a head belongs, among those that may have one more; `uids` and `loads` are
-    theirs, in the same order."""
+    """The replica to which a head belongs, of those that may have one more request. `replicas` is not empty; `uids` and
+    `loads` are theirs, in the same order."""
     count = len(replicas)
     most = max(SLACK, -(-5 * (sum(loads) + 1) // (4 * count)))
     found, highest = 0, -1
@@ -64,7 +81,7 @@ def favourite(head: int, replicas: Sequence[R], uids: Sequence[str], loads: Sequ
 
 
 def _text(content: Any) -> str:
-    """Of a message's content, or of a prompt: the first text where there are several."""
+    """The text of a message's content or of a prompt; the first of several texts."""
     if isinstance(content, str):
         return content
     if isinstance(content, list) and content:

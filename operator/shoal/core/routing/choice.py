@@ -12,7 +12,7 @@ _TURNED_AWAY: frozenset[Phase | None] = frozenset({"stalled", "draining"})
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """An engine pod as the API server tells of it."""
+    """An engine pod, from the API server."""
 
     uid: str
     namespace: str
@@ -24,11 +24,11 @@ class Replica:
     ready: bool
     deleting: bool
     install_key: str | None
-    """Fingerprint of the install key that its keys come from."""
+    """Fingerprint of the install key from which its keys are derived."""
     gpu_class: str | None
     node: str | None
     mtls: bool = False
-    """Engine and agent speak mutual TLS."""
+    """Engine and agent use mutual TLS."""
 
     @property
     def key(self) -> str:
@@ -37,7 +37,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSignal:
-    """What a live stream says of a replica. Absent means that there is no live stream."""
+    """What a live agent stream reports of a replica; absent without a live stream."""
 
     phase: Phase | None
     engine_boot: str | None
@@ -46,7 +46,7 @@ class ReplicaSignal:
 class Choice(NamedTuple):
     replica: Replica
     fallback: bool
-    """Chosen without a live stream: all streams of the model are down."""
+    """Chosen without a live stream, because all streams of the Model are down."""
 
 
 class Usable(NamedTuple):
@@ -80,33 +80,33 @@ def usable(
 ) -> Usable | NoReplica:
     """The replicas that may get requests.
 
-    Only Ready replicas that are not being deleted count; among them only those with a live stream that are neither
-    draining nor stalled. If no stream of the model is live, the Ready ones serve all the same (streams.md, rule 1): an
-    agent that is down must not take a serving engine with it. `leaving` are uids of pods that were draining when their
-    streams ended: those never serve on hearsay.
+    Only Ready replicas that are not being deleted count; of these only those with a live stream that are neither
+    draining nor stalled. If no stream of the Model is live, all Ready ones serve (streams.md, rule 1): an agent that is
+    down must not take a serving engine with it. `leaving`: uids of pods that were draining when their streams ended;
+    those get nothing without a live stream.
     """
-    # One pass, because every request makes it.
+    # One pass: every request comes through here.
     found: list[Replica] = []
-    unheard: list[Replica] = []
+    stale: list[Replica] = []
     live = False
     for replica in replicas:
         if not replica.ready or replica.deleting or not replica.ip:
             continue
-        said = signals.get(replica.uid)
-        if said is None:
-            unheard.append(replica)
+        signal = signals.get(replica.uid)
+        if signal is None:
+            stale.append(replica)
             continue
         live = True
-        if said.phase not in _TURNED_AWAY:
+        if signal.phase not in _TURNED_AWAY:
             found.append(replica)
     if found:
         return Usable(found, fallback=False)
     if live:
         return NoReplica("turned-away")
-    if not unheard:
+    if not stale:
         return NoReplica("not-ready" if replicas else "none")
-    hearsay = [r for r in unheard if r.uid not in leaving]
-    return Usable(hearsay, fallback=True) if hearsay else NoReplica("turned-away")
+    allowed = [r for r in stale if r.uid not in leaving]
+    return Usable(allowed, fallback=True) if allowed else NoReplica("turned-away")
 
 
 def pick(
@@ -120,7 +120,7 @@ def pick(
     """The usable replica to which the prompt's `head` belongs (affinity.py), within its share of the load; without a
     head the one with the fewest requests of this gateway in flight.
 
-    `tried` are uids that have failed this request; `turn` is a growing number that spreads equals.
+    `tried`: uids that have failed this request; `rotation`: a growing number that spreads requests over equals.
     """
     if isinstance(found, NoReplica):
         return found
@@ -134,7 +134,7 @@ def pick(
 
 
 def least_busy(replicas: Sequence[Replica], in_flight: Mapping[str, int], rotation: int) -> Replica:
-    """The one of at least one replica with the fewest requests in flight."""
+    """The replica with the fewest requests in flight; `replicas` is not empty."""
     if len(replicas) == 1:
         return replicas[0]
     equals: list[Replica] = []

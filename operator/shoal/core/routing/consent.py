@@ -1,8 +1,8 @@
 """Whether a tenant and an adapter have agreed that the tenant may use it.
 
-Both sides say so, as in the Gateway API: the adapter lists the tenant, and the Tenant grants the adapter, its
-namespace, or the Model whose pool it joins (then it has to be in the Model's own namespace). Without the second half
-anybody who can write a LoRAAdapter somewhere could put a name of their choice before a tenant, and answer what it asks.
+Both sides agree, as in the Gateway API: the adapter lists the tenant, and the Tenant grants the adapter, its namespace,
+or the Model whose pool it joins (then the adapter must be in the Model's namespace). Without the grant, anybody who can
+create a LoRAAdapter could claim a name that a tenant uses, and answer its requests.
 """
 
 from collections.abc import Callable, Iterable, Sequence, Set
@@ -12,7 +12,7 @@ from typing import Final
 from shoal.api.tenant import TenantSpec
 
 EVERYONE: Final = "*"
-"""In an adapter's list of tenants: everyone who may use the Model under it."""
+"""In an adapter's list of tenants: every tenant that may use the pool's Model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,21 +20,21 @@ class AdapterConsent:
     """The adapters that a Tenant grants."""
 
     models: frozenset[str] = frozenset()
-    """`namespace/name` of Models whose pool's adapters are granted, as far as they are in the Model's namespace."""
+    """`namespace/name` of Models whose pool's adapters are granted if they are in the Model's namespace."""
     namespaces: frozenset[str] = frozenset()
-    """Of which every adapter is granted."""
+    """Namespaces of which every adapter is granted."""
     adapters: frozenset[str] = frozenset()
     """`namespace/name`."""
 
     def covers(self, adapter: str, model: str) -> bool:
-        """Whether it grants an adapter that joins the pool of a Model, both as `namespace/name`."""
+        """Whether an adapter that joins the pool of a Model is granted; both as `namespace/name`."""
         namespace = adapter.partition("/")[0]
         if namespace in self.namespaces or adapter in self.adapters:
             return True
         return model in self.models and namespace == model.partition("/")[0]
 
     def touches(self) -> frozenset[str]:
-        """The namespaces in which granted adapters can be."""
+        """Namespaces that granted adapters can be in."""
         granted = (key.partition("/")[0] for key in (*self.models, *self.adapters))
         return self.namespaces.union(granted)
 
@@ -58,8 +58,8 @@ def consent_of(spec: TenantSpec) -> AdapterConsent:
 def may_use(
     tenant: str, models: Set[str], consent: AdapterConsent, *, adapter: str, listed: Set[str], model: str
 ) -> bool:
-    """Whether both sides agree. `models` are those that the tenant is granted, `listed` the tenants of the adapter,
-    `model` that of the pool which the adapter joins."""
+    """Whether both sides agree. `models`: granted to the tenant; `listed`: the adapter's tenants; `model`: the Model of
+    the adapter's pool."""
     asked = tenant in listed or (EVERYONE in listed and model in models)
     return asked and consent.covers(adapter, model)
 
@@ -67,8 +67,8 @@ def may_use(
 def not_granted(
     listed: Iterable[str], specs: Callable[[str], TenantSpec | None], *, adapter: str, model: str
 ) -> tuple[str, ...]:
-    """Of the tenants that an adapter lists, those that do not grant it. One that does not exist is among them: whoever
-    may read an adapter is not told which Tenants there are."""
+    """Tenants that an adapter lists and that do not grant it. Tenants that do not exist are included, so that a reader
+    of the adapter does not learn which Tenants exist."""
     found: list[str] = []
     for tenant in sorted(set(listed) - {EVERYONE}):
         spec = specs(tenant)
@@ -78,7 +78,7 @@ def not_granted(
 
 
 def unmatched(spec: TenantSpec, listing: Set[str]) -> tuple[str, ...]:
-    """Of a Tenant's grants of adapters, those that match none of the adapters that list it (`namespace/name`)."""
+    """A Tenant's grants of adapters that match no adapter that lists it (`listing`, as `namespace/name`)."""
     namespaces = {key.partition("/")[0] for key in listing}
     found: list[str] = []
     for grant in spec.adapters:
@@ -90,6 +90,6 @@ def unmatched(spec: TenantSpec, listing: Set[str]) -> tuple[str, ...]:
 
 
 def some(names: Sequence[str], most: int = 5) -> str:
-    """A list in a sentence, bounded."""
+    """The first names, and how many more."""
     text = ", ".join(names[:most])
     return text if len(names) <= most else f"{text} and {len(names) - most} more"

@@ -1,12 +1,11 @@
-"""What a client can put in `model`, and what that means to its tenant.
+"""What a name in the `model` field means for a tenant.
 
-A name, short or `namespace/name`, has claimants: Models, and adapters. Of those that a tenant may use (consent.py), a
-Model comes before every adapter; among Models, and among adapters, the oldest comes first (creationTimestamp, then
-uid). What a tenant may not use counts for nothing, however old, so nobody outside its grants can take a name from it.
+A name, short or `namespace/name`, is claimed by Models and adapters. Among those that a tenant may use (consent.py), a
+Model precedes every adapter; among Models, and among adapters, the oldest comes first (creationTimestamp, then uid).
+Objects that a tenant may not use do not count, however old, so nobody outside its grants can take a name from it.
 
-An index, kept up to date one object at a time: of 20,000 adapters one that changes costs microseconds, and so does a
-request. It is by namespace, and a request looks only where its tenant was granted something: what is claimed elsewhere
-costs it nothing.
+The index is updated one object at a time: with 20,000 adapters a change costs microseconds, and so does a request.
+Claims are kept by namespace, and a request reads only namespaces with a grant to its tenant.
 """
 
 from bisect import insort
@@ -34,7 +33,7 @@ class _Claim(NamedTuple):
 
 
 class ModelIndex:
-    """Models, adapters and pools by `namespace/name`, and who claims which word."""
+    """Models, adapters and pools by `namespace/name`, and their claims to names."""
 
     def __init__(self) -> None:
         self.models: Mapping[str, ServedModel] = {}
@@ -42,21 +41,21 @@ class ModelIndex:
         self._adapters: dict[str, DeclaredAdapter] = {}
         self._uids: dict[str, str] = {}
         self._claims: dict[str, dict[str, list[_Claim]]] = {}
-        """By word, then by namespace of who claims it."""
+        """Name -> namespace -> claims."""
         self._listing: dict[tuple[str, str], dict[str, None]] = {}
         """By namespace and name of a Tenant, or `EVERYONE`: adapters that list it."""
         self._served: dict[str, tuple[ServedModel, DeclaredAdapter, ServedModel]] = {}
-        """What was made of a Model and an adapter last."""
+        """Adapter -> the Model and adapter last combined, and the result."""
 
     @property
     def adapter_uids(self) -> Collection[str]:
-        """Of all adapters."""
+        """Uids of all adapters."""
         return self._uids.keys()
 
-    # --- keeping up -------------------------------------------------------------------------------------------------
+    # --- updates ----------------------------------------------------------------------------------------------------
 
     def set_models(self, models: Mapping[str, ServedModel]) -> None:
-        """All Models; the mapping is kept, and must not be changed."""
+        """Replaces all Models; the mapping is kept, and must not be changed."""
         before, self.models = self.models, models
         for key in before.keys() | models.keys():
             old, new = before.get(key), models.get(key)
@@ -68,11 +67,11 @@ class ModelIndex:
                 self._claim(_claim_of(new), (new.key, *new.claims))
 
     def set_pools(self, pools: Mapping[str, DeclaredPool]) -> None:
-        """All pools; the mapping is kept, and must not be changed."""
+        """Replaces all pools; the mapping is kept, and must not be changed."""
         self._pools = pools
 
     def put(self, key: str, adapter: DeclaredAdapter | None) -> None:
-        """One adapter as it is now; None: there is none."""
+        """Adds or replaces one adapter; None removes it."""
         old = self._adapters.get(key)
         if old == adapter:
             return
@@ -93,40 +92,40 @@ class ModelIndex:
                 self._listing.setdefault((adapter.namespace, tenant), {})[key] = None
 
     def retain(self, keys: Collection[str]) -> None:
-        """Forgets adapters that are none of these."""
+        """Removes adapters whose keys are not in `keys`."""
         for key in [key for key in self._adapters if key not in keys]:
             self.put(key, None)
 
-    # --- asking -----------------------------------------------------------------------------------------------------
+    # --- look-ups ---------------------------------------------------------------------------------------------------
 
     def find(self, name: str, identity: KeyIdentity) -> ServedModel | None:
-        """What serves the tenant under this word; None: nothing does, or what the word means does not answer now."""
+        """What a name means for the tenant; None: nothing, or an adapter that cannot be served now."""
         claim = self._first_claim(name, identity)
         if claim is None:
             return None
         return self._answering(self._adapters[claim.key]) if claim.of_adapter else self.models[claim.key]
 
     def why_not(self, name: str, identity: KeyIdentity) -> str | None:
-        """The reason for which an adapter that the tenant may use, and that the word means, does not answer now."""
+        """Why the adapter that a name means for the tenant cannot be served now; None: it can, or it is no adapter."""
         claim = self._first_claim(name, identity)
         return None if claim is None or not claim.of_adapter else self._problem(self._adapters[claim.key])
 
     def listed(self, identity: KeyIdentity) -> list[tuple[str, ServedModel]]:
-        """What a list of models shows: the short names, and `namespace/name` of what owns no short name."""
+        """The tenant's list of models: by short name, or by `namespace/name` for those without a short name."""
         found: list[tuple[str, ServedModel]] = []
         for address, claims in self._usable(identity):
             owned: list[tuple[str, ServedModel]] = []
-            for word in dict.fromkeys(claims):
-                served = self.find(word, identity)
+            for name in dict.fromkeys(claims):
+                served = self.find(name, identity)
                 if served is not None and served.address == address and served.claims == claims:
-                    owned.append((word, served))
+                    owned.append((name, served))
             if not owned and (served := self.find(address, identity)) is not None and served.claims == claims:
                 owned.append((address, served))
             found += owned
         return sorted(found, key=lambda pair: pair[0])
 
     def _usable(self, identity: KeyIdentity) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Addresses and claims of the Models and adapters that the tenant may use."""
+        """Keys and claims of the Models and adapters that the tenant may use."""
         for key in identity.grants:
             if (model := self.models.get(key)) is not None:
                 yield key, model.claims
@@ -139,7 +138,7 @@ class ModelIndex:
                 yield key, self._adapters[key].claims
 
     def _first_claim(self, name: str, identity: KeyIdentity) -> _Claim | None:
-        """Whose claim to the word comes first of those that the tenant may use."""
+        """The first claim to a name among those that the tenant may use."""
         claims = self._claims.get(name)
         if claims is None:
             return None
@@ -154,11 +153,11 @@ class ModelIndex:
         return first
 
     def _shared(self, claims: Mapping[str, object], identity: KeyIdentity) -> Iterable[str]:
-        """Namespaces in which there are claims, and something that was granted to the tenant."""
-        mine = identity.namespaces
-        if len(claims) < len(mine):
-            return [namespace for namespace in claims if namespace in mine]
-        return [namespace for namespace in mine if namespace in claims]
+        """Namespaces with both a claim and a grant to the tenant."""
+        granted = identity.namespaces
+        if len(claims) < len(granted):
+            return [namespace for namespace in claims if namespace in granted]
+        return [namespace for namespace in granted if namespace in claims]
 
     def _granted(self, claim: _Claim, identity: KeyIdentity) -> bool:
         if claim.of_adapter:
@@ -166,7 +165,7 @@ class ModelIndex:
         return claim.key in identity.grants
 
     def _may_use(self, adapter: DeclaredAdapter, identity: KeyIdentity) -> bool:
-        """One whose pool does not exist belongs to no Model, and has no names."""
+        """Whether the tenant may use an adapter. Without its pool an adapter belongs to no Model, and has no names."""
         pool = self._pools.get(adapter.pool_key)
         if pool is None:
             return False
@@ -195,18 +194,18 @@ class ModelIndex:
         return served
 
     def _claim(self, claim: _Claim, names: tuple[str, ...]) -> None:
-        for word in _own_names(claim, names):
-            insort(self._claims.setdefault(word, {}).setdefault(_namespace(claim), []), claim)
+        for name in _own_names(claim, names):
+            insort(self._claims.setdefault(name, {}).setdefault(_namespace(claim), []), claim)
 
     def _withdraw(self, claim: _Claim, names: tuple[str, ...]) -> None:
-        for word in _own_names(claim, names):
-            claims = self._claims[word]
-            here = claims[_namespace(claim)]
-            here.remove(claim)
-            if not here:
+        for name in _own_names(claim, names):
+            claims = self._claims[name]
+            claimants = claims[_namespace(claim)]
+            claimants.remove(claim)
+            if not claimants:
                 del claims[_namespace(claim)]
             if not claims:
-                del self._claims[word]
+                del self._claims[name]
 
 
 def _namespace(claim: _Claim) -> str:
@@ -214,8 +213,8 @@ def _namespace(claim: _Claim) -> str:
 
 
 def _own_names(claim: _Claim, names: tuple[str, ...]) -> Iterator[str]:
-    """Each once; nobody but the object itself can claim a `namespace/name`."""
-    return (word for word in dict.fromkeys(names) if "/" not in word or word == claim.key)
+    """Each name once. A `namespace/name` can be claimed only by the object itself."""
+    return (name for name in dict.fromkeys(names) if "/" not in name or name == claim.key)
 
 
 def _claim_of(one: ServedModel | DeclaredAdapter) -> _Claim:

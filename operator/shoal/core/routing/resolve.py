@@ -1,4 +1,4 @@
-"""What the request path knows of a Model, and of an adapter that is used with it."""
+"""What the request path knows of a Model, and of an adapter served with it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,17 +20,17 @@ _NO_PLACE: Final = frozenset({reasons.NO_FIT, reasons.NO_CAPACITY, reasons.OUTRA
 
 @dataclass(frozen=True, slots=True)
 class DeadEnd:
-    """Why nobody should wait for a replica of a Model, as its conditions say."""
+    """Why waiting for a replica of a Model is pointless, from its conditions."""
 
     reason: str
-    """A reason of `reasons.py`. The condition's message is not for clients: it tells of nodes and engines."""
+    """One of `reasons.py`. The condition's message is not for clients: it tells of nodes and engines."""
     unless_pods: bool
-    """It ends nothing while there are pods that may become ready: only a further one finds no place."""
+    """It does not apply while there are pods that may become ready: only further replicas have no place."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedAdapter:
-    """The revision of a LoRAAdapter that answers."""
+    """The served revision of a LoRAAdapter."""
 
     key: str
     """`namespace/name`."""
@@ -38,49 +38,49 @@ class ServedAdapter:
     revision: str
     """Digest of its files."""
     engine_name: str
-    """What an engine calls this revision."""
+    """The revision's name in engines."""
     uri: str
-    """Where agents get it."""
+    """Where agents fetch it from."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What the request path knows of a Model, or of an adapter and the Model that it is used with."""
+    """What the request path knows of a Model, or of an adapter and its Model."""
 
     key: str
     """`namespace/name`."""
     uid: str
     engine_name: str
-    """What the engine calls it."""
+    """Its name in the engine."""
     claims: tuple[str, ...]
-    """Short names that it asks for."""
+    """Short names that it claims."""
     created: datetime | None
     embeds: bool = False
-    """Whether the engine was started for embeddings. Such an engine makes nothing else, and SGLang dies of a chat or
-    completion request then: one client's mistake would take the replica from everybody."""
+    """The engine was started for embeddings. It serves nothing else, and SGLang exits on a chat or completion request
+    then, so that one client's mistake would take the replica from all."""
     facts: Facts = field(default_factory=Facts)
-    """What the bounds of a request's fields are made of."""
+    """Facts behind the bounds of request fields."""
     limits: Limits = field(default_factory=Limits)
-    """Of the requests that wait for a replica."""
+    """Limits of waiting requests."""
     kv_percent: int = 80
-    """Share of a replica's KV cache up to which requests that wait are let go."""
+    """Share of a replica's KV cache up to which waiting requests are released."""
     cold_start_seconds: float | None = None
-    """Measured; None: never yet."""
+    """Measured; None: not yet."""
     dead_end: DeadEnd | None = None
-    """Why no replica will come."""
+    """Why no replica will come; None: one may."""
     max_output_tokens: int | None = None
-    """Cap of one answer; None: what the context length leaves."""
+    """Cap of one answer; None: the context length."""
     request_seconds: float | None = None
-    """Cap of one request's time at replicas; None: the gateway's own."""
+    """Cap of one request's seconds at replicas; None: the gateway's own."""
     shares_prefixes: bool = False
-    """Whether a tenant finds in an engine's cache what another one has asked."""
+    """Tenants share the prefix cache of its engines."""
     adapter: ServedAdapter | None = None
-    """The adapter that answers, by replicas of this Model; then `claims` and `created` are its own. None: the Model
+    """The adapter that replicas of this Model serve; `claims` and `created` are then the adapter's. None: the Model
     itself."""
 
     @property
     def address(self) -> str:
-        """`namespace/name` of what answers: the adapter, or the Model."""
+        """`namespace/name` of what is served: the adapter, or the Model."""
         return self.key if self.adapter is None else self.adapter.key
 
 
@@ -127,7 +127,7 @@ def _media(artifact: ArtifactFacts) -> frozenset[Medium]:
 
 
 def _cold_start(status: ModelStatus) -> float | None:
-    """Of the classes that are asked for replicas, the longest; else the Model's own figure."""
+    """The longest of the classes with wanted replicas; else the Model's own value."""
     asked = [v.cold_start_seconds for v in status.variants if v.desired and v.cold_start_seconds is not None]
     seconds = max(asked, default=status.cold_start_seconds)
     return None if seconds is None else float(seconds)
@@ -135,11 +135,11 @@ def _cold_start(status: ModelStatus) -> float | None:
 
 def _dead_end(conditions: Iterable[Condition]) -> DeadEnd | None:
     for condition in conditions:
-        said = (condition.type, condition.status)
-        if said in ((reasons.ACCEPTED, "False"), (reasons.STALLED, "True")):
+        state = (condition.type, condition.status)
+        if state in ((reasons.ACCEPTED, "False"), (reasons.STALLED, "True")):
             return DeadEnd(condition.reason, unless_pods=False)
-        if said == (reasons.PLACED, "False") and condition.reason in _NO_PLACE:
+        if state == (reasons.PLACED, "False") and condition.reason in _NO_PLACE:
             return DeadEnd(condition.reason, unless_pods=True)
-        if said == (reasons.SCALING_ACTIVE, "False") and condition.reason == reasons.KEDA_NOT_INSTALLED:
+        if state == (reasons.SCALING_ACTIVE, "False") and condition.reason == reasons.KEDA_NOT_INSTALLED:
             return DeadEnd(condition.reason, unless_pods=True)
     return None

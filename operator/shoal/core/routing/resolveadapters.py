@@ -1,8 +1,8 @@
-"""What the request path needs of adapters and pools, and which adapters can answer.
+"""What the request path knows of adapters and pools, and which adapters can be served.
 
-An adapter answers while its status names a revision, its pool exists, is accepted for its Model and allows the
-adapter's namespace. One that cannot answer keeps its names all the same: a word that means an adapter never begins to
-mean a Model because the adapter is not ready.
+An adapter can be served while its status has a revision, and its pool exists, is accepted for its Model and allows the
+adapter's namespace. An adapter that cannot be served keeps its names: a name that means an adapter must not fall to a
+Model because the adapter is not ready.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ class DeclaredPool:
     namespace: str
     model_key: str
     problem: str | None
-    """Reason for which it is not accepted; None: it is."""
+    """Reason why it is not accepted; None: it is."""
     allows: Literal["Same", "All", "Selector"]
 
 
@@ -40,11 +40,11 @@ class DeclaredAdapter:
     tenants: frozenset[str]
     pool_key: str
     current: ServedAdapter | None
-    """None: no revision answers yet."""
+    """None: no revision is served yet."""
     problem: str
-    """Why not, then: a reason of `reasons.py`."""
+    """If `current` is None: one of `reasons.py`."""
     namespace_allowed: bool
-    """What the operator says of a pool that selects namespaces by their labels, which gateways do not see."""
+    """The operator's decision on a pool that selects namespaces by their labels, which gateways do not see."""
 
 
 def declared_pool(pool: LoRAPool) -> DeclaredPool:
@@ -84,7 +84,7 @@ def declared_adapter(adapter: LoRAAdapter) -> DeclaredAdapter:
 
 
 def problem_of(adapter: DeclaredAdapter, pool: DeclaredPool) -> str | None:
-    """Why an adapter of that pool does not answer now; None: it does, if its Model is there."""
+    """Why an adapter of that pool cannot be served now; None: it can, if its Model exists."""
     if pool.problem is not None:
         return pool.problem
     if not _allowed(adapter, pool):

@@ -1,6 +1,6 @@
-"""Which of the names that an object asks for it has, for tenants that may use all its rivals: a Model comes before an
-adapter, and of two of a kind the older one. What a name means to one tenant is decided among what that tenant may use
-(modelindex.py); a status speaks of all."""
+"""Which of its claimed names an object owns, for tenants that may use all claimants: a Model precedes an adapter, and
+of two objects of a kind the older one comes first. For one tenant, a name is resolved among the objects that it may use
+(modelindex.py); a status covers all tenants."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -14,13 +14,12 @@ Claimant = Model | LoRAAdapter
 
 
 def served_names(own: Claimant, claimants: Iterable[Claimant]) -> ServedNames:
-    """`others` may have the object itself, and some that ask for nothing of
-    this."""
-    rivals = [o for o in claimants if o.metadata.uid != own.metadata.uid and o.metadata.deletion_timestamp is None]
+    """`claimants` may include the object itself, and objects that claim none of its names."""
+    others = [o for o in claimants if o.metadata.uid != own.metadata.uid and o.metadata.deletion_timestamp is None]
     owned: list[str] = []
     lost: list[tuple[str, str]] = []
     for name in (*own.claimed_names, own.key):
-        first = min([own, *(r for r in rivals if name == r.key or name in r.claimed_names)], key=_precedence)
+        first = min([own, *(r for r in others if name == r.key or name in r.claimed_names)], key=_precedence)
         if first is not own:
             older = "the older " if first.kind_name == own.kind_name else ""
             lost.append((name, f"{older}{first.kind_name} {first.key}"))
@@ -30,13 +29,14 @@ def served_names(own: Claimant, claimants: Iterable[Claimant]) -> ServedNames:
 
 
 def describe_lost(key: str, served: ServedNames) -> str:
-    """The sentence about the names that `namespace/name` asked for in vain, and what means it all the same."""
+    """The sentence about the names that `namespace/name` claims and does not own, and about those that still mean
+    it."""
     text = "for tenants that may use both, " + "; ".join(
         f"served name '{name}' belongs to {who}" for name, who in served.lost
     )
     if all(name != key for name, _ in served.lost):
         return f"{text}; '{key}' always means this one"
-    # A Model and an adapter may be called alike.
+    # A Model and an adapter may have the same name.
     if served.owned:
         return f"{text}; only {', '.join(served.owned)} means this one"
     return f"{text}; nothing means this one: delete it, and create it under another name"
