@@ -98,8 +98,8 @@ async def server() -> AsyncIterator[Server]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.kube.reflector.FIRST_BACKOFF", 0.05)
-    monkeypatch.setattr("shoal.kube.reflector.LONGEST_BACKOFF", 0.1)
+    monkeypatch.setattr("shoal.kube.resync.FIRST_BACKOFF", 0.05)
+    monkeypatch.setattr("shoal.kube.resync.LONGEST_BACKOFF", 0.1)
     monkeypatch.setattr("shoal.kube.reflector.CRD_BACKOFF", 0.05)
 
 

@@ -29,7 +29,7 @@ class Server:
     async def list_pages(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
         self.lists += 1
         pod = {"metadata": {"name": "p", "namespace": "n", "uid": "u", "resourceVersion": "1"}}
-        yield SimpleNamespace(items=[pod] if self.lists == 1 else [])
+        yield SimpleNamespace(items=[pod] if self.lists == 1 else [], resource_version="1")
 
 
 def silent(_self: Watcher, loop: asyncio.AbstractEventLoop, stop: threading.Event, done: asyncio.Future[str]) -> None:

@@ -14,8 +14,9 @@ import structlog
 from shoal.api.meta import JsonObject
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import KubeError
-from shoal.kube.reflector import Reflector, ReflectorEvent, object_key
+from shoal.kube.reflector import Reflector, ReflectorEvent
 from shoal.kube.resources import Resource
+from shoal.kube.resync import object_key
 from shoal.kube.store import AnyTable
 
 log = structlog.get_logger()

@@ -5,33 +5,25 @@ deletion itself was missed (an API server restarted, a watch expired): a list th
 """
 
 import asyncio
-import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import structlog
 
 from shoal.api.meta import JsonObject
+from shoal.kube import resync
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import Forbidden, Gone, KubeError, NotFound
 from shoal.kube.resources import Resource
+from shoal.kube.resync import object_key
 
 log = structlog.get_logger()
 
 ReflectorEvent = Literal["upsert", "delete"]
-FIRST_BACKOFF: Final = 0.5
-LONGEST_BACKOFF: Final = 15.0
 CRD_BACKOFF: Final = 2.0
 """Seconds between looks for a kind that is not installed yet: a person may be installing it right now."""
-
-
-def object_key(obj: JsonObject) -> str:
-    """`namespace/name`, or `name` for a cluster-scoped object."""
-    metadata = obj["metadata"]
-    namespace = metadata.get("namespace")
-    return f"{namespace}/{metadata['name']}" if namespace else metadata["name"]
 
 
 class Reflector:
@@ -90,7 +82,7 @@ class Reflector:
 
     async def _follow(self, space: str | None) -> None:
         """One namespace, or all of them."""
-        backoff = FIRST_BACKOFF
+        backoff = resync.Backoff()
         version: str | None = None
         while True:
             try:
@@ -105,15 +97,15 @@ class Reflector:
                     metadata_only=self._metadata_only,
                 ):
                     self._received(space)
-                    backoff = FIRST_BACKOFF
+                    backoff.reset()
                     if event.type == "DELETED":
                         self._remove(object_key(event.object), event.object)
                     elif event.type != "BOOKMARK":
                         self._upsert(event.object)
                     version = str(event.object["metadata"]["resourceVersion"])
                 self._received(space)
-                if time.monotonic() - begun < FIRST_BACKOFF:  # something in between ends them at once
-                    await asyncio.sleep(FIRST_BACKOFF)
+                if time.monotonic() - begun < resync.FIRST_BACKOFF:  # something in between ends them at once
+                    await asyncio.sleep(resync.FIRST_BACKOFF)
                 continue  # the server renews its streams by ending them: go on where it ended
             except Gone:
                 self._log.info("watch expired, listing again")
@@ -129,7 +121,7 @@ class Reflector:
                     )
                 self.missing = True
                 self._up.discard(space)
-                backoff = CRD_BACKOFF
+                backoff.reset(CRD_BACKOFF)
             except KubeError as error:
                 # Anything but a lost connection may mean that the version is no good any more: list again.
                 if error.status is not None:
@@ -139,8 +131,7 @@ class Reflector:
                 elif isinstance(error, Forbidden) and space is not None and space not in self._listed:
                     self._log.warning("a namespace of the scope may not be read", namespace=space, error=error.message)
                 self._up.discard(space)
-            await asyncio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
-            backoff = min(backoff * 2, LONGEST_BACKOFF)
+            await asyncio.sleep(backoff.delay())
 
     def _received(self, space: str | None) -> None:
         if self.missing or space not in self._up:
@@ -150,26 +141,26 @@ class Reflector:
         self.last_event = time.monotonic()
 
     async def _list(self, space: str | None) -> str:
-        seen: set[str] = set()
-        version = ""
-        async for page in self._client.list_pages(
+        def receive(items: Sequence[JsonObject]) -> None:
+            for obj in items:
+                self._upsert(obj)
+            self._received(space)
+
+        listed = await resync.list_all(
+            self._client,
             self._resource,
+            receive,
             namespace=space,
             label_selector=self._selector,
             metadata_only=self._metadata_only,
-        ):
-            for obj in page.items:
-                seen.add(object_key(obj))
-                self._upsert(obj)
-            version = page.resource_version
-            self._received(space)
+        )
         of_here = "" if space is None else f"{space}/"
-        for key in [k for k in self._versions if k not in seen and k.startswith(of_here)]:
+        for key in [k for k in self._versions if k not in listed.keys and k.startswith(of_here)]:
             self._remove(key, None)
         self._listed.add(space)
         if len(self._listed) == len(self._spaces):
             self.synced.set()
-        return version
+        return listed.version
 
     def _upsert(self, obj: JsonObject) -> None:
         key = object_key(obj)

@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 import structlog
 
 from shoal.api.meta import JsonObject
-from shoal.kube.reflector import object_key
+from shoal.kube.resync import object_key
 
 log = structlog.get_logger()
 

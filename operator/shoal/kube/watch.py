@@ -13,7 +13,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
@@ -25,8 +25,8 @@ from shoal.api.meta import GROUP, VERSION, JsonObject
 from shoal.kube import auth
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import KubeError
-from shoal.kube.reflector import object_key
 from shoal.kube.resources import Resource
+from shoal.kube.resync import EndlessBackoff, list_all, object_key
 from shoal.kube.store import AnyTable
 
 log = structlog.get_logger()
@@ -40,16 +40,6 @@ CRD_SECONDS: Final = 2.0
 EXIT_SECONDS: Final = 1.0
 BEGIN_SECONDS: Final = 20.0
 """After so long all watches have begun, and a list finds what was deleted before."""
-
-
-class _Forever:
-    """Endless jittered back-offs: with the API server away, a watch waits and never gives up."""
-
-    def __iter__(self) -> Iterator[float]:
-        delay = 0.5
-        while True:
-            yield delay * random.uniform(0.5, 1.0)  # noqa: S311
-            delay = min(delay * 2, 15.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +132,16 @@ class Watcher:
     async def _list(self, watched: Watched) -> bool:
         resource, table = watched.resource, watched.table
         since, seen = table.mark(), set[str]()
+
+        def receive(items: Sequence[JsonObject]) -> None:
+            for obj in items:
+                table.upsert(obj, since=since)
+
         try:
             for space in self._client.spaces(resource):
-                pages = self._client.list_pages(resource, namespace=space, label_selector=watched.label_selector)
-                async for page in pages:
-                    for obj in page.items:
-                        seen.add(object_key(obj))
-                        table.upsert(obj, since=since)
+                selector = watched.label_selector
+                listed = await list_all(self._client, resource, receive, namespace=space, label_selector=selector)
+                seen |= listed.keys
         except KubeError as error:
             if error.status == 404 and resource.group == GROUP:
                 self.health.missing_kinds |= {resource.plural}
@@ -268,7 +261,7 @@ def _settings(watched: list[Watched]) -> kopf.OperatorSettings:
     settings.scanning.disabled = True  # no watch of CRDs and namespaces: narrower RBAC, and no stray restarts
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 10
-    settings.networking.error_backoffs = _Forever()  # pyright: ignore[reportAttributeAccessIssue]
+    settings.networking.error_backoffs = EndlessBackoff()  # pyright: ignore[reportAttributeAccessIssue]
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
     settings.watching.chunk_size = 500

@@ -8,8 +8,9 @@ import pytest
 
 from shoal.api import names
 from shoal.api.meta import JsonObject
-from shoal.kube.reflector import Reflector, object_key
+from shoal.kube.reflector import Reflector
 from shoal.kube.resources import DEPLOYMENTS, EVENTS, GPUCLASSES, JOBS, MODELS, NODES, PODS
+from shoal.kube.resync import object_key
 from tests.support.controlplane import FACTS, Fleet, add_node
 from tests.support.ears import FakeEars
 from tests.support.operators import condition, eventually, gpu_class, model, model_with, running_operator
