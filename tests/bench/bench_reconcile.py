@@ -17,7 +17,7 @@ from shoal.ledger.queries.times import Span
 from shoal.ledger.reconcile.compare import by_engine, by_sums
 from shoal.ledger.reconcile.keep import keep_gpu_time, keep_readings
 from shoal.ledger.schema import usage
-from tests.support.books import Books
+from tests.support.ledgertables import LedgerTables
 
 BEGIN: Final = 490_000 * HOUR_MS
 ROUND_MS: Final = 5_000
@@ -31,7 +31,7 @@ def timed(what: str, work: Callable[[], Any], times: int = 1) -> None:
     print(f"{what:60} {wall * 1000:9.1f} ms  {cpu * 1000:9.1f} ms of CPU", flush=True)
 
 
-def fill(books: Books, requests: int, engines: int) -> None:
+def fill(tables: LedgerTables, requests: int, engines: int) -> None:
     common = {
         "source": "shoal", "ended": True, "tenant": "acme", "key_name": "main", "model_requested": "m",
         "endpoint": "/v1/chat/completions", "stream": True, "count_source": "final", "outcome": "answered",
@@ -44,7 +44,7 @@ def fill(books: Books, requests: int, engines: int) -> None:
             base | {"request": f"{n:036}", "admitted_at": BEGIN + n, "engine_boot": f"e{n % engines}", "model": "ns/m0"}
             for n in range(at, min(requests, at + 10_000))
         ]
-        with books.begin() as connection:
+        with tables.begin() as connection:
             connection.execute(usage.insert(), rows)
 
 
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=500_000)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        books = Books(f"sqlite:///{folder}/ledger.sqlite")
+        tables = LedgerTables(f"sqlite:///{folder}/ledger.sqlite")
         turn = 0
 
         def readings() -> None:
@@ -65,22 +65,22 @@ def main() -> None:
                 CounterReading(f"e{n}", f"ns/m{n % 200}", "h100", f"ns/p{n}", "node", now, 100 * turn, 10 * turn)
                 for n in range(args.engines)
             ]
-            with books.begin() as connection:
+            with tables.begin() as connection:
                 keep_readings(connection, each, {})
 
         def gpus() -> None:
             nonlocal turn
             turn += 12
             pods = [Held(f"p{n}", f"ns/m{n % 200}", "h100", 8, BEGIN) for n in range(args.engines)]
-            with books.begin() as connection:
+            with tables.begin() as connection:
                 keep_gpu_time(connection, pods, {}, BEGIN + turn * ROUND_MS, 0)
 
         timed(f"{args.engines} engines, new: counters kept (each 5 s)", readings)
         timed(f"{args.engines} engines: counters kept (each 5 s)", readings, 10)
         timed(f"{args.engines} engines: GPU time kept (each minute)", gpus, 5)
-        fill(books, args.requests, args.engines)
+        fill(tables, args.requests, args.engines)
         span = Span(BEGIN, BEGIN + 24 * HOUR_MS)
-        with books.begin() as connection:
+        with tables.begin() as connection:
             timed("compared by model", lambda: by_sums(connection, span, ("model",)))
             timed(f"compared by engine, of {args.requests} requests", lambda: by_engine(connection, span))
 

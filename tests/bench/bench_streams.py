@@ -74,22 +74,22 @@ async def as_operator(count: int, gateways: int, models: int, seconds: float) ->
     def changed(model: str | None, urgent: bool) -> None:
         calls[urgent] += 1
 
-    ears = LiveSignals(changed, ListenerIdentity("operator", "boot"))
-    ears.start()
+    signals = LiveSignals(changed, ListenerIdentity("operator", "boot"))
+    signals.start()
     agents, others_ = peers(count, gateways, "operator")
     began, cpu = time.monotonic(), time.process_time()
     for number, peer in enumerate(agents):
-        ears.listen_to_replica(f"model-{number % models}", peer)
+        signals.listen_to_replica(f"model-{number % models}", peer)
     for peer in others_:
-        ears.listen_to_gateway(peer)
-    await _until_heard(lambda: len(ears.replicas.live()) + len(ears.gateways.live()), count + gateways)
+        signals.listen_to_gateway(peer)
+    await _until_heard(lambda: len(signals.replicas.live()) + len(signals.gateways.live()), count + gateways)
     print(f"  connected in {time.monotonic() - began:.1f} s, with {time.process_time() - cpu:.2f} s of CPU")
     calls[:] = [0, 0]
     await _measure("operator", seconds, calls)
-    live = (len(ears.replicas.live()), len(ears.gateways.live()))
-    failures = sum(s.failures for s in (*ears.replicas.live(), *ears.gateways.live()))
+    live = (len(signals.replicas.live()), len(signals.gateways.live()))
+    failures = sum(s.failures for s in (*signals.replicas.live(), *signals.gateways.live()))
     print(f"  live at the end: {live[0]} agents, {live[1]} gateways; {failures} reconnects")
-    await ears.close()
+    await signals.close()
 
 
 async def as_gateway(count: int, gateways: int, seconds: float) -> None:

@@ -33,8 +33,8 @@ from shoal.net import gctuning
 from tests.bench.bench_operator import _cpu, _own_writes, _percentile, _start
 from tests.bench.streams_process import _serve
 from tests.support.controlplane import FACTS, ControlPlane, StatusKubelet, add_node, control_plane, install_crds
-from tests.support.ears import gateway_pod
 from tests.support.operators import NAMESPACE, condition, gpu_class, model
+from tests.support.signals import gateway_pod
 from tests.support.streams import CURRENT, ToldGateway
 
 _GPUS_PER_NODE = 8

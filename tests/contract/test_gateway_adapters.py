@@ -14,7 +14,7 @@ from shoal.core.routing.resolve import ServedModel
 from tests.contract.conftest import Client
 from tests.contract.test_gateway_with_engine import OneKey
 from tests.support.adapter_agents import AdapterAgent, TunedGateway, adapter, name_of, pool, tuned
-from tests.support.adapter_words import BODIES, MEANS_IT, MEANS_NOTHING
+from tests.support.adapter_names import BODIES, MEANS_IT, MEANS_NOTHING
 from tests.support.adapters import make_adapter
 from tests.support.engines import SERVED
 from tests.support.gateway import replica, tenant

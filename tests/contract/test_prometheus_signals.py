@@ -98,12 +98,12 @@ class Scraped:
 
 
 class World:
-    """An agent, a gateway, Prometheus, and the operator's ears."""
+    """An agent, a gateway, Prometheus, and the operator's signals."""
 
     agent: Scraped
     gateway: ToldGateway
     prometheus: Prometheus
-    ears: PrometheusSignals
+    signals: PrometheusSignals
 
     def __init__(self) -> None:
         self.pods = [ENGINE, GATEWAY]
@@ -122,8 +122,8 @@ async def world(folder: Path, every: int = 1, dropped: str = "", **settings: obj
         }
         with prometheus(folder, targets, every, dropped) as it.prometheus:
             read = config.Prometheus.model_validate({"url": it.prometheus.url, "scrapeSeconds": 1, **settings})
-            it.ears = PrometheusSignals(read, lambda: it.pods, lambda model, now: it.changed.append((model, now)))
-            task = asyncio.create_task(it.ears.run())
+            it.signals = PrometheusSignals(read, lambda: it.pods, lambda model, now: it.changed.append((model, now)))
+            task = asyncio.create_task(it.signals.run())
             try:
                 yield it
             finally:
@@ -133,89 +133,91 @@ async def world(folder: Path, every: int = 1, dropped: str = "", **settings: obj
 
 async def test_load_and_demand_are_those_that_were_scraped(tmp_path: Path):
     async with world(tmp_path) as it:
-        await until(lambda: it.ears.load(ENGINE.uid) is not None)
-        assert it.ears.load(ENGINE.uid) == Load("e1", "ready", 7, 64, 3, 900, 4000, 8000, 100, 50)
-        await until(lambda: it.ears.demand(GATEWAY.uid, MODEL) == Demand(0, 0, 0, 0, 0.0))
-        assert it.ears.boot(GATEWAY.uid) == it.gateway.hub.boot
-        assert it.ears.boot(ENGINE.uid) is not None
+        await until(lambda: it.signals.load(ENGINE.uid) is not None)
+        assert it.signals.load(ENGINE.uid) == Load("e1", "ready", 7, 64, 3, 900, 4000, 8000, 100, 50)
+        await until(lambda: it.signals.demand(GATEWAY.uid, MODEL) == Demand(0, 0, 0, 0, 0.0))
+        assert it.signals.boot(GATEWAY.uid) == it.gateway.hub.boot
+        assert it.signals.boot(ENGINE.uid) is not None
         it.gateway.book.arrived(MODEL)
         it.gateway.book.held(MODEL, 77, 0.0)
         await until(lambda: (MODEL, True) in it.changed)
-        demand = it.ears.demand(GATEWAY.uid, MODEL)
+        demand = it.signals.demand(GATEWAY.uid, MODEL)
         assert demand is not None
         assert (demand.arrivals, demand.held, demand.held_tokens) == (1, 1, 77)
         it.agent.hub.update({**BUSY, "kv_tokens_used": 7000, "waiting": None, "generation_tokens_total": 950})
-        await until(lambda: (it.ears.load(ENGINE.uid) or Load()).kv_tokens_used == 7000)
-        load = it.ears.load(ENGINE.uid)
+        await until(lambda: (it.signals.load(ENGINE.uid) or Load()).kv_tokens_used == 7000)
+        load = it.signals.load(ENGINE.uid)
         assert load is not None
         assert load.waiting is None  # what the agent does not know is not zero
-        await until(lambda: (it.ears.tokens_per_second(ENGINE.uid) or 0) > 0)
+        await until(lambda: (it.signals.tokens_per_second(ENGINE.uid) or 0) > 0)
         for _ in range(10):
             it.gateway.book.arrived(MODEL)
-        await until(lambda: (it.ears.arrivals_per_second(MODEL) or 0) > 0)
+        await until(lambda: (it.signals.arrivals_per_second(MODEL) or 0) > 0)
 
 
 async def test_what_prometheus_no_longer_scrapes_is_unknown_and_nothing_goes_down(tmp_path: Path):
     async with world(tmp_path) as it:
-        await until(lambda: it.ears.load(ENGINE.uid) is not None and it.ears.demand(GATEWAY.uid, MODEL) is not None)
+        await until(
+            lambda: it.signals.load(ENGINE.uid) is not None and it.signals.demand(GATEWAY.uid, MODEL) is not None
+        )
         assert wanted(it) < 3  # all are heard: there is nothing to do for three
         await it.gateway.down()
-        await until(lambda: it.ears.demand(GATEWAY.uid, MODEL) is None)
-        await until(lambda: it.ears.load(ENGINE.uid) is not None)
+        await until(lambda: it.signals.demand(GATEWAY.uid, MODEL) is None)
+        await until(lambda: it.signals.load(ENGINE.uid) is not None)
         assert wanted(it) == 3
         await it.gateway.up()
-        await until(lambda: it.ears.demand(GATEWAY.uid, MODEL) is not None)
+        await until(lambda: it.signals.demand(GATEWAY.uid, MODEL) is not None)
 
 
 async def test_a_prometheus_that_is_gone_leaves_nothing_known(tmp_path: Path):
     async with world(tmp_path) as it:
-        await until(lambda: it.ears.load(ENGINE.uid) is not None)
+        await until(lambda: it.signals.load(ENGINE.uid) is not None)
         it.prometheus.stop()
-        await until(lambda: it.ears.failures > 0)
-        await until(lambda: it.ears.load(ENGINE.uid) is None and it.ears.demand(GATEWAY.uid, MODEL) is None)
-        assert it.ears.age(ENGINE.uid) is None
+        await until(lambda: it.signals.failures > 0)
+        await until(lambda: it.signals.load(ENGINE.uid) is None and it.signals.demand(GATEWAY.uid, MODEL) is None)
+        assert it.signals.age(ENGINE.uid) is None
         assert wanted(it) == 3
         it.prometheus.start()
-        await until(lambda: it.ears.load(ENGINE.uid) is not None)
+        await until(lambda: it.signals.load(ENGINE.uid) is not None)
 
 
 async def test_a_sample_is_as_old_as_its_scrape_and_not_as_the_answer(tmp_path: Path):
     """Prometheus answers with it until the next scrape, and for five minutes when that never comes."""
     async with world(tmp_path, every=8) as it:
-        await until(lambda: it.ears.load(ENGINE.uid) is not None)
-        await until(lambda: it.ears.load(ENGINE.uid) is None)
+        await until(lambda: it.signals.load(ENGINE.uid) is not None)
+        await until(lambda: it.signals.load(ENGINE.uid) is None)
         async with aiohttp.ClientSession() as session:
             query = {"query": "shoal_replica_running"}
             async with session.get(f"{it.prometheus.url}/api/v1/query", params=query) as answer:
                 (sample,) = (await answer.json())["data"]["result"]
         assert sample["value"][1] == "7"
-        assert it.ears.failures == 0
+        assert it.signals.failures == 0
 
 
 async def test_samples_of_a_former_pod_of_the_same_name_are_not_the_new_ones(tmp_path: Path):
     async with world(tmp_path) as it:
-        await until(lambda: it.ears.boot(GATEWAY.uid) is not None)
+        await until(lambda: it.signals.boot(GATEWAY.uid) is not None)
         another = replace(GATEWAY, uid="another", created=datetime.now(UTC) + timedelta(hours=1))
         it.pods = [ENGINE, another]
-        await until(lambda: it.ears.boot(GATEWAY.uid) is None)
-        assert it.ears.boot("another") is None
+        await until(lambda: it.signals.boot(GATEWAY.uid) is None)
+        assert it.signals.boot("another") is None
 
 
 @pytest.mark.parametrize(("match", "heard"), [('cluster="east"', True), ('cluster="west"', False)])
 async def test_one_cluster_of_several(tmp_path: Path, match: str, heard: bool):
     async with world(tmp_path, match=match) as it:
         if heard:
-            await until(lambda: it.ears.load(ENGINE.uid) is not None)
+            await until(lambda: it.signals.load(ENGINE.uid) is not None)
         else:
             await asyncio.sleep(3)
-            assert it.ears.load(ENGINE.uid) is None
+            assert it.signals.load(ENGINE.uid) is None
 
 
 async def test_what_is_wrong_with_the_query_is_said_in_prometheus_own_words(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
     async with world(tmp_path, match="cluster=east") as it:
-        await until(lambda: it.ears.failures > 0)
+        await until(lambda: it.signals.failures > 0)
     assert "parse error" in capfd.readouterr().out
 
 
@@ -249,7 +251,7 @@ async def test_a_replica_in_which_nothing_waited_has_no_history(tmp_path: Path, 
     monkeypatch.setattr(history, "WINDOW_SECONDS", 5)
     async with world(tmp_path) as it:
         it.agent.hub.update({**BUSY, "waiting": 0})
-        await until(lambda: (it.ears.tokens_per_second(ENGINE.uid)) is not None)
+        await until(lambda: (it.signals.tokens_per_second(ENGINE.uid)) is not None)
         settings = config.Prometheus.model_validate({"url": it.prometheus.url, "scrapeSeconds": 1})
         async with promql.PromQLClient(settings) as client:
             assert await history.read(client, settings) == {}
@@ -258,13 +260,13 @@ async def test_a_replica_in_which_nothing_waited_has_no_history(tmp_path: Path, 
 def wanted(it: World) -> int:
     """What the decider makes of it, for three idle replicas of which one could do."""
     it.agent.hub.update({**BUSY, "running": 0, "waiting": 0, "waiting_tokens": 0, "kv_tokens_used": 0})
-    load = it.ears.load(ENGINE.uid)
+    load = it.signals.load(ENGINE.uid)
     idle = None if load is None else replace(load, running=0, waiting=0, waiting_tokens=0, kv_tokens_used=0)
     memory: ScalingMemory | None = None
     count = 3
     for now in range(0, 4000, 5):
         replicas = tuple(Replica(f"r{n}", f"r{n}", "l4", True, True, False, False, -1000.0, idle) for n in range(count))
-        voice = SignalSource("gateway-0", it.ears.boot(GATEWAY.uid), it.ears.demand(GATEWAY.uid, MODEL))
+        voice = SignalSource("gateway-0", it.signals.boot(GATEWAY.uid), it.signals.demand(GATEWAY.uid, MODEL))
         snapshot = ModelSnapshot(
             Policy(), count, replicas, (voice,), (ScalingVariant("l4", count, 5, kv_tokens=8000),), False, -1000.0
         )

@@ -13,8 +13,8 @@ import pytest
 
 from shoal.api import names
 from shoal.api.keys import hash_api_key
+from shoal_dev.demo.clients import DemoClients
 from shoal_dev.demo.clusters import NAMESPACE
-from shoal_dev.demo.crowd import Crowd
 from tests.e2e.conftest import NEXT_ENGINE, Fleet
 from tests.support.waiting import until
 
@@ -48,9 +48,9 @@ def client(fleet: Fleet) -> openai.OpenAI:
 
 
 @contextmanager
-def asking(fleet: Fleet, model: str, clients: int, tokens: int = 48) -> Generator[Crowd]:
+def asking(fleet: Fleet, model: str, clients: int, tokens: int = 48) -> Generator[DemoClients]:
     """So many clients ask again and again meanwhile, in a thread of their own."""
-    crowd = Crowd(f"http://127.0.0.1:{fleet.lab.forward_port()}", KEY, f"demo/{model}")
+    crowd = DemoClients(f"http://127.0.0.1:{fleet.lab.forward_port()}", KEY, f"demo/{model}")
     thread = threading.Thread(target=lambda: asyncio.run(crowd.many(clients, tokens)))
     thread.start()
     try:

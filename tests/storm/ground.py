@@ -27,8 +27,8 @@ from shoal_dev.lab.fleet import FleetFile
 from shoal_dev.lab.node.config import Bind, ImageConfig
 from shoal_dev.lab.volumes import FOLDER
 from tests.storm import journals, swaps, versions
+from tests.storm.listener import ListenerConfig
 from tests.storm.versions import Earlier
-from tests.storm.voices import VoicesConfig
 from tests.support.waiting import until
 
 STORM: Final = "storm"
@@ -246,12 +246,12 @@ class Ground(LabCluster):
     @contextlib.contextmanager
     def heard_agents(self, journal: Path) -> Generator[None]:
         """Writes down which adapters each replica says it has, and for how many it has given leases."""
-        config = VoicesConfig(namespace=STORM, shoal_namespace=NAMESPACE, journal=journal)
+        config = ListenerConfig(namespace=STORM, shoal_namespace=NAMESPACE, journal=journal)
         file = self.folder / "voices.json"
         file.touch(0o600)
         file.write_text(config.model_dump_json())
         env = os.environ | {"KUBECONFIG": str(self.lab.paths.admin_kubeconfig)}
-        command = [*self.lab.enter_command(), sys.executable, "-m", "tests.storm.voices", str(file)]
+        command = [*self.lab.enter_command(), sys.executable, "-m", "tests.storm.listener", str(file)]
         with (self.folder / "voices.log").open("wb") as out:
             listener = subprocess.Popen(command, cwd=steps.ROOT, stdout=out, stderr=out, env=env)
         try:

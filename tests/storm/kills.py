@@ -1,4 +1,4 @@
-"""Gateways and the ledger killed by SIGKILL in turn, beside all other faults: what they cost must be seen in the books.
+"""Gateways and the ledger killed by SIGKILL in turn, beside all other faults: their cost is in the ledger.
 
 The kubelet would wait longer and longer before it starts a container again that is killed again and again. So its pod
 is taken away right after the kill, and the StatefulSet makes another one on the same volume.

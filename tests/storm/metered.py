@@ -1,4 +1,4 @@
-"""Invariant 5, from the journals of clients, gateways and engines, and from the ledger's books. Pure.
+"""Invariant 5, from the journals of clients, gateways and engines, and from the ledger's contents. Pure.
 
 | somebody saw | and the ledger has | verdict |
 |---|---|---|
@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.storm.books import NOTHING, Books, LedgerRow, Tokens
 from tests.storm.journals import Attempt, Kill, Sequence, UsageRow
+from tests.storm.ledgerrows import NOTHING, LedgerContents, LedgerRow, Tokens
 
 _WARM_UP: Final = Tokens(64, 16)
 """More than an engine counts of its own before it serves."""
@@ -89,7 +89,7 @@ class Account:
 
 
 def account(
-    books: Books,
+    contents: LedgerContents,
     attempts: Mapping[str, Attempt],
     sequences: Iterable[Sequence],
     *,
@@ -98,7 +98,7 @@ def account(
     counted: Tokens | None = None,
     idle: Tokens = NOTHING,
 ) -> Account:
-    """Judges the books.
+    """Judges the contents.
 
     `counted`: the engines' own counters as somebody else read them at the end, when all of them still ran; None: only
     the ledger has them, and of killed engines their last readings. `idle`: the same before the load.
@@ -109,27 +109,27 @@ def account(
     for sequence in sequences:
         at_engines.setdefault(sequence.rid, []).append(sequence)
     finals: dict[str, list[LedgerRow]] = {}
-    for row in books.rows:
+    for row in contents.rows:
         if row.attempt == 0 and row.ended:
             finals.setdefault(row.request, []).append(row)
-    seen = _accepted(books, attempts, at_engines, spools)
+    seen = _accepted(contents, attempts, at_engines, spools)
     found.requests = len(seen)
     for request, why in sorted(seen.items()):
         if request not in finals:
-            left_open = any(row.request == request and not row.ended for row in books.rows)
+            left_open = any(row.request == request and not row.ended for row in contents.rows)
             found.lost.append(f"{request} ({why}) has {'an open' if left_open else 'no'} row and no final one")
     found.double += [f"{request} has {len(rows)} final rows" for request, rows in finals.items() if len(rows) > 1]
     found.double += _twice(finals)
-    found.double += _sums(books)
-    found.wrong += [f"kept aside: {reason}" for reason in books.aside]
+    found.double += _sums(contents)
+    found.wrong += [f"kept aside: {reason}" for reason in contents.aside]
     for rows in finals.values():
         found.outcomes[rows[0].outcome or "none"] += 1
         found.sources[rows[0].source] += 1
-    found.wrong += _as_engines_say(books, at_engines)
+    found.wrong += _as_engines_say(contents, at_engines)
     found.wrong += _as_clients_read(finals, attempts, bool(kills))
-    found.billed = Tokens.sum(row.tokens for row in books.rows if row.billed)
-    found.attempts = Tokens.sum(row.tokens for row in books.rows if row.attempt and row.counted)
-    heard = Tokens.sum(reading.tokens for reading in books.readings)
+    found.billed = Tokens.sum(row.tokens for row in contents.rows if row.billed)
+    found.attempts = Tokens.sum(row.tokens for row in contents.rows if row.attempt and row.counted)
+    heard = Tokens.sum(reading.tokens for reading in contents.readings)
     found.engines = counted or heard
     computed = Tokens.sum(Tokens(*s.tokens) for own in at_engines.values() for s in own if s.tokens)
     if counted is not None and heard != counted:
@@ -137,22 +137,22 @@ def account(
     if counted is not None and at_engines and counted.minus(idle) != computed:
         found.wrong.append(f"engines counted {tuple(counted.minus(idle))} tokens, their journals {tuple(computed)}")
     if counted is None:
-        found.wrong += _heard(books, at_engines)
-    found.wrong += _booked(books, found)
+        found.wrong += _heard(contents, at_engines)
+    found.wrong += _booked(contents, found)
     return found
 
 
 def _accepted(
-    books: Books,
+    contents: LedgerContents,
     attempts: Mapping[str, Attempt],
     at_engines: Mapping[str, list[Sequence]],
     spools: Iterable[UsageRow],
 ) -> dict[str, str]:
     """Every accepted request, and who saw it."""
-    seen = {row.request: "open in the ledger" for row in books.rows if row.attempt == 0}
+    seen = {row.request: "open in the ledger" for row in contents.rows if row.attempt == 0}
     seen |= {row.request: "open in a spool" for row in spools if row.kind == "open"}
     seen |= dict.fromkeys(at_engines, "an engine had it")
-    known = {row.client_id for row in books.rows}
+    known = {row.client_id for row in contents.rows}
     for id, attempt in attempts.items():
         if attempt.kind == "attack":
             continue  # its 400 comes before a request is accepted
@@ -171,17 +171,17 @@ def _twice(finals: Mapping[str, list[LedgerRow]]) -> list[str]:
     return [f"client {id} has {count} requests" for id, count in by_client.items() if count > 1]
 
 
-def _sums(books: Books) -> list[str]:
+def _sums(contents: LedgerContents) -> list[str]:
     """The hours must say what the rows say."""
     found: list[str] = []
     for billed in (True, False):
-        rows = [row for row in books.rows if row.ended and row.billed == billed]
+        rows = [row for row in contents.rows if row.ended and row.billed == billed]
         in_rows = Tokens.sum(row.tokens for row in rows)
-        in_hours = Tokens.sum(hour.tokens for hour in books.hours if hour.billed == billed)
+        in_hours = Tokens.sum(hour.tokens for hour in contents.hours if hour.billed == billed)
         if in_rows != in_hours:
             which = "billed" if billed else "not billed"
             found.append(f"{which}: rows say {tuple(in_rows)} tokens, the hours' sums {tuple(in_hours)}")
-    requests, summed = _requests(books.rows), sum(hour.requests for hour in books.hours)
+    requests, summed = _requests(contents.rows), sum(hour.requests for hour in contents.hours)
     if requests != summed:
         found.append(f"rows are of {requests} requests, the hours' sums of {summed}")
     return found
@@ -191,13 +191,13 @@ def _requests(rows: Iterable[LedgerRow]) -> int:
     return sum(1 for row in rows if row.ended and row.attempt == 0)
 
 
-def _as_engines_say(books: Books, at_engines: Mapping[str, list[Sequence]]) -> list[str]:
+def _as_engines_say(contents: LedgerContents, at_engines: Mapping[str, list[Sequence]]) -> list[str]:
     """Counts of each request beside the engines' own of it."""
     if not at_engines:  # an engine without a journal: its sums must do
         return []
     found: list[str] = []
     claimed: dict[str, Tokens] = {}
-    for row in books.rows:
+    for row in contents.rows:
         if not row.ended or not row.counted:
             continue
         name = row.request if row.attempt == 0 else f"{row.request}, attempt {row.attempt}"
@@ -244,14 +244,14 @@ def _as_clients_read(finals: Mapping[str, list[LedgerRow]], attempts: Mapping[st
     return found
 
 
-def _heard(books: Books, at_engines: Mapping[str, list[Sequence]]) -> list[str]:
+def _heard(contents: LedgerContents, at_engines: Mapping[str, list[Sequence]]) -> list[str]:
     """No engine was heard to have counted more than its journal says, but for its warm-up."""
     own: dict[str, Tokens] = {}
     for sequence in (sequence for several in at_engines.values() for sequence in several):
         if sequence.tokens is not None:
             own[sequence.engine] = own.get(sequence.engine, NOTHING).plus(Tokens(*sequence.tokens))
     heard: dict[str, Tokens] = {}
-    for reading in books.readings:
+    for reading in contents.readings:
         pod = reading.replica.rpartition("/")[2]
         heard[pod] = heard.get(pod, NOTHING).plus(reading.tokens.minus(_WARM_UP))
     found: list[str] = []
@@ -262,9 +262,9 @@ def _heard(books: Books, at_engines: Mapping[str, list[Sequence]]) -> list[str]:
     return found
 
 
-def _booked(books: Books, found: Account) -> list[str]:
+def _booked(contents: LedgerContents, found: Account) -> list[str]:
     """What the ledger answers is what its rows and the engines' counters come to."""
-    said = books.booked
+    said = contents.booked
     if said is None:
         return []
     pairs = (

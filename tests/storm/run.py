@@ -15,7 +15,7 @@ import click
 from shoal.api.model import Driver
 from shoal_dev.demo import steps
 from shoal_dev.lab.errors import LabError
-from tests.storm import books, faults, journals, story, swaps, versions
+from tests.storm import faults, journals, ledgerrows, story, swaps, versions
 from tests.storm.ground import BURSTY, KEY, LEDGER, MODEL_PATH, STEADY, STORM, Ground
 from tests.storm.kills import killing
 from tests.storm.load import LoadConfig
@@ -113,7 +113,7 @@ def judge_folder(folder: Path) -> Findings:
     """Judges the journals of a storm, also of one that is long over, and prints what it finds."""
     found = collect(folder)
     ledger = folder / "ledger" / LEDGER
-    findings = judge(found, books.read(f"sqlite:///{ledger}") if ledger.exists() else None, swaps.CACHED)
+    findings = judge(found, ledgerrows.read(f"sqlite:///{ledger}") if ledger.exists() else None, swaps.CACHED)
     show(found, findings, folder)
     return findings
 

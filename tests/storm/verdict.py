@@ -19,8 +19,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from tests.storm.books import Books
 from tests.storm.journals import WRONG, Attempt, Journals, Kill, Sequence, UsageRow, by_client
+from tests.storm.ledgerrows import LedgerContents
 from tests.storm.metered import Account, account
 from tests.storm.wire import LOST_TWICE
 
@@ -109,8 +109,8 @@ def trails(journals: Journals) -> dict[str, Trail]:
     return found
 
 
-def judge(journals: Journals, books: Books | None = None, cached: int | None = None) -> Findings:
-    """Everything that the journals of one storm say, and the ledger's books where there are any. `cached`: adapters
+def judge(journals: Journals, contents: LedgerContents | None = None, cached: int | None = None) -> Findings:
+    """Everything that the journals of one storm say, and the ledger's contents where there are any. `cached`: adapters
     that a replica may hold."""
     known = trails(journals)
     kills: dict[str, list[Kill]] = {}
@@ -124,9 +124,9 @@ def judge(journals: Journals, books: Books | None = None, cached: int | None = N
     findings.violations += lowered_in_silence(journals)
     findings.violations += records(journals.attempts, known)
     findings.violations += crowded(journals, cached)
-    if books is not None:
+    if contents is not None:
         findings.account = account(
-            books, journals.attempts, journals.sequences, spools=journals.rows, kills=journals.kills
+            contents, journals.attempts, journals.sequences, spools=journals.rows, kills=journals.kills
         )
         findings.violations += findings.account.violations()
     return findings

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoal.core.rating import money
-from tests.support.questions import MID_NOVEMBER, OCTOBER, Ledger, gpu_hour, hour, ledger
+from tests.support.queryapi import MID_NOVEMBER, OCTOBER, Ledger, gpu_hour, hour, ledger
 
 MILLION = 1_000_000
 

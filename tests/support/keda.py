@@ -15,8 +15,8 @@ import openai
 from shoal.api import names
 from shoal.api.keys import hash_api_key
 from shoal_dev.demo import steps
+from shoal_dev.demo.clients import DemoClients
 from shoal_dev.demo.clusters import NAMESPACE
-from shoal_dev.demo.crowd import Crowd
 from shoal_dev.lab.addons import keda, prometheus
 from shoal_dev.lab.errors import LabError
 from shoal_dev.lab.gobuild import MANIFESTS
@@ -154,9 +154,9 @@ class KEDAFleet(Fleet):
         return answer.choices[0].message.content or ""
 
     @contextmanager
-    def asked(self, name: str, clients: int, tokens: int = 48) -> Generator[Crowd]:
+    def asked(self, name: str, clients: int, tokens: int = 48) -> Generator[DemoClients]:
         """So many clients ask again and again meanwhile, in a thread of their own."""
-        crowd = Crowd(self.address, KEY, f"{SPACE}/{name}")
+        crowd = DemoClients(self.address, KEY, f"{SPACE}/{name}")
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=lambda: loop.run_until_complete(crowd.many(clients, tokens)))
         thread.start()

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from shoal.cli.main import main
 from tests.support.ledgerpod import LedgerPod, ledger_pod
-from tests.support.questions import ADMIN, OCTOBER, Ledger, gpu_hour, hour, ledger
+from tests.support.queryapi import ADMIN, OCTOBER, Ledger, gpu_hour, hour, ledger
 
 MILLION = 1_000_000
 

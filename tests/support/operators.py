@@ -137,12 +137,12 @@ async def running_operator(
     *,
     config: OperatorConfig = CONFIG,
     identity: str = "test",
-    ears: ScalingSignals | None = None,
+    signals: ScalingSignals | None = None,
     scaler: ScalerPlace | None = None,
 ) -> AsyncGenerator[OperatorProcess]:
     """Runs an operator; stops it and checks that nothing went wrong in it."""
     operator = OperatorProcess(
-        client, config, NAMESPACE, identity=identity, kubeconfig=kubeconfig, signals=ears, scaler=scaler
+        client, config, NAMESPACE, identity=identity, kubeconfig=kubeconfig, signals=signals, scaler=scaler
     )
     task = asyncio.create_task(operator.run())
     try:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.adapter_agents import AdapterAgent, adapter, name_of, tuned
-from tests.support.adapter_words import BODIES, MEANS_IT, MEANS_NOTHING, NOT_A_WORD
+from tests.support.adapter_names import BODIES, MEANS_IT, MEANS_NOTHING, NOT_A_WORD
 from tests.support.gateway import tenant
 
 ENDPOINTS: dict[str, dict[str, Any]] = {

@@ -54,8 +54,8 @@ class Ears:
 class Told(DesiredAdapterWriter):
     """Keeps what agents would be told."""
 
-    def __init__(self, world: World, ears: Ears) -> None:
-        super().__init__(world, cast("Any", None), ears, WorkQueue("t"), ListenerIdentity("op", "b"))
+    def __init__(self, world: World, signals: Ears) -> None:
+        super().__init__(world, cast("Any", None), signals, WorkQueue("t"), ListenerIdentity("op", "b"))
         self.floors: dict[str, tuple[DesiredAdapter, ...]] = {}
 
     def set(self, pod: Any, desired: tuple[DesiredAdapter, ...]) -> None:
@@ -68,9 +68,9 @@ class Told(DesiredAdapterWriter):
 class Fixture:
     def __init__(self) -> None:
         self.world = World(cast("Any", None), CONFIG, "shoal-system", cast("Any", None), ownership=LabelsSuffice())
-        self.ears = Ears()
-        self.told = Told(self.world, self.ears)
-        self.placer = Placer(self.world, Choices(self.world), self.told, self.ears)
+        self.signals = Ears()
+        self.told = Told(self.world, self.signals)
+        self.placer = Placer(self.world, Choices(self.world), self.told, self.signals)
         self.woken: list[str] = []
         self.placer.wake = self.woken.append
         base = model("base", "chat")
@@ -95,7 +95,7 @@ class Fixture:
         if self.world.pods.get(f"chat/{name}") is None:
             self.world.pods.upsert(_pod(name))
         states = None if adapters is None else {n: AdapterState(state=cast("Any", s)) for n, s in adapters.items()}
-        self.ears.said[name] = ReplicaKeys(phase="ready", engine_boot="e", adapters=states, adapter_slots=slots)
+        self.signals.said[name] = ReplicaKeys(phase="ready", engine_boot="e", adapters=states, adapter_slots=slots)
         self.placer.reported("m", True)
 
     def enter(self, revisions: Revisions, **spec: Any) -> LoRAAdapter:

@@ -9,7 +9,7 @@ from typing import Any
 from shoal.core.rating import money
 from shoal.ledger.queries import bills
 from tests.support.ledger import record, server, store, url
-from tests.support.questions import MID_NOVEMBER, OCTOBER, ms, price_folder
+from tests.support.queryapi import MID_NOVEMBER, OCTOBER, ms, price_folder
 
 __all__ = ["server", "url"]
 

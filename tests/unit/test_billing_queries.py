@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.billing import MILLION, bill, books, credit, empty
 from tests.support.ledger import server, url
-from tests.support.questions import ADMIN, MID_NOVEMBER, OCTOBER, Ledger, gpu_hour, hour, ledger
+from tests.support.queryapi import ADMIN, MID_NOVEMBER, OCTOBER, Ledger, gpu_hour, hour, ledger
 
 __all__ = ["books", "empty", "server", "url"]
 

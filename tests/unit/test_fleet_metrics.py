@@ -10,7 +10,7 @@ from shoal.api.meta import JsonObject
 from shoal.controllers.capacity import FleetGPUs
 from shoal.controllers.metrics import EventMetrics, ObjectMetrics
 from shoal.core.scaling import ScalingDecision
-from tests.support.ears import FakeEars, gateway_pod
+from tests.support.signals import FakeSignals, gateway_pod
 from tests.unit.test_scale_writes import UID, Plane
 
 BORN, READY = "2026-01-01T00:00:00Z", "2026-01-01T00:00:42Z"
@@ -43,14 +43,14 @@ class Fleet:
     def __init__(self) -> None:
         self.plane = Plane()
         self.world = self.plane.world
-        self.ears = FakeEars()
+        self.signals = FakeSignals()
         self.leads = True
         self.now = 100.0
         self.wanted: int | None = 2
         self.registry = CollectorRegistry()
         self.events = EventMetrics(self.world, self.registry, lambda: self.leads, lambda: self.now)
         self.registry.register(
-            ObjectMetrics(self.world, FleetGPUs(self.world), self.ears, lambda _: self.wanted, lambda: self.leads)
+            ObjectMetrics(self.world, FleetGPUs(self.world), self.signals, lambda _: self.wanted, lambda: self.leads)
         )
         pod = gateway_pod()
         pod["metadata"] |= {"uid": "g", "resourceVersion": "1"}
@@ -113,7 +113,7 @@ def test_a_silent_replica_is_a_stale_signal_source(fleet: Fleet) -> None:
     fleet.pod("a", ready=True)
     fleet.pod("b", ready=True)
     fleet.pod("c", ready=False)  # never was ready: nobody waits for its word
-    fleet.ears.silent = {"b"}
+    fleet.signals.silent = {"b"}
     sources = {
         (kind, state): fleet.value("shoal_model_signal_sources", **LLAMA, kind=kind, state=state)
         for kind in ("replica", "gateway")

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.support.billing import bill, books, credit, empty
 from tests.support.ledger import server, url
-from tests.support.questions import Ledger
+from tests.support.queryapi import Ledger
 
 __all__ = ["books", "empty", "server", "url"]
 

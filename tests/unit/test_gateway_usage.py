@@ -12,7 +12,7 @@ from aiohttp import web
 from shoal.gateway import usageapi
 from shoal.gateway.usageapi import PER_MINUTE
 from tests.support.gateway import API_KEY, GatewayUnderTest, gateway, tenant
-from tests.support.questions import ADMIN, Ledger, hour, ledger
+from tests.support.queryapi import ADMIN, Ledger, hour, ledger
 
 OTHER_KEY = "sk-test-globex"
 

@@ -203,7 +203,7 @@ async def test_a_listener_of_decisions_that_raises_does_not_end_the_scaler() -> 
 
     async with Stage(0) as stage:
         stage.scaler.decided.append(breaks)
-        stage.ears.ask(UID)
+        stage.signals.ask(UID)
         await stage.tell(urgent=True)
         assert not stage._task.done()
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.ledgerpod import PROXY, ROOT
 from tests.support.ledgerworld import World, run, world
-from tests.support.questions import ADMIN, GATEWAY
+from tests.support.queryapi import ADMIN, GATEWAY
 
 __all__ = ["world"]
 

@@ -39,7 +39,7 @@ async def test_reconciles_and_changed_numbers_are_spans(monkeypatch):
 
         async with Stage(0) as stage:
             stage.scaler.decided.append(spans.decided)
-            stage.ears.ask(UID)
+            stage.signals.ask(UID)
             for _ in range(3):
                 await asyncio.sleep(0)
             assert stage.wanted == 1

@@ -14,7 +14,7 @@ from shoal.controllers.installkey import InstallKeys
 from shoal.controllers.scaling.signals import SignalStreams
 from shoal.controllers.world import World
 from shoal.net.stream import ListenerIdentity
-from tests.support.ears import gateway_pod
+from tests.support.signals import gateway_pod
 from tests.unit.test_fleet_metrics import engine_pod
 from tests.unit.test_scale_writes import Plane
 

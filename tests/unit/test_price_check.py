@@ -5,7 +5,7 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from shoal.cli.main import main
-from tests.support.questions import MID_NOVEMBER, OCTOBER
+from tests.support.queryapi import MID_NOVEMBER, OCTOBER
 
 
 def check(*paths: Path) -> Result:

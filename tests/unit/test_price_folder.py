@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from shoal.ledger.prices import PriceFigures, PriceFolder
 from tests.support.ledger import served
-from tests.support.questions import MID_NOVEMBER, NOW, OCTOBER, ms, price_folder
+from tests.support.queryapi import MID_NOVEMBER, NOW, OCTOBER, ms, price_folder
 
 
 def names(folder: PriceFolder) -> list[str]:

@@ -16,8 +16,8 @@ from shoal.ledger.reconcile.watch import EngineCoverage
 from shoal.ledger.schema import engine_hours, engines, hours, usage
 from shoal.ledger.service import LedgerProblem, LedgerRequest, Response
 from shoal.net.hub import Caller
-from tests.support.books import Books
 from tests.support.ledger import server, url
+from tests.support.ledgertables import LedgerTables
 
 __all__ = ["server", "url"]
 
@@ -30,12 +30,12 @@ LLAMA, QWEN = "chat/llama", "chat/qwen"
 class Desk:
     """The route, over tables that a test fills."""
 
-    def __init__(self, books: Books) -> None:
-        self.books = books
+    def __init__(self, tables: LedgerTables) -> None:
+        self.tables = tables
         self.standing = EngineCoverage(True, 2, ())
 
     async def read(self, work: Callable[[Connection], T]) -> T:
-        with self.books.begin() as connection:
+        with self.tables.begin() as connection:
             return work(connection)
 
     async def raw(self, **query: str) -> Response:
@@ -50,16 +50,16 @@ class Desk:
 
     def engine(self, prompt: int, generation: int, **more: Any) -> None:
         values = {"hour": TEN, "model": LLAMA, "gpu_class": "h100", **more}
-        self.books.add(engine_hours, prompt_tokens=prompt, generation_tokens=generation, **values)
+        self.tables.add(engine_hours, prompt_tokens=prompt, generation_tokens=generation, **values)
 
     def used(self, input: int, output: int, **more: Any) -> None:
         values = {"hour": TEN, "model": LLAMA, "gpu_class": "h100", "billed": True, **more}
-        self.books.add(hours, input_tokens=input, output_tokens=output, **values)
+        self.tables.add(hours, input_tokens=input, output_tokens=output, **values)
 
 
 @pytest.fixture
 def desk(url: str) -> Desk:
-    return Desk(Books(url))
+    return Desk(LedgerTables(url))
 
 
 def numbers(row: dict[str, Any], what: str) -> tuple[int | None, int | None]:
@@ -137,10 +137,10 @@ async def test_by_time_and_class(desk: Desk):
 async def test_by_engine_over_its_whole_life(desk: Desk):
     common = {"model": LLAMA, "gpu_class": "h100", "node": "n1"}
     heard = {"first_heard": TEN - 40 * 24 * HOUR_MS, "last_heard": TEN}
-    desk.books.add(
+    desk.tables.add(
         engines, boot="e1", replica="chat/llama-1", prompt_tokens=100, generation_tokens=50, **common, **heard
     )
-    desk.books.add(engines, boot="e2", replica="chat/llama-2", prompt_tokens=9, generation_tokens=8, **common, **heard)
+    desk.tables.add(engines, boot="e2", replica="chat/llama-2", prompt_tokens=9, generation_tokens=8, **common, **heard)
     for number, row in enumerate(
         (
             {"engine_boot": "e1", "input_tokens": 60, "output_tokens": 30, "count_source": "final"},
@@ -152,7 +152,7 @@ async def test_by_engine_over_its_whole_life(desk: Desk):
         )
     ):
         # A month ago: the engine's counters know of no period.
-        desk.books.add(usage, request=str(number), admitted_at=TEN - 30 * 24 * HOUR_MS, **({"ended": True} | row))
+        desk.tables.add(usage, request=str(number), admitted_at=TEN - 30 * 24 * HOUR_MS, **({"ended": True} | row))
     first, second = (await desk.ask(by="engine"))["rows"]
     assert (first["engine"], first["replica"], first["model"], first["class"]) == ("e1", "chat/llama-1", LLAMA, "h100")
     assert first["lastReport"] == "2026-11-22T10:00:00Z"

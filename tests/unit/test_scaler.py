@@ -20,7 +20,7 @@ from shoal.core.candidates import Considered
 from shoal.core.placement import Moves
 from shoal.kube.queue import WorkQueue
 from tests.support.controlplane import FACTS
-from tests.support.ears import FakeEars, gateway_pod
+from tests.support.signals import FakeSignals, gateway_pod
 from tests.unit.test_scale_writes import UID, Plane
 
 SINCE = "2026-01-01T00:00:00Z"
@@ -32,7 +32,7 @@ class Stage:
     def __init__(self, replicas: int) -> None:
         self.plane = Plane(replicas)
         self.now = 1000.0
-        self.ears = FakeEars()
+        self.signals = FakeSignals()
         ready = {"type": "Ready", "status": "True", "lastTransitionTime": SINCE}
         pod = gateway_pod()
         pod["metadata"] |= {"uid": "g", "resourceVersion": "1"}
@@ -40,8 +40,8 @@ class Stage:
         world, planner = self.plane.world, self.plane.planner
         self.driver = Driver(world, self.plane.writer)
         self.waker = Waker(world, planner, self.plane.writer, self.driver, WorkQueue("wake"))
-        self.scaler = Scaler(world, planner, ColdStarts(world), self.ears, self.waker, clock=lambda: self.now)
-        self.ears.heard.append(self.scaler.changed)
+        self.scaler = Scaler(world, planner, ColdStarts(world), self.signals, self.waker, clock=lambda: self.now)
+        self.signals.heard.append(self.scaler.changed)
         self.decided: list[float] = []
 
     async def __aenter__(self) -> "Stage":
@@ -60,7 +60,7 @@ class Stage:
 
     async def tell(self, *, urgent: bool, after: float = 0.0) -> None:
         self.now += after
-        self.ears.tell(UID, urgent=urgent)
+        self.signals.tell(UID, urgent=urgent)
         for _ in range(3):
             await asyncio.sleep(0)
 
@@ -82,7 +82,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 async def test_a_request_at_zero_is_asked_for_in_the_same_breath() -> None:
     async with Stage(0) as stage:
         assert stage.wanted == 0
-        stage.ears.ask(UID)
+        stage.signals.ask(UID)
         for _ in range(3):
             await asyncio.sleep(0)
         assert stage.wanted == 1
@@ -93,7 +93,7 @@ async def test_a_request_at_zero_is_asked_for_in_the_same_breath() -> None:
 async def test_nobody_is_woken_ahead_of_the_plan_where_another_model_waits_for_the_same_gpus() -> None:
     async with Stage(0) as stage:
         stage.plane.planner.reservations._contested = frozenset({"l4"})
-        stage.ears.ask(UID)
+        stage.signals.ask(UID)
         for _ in range(3):
             await asyncio.sleep(0)
         assert stage.wanted == 1
@@ -117,7 +117,7 @@ async def test_what_changes_all_the_time_is_decided_once_a_second_and_what_is_ur
 
 async def test_who_does_not_lead_decides_nothing(counted: list[float]) -> None:
     stage = Stage(0)
-    stage.ears.ask(UID)
+    stage.signals.ask(UID)
     await asyncio.sleep(0)
     assert counted == []
     assert stage.plane.planner.replica_states.reserved(UID, "l4") == 0
@@ -126,7 +126,7 @@ async def test_who_does_not_lead_decides_nothing(counted: list[float]) -> None:
 async def test_each_term_begins_at_what_the_deployments_ask_for() -> None:
     stage = Stage(0)
     async with stage:
-        stage.ears.ask(UID)
+        stage.signals.ask(UID)
         for _ in range(3):
             await asyncio.sleep(0)
         assert stage.wanted == 1

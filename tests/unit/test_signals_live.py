@@ -1,4 +1,4 @@
-"""The operator's ears: what decisions read of agents and gateways, and of which Model something is new."""
+"""The operator's signals: what decisions read of agents and gateways, and of which Model something is new."""
 
 import contextlib
 from collections.abc import AsyncGenerator
@@ -30,13 +30,15 @@ async def listener() -> AsyncGenerator[tuple[LiveSignals, list[tuple[str | None,
 async def test_a_replica_is_heard_until_its_stream_is_down():
     hub = AgentStream()
     hub.update(READY)
-    async with agents(hub) as (peer,), listener() as (ears, heard):
-        assert ears.load(peer.uid) is None
-        ears.listen_to_replica("model-1", peer)
-        await until(lambda: ears.load(peer.uid) is not None)
-        assert ears.load(peer.uid) == Load("e1", "ready", running=2, waiting=0, kv_tokens_used=10, kv_tokens_total=99)
+    async with agents(hub) as (peer,), listener() as (signals, heard):
+        assert signals.load(peer.uid) is None
+        signals.listen_to_replica("model-1", peer)
+        await until(lambda: signals.load(peer.uid) is not None)
+        assert signals.load(peer.uid) == Load(
+            "e1", "ready", running=2, waiting=0, kv_tokens_used=10, kv_tokens_total=99
+        )
         assert heard == [("model-1", True)]
-        assert (ears.age(peer.uid) or 0) < 12
+        assert (signals.age(peer.uid) or 0) < 12
         # more of the same can wait; a queue cannot
         hub.update({**READY, "kv_tokens_used": 90})
         await until(lambda: len(heard) == 2)
@@ -45,36 +47,36 @@ async def test_a_replica_is_heard_until_its_stream_is_down():
         await until(lambda: len(heard) == 3)
         assert heard[-1] == ("model-1", True)
         hub.close()
-        await until(lambda: ears.load(peer.uid) is None)
+        await until(lambda: signals.load(peer.uid) is None)
         assert heard[3:] == [("model-1", True)]
-        assert ears.age(peer.uid) is None
+        assert signals.age(peer.uid) is None
 
 
 async def test_a_pod_that_is_forgotten_is_unknown(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(streams, "HEARTBEAT_SECONDS", 0.05)
     hub = AgentStream()
     hub.update(READY)
-    async with agents(hub) as (peer,), listener() as (ears, heard):
-        ears.listen_to_replica("model-1", peer)
-        await until(lambda: ears.load(peer.uid) is not None)
-        ears.forget(peer.uid)
-        assert ears.load(peer.uid) is None
+    async with agents(hub) as (peer,), listener() as (signals, heard):
+        signals.listen_to_replica("model-1", peer)
+        await until(lambda: signals.load(peer.uid) is not None)
+        signals.forget(peer.uid)
+        assert signals.load(peer.uid) is None
         assert heard == [("model-1", True)] * 2
         await until(lambda: hub.readers == 0)
 
 
 async def test_a_gateway_that_begins_to_hold_is_worth_a_decision_at_once():
-    async with told_gateway() as gateway, listener() as (ears, heard):
+    async with told_gateway() as gateway, listener() as (signals, heard):
         peer = gateway.peer()
-        assert ears.demand(peer.uid, "model-1") is None
-        ears.listen_to_gateway(peer)
-        await until(lambda: ears.demand(peer.uid, "model-1") == Demand(0, 0, 0, 0, 0.0, frozenset()))
+        assert signals.demand(peer.uid, "model-1") is None
+        signals.listen_to_gateway(peer)
+        await until(lambda: signals.demand(peer.uid, "model-1") == Demand(0, 0, 0, 0, 0.0, frozenset()))
         assert heard == [(None, True)]
-        assert ears.boot(peer.uid) == gateway.hub.boot
+        assert signals.boot(peer.uid) == gateway.hub.boot
         gateway.book.arrived("model-1")
         gateway.book.held("model-1", 70, 0.0)
         await until(lambda: ("model-1", True) in heard)
-        demand = ears.demand(peer.uid, "model-1")
+        demand = signals.demand(peer.uid, "model-1")
         assert demand is not None
         assert (demand.arrivals, demand.held, demand.held_tokens) == (1, 1, 70)
         heard.clear()
@@ -83,47 +85,47 @@ async def test_a_gateway_that_begins_to_hold_is_worth_a_decision_at_once():
         await until(lambda: ("model-2", False) in heard)
         assert not any(urgent for _, urgent in heard)
         gateway.hub.close()
-        await until(lambda: ears.demand(peer.uid, "model-1") is None)
+        await until(lambda: signals.demand(peer.uid, "model-1") is None)
         assert (None, True) in heard
 
 
 async def test_arrivals_per_second_need_a_gateway_that_is_heard():
-    async with told_gateway() as gateway, listener() as (ears, _):
-        assert ears.arrivals_per_second("model-1") is None
-        ears.listen_to_gateway(gateway.peer())
-        await until(lambda: ears.arrivals_per_second("model-1") == 0.0)
+    async with told_gateway() as gateway, listener() as (signals, _):
+        assert signals.arrivals_per_second("model-1") is None
+        signals.listen_to_gateway(gateway.peer())
+        await until(lambda: signals.arrivals_per_second("model-1") == 0.0)
         gateway.book.arrived("model-1")
-        await until(lambda: ears.demand("gateway-1", "model-1") == Demand(1, 0, 0, 0, 0.0, frozenset()))
-        assert ears.arrivals_per_second("model-1") is None  # not a second has been seen yet
+        await until(lambda: signals.demand("gateway-1", "model-1") == Demand(1, 0, 0, 0, 0.0, frozenset()))
+        assert signals.arrivals_per_second("model-1") is None  # not a second has been seen yet
 
 
 async def test_adapters_in_use_are_heard_by_their_uid_and_by_the_model_that_serves_them():
-    async with told_gateway() as gateway, listener() as (ears, _):
+    async with told_gateway() as gateway, listener() as (signals, _):
         peer = gateway.peer()
-        assert ears.adapter_demand(peer.uid) is None
-        ears.listen_to_gateway(peer)
-        await until(lambda: ears.adapter_demand(peer.uid) == {})
+        assert signals.adapter_demand(peer.uid) is None
+        signals.listen_to_gateway(peer)
+        await until(lambda: signals.adapter_demand(peer.uid) == {})
         adapters = gateway.book.adapters
         adapters.arrived("support", "model-1", missed=True)
         adapters.held("support", "model-1")
         adapters.arrived("legal", "model-2", missed=False)
-        await until(lambda: len(ears.adapter_demand(peer.uid) or {}) == 2)
-        before = ears.adapter_demand(peer.uid)
+        await until(lambda: len(signals.adapter_demand(peer.uid) or {}) == 2)
+        before = signals.adapter_demand(peer.uid)
         assert before is not None
         assert (before["support"].arrivals, before["support"].held, before["support"].misses) == (1, 1, 1)
-        demand = ears.demand(peer.uid, "model-1")
+        demand = signals.demand(peer.uid, "model-1")
         assert demand is not None
         assert demand.adapters == {"support"}
         adapters.released("support", "model-1")
         adapters.sent("support", "model-1")
         adapters.ended("support", "model-1")
-        await until(lambda: ears.adapter_demand(peer.uid) != before)
-        demand = ears.demand(peer.uid, "model-1")
+        await until(lambda: signals.adapter_demand(peer.uid) != before)
+        demand = signals.demand(peer.uid, "model-1")
         assert demand is not None
         assert demand.adapters == frozenset()
         assert before["support"].held == 1  # what was handed out does not change
         gateway.hub.close()
-        await until(lambda: ears.adapter_demand(peer.uid) is None)
+        await until(lambda: signals.adapter_demand(peer.uid) is None)
 
 
 def test_a_rate_is_that_of_the_last_half_minute():
@@ -152,18 +154,18 @@ def test_a_counter_that_stands_still_is_a_rate_of_nothing():
 
 
 async def test_the_currency_of_the_price_list_is_heard_and_another_one_is_news():
-    async with told_gateway() as one, told_gateway() as two, listener() as (ears, _):
+    async with told_gateway() as one, told_gateway() as two, listener() as (signals, _):
         news: list[str | None] = []
-        ears.priced = lambda: news.append(ears.currency())
+        signals.priced = lambda: news.append(signals.currency())
         one.teller.set_currency("USD")
-        ears.listen_to_gateway(one.peer("g1"))
+        signals.listen_to_gateway(one.peer("g1"))
         await until(lambda: news == ["USD"])
-        ears.listen_to_gateway(two.peer("g2"))
-        await until(lambda: ears.boot("g2") is not None)
-        assert ears.currency() == "USD"  # the other one knows none yet
+        signals.listen_to_gateway(two.peer("g2"))
+        await until(lambda: signals.boot("g2") is not None)
+        assert signals.currency() == "USD"  # the other one knows none yet
         two.teller.set_currency("EUR")
         await until(lambda: news == ["USD", None])  # they do not agree
         one.teller.set_currency("EUR")
         await until(lambda: news == ["USD", None, "EUR"])
-        ears.forget("g1")
-        assert ears.currency() == "EUR"
+        signals.forget("g1")
+        assert signals.currency() == "EUR"

@@ -10,7 +10,7 @@ from click.testing import Result
 
 from shoal.ledger.reconcile.watch import EngineCoverage
 from tests.support.ledgerworld import World, world
-from tests.support.questions import OCTOBER, gpu_hour, hour
+from tests.support.queryapi import OCTOBER, gpu_hour, hour
 
 __all__ = ["world"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.ledger import server, url
-from tests.support.questions import ADMIN, GATEWAY, Ledger, hour, ledger
+from tests.support.queryapi import ADMIN, GATEWAY, Ledger, hour, ledger
 
 __all__ = ["server", "url"]
 

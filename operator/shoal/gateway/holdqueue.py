@@ -8,9 +8,9 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
+from shoal.core.hold.capacity import Allowance, share_of
 from shoal.core.hold.fair import FairQueue
 from shoal.core.hold.limits import Held, over, retry_after
-from shoal.core.hold.room import Allowance, share_of
 from shoal.core.routing.choice import Replica
 from shoal.core.routing.resolve import ServedModel
 from shoal.gateway.adapterwaits import sum_of

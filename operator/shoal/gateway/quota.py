@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import structlog
 
 from shoal.core.access import KeyIdentity
-from shoal.core.hold.room import BYTES_PER_TOKEN
+from shoal.core.hold.capacity import BYTES_PER_TOKEN
 from shoal.core.quota.abandoned import abandoned_tokens
 from shoal.core.quota.account import Account
 from shoal.core.quota.limits import Cost, Limits, Over, limits_of

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from shoal.api.replica import ReplicaKeys
-from shoal.core.hold.room import Allowance, OwnInFlight, allowance
+from shoal.core.hold.capacity import Allowance, OwnInFlight, allowance
 from shoal.core.routing.choice import Choice, NoReplica, Replica, ReplicaSignal, Usable, least_busy, pick, usable
 from shoal.core.routing.resolve import ServedModel
 from shoal.gateway.demand import DemandState

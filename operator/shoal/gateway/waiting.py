@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from shoal.core.access import KeyIdentity
+from shoal.core.hold.capacity import estimated_tokens
 from shoal.core.hold.limits import longest_wait, retry_after
-from shoal.core.hold.room import estimated_tokens
 from shoal.core.routing.choice import NoReplica, Replica
 from shoal.gateway.deadlines import Deadline
 from shoal.gateway.relay import Prepared

@@ -96,7 +96,7 @@ class OperatorProcess:
         signals: ScalingSignals | None = None,
         scaler: ScalerPlace | None = None,
     ):
-        """`ears`: what tells of replicas and gateways instead of their streams. `scaler`: where KEDA is answered; by
+        """`signals`: what tells of replicas and gateways instead of their streams. `scaler`: where KEDA is answered; by
         default only inside this host. Raises ValueError when the pod's address is none."""
         self.identity = identity or f"{socket.gethostname()}-{secrets.token_hex(3)}"
         self.client = client

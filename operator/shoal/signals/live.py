@@ -1,4 +1,4 @@
-"""The operator's ears: a live stream to every agent and every gateway, as decisions read them.
+"""The operator's signals: a live stream to every agent and every gateway, as decisions read them.
 
 Whoever uses it says which pods there are (`listen_to_replica`, `listen_to_gateway`, `forget`) and hears of which Model
 something changed. Nothing is computed per message but what was said; the rest when it is asked for.

@@ -20,9 +20,9 @@ from shoal.cli.scaling.why import picture as why
 from shoal.cli.services import OperatorClient
 from shoal.kube.client import KubeClient
 from shoal_dev.demo import steps
+from shoal_dev.demo.clients import DemoClients
 from shoal_dev.demo.clusters import NAMESPACE as SHOAL_NAMESPACE
 from shoal_dev.demo.clusters import DemoCluster
-from shoal_dev.demo.crowd import Crowd
 from shoal_dev.demo.liveview import LiveView, history
 from shoal_dev.demo.stages import Stages
 
@@ -58,7 +58,7 @@ def run(cluster: DemoCluster, stages: Stages, timeout: float, driver: Driver = "
         "apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": _objects(driver)})
     )
     with cluster.gateway() as url:
-        run_command(_play(cluster, Crowd(url, KEY, f"{NAMESPACE}/{MODEL}"), stages, timeout))
+        run_command(_play(cluster, DemoClients(url, KEY, f"{NAMESPACE}/{MODEL}"), stages, timeout))
     if driver == "KEDA":
         console.print(f"\n[bold]kubectl get scaledobjects,hpa -n {NAMESPACE}[/]")
         console.print(cluster.kubectl("get", "scaledobjects,hpa", "-n", NAMESPACE), markup=False, soft_wrap=True)
@@ -73,7 +73,7 @@ def _objects(driver: Driver) -> list[JsonObject]:
     return objects
 
 
-async def _play(cluster: DemoCluster, crowd: Crowd, stages: Stages, timeout: float) -> None:
+async def _play(cluster: DemoCluster, clients: DemoClients, stages: Stages, timeout: float) -> None:
     console = stages.console
     async with await KubeClient.from_environment(kubeconfig=cluster.tools.env.get("KUBECONFIG")) as client:
         operator = OperatorClient(client, SHOAL_NAMESPACE)
@@ -84,30 +84,30 @@ async def _play(cluster: DemoCluster, crowd: Crowd, stages: Stages, timeout: flo
                 await film.until(at_zero, timeout, "nobody asks: it goes to zero")
             with stages.stage("A request at zero was held, woke the Model and was answered", spin=False):
                 began = time.monotonic()
-                async with _beside(crowd.one(TOKENS)) as asked:
+                async with _beside(clients.one(TOKENS)) as asked:
                     await film.until(lambda m: m.wanted >= 1, timeout, "one request waits; the Model wakes", asked)
                     woken = time.monotonic() - began
                     await film.until(lambda m: m.ready >= 1, timeout, "one request waits; a replica starts", asked)
             first = asked.result().first_seconds
             with stages.stage(f"{CLIENTS} clients at once: out to as many replicas as they need", spin=False):
-                async with _beside(crowd.many(CLIENTS, TOKENS)) as asking:
+                async with _beside(clients.many(CLIENTS, TOKENS)) as asking:
                     doing = f"{CLIENTS} clients ask again and again"
                     await film.until(scaled_out, timeout, doing, asking)
-                    crowd.enough.set()
+                    clients.enough.set()
             with stages.stage("Nobody asks any more: back to zero", spin=False):
                 await film.until(at_zero, timeout, "nobody asks: back to zero")
         answer = await operator.one(NAMESPACE, MODEL)
     figures = answer.models[0]
     console.print(f"\n  first token {first:.1f} s after a request at zero (the decision was seen after {woken:.1f} s)")
-    if crowd.answers:
-        middle = statistics.median(heard.first_seconds for heard in crowd.answers)
-        console.print(f"  under load {len(crowd.answers)} answered, first token after {middle:.1f} s in the median")
+    if clients.answers:
+        middle = statistics.median(heard.first_seconds for heard in clients.answers)
+        console.print(f"  under load {len(clients.answers)} answered, first token after {middle:.1f} s in the median")
     console.print(f"  replicas that served: {history(film.frames)}", soft_wrap=True)
     console.print(f"\n[bold]kubectl shoal why model/{MODEL} -n {NAMESPACE}[/]")
     console.print(why(figures.model_copy(update={"decisions": figures.decisions[:SHOWN]}), answer.time, rules=False))
-    if crowd.problems:
-        count = len(crowd.problems)
-        raise click.ClickException(f"{count} requests were not answered; the first: {crowd.problems[0]}")
+    if clients.problems:
+        count = len(clients.problems)
+        raise click.ClickException(f"{count} requests were not answered; the first: {clients.problems[0]}")
 
 
 def scaled_out(model: ModelFigures) -> bool:

@@ -12,7 +12,6 @@ from shoal.kube.resources import DEPLOYMENTS, MODELS, PODS
 from shoal.runtime.operator import OperatorProcess
 from tests.e2e.operator.test_operator_crash import _objects
 from tests.support.controlplane import Fleet
-from tests.support.ears import FakeEars, ready_gateway
 from tests.support.mortal import Killed, MortalClient
 from tests.support.operators import (
     CONFIG,
@@ -24,6 +23,7 @@ from tests.support.operators import (
     running_operator,
     settled,
 )
+from tests.support.signals import FakeSignals, ready_gateway
 
 pytestmark = [
     pytest.mark.lab,
@@ -63,37 +63,37 @@ async def _left(fleet: Fleet) -> str:
     return (await _objects(fleet)).replace("no request for 1 s;", "no request;")
 
 
-async def _cycle(fleet: Fleet, ears: FakeEars, uid: str) -> None:
+async def _cycle(fleet: Fleet, signals: FakeSignals, uid: str) -> None:
     """A request at zero waits, is answered when there is a replica, and the Model goes back to zero."""
-    ears.ask(uid)
+    signals.ask(uid)
     await _serves(fleet)
-    ears.answered(uid)
+    signals.answered(uid)
     await _at_zero(fleet)
 
 
 async def _cycle_with_a_mortal(
-    fleet: Fleet, ears: FakeEars, uid: str, die_at: int, undisturbed: str, *, after: bool
+    fleet: Fleet, signals: FakeSignals, uid: str, die_at: int, undisturbed: str, *, after: bool
 ) -> bool:
     """Returns whether the operator died on the way; then another one finished it. All is as ever in the end."""
     client = await MortalClient.from_environment(kubeconfig=fleet.kubeconfig)
     client.die_at, client.after = die_at, after
     async with client:
         operator = OperatorProcess(
-            client, CONFIG, NAMESPACE, identity="test", kubeconfig=fleet.kubeconfig, signals=ears
+            client, CONFIG, NAMESPACE, identity="test", kubeconfig=fleet.kubeconfig, signals=signals
         )
-        ears.attach(operator)
-        running, cycle = asyncio.create_task(operator.run()), asyncio.create_task(_cycle(fleet, ears, uid))
+        signals.attach(operator)
+        running, cycle = asyncio.create_task(operator.run()), asyncio.create_task(_cycle(fleet, signals, uid))
         await asyncio.wait([running, cycle], return_when=asyncio.FIRST_COMPLETED)
         died = running.done()
         running.cancel()
         with contextlib.suppress(BaseExceptionGroup, asyncio.CancelledError, Killed):
             await running
-        ears.heard.remove(operator.signal_changed)
-    async with running_operator(fleet.client, fleet.kubeconfig, ears=ears) as other:
-        ears.attach(other)
+        signals.heard.remove(operator.signal_changed)
+    async with running_operator(fleet.client, fleet.kubeconfig, signals=signals) as other:
+        signals.attach(other)
         await cycle
         await ends_as(lambda: _left(fleet), undisturbed, f"killed {'after' if after else 'before'} write {die_at}")
-        ears.heard.remove(other.signal_changed)
+        signals.heard.remove(other.signal_changed)
     return died
 
 
@@ -101,21 +101,21 @@ async def test_killed_at_every_write_of_a_wake_and_of_the_way_back_it_ends_the_s
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.controllers.artifacts.KEEP_SECONDS", 3600)  # the Job is one of the objects
-    ns, ears = fleet.namespace, FakeEars()
+    ns, signals = fleet.namespace, FakeSignals()
     await ready_gateway(fleet)
     await fleet.apply(model("chat", ns, variants=[{"class": "l4"}], scaling=_SCALING))
-    async with running_operator(fleet.client, fleet.kubeconfig, ears=ears) as operator:
-        ears.attach(operator)
+    async with running_operator(fleet.client, fleet.kubeconfig, signals=signals) as operator:
+        signals.attach(operator)
         await _at_zero(fleet)
         uid = (await fleet.client.get(MODELS, "chat", ns))["metadata"]["uid"]
-        await _cycle(fleet, ears, uid)
+        await _cycle(fleet, signals, uid)
         undisturbed = await settled(lambda: _left(fleet))
-        ears.heard.remove(operator.signal_changed)
+        signals.heard.remove(operator.signal_changed)
     made = (await fleet.client.get(DEPLOYMENTS, "chat-l4", ns))["metadata"]["uid"]
     deaths = 0
     for after in (False, True):
         for k in range(1, _MOST_WRITES):
-            died = await _cycle_with_a_mortal(fleet, ears, uid, k, undisturbed, after=after)
+            died = await _cycle_with_a_mortal(fleet, signals, uid, k, undisturbed, after=after)
             deaths += died
             assert (await fleet.client.get(DEPLOYMENTS, "chat-l4", ns))["metadata"]["uid"] == made
             if not died:

@@ -12,8 +12,8 @@ from shoal.kube.reflector import Reflector
 from shoal.kube.resources import DEPLOYMENTS, EVENTS, GPUCLASSES, JOBS, MODELS, NODES, PODS
 from shoal.kube.resync import object_key
 from tests.support.controlplane import FACTS, Fleet, add_node
-from tests.support.ears import FakeEars
 from tests.support.operators import condition, eventually, gpu_class, model, model_with, running_operator
+from tests.support.signals import FakeSignals
 
 pytestmark = [
     pytest.mark.lab,
@@ -171,7 +171,7 @@ async def test_the_higher_priority_gets_the_gpus_and_the_other_says_whom_it_wait
 
 async def test_a_model_over_two_classes_fills_the_cheap_one_first(fleet: Fleet) -> None:
     client, ns = fleet.client, fleet.namespace
-    async with running_operator(client, fleet.kubeconfig, ears=FakeEars()), never_more_than_there_is(fleet):
+    async with running_operator(client, fleet.kubeconfig, signals=FakeSignals()), never_more_than_there_is(fleet):
         variants = [{"class": "h100"}, {"class": "l4", "maxReplicas": 1}]
         at_once = {"stabilizationSeconds": 0}
         await fleet.apply(model("chat", ns, variants=variants, scaling={"minReplicas": 3} | at_once))

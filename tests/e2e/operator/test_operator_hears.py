@@ -10,8 +10,8 @@ from shoal.api import names, reasons
 from shoal.kube.resources import DEPLOYMENTS, MODELS, PODS
 from tests.support.addresses import pod_ip
 from tests.support.controlplane import Fleet
-from tests.support.ears import gateway_pod
 from tests.support.operators import NAMESPACE, eventually, model, model_with, running_operator
+from tests.support.signals import gateway_pod
 from tests.support.streams import agent, told_gateway, until
 
 pytestmark = [

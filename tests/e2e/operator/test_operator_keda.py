@@ -13,9 +13,9 @@ from shoal.kube.resources import DEPLOYMENTS, HPAS, MODELS, SCALEDOBJECTS
 from shoal.runtime.operator import OperatorProcess
 from tests.e2e.operator.test_operator_scaling import at_zero, replicas, uid_of, until_replicas
 from tests.support.controlplane import Fleet
-from tests.support.ears import FakeEars, ready_gateway
 from tests.support.kedastandin import StandIn, install_keda_crds, remove_keda_crds
 from tests.support.operators import CONFIG, condition, eventually, model, model_with, running_operator
+from tests.support.signals import FakeSignals, ready_gateway
 
 pytestmark = [
     pytest.mark.lab,
@@ -29,9 +29,9 @@ DRIVEN = CONFIG.model_copy(update={"scaling": Scaling(keda=KEDA(tls=False, polli
 
 
 @pytest.fixture
-async def ears(fleet: Fleet) -> FakeEars:
+async def signals(fleet: Fleet) -> FakeSignals:
     await ready_gateway(fleet)
-    return FakeEars()
+    return FakeSignals()
 
 
 @pytest.fixture
@@ -54,9 +54,9 @@ def impatient() -> Generator[None]:
 
 
 @contextlib.asynccontextmanager
-async def operator(fleet: Fleet, ears: FakeEars, keda: StandIn | None = None) -> AsyncGenerator[OperatorProcess]:
-    async with running_operator(fleet.client, fleet.kubeconfig, config=DRIVEN, ears=ears) as running:
-        ears.attach(running)
+async def operator(fleet: Fleet, signals: FakeSignals, keda: StandIn | None = None) -> AsyncGenerator[OperatorProcess]:
+    async with running_operator(fleet.client, fleet.kubeconfig, config=DRIVEN, signals=signals) as running:
+        signals.attach(running)
         if keda is not None:
             keda.answers = running.driver.targets
         try:
@@ -64,7 +64,7 @@ async def operator(fleet: Fleet, ears: FakeEars, keda: StandIn | None = None) ->
         finally:
             if keda is not None:
                 keda.answers = None
-            ears.heard.remove(running.signal_changed)
+            signals.heard.remove(running.signal_changed)
 
 
 @contextlib.asynccontextmanager
@@ -112,9 +112,9 @@ async def owners(fleet: Fleet, name: str = "chat-l4") -> set[str]:
 
 
 async def test_keda_starts_a_new_model_and_takes_it_to_zero_and_back(
-    fleet: Fleet, ears: FakeEars, keda: StandIn
+    fleet: Fleet, signals: FakeSignals, keda: StandIn
 ) -> None:
-    async with keda.running(), operator(fleet, ears, keda):
+    async with keda.running(), operator(fleet, signals, keda):
         await set_scaling(fleet, _FAST)
         await model_with(fleet.client, fleet.namespace, "chat", "Ready", "True", reasons.REPLICAS_READY)
         assert await active(fleet, "True", reasons.DRIVEN_BY_KEDA) == "KEDA and its HPA carry out what is decided"
@@ -122,7 +122,7 @@ async def test_keda_starts_a_new_model_and_takes_it_to_zero_and_back(
         await until_replicas(fleet, "chat-l4", 0)
         assert (await scaled_object(fleet))["spec"]["minReplicaCount"] == 0
 
-        ears.ask(await uid_of(fleet, "chat"))
+        signals.ask(await uid_of(fleet, "chat"))
         await until_replicas(fleet, "chat-l4", 1)
         await model_with(fleet.client, fleet.namespace, "chat", "Ready", "True", reasons.REPLICAS_READY)
         await eventually(
@@ -133,9 +133,11 @@ async def test_keda_starts_a_new_model_and_takes_it_to_zero_and_back(
 
 
 @pytest.mark.parametrize("tolerant", [False, True])
-async def test_many_replicas_land_on_the_number(fleet: Fleet, ears: FakeEars, keda: StandIn, tolerant: bool) -> None:
+async def test_many_replicas_land_on_the_number(
+    fleet: Fleet, signals: FakeSignals, keda: StandIn, tolerant: bool
+) -> None:
     keda.tolerant = tolerant
-    async with keda.running(), operator(fleet, ears, keda):
+    async with keda.running(), operator(fleet, signals, keda):
         for least in (1, 2, 7, 8, 5):
             scaling = {"driver": "KEDA", "minReplicas": least, "maxReplicas": least, "stabilizationSeconds": 1}
             await fleet.apply(model("chat", fleet.namespace, variants=[{"class": "h100"}], scaling=scaling))
@@ -143,9 +145,11 @@ async def test_many_replicas_land_on_the_number(fleet: Fleet, ears: FakeEars, ke
     assert 0 not in keda.written["chat-h100"]
 
 
-async def test_changing_the_driver_both_ways_never_lowers_replicas(fleet: Fleet, ears: FakeEars, keda: StandIn) -> None:
+async def test_changing_the_driver_both_ways_never_lowers_replicas(
+    fleet: Fleet, signals: FakeSignals, keda: StandIn
+) -> None:
     builtin = _STEADY | {"driver": "BuiltIn"}
-    async with operator(fleet, ears, keda):
+    async with operator(fleet, signals, keda):
         await set_scaling(fleet, builtin)
         await until_replicas(fleet, "chat-l4", 2)
         assert await owners(fleet) == {names.MANAGER_SCALER}
@@ -174,8 +178,8 @@ async def test_changing_the_driver_both_ways_never_lowers_replicas(fleet: Fleet,
         assert await owners(fleet) == {names.MANAGER_SCALER}
 
 
-async def test_without_keda_it_is_told_and_running_replicas_stay(fleet: Fleet, ears: FakeEars) -> None:
-    async with operator(fleet, ears) as running:
+async def test_without_keda_it_is_told_and_running_replicas_stay(fleet: Fleet, signals: FakeSignals) -> None:
+    async with operator(fleet, signals) as running:
         await set_scaling(fleet, {"driver": "BuiltIn", "minReplicas": 2})
         await until_replicas(fleet, "chat-l4", 2)
         async with never_below(fleet, "chat-l4", 2):
@@ -198,9 +202,9 @@ async def test_without_keda_it_is_told_and_running_replicas_stay(fleet: Fleet, e
 
 
 async def test_a_keda_that_is_silent_or_broken_is_told_and_replicas_stay(
-    fleet: Fleet, ears: FakeEars, keda: StandIn
+    fleet: Fleet, signals: FakeSignals, keda: StandIn
 ) -> None:
-    async with operator(fleet, ears, keda):
+    async with operator(fleet, signals, keda):
         await set_scaling(fleet, _STEADY)
         async with keda.running():
             await active(fleet, "True", reasons.DRIVEN_BY_KEDA)
@@ -219,10 +223,10 @@ async def test_a_keda_that_is_silent_or_broken_is_told_and_replicas_stay(
 
 
 async def test_a_scaled_object_changed_or_deleted_by_hand_is_put_right(
-    fleet: Fleet, ears: FakeEars, keda: StandIn
+    fleet: Fleet, signals: FakeSignals, keda: StandIn
 ) -> None:
     client, ns = fleet.client, fleet.namespace
-    async with keda.running(), operator(fleet, ears, keda):
+    async with keda.running(), operator(fleet, signals, keda):
         await set_scaling(fleet, _STEADY)
         await until_replicas(fleet, "chat-l4", 2)
         await active(fleet, "True", reasons.DRIVEN_BY_KEDA)
@@ -269,10 +273,10 @@ def _other_hpa(namespace: str) -> JsonObject:
     }
 
 
-async def test_a_keda_too_old_for_the_scaled_object_is_told(fleet: Fleet, ears: FakeEars) -> None:
+async def test_a_keda_too_old_for_the_scaled_object_is_told(fleet: Fleet, signals: FakeSignals) -> None:
     await install_keda_crds(fleet.client, without="initialCooldownPeriod")
     try:
-        async with operator(fleet, ears):
+        async with operator(fleet, signals):
             await set_scaling(fleet, _FAST)
             said = await active(fleet, "False", reasons.SCALED_OBJECT_REFUSED)
             assert "initialCooldownPeriod" in said
@@ -283,10 +287,10 @@ async def test_a_keda_too_old_for_the_scaled_object_is_told(fleet: Fleet, ears: 
 
 @pytest.mark.parametrize(("priority", "reason"), [(0, reasons.NO_CAPACITY), (-1, reasons.OUTRANKED)])
 async def test_what_keda_was_told_and_did_not_write_yet_holds_its_gpus(
-    fleet: Fleet, ears: FakeEars, keda: StandIn, priority: int, reason: str
+    fleet: Fleet, signals: FakeSignals, keda: StandIn, priority: int, reason: str
 ) -> None:
     """Two GPUs; the first Model was promised both while its HPA has not looked yet. The second gets none of them."""
-    async with keda.running(), operator(fleet, ears, keda) as running:
+    async with keda.running(), operator(fleet, signals, keda) as running:
         await set_scaling(fleet, {"driver": "KEDA", "minReplicas": 1})
         await until_replicas(fleet, "chat-l4", 1)
         keda.slow.set()

@@ -11,8 +11,8 @@ from shoal.api.meta import JsonObject
 from shoal.kube.client import KubeClient
 from shoal.kube.resources import MODELS, PODS
 from tests.support.controlplane import Fleet, add_node
-from tests.support.ears import FakeEars
 from tests.support.operators import condition, model, running_operator
+from tests.support.signals import FakeSignals
 
 pytestmark = [
     pytest.mark.lab,
@@ -82,7 +82,7 @@ async def test_thirty_models_on_a_full_fleet_come_to_rest(fleet: Fleet) -> None:
     await add_node(client, "h100-1", {"nvidia.com/gpu.product": "H100"}, 8)
     async with (
         await KubeClient.from_environment(kubeconfig=fleet.kubeconfig) as own,
-        running_operator(own, fleet.kubeconfig, ears=FakeEars()),
+        running_operator(own, fleet.kubeconfig, signals=FakeSignals()),
     ):
         for i in range(MODELS_EACH):
             for priority in PRIORITIES:  # the lowest first: those who come later take its GPUs

@@ -29,9 +29,9 @@ from shoal.net.installkey import KeyRing
 from shoal.runtime.operator import OperatorProcess
 from tests.support.addresses import pod_ip
 from tests.support.controlplane import Fleet
-from tests.support.ears import gateway_pod
 from tests.support.operators import NAMESPACE, eventually, model, model_with, running_operator
 from tests.support.rolekeys import give
+from tests.support.signals import gateway_pod
 from tests.support.streams import ToldGateway, agent, told_gateway, until
 
 pytestmark = [

@@ -15,7 +15,6 @@ from shoal.kube.errors import NotFound
 from shoal.kube.resources import DEPLOYMENTS, EVENTS, GPUCLASSES, MODELS, PODS
 from shoal.runtime.operator import OperatorProcess
 from tests.support.controlplane import Fleet
-from tests.support.ears import QUIET, FakeEars, ready_gateway
 from tests.support.operators import (
     NAMESPACE,
     condition,
@@ -26,6 +25,7 @@ from tests.support.operators import (
     writes,
     writes_at_rest,
 )
+from tests.support.signals import QUIET, FakeSignals, ready_gateway
 from tests.support.waiting import until_async
 
 pytestmark = [
@@ -40,21 +40,23 @@ _FAST = {"idleSeconds": 2, "stabilizationSeconds": 1}
 
 @contextlib.asynccontextmanager
 async def scaling_operator(
-    fleet: Fleet, ears: FakeEars, *, client: KubeClient | None = None, identity: str = "test"
+    fleet: Fleet, signals: FakeSignals, *, client: KubeClient | None = None, identity: str = "test"
 ) -> AsyncGenerator[OperatorProcess]:
     """An operator that hears one gateway, and what the test says."""
-    async with running_operator(client or fleet.client, fleet.kubeconfig, ears=ears, identity=identity) as operator:
-        ears.attach(operator)
+    async with running_operator(
+        client or fleet.client, fleet.kubeconfig, signals=signals, identity=identity
+    ) as operator:
+        signals.attach(operator)
         try:
             yield operator
         finally:
-            ears.heard.remove(operator.signal_changed)
+            signals.heard.remove(operator.signal_changed)
 
 
 @pytest.fixture
-async def ears(fleet: Fleet) -> FakeEars:
+async def signals(fleet: Fleet) -> FakeSignals:
     await ready_gateway(fleet)
-    return FakeEars()
+    return FakeSignals()
 
 
 async def uid_of(fleet: Fleet, name: str) -> str:
@@ -84,9 +86,11 @@ async def engine_pods(fleet: Fleet) -> list[JsonObject]:
     return [p for p in pods if "deletionTimestamp" not in p["metadata"]]
 
 
-async def test_a_new_model_starts_goes_to_zero_when_idle_and_wakes_when_asked(fleet: Fleet, ears: FakeEars) -> None:
+async def test_a_new_model_starts_goes_to_zero_when_idle_and_wakes_when_asked(
+    fleet: Fleet, signals: FakeSignals
+) -> None:
     client, ns = fleet.client, fleet.namespace
-    async with scaling_operator(fleet, ears):
+    async with scaling_operator(fleet, signals):
         await fleet.apply(model("chat", ns, scaling=_FAST))
         await model_with(client, ns, "chat", "Ready", "True", reasons.REPLICAS_READY)
         asleep = await at_zero(fleet)
@@ -96,7 +100,7 @@ async def test_a_new_model_starts_goes_to_zero_when_idle_and_wakes_when_asked(fl
         assert await replicas(fleet, "chat-l4") == 0  # the Deployment stays: it wakes faster
 
         fleet.kubelet.hold = True  # its engine takes its time
-        ears.ask(await uid_of(fleet, "chat"))
+        signals.ask(await uid_of(fleet, "chat"))
         await until_replicas(fleet, "chat-l4", 1)
         waking = await model_with(client, ns, "chat", "Ready", "False", reasons.WAKING)
         assert condition(waking, "Ready")["message"].startswith("1 request held, 100 tokens; wakes class l4")
@@ -109,15 +113,15 @@ async def test_a_new_model_starts_goes_to_zero_when_idle_and_wakes_when_asked(fl
         assert scalings(events) == {reasons.SCALED_TO_ZERO: "1 -> 0", reasons.WAKING: "0 -> 1"}
 
 
-async def test_load_scales_out_and_in_and_the_cheapest_loss_goes(fleet: Fleet, ears: FakeEars) -> None:
+async def test_load_scales_out_and_in_and_the_cheapest_loss_goes(fleet: Fleet, signals: FakeSignals) -> None:
     client, ns = fleet.client, fleet.namespace
-    async with scaling_operator(fleet, ears):
+    async with scaling_operator(fleet, signals):
         await fleet.apply(model("chat", ns, variants=[{"class": "h100"}], scaling=_FAST | {"maxReplicas": 3}))
         await model_with(client, ns, "chat", "Ready", "True")
         uid = await uid_of(fleet, "chat")
-        ears.ask(uid, held=0, in_flight=20)
-        ears.everything = replace(QUIET, running=10, waiting=14)
-        ears.tell(uid)
+        signals.ask(uid, held=0, in_flight=20)
+        signals.everything = replace(QUIET, running=10, waiting=14)
+        signals.tell(uid)
         await eventually(
             lambda: client.get(MODELS, "chat", ns),
             lambda m: m["status"]["replicas"] == {"desired": 3, "ready": 3},
@@ -126,32 +130,32 @@ async def test_load_scales_out_and_in_and_the_cheapest_loss_goes(fleet: Fleet, e
         await model_with(client, ns, "chat", "Ready", "True", reasons.REPLICAS_READY)
         pods = sorted(await engine_pods(fleet), key=lambda p: p["metadata"]["name"])
         busy, least, most = (p["metadata"]["uid"] for p in pods)
-        ears.everything = QUIET
-        ears.loads = {
+        signals.everything = QUIET
+        signals.loads = {
             busy: replace(QUIET, running=9),
             least: replace(QUIET, running=1),
             most: replace(QUIET, running=20),
         }
-        ears.tell(uid)
+        signals.tell(uid)
         await until_replicas(fleet, "chat-h100", 1)
         left = await eventually(lambda: engine_pods(fleet), lambda found: len(found) == 1)
         assert left[0]["metadata"]["uid"] == most
 
 
 async def test_nothing_goes_down_while_one_voice_is_silent(
-    fleet: Fleet, ears: FakeEars, monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, signals: FakeSignals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "STEADY_SECONDS", 2.0)
     client, ns = fleet.client, fleet.namespace
-    async with scaling_operator(fleet, ears) as operator:
+    async with scaling_operator(fleet, signals) as operator:
         (gateway,) = await fleet.all(PODS, namespace=NAMESPACE)
         uid = (await fleet.apply(model("chat", ns, scaling=_FAST)))["metadata"]["uid"]
-        ears.ask(uid, held=0, in_flight=1)  # until the gateway falls silent: else it may be at zero before
+        signals.ask(uid, held=0, in_flight=1)  # until the gateway falls silent: else it may be at zero before
         await model_with(client, ns, "chat", "Ready", "True", reasons.REPLICAS_READY)
-        ears.silent = {gateway["metadata"]["uid"]}
-        ears.answered(uid)
+        signals.silent = {gateway["metadata"]["uid"]}
+        signals.answered(uid)
         await asyncio.sleep(5)  # more than twice the idle time
-        ears.tell()
+        signals.tell()
         assert await replicas(fleet, "chat-l4") == 1
         figures = operator.scaler.history.model(f"{ns}/chat")
         assert figures is not None
@@ -165,8 +169,8 @@ async def test_nothing_goes_down_while_one_voice_is_silent(
         assert condition(told, "Ready")["status"] == "True"
 
         # Mutation: the gateway that is silent read as one that has nothing.
-        ears.silent = set()
-        ears.tell()
+        signals.silent = set()
+        signals.tell()
         await at_zero(fleet)
         await eventually(
             lambda: client.get(MODELS, "chat", ns),
@@ -175,32 +179,32 @@ async def test_nothing_goes_down_while_one_voice_is_silent(
         )
 
 
-async def test_another_operator_does_not_lower_what_it_finds(fleet: Fleet, ears: FakeEars) -> None:
+async def test_another_operator_does_not_lower_what_it_finds(fleet: Fleet, signals: FakeSignals) -> None:
     client, ns = fleet.client, fleet.namespace
     scaling = {"idleSeconds": 2, "stabilizationSeconds": 600}
-    async with scaling_operator(fleet, ears, identity="one"):
+    async with scaling_operator(fleet, signals, identity="one"):
         made = await fleet.apply(model("chat", ns, variants=[{"class": "h100"}], scaling=scaling))
         uid = made["metadata"]["uid"]
-        ears.ask(uid, held=0, in_flight=2)  # before it may go to zero
+        signals.ask(uid, held=0, in_flight=2)  # before it may go to zero
         await model_with(client, ns, "chat", "Ready", "True")
-        ears.everything = replace(QUIET, running=10, waiting=8)
-        ears.tell(uid)
+        signals.everything = replace(QUIET, running=10, waiting=8)
+        signals.tell(uid)
         await until_replicas(fleet, "chat-h100", 2)
-    ears.everything = QUIET
-    async with scaling_operator(fleet, ears, identity="two") as operator:
+    signals.everything = QUIET
+    async with scaling_operator(fleet, signals, identity="two") as operator:
         await until_async(lambda: operator.scaler.current(uid) is not None)
         await asyncio.sleep(4)
         assert await replicas(fleet, "chat-h100") == 2
 
 
-async def test_without_a_free_gpu_it_says_so_and_comes_when_there_is_one(fleet: Fleet, ears: FakeEars) -> None:
+async def test_without_a_free_gpu_it_says_so_and_comes_when_there_is_one(fleet: Fleet, signals: FakeSignals) -> None:
     client, ns = fleet.client, fleet.namespace
-    async with scaling_operator(fleet, ears):
+    async with scaling_operator(fleet, signals):
         for name in ("a", "b"):
             await fleet.apply(model(name, ns, variants=[{"class": "l4"}]))
             await model_with(client, ns, name, "Ready", "True")
-        ears.ask(await uid_of(fleet, "a"), held=0, in_flight=1)
-        ears.ask(await uid_of(fleet, "b"), held=0, in_flight=1)
+        signals.ask(await uid_of(fleet, "a"), held=0, in_flight=1)
+        signals.ask(await uid_of(fleet, "b"), held=0, in_flight=1)
         await fleet.apply(model("late", ns, variants=[{"class": "l4"}], scaling=_FAST))
         told = await model_with(client, ns, "late", "Ready", "False", reasons.NO_CAPACITY)
         assert "l4: 0 of 2 GPUs free" in condition(told, "Ready")["message"]
@@ -210,9 +214,9 @@ async def test_without_a_free_gpu_it_says_so_and_comes_when_there_is_one(fleet: 
         await model_with(client, ns, "late", "Ready", "True", reasons.REPLICAS_READY)
 
 
-async def test_a_model_is_woken_by_hand(fleet: Fleet, ears: FakeEars) -> None:
+async def test_a_model_is_woken_by_hand(fleet: Fleet, signals: FakeSignals) -> None:
     client, ns = fleet.client, fleet.namespace
-    async with scaling_operator(fleet, ears) as operator:
+    async with scaling_operator(fleet, signals) as operator:
         await fleet.apply(model("chat", ns, scaling=_FAST | {"idleSeconds": 5}))  # it may be heard of later
         await at_zero(fleet)
         annotations = {names.ANNOTATION_WAKE: operator.world.now().isoformat()}
@@ -222,11 +226,11 @@ async def test_a_model_is_woken_by_hand(fleet: Fleet, ears: FakeEars) -> None:
         await at_zero(fleet)
 
 
-async def test_a_fleet_at_zero_and_one_under_changing_load_cost_no_writes(fleet: Fleet, ears: FakeEars) -> None:
+async def test_a_fleet_at_zero_and_one_under_changing_load_cost_no_writes(fleet: Fleet, signals: FakeSignals) -> None:
     client, ns = fleet.client, fleet.namespace
     async with (
         await KubeClient.from_environment(kubeconfig=fleet.kubeconfig) as own,
-        scaling_operator(fleet, ears, client=own) as operator,
+        scaling_operator(fleet, signals, client=own) as operator,
     ):
         await fleet.apply(model("idle", ns, scaling=_FAST))
         await fleet.apply(model("busy", ns, variants=[{"class": "h100"}]))
@@ -236,20 +240,22 @@ async def test_a_fleet_at_zero_and_one_under_changing_load_cost_no_writes(fleet:
         before = await writes_at_rest(own)
         operator._compare_all()
         for i in range(40):
-            ears.everything = replace(QUIET, running=i % 7, waiting=i % 3, kv_tokens_used=20 * i)
-            ears.ask(uid, held=0, in_flight=i % 5)
+            signals.everything = replace(QUIET, running=i % 7, waiting=i % 3, kv_tokens_used=20 * i)
+            signals.ask(uid, held=0, in_flight=i % 5)
             await asyncio.sleep(0.1)
         assert writes(own) == before
 
 
-async def test_a_wake_does_not_wait_for_a_plan(fleet: Fleet, ears: FakeEars, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wake_does_not_wait_for_a_plan(
+    fleet: Fleet, signals: FakeSignals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     client, ns = fleet.client, fleet.namespace
-    async with scaling_operator(fleet, ears) as operator:
+    async with scaling_operator(fleet, signals) as operator:
         await fleet.apply(model("chat", ns, scaling=_FAST))
         await at_zero(fleet)
         with monkeypatch.context() as patch:
             patch.setattr(operator.planner, "_steps", lambda: iter(()))
-            ears.ask(await uid_of(fleet, "chat"))
+            signals.ask(await uid_of(fleet, "chat"))
             await until_replicas(fleet, "chat-l4", 1)
             operator._compare_all()  # every reconcile carries out what was decided before: zero
             await asyncio.sleep(2)
@@ -258,9 +264,11 @@ async def test_a_wake_does_not_wait_for_a_plan(fleet: Fleet, ears: FakeEars, mon
         await model_with(client, ns, "chat", "Ready", "True", reasons.REPLICAS_READY)
 
 
-async def test_a_class_that_disappears_at_zero_leaves_the_model_to_the_next_one(fleet: Fleet, ears: FakeEars) -> None:
+async def test_a_class_that_disappears_at_zero_leaves_the_model_to_the_next_one(
+    fleet: Fleet, signals: FakeSignals
+) -> None:
     client, ns = fleet.client, fleet.namespace
-    async with scaling_operator(fleet, ears):
+    async with scaling_operator(fleet, signals):
         await fleet.apply(model("chat", ns, scaling=_FAST))
         await fleet.apply(model("listed", ns, variants=[{"class": "l4"}], scaling=_FAST))
         for name in ("chat", "listed"):
@@ -274,7 +282,7 @@ async def test_a_class_that_disappears_at_zero_leaves_the_model_to_the_next_one(
             "spec.variants: there is no GPUClass 'l4'; the others that are listed are used"
         )
         for name in ("chat", "listed", "both"):
-            ears.ask(await uid_of(fleet, name))
+            signals.ask(await uid_of(fleet, name))
         for name in ("chat", "both"):
             await until_replicas(fleet, f"{name}-h100", 1)
             await model_with(client, ns, name, "Ready", "True", reasons.REPLICAS_READY)
@@ -282,7 +290,7 @@ async def test_a_class_that_disappears_at_zero_leaves_the_model_to_the_next_one(
 
 
 async def test_an_engine_that_keeps_ending_sends_the_model_to_the_next_class_and_then_waits_for_a_person(
-    fleet: Fleet, ears: FakeEars
+    fleet: Fleet, signals: FakeSignals
 ) -> None:
     client, ns = fleet.client, fleet.namespace
     fleet.kubelet.hold = True  # this test is the kubelet
@@ -307,7 +315,7 @@ async def test_an_engine_that_keeps_ending_sends_the_model_to_the_next_class_and
         where = (pod["metadata"]["name"], ns)
         await client.merge_patch(PODS, *where, status, manager="kubelet", subresource="status")
 
-    async with scaling_operator(fleet, ears):
+    async with scaling_operator(fleet, signals):
         await fleet.apply(model("chat", ns))
         await crash_on("l4")
         await crash_on("h100")

@@ -41,7 +41,7 @@ def main(
     folder: Path | None,
     judged: Path | None,
 ) -> None:
-    """Kill gateways and the ledger under load, and judge the books."""
+    """Kill gateways and the ledger under load, and judge the contents."""
     folder = judged or folder or Path(tempfile.mkdtemp(prefix="storm-tenants-"))
     print(f"journals are in {folder}", flush=True)
     config = TenantStormConfig(kills, rate, seed, pause, database=database, engine=engine, mutation=mutation)

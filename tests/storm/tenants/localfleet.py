@@ -20,7 +20,7 @@ from shoal.api.keys import AgentKeys, hash_api_key
 from shoal.api.ledger import TotalsMessage
 from shoal.api.reconciliation import UnattributedPage
 from shoal.engine.client import parse_counters
-from tests.storm.books import Booked, Tokens
+from tests.storm.ledgerrows import Booked, Tokens
 from tests.storm.mutants import ENVIRONMENT as MUTATION
 from tests.storm.tenants.children import Child
 from tests.storm.tenants.line import Line

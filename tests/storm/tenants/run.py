@@ -1,4 +1,4 @@
-"""A storm over the tenant plane alone: load, SIGKILLs of gateways and of the ledger in turn, then the books."""
+"""A storm over the tenant plane alone: load, SIGKILLs of gateways and of the ledger in turn, then the contents."""
 
 import asyncio
 import contextlib
@@ -15,9 +15,9 @@ import orjson
 from pydantic import TypeAdapter
 
 from shoal.metering.spool import FILE_NAME as SPOOL
-from tests.storm import books, journals
-from tests.storm.books import Tokens
+from tests.storm import journals, ledgerrows
 from tests.storm.journals import Journals, Kill
+from tests.storm.ledgerrows import Tokens
 from tests.storm.load import LoadConfig
 from tests.storm.metered import Account, account
 from tests.storm.plan import Target
@@ -77,7 +77,7 @@ class Ended:
     """The engines' own counters at the end."""
     idle: Tokens
     """The same before the load."""
-    booked: books.Booked
+    booked: ledgerrows.Booked
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def judge_folder(folder: Path, ended: Ended) -> Outcome:
     attempts = journals.read_attempts(folder / "client.jsonl")
     spools = journals.read_spools(folder / "spools")
     read = Journals(attempts, spools, sequences, lives, kills, faults=notes)
-    kept = books.read(ended.database_url)
+    kept = ledgerrows.read(ended.database_url)
     kept.booked = ended.booked
     told = account(kept, attempts, sequences, spools=spools, kills=kills, counted=ended.counted, idle=ended.idle)
     outcome = Outcome(judge(read), told)
@@ -254,7 +254,7 @@ async def _quiet(fleet: LocalFleet, config: TenantStormConfig) -> Tokens:
             lambda: not any(_unshipped(fleet, gateway) for gateway in fleet.gateways), _SHIP_SECONDS, "not shipped"
         )
     deadline = time.monotonic() + (0 if config.mutation else _HEAR_SECONDS)
-    while (counted := await fleet.counted()) != await asyncio.to_thread(books.heard, fleet.database_url):
+    while (counted := await fleet.counted()) != await asyncio.to_thread(ledgerrows.heard, fleet.database_url):
         if time.monotonic() > deadline:
             break  # the judge says so
         await asyncio.sleep(0.5)

@@ -10,7 +10,7 @@ to the replica to which the head belongs (affinity.py), within that replica's sh
 5. replicas that have it loaded and must wait for a slot;
 6. all others.
 
-Capacity is what the hold queue goes by (`core/hold/room.py`): the engine's batch and its KV cache have space. A replica
+Capacity is what the hold queue goes by (`core/hold/capacity.py`): space in the engine's batch and KV cache. A replica
 for which this gateway holds a lease has a slot for the adapter. A lease counts as `LEASE_WORTH` requests fewer, so
 another replica gets the adapter only when that evens out load: there the adapter takes a slot from another one.
 

@@ -1,6 +1,6 @@
 """Calibration: the memory overhead of a GPU class, from the KV cache size that an engine reported."""
 
-from shoal.core.sizing.room import GI, communication, state_ratio
+from shoal.core.sizing.kvcache import GI, communication, state_ratio
 from shoal.core.sizing.types import GPU, Sized, Tuning
 
 _NOISE = GI // 2

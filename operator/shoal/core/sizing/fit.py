@@ -3,7 +3,7 @@
 from shoal.api import reasons
 from shoal.api.artifact import ArtifactFacts
 from shoal.api.model import Sizing
-from shoal.core.sizing import room, say
+from shoal.core.sizing import kvcache, messages
 from shoal.core.sizing.adapters import slot_bytes
 from shoal.core.sizing.tensor import choices, obstacle
 from shoal.core.sizing.types import GPU, MemoryBreakdown, Misfit, Sized, Tuning
@@ -42,12 +42,12 @@ def size(
     if isinstance(found, Misfit):
         return found
     if overrides.kv_bytes_per_token is None and (facts.kv.kind == "Unknown" or tuning.draft):
-        return Misfit(reasons.SIZE_UNKNOWN, say.unknown(facts, tuning))
+        return Misfit(reasons.SIZE_UNKNOWN, messages.unknown(facts, tuning))
     if tuning.adapters is not None and slot_bytes(facts, 1, tuning) is None:
-        return Misfit(reasons.SIZE_UNKNOWN, say.unknown_slots(facts))
+        return Misfit(reasons.SIZE_UNKNOWN, messages.unknown_slots(facts))
     tried = (tensor,) if tensor is not None else choices(facts, gpu, tuning)
     if not tried:
-        return Misfit(reasons.INVALID, say.uncuttable(facts, gpu, tuning))
+        return Misfit(reasons.INVALID, messages.uncuttable(facts, gpu, tuning))
     context = longest or _SGLANG_CONTEXT
     last: Sized | None = None
     for gpus in tried:
@@ -56,7 +56,7 @@ def size(
             return last
     if last is None:
         raise AssertionError("`tried` is not empty")
-    return Misfit(reasons.NO_FIT, say.too_small(last, facts, gpu, context, asked=tensor, tuning=tuning))
+    return Misfit(reasons.NO_FIT, messages.too_small(last, facts, gpu, context, asked=tensor, tuning=tuning))
 
 
 def _asked(
@@ -65,12 +65,14 @@ def _asked(
     """What is wrong with the requested parameters, independent of memory; None: nothing."""
     if tensor is not None:
         if gpu.largest_node is not None and tensor > gpu.largest_node:
-            return Misfit(reasons.NO_FIT, say.no_node(tensor, gpu.largest_node))
+            return Misfit(reasons.NO_FIT, messages.no_node(tensor, gpu.largest_node))
         if why := obstacle(facts, tensor, tuning):
-            return Misfit(reasons.INVALID, f"`tensor` is {tensor}: {why}{say.instead(choices(facts, gpu, tuning))}")
+            return Misfit(
+                reasons.INVALID, f"`tensor` is {tensor}: {why}{messages.instead(choices(facts, gpu, tuning))}"
+            )
     longest = facts.context_length
     if context_length is not None and longest is not None and context_length > longest and not tuning.longer_context:
-        return Misfit(reasons.INVALID, say.too_long(context_length, longest))
+        return Misfit(reasons.INVALID, messages.too_long(context_length, longest))
     return None
 
 
@@ -96,9 +98,9 @@ def _replica(
 ) -> Sized:
     """The memory arithmetic on this many GPUs, whether the replica fits or not."""
     per_gpu = max(0, found.per_gpu(gpus, tuning.attention_dp) - tuning.cpu_offload_bytes)
-    cell = room.cell(facts, gpu, gpus, overrides, tuning)
-    sums, slots = room.breakdown(facts, gpu, gpus, per_gpu, tuning)
-    tokens = room.tokens(facts, sums.kv, cell, tuning)
+    cell = kvcache.cell(facts, gpu, gpus, overrides, tuning)
+    sums, slots = kvcache.breakdown(facts, gpu, gpus, per_gpu, tuning)
+    tokens = kvcache.tokens(facts, sums.kv, cell, tuning)
     groups = tuning.attention_dp
     return Sized(
         gpus=gpus,
@@ -108,7 +110,7 @@ def _replica(
         context_length=context,
         breakdown=sums,
         peak_bytes_per_gpu=max(per_gpu, found.peak_per_gpu(gpus, groups) - tuning.cpu_offload_bytes),
-        max_requests=groups * room.requests(tokens, slots, context or _SGLANG_CONTEXT, tuning),
+        max_requests=groups * kvcache.requests(tokens, slots, context or _SGLANG_CONTEXT, tuning),
         attention_groups=groups,
     )
 
@@ -118,5 +120,5 @@ def _fits(sized: Sized, facts: ArtifactFacts, gpu: GPU, context: int, tuning: Tu
     return (
         tokens >= context
         and sized.peak_bytes_per_gpu + sized.breakdown.overhead <= gpu.memory_bytes
-        and room.window_fits(facts, tokens, tuning)
+        and kvcache.window_fits(facts, tokens, tuning)
     )

@@ -1,4 +1,4 @@
-"""Listens to every agent during a storm, as a process inside the lab's network: `python -m tests.storm.voices CONFIG`.
+"""Listens to every agent in a storm, as a process inside the lab's network: `python -m tests.storm.listener CONFIG`.
 
 One journal line whenever a replica says that it has other adapters in its engine, or other leases, than before.
 """
@@ -38,7 +38,7 @@ IN_ENGINE: Final = frozenset({"loaded", "retiring"})
 """`loading` is also said of one whose files are there and that waits until another has left the engine."""
 
 
-class VoicesConfig(BaseModel):
+class ListenerConfig(BaseModel):
     """What the storm hands over."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -107,8 +107,8 @@ class Operator:
         return {key: base64.b64decode(value) for key, value in (secret.get("data") or {}).items()}
 
 
-class Voices:
-    def __init__(self, config: VoicesConfig, operator: Operator) -> None:
+class AgentListener:
+    def __init__(self, config: ListenerConfig, operator: Operator) -> None:
         self._operator = operator
         self._file = os.open(config.journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._names: dict[str, str] = {}
@@ -139,14 +139,14 @@ class Voices:
         os.write(self._file, orjson.dumps(line) + b"\n")
 
 
-async def main(config: VoicesConfig) -> None:
+async def main(config: ListenerConfig) -> None:
     """Until SIGTERM."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     selector = f"{names.LABEL_COMPONENT}={names.COMPONENT_ENGINE}"
     async with await KubeClient.from_environment() as client:
         operator = Operator(client, config.shoal_namespace)
-        voices = Voices(config, operator)
+        voices = AgentListener(config, operator)
         voices.streams.start()
         pods = Reflector(client, PODS, namespace=config.namespace, label_selector=selector, project=project_pod)
         watching = asyncio.create_task(pods.run())
@@ -166,4 +166,4 @@ async def main(config: VoicesConfig) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(VoicesConfig.model_validate_json(Path(sys.argv[1]).read_bytes())))
+    asyncio.run(main(ListenerConfig.model_validate_json(Path(sys.argv[1]).read_bytes())))

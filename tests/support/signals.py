@@ -26,7 +26,7 @@ QUIET = Load(
 NOTHING = Demand(arrivals=0, in_flight=0, held=0, held_tokens=0, oldest_seconds=0.0)
 
 
-class FakeEars:
+class FakeSignals:
     """Every replica is quiet and every gateway has nothing, until the test says something else. What is in `silent` is
     not heard."""
 

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.api.replica import ReplicaKeys
+from shoal.core.hold.capacity import UNKNOWN_CAPACITY, OwnInFlight, allowance, estimated_tokens, share_of
 from shoal.core.hold.retries import FIRST, MOST, PER_SECOND, RATIO, RetryBudget
-from shoal.core.hold.room import UNKNOWN_CAPACITY, OwnInFlight, allowance, estimated_tokens, share_of
 
 SMALL = st.integers(0, 200)
 TOKENS = st.integers(0, 500_000)

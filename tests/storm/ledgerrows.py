@@ -100,7 +100,7 @@ class Booked:
 
 
 @dataclass(slots=True)
-class Books:
+class LedgerContents:
     """All of it."""
 
     rows: list[LedgerRow] = field(default_factory=list[LedgerRow])
@@ -112,7 +112,7 @@ class Books:
     """None: nobody asked."""
 
 
-def read(url: str) -> Books:
+def read(url: str) -> LedgerContents:
     """The books in the database at `url`, which nothing writes to any more."""
     engine = sa.create_engine(url)
     try:
@@ -136,7 +136,7 @@ def heard(url: str) -> Tokens:
     return Tokens(int(prompt or 0), int(answer or 0))
 
 
-def _read(connection: sa.Connection) -> Books:
+def _read(connection: sa.Connection) -> LedgerContents:
     clients: dict[str, str | None] = {}
     for request, body in connection.execute(sa.select(schema.records.c.request, schema.records.c.body)):
         clients[request] = orjson.loads(body)["data"].get("clientRequestId") or clients.get(request)
@@ -167,4 +167,4 @@ def _read(connection: sa.Connection) -> Books:
     engines = connection.execute(sa.select(e.replica, e.boot, e.model, e.prompt_tokens, e.generation_tokens))
     readings = [Reading(replica, boot, model, Tokens(p, a)) for replica, boot, model, p, a in engines]
     aside = [reason for (reason,) in connection.execute(sa.select(schema.aside.c.reason))]
-    return Books(found, sums, readings, aside)
+    return LedgerContents(found, sums, readings, aside)

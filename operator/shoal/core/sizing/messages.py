@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from shoal.api.artifact import ArtifactFacts
-from shoal.core.sizing.room import GI, window_fits
+from shoal.core.sizing.kvcache import GI, window_fits
 from shoal.core.sizing.tensor import UNKNOWN_NODE, choices, obstacle
 from shoal.core.sizing.types import GPU, Sized, Tuning
 

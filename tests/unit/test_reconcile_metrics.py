@@ -12,8 +12,8 @@ from shoal.ledger.queries.times import moment
 from shoal.ledger.reconcile.comparisonmetrics import ComparisonMetrics
 from shoal.ledger.schema import engine_hours, hours
 from shoal.ledger.store import DatabaseUnavailable
-from tests.support.books import Books
 from tests.support.ledger import server, url
+from tests.support.ledgertables import LedgerTables
 
 __all__ = ["server", "url"]
 
@@ -25,8 +25,8 @@ NOW = HOUR + HOUR_MS // 2
 class Desk:
     """The figures, over tables that a test fills."""
 
-    def __init__(self, books: Books) -> None:
-        self.books = books
+    def __init__(self, tables: LedgerTables) -> None:
+        self.tables = tables
         self.down = False
         self.registry = CollectorRegistry()
         self.figures = ComparisonMetrics(self, lambda: NOW)
@@ -35,16 +35,16 @@ class Desk:
     async def read(self, work: Callable[[Connection], T]) -> T:
         if self.down:
             raise DatabaseUnavailable("the database does not answer")
-        with self.books.begin() as connection:
+        with self.tables.begin() as connection:
             return work(connection)
 
     def engine(self, prompt: int, generation: int, **more: Any) -> None:
         values = {"hour": HOUR, "model": "chat/llama", "gpu_class": "h100", **more}
-        self.books.add(engine_hours, prompt_tokens=prompt, generation_tokens=generation, **values)
+        self.tables.add(engine_hours, prompt_tokens=prompt, generation_tokens=generation, **values)
 
     def used(self, input: int, output: int, **more: Any) -> None:
         values = {"hour": HOUR, "model": "chat/llama", "gpu_class": "h100", "billed": True, **more}
-        self.books.add(hours, input_tokens=input, output_tokens=output, **values)
+        self.tables.add(hours, input_tokens=input, output_tokens=output, **values)
 
     def tokens(self, what: str, kind: str, model: str = "llama") -> float | None:
         labels = {"model": f"chat/{model}", "kind": kind}
@@ -53,7 +53,7 @@ class Desk:
 
 @pytest.fixture
 def desk(url: str) -> Desk:
-    return Desk(Books(url))
+    return Desk(LedgerTables(url))
 
 
 async def test_what_engines_counted_beyond_the_bill_is_unattributed(desk: Desk) -> None:

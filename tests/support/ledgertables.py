@@ -10,7 +10,7 @@ from sqlalchemy.pool import NullPool
 from shoal.ledger.schema import metadata
 
 
-class Books:
+class LedgerTables:
     """Tables in the empty database at `url`. Each `begin` is a connection of its own, as after a restart."""
 
     def __init__(self, url: str) -> None:

@@ -15,7 +15,7 @@ FAILURES: Final = (openai.APIError, httpx.HTTPError)
 
 
 @dataclass(frozen=True, slots=True)
-class CrowdAnswer:
+class DemoAnswer:
     """One answer as its client heard it."""
 
     first_seconds: float
@@ -24,18 +24,18 @@ class CrowdAnswer:
 
 
 @dataclass
-class Crowd:
+class DemoClients:
     """Clients that ask again and again until told to stop; each finishes what it began."""
 
     base_url: str
     api_key: str
     model: str
-    answers: list[CrowdAnswer] = field(default_factory=list[CrowdAnswer])
+    answers: list[DemoAnswer] = field(default_factory=list[DemoAnswer])
     problems: list[str] = field(default_factory=list[str])
     """One sentence per request that was not answered whole."""
     enough: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def one(self, tokens: int) -> CrowdAnswer:
+    async def one(self, tokens: int) -> DemoAnswer:
         """One request with an answer of `tokens` tokens. Raises ClickException with the API's own error."""
         async with self._client() as client:
             try:
@@ -63,7 +63,7 @@ class Crowd:
         )
 
 
-async def _ask(client: openai.AsyncOpenAI, model: str, number: int, tokens: int) -> CrowdAnswer:
+async def _ask(client: openai.AsyncOpenAI, model: str, number: int, tokens: int) -> DemoAnswer:
     began = time.monotonic()
     first: float | None = None
     ended = False
@@ -81,4 +81,4 @@ async def _ask(client: openai.AsyncOpenAI, model: str, number: int, tokens: int)
                 ended = ended or choice.finish_reason is not None
     if not ended or first is None:
         raise httpx.RemoteProtocolError("the stream ended before the answer did")
-    return CrowdAnswer(first - began, time.monotonic() - began)
+    return DemoAnswer(first - began, time.monotonic() - began)
