@@ -1,10 +1,10 @@
-"""Prices and bills: what counted tokens cost, in exact integers.
+"""Prices and bills: the cost of counted tokens, in exact integers.
 
-price.py      which price counts for a request, and what its tokens cost
-files.py      reads a price list; problems.py has what is wrong with one, by line
-schedule.py   which price list is in force when, and whether lists go together
+price.py      the price that applies to a request, and the cost of its tokens
+files.py      reads a price list; problems.py: its mistakes, by line
+schedule.py   which price list is in force when, and whether lists fit together
 bill.py       a tenant's month: lines, credits, total
-money.py      whole amounts as people read them, and the one rounding
-margin.py     what GPU classes brought in beside what they cost
+money.py      amounts as text, and the only rounding
+margin.py     revenue and cost of GPU classes
 focus.py      usage and its cost as rows of FOCUS 1.2
 """

@@ -1,8 +1,8 @@
 """A tenant's bill for a month.
 
 Exact up to one rounding: the amount of a line is tokens times prices, in whole 10^-12 of the currency; each line is
-rounded to the smallest unit of the currency (half up), and the total is the sum of what the lines show. So the same
-records and price lists make the same bill whenever, in whatever order and in however many parts it is computed.
+rounded to the smallest unit of the currency (half up), and the total is the sum of the rounded lines. The same records
+and price lists give the same bill, whenever, in whatever order and in however many parts it is computed.
 """
 
 from collections.abc import Iterable
@@ -22,11 +22,11 @@ class BilledCounts:
     input: int = 0
     cached: int = 0
     unknown_cached_input: int = 0
-    """Of `input`: that of requests that do not say how much was cached."""
+    """Of `input`: input of requests that do not report how much of it was cached."""
     output: int = 0
     reasoning: int = 0
     unknown_requests: int = 0
-    """Requests that an engine had and whose tokens nobody knows."""
+    """Requests that reached an engine and whose tokens are unknown."""
 
     def __add__(self, other: "BilledCounts") -> "BilledCounts":
         return BilledCounts(
@@ -46,7 +46,7 @@ class BilledCounts:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What of one thing was used from `start` on, in a time in which one price list counts."""
+    """Use of one model or adapter from `start` on, in a time with one price list."""
 
     start: int
     """Milliseconds since 1970."""
@@ -60,18 +60,18 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """An entry of its own; no record and no price is ever changed."""
+    """A separate entry: records and prices are never changed."""
 
     id: str
     amount: int
-    """10^-12 of the currency; positive is for the tenant."""
+    """10^-12 of the currency; positive is in the tenant's favour."""
     currency: str
     note: str
 
 
 @dataclass(frozen=True, slots=True)
 class RatedLine:
-    """What one price was paid for."""
+    """Usage at one price."""
 
     model: str
     adapter: str | None
@@ -79,17 +79,17 @@ class RatedLine:
     rate: Rate
     unknown_cached: UnknownCached
     lists: tuple[str, ...]
-    """The price lists that say so."""
+    """The price lists with this price."""
     counts: BilledCounts
     amount: int
     """Exact, in 10^-12 of the currency."""
     cents: int
-    """What is billed, in the smallest units of the currency."""
+    """The billed amount, in the smallest units of the currency."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unpriced:
-    """Usage for which no price list in force had a price. It is on no line and in no total."""
+    """Usage without a price in the price list in force. It is on no line and in no total."""
 
     model: str
     adapter: str | None
@@ -99,7 +99,7 @@ class Unpriced:
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """`currency` None: no price list counts in this month, so everything is unpriced."""
+    """A bill. `currency` None: no price list is in force in this month, so all usage is unpriced."""
 
     tenant: str
     month: str
@@ -108,7 +108,7 @@ class Bill:
     unpriced: tuple[Unpriced, ...] = ()
     credits: tuple[Credit, ...] = ()
     foreign_credits: tuple[Credit, ...] = ()
-    """In another currency than the prices: taken off nothing."""
+    """In another currency than the prices, so not deducted."""
     external_ids: tuple[str, ...] = ()
 
     @property
@@ -123,7 +123,7 @@ class Bill:
 
     @property
     def total_cents(self) -> int:
-        """What is to be paid; below zero it is the tenant's."""
+        """The amount to be paid; negative: in the tenant's favour."""
         return self.usage_cents - self.credit_cents
 
     @property
@@ -140,7 +140,7 @@ class _Sum:
 
 
 def rated(usage: Usage, schedule: Schedule) -> tuple[InForce, Rate] | None:
-    """The list and the price that count for it; None: it is unpriced."""
+    """The list and the price that apply; None: the usage is unpriced."""
     in_force = schedule.at(usage.start)
     rate = None if in_force is None else in_force.book.find(usage.plan, usage.model, usage.adapter)
     return None if in_force is None or rate is None else (in_force, rate)
@@ -154,7 +154,7 @@ def amount(counts: BilledCounts, rate: Rate, unknown_cached: UnknownCached) -> i
 
 
 def bill(tenant: str, month: str, usage: Iterable[Usage], schedule: Schedule, credits: Iterable[Credit] = ()) -> Bill:
-    """The bill for what the tenant used in the month; `usage` may come in any order and in any parts."""
+    """The bill for the tenant's usage of a month, which may come in any order and in any parts."""
     sums: dict[tuple[str, str, str, int, int, int, UnknownCached], _Sum] = {}
     without: dict[tuple[str, str, str], BilledCounts] = {}
     external_ids: set[str] = set()
@@ -166,7 +166,7 @@ def bill(tenant: str, month: str, usage: Iterable[Usage], schedule: Schedule, cr
             without[what] = without.get(what, BilledCounts()) + one.counts
             continue
         in_force, rate = found
-        # By the figures and not by the list: a new list that leaves a price as it was makes no second line.
+        # Keyed by the price, not the list: a new list with an unchanged price makes no second line.
         key = (*what, rate.input, rate.cached, rate.output, in_force.prices.unknown_cached)
         total = sums.setdefault(key, _Sum(rate))
         total.counts += one.counts
@@ -181,7 +181,7 @@ def bill(tenant: str, month: str, usage: Iterable[Usage], schedule: Schedule, cr
         unpriced=tuple(
             Unpriced(model, adapter or None, plan or None, counts)
             for (model, adapter, plan), counts in sorted(without.items())
-            # What no engine had costs nothing at any price.
+            # Requests that reached no engine are free at any price.
             if counts.tokens or counts.unknown_requests
         ),
         credits=tuple(one for one in ordered if one.currency == currency),

@@ -1,4 +1,4 @@
-"""Reads one price list, and says what is wrong with it line by line."""
+"""Reads one price list, and reports its mistakes by line."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,38 +16,38 @@ from shoal.core.rating.problems import PriceProblem, PricesRefused
 Path = tuple[str | int, ...]
 
 LARGEST_BYTES: Final = 1024 * 1024
-"""A ConfigMap holds no more."""
+"""The size limit of a ConfigMap."""
 _MOST_NODES: Final = 200_000
-"""Of a file. Aliases can make more of a few lines than any memory holds."""
-_MOST_TOLD: Final = 50
-"""Mistakes of one file."""
+"""YAML nodes of a file. With aliases a few lines can expand to more nodes than any memory holds."""
+_MOST_REPORTED: Final = 50
+"""Mistakes reported of one file."""
 _NULL: Final = "tag:yaml.org,2002:null"
 _MERGE: Final = "tag:yaml.org,2002:merge"
 
 
 @dataclass(frozen=True, slots=True)
 class PriceList:
-    """One price list that is right by itself. Times are milliseconds since 1970, UTC."""
+    """A price list that is valid by itself. Times are milliseconds since 1970, UTC."""
 
     file: str
     starts: int
     ends: int | None
-    """None: it is valid until the next one."""
+    """None: it is valid until the next list begins."""
     prices: Prices
     lines: dict[Path, int]
-    """Where things stand in the file."""
+    """Path of a field -> line in the file."""
 
     @property
     def name(self) -> str:
         return self.prices.list
 
     def problem(self, message: str, *path: str | int) -> PriceProblem:
-        """About the field at `path`, or about the file where it has no such field."""
+        """A problem with the field at `path`, or with the file if it has no such field."""
         return PriceProblem(self.file, _line(self.lines, path), message)
 
 
 def parse(file: str, text: str) -> PriceList:
-    """A price list from the text of a file; `file` names it in messages. Raises Refused."""
+    """A price list from the text of a file; `file`: its name for messages. Raises PricesRefused."""
     content, lines = _plain(file, text)
     if not isinstance(content, dict):
         raise PricesRefused(
@@ -56,7 +56,7 @@ def parse(file: str, text: str) -> PriceList:
     try:
         found = PriceFile.model_validate(content)
     except ValidationError as error:
-        details = error.errors(include_url=False)[:_MOST_TOLD]
+        details = error.errors(include_url=False)[:_MOST_REPORTED]
         raise PricesRefused(_problem(file, lines, detail) for detail in details) from None
     if problems := list(_twice(file, lines, found.prices)):
         raise PricesRefused(problems)
@@ -88,7 +88,7 @@ def _twice(file: str, lines: dict[Path, int], rows: tuple[PriceRow, ...]) -> Ite
 
 
 def _plain(file: str, text: str) -> tuple[Any, dict[Path, int]]:
-    """The content with every scalar as it is written, and the line of everything."""
+    """The content with scalars as they are written, and the line of each node."""
     if len(text) > LARGEST_BYTES:
         raise PricesRefused([PriceProblem(file, 1, f"larger than {LARGEST_BYTES} bytes")])
     lines: dict[Path, int] = {}
@@ -130,7 +130,7 @@ def _plain(file: str, text: str) -> tuple[Any, dict[Path, int]]:
     except RecursionError:
         raise PricesRefused([PriceProblem(file, 1, "not YAML that can be read: it goes too deep")]) from None
     if problems:
-        raise PricesRefused(problems[:_MOST_TOLD])
+        raise PricesRefused(problems[:_MOST_REPORTED])
     return content, lines
 
 
@@ -138,7 +138,7 @@ def _problem(file: str, lines: dict[Path, int], detail: ErrorDetails) -> PricePr
     path = detail["loc"]
     field = str(path[-1])[:64] if path else ""
     name = ".".join(str(part)[:64] for part in path[:8] if isinstance(part, str))
-    said = repr(detail["input"] if isinstance(detail["input"], str) else type(detail["input"]).__name__)[:80]
+    given = repr(detail["input"] if isinstance(detail["input"], str) else type(detail["input"]).__name__)[:80]
     kind = detail["type"]
     fields = _fields(PriceRow) if len(path) > 2 else _fields(PriceFile)
     if kind == "missing":
@@ -149,13 +149,13 @@ def _problem(file: str, lines: dict[Path, int], detail: ErrorDetails) -> PricePr
     elif kind == "value_error":
         message = f"`{name}`: {detail['ctx']['error']}" if "ctx" in detail else f"`{name}`: {detail['msg']}"
     elif field in ("model", "adapter") and kind == "string_pattern_mismatch":
-        message = f'`{name}`: {said} is neither namespace/name nor "*"'
+        message = f'`{name}`: {given} is neither namespace/name nor "*"'
     elif field == "plan" and detail["input"] == "*":
         message = "`plan`: leave it out for every plan that has no price of its own"
     elif field == "currency":
-        message = f"`currency`: {said} is no code of ISO 4217, such as EUR"
+        message = f"`currency`: {given} is no code of ISO 4217, such as EUR"
     else:
-        message = f"`{name}`: {detail['msg']}, not {said}"
+        message = f"`{name}`: {detail['msg']}, not {given}"
     return PriceProblem(file, _line(lines, path), message)
 
 
@@ -164,7 +164,7 @@ def _fields(kind: type[BaseModel]) -> list[str]:
 
 
 def _line(lines: dict[Path, int], path: Path) -> int:
-    """Of the thing, or of what should have it."""
+    """The line of a field, or of the nearest parent that exists."""
     while path and path not in lines:
         path = path[:-1]
     return lines.get(path, 1)

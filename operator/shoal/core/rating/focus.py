@@ -1,9 +1,9 @@
-"""Usage and what it costs as rows of FOCUS 1.2 (the FinOps Open Cost and Usage Specification).
+"""Usage and its cost as rows of FOCUS 1.2 (the FinOps Open Cost and Usage Specification).
 
 One row per tenant, SKU and period. A SKU is a model, an adapter, a GPU class and a meter: input, cached input or
-output. The costs of rows are exact, so they differ from a bill by its rounding, less than one smallest unit per line.
-Of usage without a price SkuPriceId and all prices are null, as the specification has it, and so is ConsumedQuantity;
-its tokens stand in x_ConsumedTokens, and its costs are 0 because the specification wants a number there.
+output. Costs of rows are exact, so they differ from a bill by its rounding, less than one smallest unit per line. For
+usage without a price, SkuPriceId, all prices and ConsumedQuantity are null, as the specification requires; its tokens
+are in x_ConsumedTokens, and its costs are 0 because the specification requires a number.
 """
 
 import json
@@ -31,12 +31,12 @@ COLUMNS: Final = (
 UNIT: Final = "Tokens"
 _ZERO: Final = "0.0"
 _NO_CURRENCY: Final = "XXX"
-"""ISO 4217's code of no currency, where there is no price list."""
+"""ISO 4217's code for no currency, used without a price list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Who bills."""
+    """The billing account."""
 
     id: str
     issuer: str
@@ -44,7 +44,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """What a row is about, and the month that it is billed in; milliseconds since 1970."""
+    """The time of a row, and the month of its bill; milliseconds since 1970."""
 
     start: int
     end: int
@@ -56,7 +56,7 @@ Row = dict[str, str]
 
 
 def usage_rows(account: Account, tenant: str, usage: Usage, schedule: Schedule, period: Period) -> Iterator[Row]:
-    """One row per meter that counted something."""
+    """One row per meter with usage."""
     found = rated(usage, schedule)
     counts = usage.counts
     as_cached = found is not None and found[0].prices.unknown_cached == "Cached"
@@ -67,8 +67,8 @@ def usage_rows(account: Account, tenant: str, usage: Usage, schedule: Schedule, 
 
 
 def credit_row(account: Account, tenant: str, credit: Credit, period: Period, external_id: str | None = None) -> Row:
-    """A credit is a charge below zero of its own, in the month that it is taken from. `external_id`: of the tenant, as
-    its usage says it."""
+    """A credit is a negative charge of its own, in the month from which it is deducted. `external_id`: the tenant's, as
+    in its usage."""
     amount = _decimal(-credit.amount)
     return _row(account, tenant, period, credit.currency) | {
         "BilledCost": amount,
@@ -121,7 +121,7 @@ def _usage_row(
         return row
     in_force, rate = found
     price = _of(rate, meter)
-    # The list price is what somebody without a plan pays; where nobody can be without one, it is this plan's.
+    # The list price is the price without a plan; if there is none, the plan's own price.
     published = in_force.book.find(None, usage.model, usage.adapter) or rate
     listed = _of(published, meter)
     cost = _decimal(price * quantity)
@@ -162,7 +162,7 @@ def _row(account: Account, tenant: str, period: Period, currency: str) -> Row:
         "BillingPeriodStart": _time(period.month_start),
         "ChargePeriodEnd": _time(period.end),
         "ChargePeriodStart": _time(period.start),
-        # The bill of this tenant and month, which can be had at any time: `shoal bill`.
+        # The bill of this tenant and month, available at any time: `shoal bill`.
         "InvoiceId": f"{tenant}/{_time(period.month_start)[:7]}",
         "InvoiceIssuerName": account.issuer,
         "ProviderName": account.issuer,
@@ -177,7 +177,7 @@ def _row(account: Account, tenant: str, period: Period, currency: str) -> Row:
 
 
 def _decimal(amount: int) -> str:
-    # Always with a point: a column of whole numbers would be read as one of integers, which is another type.
+    # Always with a point: a column of whole numbers would be read as integers, which is another type.
     text = money.exact(amount)
     return text if "." in text else f"{text}.0"
 

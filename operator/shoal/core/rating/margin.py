@@ -1,4 +1,4 @@
-"""What GPU classes brought in beside what they cost. Exact, before any rounding, and without credits."""
+"""Revenue and cost of GPU classes. Exact, before any rounding, and without credits."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -7,35 +7,35 @@ from shoal.core.rating.bill import Usage, amount, rated
 from shoal.core.rating.schedule import Schedule
 
 Key = tuple[str, ...]
-"""What the sums are of, such as (GPU class, day)."""
+"""Group of a sum, such as (GPU class, day)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What GPUs cost in an hour, or in any time."""
+    """Cost of GPUs over some time."""
 
     gpu_seconds: float
     amount: int
     """10^-12 of `currency`."""
     currency: str
-    """'' : the class had no price."""
+    """'': the class had no price."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of one key. None is "not known"."""
+    """The sums of one key. None: unknown."""
 
     tokens: int = 0
     unpriced_tokens: int = 0
     revenue: int | None = None
-    """10^-12 of the price lists' currency; None: nothing of it has a price."""
+    """10^-12 of the price lists' currency; None: none of the usage has a price."""
     gpu_seconds: float | None = None
     unpriced_gpu_seconds: float = 0.0
     costs: Mapping[str, int] = field(default_factory=dict[str, int])
-    """By currency; empty: not known."""
+    """By currency; empty: unknown."""
 
     def margin(self, currency: str | None) -> int | None:
-        """Revenue minus cost; None where either is not known as a whole, or they are not in one currency."""
+        """Revenue minus cost; None: one of them is not fully known, or they are in different currencies."""
         if self.revenue is None or self.unpriced_tokens or self.unpriced_gpu_seconds:
             return None
         return self.revenue - self.costs[currency] if currency and set(self.costs) == {currency} else None
@@ -54,7 +54,7 @@ class _Sum:
 def margins(
     usage: Iterable[tuple[Key, Usage]], spent: Iterable[tuple[Key, Spent]], schedule: Schedule
 ) -> dict[Key, Result]:
-    """Usage and costs with their keys, side by side."""
+    """Sums usage and costs by key."""
     sums: dict[Key, _Sum] = {}
     for key, one in usage:
         total = sums.setdefault(key, _Sum())
@@ -74,7 +74,7 @@ def margins(
         key: Result(
             total.tokens,
             total.unpriced_tokens,
-            # GPUs that were held and served nobody earned nothing, which is known.
+            # GPUs that were held without usage have a known revenue of zero.
             0 if total.revenue is None and not total.unpriced_tokens and schedule.lists else total.revenue,
             total.gpu_seconds,
             total.unpriced_gpu_seconds,

@@ -1,10 +1,10 @@
-"""Amounts as people read them, and the one rounding."""
+"""Amounts of money as text, and the only rounding."""
 
 import re
 from typing import Final
 
 SCALE: Final = 12
-"""Decimals of an amount: it is a whole number of 10^-12 of its currency."""
+"""Decimals of an amount: amounts are whole numbers of 10^-12 of a currency."""
 UNIT: Final = 10**SCALE
 _PRICE_DECIMALS: Final = 6
 _NO_DECIMALS: Final = frozenset(
@@ -34,41 +34,41 @@ _AMOUNT: Final = re.compile(r"^(-?)([0-9]{1,6})(?:\.([0-9]{1,12}))?$", re.ASCII)
 
 
 def decimals(currency: str) -> int:
-    """Of the smallest coin: 2 for EUR, 0 for JPY."""
+    """Decimals of the smallest unit: 2 for EUR, 0 for JPY."""
     return 0 if currency in _NO_DECIMALS else 3 if currency in _THREE_DECIMALS else 2
 
 
 def cents(amount: int, currency: str) -> int:
-    """An amount in whole smallest units of its currency: half of one or more counts as one, away from zero."""
+    """An amount in whole smallest units of its currency, rounded half away from zero."""
     unit = 10 ** (SCALE - decimals(currency))
     rounded = (abs(amount) + unit // 2) // unit
     return -rounded if amount < 0 else rounded
 
 
 def text(amount: int, currency: str) -> str:
-    """Of an amount, rounded to the smallest unit: 12.30."""
+    """An amount rounded to the smallest unit, such as 12.30."""
     return cents_text(cents(amount, currency), currency)
 
 
 def cents_text(count: int, currency: str) -> str:
-    """Of whole smallest units: 1230 of EUR is 12.30."""
+    """Whole smallest units as text: 1230 of EUR is 12.30."""
     return _decimal(count, decimals(currency), keep=decimals(currency))
 
 
 def exact(amount: int) -> str:
-    """An amount with all its decimals that are not zero."""
+    """An amount with all decimals, without trailing zeros."""
     return _decimal(amount, SCALE, keep=0)
 
 
 def price(rate: int) -> str:
-    """A price of a million tokens from millionths of the currency."""
+    """The price of a million tokens, from millionths of the currency."""
     return _decimal(rate, _PRICE_DECIMALS, keep=2)
 
 
 def parse(text: str, currency: str) -> int:
-    """An amount from a decimal number below a million with no more decimals than the currency has.
+    """An amount from a decimal number below a million, with no more decimals than the currency has.
 
-    Raises ValueError, whose text says what to write.
+    Raises ValueError with a message for the user.
     """
     places = decimals(currency)
     match = _AMOUNT.match(text.strip())

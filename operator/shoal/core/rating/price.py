@@ -1,7 +1,7 @@
-"""Which price counts, and what tokens cost at it.
+"""Which price applies, and the cost of tokens at it.
 
-Amounts are whole 10^-12 of the price list's currency: a price in millionths of it per million tokens is exactly that
-per token, so an amount is tokens times rate, and a sum of amounts is the amount of the sum.
+Amounts are whole 10^-12 of the price list's currency. A price in millionths of the currency per million tokens is the
+same number per token, so an amount is tokens times rate, and sums are exact.
 """
 
 from collections.abc import Iterator
@@ -11,12 +11,12 @@ from typing import Final
 from shoal.api.ledger import Prices, Rate, UnknownCached
 
 EVERY: Final = "*"
-"""In a price: every model, or every adapter."""
+"""In a price: applies to every model, or to every adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateTable:
-    """A price list, made ready for many questions."""
+    """A price list prepared for many look-ups."""
 
     currency: str
     unknown_cached: UnknownCached
@@ -31,11 +31,11 @@ class RateTable:
         )
 
     def find(self, plan: str | None, model: str, adapter: str | None) -> Rate | None:
-        """The most specific price; None: there is none, which is not a price of 0.
+        """The most specific price; None: there is none, which is different from a price of 0.
 
-        Of several that apply, one for the plan comes before one for all plans, then one for the model before one for
-        every model, then one for the adapter before one for every adapter. The price of a model itself is never that
-        of its adapters. `model` and `adapter` are namespace/name.
+        A price for the plan precedes one for all plans, then a price for the model one for every model, then a price
+        for the adapter one for every adapter. A model's own price never applies to its adapters. `model` and `adapter`
+        are namespace/name.
         """
         for key in _keys(plan, model, adapter):
             if (rate := self.rates.get(key)) is not None:
@@ -44,7 +44,7 @@ class RateTable:
 
 
 def find(prices: Prices, plan: str | None, model: str, adapter: str | None) -> Rate | None:
-    """`Book.find`, for a single question."""
+    """`RateTable.find`, for a single look-up."""
     rates = {(rate.plan, rate.model, rate.adapter): rate for rate in prices.rates}
     return RateTable(prices.currency, prices.unknown_cached, rates).find(plan, model, adapter)
 
@@ -58,10 +58,10 @@ def cost(
     *,
     unknown_cached: UnknownCached = "Fresh",
 ) -> int:
-    """What these tokens cost, in 10^-12 of the currency.
+    """The cost of these tokens, in 10^-12 of the currency.
 
-    `input` includes `cached` and `unknown_cached_input`, the input of requests of which it is not known how much was
-    cached: it counts as fresh, or, where the price list says so, as cached. `output` includes reasoning tokens.
+    `input` includes `cached` and `unknown_cached_input`, the input of requests without a known cached part: it is
+    charged as fresh, or as cached where the price list says so. `output` includes reasoning tokens.
     """
     cheap = cached + unknown_cached_input if unknown_cached == "Cached" else cached
     return (input - cheap) * rate.input + cheap * rate.cached + output * rate.output

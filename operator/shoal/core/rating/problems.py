@@ -1,4 +1,4 @@
-"""What is wrong with price lists, and where."""
+"""Mistakes in price lists, by line."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class PriceProblem:
 
 
 class PricesRefused(Exception):
-    """Price lists that cannot be used; the text has one line per mistake."""
+    """Price lists that cannot be used; the message has one line per mistake."""
 
     def __init__(self, problems: Iterable[PriceProblem]) -> None:
         self.problems = tuple(sorted(problems))

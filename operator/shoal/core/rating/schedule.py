@@ -14,11 +14,11 @@ from shoal.core.rating.problems import PriceProblem, PricesRefused
 
 @dataclass(frozen=True, slots=True)
 class InForce:
-    """A price list and the time in which it counts, in milliseconds since 1970."""
+    """A price list and the time in which it is in force, in milliseconds since 1970."""
 
     starts: int
     ends: int | None
-    """Exclusive; None: no end is known."""
+    """Exclusive; None: open."""
     prices: Prices
     book: RateTable
 
@@ -30,7 +30,7 @@ class Schedule:
     lists: tuple[InForce, ...] = ()
 
     def at(self, moment: int) -> InForce | None:
-        """The list that counts at this moment, in milliseconds since 1970; None: none does."""
+        """The list in force at a time in milliseconds since 1970; None: there is none."""
         place = bisect_right(self.lists, moment, key=lambda one: one.starts) - 1
         if place < 0:
             return None
@@ -38,23 +38,23 @@ class Schedule:
         return None if found.ends is not None and moment >= found.ends else found
 
     def changes(self, start: int, end: int) -> list[int]:
-        """The moments after `start` and before `end` at which other prices begin to count."""
+        """Times after `start` and before `end` at which prices change."""
         moments = {one.starts for one in self.lists} | {one.ends for one in self.lists if one.ends is not None}
         return sorted(moment for moment in moments if start < moment < end)
 
     @property
     def currency(self) -> str | None:
-        """All lists have the same; None: there are none."""
+        """Currency of all lists; None: there are no lists."""
         return self.lists[0].prices.currency if self.lists else None
 
 
 def always(parsed: PriceList) -> Schedule:
-    """As if this list had always been in force: what another price list would have made of a month."""
+    """A schedule with this list always in force: the effect of another price list on a month."""
     return Schedule((InForce(-(2**62), None, parsed.prices, RateTable.of(parsed.prices)),))
 
 
 def schedule(parsed: Iterable[PriceList]) -> Schedule:
-    """The lists in order. Raises Refused, with everything that is wrong between them."""
+    """The lists in order. Raises PricesRefused with all mistakes between them."""
     ordered = sorted(parsed, key=lambda one: (one.starts, one.file))
     if problems := list(_between(ordered)):
         raise PricesRefused(problems)
@@ -68,7 +68,7 @@ def schedule(parsed: Iterable[PriceList]) -> Schedule:
 
 
 def dropped(lists: Iterable[PriceList]) -> list[PriceProblem]:
-    """Prices that a list has and the next one no longer has. That may be meant, so it is a warning."""
+    """Prices that the next list no longer has: warnings, since that may be intended."""
     found: list[PriceProblem] = []
     ordered = sorted(lists, key=lambda one: one.starts)
     for earlier, later in pairwise(ordered):

@@ -1,7 +1,7 @@
-"""What the status of a LoRAAdapter says, decided from what was observed.
+"""The status of a LoRAAdapter, computed from observations.
 
-An adapter on demand says nothing of where it is: that changes with every request, and twenty thousand of them must be
-quiet. `kubectl shoal adapters` tells it.
+The status of an adapter on demand does not say where it is loaded: that changes with every request, and twenty thousand
+such adapters must cause no writes. `kubectl shoal adapters` shows it.
 """
 
 from dataclasses import dataclass
@@ -21,44 +21,44 @@ from shoal.core.status.observed import ModelProblem, ServedNames
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Where an adapter is, and where it should be. Replicas are those that are ready and serve adapters."""
+    """Where an adapter is loaded and should be. Counted are replicas that are ready and serve adapters."""
 
     replicas: int = 0
     stale: int = 0
-    """Replicas that do not say what they have."""
+    """Replicas that do not report their adapters."""
     loaded: int = 0
-    """Replicas that have the revision that answers."""
+    """Replicas that have loaded the current revision."""
     failure: ModelProblem | None = None
-    """What a replica says that tried to load the revision that answers, and could not."""
+    """Why a replica could not load the current revision."""
     next_failure: ModelProblem | None = None
-    """The same of the next one."""
+    """Why a replica could not load the next revision."""
     no_room: ModelProblem | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """All that the status is computed from."""
+    """The observations that the status is computed from."""
 
     adapter: LoRAAdapter
     served: ServedNames
     revisions: Revisions
     problem: ModelProblem | None = None
-    """Why it is not one of its pool's."""
+    """Why it is not in its pool."""
     failure: ModelProblem | None = None
-    """Why its source cannot be read now; it is tried again."""
+    """Why its source cannot be read now; reading is retried."""
     waiting: str = ""
-    """What its reading waits for; "" when there is nothing to read."""
+    """What the reading of its source waits for; "" when there is nothing to read."""
     not_granted: tuple[str, ...] = ()
-    """Tenants that it lists, and that do not grant it."""
+    """Tenants that it lists and that do not grant it."""
     held: Held = Held()
 
 
 def status(seen: Seen, now: datetime) -> LoRAAdapterStatus:
-    """The whole status. Equal observations give an equal status, apart from the times of conditions that flipped."""
+    """The whole status. Equal observations give an equal status, except for transition times of conditions."""
     adapter, revisions = seen.adapter, seen.revisions
     before = adapter.status.conditions if adapter.status else ()
     current = revisions.current
-    # A refusal that no condition tells of any more would be taken for a success: it is read again then.
+    # A refusal without a condition would look like a success later: the source is read again instead.
     forgotten = seen.problem is not None and revisions.refused is not None
     return LoRAAdapterStatus(
         conditions=merge(before, _findings(seen), generation=adapter.metadata.generation, now=now),
@@ -74,7 +74,7 @@ def status(seen: Seen, now: datetime) -> LoRAAdapterStatus:
 
 
 def short(revision: AdapterRevision) -> str:
-    """A revision in a sentence: the 12 digits that its engine name has."""
+    """A revision in a message: the 12 digits that its engine name has."""
     return revision.revision.removeprefix("sha256:")[:12]
 
 
@@ -91,7 +91,7 @@ def _findings(seen: Seen) -> list[ConditionUpdate]:
 
 
 def _stuck(seen: Seen, ready: ConditionUpdate) -> bool:
-    """It waits for a person."""
+    """Whether a person has to act."""
     if seen.problem is not None:
         return seen.problem.reason != UNDECIDED
     return ready.status == "False" and ready.reason in _FOR_A_PERSON
@@ -115,12 +115,12 @@ def _accepted(seen: Seen) -> ConditionUpdate:
         return ConditionUpdate(kind, "False", wrong.reason, wrong.message)
     if seen.waiting:
         return ConditionUpdate(kind, "Unknown", reasons.READING_ADAPTER, seen.waiting)
-    unheard = _not_granted(seen)
+    not_granted = _not_granted(seen)
     if seen.served.lost:
         text = servednames.describe_lost(seen.adapter.key, seen.served)
-        return ConditionUpdate(kind, "True", reasons.NAME_CLAIMED, f"{text}. {unheard}" if unheard else text)
-    if unheard:
-        return ConditionUpdate(kind, "True", reasons.NOT_GRANTED, unheard)
+        return ConditionUpdate(kind, "True", reasons.NAME_CLAIMED, f"{text}. {not_granted}" if not_granted else text)
+    if not_granted:
+        return ConditionUpdate(kind, "True", reasons.NOT_GRANTED, not_granted)
     return ConditionUpdate(kind, "True", reasons.VALID, "the adapter fits its pool and its base model")
 
 
@@ -177,7 +177,7 @@ def _ready(seen: Seen) -> ConditionUpdate:
 
 
 def _residence(seen: Seen) -> ConditionUpdate:
-    """Of an adapter that is as it was declared."""
+    """Ready, for an adapter whose current revision is the declared one."""
     kind, held, spec = reasons.READY, seen.held, seen.adapter.spec
     if held.failure is not None and not held.loaded:
         return ConditionUpdate(kind, "False", held.failure.reason, held.failure.message)
@@ -186,21 +186,21 @@ def _residence(seen: Seen) -> ConditionUpdate:
     if held.no_room is not None:
         return ConditionUpdate(kind, "False", held.no_room.reason, held.no_room.message)
     wanted = min(spec.min_copies, held.replicas)
-    if not wanted and held.stale and (told := _last_published(seen.adapter)) is not None:
-        return told
+    if not wanted and held.stale and (last := _last_published(seen.adapter)) is not None:
+        return last
     if not wanted:
         return ConditionUpdate(kind, "True", reasons.ON_DEMAND, "the pool has no replica now; the first one loads it")
     if held.loaded >= wanted:
         return ConditionUpdate(kind, "True", reasons.RESIDENT, f"loaded on {_replicas(wanted)}, as it should be")
-    if held.stale and (told := _last_published(seen.adapter)) is not None:
-        return told
+    if held.stale and (last := _last_published(seen.adapter)) is not None:
+        return last
     if held.failure is not None:
         return ConditionUpdate(kind, "False", held.failure.reason, held.failure.message)
     return ConditionUpdate(kind, "False", reasons.LOADING_ADAPTER, f"loaded on {held.loaded} of {_replicas(wanted)}")
 
 
 def _last_published(adapter: LoRAAdapter) -> ConditionUpdate | None:
-    """What was said last, while nothing better is known."""
+    """The last Ready condition, while nothing newer is known; None: it says nothing of replicas."""
     ready = find(adapter.status.conditions, reasons.READY) if adapter.status else None
     if ready is None or ready.reason not in (reasons.RESIDENT, reasons.LOADING_ADAPTER):
         return None

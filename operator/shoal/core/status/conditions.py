@@ -1,4 +1,4 @@
-"""Conditions: from what was found to what is written, so that an unchanged finding changes nothing."""
+"""From findings to conditions, so that an unchanged finding causes no write."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ LONGEST_MESSAGE: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class ConditionUpdate:
-    """One condition as decided now."""
+    """One condition, as decided now."""
 
     type: str
     status: ConditionStatus
@@ -23,7 +23,7 @@ class ConditionUpdate:
 def merge(
     old: Sequence[Condition], findings: Iterable[ConditionUpdate], *, generation: int, now: datetime
 ) -> tuple[Condition, ...]:
-    """The conditions to write: exactly the findings. `lastTransitionTime` moves only where the status flipped."""
+    """The conditions to write: exactly the findings. `lastTransitionTime` changes only with the status."""
     before = {c.type: c for c in old}
     merged: list[Condition] = []
     for finding in findings:
@@ -46,7 +46,7 @@ def merge(
 
 
 def shorten(message: str, longest: int = LONGEST_MESSAGE) -> str:
-    """Cuts a message in the middle: of an engine's last lines the end says why, the beginning says what."""
+    """Cuts a long message in the middle: an engine's last lines say why, the beginning says what."""
     if len(message) <= longest:
         return message
     head = longest // 4
@@ -58,6 +58,6 @@ def find(conditions: Iterable[Condition], type: str) -> Condition | None:
 
 
 def holds(conditions: Iterable[Condition], type: str, generation: int) -> bool:
-    """It is true, and was found for this very specification."""
+    """Whether the condition is True for this generation of the spec."""
     known = find(conditions, type)
     return known is not None and known.status == "True" and known.observed_generation == generation

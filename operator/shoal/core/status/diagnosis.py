@@ -1,4 +1,4 @@
-"""Why replicas do not serve, from what their pods say. One answer: the cause that a person would fix first."""
+"""Why replicas do not serve, from their pods: one cause, the one that a person would fix first."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ _PERMANENT: Final = frozenset(
 
 
 FAILURES: Final = _PERMANENT | reasons.STAGE_REASONS | {reasons.STAGE_FAILED}
-"""Why a replica did not start, as opposed to where it is on its way."""
+"""Reasons why a replica failed to start; other reasons are steps of a start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +38,25 @@ class Cause:
     reason: str
     message: str
     recovers: bool = False
-    """It served, and is being started again."""
+    """The replica served before, and is restarting."""
     gpu_class: str | None = None
-    """Where the engine ends, when that is the cause: on another class it may not."""
+    """The class, if the cause is that the engine exits: on another class it may run."""
 
     @property
     def waits_for_a_person(self) -> bool:
-        """Trying again will not help. A source that cannot be reached, or a full cluster, may change by itself."""
+        """Retrying does not help. A source that cannot be reached, or a full cluster, may change without a person."""
         return self.reason in _PERMANENT and not self.recovers
 
 
 def diagnose(pods: Iterable[Pod]) -> Cause | None:
-    """The cause to show for these engine pods, or None when nothing is known to be wrong.
+    """The cause to show for these engine pods; None: nothing is known to be wrong.
 
-    Order: staging, images and container set-up, the engine, the scheduler; of equals the pod first by name.
+    Order: staging, images and container set-up, the engine, the scheduler; of equals the first pod by name.
     """
     sick = sorted((p for p in pods if not p.ready and not p.deleting and not p.finished), key=lambda p: p.name)
-    for look in (_staging, container_cause, _engine, _scheduling):
+    for find in (_staging, container_cause, _engine, _scheduling):
         for pod in sick:
-            if cause := look(pod):
+            if cause := find(pod):
                 return cause
     return None
 
@@ -70,13 +70,13 @@ def _staging(pod: Pod) -> Cause | None:
 
 
 def _termination(stage: Container) -> tuple[str, str]:
-    """What the stage container wrote. Not every end lets it write: it may be killed for memory."""
+    """(reason, message) of the stage container's end. A container that is killed writes no message."""
     text = (stage.exit_message or "").strip()
     try:
-        said: Any = json.loads(text)
+        written: Any = json.loads(text)
     except (ValueError, RecursionError):
-        said = None
-    match said:
+        written = None
+    match written:
         case {"reason": str(reason), "message": str(message)} if reason in reasons.STAGE_REASONS:
             return reason, message
         case _:
@@ -86,14 +86,14 @@ def _termination(stage: Container) -> tuple[str, str]:
 
 
 def container_cause(pod: Pod) -> Cause | None:
-    """A container that cannot be set up: its image, its configuration."""
+    """The cause if a container cannot be set up, because of its image or configuration."""
     for container in pod.containers:
         reason = container.waiting_reason
-        said = container.waiting_message or reason
+        message = container.waiting_message or reason
         if reason in _IMAGE_REASONS:
-            return Cause(reasons.IMAGE_UNAVAILABLE, f"container {container.name} of pod {pod.key}: {reason}: {said}")
+            return Cause(reasons.IMAGE_UNAVAILABLE, f"container {container.name} of pod {pod.key}: {reason}: {message}")
         if reason in _CONFIG_REASONS:
-            return Cause(reasons.ENGINE_FAILED, f"container {container.name} of pod {pod.key}: {reason}: {said}")
+            return Cause(reasons.ENGINE_FAILED, f"container {container.name} of pod {pod.key}: {reason}: {message}")
     return None
 
 
@@ -101,12 +101,12 @@ def _engine(pod: Pod) -> Cause | None:
     engine = pod.container(names.CONTAINER_ENGINE)
     if engine is None or engine.exit_code is None or engine.ready:
         return None
-    said = (engine.exit_message or engine.exit_reason or "no message").strip()
+    last = (engine.exit_message or engine.exit_reason or "no message").strip()
     times = f"{engine.restarts} restart{'' if engine.restarts == 1 else 's'}"
     return Cause(
         reasons.ENGINE_FAILED,
-        f"the engine of pod {pod.key} ended with exit code {engine.exit_code} ({times}): {said}",
-        # One that ends again soon is in back-off. Before that its requests are worth holding.
+        f"the engine of pod {pod.key} ended with exit code {engine.exit_code} ({times}): {last}",
+        # An engine that exits again soon is in back-off. Before that, holding requests for it makes sense.
         recovers=pod.was_ready and engine.waiting_reason != "CrashLoopBackOff",
         gpu_class=pod.gpu_class,
     )
@@ -117,14 +117,14 @@ def _scheduling(pod: Pod) -> Cause | None:
 
 
 def progress(pods: Sequence[Pod]) -> str:
-    """Where starting replicas are, for people: a state per phase, never a number that changes all the time."""
+    """The steps of starting replicas, for messages: a count per step, no number that changes all the time."""
     phases = {"on nodes that do not answer": 0, "scheduled": 0, "staging": 0, "loading": 0}
     for pod in pods:
         if pod.ready or pod.deleting or pod.finished:
             continue
         engine, stage = pod.container(names.CONTAINER_ENGINE), pod.container(names.CONTAINER_STAGE)
         if engine is not None and all(c.ready for c in pod.containers):
-            # Their kubelet's last word; that the pod is not Ready is said by others, once the node is silent.
+            # The kubelet's last report; the node controller reports the pod as not Ready once the node is silent.
             phases["on nodes that do not answer"] += 1
         elif engine is not None and engine.running:
             phases["loading"] += 1

@@ -1,4 +1,4 @@
-"""What the status of a GPUClass says."""
+"""The status of a GPUClass."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -14,7 +14,7 @@ from shoal.core.status.conditions import ConditionUpdate, merge
 
 PRODUCT_LABEL: Final = "nvidia.com/gpu.product"
 TOLERANCE_PERCENT: Final = 15
-"""Between what a data sheet says and what nvidia-smi reports: ECC, and GB against GiB, take up to 13 %."""
+"""Tolerated difference between a data sheet and nvidia-smi: ECC, and GB against GiB, take up to 13 %."""
 _NAMED: Final = 3
 _MI: Final = 2**20
 
@@ -28,14 +28,14 @@ def status(
     overhead: int | None,
     now: datetime,
 ) -> GPUClassStatus:
-    """Ready when nodes match; their number and GPUs stand beside it.
+    """Ready when nodes match; with their number and GPUs.
 
-    `nodes` are those that count for the class; `overlapping` says of nodes with its labels for which other class they
-    count. `overhead`: measured, in bytes of one GPU.
+    `nodes`: those that count for the class; `overlapping`: nodes with its labels that count for another class -> that
+    class. `overhead`: measured, in bytes of one GPU.
     """
     generation = gpu_class.metadata.generation
     memory, labelled = memory_of(gpu_class, nodes)
-    # Kept while no engine says otherwise: an operator that has just started knows none.
+    # Kept until an engine reports another value: an operator that has just started knows none.
     known = gpu_class.status.memory.overhead if gpu_class.status and gpu_class.status.memory else None
     return GPUClassStatus(
         conditions=merge(
@@ -89,7 +89,7 @@ def _overlap(overlapping: Mapping[str, str]) -> str:
 
 
 def disagreements(gpu_class: GPUClass, nodes: Iterable[Node]) -> list[str]:
-    """Sentences about nodes whose own labels say something else than the class."""
+    """Sentences about nodes whose labels contradict the class."""
     spec = gpu_class.spec
     wanted = int(quantity.parse(spec.memory_per_gpu))
     memory: dict[int, list[str]] = {}

@@ -1,4 +1,4 @@
-"""What the status of a Model says, decided from what was observed."""
+"""The status of a Model, computed from observations."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -38,11 +38,11 @@ _FOR_A_PERSON: Final = (
     reasons.SIZE_UNKNOWN,
     reasons.INVALID,
 )
-"""Reasons of Ready that do not pass by themselves."""
+"""Reasons of Ready that need a person."""
 
 
 def first_wanted(model: Model) -> int:
-    """Replicas of a Model that nobody has asked for yet: one at least, so that a fault shows at once."""
+    """Replicas of a Model before its first request: one at least, so that a fault shows at once."""
     return max(1, model.spec.scaling.min_replicas)
 
 
@@ -64,10 +64,10 @@ def problems(
     argument_problems: Sequence[str],
     secret_missing: str | None,
 ) -> tuple[ModelProblem, ...]:
-    """Why the Model cannot be accepted as it stands; empty when it can.
+    """Why the Model cannot be accepted; empty when it can.
 
-    `version` is the engine version that it gets, `versions` the rows of the engine table, `argument_problems` what the
-    engine layer says about extraArgs, `secret_missing` the sentence about a Secret that does not exist.
+    `version`: its engine version; `versions`: those in the engine table; `argument_problems`: what the engine layer
+    found in extraArgs; `secret_missing`: the sentence about a Secret that does not exist.
     """
     found: list[ModelProblem] = []
     try:
@@ -100,7 +100,7 @@ def problems(
 
 
 def first_status(model: Model, now: datetime) -> ModelStatus:
-    """What is written before any work: without it, tools take a Model without a Ready condition for ready."""
+    """The status before any work: without it, tools take a Model without a Ready condition for ready."""
     waiting = "seen, not yet worked on"
     findings = [
         *(
@@ -116,7 +116,7 @@ def first_status(model: Model, now: datetime) -> ModelStatus:
 
 
 def status(seen: Observed, now: datetime) -> ModelStatus:
-    """The whole status. Equal observations give an equal status, apart from the times of conditions that flipped."""
+    """The whole status. Equal observations give an equal status, except for transition times of conditions."""
     model, before = seen.model, seen.model.status
     shown = variants(
         seen.placement,
@@ -146,7 +146,7 @@ def status(seen: Observed, now: datetime) -> ModelStatus:
 
 
 def _cold_start(shown: Sequence[VariantStatus]) -> int | None:
-    """The longest of the classes in use; at zero of all that were ever used: whoever waits has to know."""
+    """The longest cold start of the classes in use; at zero of all that were ever used, for clients that wait."""
     in_use = [v for v in shown if v.desired] or shown
     return max((v.cold_start_seconds for v in in_use if v.cold_start_seconds is not None), default=None)
 
@@ -179,7 +179,7 @@ def _findings(seen: Observed, desired: int, ready: int, shown: Sequence[VariantS
         stuck = (
             seen.problems
             or seen.failure
-            or (seen.paused and not seen.scaled_by)  # else requests at zero are worth holding: somebody wakes it
+            or (seen.paused and not seen.scaled_by)  # an autoscaler may wake it: then requests at zero are held
             or summary.reason in _FOR_A_PERSON
             or any(_gives_up(seen, d, cause) for d in seen.deployments)
             or (cause is not None and cause.waits_for_a_person and not _moves_on(seen, cause.gpu_class))
@@ -196,15 +196,15 @@ def _findings(seen: Observed, desired: int, ready: int, shown: Sequence[VariantS
 
 
 def _gives_up(seen: Observed, deployment: Deployment, cause: Cause | None) -> bool:
-    """Whether its replicas had three cold starts and are not ready, and nothing else is about to be tried."""
+    """Whether its replicas are not ready after three cold starts, and no other class is about to be tried."""
     if not (deployment.overdue and deployment.replicas):
         return False
     return cause is not None or not _moves_on(seen, deployment.gpu_class)
 
 
 def _moves_on(seen: Observed, gpu_class: str | None) -> bool:
-    """Whether replicas that do not start on a class send the Model to another one, which the plan has yet to find out,
-    or has found out just now: said to be stalled for that moment, it would be given up by whoever waits for it."""
+    """Whether replicas that do not start on a class make the Model use another one, in this plan or the next. If it
+    were stalled for that moment, clients that wait would give up."""
     if gpu_class is None or seen.placement is None:
         return False
     left = not any(v.replicas for v in seen.placement.variants if v.gpu_class == gpu_class)
@@ -228,7 +228,7 @@ def _accepted(seen: Observed) -> ConditionUpdate:
 
 
 def _classes_gone(placement: Placement | None) -> list[str]:
-    """Listed classes that do not exist, besides others that do."""
+    """Listed classes that do not exist, beside others that do."""
     if placement is None:
         return []
     unused = {e.gpu_class for e in placement.excluded if e.reason == reasons.CLASS_NOT_FOUND}

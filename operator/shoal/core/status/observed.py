@@ -1,4 +1,4 @@
-"""What was observed of a Model: all that its status is computed from."""
+"""The observations of a Model that its status is computed from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,46 +22,46 @@ class ModelProblem:
 
 @dataclass(frozen=True, slots=True)
 class ServedNames:
-    """The names that a Model or an adapter asked for."""
+    """The names that a Model or an adapter claims."""
 
     owned: tuple[str, ...]
-    """Short ones."""
+    """Short names that it owns."""
     lost: tuple[tuple[str, str], ...]
-    """(name, kind and key of the older object that has it)."""
+    """(name, kind and key of the older object that owns it)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """All that the status is computed from."""
+    """The observations that the status is computed from."""
 
     model: Model
     problems: tuple[ModelProblem, ...]
     served: ServedNames
     placement: Placement | None
-    """None while nothing is decided."""
+    """None: not decided yet."""
     deployments: tuple[Deployment, ...]
     pods: tuple[Pod, ...]
-    """The Model's own engine pods."""
+    """The Model's engine pods."""
     reading: SourceReading | None = None
-    """What is known of the source; None while the Model is not accepted."""
+    """The state of the source; None while the Model is not accepted."""
     sized: Mapping[str, Sized] = field(default_factory=dict[str, Sized])
-    """class -> the sums of a replica."""
+    """Class -> size of a replica."""
     tokens: Mapping[str, int] = field(default_factory=dict[str, int])
-    """class -> KV tokens of one replica, as its engine says."""
+    """Class -> KV tokens of one replica, as reported by its engine."""
     cold_starts: Mapping[str, int] = field(default_factory=dict[str, int])
-    """class -> seconds that the last replica took from its creation to Ready."""
+    """Class -> seconds from creation to Ready of the last replica."""
     wanted: int | None = None
-    """Replicas that were decided on; None while nothing is."""
+    """Replicas decided on; None: not decided yet."""
     untried: frozenset[str] = frozenset()
-    """Classes that fit and on which the Model had no setback when `placement` was decided."""
+    """Classes that fit and on which the Model was not in backoff when `placement` was decided."""
     scaling: ScalingDecision | None = None
-    """Why there are so many, while that number does not serve yet; at zero, why it is zero."""
+    """Why so many replicas are wanted, while not all serve yet; at zero, why zero."""
     stale_signals: str | None = None
-    """Who is not heard for long enough to be worth a word, and what that holds up."""
+    """Message about signal sources that have been stale for a while, and what they hold up."""
     driven: ConditionUpdate | None = None
-    """The condition of a Model whose replicas KEDA writes."""
+    """The condition of a Model whose replicas KEDA sets."""
     failure: ModelProblem | None = None
-    """What went wrong when the plan was applied."""
+    """What failed when the plan was applied."""
     paused: bool = False
     scaled_by: str = ""
-    """Autoscalers of somebody else's that write the replicas of a Model that is paused; empty: none does."""
+    """Foreign autoscalers that set the replicas of a paused Model; "" if there are none."""

@@ -1,4 +1,4 @@
-"""What the status of a LoRAPool says, decided from what was observed."""
+"""The status of a LoRAPool, computed from observations."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,23 +11,23 @@ from shoal.core.status.observed import ModelProblem
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """All that the status is computed from."""
+    """The observations that the status is computed from."""
 
     pool: LoRAPool
     problem: ModelProblem | None
     """Why it is not accepted."""
     counts: AdapterCounts
     model_ready: bool = True
-    """Whether its Model is Ready, also without a replica."""
+    """Its Model is Ready, with or without a replica."""
     model_message: str = ""
     rolling: str = ""
-    """Why not all replicas have the pool's arguments yet; "" when they have."""
+    """Why not all replicas have the pool's arguments yet; "" if they have."""
     secrets_missing: str = ""
-    """Which Secrets of its credentials do not exist; "" when all do."""
+    """Which Secrets of its credentials do not exist; "" if all do."""
 
 
 def claimed(pool: LoRAPool, holder: LoRAPool | None) -> ModelProblem | None:
-    """A Model has one pool, the oldest."""
+    """The problem if another pool has the Model: a Model has one pool, the oldest."""
     if holder is None or holder.metadata.uid == pool.metadata.uid:
         return None
     return ModelProblem(
@@ -57,7 +57,7 @@ def _findings(seen: Seen) -> list[ConditionUpdate]:
         ] + [ConditionUpdate(reasons.STALLED, "True", problem.reason, problem.message)]
     accepted = ConditionUpdate(reasons.ACCEPTED, "True", reasons.VALID, "the pool and its Model go together")
     if seen.secrets_missing:
-        # Adapters that need no credentials, or others, are served all the same, so the pool stays accepted.
+        # Adapters that need no credentials, or other ones, are still served, so the pool stays accepted.
         ready = ConditionUpdate(reasons.READY, "False", reasons.SECRET_NOT_FOUND, seen.secrets_missing)
     elif seen.rolling:
         ready = ConditionUpdate(reasons.READY, "False", reasons.ROLLING, seen.rolling)

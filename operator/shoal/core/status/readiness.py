@@ -1,4 +1,4 @@
-"""The condition Ready of a Model: why it is not, the nearest cause first, and what else there is to say when it is."""
+"""The condition Ready of a Model: the nearest cause if it is not, and further notes if it is."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,18 +10,18 @@ from shoal.core.status.diagnosis import FAILURES, Cause, diagnose, progress
 from shoal.core.status.observed import Observed
 
 TRIED_AGAIN: Final = "; at zero now, the next request tries again"
-"""Ends the message of a Model that went to zero without ever having served."""
+"""End of the message of a Model that went to zero without ever having served."""
 
 
 def readiness(
     seen: Observed, desired: int, ready: int, cause: Cause | None, shown: Sequence[VariantStatus]
 ) -> ConditionUpdate:
-    """`desired` and `ready` are replicas, `cause` why some do not serve, `shown` what is said of each class."""
+    """`desired`, `ready`: replicas; `cause`: why some do not serve; `shown`: the status of each class."""
     return _not_ready(seen, desired, ready, cause, shown) or _is_ready(seen, desired, ready, cause)
 
 
 def unread(seen: Observed) -> tuple[str, str] | None:
-    """Why the source's facts are not known: a reason and a sentence. None when they are."""
+    """(reason, message) why the source's facts are unknown; None: they are known."""
     reading = seen.reading
     if reading is None or reading.facts is not None:
         return None
@@ -31,7 +31,7 @@ def unread(seen: Observed) -> tuple[str, str] | None:
 
 
 def cause_of(seen: Observed) -> Cause | None:
-    """Why replicas do not serve, as far as the cluster says."""
+    """Why replicas do not serve, as far as pods and Deployments show it."""
     refused = next((d.refused for d in seen.deployments if d.refused), None)
     found = diagnose(seen.pods)
     if refused and (found is None or found.reason == reasons.UNSCHEDULABLE):
@@ -42,7 +42,7 @@ def cause_of(seen: Observed) -> Cause | None:
 def _not_ready(
     seen: Observed, desired: int, ready: int, cause: Cause | None, shown: Sequence[VariantStatus]
 ) -> ConditionUpdate | None:
-    """Why Ready is not True, the nearest cause first; None when it is."""
+    """Ready with status False, with the nearest cause; None: it is True."""
 
     def no(reason: str, message: str) -> ConditionUpdate:
         return ConditionUpdate(reasons.READY, "False", reason, message)
@@ -71,12 +71,12 @@ def _not_ready(
             reasons.REPLACING_IN_PLACE,
             f"no GPU was free for one replica more, so each goes before its successor comes; {state}",
         )
-    words = seen.scaling
-    if words is not None and words.wanted > words.before:
-        if words.before and ready >= max(words.before, seen.model.spec.scaling.min_replicas):
-            return None  # more than were enough so far: on their way, and nothing is missing
-        if not words.before:
-            return no(reasons.WAKING, f"{words.message}; {state}")
+    scaling = seen.scaling
+    if scaling is not None and scaling.wanted > scaling.before:
+        if scaling.before and ready >= max(scaling.before, seen.model.spec.scaling.min_replicas):
+            return None  # the former number was enough, and more are starting
+        if not scaling.before:
+            return no(reasons.WAKING, f"{scaling.message}; {state}")
     steps = {v.step for v in shown if v.desired}
     known = next((reason for reason in (reasons.FETCHING, reasons.LOADING) if reason in steps), reasons.STARTING)
     return no(reasons.STARTING if "Waiting" in steps else known, state)
@@ -84,8 +84,8 @@ def _not_ready(
 
 def _serves(seen: Observed, desired: int, ready: int) -> bool:
     """As many replicas as wanted, of the revision that is wanted."""
-    # A replica that starts in order to replace one that serves takes nothing away. Nor does an edit that a Deployment's
-    # controller has not seen yet: each step of a move scales one, and Ready would blink.
+    # A replica that starts to replace a serving one takes nothing away. Nor does an edit that the Deployment controller
+    # has not seen yet: each step of a move scales one Deployment, and Ready would flap.
     last = seen.model.status
     was_ready = last is not None and holds(last.conditions, reasons.READY, seen.model.metadata.generation)
     rolled_out = all(d.rolled_out or (was_ready and d.updated >= d.total) for d in seen.deployments if not d.deleting)
@@ -93,18 +93,18 @@ def _serves(seen: Observed, desired: int, ready: int) -> bool:
 
 
 def _is_ready(seen: Observed, desired: int, ready: int, cause: Cause | None) -> ConditionUpdate:
-    """Ready, and what else there is to say."""
-    words = seen.scaling
+    """Ready with status True, and further notes."""
+    scaling = seen.scaling
     if not desired and seen.placement is not None:
         before = find(seen.model.status.conditions, reasons.READY) if seen.model.status else None
         if before is not None and before.reason == reasons.SCALED_TO_ZERO:
             return ConditionUpdate(reasons.READY, "True", reasons.SCALED_TO_ZERO, before.message)
-        text = words.message if words is not None else "no replica; the next request wakes one"
+        text = scaling.message if scaling is not None else "no replica; the next request wakes one"
         return ConditionUpdate(reasons.READY, "True", reasons.SCALED_TO_ZERO, text)
     serving = f"{ready} of {desired} replicas ready"
-    if ready < desired and words is not None:
+    if ready < desired and scaling is not None:
         where = progress(seen.pods)
-        text = "; ".join(part for part in (words.message, serving, where) if part)
+        text = "; ".join(part for part in (scaling.message, serving, where) if part)
         return ConditionUpdate(reasons.READY, "True", reasons.SCALING_UP, text)
     if cause and cause.reason != reasons.UNSCHEDULABLE:
         serving = f"{serving}; one that is to replace another does not start: {cause.message}"
@@ -112,7 +112,8 @@ def _is_ready(seen: Observed, desired: int, ready: int, cause: Cause | None) -> 
 
 
 def _stalled_rollout(seen: Observed, ready: int, desired: int, cause: Cause | None) -> tuple[str, str] | None:
-    """A revision that does not become ready: a reason and a sentence, with the engine's last words where it has any."""
+    """(reason, message) of a revision that does not become ready, with the engine's last output; None: there is
+    none."""
     why = cause.message if cause else None
     for deployment in seen.deployments:
         if deployment.replacing and (deployment.overdue or (cause is not None and cause.waits_for_a_person)):
@@ -127,7 +128,7 @@ def _stalled_rollout(seen: Observed, ready: int, desired: int, cause: Cause | No
 
 
 def _failed_before(seen: Observed) -> tuple[str, str] | None:
-    """What kept the last replicas from starting, when they went to zero: not forgotten until others were tried."""
+    """(reason, message) why the last replicas failed before the Model went to zero; kept until others were tried."""
     last = seen.model.status
     known = find(last.conditions, reasons.READY) if last is not None else None
     if known is None or known.status != "False" or known.observed_generation != seen.model.metadata.generation:
@@ -140,5 +141,5 @@ def _failed_before(seen: Observed) -> tuple[str, str] | None:
 
 
 def _never_read(model: Model) -> bool:
-    """What runs was made by a version that read no facts: it is still what the Model asks for."""
+    """The pods are from a version that read no facts: they are still what the Model asks for."""
     return model.status is not None and model.status.artifact is None

@@ -1,4 +1,4 @@
-"""What the status of a Tenant says."""
+"""The status of a Tenant."""
 
 from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _FAR: Final = datetime.max.replace(tzinfo=UTC)
 class TenantDecision:
     status: TenantStatus
     again_at: datetime | None
-    """When the next key expires, so that the status is right without anybody touching the Tenant."""
+    """When the next key expires and the status must be computed again; None: no key will."""
 
 
 def usable(key: TenantKey, now: datetime) -> bool:
@@ -39,11 +39,11 @@ def decide(
     currency: str | None = None,
     gateways_live: bool = True,
 ) -> TenantDecision:
-    """`rivals` are Tenants that list one of the same hashes; `models` are the keys of all Models,
-    `adapters` those of adapters that list the tenant, or everyone, in namespaces that it grants; `currency` is that of
-    the price list in force, None: it is not known. Who hears no gateway (`hears_gateways`) says nothing of budgets.
+    """The status of a Tenant. `contenders`: Tenants that list one of the same hashes; `models`: keys of all Models;
+    `adapters`: keys of adapters that list the tenant, or everyone, in namespaces that it grants; `currency`: that of
+    the price list in force, None: unknown. With `gateways_live` False the condition of the budget is left out.
 
-    A hash belongs to the oldest Tenant that lists it (creation time, then uid), as gateways look it up.
+    A hash belongs to the oldest Tenant that lists it (creation time, then uid), which is how gateways resolve it.
     """
     older = [t for t in contenders if t.metadata.uid != tenant.metadata.uid and age(t) < age(tenant)]
     taken = {k.sha256: t.metadata.name for t in sorted(older, key=age, reverse=True) for k in t.spec.keys}
@@ -114,7 +114,7 @@ def _budget(tenant: Tenant, currency: str | None) -> list[ConditionUpdate]:
         return [ConditionUpdate(reasons.BUDGET_READY, "False", reasons.OTHER_CURRENCY, text)]
     known = find(tenant.status.conditions, reasons.BUDGET_READY) if tenant.status else None
     if known is not None and known.observed_generation == tenant.metadata.generation:
-        # Who has just begun has heard no gateway yet: what was found before is not taken back, and nothing is written.
+        # A new leader has no gateway's report yet: the former finding stays, and nothing is written.
         return [ConditionUpdate(known.type, known.status, known.reason, known.message)]
     text = (
         f"no gateway has heard of a price list: without one no money is counted. {then[0].upper()}{then[1:]}. Give the "
@@ -124,12 +124,12 @@ def _budget(tenant: Tenant, currency: str | None) -> list[ConditionUpdate]:
 
 
 def _logging(tenant: Tenant) -> list[ConditionUpdate]:
-    """Nothing for a Tenant that wants no request log. Requests are served either way."""
+    """Nothing for a Tenant without a request log. Requests are served either way."""
     logging = tenant.spec.logging
     if logging.mode == "Off":
         return []
     kept = f"kept for {logging.retention_days} days"
-    # Also where only metadata is asked for: who asks for more later should not be surprised then.
+    # Checked for metadata only, too: otherwise a later change to prompts and answers would fail unexpectedly.
     if refused := refusals(logging):
         text = f"{'; '.join(refused)}. Until that is mended no prompt and no answer is logged, only metadata, {kept}"
         return [ConditionUpdate(reasons.LOGGING_READY, "False", reasons.RULE_REFUSED, text)]
@@ -142,7 +142,7 @@ def _logging(tenant: Tenant) -> list[ConditionUpdate]:
 
 
 def _adapters(tenant: Tenant, listing: Set[str]) -> list[ConditionUpdate]:
-    """Nothing for a Tenant that grants no adapters besides those of its Models. What is used does not hang on it."""
+    """Nothing for a Tenant that grants only adapters of its Models. Serving does not depend on it."""
     if not tenant.spec.adapters:
         return []
     if missing := unmatched(tenant.spec, listing):

@@ -1,4 +1,4 @@
-"""What the status of a Model says of each GPU class."""
+"""The part of a Model's status about each GPU class."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
@@ -24,7 +24,7 @@ def variants(
     tokens: Mapping[str, int],
     cold_starts: Mapping[str, int],
 ) -> tuple[VariantStatus, ...]:
-    """One entry per class that is used or was looked at; without a placement what stands."""
+    """One entry per class that is used or was considered; without a placement per Deployment."""
     by_class = {d.gpu_class: d for d in deployments if not d.deleting}
     if placement is None:
         return tuple(
@@ -70,7 +70,7 @@ def variants(
 
 
 def step(desired: int, pods: Sequence[Pod]) -> Step | None:
-    """How far the replica is that is the least far; None where none is wanted."""
+    """The step of the replica that has come least far; None: no replica is wanted."""
     if not desired:
         return None
     steps = [_step(pod) for pod in pods if not pod.deleting and not pod.finished]
@@ -86,12 +86,12 @@ def _step(pod: Pod) -> Step:
         return "Waiting"
     engine = pod.container(names.CONTAINER_ENGINE)
     if engine is not None and all(c.ready for c in pod.containers):
-        return "Waiting"  # for another one in its place: its node does not answer
+        return "Waiting"  # for its replacement: its node does not answer
     return "Loading" if engine is not None and (engine.running or engine.restarts) else "Fetching"
 
 
 def cold_start(pod: Pod) -> int | None:
-    """Seconds from the pod's creation to Ready; None while it is not Ready, or where its engine began anew."""
+    """Seconds from the pod's creation to Ready; None: it is not Ready, or its engine restarted."""
     engine = pod.container(names.CONTAINER_ENGINE)
     if pod.ready_since is None or pod.created is None or (engine is not None and engine.restarts):
         return None
@@ -99,8 +99,8 @@ def cold_start(pod: Pod) -> int | None:
 
 
 def _ready(pods: Sequence[Pod], gpu_class: str) -> int:
-    """By the pods, as placement and routing count. A Deployment's own count is made of them and comes later: a move
-    that ends because the new replica is ready would look for a moment as if none served."""
+    """Counted from pods, like placement and routing. A Deployment's own count comes later: at the end of a move, when
+    the new replica is ready, it would show for a moment that no replica serves."""
     return sum(pod.ready and not pod.deleting for pod in _of(pods, gpu_class))
 
 
