@@ -1,1 +1,1 @@
-"""Which fields of a request reach an engine, within which bounds, and why: `table.py` has them all."""
+"""Which fields of a request reach an engine, within which bounds, and why. All of them are in `table.py`."""

@@ -12,12 +12,12 @@ _NEEDED: Final = {path: [name for name, f in fields.items() if f.needed] for pat
 _CHECKS: Final = {path: {name: f.kind.check for name, f in fields.items()} for path, fields in TABLE.items()}
 _MEDIA: Final = frozenset(name for fields in TABLE.values() for name, f in fields.items() if f.media)
 FORWARDED: Final = {path: frozenset(n for n, f in fields.items() if f.forwarded) for path, fields in TABLE.items()}
-"""By endpoint: the fields that go to the engine."""
+"""By endpoint: fields that are sent to the engine."""
 
 
 def check(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int | None = None) -> FieldProblem | None:
-    """What is wrong with a request's fields; None: nothing. `size`, of the whole body in bytes, spares counting what a
-    small one has. A field that is null counts as left out."""
+    """What is wrong with a request's fields; None: nothing. `size`: bytes of the whole body, which spares counting for
+    small ones. A field that is null counts as absent."""
     checks = _CHECKS[endpoint]
     for name, value in fields.items():
         known = checks.get(name)
@@ -33,24 +33,24 @@ def check(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int | No
         if fields.get(name) is None:
             return FieldProblem(name, f"You must provide `{name}`.", "missing_value")
     if fields.get("min_tokens") and _constrained(fields):
-        # Where the grammar allows nothing but the end and `min_tokens` forbids it, no token is left: the engine samples
-        # from what is not a number, and ends.
+        # If the grammar allows only the end and `min_tokens` forbids it, no token is left: the engine samples from NaN,
+        # and exits.
         return FieldProblem("min_tokens", "`min_tokens` cannot be used with a grammar or tools.", "conflicting_fields")
     if facts.deterministic and fields.get("min_p"):
-        # SGLang asserts in the step that nobody asks for it, and ends.
+        # SGLang asserts that no request of a step uses it, and exits.
         return FieldProblem(
             "min_p", "`min_p` cannot be used: this model's engine is deterministic.", "unsupported_field"
         )
     if "messages" in fields and (found := placeholder_problem(fields)) is not None:
         return found
     if size is not None and size <= SPARE_CHARACTERS and "messages" in fields and fields.keys().isdisjoint(MULTIPLIERS):
-        # Almost all requests: one answer, to a prompt that is short for any model.
+        # Almost all requests: one answer to a prompt that is short for any model.
         return None
     return too_much(fields, endpoint, facts, size)
 
 
 def _constrained(fields: Mapping[str, Any]) -> bool:
-    """Whether an engine may compile a grammar for the answer."""
+    """Whether the engine may compile a grammar for the answer."""
     if fields.get("regex") is not None or fields.get("json_schema") is not None:
         return True
     wanted = cast(dict[str, Any] | None, fields.get("response_format"))

@@ -1,9 +1,9 @@
-"""Size of an image, from its own headers: what an engine would unpack, without unpacking it.
+"""Size of an image from its headers: what an engine would unpack, without unpacking it.
 
-Engines read images with Pillow, which takes more than the formats' definitions allow. These readers take less: of a
-file that they accept, every reader makes the same picture; any other is refused. They also bound what costs a reader
-time before it comes to the pixels: pieces of a file, scans of a JPEG, compressed texts and tables of EXIF.
-Nothing is decoded; the work grows with the number of pieces, which is bounded.
+Engines read images with Pillow, which accepts more than the formats allow. The readers here accept less: all readers
+make the same picture of a file that they accept; every other file is refused. They also bound what costs a reader time
+before the pixels: pieces of a file, scans of a JPEG, compressed texts and tables of EXIF. Nothing is decoded; the work
+grows with the number of pieces, which is bounded.
 """
 
 import re
@@ -14,27 +14,27 @@ from typing import Final
 MOST_SIDE: Final = 16_384
 """Pixels of the longer side."""
 MOST_RATIO: Final = 200
-"""Longer side over shorter: where a processor scales the shorter side to a fixed length, the longer one grows too."""
+"""Longer side over shorter: a processor that scales the shorter side to a fixed length scales the longer one too."""
 _PIECES: Final = 8192
-"""Chunks of a PNG or WebP, each of which a reader turns to by itself."""
+"""Chunks of a PNG or WebP; a reader handles each of them."""
 _SEGMENTS: Final = 512
-"""Of a JPEG."""
+"""Segments of a JPEG."""
 _SCANS: Final = 32
-"""Of a JPEG: each goes over all pixels, though it may have a few bytes. Encoders write at most 20."""
+"""Scans of a JPEG: each covers all pixels, even if it has only a few bytes. Encoders write at most 20."""
 _BLOCKS: Final = 65_536
-"""Of a GIF: of 255 bytes each, in files of an encoder."""
+"""Blocks of a GIF; encoders fill them with 255 bytes each."""
 _COMPRESSED: Final = 16
 """Compressed texts and profiles of a PNG, of which each may unpack to 1 MiB."""
 _COMMENTS: Final = 65_536
-"""Bytes of a GIF's comments: readers join them, which costs the square of their number in some."""
+"""Bytes of a GIF's comments: some readers join them in quadratic time."""
 _EXIF_BYTES: Final = 65_536
 _EXIF_TAGS: Final = 512
-"""Of one table: each tag may be as long as all of it."""
+"""Tags of one table: each may be as long as the whole table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What an image unpacks to."""
+    """The unpacked size of an image."""
 
     width: int
     height: int
@@ -42,19 +42,19 @@ class Size:
 
     @property
     def pixels(self) -> int:
-        """Of all frames: each is as large as the whole in memory."""
+        """Pixels of all frames: in memory each is as large as the whole image."""
         return self.width * self.height * self.frames
 
 
 class UnreadableError(ValueError):
-    """Why a file is not taken, as the end of the sentence 'must be ...'."""
+    """Why a file is refused, as the end of the sentence 'must be ...'."""
 
 
 def image_size(kind: str, data: bytes) -> Size:
-    """`kind` is a type of `READERS`.
+    """The size of an image; `kind` is a type of `READERS`.
 
     Raises:
-        UnreadableError: the file is not of that kind, or out of bounds in what can be told without unpacking it.
+        UnreadableError: the file is not of that kind, or exceeds the bounds that are checked without unpacking.
     """
     size = READERS[kind](data)
     short, long = sorted((size.width, size.height))
@@ -78,7 +78,7 @@ def _png(data: bytes) -> Size:
             return Size(width, height, max(frames, controls))
         length, name = int.from_bytes(data[at : at + 4]), data[at + 4 : at + 8]
         if name == b"IHDR":
-            # A reader may take the last one that it meets.
+            # Readers may take the last header.
             raise UnreadableError("a PNG image with one header")
         if name in (b"zTXt", b"iTXt", b"iCCP"):
             compressed += 1
@@ -101,7 +101,7 @@ _START_OF_SCAN: Final = 0xDA
 _END_OF_IMAGE: Final = 0xD9
 _JPEG_SEGMENTS: Final = _BASELINE_TO_PROGRESSIVE | {0xC4, _START_OF_SCAN, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE}
 _AFTER_SCAN: Final = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
-"""The next marker after the data of a scan, in which 0xFF stands before 0 or a restart only."""
+"""The next marker after the data of a scan, in which 0xFF is followed only by 0 or a restart marker."""
 
 
 def _jpeg(data: bytes) -> Size:
@@ -131,7 +131,7 @@ def _jpeg(data: bytes) -> Size:
             size = Size(int.from_bytes(body[3:5]), int.from_bytes(body[1:3]))
         elif body[:6] == b"Exif\0\0":
             if exif:
-                # Readers put several together.
+                # Readers join several tables.
                 raise UnreadableError("a JPEG image with one table of EXIF")
             exif = True
             _exif(body[6:])
@@ -158,12 +158,12 @@ def _gif(data: bytes) -> Size:
         kind = data[at]
         if kind == 0x2C and at + 9 < len(data):
             left, top, wide, high = (int.from_bytes(data[at + i : at + i + 2], "little") for i in (1, 3, 5, 7))
-            # A frame that sticks out makes the whole image larger.
+            # A frame that extends beyond the image enlarges it.
             width, height = max(width, left + wide), max(height, top + high)
             frames += 1
             at += 10 + _palette(data[at + 9]) + 1
         elif kind == 0x21 and (data[at + 1 : at + 2] == b"\xfe" or data[at + 2 : at + 3] != b"\0"):
-            # Readers take an extension without blocks for the beginning of one that has them.
+            # Readers take an extension without blocks for the beginning of one with blocks.
             at += 2
         else:
             raise UnreadableError("a GIF image without other data between its blocks")
@@ -198,9 +198,9 @@ def _webp(data: bytes) -> Size:
         return Size((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)
     if first != b"VP8X":
         raise UnreadableError("a WebP image")
-    # With this header the image inside must be as large as it says, and frames must lie within.
+    # With this header the image must have the size it states, and frames must lie within it.
     width, height = 1 + int.from_bytes(body[4:7], "little"), 1 + int.from_bytes(body[7:10], "little")
-    # Wherever they stand: readers go on behind a frame that is longer or shorter than it says.
+    # Frames are counted anywhere: readers continue after a frame that is longer or shorter than it states.
     at, frames = 12, data.count(b"ANMF")
     for _ in range(_PIECES):
         name, length = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
@@ -214,11 +214,11 @@ def _webp(data: bytes) -> Size:
 
 
 def _exif(data: bytes) -> None:
-    """Bounds a table of tags, whose values readers copy out though they may overlap."""
+    """Bounds a table of tags: readers copy the values, which may overlap."""
     order = "big" if data[:2] == b"MM" else "little"
     table = int.from_bytes(data[4:8], order)
     tags = int.from_bytes(data[table : table + 2], order)
-    # The other kind of TIFF has wider numbers, and other places for them.
+    # BigTIFF has wider numbers at other offsets.
     if len(data) > _EXIF_BYTES or tags > _EXIF_TAGS or 43 in data[2:4]:
         raise UnreadableError(f"an image with at most {_EXIF_BYTES >> 10} KiB and {_EXIF_TAGS} tags of EXIF")
 

@@ -1,4 +1,4 @@
-"""What a field of a request may be: its type and its bounds. `table.py` says which field is of which kind."""
+"""Types of request fields and their bounds. `table.py` assigns them to fields."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,21 +9,21 @@ Medium = Literal["image", "audio"]
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a Model's bounds are made of. What is not known is None, and then judged strictly."""
+    """Facts of a Model from which bounds are derived. Unknown ones are None, and checked strictly."""
 
     vocabulary: int | None = None
-    """Tokens; ids are below it."""
+    """Number of tokens; ids are below it."""
     context_length: int | None = None
     """Longest prompt plus answer, in tokens."""
     max_output_tokens: int | None = None
-    """Cap of one answer, as the Model's limits say."""
+    """Cap of one answer, from the Model's limits."""
     media: frozenset[Medium] = frozenset()
-    """What it reads beside text."""
+    """Media that the Model reads besides text."""
     media_hosts: frozenset[str] = frozenset()
-    """Hosts from which a gateway fetches media for it. None while a request's media are judged as an engine gets them:
-    then only `data:` URLs pass."""
+    """Hosts from which a gateway fetches media for the Model. Empty when a request is checked in the form that an
+    engine gets: then only `data:` URLs pass."""
     deterministic: bool = False
-    """Whether its engine was started to give the same answer each time."""
+    """The engine was started to give the same answer each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class FieldProblem:
     """Why a request is refused."""
 
     param: str
-    """The field at fault, such as `messages[0].content`."""
+    """The faulty field, such as `messages[0].content`."""
     message: str
     code: str = "invalid_value"
 
@@ -41,11 +41,11 @@ class FieldType(Protocol):
 
     @property
     def describe(self) -> str:
-        """The bounds, for people."""
+        """The bounds, for messages and docs."""
         ...
 
     def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
-        """What is wrong with a value that is not null."""
+        """What is wrong with a value other than null; None: nothing."""
         ...
 
 
@@ -67,7 +67,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A whole number; `-1` and other exceptions stand in `also`."""
+    """A whole number; `also` lists exceptions such as `-1`."""
 
     least: int
     most: int
@@ -79,7 +79,7 @@ class Whole:
         return f"{also}a whole number from {self.least} to {self.most}"
 
     def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
-        # Not isinstance: a bool is an int too.
+        # Not isinstance: a bool is an int, too.
         if type(value) is not int:
             return wrong_type(at, self.describe)
         return None if self.least <= value <= self.most or value in self.also else wrong(at, self.describe)
@@ -116,7 +116,7 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class Text:
     most: int | None = None
-    """Characters; None: as many as a prompt."""
+    """Characters; None: any number."""
 
     @property
     def describe(self) -> str:
@@ -130,7 +130,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Stops:
-    """Strings that end the answer: after each token SGLang looks for each of them in the text so far."""
+    """Strings that end the answer: after each token SGLang searches the text for each of them."""
 
     most: int
     longest: int
@@ -150,7 +150,7 @@ class Stops:
 
 @dataclass(frozen=True, slots=True)
 class OutputBound:
-    """The longest answer."""
+    """The bound of an answer's length."""
 
     describe: str = "a whole number of at least 1"
 
@@ -164,7 +164,7 @@ class OutputBound:
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """A count of tokens within the context."""
+    """A number of tokens within the context."""
 
     @property
     def describe(self) -> str:
@@ -179,7 +179,7 @@ class Within:
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
-    """Ids of tokens: one outside the vocabulary ends SGLang's scheduler."""
+    """Ids of tokens: an id outside the vocabulary ends SGLang's scheduler."""
 
     most: int
 
@@ -214,7 +214,7 @@ class Bias:
             return wrong(at, self.describe)
         ids: list[int] = []
         for token, by in bias.items():
-            # As they are written in JSON: Python takes blanks, underscores and foreign digits for a number too.
+            # In JSON's form: Python also accepts blanks, underscores and foreign digits in a number.
             if not (token.isascii() and token.isdigit() and len(token) <= _DIGITS):
                 return wrong(f"{at}.{token[:_SHOWN]}", "the id of a token")
             if type(by) not in _NUMBERS or not -self.width <= by <= self.width:
@@ -225,7 +225,7 @@ class Bias:
 
 @dataclass(frozen=True, slots=True)
 class ObjectField:
-    """An object with these keys and no others; further ones may be there and mean nothing."""
+    """An object with these keys and no others; those in `ignored` are allowed and not read."""
 
     keys: dict[str, FieldType]
     needed: tuple[str, ...] = ()
@@ -254,7 +254,7 @@ class ObjectField:
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """A list."""
+    """A list of values of one type."""
 
     of: FieldType
     most: int
@@ -281,7 +281,7 @@ MOST_TOKENS: Final = 10_000_000
 _UNKNOWN_CONTEXT: Final = 32_768
 _DIGITS: Final = 9
 _SHOWN: Final = 64
-"""Characters that are shown of a name that the client made up."""
+"""Characters shown of a name that the client chose."""
 _NUMBERS: Final = (int, float)
 
 
@@ -290,13 +290,13 @@ def unknown(at: str) -> FieldProblem:
 
 
 def outside(ids: Sequence[Any], at: str, facts: Facts) -> FieldProblem | None:
-    """Whether one of the ids is no token of the Model. Nothing here takes Python's time per id."""
+    """What is wrong with ids of tokens. All checks run in C: lists may be long."""
     if not ids:
         return None
     if set(map(type, ids)) != {int}:
         return wrong_type(at, "ids of tokens, which are whole numbers")
     if facts.vocabulary is None:
-        # An id that is not in the vocabulary ends the engine for everybody, so a guess will not do.
+        # An id outside the vocabulary ends the engine for all clients, so guessing is no option.
         text = f"`{at}` cannot be used: the vocabulary of this model is not known, so ids of tokens cannot be checked."
         return FieldProblem(at, text, "vocabulary_unknown")
     if min(ids) < 0 or max(ids) >= facts.vocabulary:

@@ -1,8 +1,8 @@
-"""Images and sound in messages: only as data, so that no engine fetches or opens what a client names, and only as much
-as their own headers say that they unpack to. What a gateway is to fetch first is judged by `remote.py`.
+"""Images and sounds in messages: only as data, so that no engine fetches or opens an address from a client, and bounded
+by what their headers say they unpack to. `remote.py` decides what a gateway fetches first.
 
-Video is not taken: what its container says of frames and their size binds no decoder, and engines take hundreds of
-frames of any size out of a few MiB. A client can send frames as images.
+Video is refused: no decoder is bound by what a container states about frames and their size, and engines take hundreds
+of frames of any size from a few MiB. Clients can send frames as images.
 """
 
 import binascii
@@ -21,19 +21,19 @@ from shoal.core.fields.sounds import READERS as SOUNDS
 
 _MOST_BASE64: Final = 8 << 20
 MOST_FETCHED: Final = _MOST_BASE64 // 4 * 3
-"""Bytes of a file that a gateway fetches: as many as base64 of a `data:` URL may hold."""
+"""Bytes of a file that a gateway fetches: as many as the base64 of a `data:` URL may hold."""
 MOST_MEDIA: Final = 16
 """Images and sounds of one request."""
 MOST_PIXELS: Final = 1 << 25
-"""Pixels of all images of one request, with each frame of those that move: 128 MiB where an engine unpacks them."""
+"""Pixels of all images of one request, with all frames of animated ones: 128 MiB when an engine unpacks them."""
 MOST_PIECES: Final = 128
-"""Images times the pieces that each may be cut into: a piece has some 450 x 450 pixels, whatever the image had."""
+"""Images times the pieces that each may be cut into: a piece has about 450 x 450 pixels, whatever the image's size."""
 MOST_SECONDS: Final = 900
 """Seconds of all sounds of one request."""
 _PATCHES: Final = Whole(1, 64)
 _PIXELS: Final = Whole(1, 16_384)
 
-# Left out on purpose: `content_hash`, by which an image that one client sends would be found for another's.
+# Left out on purpose: `content_hash`, with which one client's image could be used for another client's.
 _SHAPES: Final[dict[str, tuple[Medium, ObjectField]]] = {
     "image_url": (
         "image",
@@ -55,9 +55,9 @@ _SHAPES: Final[dict[str, tuple[Medium, ObjectField]]] = {
     "audio_url": ("audio", ObjectField({"url": Text()}, needed=("url",))),
 }
 TYPES: Final[Mapping[Medium, tuple[str, ...]]] = {"image": tuple(IMAGES), "audio": tuple(SOUNDS)}
-"""Types of content that media may have."""
+"""Content types of media."""
 KINDS: Final = (*_SHAPES, "video_url")
-"""Types of a message's parts that hold media."""
+"""Types of message parts that hold media."""
 _PARTS: Final[dict[str, FieldType]] = {
     kind: ObjectField({"type": Choice((kind,)), kind: shape}, (kind,), frozenset({"cache_control"}))
     for kind, (_, shape) in _SHAPES.items()
@@ -85,7 +85,7 @@ class Load:
     pixels: int = 0
     seconds: float = 0
     patches: int = 0
-    """The most that any image may be cut into, where one says so."""
+    """The largest `max_dynamic_patch` of an image; 0: none is given."""
 
     def __add__(self, other: "Load") -> "Load":
         return Load(
@@ -102,19 +102,19 @@ _PLACEHOLDER: Final = re.compile(
     r"|(?i:</?(?:image|img|video|audio|im|patch|so|slice|start_of|end_of)(?:[_-][\w-]{0,32})?>)"
     r"|\[(?:IMG|AUDIO|BEGIN_AUDIO)[A-Z_]{0,16}\]"
 )
-"""What processors put a medium in the place of, in any model that SGLang 0.5.23 knows."""
+"""Placeholders that processors replace by a medium, of all models that SGLang 0.5.23 supports."""
 
 
 def placeholder_problem(fields: Mapping[str, Any]) -> FieldProblem | None:
-    """Whether texts of a chat that has passed its check hold the place of a medium, where it has media.
+    """Whether a checked chat with media contains placeholders of media in its texts.
 
-    Transformers takes the next medium for each such place, and raises StopIteration where there are no more. No future
-    can hold that: SGLang never answers such a request.
+    Transformers takes the next medium for each placeholder, and raises StopIteration when there are no more. A future
+    cannot hold that exception: SGLang never answers such a request.
     """
     messages = cast(list[dict[str, Any]], fields["messages"])
     if not any(_has_media(message.get("content")) for message in messages):
         return None
-    # Joined, because a template may put two texts together.
+    # Texts are joined, because a template may put two of them together.
     texts = {
         "messages": _of_messages(messages),
         "tools": _texts(fields.get("tools")),
@@ -150,7 +150,7 @@ def _of_messages(messages: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _decoded(arguments: Any) -> Any:
-    """What a template writes of a call's arguments: an engine decodes them first."""
+    """A call's arguments as a template writes them: engines decode them first. None: nothing is encoded."""
     if not isinstance(arguments, str) or "\\" not in arguments:
         return None
     try:
@@ -160,7 +160,7 @@ def _decoded(arguments: Any) -> Any:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Keys and strings of a value that is bounded in depth."""
+    """Keys and strings of a value whose depth is bounded."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
@@ -173,7 +173,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def media_part(part: dict[str, Any], kind: str, at: str, facts: Facts) -> FieldProblem | Load:
-    """What a part of a message unpacks to, and whether it may; `kind` is one of `KINDS`."""
+    """What a part of a message unpacks to, or why it is refused; `kind` is one of `KINDS`."""
     if kind == "video_url":
         text = f"`{at}` is a video, and videos are not accepted. Send frames as images."
         return FieldProblem(at, text, "media_not_supported")
@@ -213,7 +213,7 @@ def _load(kind: str, data: str, at: str, inside: dict[str, Any]) -> FieldProblem
 
 
 def too_much_media(load: Load, at: str) -> FieldProblem | None:
-    """Whether the media of the messages so far are too much together."""
+    """Whether the media of the messages so far exceed the bounds together."""
     if load.items > MOST_MEDIA:
         return wrong(at, f"messages with at most {MOST_MEDIA} images and sounds")
     if load.pixels > MOST_PIXELS:

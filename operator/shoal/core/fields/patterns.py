@@ -1,16 +1,16 @@
 """Regular expressions that an answer must match.
 
-An engine compiles one into a grammar and walks that for each token, in the loop that serves everybody. xgrammar, which
-is SGLang's default, remembers where each repetition began: where a text can be cut into repetitions in many ways, each
-token takes longer than the one before. With `(a*a*)*b` the 120th takes 0.9 s, with `a{0,500}a{0,500}b` the 760th 0.6 s.
-RE2's syntax alone, which has no look-around and no references back, is therefore not enough; a pattern may also not
+An engine compiles an expression into a grammar and walks it for each token, in the loop that serves all requests.
+xgrammar, SGLang's default, remembers where each repetition began: if a text can be cut into repetitions in many ways,
+each token takes longer than the one before. With `(a*a*)*b` the 120th takes 0.9 s, with `a{0,500}a{0,500}b` the 760th
+0.6 s. RE2's syntax, which has no look-around and no back-references, is therefore not enough; a pattern must also not
 
 - multiply: RE2 bounds its repetitions, and its program is bounded here;
-- repeat what can go on by itself with a character that it begins with, as `(a+)+` and `(a?a?)*`;
-- have a repetition follow another one that it shares a character with, as `a*a*`, or anything follow a counted one
-  (`a{0,500}`) that it shares a character with.
+- repeat something that can continue with a character that it begins with, as in `(a+)+` and `(a?a?)*`;
+- have a repetition follow another one with which it shares a character, as in `a*a*`, or anything follow a counted one
+  (`a{0,500}`) with which it shares a character.
 
-What is left can tell from the next character alone whether a repetition goes on or begins anew.
+For the remaining patterns, the next character alone determines whether a repetition continues or begins again.
 """
 
 import re
@@ -22,11 +22,11 @@ from shoal.core.redaction.patterns import PatternInvalid, compiled
 
 LONGEST: Final = 1024
 _MOST_INSTRUCTIONS: Final = 8192
-"""Of RE2's program for a pattern: 26 characters can make a million states."""
+"""Size of RE2's program for a pattern: 26 characters can make a million states."""
 _MOST_GROUPS: Final = 32
-"""One inside another."""
+"""Nesting of groups."""
 _ANY: Final = (1 << 129) - 1
-"""A set of characters: a bit for each of ASCII, and one for all others."""
+"""A set of characters: one bit for each of ASCII, and one for all others."""
 _QUANTIFIER: Final = re.compile(r"([*+?]|\{(\d+)(?:(,)(\d*))?\})\??")
 _CLASSES: Final = {
     "d": sum(1 << ord(c) for c in "0123456789"),
@@ -37,24 +37,24 @@ _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "a": "
 
 
 class _Refused(Exception):
-    """The pattern is not one that is certain to be fast; the text says what it may not have."""
+    """The pattern may be slow; the message says what it must not contain."""
 
 
 @dataclass(slots=True)
 class _Part:
-    """What is to be known of a part of a pattern. Each set is one of characters."""
+    """Properties of a part of a pattern. Sets are sets of characters."""
 
     nullable: bool = True
     first: int = 0
-    """That it can begin with."""
+    """With which it can begin."""
     first_repeated: int = 0
-    """The same, inside a repetition."""
+    """With which it can begin, inside a repetition."""
     more: int = 0
-    """That it can go on with where it might also end."""
+    """With which it can continue where it might also end."""
     star: int = 0
-    """The same, by repeating without bound."""
+    """Those of `more` that come from a repetition without bound."""
     counted: int = 0
-    """The same, by repeating up to a bound."""
+    """Those of `more` that come from a repetition with a bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Pattern:
 
 
 def pattern_problem(pattern: str, at: str) -> FieldProblem | None:
-    """What is wrong with a regular expression."""
+    """What is wrong with a regular expression; None: nothing."""
     if len(pattern) > LONGEST:
         return wrong(at, f"a regular expression of at most {LONGEST} characters", "string_too_long")
     try:
@@ -112,7 +112,7 @@ class _Reader:
         return taken
 
     def _either(self) -> _Part:
-        """Alternatives."""
+        """Parses alternatives."""
         found = self._sequence()
         while self._peek() == "|":
             self._at += 1
@@ -222,7 +222,7 @@ def _one(characters: int) -> _Part:
 
 
 def _after(left: _Part, right: _Part) -> _Part:
-    """One part and then another."""
+    """One part followed by another."""
     if left.counted & right.first or left.star & right.first_repeated:
         raise _Refused("a repetition followed by what it shares a character with, as `a*a*`")
     return _Part(

@@ -1,4 +1,4 @@
-"""`prompt` of /v1/completions and `input` of /v1/embeddings: a text, tokens, or a list of either."""
+"""`prompt` of /v1/completions and `input` of /v1/embeddings: a text, token ids, or a list of either."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Prompts:
 
 
 def prompts_of(fields: Mapping[str, Any]) -> list[Any]:
-    """Each prompt of a body that has passed its check; a chat has one."""
+    """The prompts of a checked body; a chat has one."""
     given: Any = fields.get("prompt", fields.get("input"))
     if not isinstance(given, list):
         return [given]
@@ -49,7 +49,7 @@ def prompts_of(fields: Mapping[str, Any]) -> list[Any]:
 
 
 def texts(fields: Mapping[str, Any]) -> tuple[int, int]:
-    """Characters and tokens that are to be read, in a body that has passed its check; media do not count."""
+    """(characters, token ids) that the engine reads, in a checked body, without media."""
     several = fields.get("prompt", fields.get("input"))
     if several is None:
         return sum(map(_characters, fields.get("messages") or ())) + _written(fields.get("tools")), 0
@@ -72,7 +72,7 @@ def _characters(message: Mapping[str, Any]) -> int:
 
 
 def _written(value: Any) -> int:
-    """Characters of a value's keys and strings; it is bounded in depth."""
+    """Characters of a value's keys and strings; its depth is bounded."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, list):

@@ -1,5 +1,5 @@
-"""Media that a request names by https instead of sending them: which of them a gateway may fetch, and from which
-addresses. An engine never gets such a URL.
+"""Media that a request names by https URL: which of them a gateway may fetch, and from which addresses. An engine never
+gets such a URL.
 """
 
 import ipaddress
@@ -17,10 +17,10 @@ MOST_URL: Final = 2048
 """Characters of a URL."""
 PORT: Final = 443
 PARTS: Final[Mapping[str, Medium]] = {"image_url": "image", "audio_url": "audio"}
-"""Types of a message's parts that hold a URL, and what is behind it."""
+"""Types of message parts that hold a URL, and the medium behind it."""
 _LABEL: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 HOST: Final = rf"^({_LABEL}\.)+[a-z]([-a-z0-9]{{0,61}}[a-z0-9])?$"
-"""A name of DNS with a domain: a last part that begins with a letter is never the end of an address."""
+"""A DNS name with a domain. The last label begins with a letter, so it cannot be an IP address."""
 MOST_HOST: Final = 253
 _HOST: Final = re.compile(HOST)
 _URL: Final = re.compile(r"(?i:https)://([^/?#]*)(/[^?#]*)?(\?[^#]*)?(#.*)?", re.DOTALL)
@@ -30,25 +30,25 @@ _WRONG: Final = "invalid_media_url"
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A file that may be fetched."""
+    """A file that a gateway may fetch."""
 
     host: str
-    """One of the Model's, as DNS has it."""
+    """One of the Model's hosts, in DNS form."""
     target: str
     """Path and query."""
 
     @property
     def url(self) -> str:
-        """Made of the parts that were judged: what a client wrote is not read a second time."""
+        """Built from the checked parts: the client's text is not parsed a second time."""
         return f"https://{self.host}{self.target}"
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A file that a request needs before it can go to an engine."""
+    """A file that a request needs before it can be sent to an engine."""
 
     at: str
-    """Its field, such as `messages[0].content[1].image_url.url`."""
+    """The field, such as `messages[0].content[1].image_url.url`."""
     medium: Medium
     remote: Remote
 
@@ -57,11 +57,11 @@ class Wanted:
 
 
 def remote(url: str, at: str, hosts: Collection[str]) -> Remote | FieldProblem:
-    """What is to be fetched for a URL that is no `data:` URL, or why nothing is. `hosts`: those of the Model."""
+    """The file to fetch for a URL that is no `data:` URL, or why it is refused. `hosts`: those of the Model."""
     if len(url) > MOST_URL:
         return wrong(at, f"a `data:` URL, or an https URL of at most {MOST_URL} characters", _WRONG)
     if not hosts or (found := _URL.fullmatch(url)) is None:
-        # An engine would fetch it, from wherever the engine may go, and follow redirects; or open it as a file.
+        # An engine would fetch it from anywhere it can reach, and follow redirects; or open it as a file.
         text = (
             f"`{at}` must be a `data:` URL in base64. A gateway fetches https URLs only, of the hosts that the Model "
             "names in `spec.media.allowedHosts`, where the installation allows it (`gateway.media.egress`)."
@@ -83,7 +83,7 @@ def remote(url: str, at: str, hosts: Collection[str]) -> Remote | FieldProblem:
 
 
 def _dns(host: str) -> str | None:
-    """A host's name as DNS has it: in lower case, in ASCII, without the dot of the root. None: it is no such name."""
+    """A host's name in DNS form: lower case, ASCII, without the root's dot. None: it is no such name."""
     if len(host) > MOST_HOST:
         return None
     if not host.isascii():
@@ -94,12 +94,11 @@ def _dns(host: str) -> str | None:
     name = host.lower().removesuffix(".")
     return name if len(name) <= MOST_HOST and _HOST.fullmatch(name) else None
 
-
-# --- a request's ----------------------------------------------------------------------------------------------------
+    # --- files of a request -----------------------------------------------------------------------------------------
 
 
 def wanted(fields: Mapping[str, Any], hosts: Collection[str]) -> list[Wanted]:
-    """The files that a chat needs which has passed its check with these hosts, in its order."""
+    """The files that a chat needs which was checked with the same hosts, in the chat's order."""
     found: list[Wanted] = []
     for at, medium, inside in _places(fields):
         there = remote(inside["url"], at, hosts)
@@ -109,10 +108,10 @@ def wanted(fields: Mapping[str, Any], hosts: Collection[str]) -> list[Wanted]:
 
 
 def put(fields: Mapping[str, Any], data: Sequence[str]) -> int:
-    """Puts `data:` URLs into the places of the files that `wanted` found. By how many characters the body grows.
+    """Replaces the URLs found by `wanted` by `data:` URLs. Returns the growth of the body in characters.
 
     Raises:
-        ValueError: they are not as many.
+        ValueError: their numbers differ.
     """
     more = 0
     for (_, _, inside), url in zip(list(_places(fields)), data, strict=True):
@@ -140,7 +139,7 @@ def _places(fields: Mapping[str, Any]) -> Iterator[tuple[str, Medium, dict[str, 
 _UNICAST: Final = ipaddress.ip_network("2000::/3")
 """All of IPv6 that is routed between networks."""
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
-"""How a cluster with IPv6 alone reaches IPv4: the address is in the last 32 bits."""
+"""Prefix by which an IPv6-only cluster reaches IPv4: the address is in the last 32 bits."""
 _SPECIAL: Final = tuple(
     map(
         ipaddress.ip_network,
@@ -154,14 +153,14 @@ _SPECIAL: Final = tuple(
         ),
     )
 )
-"""Networks inside of the routed ones that are no host's, or lead to another network."""
+"""Networks within the routed ones that belong to no host, or lead to another network."""
 _ISATAP: Final = (0x0000_5EFE, 0x0200_5EFE)
 
 
 def contactable(address: str) -> bool:
-    """Whether a gateway may connect to an address for a client: only where it is routed everywhere, and one host's.
+    """Whether a gateway may connect to an address for a client: only to globally routed addresses of single hosts.
 
-    Where a network translates IPv6 by a prefix of its own, nobody can tell what is behind it.
+    Addresses behind a network's own translation prefix cannot be recognised.
     """
     try:
         found = ipaddress.ip_address(address)

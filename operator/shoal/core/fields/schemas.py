@@ -1,5 +1,5 @@
-"""JSON schemas that an answer or a tool's arguments must match. An engine compiles them into a grammar, and walks that
-grammar for each token, in the loop that serves everybody."""
+"""JSON schemas that an answer or a tool's arguments must match. An engine compiles them into a grammar and walks it for
+each token, in the loop that serves all requests."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ from shoal.core.fields.kinds import Facts, FieldProblem, wrong, wrong_type
 from shoal.core.fields.patterns import pattern_problem
 
 _MOST_COUNT: Final = 1_000_000
-"""Of `maxLength` and its like: engines count, they do not unroll."""
+"""Largest `maxLength` and the like: engines count, they do not unroll."""
 _COUNTS: Final = frozenset(
     {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains"}
 )
@@ -21,7 +21,7 @@ _VALUES: Final = frozenset({"const", "default", "enum", "examples"})
 _NAMED: Final = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
 )
-"""Keywords that hold schemas by name: what is called `default` there is a schema like the others."""
+"""Keywords that hold schemas by name: a name such as `default` there is no keyword."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class Schema:
     """A JSON schema, as an object."""
 
     nodes: int = 8192
-    """Values in it, one inside another included."""
+    """Values in the schema, nested ones included."""
     depth: int = 64
     characters: int = 131_072
-    """Of its keys and strings."""
+    """Characters of its keys and strings."""
     enums: int = 1000
-    """Values of all its `enum`s: compiling takes their square."""
+    """Values of all `enum`s: compiling takes quadratic time."""
 
     @property
     def describe(self) -> str:
@@ -51,7 +51,7 @@ class Schema:
         return self.size(schema, at) or self.keywords([schema], at) or reference_problem(schema, at)
 
     def size(self, schema: dict[str, Any], at: str) -> FieldProblem | None:
-        """Whether there is too much in it, values included."""
+        """What is too large in the schema, values included."""
         nodes, characters, depth = 1, 0, 0
         level: list[Any] = [schema]
         """Objects and lists of one level."""
@@ -80,8 +80,8 @@ class Schema:
         return None
 
     def keywords(self, schemas: Iterable[dict[str, Any]], at: str) -> FieldProblem | None:
-        """What is not allowed in schemas that have passed their bounds, references apart. What has the key of a keyword
-        but is a value, or the name of a property, is none."""
+        """What is not allowed in schemas of allowed size, apart from references. A value or the name of a property that
+        looks like a keyword is none."""
         enums = 0
         for schema in schemas:
             for holder, names in _schemas(schema):
@@ -109,7 +109,7 @@ class SchemaText:
     def check(self, value: Any, at: str, facts: Facts) -> FieldProblem | None:
         if not isinstance(value, str):
             return wrong_type(at, "a string with a JSON schema")
-        # Each level opens with a bracket: what has few of them is not deep, and Python's parser recurses.
+        # Each level opens with a bracket, so few brackets mean little depth; Python's parser recurses.
         if len(value) > 2 * self.of.characters or value.count("[") + value.count("{") > self.of.nodes:
             return _too_large(at, self.of)
         try:
@@ -123,12 +123,12 @@ CIRCULAR: Final = "schema_circular"
 
 
 def reference_problem(schema: dict[str, Any], at: str, *, tool: bool = False) -> FieldProblem | None:
-    """Whether one of a schema's references leads nowhere, or back to itself before anything is written.
+    """Whether a reference of a schema leads nowhere, or back to itself before anything is written.
 
-    Nothing matches one that is circular: an engine allows no token at all then, what it samples from is not a number,
-    and with `top_p`, `top_k` or `min_p` in the same step, also of another client's request, that ends it. The schema of
-    a `tool` becomes a part of one that an engine makes, below `items`: what leads nowhere, or there, may lead to itself
-    in that one. The schema has passed its bounds.
+    Nothing matches a circular schema: the engine then allows no token, samples from NaN, and if any request in the same
+    step uses `top_p`, `top_k` or `min_p`, it exits. The schema of a `tool` becomes part of a schema that the engine
+    makes, below `items`: a reference that leads nowhere, or there, may lead to itself in that one. The schema's size
+    has been checked.
     """
     done: set[int] = set()
     for holder, _ in _schemas(schema):
@@ -147,8 +147,8 @@ def reference_problem(schema: dict[str, Any], at: str, *, tool: bool = False) ->
 
 
 def _schemas(root: dict[str, Any]) -> Iterator[tuple[dict[str, Any], bool]]:
-    """What an engine may read as a schema: all but values, and of those what a reference leads to. Each with whether
-    its keys are names of schemas, not keywords."""
+    """All that an engine may read as a schema: everything but values, and values that references lead to. Each with
+    whether its keys are names of schemas instead of keywords."""
     waiting: list[tuple[Any, bool]] = [(root, False)]
     seen: set[tuple[int, bool]] = set()
     while waiting:
@@ -185,7 +185,7 @@ def _returns(start: dict[str, Any], root: dict[str, Any], done: set[int]) -> boo
 
 
 def _same_place(schema: dict[str, Any], root: dict[str, Any]) -> list[dict[str, Any]]:
-    """Schemas for the very value that this one is for."""
+    """Schemas that apply to the same value as this one."""
     reference = schema.get("$ref")
     found = _targets(reference, root) if isinstance(reference, str) else []
     for key in ("anyOf", "oneOf", "allOf"):
@@ -196,12 +196,12 @@ def _same_place(schema: dict[str, Any], root: dict[str, Any]) -> list[dict[str, 
 
 
 def _targets(reference: str, root: dict[str, Any]) -> list[Any]:
-    """What a reference leads to: engines differ in what they decode of it."""
+    """Targets of a reference, for each way in which engines decode it."""
     return [found for names in _readings(reference) if (found := _target(names, root)) is not None]
 
 
 def _readings(reference: str) -> list[list[str]]:
-    """The steps of a reference, in each way that an engine may read it. xgrammar leaves empty steps out."""
+    """The steps of a reference, in each way in which an engine may read it. xgrammar drops empty steps."""
     if reference != "#" and not reference.startswith("#/"):
         return []
     steps = reference.split("/")[1:]

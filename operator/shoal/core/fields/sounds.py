@@ -1,7 +1,7 @@
-"""Length of a sound, from its own headers: what an engine would unpack, without unpacking it.
+"""Length of a sound from its headers: what an engine would unpack, without unpacking it.
 
-Only WAV and MP3: their bytes bound their samples. FLAC, Ogg and containers hold hours of silence in a few KiB, and say
-of their length what they like.
+Only WAV and MP3, whose bytes bound their samples. FLAC, Ogg and containers can hold hours of silence in a few KiB, and
+their stated length means nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,21 +10,21 @@ from typing import Final
 from shoal.core.fields.images import UnreadableError
 
 LEAST_RATE: Final = 8_000
-"""Samples a second: a reader brings a sound to the model's rate, so one that says 1 would grow by 16,000."""
+"""Samples per second. A reader resamples to the model's rate, so a sound with a rate of 1 would grow by 16,000."""
 MOST_RATE: Final = 192_000
 _CHANNELS: Final = 8
 _PIECES: Final = 256
 _FRAMES: Final = 40_000
-"""The shortest have 24 ms."""
+"""Frames of an MP3; the shortest have 24 ms."""
 _REST: Final = 4_096
-"""Bytes after the last frame of an MP3: its tags."""
+"""Bytes after the last frame of an MP3, for tags."""
 
 
 def sound_seconds(kind: str, data: bytes) -> float:
-    """`kind` is a type of `READERS`.
+    """Length of a sound in seconds; `kind` is a type of `READERS`.
 
     Raises:
-        UnreadableError: the file is not of that kind, or its length cannot be told.
+        UnreadableError: the file is not of that kind, or its length is not determined.
     """
     return READERS[kind](data)
 
@@ -42,7 +42,7 @@ def _wav(data: bytes) -> float:
         elif name == b"data":
             if not second:
                 raise UnreadableError("WAV whose header comes first")
-            # Whatever length it claims, there are no more bytes than these.
+            # Whatever length the header states, there are no more bytes than these.
             return (len(data) - at - 8) / second
         elif len(name) < 4:
             break
@@ -51,7 +51,7 @@ def _wav(data: bytes) -> float:
 
 
 def _second(header: bytes) -> int:
-    """Bytes of a second."""
+    """Bytes of one second."""
     code, channels, rate, _, block, bits = (
         int.from_bytes(header[i:j], "little") for i, j in ((0, 2), (2, 4), (4, 8), (8, 12), (12, 14), (14, 16))
     )
@@ -75,7 +75,7 @@ def _mp3(data: bytes) -> float:
         sizes = data[6:10]
         at = 10 + (sizes[0] << 21 | sizes[1] << 14 | sizes[2] << 7 | sizes[3])
     if data[4:8] == b"ftyp":
-        # Engines look for that before anything else.
+        # Engines check for this type first.
         raise UnreadableError("MP3, as its type says")
     seconds, frames = 0.0, 0
     while (found := _frame(data[at : at + 4])) is not None:
@@ -85,13 +85,13 @@ def _mp3(data: bytes) -> float:
         at += found[0]
         seconds += found[1]
     if not frames or len(data) - at > _REST:
-        # A reader would look for the next frame in what is not one.
+        # A reader would search for the next frame in other data.
         raise UnreadableError("MP3, as its type says, frame after frame")
     return seconds
 
 
 def _frame(header: bytes) -> tuple[int, float] | None:
-    """Bytes and seconds of a frame of layer III; None: it is none, or does not say how long it is."""
+    """(bytes, seconds) of a frame of layer III; None: it is no frame, or its length is not determined."""
     if len(header) < 4 or header[0] != 0xFF or header[1] & 0xE6 != 0xE2:
         return None
     version = header[1] >> 3 & 3

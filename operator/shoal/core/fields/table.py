@@ -1,13 +1,14 @@
-"""Every field that a request may have: its bounds, and why. What is not here is refused by name.
+"""Every field that a request may have: its bounds, and why. Fields that are not listed are refused by name.
 
-`shoal generate` writes docs/reference/requestfields.md from it. Read against SGLang 0.5.23; tests/contract/
-test_fields_fuzz.py mutates each field of it against the real engine.
+`shoal generate` writes docs/reference/requestfields.md from this table. It follows SGLang 0.5.23;
+tests/contract/test_fields_fuzz.py mutates each field against the real engine.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from shoal.core.fields.chat import Messages, TemplateVariables, ToolChoice, ToolsField
 from shoal.core.fields.kinds import (
     Bias,
     Choice,
@@ -26,12 +27,9 @@ from shoal.core.fields.kinds import (
     unknown,
     wrong,
 )
-from shoal.core.fields.messages import Messages
 from shoal.core.fields.patterns import Pattern
 from shoal.core.fields.prompts import Prompts
 from shoal.core.fields.schemas import Schema, SchemaText
-from shoal.core.fields.template import TemplateVariables
-from shoal.core.fields.tools import ToolChoice, ToolsField
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
@@ -42,12 +40,12 @@ EMBEDDINGS: Final = "/v1/embeddings"
 class Field:
     kind: FieldType
     why: str
-    """Why it is bounded, or may be there at all."""
+    """Why it is bounded, or why it is allowed."""
     needed: bool = False
     forwarded: bool = True
-    """Whether it goes to the engine; else it is checked and left out."""
+    """It is sent to the engine; otherwise it is checked and dropped."""
     media: bool = False
-    """Only of a Model that reads images."""
+    """Only for Models that read images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
-    """No structural tags: they hold grammars of any kind."""
+    """No structural tags: they may contain any grammar."""
 
     describe: str = f'`{{"type": "text" | "json_object"}}`, or `"json_schema"` with {Schema().describe}'
 
@@ -109,12 +107,12 @@ _LOGPROBS: Final = Whole(0, 20)
 _IGNORED: Final[Mapping[str, Field]] = {
     name: Field(Anything(), why, forwarded=False)
     for name, why in {
-        "metadata": "for lists of stored answers, which there are none of",
+        "metadata": "for lists of stored answers, which do not exist here",
         "store": "nothing is stored",
         "service_tier": "there is one tier",
         "safety_identifier": "nothing is reported to anybody",
-        "prompt_cache_key": "prompts that begin alike go to one replica by themselves",
-        "prompt_cache_retention": "the engine keeps what it has room for",
+        "prompt_cache_key": "prompts with the same beginning are routed to one replica anyway",
+        "prompt_cache_retention": "the engine decides what it keeps",
         "prediction": "only makes an answer faster",
     }.items()
 }
@@ -123,9 +121,9 @@ _SAMPLING: Final[Mapping[str, Field]] = {
     "stream": Field(_FLAG, "read by the gateway"),
     "stream_options": Field(
         ObjectField(dict.fromkeys(("include_usage", "continuous_usage_stats", "include_obfuscation"), _FLAG)),
-        "the gateway asks for usage in any case, and takes out what was not asked for",
+        "the gateway asks for usage in any case, and removes what the client did not request",
     ),
-    "user": Field(Text(8192), "no engine does anything with it"),
+    "user": Field(Text(8192), "no engine uses it"),
     "frequency_penalty": Field(_PENALTY, "OpenAI's range"),
     "presence_penalty": Field(_PENALTY, "OpenAI's range"),
     "repetition_penalty": Field(
@@ -206,12 +204,10 @@ TABLE: Final[Mapping[str, Mapping[str, Field]]] = {
         **_IGNORED,
     },
 }
-"""By endpoint: fields by name, those that almost every request has first."""
+"""By endpoint: fields by name, the most frequent first."""
 
 REFUSED: Final[Mapping[str, str]] = {
-    **dict.fromkeys(
-        ("rid", "extra_key", "cache_salt", "session_id", "session_params"), "requests are told apart by it"
-    ),
+    **dict.fromkeys(("rid", "extra_key", "cache_salt", "session_id", "session_params"), "it identifies requests"),
     **dict.fromkeys(("priority", "custom_labels"), "says who the request is"),
     **dict.fromkeys(("lora_path", "ngram_corpus_id"), "says which weights answer: an adapter is named in `model`"),
     **dict.fromkeys(
@@ -239,7 +235,7 @@ REFUSED: Final[Mapping[str, str]] = {
     "web_search_options": "there is no web search",
     "verbosity": "no engine knows it",
 }
-"""Fields that SGLang or OpenAI know and that are refused, with the reason; it is told."""
+"""Fields of SGLang or OpenAI that are refused, with the reason that the client is told."""
 
 
 def not_in_table(name: str) -> FieldProblem:

@@ -1,4 +1,4 @@
-"""Bounds on what a whole request costs an engine: many small numbers multiply."""
+"""Bounds on the cost of a whole request to an engine: many small numbers multiply."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -7,24 +7,24 @@ from shoal.core.fields.kinds import Facts, FieldProblem
 from shoal.core.fields.prompts import prompts_of, texts
 
 MULTIPLIERS: Final = frozenset({"n", "best_of", "echo", "prompt", "input"})
-"""Fields by which a request can be more than one answer to one prompt."""
+"""Fields that can make a request more than one answer to one prompt."""
 SEQUENCES: Final = 128
 """Choices times prompts."""
 CONTEXTS: Final = 16
-"""Tokens to read and to write, in contexts of the model."""
+"""Tokens to read and to write, in multiples of the model's context."""
 EMBEDDED: Final = 131_072
-"""Tokens to embed, where that is more than `CONTEXTS` contexts."""
+"""Tokens to embed, if that is more than `CONTEXTS` contexts."""
 ECHOED: Final = 131_072
-"""Log probabilities of a prompt's tokens that are answered: each is made in the process that serves everybody."""
+"""Log probabilities of prompt tokens in an answer: each is made in the process that serves all requests."""
 CHARACTERS_PER_TOKEN: Final = 32
-"""More than any text has on average: what is longer than so many per token of the context cannot fit into it, and only
-splitting it into tokens would take seconds."""
+"""More than any text has on average: a text longer than this per token of the context cannot fit, and tokenizing it
+alone would take seconds."""
 SPARE_CHARACTERS: Final = 65_536
 _UNKNOWN_CONTEXT: Final = 32_768
 _USUAL: Final = 4
-"""Characters of a token, as they are estimated."""
+"""Estimated characters of a token."""
 _SHORT_BY_DEFAULT: Final = 16
-"""Tokens of an answer of /v1/completions that names no bound."""
+"""Tokens of an answer of /v1/completions without a bound."""
 
 WORDS: Final = (
     f"`n` times the prompts is at most {SEQUENCES}.",
@@ -38,7 +38,7 @@ WORDS: Final = (
 
 
 def too_much(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int | None) -> FieldProblem | None:
-    """Whether a request whose fields are each within their bounds is too much all the same."""
+    """Why a request is too large although each field is within its bounds; None: it is not."""
     context = facts.context_length or _UNKNOWN_CONTEXT
     longest = CHARACTERS_PER_TOKEN * context + SPARE_CHARACTERS
     several = prompts_of(fields)
@@ -83,7 +83,7 @@ def too_much(fields: Mapping[str, Any], endpoint: str, facts: Facts, size: int |
 
 
 def _answer(fields: Mapping[str, Any], endpoint: str, context: int, facts: Facts) -> int:
-    """The longest answer in tokens."""
+    """Tokens of the longest possible answer."""
     named = [bound for name in ("max_tokens", "max_completion_tokens") if (bound := fields.get(name)) is not None]
     bound = max(named) if named else _SHORT_BY_DEFAULT if endpoint == "/v1/completions" else context
     return min(bound, context, facts.max_output_tokens or context)

@@ -1,6 +1,6 @@
-"""What may not be written into a request log, and how it is taken out of it first.
+"""Redaction: what must not be written into a request log, and how it is removed first.
 
-patterns.py  Shoal's own patterns: secrets, e-mail addresses, cards, IP addresses, phone numbers
-rules.py     a tenant's rules: which are refused and why, what they make of a text
-content.py   what of a request and its answer is logged: walked, redacted, bounded
+patterns.py  built-in patterns: secrets, e-mail addresses, cards, IP addresses, phone numbers
+rules.py     a tenant's rules: which are refused and why; applying them to a text
+content.py   the content of a request and its answer: selected, redacted, bounded
 """

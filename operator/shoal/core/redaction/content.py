@@ -1,7 +1,7 @@
-"""What of a request and of its answer is logged: only fields that are known, every text through the rules, bounded.
+"""The logged content of a request and its answer: known fields only, each text redacted, bounded in size.
 
-What says the same as a text in other words is left out, because no rule would find anything in it: token ids, log
-probabilities, embeddings. Images, audio and files are replaced by a note of their size.
+Encodings of a text are left out, because no rule would find a match in them: token ids, log probabilities, embeddings.
+Images, audio and files are replaced by a note of their size.
 """
 
 import re
@@ -52,8 +52,8 @@ PARAMETERS: Final = (
     "ignore_eos",
 )
 LOGGED: Final = frozenset((*TEXTS, *PARAMETERS))
-"""Fields of a request."""
-_WORDS: Final = frozenset(
+"""Logged fields of a request."""
+_API_KEYS: Final = frozenset(
     (
         *LOGGED,
         *(
@@ -74,30 +74,30 @@ _WORDS: Final = frozenset(
         *("reasoning_content", "finish_reason", "choices", "enum", "additionalProperties", "cut", "json_schema"),
     )
 )
-"""Keys that OpenAI's API gives: they are kept, so that an entry can be read. All others are texts like any."""
-_FIXED: Final[dict[str, frozenset[str]]] = {
+"""Keys of OpenAI's API, kept so that an entry can be read. All other keys are redacted like texts."""
+_API_VALUES: Final[dict[str, frozenset[str]]] = {
     "role": frozenset(("system", "developer", "user", "assistant", "tool", "function")),
     "type": frozenset(("text", "function", "image_url", "input_audio", "file", "object", "string", "json_schema")),
     "finish_reason": frozenset(("stop", "length", "tool_calls", "content_filter")),
 }
-"""Values that the API gives: nothing to take out, and one in every message."""
+"""Values that the API defines: common in messages, with nothing to redact."""
 _DATA_URL: Final = re.compile(r"data:([A-Za-z0-9.+-]{1,64}/[A-Za-z0-9.+-]{1,64})?((?:;[A-Za-z0-9=._-]{1,64}){0,4}),")
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/_=\s-]*")
 _PERCENT: Final = re.compile(r"[^\s\"'<>)\]]*")
 _BINARY_KEYS: Final = ("data", "file_data", "b64_json", "video", "audio", "image")
 _BINARY_FROM: Final = 256
-"""Characters of base64 under such a key from which on they are a file and not a word."""
+"""Characters of base64 under such a key from which on the value is a file, not a word."""
 CUT: Final = "\x00cut"
-"""An object with this key alone is a text that was cut off before it came here."""
+"""The only key of an object that stands for a text that was cut off before it came here."""
 MOST_DEPTH: Final = 64
 MOST_NODES: Final = 20_000
 TAIL: Final = 1024
-"""Characters that go with what was cut off: a match that the cut runs through would not be found."""
+"""Characters that are dropped with the part that was cut off: a match across the cut would not be found."""
 
 
 class Content:
-    """Redacts one entry. `most_bytes` bounds what comes out, over all calls; `cut` says whether something was left out
-    for that, `counts` how many matches each rule had."""
+    """Redacts one entry. `most_bytes`: bound of the output, over all calls; `cut`: something was left out because of
+    it; `counts`: matches of each rule."""
 
     def __init__(self, rules: Rules, most_bytes: int) -> None:
         self._rules = rules
@@ -107,7 +107,7 @@ class Content:
         self.counts: Counter[str] = Counter()
 
     def request(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """What is logged of a request's body."""
+        """The logged part of a request's body."""
         out: dict[str, Any] = {}
         for name in (*PARAMETERS, *TEXTS):
             if (value := fields.get(name)) is not None:
@@ -116,18 +116,18 @@ class Content:
         return out
 
     def answer(self, choices: Sequence[Mapping[str, Any]], *, whole: bool = True) -> list[Any]:
-        """What is logged of an answer: its choices, in `capture.py`'s form. Without `whole` the texts break off."""
+        """An answer's choices, in the form of `capture.py`, redacted. `whole` False: the texts are cut off."""
         return [self.value(choice, whole=whole) for choice in choices]
 
     def value(self, value: Any, *, whole: bool = True, depth: int = 0, key: str = "") -> Any:
-        """A JSON value with every text, key and number in it redacted."""
+        """A JSON value with every text, key and number redacted."""
         self._nodes -= 1
         if self._nodes < 0 or self._left <= 0 or depth > MOST_DEPTH:
             self.cut = True
             return "[cut]"
         match value:
             case str():
-                if key in _FIXED and value in _FIXED[key]:
+                if key in _API_VALUES and value in _API_VALUES[key]:
                     self._left -= len(value)
                     return value
                 return self.text(value, whole=whole, key=key, depth=depth)
@@ -158,27 +158,27 @@ class Content:
     def _object(self, value: dict[str, Any], whole: bool, depth: int) -> dict[str, Any]:
         out: dict[str, Any] = {}
         for key, item in value.items():
-            word = key if key in _WORDS else self.text(key)
-            while word in out:
-                word += "'"  # two keys that became the same
-            out[word] = self.value(item, whole=whole, depth=depth + 1, key=key)
+            name = key if key in _API_KEYS else self.text(key)
+            while name in out:
+                name += "'"  # two keys became the same by redaction
+            out[name] = self.value(item, whole=whole, depth=depth + 1, key=key)
             if self._nodes < 0 or self._left <= 0:
                 break
         return out
 
     def text(self, text: str, *, whole: bool = True, key: str = "", depth: int = 0) -> str:
-        """A text, redacted. JSON inside of it (a tool call's arguments) is redacted decoded too, since an escaped
-        character hides a match. Without `whole` the text breaks off, and its end goes too."""
+        """A text, redacted. JSON inside it (a tool call's arguments) is also redacted in decoded form, since an escaped
+        character hides a match. `whole` False: the text is cut off, and its end is dropped."""
         if key in _BINARY_KEYS and len(text) >= _BINARY_FROM and _BASE64.fullmatch(text, 0, 4096):
             text = _size_note("", len(text) * 3 // 4)
         elif "data:" in text:
             text = _without_data(text)
-        whole_here = whole
+        complete = whole
         if len(text) > self._left + TAIL:
-            text, whole_here = text[: self._left + TAIL], False
+            text, complete = text[: self._left + TAIL], False
             self.cut = True
-        inner = self._inside(text, depth) if whole_here else None
-        redacted = inner if inner is not None else self._redacted(text, whole_here)
+        inner = self._inside(text, depth) if complete else None
+        redacted = inner if inner is not None else self._redacted(text, complete)
         self._left -= len(redacted)
         return redacted
 
@@ -190,7 +190,7 @@ class Content:
         return self._rules.text(text, self.counts, leave=TAIL) + "[cut]"
 
     def _inside(self, text: str, depth: int) -> str | None:
-        """The text anew, where it is JSON in which something was found."""
+        """The text with its JSON redacted; None: it is no JSON, or nothing was found in it."""
         if "\\" not in text or depth >= MOST_DEPTH or not text.lstrip().startswith(("{", "[", '"')):
             return None
         try:
@@ -206,7 +206,7 @@ class Content:
 
 
 def _token_ids(value: object) -> int:
-    """How many token ids a prompt is; 0 when it is text."""
+    """Number of token ids in a prompt; 0: it is text."""
     if not isinstance(value, list):
         return 0
     items = cast(list[object], value)
@@ -218,7 +218,7 @@ def _token_ids(value: object) -> int:
 
 
 def _without_data(text: str) -> str:
-    """Without the content of data: URLs."""
+    """The text without the content of data: URLs."""
     out: list[str] = []
     at = 0
     for match in _DATA_URL.finditer(text):

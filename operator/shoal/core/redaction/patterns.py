@@ -1,7 +1,7 @@
-"""Shoal's own patterns. They find the spans of what has to go in a text, as offsets in its UTF-8.
+"""Built-in patterns. They find the spans to redact in a text, as offsets in its UTF-8.
 
-All of them are RE2's: no text makes one slow. What a pattern alone cannot say (a card's check digit, whether an address
-is one) is checked afterwards. They would rather take out too much than too little.
+All patterns are RE2's, so no text makes one slow. What a pattern cannot express (a card's check digit, whether an IPv6
+address is valid) is checked afterwards. In doubt a match is redacted.
 """
 
 import ipaddress
@@ -22,28 +22,28 @@ class Match(Protocol):
 
 
 class Pattern(Protocol):
-    """What is used of a compiled pattern."""
+    """The used part of a compiled pattern."""
 
     def finditer(self, text: bytes, /) -> Iterator[Match]: ...
     def search(self, text: bytes, /) -> Match | None: ...
 
 
 class PatternInvalid(ValueError):
-    """A pattern is not in RE2's syntax, or too large for it; the text says why."""
+    """A pattern is not in RE2's syntax, or too large; the message says why."""
 
 
 _MEMORY: Final = 8 << 20
-"""Bytes that one pattern may take, its automata included."""
+"""Bytes of memory for one pattern, including its automata."""
 
 
 def compiled(pattern: bytes) -> Pattern:
-    """A pattern of RE2. Raises Invalid."""
+    """A compiled RE2 pattern. Raises PatternInvalid."""
     engine = cast(Any, re2)
     options = engine.Options()
     options.max_mem = _MEMORY
     options.log_errors = False
     try:
-        # Not through its cache of patterns: that one would keep those of tenants that are gone.
+        # Not through re2's own cache, which would keep patterns of tenants that are gone.
         return cast(Pattern, engine.compile(pattern, options))
     except engine.error as error:
         why = error.args[0] if error.args else b""
@@ -71,7 +71,7 @@ _KEY_BLOCK: Final = compiled(
 )
 _QUOTE: Final = rb"[\\]{0,4}[\"'`]?"
 _PLACES: Final = (
-    # What stands where a secret stands: behind a name that says so, in a header, in a URL.
+    # By place: after a name that announces a secret, in a header, in a URL.
     compiled(
         rb"(?i)(?:api[_ -]?key|apikey|access[_ -]?key|secret[_ -]?key|private[_ -]?key|client[_ -]?secret|secret"
         rb"|(?:auth|access|refresh|bearer|session|api)[_ -]?token|token|password|passwd|passphrase|pwd)"
@@ -87,7 +87,7 @@ _NEEDS_DIGIT: Final = re.compile(rb"(?:sk|pk|rk|hf|fw|r8|npm|shoal|pypi)[-_]")
 
 
 def tokens(text: bytes) -> Iterator[Span]:
-    """What looks like a key by its own form."""
+    """Keys and tokens, recognised by their own form."""
     for match in _TOKENS.finditer(text):
         found = match.group()
         if _NEEDS_DIGIT.match(found) and not any(48 <= byte <= 57 for byte in found[3:]):
@@ -97,7 +97,7 @@ def tokens(text: bytes) -> Iterator[Span]:
 
 
 def secret(text: bytes) -> Iterator[Span]:
-    """What looks like a key or a token: by its form, or by where it stands."""
+    """Keys and tokens, recognised by form or by place."""
     yield from tokens(text)
     for pattern in _PLACES:
         yield from (match.span(1) for match in pattern.finditer(text))
@@ -132,8 +132,8 @@ def email(text: bytes) -> Iterator[Span]:
 
 
 def card(text: bytes) -> Iterator[Span]:
-    """Numbers of 12 to 19 digits that begin as cards do and whose check digit is right (ISO/IEC 7812-1, annex B), in
-    groups or not. Of a longer row of groups each run of whole groups is looked at."""
+    """Numbers of 12 to 19 digits that begin like card numbers and whose check digit is right (ISO/IEC 7812-1, annex B),
+    in groups or not. In a longer row of groups, each run of whole groups is tried."""
     for match in _DIGITS.finditer(text):
         start = match.span()[0]
         groups = [(found.start() + start, found.end() + start) for found in _GROUP.finditer(match.group())]
@@ -162,7 +162,7 @@ def address(text: bytes) -> Iterator[Span]:
     for match in _IPV6.finditer(text):
         start, end = match.span()
         found = match.group()
-        # A colon that only stands before or behind it ("at:2001:db8::1", "::1:") is not part of it.
+        # A colon that only precedes or follows the address ("at:2001:db8::1", "::1:") is not part of it.
         for first, last in itertools.product((0, 1), (0, 1)):
             part = found[first : len(found) - last]
             if part and _is_ipv6(part) and not _inside_word(text, start + first, end - last, part):
@@ -171,7 +171,7 @@ def address(text: bytes) -> Iterator[Span]:
 
 
 def _inside_word(text: bytes, start: int, end: int, part: bytes) -> bool:
-    """std::vector holds `d::`, which is an address."""
+    """Whether the match is part of a word: std::vector contains `d::`, which would be an address."""
     around = text[start - 1 : start] + text[end : end + 1]
     return any(chr(byte).isalnum() for byte in around) and len(_GROUP_OF_HEX.findall(part)) < 3
 
@@ -187,8 +187,8 @@ def _is_ipv6(part: bytes) -> bool:
 
 
 def phone(text: bytes) -> Iterator[Span]:
-    """Phone numbers of 7 to 15 digits (ITU-T E.164) that say that they are one: by `+` or `00`, by a trunk prefix `0`
-    with groups behind it, or in the North American form 555-555-0100."""
+    """Phone numbers of 7 to 15 digits (ITU-T E.164) that are recognisable: by `+` or `00`, by a trunk prefix `0` with
+    groups after it, or in the North American form 555-555-0100."""
     for pattern in _PHONES:
         for match in pattern.finditer(text):
             if sum(48 <= byte <= 57 for byte in match.group()) - 2 * match.group().startswith(b"00") in _PHONE_DIGITS:

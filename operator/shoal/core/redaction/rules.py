@@ -1,7 +1,7 @@
-"""A tenant's rules: which of them are refused and why, and what they make of a text.
+"""A tenant's redaction rules: which of them are refused and why, and applying them to a text.
 
-All rules look at the same text, and everything that one of them finds goes; so none can spoil a match of another. The
-rule for secrets is always among them.
+All rules are applied to the same text, and every match is redacted, so no rule can spoil a match of another one. The
+rule for secrets is always included.
 """
 
 import re
@@ -15,17 +15,17 @@ from shoal.core.redaction.patterns import BUILTIN, Finder, Pattern, PatternInval
 
 SECRET: Final = "Secret"  # noqa: S105 - a rule's name
 MOST_MATCHES: Final = 2_000
-"""Of one rule in one text. From the next one on the rest of the text goes as a whole: some patterns need a pass over
-the text for each match."""
+"""Matches of one rule in one text. From the next one on, the rest of the text is redacted as a whole: some patterns
+need a pass over the text per match."""
 _SAMPLES: Final = (b"", b"a", b"a b.\n-1_\t[x]\n")
-"""A pattern that matches nothing at all somewhere does so in one of these."""
+"""A pattern that can match the empty string does so in one of these."""
 _ESCAPED: Final = re.compile(rb"\\+(?:[abfnrtv\"'/]|[ux][0-9A-Fa-f]{2,4})|%[0-9A-Fa-f]{2}")
 _LITERAL_RUN: Final = re.compile(r"[A-Za-z0-9+/_]{16,}")
 
 
 class RedactionRuleRefused(Exception):
-    """A rule that is not used. `message` names the rule, says why and what to do; it repeats neither the pattern nor a
-    name that is a secret itself."""
+    """A rule that is not used. The message names the rule, says why and what to do; it contains neither the pattern nor
+    a name that is itself a secret."""
 
     def __init__(self, rule: str, message: str) -> None:
         super().__init__(message)
@@ -41,19 +41,19 @@ class RedactionRule:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Compiled rules, the one for secrets first."""
+    """Compiled rules; the one for secrets is first."""
 
     rules: tuple[RedactionRule, ...]
 
     def text(self, text: str, counts: Counter[str] | None = None, *, leave: int = 0) -> str:
-        """The text with `[name]` instead of each match; `counts` gets how many were taken out, by rule. The last
-        `leave` characters are looked at and left out: for a text that breaks off, whose last match may be half there.
+        """The text with `[name]` in place of each match; `counts` gets the number of matches by rule. The last `leave`
+        characters are searched and dropped: for a text that is cut off, whose last match may be incomplete.
         """
         raw = text.encode(errors="replace")
         end_of_all = len(raw) - len(text[-leave:].encode(errors="replace")) if leave else len(raw)
         views = [raw]
         if b"\\" in raw or b"%" in raw:
-            # "\\nsk-..." is no word "nsk": what was escaped and is not decoded here counts as blanks as well.
+            # In "\\nsk-..." the key is no word "nsk": escapes that are not decoded here also count as blanks.
             views.append(_ESCAPED.sub(lambda match: b" " * len(match[0]), raw))
         spans = sorted(
             (start, -end, place)
@@ -85,7 +85,7 @@ def _bounded(spans: Iterable[Span], length: int) -> Iterator[Span]:
 
 
 def _merged(spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Of spans (start, -end, rule) in order: those that overlap as one, named by the rule that stands first."""
+    """Joins overlapping spans, given as sorted (start, -end, rule); the first rule names the result."""
     if not spans:
         return
     start, end, place = spans[0][0], -spans[0][1], spans[0][2]
@@ -99,7 +99,7 @@ def _merged(spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, i
 
 
 def compile_rules(redact: Sequence[Redaction]) -> Rules:
-    """The rules of a tenant, and the one for secrets. Raises Refused for the first that may not be used."""
+    """A tenant's rules and the one for secrets. Raises RedactionRuleRefused for the first that must not be used."""
     rules = [RedactionRule(SECRET, BUILTIN[SECRET]), *map(_rule, redact)]
     for number, rule in enumerate(rules):
         _check_name(rule, number)
@@ -109,8 +109,8 @@ def compile_rules(redact: Sequence[Redaction]) -> Rules:
 
 
 def refusals(logging: TenantLogging) -> tuple[str, ...]:
-    """Why rules of a tenant may not be used, one sentence each; empty when all may. While there is one, the gateway
-    logs no prompt and no answer of this tenant, only metadata."""
+    """Why rules of a tenant must not be used, one sentence each; empty: all may. While there is one, the gateway logs
+    only metadata of this tenant, no prompts and answers."""
     found: list[str] = []
     usable: list[Redaction] = []
     for rule in logging.redact:
@@ -142,7 +142,7 @@ def _rule(rule: Redaction) -> RedactionRule:
     try:
         regexp = compiled(pattern)
     except PatternInvalid as invalid:
-        # RE2 quotes the part of the pattern that it does not take; only what it says before may be shown.
+        # RE2 quotes the faulty part of the pattern; only the text before the quote may be shown.
         raise RedactionRuleRefused(
             name,
             f"redaction rule {name!r}: its pattern is no RE2 expression ({str(invalid).partition(':')[0]}): "
@@ -162,7 +162,7 @@ def _spans(regexp: Pattern, text: bytes) -> Iterator[Span]:
 
 
 def _is_literal_secret(pattern: str) -> bool:
-    """A long run of letters and digits that are written out."""
+    """Whether the pattern contains a long literal run of letters and digits."""
     for run in _LITERAL_RUN.findall(pattern):
         if sum(c.isdigit() for c in run) >= 3 and sum(c.isalpha() for c in run) >= 3:
             return True
@@ -170,7 +170,7 @@ def _is_literal_secret(pattern: str) -> bool:
 
 
 def _check_name(rule: RedactionRule, number: int) -> None:
-    """What stands for a match may not be one again: then it would keep what it is to take out."""
+    """Refuses a rule whose placeholder is itself a match: the name would then be written although it is secret."""
     placeholder = f"[{rule.name}]".encode()
     if _finds(rule, placeholder) or any(any(find(placeholder)) for find in BUILTIN.values()):
         raise RedactionRuleRefused(
@@ -181,7 +181,7 @@ def _check_name(rule: RedactionRule, number: int) -> None:
 
 
 def _check_terms(rule: RedactionRule, rules: Sequence[RedactionRule]) -> None:
-    """The same of the other rules."""
+    """Refuses rules that match the placeholder of `rule`."""
     placeholder = f"[{rule.name}]".encode()
     for other in rules:
         if other is not rule and _finds(other, placeholder):
