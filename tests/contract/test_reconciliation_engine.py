@@ -25,10 +25,8 @@ from shoal.ledger.parse import parse
 from shoal.ledger.reconcile import watch
 from shoal.ledger.reconcile.routes import Routes
 from shoal.ledger.reconcile.watch import Reconciler
-from shoal.ledger.service import LedgerRequest
 from shoal.ledger.store import LedgerStore
 from shoal.metering.spoolreader import SpoolReader
-from shoal.net.hub import Caller
 from shoal.net.installkey import KeyRing
 from shoal.net.stream import StreamPeer
 from tests.contract.conftest import Client
@@ -38,6 +36,7 @@ from tests.support.engines import ADMIN_KEY, MAX_RUNNING, SERVED, EngineProcess,
 from tests.support.engines import API_KEY as ENGINE_KEY
 from tests.support.gateway import API_KEY, INSTALL_KEY, GatewayUnderTest, gateway, replica, tenant
 from tests.support.gateway_process import FakeApiServer, kubeconfig
+from tests.support.queryapi import asked
 from tests.support.rolekeys import give
 from tests.support.waiting import until_async
 
@@ -100,9 +99,7 @@ class Fleet:
 
     async def _ask(self) -> dict[str, Any] | None:
         routes = Routes(self.store, lambda: self.reconciler.coverage, lambda: time.time_ns() // 1_000_000)
-        answer = await routes.unattributed(
-            LedgerRequest("GET", names.UNATTRIBUTED_PATH, {"by": ["engine"]}, {}, b"", Caller("billing"))
-        )
+        answer = await routes.unattributed(asked(names.UNATTRIBUTED_PATH, by="engine"))
         assert isinstance(answer.body, bytes)
         rows = orjson.loads(answer.body)["rows"]
         return rows[0] if rows else None

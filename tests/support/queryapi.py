@@ -22,6 +22,7 @@ from shoal.ledger.service import LedgerService
 from shoal.ledger.store import LedgerStore
 from shoal.net.installkey import KeyRing
 from shoal.net.server import make_server
+from shoal.net.shell import ShellRequest
 from tests.support.gateway import INSTALL_KEY
 from tests.support.rolekeys import give
 
@@ -98,6 +99,12 @@ class Answer:
         return self.json["error"]["message"]
 
 
+def asked(path: str, **query: str) -> ShellRequest:
+    """A call as a handler gets it, from who may call."""
+    given = urlencode({name.rstrip("_"): value for name, value in query.items()}).encode()
+    return ShellRequest({"type": "http", "method": "GET", "path": path, "query_string": given, "headers": []})
+
+
 class Ledger:
     """Ask it with `get` and `post`, or over HTTP at `url` within `served`."""
 
@@ -153,14 +160,14 @@ class Ledger:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        await self.service(scope, receive, send)
+        await self.service.shell(scope, receive, send)
         content = b"".join(message.get("body", b"") for message in sent[1:])
         return Answer(sent[0]["status"], dict(sent[0]["headers"]), content)
 
     @contextlib.asynccontextmanager
     async def served(self) -> AsyncGenerator[str]:
         """Its URL, on loopback."""
-        server = make_server(self.service, host="127.0.0.1", port=0, keep_alive=5, stop_seconds=1)
+        server = make_server(self.service.shell, host="127.0.0.1", port=0, keep_alive=5, stop_seconds=1)
         task = asyncio.create_task(server.serve())
         try:
             while not server.started:

@@ -1,7 +1,5 @@
 """The ledger's API: keys, bounds, errors, and what it says of itself."""
 
-import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import pytest
 import zstandard
 
 from shoal.api import keys
-from shoal.ledger.service import LedgerProblem, LedgerRequest, LedgerService, Response, answer_csv
 from tests.support.ledger import INSTALL_KEY, Served, record, served, until
 from tests.support.rolekeys import give
 
@@ -163,71 +160,3 @@ async def test_a_part_that_fails_keeps_no_record_out(tmp_path: Path, monkeypatch
     async with served(f"sqlite:///{tmp_path}/ledger.sqlite", tmp_path) as ledger:
         await until(lambda: len(failed) > 2)
         assert (await ledger.send(record("r1")))[0] == 200
-
-
-# --- the frame ------------------------------------------------------------------------------------------------------
-
-
-class _AllKeys:
-    def old_bearers_of(self, role: keys.Role, subject: str) -> tuple[str, ...]:
-        return ()
-
-    def bearers_of(self, role: keys.Role, subject: str) -> tuple[str, ...]:
-        return (f"{role}'s key",)
-
-
-async def _call(service: LedgerService, path: str, query: bytes = b"") -> tuple[int, bytes]:
-    sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        await asyncio.sleep(0)
-        return {"type": "http.request", "body": b""}
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    headers = [(b"authorization", b"Bearer billing's key")]
-    scope: dict[str, Any] = {
-        "type": "http",
-        "method": "GET",
-        "path": path,
-        "query_string": query,
-        "headers": headers,
-    }
-    await service(scope, receive, send)
-    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
-
-
-async def test_what_a_handler_may_do() -> None:
-    service = LedgerService(_AllKeys(), max_body_bytes=100)
-
-    async def table(request: LedgerRequest) -> Response:
-        return answer_csv(("a", "b"), [(1, 'x"y'), (None, request.one("word"))])
-
-    async def parts(_: LedgerRequest) -> Response:
-        async def made() -> AsyncIterator[bytes]:
-            yield b"one "
-            yield b"two"
-
-        return Response(200, (), made())
-
-    async def refuses(_: LedgerRequest) -> Response:
-        raise LedgerProblem(400, "say which month")
-
-    async def fails(_: LedgerRequest) -> Response:
-        raise ZeroDivisionError("a secret that must not get out")
-
-    for path, handler in (("/t", table), ("/p", parts), ("/r", refuses), ("/f", fails)):
-        service.route("GET", path, handler, ("billing",))
-    with pytest.raises(ValueError, match="GET /t has a handler"):
-        service.route("GET", "/t", table, ("billing",))
-
-    assert await _call(service, "/t", b"word=%C3%A4") == (200, 'a,b\r\n1,"x""y"\r\n,ä\r\n'.encode())
-    status, body = await _call(service, "/t", b"word=1&word=2")
-    assert (status, orjson.loads(body)["error"]["message"]) == (400, "word is given 2 times; once is enough")
-    assert await _call(service, "/p") == (200, b"one two")
-    status, body = await _call(service, "/r")
-    assert (status, orjson.loads(body)["error"]["message"]) == (400, "say which month")
-    status, body = await _call(service, "/f")
-    assert status == 500
-    assert b"secret" not in body

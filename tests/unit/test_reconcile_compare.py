@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import orjson
 import pytest
 from sqlalchemy import Connection
+from starlette.responses import Response
 
 from shoal.core.reconcile import HOUR_MS, Compared, Tokens
 from shoal.ledger.queries.times import moment
@@ -14,10 +15,10 @@ from shoal.ledger.reconcile.compare import total
 from shoal.ledger.reconcile.routes import Routes
 from shoal.ledger.reconcile.watch import EngineCoverage
 from shoal.ledger.schema import engine_hours, engines, hours, usage
-from shoal.ledger.service import LedgerProblem, LedgerRequest, Response
-from shoal.net.hub import Caller
+from shoal.net.errors import Problem
 from tests.support.ledger import server, url
 from tests.support.ledgertables import LedgerTables
+from tests.support.queryapi import asked
 
 __all__ = ["server", "url"]
 
@@ -40,8 +41,7 @@ class Desk:
 
     async def raw(self, **query: str) -> Response:
         routes = Routes(self, lambda: self.standing, lambda: TEN)
-        lists = {name.rstrip("_"): [value] for name, value in query.items()}
-        return await routes.unattributed(LedgerRequest("GET", "/v1/unattributed", lists, {}, b"", Caller("billing")))
+        return await routes.unattributed(asked("/v1/unattributed", **query))
 
     async def ask(self, **query: str) -> Any:
         answer = await self.raw(**query)
@@ -196,7 +196,7 @@ async def test_as_a_file(desk: Desk):
     ],
 )
 async def test_bad_questions(desk: Desk, query: dict[str, str], words: str):
-    with pytest.raises(LedgerProblem, match=words) as caught:
+    with pytest.raises(Problem, match=words) as caught:
         await desk.ask(**query)
     assert caught.value.status == 400
 

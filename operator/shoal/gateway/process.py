@@ -45,7 +45,8 @@ from shoal.metering.spool import UsageSpool
 from shoal.metering.tokenfile import TokenFile
 from shoal.net import gctuning, trace
 from shoal.net.installkey import KeyRing
-from shoal.net.server import HTTPServer, make_server
+from shoal.net.server import make_server
+from shoal.net.serving import listening, run_server
 from shoal.net.stream import ListenerIdentity
 from shoal.net.tls import TLSCredentials
 from shoal.requestlog.api import LogsApi
@@ -311,14 +312,14 @@ class GatewayProcess:
                 background.append(group.create_task(self.logs.logger.run()))
                 if self.shipper is not None:
                     background.append(group.create_task(self.shipper.run()))
-                ops = group.create_task(self._serve(self.ops))
-                await _listening(self.ops)
+                ops = group.create_task(run_server(self.ops))
+                await listening(self.ops)
                 secured = None
                 if self.peer_ops is not None:
-                    secured = group.create_task(self._serve(self.peer_ops))
-                    await _listening(self.peer_ops)
-                main = group.create_task(self._serve(self.server))
-                await _listening(self.server)
+                    secured = group.create_task(run_server(self.peer_ops))
+                    await listening(self.peer_ops)
+                main = group.create_task(run_server(self.server))
+                await listening(self.server)
                 log.info("serving", port=self.server.port, ops_port=self.ops.port, tls=bool(self.settings.tls_cert))
                 gctuning.tune_gc()
                 started()
@@ -354,14 +355,6 @@ class GatewayProcess:
             await self.spool.stop()
             await trace.close(self.tracing)
             log.info("stopped")
-
-    async def _serve(self, server: HTTPServer) -> None:
-        try:
-            await server.serve()
-        except SystemExit:
-            # uvicorn exits this way when it cannot listen; a task group would not handle it.
-            config = server.config
-            raise RuntimeError(f"cannot listen on {config.host}:{config.port}") from None
 
     async def _housekeeping(self) -> None:
         while True:
@@ -457,8 +450,3 @@ class GatewayProcess:
         metrics.objects.labels("Pod").set(sum(map(len, snapshot.replicas.values())))
         metrics.rogue_pods.set(self.pods.ownership.rogue)
         metrics.body_bytes.set(self.gateway.body_budget.held)
-
-
-async def _listening(server: HTTPServer) -> None:
-    while not server.started:  # noqa: ASYNC110 - uvicorn has a flag and no event
-        await asyncio.sleep(0.01)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Coroutine
 from typing import Final
 
 import structlog
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from shoal.api import names
-from shoal.kube.access import ALLOWED, Access, token_of
+from shoal.api.replica import HEARTBEAT_SECONDS
+from shoal.kube.access import Access
 from shoal.kube.client import KubeClient
 from shoal.kube.podtokens import PodTokens
 from shoal.ledger import maintenance, records
@@ -23,15 +23,18 @@ from shoal.ledger.reconcile.comparisonmetrics import ComparisonMetrics
 from shoal.ledger.reconcile.routes import Routes
 from shoal.ledger.reconcile.watch import EngineCoverage, Reconciler
 from shoal.ledger.senders import Senders
-from shoal.ledger.service import LedgerRequest, LedgerService, Response, StreamAnswer, answer_json, send_answer
+from shoal.ledger.service import LedgerService
 from shoal.ledger.settings import LedgerSettings
 from shoal.ledger.store import DatabaseUnavailable, LedgerStore
 from shoal.ledger.sums import Changes
 from shoal.ledger.totals import TenantTotals
 from shoal.net import gctuning, trace
-from shoal.net.asgi import Receive, Scope, Send, headers_of
+from shoal.net.hub import EventStream
 from shoal.net.installkey import KeyRing
-from shoal.net.server import HTTPServer, make_server
+from shoal.net.pages import ops_shell
+from shoal.net.server import make_server
+from shoal.net.serving import listening, run_server
+from shoal.net.shell import ShellRequest
 from shoal.net.stream import ListenerIdentity
 from shoal.net.tls import TLSCredentials
 
@@ -102,13 +105,13 @@ class LedgerProcess:
         if self.tracing is not None:
             from shoal.ledger.tracing import LedgerSpans
 
-            self.service.answered = LedgerSpans(self.tracing.tracer).answered
+            self.service.shell.answered = LedgerSpans(self.tracing.tracer).answered
         self.server = make_server(
-            self.service, host=settings.host, port=settings.port, keep_alive=75, stop_seconds=_STOP_SECONDS
+            self.service.shell, host=settings.host, port=settings.port, keep_alive=75, stop_seconds=_STOP_SECONDS
         )
         self.peers = (
             make_server(
-                self.service,
+                self.service.shell,
                 host=settings.host,
                 port=settings.mtls_port,
                 keep_alive=75,
@@ -118,7 +121,15 @@ class LedgerProcess:
             if settings.mtls
             else None
         )
-        self.ops = make_server(self._ops, host=settings.ops_host, port=settings.ops_port, keep_alive=5, stop_seconds=1)
+        # Bad price lists make nobody wait: those before stay in force, and records are kept as ever.
+        ops = ops_shell(
+            "the ledger",
+            self.metrics.registry,
+            self.missing,
+            notes=lambda: {"prices": self.prices.error} if self.prices.error else {},
+            access=self.access,
+        )
+        self.ops = make_server(ops, host=settings.ops_host, port=settings.ops_port, keep_alive=5, stop_seconds=1)
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
@@ -142,7 +153,7 @@ class LedgerProcess:
         """Runs until stopped. `started` is called when both ports listen.
 
         Raises:
-            RuntimeError: a port is taken.
+            CannotListen: a port is taken.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -154,14 +165,14 @@ class LedgerProcess:
         try:
             async with asyncio.TaskGroup() as group:
                 background = [group.create_task(_lasting(name, each)) for name, each in self._background().items()]
-                ops = group.create_task(_serve(self.ops))
-                await _listening(self.ops)
-                main = group.create_task(_serve(self.server))
-                await _listening(self.server)
+                ops = group.create_task(run_server(self.ops))
+                await listening(self.ops)
+                main = group.create_task(run_server(self.server))
+                await listening(self.server)
                 peers = None
                 if self.peers is not None:
-                    peers = group.create_task(_serve(self.peers))
-                    await _listening(self.peers)
+                    peers = group.create_task(run_server(self.peers))
+                    await listening(self.peers)
                 log.info("serving", port=self.server.port, ops_port=self.ops.port, database=self.store.database.name)
                 gctuning.tune_gc()
                 started()
@@ -204,10 +215,10 @@ class LedgerProcess:
     def _coverage(self) -> EngineCoverage:
         return NOBODY if self.reconciler is None else self.reconciler.coverage
 
-    async def _totals(self, _: LedgerRequest) -> StreamAnswer:
+    async def _totals(self, request: ShellRequest) -> EventStream:
         if not self.totals.known:
             raise DatabaseUnavailable("the totals are being read")
-        return StreamAnswer(self.totals.hub)
+        return EventStream(self.totals.hub, request.caller, HEARTBEAT_SECONDS)
 
     async def _housekeeping(self) -> None:
         while True:
@@ -232,34 +243,6 @@ class LedgerProcess:
                 self.metrics.closed_rows += closed
                 self.metrics.open_rows = still
 
-    async def _ops(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """/healthz and /readyz for all, with a word; causes and /metrics for those who may read them."""
-        if scope["type"] != "http":
-            return
-        token = token_of(headers_of(scope))
-        match scope["path"]:
-            case "/healthz":
-                answer = answer_json({"status": "ok"})
-            case "/readyz":
-                missing = self.missing()
-                status = "not ready" if missing else "ok"
-                # Bad price lists make nobody wait: those before stay in force, and records are kept as ever.
-                notes = {"prices": self.prices.error} if self.prices.error else {}
-                told = self.access is None or (token and (await self.access.check(token, "/metrics")).allowed)
-                causes = {**missing, **notes} if told else {}
-                answer = answer_json({"status": status, **causes}, 503 if missing else 200)
-            case "/metrics":
-                verdict = ALLOWED if self.access is None else await self.access.check(token, "/metrics")
-                if verdict.allowed:
-                    content_type = ((b"content-type", CONTENT_TYPE_LATEST.encode()),)
-                    answer = Response(200, content_type, generate_latest(self.metrics.registry))
-                else:
-                    headers = tuple((name.encode(), value.encode()) for name, value in verdict.headers.items())
-                    answer = answer_json({"status": verdict.message}, verdict.status, headers)
-            case _:
-                answer = answer_json({"status": "unknown path"}, 404)
-        await send_answer(answer, send)
-
 
 def _senders(settings: LedgerSettings, client: KubeClient | None) -> Senders | None:
     if not settings.gateway_tokens or client is None:
@@ -280,17 +263,3 @@ async def _lasting(name: str, work: Callable[[], Coroutine[None, None, None]]) -
         except Exception:
             log.exception("a part of the ledger failed and begins again", part=name)
         await asyncio.sleep(_AGAIN_SECONDS)
-
-
-async def _serve(server: HTTPServer) -> None:
-    try:
-        await server.serve()
-    except SystemExit:
-        # uvicorn's way to say that it could not listen; it would slip past the task group.
-        config = server.config
-        raise RuntimeError(f"cannot listen on {config.host}:{config.port}") from None
-
-
-async def _listening(server: HTTPServer) -> None:
-    while not server.started:  # noqa: ASYNC110 - uvicorn has a flag and no event
-        await asyncio.sleep(0.01)

@@ -7,13 +7,16 @@ from typing import Final
 
 import orjson
 import zstandard
+from starlette.responses import Response
 
 from shoal.api import names
 from shoal.ledger.ownrows import bound
 from shoal.ledger.parse import Incoming, parse
 from shoal.ledger.senders import Senders
-from shoal.ledger.service import LedgerProblem, LedgerRequest, LedgerService, Response, answer_json
+from shoal.ledger.service import LedgerService
 from shoal.ledger.sink import Sink
+from shoal.net.errors import Problem
+from shoal.net.shell import ShellRequest, answer_json
 
 _IN_A_THREAD: Final = 200
 """Records from which on a batch is parsed beside the event loop: 5 ms."""
@@ -21,11 +24,15 @@ _IN_A_THREAD: Final = 200
 
 def add_routes(service: LedgerService, sink: Sink, *, max_body_bytes: int, senders: Senders | None = None) -> None:
     """Lets gateways send records: with `senders` only their own."""
-    service.route("POST", names.RECORDS_PATH, partial(_take, sink, max_body_bytes, senders), ("gateway",))
+    service.route("POST", names.RECORDS_PATH, partial(_take, service, sink, max_body_bytes, senders), ("gateway",))
 
 
-async def _take(sink: Sink, max_body_bytes: int, senders: Senders | None, request: LedgerRequest) -> Response:
-    pod = None if senders is None else await senders.pod_of(request)
+async def _take(
+    service: LedgerService, sink: Sink, max_body_bytes: int, senders: Senders | None, request: ShellRequest
+) -> Response:
+    # A gateway with a key of before the role keys knows of no token, and its rows must not be lost in an upgrade. The
+    # key ends when the last pod that was made with it is gone.
+    pod = None if senders is None or service.has_old_key(request) else await senders.pod_of(request)
     elements = _elements(request, max_body_bytes)
     now = time.time_ns() // 1_000_000
     if len(elements) < _IN_A_THREAD:
@@ -41,21 +48,21 @@ def _parse(elements: list[object], now: int, pod: str | None) -> list[Incoming]:
     return records if pod is None else [bound(record, pod) for record in records]
 
 
-def _elements(request: LedgerRequest, most: int) -> list[object]:
-    body = request.body
-    match request.headers.get(b"content-encoding", b"identity").strip().lower():
-        case b"identity" | b"":
+def _elements(request: ShellRequest, most: int) -> list[object]:
+    body = request.content
+    match request.headers.get("content-encoding", "identity").strip().lower():
+        case "identity" | "":
             pass
-        case b"zstd":
+        case "zstd":
             body = _decompressed(body, most)
         case other:
-            raise LedgerProblem(415, f"Content-Encoding {other.decode('latin-1')[:50]} is not known here: zstd or none")
+            raise Problem(415, f"Content-Encoding {other[:50]} is not known here: zstd or none")
     try:
         elements = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise LedgerProblem(400, f"the body is not JSON: {error.msg} at byte {error.pos}") from None
+        raise Problem(400, f"the body is not JSON: {error.msg} at byte {error.pos}") from None
     if not isinstance(elements, list):
-        raise LedgerProblem(400, "the body is not a JSON array of usage records")
+        raise Problem(400, "the body is not a JSON array of usage records")
     return elements  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -64,7 +71,7 @@ def _decompressed(body: bytes, most: int) -> bytes:
         with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(body) as reader:
             found = reader.read(most + 1)
     except (zstandard.ZstdError, MemoryError) as error:
-        raise LedgerProblem(400, f"the body is not zstd: {error}") from None
+        raise Problem(400, f"the body is not zstd: {error}") from None
     if len(found) > most:
-        raise LedgerProblem(413, f"the body is larger than {most} bytes when decompressed: send it in parts")
+        raise Problem(413, f"the body is larger than {most} bytes when decompressed: send it in parts")
     return found

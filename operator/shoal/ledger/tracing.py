@@ -8,20 +8,21 @@ import time
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
 
-from shoal.api.keys import Role
+from shoal.net.shell import ShellRequest
 
 
 class LedgerSpans:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
-    def answered(self, method: str, path: str, role: Role, began: float, status: int) -> None:
+    def answered(self, request: ShellRequest, began: float, status: int) -> None:
         """A call of one of the API's routes that began at `began` (time.monotonic) has its answer."""
+        method, path = request.method, request.scope["path"]
         attributes = {
             "http.request.method": method,
             "http.route": path,
             "http.response.status_code": status,
-            "shoal.caller": role,
+            "shoal.caller": request.caller.role,
         }
         started = time.time_ns() - int((time.monotonic() - began) * 1e9)
         span = self._tracer.start_span(f"{method} {path}", Context(), SpanKind.SERVER, attributes, start_time=started)

@@ -1,4 +1,5 @@
-"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}. Also the engine's own flat ones."""
+"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}. Also the engine's own flat ones, and
+what a cold endpoint refuses with."""
 
 import re
 from collections.abc import Mapping
@@ -29,6 +30,17 @@ _MOST_TEXT: Final = 2000
 _IDENTIFIER: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _PARAM: Final = re.compile(r"[A-Za-z_][\w.\[\]-]{0,99}")
 _LACKS: Final = re.compile(rb"never been loaded|failed to implicitly load|not loaded|incomplete unload", re.IGNORECASE)
+
+
+class Problem(Exception):
+    """Why a cold endpoint (`net/shell.py`) does not do what it was asked. The message goes to the caller: it says what
+    is wrong and what to do. The endpoint's shell puts it into that process's shape."""
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.headers: Mapping[str, str] = headers or {}
 
 
 class ApiError(Exception):

@@ -1,8 +1,9 @@
 """Serving side of a stream (streams.md): numbers the messages and hands them to many readers, none of whom can hold up
-another.
+another. A reader that was cut off connects again and begins with the full state.
 
-Of agents (`GET /v1/replica`, field `keys`) and gateways (`GET /v1/demand`, field `models`). Who knows the state encodes
-it; this knows readers, numbers and the shape of a message only.
+Of agents (`GET /v1/replica`, field `keys`), gateways (`GET /v1/demand`, field `models`) and the ledger
+(`GET /v1/totals`). Who knows the state encodes it; this knows readers, numbers, the shape of a message, and how
+server-sent events are written (`EventStream`).
 """
 
 import asyncio
@@ -11,6 +12,11 @@ import uuid
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Final
+
+from starlette.responses import Response
+
+from shoal.net.asgi import DISCONNECT, GONE, Receive, Scope, Send
+from shoal.net.errors import Problem
 
 QUEUE: Final = 32
 """Messages that a reader may lag behind before it is dropped. It connects again and gets the full state."""
@@ -149,3 +155,45 @@ class StreamHub:
             b'"full":true,' if full else b"",
             b'"%b":%b' % (self._field, content) if self._field else content[1:-1],
         )
+
+
+class EventStream(Response):
+    """An answer that is a hub's messages, until the hub or the client ends it. Where nothing happens for
+    `heartbeat_seconds`, a heartbeat is sent. `during` is entered before the first byte and left at the end. Sending it
+    raises Problem where the hub has too many readers."""
+
+    def __init__(
+        self,
+        hub: StreamHub,
+        caller: Caller,
+        heartbeat_seconds: float,
+        during: contextlib.AbstractContextManager[object] | None = None,
+    ) -> None:
+        super().__init__(headers={"content-type": "text/event-stream", "cache-control": "no-store"})
+        del self.headers["content-length"]
+        self._hub = hub
+        self._caller = caller
+        self._heartbeat_seconds = heartbeat_seconds
+        self._during = during or contextlib.nullcontext()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with self._hub.reader(self._caller) as reader, self._during:
+                if scope.get(DISCONNECT) is GONE:
+                    return
+                scope[DISCONNECT] = reader.end
+                await self._write(reader, send)
+        except TooManyReaders:
+            raise Problem(503, "too many readers", {"retry-after": "2"}) from None
+
+    async def _write(self, reader: HubReader, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        while True:
+            try:
+                message = await reader.next(self._heartbeat_seconds)
+            except TimeoutError:
+                message = self._hub.heartbeat()
+            if message is None:
+                break
+            await send({"type": "http.response.body", "body": message, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -28,6 +28,7 @@ def run(kubeconfig: str | None) -> None:
     import uvloop
 
     from shoal.gateway.settings import GatewaySettings
+    from shoal.net.serving import CannotListen
     from shoal.runtime import logs
 
     try:
@@ -49,7 +50,7 @@ def run(kubeconfig: str | None) -> None:
         uvloop.run(main())
     except* ValueError as group:
         raise click.ClickException("; ".join(map(str, group.exceptions))) from None
-    except* RuntimeError as group:
+    except* CannotListen as group:
         raise click.ClickException("; ".join(map(str, group.exceptions))) from None
 
 

@@ -23,7 +23,7 @@ from shoal.core.rating.schedule import Schedule, always, schedule
 from shoal.ledger.queries import creditbook, rated, sums, times
 from shoal.ledger.schema import credits
 from shoal.ledger.schema import usage as requests
-from shoal.ledger.service import LedgerProblem
+from shoal.net.errors import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def sent(lists: Iterable[PriceText]) -> Schedule:
             raise PricesRefused(mistakes)
         return always(found[0]) if len(found) == 1 else schedule(found)
     except PricesRefused as refused:
-        raise LedgerProblem(422, f"the price lists are refused:\n{refused}") from None
+        raise Problem(422, f"the price lists are refused:\n{refused}") from None
 
 
 def _read(connection: Connection, tenant: str, month: str, lists: list[Schedule], now: int) -> Month:

@@ -11,7 +11,7 @@ from shoal.core.rating import money
 from shoal.core.rating.bill import Credit
 from shoal.ledger.queries import times
 from shoal.ledger.schema import credits
-from shoal.ledger.service import LedgerProblem
+from shoal.net.errors import Problem
 
 MOST: Final = 10_000
 """In one answer."""
@@ -25,17 +25,17 @@ def add(connection: Connection, new: NewCredit, currency: str | None, now: int) 
     times.month(new.month)
     code = new.currency or currency
     if code is None:
-        raise LedgerProblem(400, "there is no price list: say in which currency the credit is")
+        raise Problem(400, "there is no price list: say in which currency the credit is")
     if currency is not None and code != currency:
-        raise LedgerProblem(400, f"the price lists are in {currency}: a credit in {code} could be taken off no bill")
+        raise Problem(400, f"the price lists are in {currency}: a credit in {code} could be taken off no bill")
     if not (len(code) == 3 and code.isascii() and code.isupper()):
-        raise LedgerProblem(400, f"currency {code[:10]!r} is no code of ISO 4217, such as EUR")
+        raise Problem(400, f"currency {code[:10]!r} is no code of ISO 4217, such as EUR")
     try:
         amount = money.parse(new.amount, code)
     except ValueError as error:
-        raise LedgerProblem(400, f"amount: {error}") from None
+        raise Problem(400, f"amount: {error}") from None
     if not amount:
-        raise LedgerProblem(400, "amount: a credit of nothing is none")
+        raise Problem(400, "amount: a credit of nothing is none")
     values = {
         "id": new.id,
         "tenant": new.tenant,
@@ -52,7 +52,7 @@ def add(connection: Connection, new: NewCredit, currency: str | None, now: int) 
     kept = connection.execute(select(credits).where(credits.c.id == new.id)).one()
     same = all(getattr(kept, name) == values[name] for name in ("tenant", "month", "amount", "currency", "note"))
     if not same:
-        raise LedgerProblem(409, f"there is another credit with the id {new.id}: give this one an id of its own")
+        raise Problem(409, f"there is another credit with the id {new.id}: give this one an id of its own")
     return entry(kept), made
 
 

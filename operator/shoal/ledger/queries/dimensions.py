@@ -6,7 +6,8 @@ from typing import Final
 from sqlalchemy import Column
 
 from shoal.ledger.schema import hours
-from shoal.ledger.service import LedgerProblem, LedgerRequest
+from shoal.net.errors import Problem
+from shoal.net.shell import ShellRequest
 
 COLUMNS: Final[dict[str, Column[str]]] = {
     "tenant": hours.c.tenant,
@@ -23,33 +24,31 @@ FLEET: Final = ("class",)
 """What the fleet is made of: not for tenants."""
 
 
-def by(request: LedgerRequest, known: Sequence[str]) -> tuple[str, ...]:
+def by(request: ShellRequest, known: Sequence[str]) -> tuple[str, ...]:
     """`by` of a call: names with commas between them. Raises Problem."""
-    given = [name.strip() for value in request.query.get("by", ()) for name in value.split(",") if name.strip()]
+    given = [name.strip() for value in request.parameters.get("by", ()) for name in value.split(",") if name.strip()]
     for name in given:
         if name not in known:
-            raise LedgerProblem(
-                400, f"by={name[:40]}: it is one of {', '.join(known)}, or several with commas between them"
-            )
+            raise Problem(400, f"by={name[:40]}: it is one of {', '.join(known)}, or several with commas between them")
     times = [name for name in TIMES if name in given]
     if len(times) > 1:
-        raise LedgerProblem(400, f"by={','.join(times)}: one of them says it all")
+        raise Problem(400, f"by={','.join(times)}: one of them says it all")
     return tuple(dict.fromkeys(given))
 
 
-def only_these(request: LedgerRequest, known: Iterable[str]) -> None:
+def only_these(request: ShellRequest, known: Iterable[str]) -> None:
     """Raises Problem where a call has a parameter that it does not know: a misspelt filter must not count for none."""
     names = sorted(known)
-    for name in request.query:
+    for name in request.parameters:
         if name not in names:
-            raise LedgerProblem(400, f"unknown parameter {name[:40]}: there are {', '.join(names)}")
-        if any("\0" in value for value in request.query[name]):
-            raise LedgerProblem(400, f"{name} has a NUL in it, which no name has")
+            raise Problem(400, f"unknown parameter {name[:40]}: there are {', '.join(names)}")
+        if any("\0" in value for value in request.parameters[name]):
+            raise Problem(400, f"{name} has a NUL in it, which no name has")
 
 
-def limit(request: LedgerRequest, default: int, most: int) -> int:
+def limit(request: ShellRequest, default: int, most: int) -> int:
     """`limit` of a call. Raises Problem."""
     value = request.one("limit", str(default)) or ""
     if not (value.isascii() and value.isdigit()) or not 1 <= int(value[:9]) <= most or len(value) > 9:
-        raise LedgerProblem(400, f"limit={value[:20]}: a number from 1 to {most}")
+        raise Problem(400, f"limit={value[:20]}: a number from 1 to {most}")
     return int(value)

@@ -6,6 +6,7 @@ from typing import Final, TypeVar
 
 from pydantic import ValidationError
 from sqlalchemy import Connection
+from starlette.responses import Response
 
 from shoal.api import names
 from shoal.api.billing import Credits, NewCredit, RateAgain
@@ -13,14 +14,15 @@ from shoal.api.replica import Message
 from shoal.core.rating.focus import VERSION, Account
 from shoal.ledger.prices import PriceFolder
 from shoal.ledger.queries import bills, creditbook, dimensions, focus, margins, sums, times
-from shoal.ledger.service import Headers, LedgerProblem, LedgerRequest, LedgerService, Response, answer_csv, answer_json
+from shoal.ledger.service import LedgerService, answer_csv
 from shoal.ledger.store import LedgerStore
+from shoal.net.errors import Problem
+from shoal.net.shell import BodyStream, ShellRequest, answer_json
 
 M = TypeVar("M", bound=Message)
 
 FOCUS_DAYS: Final = 400
 """Longest time of one export."""
-_CSV: Final[Headers] = ((b"content-type", b"text/csv; charset=utf-8"),)
 
 
 class QueryAPI:
@@ -54,26 +56,27 @@ class QueryAPI:
         service.route("GET", names.MARGIN_PATH, self.margin, ("billing",))
         service.route("GET", names.FOCUS_PATH, self.focus, ("billing",))
 
-    async def usage(self, request: LedgerRequest) -> Response:
+    async def usage(self, request: ShellRequest) -> Response:
         """Sums of counted tokens."""
         asked = sums.question(request, self._now())
         form = _form(request)
         page = await self._store.read(lambda connection: sums.answer(connection, asked))
         if form == "csv":
             found = answer_csv(*sums.table(page), name="usage.csv")
-            more: Headers = () if page.next is None else ((b"x-shoal-next", page.next.encode()),)
-            return Response(200, (*found.headers, *more), found.body)
+            if page.next is not None:
+                found.headers["x-shoal-next"] = page.next
+            return found
         body = page.model_dump(mode="json", by_alias=True, exclude={"rows"}) | {"rows": sums.plain(page)}
         return answer_json(body)
 
-    async def bill(self, request: LedgerRequest) -> Response:
+    async def bill(self, request: ShellRequest) -> Response:
         """A tenant's month."""
         dimensions.only_these(request, ("tenant", "month"))
         tenant, month = _tenant(request.one("tenant")), self._kept(request.one("month"))
         prices, now = self._prices.schedule, self._now()
         return _json(await self._store.read(lambda c: bills.statement(c, tenant, month, prices, now)))
 
-    async def bill_again(self, request: LedgerRequest) -> Response:
+    async def bill_again(self, request: ShellRequest) -> Response:
         """A tenant's month, and the same at other prices; nothing is kept."""
         asked = _body(request, RateAgain)
         self._kept(asked.month)
@@ -85,29 +88,29 @@ class QueryAPI:
 
         return _json(await self._store.read(work))
 
-    async def credits(self, request: LedgerRequest) -> Response:
+    async def credits(self, request: ShellRequest) -> Response:
         """What was credited."""
         dimensions.only_these(request, ("tenant", "month"))
-        tenants, months = request.query.get("tenant", ()), request.query.get("month", ())
+        tenants, months = request.parameters.get("tenant", ()), request.parameters.get("month", ())
         for month in months:
             times.month(month)
         found = await self._store.read(lambda connection: creditbook.listed(connection, tenants, months))
         return _json(Credits(credits=tuple(found)))
 
-    async def new_credit(self, request: LedgerRequest) -> Response:
+    async def new_credit(self, request: ShellRequest) -> Response:
         """Keeps a credit; answered after the commit."""
         new = _body(request, NewCredit)
         currency, now = self._prices.schedule.currency, self._now()
         entry, made = await self._store.write(lambda connection: creditbook.add(connection, new, currency, now))
         if made:
             self._credited()
-        return Response(201 if made else 200, _json(entry).headers, _json(entry).body)
+        return _json(entry, 201 if made else 200)
 
-    async def margin(self, request: LedgerRequest) -> Response:
+    async def margin(self, request: ShellRequest) -> Response:
         """What GPU classes brought in and cost."""
         dimensions.only_these(request, ("from", "to", "by", "output"))
         span, by = times.span(request, self._now()), dimensions.by(request, margins.BY)
-        by = by if "by" in request.query else ("class",)
+        by = by if "by" in request.parameters else ("class",)
         prices, form = self._prices.schedule, _form(request)
         found = await self._store.read(lambda connection: margins.answer(connection, span, by, prices))
         if form == "json":
@@ -116,13 +119,13 @@ class QueryAPI:
         rows = [row.model_dump(mode="json", by_alias=True) for row in found.rows]
         return answer_csv([*by, *fixed], [[row[name] for name in (*by, *fixed)] for row in rows], name="margin.csv")
 
-    async def focus(self, request: LedgerRequest) -> Response:
+    async def focus(self, request: ShellRequest) -> Response:
         """FOCUS rows."""
         dimensions.only_these(request, ("from", "to", "tenant", "grain", "issuer", "header"))
         span = times.span(request, self._now(), longest_days=FOCUS_DAYS)
         tenant, grain = request.one("tenant"), request.one("grain", "day")
         if grain not in ("hour", "day"):
-            raise LedgerProblem(400, "grain is hour or day")
+            raise Problem(400, "grain is hour or day")
         account = Account(self._installation, request.one("issuer") or self._installation)
         header = request.one("header", "true") != "false"
         prices = self._prices.schedule
@@ -140,7 +143,7 @@ class QueryAPI:
                 first = False
 
         name = f'attachment; filename="focus-{VERSION}.csv"'
-        return Response(200, (*_CSV, (b"content-disposition", name.encode())), parts())
+        return BodyStream(parts(), {"content-type": "text/csv; charset=utf-8", "content-disposition": name})
 
     def _kept(self, given: str | None) -> str:
         """Checks a month of which a bill is to be made: one of a part of it would be wrong. Raises Problem."""
@@ -149,7 +152,7 @@ class QueryAPI:
             oldest = self._now() - self._keep_days * times.DAY_MS
             if times.month_span(month).start < oldest:
                 gone = f"hourly sums of before {times.text(oldest)} are deleted"
-                raise LedgerProblem(410, f"{gone}: of {month} there is no whole bill any more")
+                raise Problem(410, f"{gone}: of {month} there is no whole bill any more")
         return month
 
     def _now(self) -> int:
@@ -158,25 +161,25 @@ class QueryAPI:
 
 def _tenant(value: str | None) -> str:
     if not value:
-        raise LedgerProblem(400, "tenant is missing: whose bill?")
+        raise Problem(400, "tenant is missing: whose bill?")
     return value
 
 
-def _form(request: LedgerRequest) -> str:
+def _form(request: ShellRequest) -> str:
     form = request.one("output", "json") or ""
     if form not in ("json", "csv"):
-        raise LedgerProblem(400, f"output={form[:20]}: json or csv")
+        raise Problem(400, f"output={form[:20]}: json or csv")
     return form
 
 
-def _body(request: LedgerRequest, kind: type[M]) -> M:
+def _body(request: ShellRequest, kind: type[M]) -> M:
     try:
-        return kind.model_validate_json(request.body)
+        return kind.model_validate_json(request.content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise LedgerProblem(400, f"the body: {where or 'it'}: {first['msg']}") from None
+        raise Problem(400, f"the body: {where or 'it'}: {first['msg']}") from None
 
 
-def _json(message: Message) -> Response:
-    return Response(200, ((b"content-type", b"application/json"),), message.model_dump_json(by_alias=True).encode())
+def _json(message: Message, status: int = 200) -> Response:
+    return Response(message.model_dump_json(by_alias=True), status, media_type="application/json")

@@ -14,7 +14,8 @@ from shoal.core.rating.bill import BilledCounts
 from shoal.ledger.queries import aggregation, dimensions, times
 from shoal.ledger.queries.times import Span
 from shoal.ledger.schema import hours
-from shoal.ledger.service import LedgerProblem, LedgerRequest
+from shoal.net.errors import Problem
+from shoal.net.shell import ShellRequest
 
 DEFAULT_ROWS: Final = 1_000
 MOST_ROWS: Final = 10_000
@@ -38,18 +39,18 @@ class Question:
     """The last row of the page before."""
 
 
-def question(request: LedgerRequest, now: int) -> Question:
+def question(request: ShellRequest, now: int) -> Question:
     """From a call's parameters. A gateway asks for one tenant, and never about the fleet. Raises Problem."""
     tenants_own = request.caller.role == "gateway"
     names = [name for name in dimensions.COLUMNS if not (tenants_own and name in dimensions.FLEET)]
     dimensions.only_these(request, [*names, "from", "to", "by", "billed", "limit", "after", "output"])
-    only = {name: tuple(request.query[name]) for name in names if name in request.query}
+    only = {name: tuple(request.parameters[name]) for name in names if name in request.parameters}
     if tenants_own and (len(only.get("tenant", ())) != 1 or not only["tenant"][0]):
-        raise LedgerProblem(400, "a gateway asks for one tenant: tenant=<name>")
+        raise Problem(400, "a gateway asks for one tenant: tenant=<name>")
     by = dimensions.by(request, (*names, *dimensions.TIMES))
     billed = request.one("billed", "true")
     if billed not in ("true", "false"):
-        raise LedgerProblem(400, "billed is true, or false for what nobody pays: retried attempts and estimated counts")
+        raise Problem(400, "billed is true, or false for what nobody pays: retried attempts and estimated counts")
     return Question(
         times.span(request, now),
         by,
@@ -177,5 +178,5 @@ def _after(given: str | None, by: Sequence[str]) -> tuple[str | int, ...] | None
         values = None
     kinds = [int if name in dimensions.TIMES else str for name in by]
     if not isinstance(values, list) or [type(value) for value in cast("list[object]", values)] != kinds or not kinds:
-        raise LedgerProblem(400, "after is not what `next` said to the same question")
+        raise Problem(400, "after is not what `next` said to the same question")
     return tuple(cast("list[str | int]", values))

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from shoal.ledger.service import LedgerProblem, LedgerRequest
+from shoal.net.errors import Problem
+from shoal.net.shell import ShellRequest
 
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
@@ -37,7 +38,7 @@ class Span:
             start = end
 
 
-def span(request: LedgerRequest, now: int, *, longest_days: int = LONGEST_DAYS) -> Span:
+def span(request: ShellRequest, now: int, *, longest_days: int = LONGEST_DAYS) -> Span:
     """`from` and `to` of a call; without them this month. Raises Problem."""
     start, end = request.one("from"), request.one("to")
     found = Span(
@@ -45,39 +46,35 @@ def span(request: LedgerRequest, now: int, *, longest_days: int = LONGEST_DAYS) 
         month_span(month_of(now)).end if end is None else moment("to", end),
     )
     if found.end <= found.start:
-        raise LedgerProblem(400, f"to ({text(found.end)}) is not after from ({text(found.start)})")
+        raise Problem(400, f"to ({text(found.end)}) is not after from ({text(found.start)})")
     if found.end - found.start > longest_days * DAY_MS:
-        raise LedgerProblem(400, f"from and to are more than {longest_days} days apart: ask in parts")
+        raise Problem(400, f"from and to are more than {longest_days} days apart: ask in parts")
     return found
 
 
 def moment(name: str, value: str) -> int:
     """2026-11, 2026-11-01 or a moment on the hour, as milliseconds since 1970. Raises Problem."""
     if value < "1970":
-        raise LedgerProblem(400, f"{name}={value[:40]} is before 1970")
+        raise Problem(400, f"{name}={value[:40]} is before 1970")
     if _MONTH.match(value):
         return month_span(value).start
     try:
         found = datetime.fromisoformat(value.replace(" ", "+"))  # a plus that was not quoted
     except ValueError:
-        raise LedgerProblem(
-            400, f"{name}={value[:40]}: write 2026-11, 2026-11-01 or 2026-11-01T06:00:00Z (UTC)"
-        ) from None
+        raise Problem(400, f"{name}={value[:40]}: write 2026-11, 2026-11-01 or 2026-11-01T06:00:00Z (UTC)") from None
     found = found.replace(tzinfo=UTC) if found.tzinfo is None else found
     milliseconds = round(found.timestamp() * 1000)
     if milliseconds % HOUR_MS:
-        raise LedgerProblem(400, f"{name}={value[:40]} is not on the hour: usage is summed by the hour (UTC)")
+        raise Problem(400, f"{name}={value[:40]} is not on the hour: usage is summed by the hour (UTC)")
     if milliseconds < 0:
-        raise LedgerProblem(400, f"{name}={value[:40]} is before 1970")
+        raise Problem(400, f"{name}={value[:40]} is before 1970")
     return milliseconds
 
 
 def month(value: str | None) -> str:
     """Checks a month such as 2026-11. Raises Problem."""
     if value is None or not _MONTH.match(value) or value < "1970":
-        raise LedgerProblem(
-            400, "month is missing" if value is None else f"month={value[:40]}: write one such as 2026-11"
-        )
+        raise Problem(400, "month is missing" if value is None else f"month={value[:40]}: write one such as 2026-11")
     return value
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from sqlalchemy import Connection
+from starlette.responses import Response
 
 from shoal.api import names
 from shoal.api.reconciliation import UNATTRIBUTED_BY, UnattributedPage, UnattributedRow
@@ -11,7 +12,9 @@ from shoal.core.reconcile import Compared
 from shoal.ledger.queries import dimensions, times
 from shoal.ledger.reconcile.compare import MOST_ROWS, Key, TooMany, by_engine, by_sums, total
 from shoal.ledger.reconcile.watch import EngineCoverage
-from shoal.ledger.service import LedgerProblem, LedgerRequest, LedgerService, Response, answer_csv, answer_json
+from shoal.ledger.service import LedgerService, answer_csv
+from shoal.net.errors import Problem
+from shoal.net.shell import ShellRequest, answer_json
 
 T = TypeVar("T")
 
@@ -39,17 +42,17 @@ class Routes:
     def add(self, service: LedgerService) -> None:
         service.route("GET", names.UNATTRIBUTED_PATH, self.unattributed, ("billing",))
 
-    async def unattributed(self, request: LedgerRequest) -> Response:
+    async def unattributed(self, request: ShellRequest) -> Response:
         """`from`, `to` (this month without them), `by` (model without it), `model`, `output` (json or csv)."""
         dimensions.only_these(request, ("from", "to", "by", "model", "output"))
         span = times.span(request, self._now())
         by = dimensions.by(request, UNATTRIBUTED_BY) or ("model",)
         if "engine" in by and (timed := [name for name in dimensions.TIMES if name in by]):
-            raise LedgerProblem(400, f"by=engine is over the whole life of an engine: leave {timed[0]} out")
+            raise Problem(400, f"by=engine is over the whole life of an engine: leave {timed[0]} out")
         output = request.one("output", "json")
         if output not in ("json", "csv"):
-            raise LedgerProblem(400, f"output={str(output)[:40]}: json or csv")
-        models = tuple(request.query.get("model", ()))
+            raise Problem(400, f"output={str(output)[:40]}: json or csv")
+        models = tuple(request.parameters.get("model", ()))
 
         def work(connection: Connection) -> Mapping[Key, Compared]:
             return by_engine(connection, span, models) if "engine" in by else by_sums(connection, span, by, models)
@@ -57,9 +60,7 @@ class Routes:
         try:
             found = await self._store.read(work)
         except TooMany:
-            raise LedgerProblem(
-                400, f"that is more than {MOST_ROWS} rows: ask for less time, or for fewer `by`"
-            ) from None
+            raise Problem(400, f"that is more than {MOST_ROWS} rows: ask for less time, or for fewer `by`") from None
         rows = [_row(key, found[key], by) for key in sorted(found, key=_order)]
         if output == "csv":
             header = _fields(by)
