@@ -31,7 +31,7 @@ from shoal.gateway.app import Gateway
 from shoal.gateway.demand import DemandPublisher, DemandState
 from shoal.gateway.directory import Directory
 from shoal.gateway.metrics import GatewayMetrics
-from shoal.gateway.ops import Ops
+from shoal.gateway.ops import gateway_ops
 from shoal.gateway.quota import Quotas
 from shoal.gateway.replicapool import ReplicaPool
 from shoal.gateway.settings import GatewaySettings
@@ -149,7 +149,7 @@ async def main(upstream_port: int, port: int, folder: Path, *, asleep: bool, led
     traces = trace.from_environment("shoal-gateway", metrics.registry)
     if ops_port := os.environ.get("BENCH_OPS_PORT"):
         crowd(metrics, int(os.environ.get("BENCH_MODELS", "0")))
-        ops = Ops(metrics.registry, dict[str, str], lambda: None, teller.hub, ring)
+        ops = gateway_ops(metrics.registry, dict[str, str], lambda: None, teller.hub, ring)
         serving = make_server(ops, host="127.0.0.1", port=int(ops_port), keep_alive=5, stop_seconds=1)
         background.append(asyncio.create_task(serving.serve()))
     gateway = Gateway(

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from shoal.agent.stream import AgentStream as AgentHub
 from shoal.api.replica import HEARTBEAT_SECONDS
 from shoal.gateway.demand import DemandPublisher, DemandState
-from shoal.gateway.ops import Ops
+from shoal.gateway.ops import gateway_ops
 from shoal.net.hub import StreamHub
 from shoal.net.server import make_server
 from tests.support.streams import CURRENT, Ring
@@ -98,7 +98,7 @@ async def agents(first_port: int, count: int, per_second: float, share: float) -
 async def gateway(port: int, models: int, per_second: float) -> None:
     book = DemandState()
     teller = DemandPublisher(book)
-    ops = Ops(CollectorRegistry(), dict, lambda: None, teller.hub, Ring(CURRENT))
+    ops = gateway_ops(CollectorRegistry(), dict, lambda: None, teller.hub, Ring(CURRENT))
     server = make_server(ops, host="127.0.0.1", port=port, keep_alive=5)
     serving = asyncio.create_task(server.serve())
     chance = random.Random(port)  # noqa: S311

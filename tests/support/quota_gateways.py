@@ -16,7 +16,7 @@ from shoal.api import keys
 from shoal.core.quota.peerusage import GatewayPeer as Other
 from shoal.core.quota.peerusage import GatewayPeers
 from shoal.gateway.demand import DemandPublisher
-from shoal.gateway.ops import Ops
+from shoal.gateway.ops import gateway_ops
 from shoal.net.server import make_server
 from shoal.net.stream import ListenerIdentity, StreamPeer
 from shoal.signals.demand import DemandStreams
@@ -36,7 +36,7 @@ class Member:
         self.streams = DemandStreams(
             lambda _uid, _models: None, ListenerIdentity(self.uid, self.teller.hub.boot), book.tenants.peer_reported
         )
-        ops = Ops(CollectorRegistry(), dict, lambda: None, self.teller.hub, Ring(INSTALL_KEY))
+        ops = gateway_ops(CollectorRegistry(), dict, lambda: None, self.teller.hub, Ring(INSTALL_KEY))
         self.ops = make_server(ops, host="127.0.0.1", port=0, keep_alive=5, stop_seconds=1)
         it.app.quotas._read_peers = self.crowd  # pyright: ignore[reportPrivateUsage]
         self.others: list[str] = []

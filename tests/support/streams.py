@@ -12,7 +12,7 @@ from shoal.api.names import REPLICA_PATH
 from shoal.api.replica import HEARTBEAT_SECONDS
 from shoal.gateway.demand import DemandPublisher, DemandState
 from shoal.gateway.demandmetrics import DemandMetrics
-from shoal.gateway.ops import Ops
+from shoal.gateway.ops import gateway_ops
 from shoal.net.hub import Caller, StreamHub
 from shoal.net.server import make_server
 from shoal.net.stream import StreamPeer
@@ -44,7 +44,7 @@ class ToldGateway:
         self.teller = DemandPublisher(self.book)
         registry = CollectorRegistry()
         registry.register(DemandMetrics(self.teller.hub.boot, self.book, lambda: {"uid-llama": "chat/llama"}))
-        ops = Ops(registry, dict, lambda: None, self.teller.hub, self.ring)
+        ops = gateway_ops(registry, dict, lambda: None, self.teller.hub, self.ring)
         self.port = self.port or free_ports(1)[0]  # nobody takes it while this one is down
         self._server = make_server(ops, host=self.host, port=self.port, keep_alive=5, stop_seconds=1)
         self._serving = asyncio.create_task(self._server.serve())

@@ -11,12 +11,13 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from shoal.api import names
 from shoal.gateway.demand import DemandPublisher, DemandState
-from shoal.gateway.ops import Ops
+from shoal.gateway.ops import gateway_ops
 from shoal.kube import access
 from shoal.kube.access import ALLOWED, AWAY, BAD_TOKEN, BUSY, NO_TOKEN, Access
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import APIServerUnavailable
 from shoal.net.guard import guarded, may_know
+from shoal.net.shell import Shell
 from tests.support.streams import Ring
 
 
@@ -133,7 +134,7 @@ async def test_while_the_api_server_is_away_known_readers_go_on(doors: Access, j
 Get = Callable[..., Awaitable[tuple[int, str]]]
 
 
-async def asgi_get(app: Ops, path: str, token: str = "", header: str = "authorization") -> tuple[int, str]:
+async def asgi_get(app: Shell, path: str, token: str = "", header: str = "authorization") -> tuple[int, str]:
     sent: list[dict[str, Any]] = []
     value = f"Bearer {token}" if header == "authorization" else token
     headers = [(header.encode(), value.encode())] if token else []
@@ -148,11 +149,11 @@ async def asgi_get(app: Ops, path: str, token: str = "", header: str = "authoriz
     return sent[0]["status"], sent[1]["body"].decode()
 
 
-def gateway(doors: Access | None) -> Ops:
+def gateway(doors: Access | None) -> Shell:
     registry = CollectorRegistry()
     Gauge("shoal_tenant_requests", "x", ["tenant"], registry=registry).labels("acme").set(1)
     missing = lambda: {"models": "not listed yet"}  # noqa: E731
-    return Ops(registry, missing, lambda: None, DemandPublisher(DemandState()).hub, Ring(b"k"), access=doors)
+    return gateway_ops(registry, missing, lambda: None, DemandPublisher(DemandState()).hub, Ring(b"k"), access=doors)
 
 
 async def test_a_gateways_page_tells_tenants_names_to_nobody_without_a_token(doors: Access) -> None:

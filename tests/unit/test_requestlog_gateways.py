@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from shoal.core import facts
 from shoal.gateway.demand import DemandPublisher, DemandState
-from shoal.gateway.ops import Ops
+from shoal.gateway.ops import gateway_ops
 from shoal.net.server import make_server
 from shoal.requestlog.api import LogsApi
 from shoal.requestlog.logger import RequestLogger
@@ -22,7 +22,7 @@ def pod(name: str, ip: str | None = "127.0.0.1") -> facts.Pod:
 
 
 async def serve_ops(it: LoggedGateway, api: LogsApi) -> tuple[asyncio.Task[None], Any]:
-    app = Ops(
+    app = gateway_ops(
         CollectorRegistry(), dict[str, str], lambda: None, DemandPublisher(DemandState()).hub, it.it.ring, logs=api
     )
     server = make_server(app, host="127.0.0.1", port=0, keep_alive=5, stop_seconds=1)

@@ -28,7 +28,7 @@ from shoal.gateway.directory import (
     project_tenant,
 )
 from shoal.gateway.metrics import GatewayMetrics
-from shoal.gateway.ops import Ops
+from shoal.gateway.ops import gateway_ops
 from shoal.gateway.peers import Peers
 from shoal.gateway.quota import Quotas
 from shoal.gateway.replicapool import ReplicaPool
@@ -203,7 +203,7 @@ class GatewayProcess:
             + (int(2 * mediafetch.SECONDS) if settings.media_egress else 0)
             + 1,
         )
-        ops = Ops(
+        ops = gateway_ops(
             self.metrics.registry,
             self.missing,
             self._refresh_gauges,

@@ -2,7 +2,6 @@
 to peers and to `kubectl shoal logs`, and there DELETE removes entries."""
 
 import asyncio
-import hmac
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, Literal, Protocol, cast
@@ -10,12 +9,15 @@ from urllib.parse import urlencode
 
 import aiohttp
 import orjson
+from starlette.responses import Response
 
 from shoal.api import names
 from shoal.api.keys import Role
 from shoal.core import facts
-from shoal.net.asgi import Scope, Send, unproved
+from shoal.net.asgi import unproved
 from shoal.net.errors import ApiError, unavailable
+from shoal.net.roles import given_key, role_of
+from shoal.net.shell import ShellRequest
 from shoal.net.stream import gateway_peer
 from shoal.net.tls import NoCertificate, TLSCredentials, dial
 from shoal.requestlog.logger import RequestLogger, merged
@@ -29,6 +31,8 @@ _MOST_READS: Final = 4
 _MOST_WAITING: Final = 32
 _TENANT: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _ROLES: Final[tuple[Role, ...]] = ("gateway", "logs")
+_PLACES: Final = ("authorization", names.HEADER_KEY)
+"""Headers that may have a key. Through the API server's proxy it comes in the second."""
 
 Missing = list[dict[str, str]]
 
@@ -65,29 +69,28 @@ class LogsApi:
         """A page of a tenant's entries as JSON. Raises ApiError."""
         return await self._page(query_of(tenant, parameters(query_string, FILTERS)))
 
-    async def ops(self, scope: Scope, send: Send) -> None:
+    async def ops(self, request: ShellRequest) -> Response:
         """Serves the operations port."""
         try:
-            body = await self._ops(scope)
+            return _json(200, await self._ops(request))
         except ApiError as error:
             # Also in the API server's flat format: through its proxy, `kubectl shoal` reads the error as one of the API
             # server.
             flat = {**orjson.loads(error.body()), "message": error.message, "reason": error.code}
-            await _send(send, error.status, orjson.dumps(flat), *error.headers)
-        else:
-            await _send(send, 200, body)
+            headers = {name.decode(): value.decode() for name, value in error.headers}
+            return _json(error.status, orjson.dumps(flat), headers)
 
-    async def _ops(self, scope: Scope) -> bytes:
-        role = self._role(dict(scope["headers"]))
+    async def _ops(self, request: ShellRequest) -> bytes:
+        role = role_of(given_key(request.headers, _PLACES), _ROLES, self._keys.demand_keys)
         if role is None:
             raise ApiError(401, "A key for logs, or of a gateway, is needed.", "invalid_key")
-        if (why := unproved(self._credentials, scope, role)) is not None:
+        if (why := unproved(self._credentials, request.scope, role)) is not None:
             raise ApiError(403, f"{why[0].upper()}{why[1:]}.", "mutual_tls_needed")
-        method = scope["method"]
+        method = request.method
         if method not in ("GET", "DELETE"):
             raise ApiError(405, "Use GET or DELETE.", "method_not_allowed", headers=((b"allow", b"GET, DELETE"),))
         known = ("tenant", *FILTERS) if method == "GET" else ("tenant", "user")
-        given = parameters(scope.get("query_string", b""), known)
+        given = parameters(request.scope.get("query_string", b""), known)
         tenant = given.pop("tenant", "")
         if not _TENANT.fullmatch(tenant):
             raise ApiError(400, "`tenant` must be the name of a Tenant.", "invalid_parameter", param="tenant")
@@ -218,18 +221,6 @@ class LogsApi:
                 break
         return why
 
-    def _role(self, headers: Mapping[bytes, bytes]) -> Role | None:
-        """The role of a key. All keys are compared, so that timing reveals nothing."""
-        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer" or not given:
-            given = headers.get(names.HEADER_KEY.encode(), b"")
-        found: Role | None = None
-        for role in _ROLES:
-            for key in self._keys.demand_keys(role):
-                if hmac.compare_digest(given.strip(), key.encode()):
-                    found = role
-        return found
-
 
 def _add(total: dict[str, Any], part: Mapping[str, Any]) -> None:
     total["files"] += int(part.get("files") or 0)
@@ -250,7 +241,5 @@ def _body(found: Found, missing: Missing) -> bytes:
     return orjson.dumps(page)[:-1] + b',"data":[' + b",".join(line for _, line in found.lines) + b"]}"
 
 
-async def _send(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
-    head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
-    await send({"type": "http.response.start", "status": status, "headers": head})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+def _json(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(body, status, headers, "application/json")
