@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shoal.net.asgi import DISCONNECT
 from shoal.net.server import BoundedProtocol, HTTPServer, make_server
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -73,6 +74,24 @@ async def test_without_the_bound_one_read_makes_thousands_of_requests(monkeypatc
             await asyncio.sleep(0.01)
         app.let.set()
         writer.close()
+
+
+async def test_a_client_that_goes_is_noticed_though_it_has_sent_another_request():
+    noticed = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scope[DISCONNECT] = noticed.set
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while not noticed.is_set():  # until the write to the lost connection fails
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+            await asyncio.sleep(0.01)
+
+    async with serving(app) as server, asyncio.timeout(10):
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(GET * 2)
+        await asyncio.sleep(0.05)
+        writer.close()
+        await noticed.wait()
 
 
 @pytest.mark.parametrize("limit", [20_000, None])

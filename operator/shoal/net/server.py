@@ -60,6 +60,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stuck_bytes = 0
         self._idle_since: float | None = None
         self._body_since = 0.0
+        self._running: RequestResponseCycle | None = None
+        """Of the request that is being answered; `cycle` is that of the last one that was read."""
         if len(self.connections) > self.max_connections:
             transport.abort()
 
@@ -108,14 +110,20 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
             raise ConnectionAbortedError("too many pipelined requests")
         super().on_headers_complete()
+        if not self.pipeline:
+            self._running = self.cycle
         if self.scope["method"] == "POST":
             self.scope[ANSWER] = partial(self._answer, self.cycle)  # pyright: ignore[reportGeneralTypeIssues]
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._hold_head(0)
-        if self.cycle is not None and not self.cycle.response_complete:  # pyright: ignore[reportUnnecessaryComparison]
-            scope = cast(dict[str, Any], self.cycle.scope)
+        # uvicorn marks `cycle` only: of pipelined requests the last one, which may never begin.
+        cycle = self._running
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            scope = cast(dict[str, Any], cycle.scope)
             gone: Callable[[], None] | None = scope.get(DISCONNECT)
             scope[DISCONNECT] = GONE
             if gone is not None:
@@ -146,7 +154,9 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self.flow.resume_reading()
         if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
+            cycle, app = self.pipeline.pop()
+            self._running = cycle
+            self._start_asgi_task(cycle, app)
         else:
             self._idle_since = self.loop.time()
 
