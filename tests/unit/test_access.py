@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
+import orjson
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry, Gauge
+from starlette.responses import PlainTextResponse, Response
 
 from shoal.api import names
 from shoal.gateway.demand import DemandPublisher, DemandState
@@ -16,8 +16,9 @@ from shoal.kube import access
 from shoal.kube.access import ALLOWED, AWAY, BAD_TOKEN, BUSY, NO_TOKEN, Access
 from shoal.kube.client import KubeClient
 from shoal.kube.errors import APIServerUnavailable
-from shoal.net.guard import guarded, may_know
-from shoal.net.shell import Shell
+from shoal.net.pages import TokenGuard, denial_words
+from shoal.net.shell import GET, Shell, ShellRequest
+from tests.support.shells import call
 from tests.support.streams import Ring
 
 
@@ -178,25 +179,34 @@ async def test_with_the_wall_down_everybody_reads_them() -> None:
 @pytest.mark.parametrize("walled", [True, False])
 async def test_an_operators_pages_are_behind_the_same_doors(doors: Access, judge: Judge, walled: bool) -> None:
     judge.rights["reader"] = {"/v1/decisions"}
-    doors_or_none = doors if walled else None
+    guard = TokenGuard(doors if walled else None)
+    shell = Shell("the operator", wording=denial_words, guard=guard)
 
-    async def told(_: web.Request) -> web.Response:
-        return web.Response(text="demo/tiny-chat")
+    async def told(_: ShellRequest) -> Response:
+        return PlainTextResponse("demo/tiny-chat")
 
-    async def readyz(request: web.Request) -> web.Response:
-        return web.Response(text="why" if await may_know(doors_or_none, request) else "not ok")
+    async def readyz(request: ShellRequest) -> Response:
+        return PlainTextResponse("why" if await guard.may_know(request) else "not ok")
 
-    app = web.Application(middlewares=[guarded(doors_or_none)])
-    app.add_routes([web.get("/v1/decisions/{a}/{b}", told), web.get("/metrics", told), web.get("/readyz", readyz)])
-    async with TestClient(TestServer(app)) as client:
+    shell.route(GET, "/v1/decisions/{a}/{b}", told)
+    shell.route(GET, "/metrics", told)
+    shell.route(GET, "/readyz", readyz)
 
-        async def get(path: str, token: str = "") -> tuple[int, str]:
-            async with client.get(path, headers={names.HEADER_KEY: token} if token else {}) as answer:
-                return answer.status, await answer.text()
+    async def get(path: str, token: str = "") -> tuple[int, str]:
+        answer = await call(shell, path, x_shoal_key=token)
+        return answer.status, answer.body.decode()
 
-        assert (await get("/v1/decisions/a/b"))[0] == (401 if walled else 200)
-        assert (await get("/v1/decisions/a/b", "prometheus-token"))[0] == (403 if walled else 200)
-        assert (await get("/v1/decisions/a/b", "reader-token"))[0] == 200
-        assert (await get("/metrics", "reader-token"))[0] == (403 if walled else 200)
-        assert await get("/readyz") == (200, "not ok" if walled else "why")
-        assert await get("/readyz", "prometheus-token") == (200, "why")
+    assert (await get("/v1/decisions/a/b"))[0] == (401 if walled else 200)
+    assert (await get("/v1/decisions/a/b", "prometheus-token"))[0] == (403 if walled else 200)
+    assert (await get("/v1/decisions/a/b", "reader-token"))[0] == 200
+    assert (await get("/metrics", "reader-token"))[0] == (403 if walled else 200)
+    assert await get("/readyz") == (200, "not ok" if walled else "why")
+    assert await get("/readyz", "prometheus-token") == (200, "why")
+    # Strangers do not learn which paths there are.
+    assert (await get("/v1/nothing"))[0] == (401 if walled else 404)
+    refused = await call(shell, "/metrics", x_shoal_key="stranger-token")
+    if walled:
+        assert orjson.loads(refused.body) == {
+            "message": "stranger may not get /metrics: see the ClusterRole shoal-metrics-reader",
+            "reason": "Forbidden",
+        }

@@ -7,16 +7,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
 from click.testing import CliRunner, Result
 from rich.console import Console
 
 from shoal.api.adapterstats import AdapterFigures, AdapterFiguresAnswer, PoolFigures, ReplicaAdapters
 from shoal.cli.adapters.picture import hit_rate, ordered, picture
 from shoal.cli.main import main
-from shoal.controllers.lora.serve import routes
+from shoal.controllers.lora.serve import add_routes
+from shoal.net.shell import Shell
 from tests.support.cannedapi import CannedApi
+from tests.support.shells import call
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/shoal-system/leases/shoal-operator"
@@ -160,10 +160,11 @@ class FakeBook:
 
 async def test_the_leader_answers_and_another_one_names_it() -> None:
     async def ask(path: str, *, leads: bool = True) -> tuple[int, str]:
-        app = web.Application()
-        app.add_routes(routes(FakeBook(), operator="op-1", leads=lambda: leads, leader=lambda: "op-2"))  # type: ignore[arg-type]
-        async with TestClient(TestServer(app)) as client, client.get(path) as response:
-            return response.status, await response.text()
+        shell = Shell("the operator")
+        add_routes(shell, FakeBook(), operator="op-1", leads=lambda: leads, leader=lambda: "op-2")  # type: ignore[arg-type]
+        path, _, query = path.partition("?")
+        answered = await call(shell, path, query=query.encode())
+        return answered.status, answered.body.decode()
 
     status, text = await ask("/v1/adapters?namespace=chat&pool=pool")
     assert status == 200

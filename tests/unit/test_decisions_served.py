@@ -2,11 +2,10 @@
 
 from datetime import UTC, datetime
 
-from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
-
 from shoal.api.decisions import DecisionRecord, Decisions, ModelFigures
-from shoal.controllers.scaling.serve import routes
+from shoal.controllers.scaling.serve import add_routes
+from shoal.net.shell import Shell
+from tests.support.shells import call
 
 
 class Book:
@@ -30,10 +29,11 @@ class Book:
 
 
 async def ask(path: str, *, leads: bool = True, leader: str = "op-1") -> tuple[int, str]:
-    app = web.Application()
-    app.add_routes(routes(Book(), operator="op-1", leads=lambda: leads, leader=lambda: leader))
-    async with TestClient(TestServer(app)) as client, client.get(path) as response:
-        return response.status, await response.text()
+    shell = Shell("the operator")
+    add_routes(shell, Book(), operator="op-1", leads=lambda: leads, leader=lambda: leader)
+    path, _, query = path.partition("?")
+    answer = await call(shell, path, query=query.encode())
+    return answer.status, answer.body.decode()
 
 
 async def test_the_leader_tells_of_every_model_by_name() -> None:

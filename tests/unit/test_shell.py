@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
@@ -17,60 +17,15 @@ from shoal.net.asgi import CALLER, DISCONNECT, GONE
 from shoal.net.errors import Problem
 from shoal.net.hub import EventStream, StreamHub
 from shoal.net.roles import RoleGuard, given_key, role_of
-from shoal.net.server import HTTPServer, make_server
 from shoal.net.shell import ANY, GET, BodyStream, Shell, ShellRequest, answer_json
 from shoal.net.tls import TLSCredentials
+from tests.support.shells import call, served_shell
 
 KEYS: dict[Role, tuple[str, ...]] = {"gateway": ("g-new", "g-old"), "operator": ("o",), "billing": ("b",)}
 
 
 def keys_of(role: Role) -> tuple[str, ...]:
     return KEYS.get(role, ())
-
-
-class Answer:
-    """What a call got: its head, its body, and whether it came to its end."""
-
-    def __init__(self, sent: list[dict[str, Any]]) -> None:
-        self.status: int = sent[0]["status"] if sent else 0
-        self.headers = {name.decode(): value.decode() for name, value in (sent[0]["headers"] if sent else ())}
-        self.body = b"".join(message.get("body", b"") for message in sent)
-        self.whole = bool(sent) and not sent[-1].get("more_body", True)
-
-    @property
-    def message(self) -> str:
-        return orjson.loads(self.body)["error"]["message"]
-
-
-async def call(
-    shell: Shell,
-    path: str,
-    method: str = "GET",
-    *,
-    query: bytes = b"",
-    body: tuple[bytes, ...] = (b"",),
-    more: dict[str, Any] | None = None,
-    stuck: bool = False,
-    **headers: str,
-) -> Answer:
-    """Without a server; a `stuck` client takes nothing. An empty `body` is that of a client that has gone."""
-    sent: list[dict[str, Any]] = []
-    parts = [{"type": "http.request", "body": part, "more_body": True} for part in body]
-    if parts:
-        parts[-1]["more_body"] = False
-
-    async def receive() -> dict[str, Any]:
-        return parts.pop(0) if parts else {"type": "http.disconnect"}
-
-    async def send(message: dict[str, Any]) -> None:
-        if stuck:
-            await asyncio.Event().wait()
-        sent.append(message)
-
-    head = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    scope = {"type": "http", "method": method, "path": path, "query_string": query, "headers": head, **(more or {})}
-    await shell(scope, receive, send)
-    return Answer(sent)
 
 
 async def ok(_: ShellRequest) -> Response:
@@ -197,20 +152,6 @@ async def test_a_body_that_breaks_off_is_not_ended_as_if_it_were_whole() -> None
 # --- bodies and slow clients ------------------------------------------------------------------------------------------
 
 
-@contextlib.asynccontextmanager
-async def serving(shell: Shell) -> AsyncGenerator[HTTPServer]:
-    server = make_server(shell, host="127.0.0.1", port=0, keep_alive=5, stop_seconds=1)
-    task = asyncio.create_task(server.serve())
-    try:
-        async with asyncio.timeout(10):
-            while not server.started:
-                await asyncio.sleep(0.01)
-        yield server
-    finally:
-        server.should_exit = True
-        await task
-
-
 async def test_bodies_are_bounded_in_bytes() -> None:
     async def length(request: ShellRequest) -> Response:
         return answer_json(len(await request.read(10, advice=": send less")))
@@ -231,7 +172,7 @@ async def test_a_body_that_dribbles_in_is_given_up() -> None:
 
     shell = Shell("the test")
     shell.route(("POST",), "/", length)
-    async with serving(shell) as server, asyncio.timeout(20):
+    async with served_shell(shell) as server, asyncio.timeout(20):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 500\r\n\r\n")
         await asyncio.sleep(0.1)
@@ -270,7 +211,7 @@ async def test_work_for_a_client_that_goes_is_cancelled() -> None:
     shell = Shell("the test")
     shell.route(GET, "/", waits)
     shell.route(GET, "/quick", quick)
-    async with serving(shell) as server, asyncio.timeout(10):
+    async with served_shell(shell) as server, asyncio.timeout(10):
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         await begun.wait()
@@ -346,7 +287,7 @@ async def test_a_stream_is_the_full_state_then_changes_then_its_end() -> None:
 
 async def test_readers_come_back_to_the_full_state_and_too_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = StreamHub("keys", lambda: b"{}", "boot")
-    async with serving(telling(hub)) as server, aiohttp.ClientSession() as session, asyncio.timeout(10):
+    async with served_shell(telling(hub)) as server, aiohttp.ClientSession() as session, asyncio.timeout(10):
         url = f"http://127.0.0.1:{server.port}/"
         for seq in range(2):
             async with session.get(url) as response:

@@ -12,6 +12,8 @@ from typing import Final
 from shoal.net.server import HTTPServer
 
 SWEEP_SECONDS: Final = 1.0
+KEEP_ALIVE_SECONDS: Final = 75
+"""How long a port for other processes keeps a connection that has no request: longer than their pauses between two."""
 _POLL_SECONDS: Final = 0.01
 
 

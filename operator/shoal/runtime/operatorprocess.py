@@ -11,8 +11,8 @@ import click
 import prometheus_client
 import structlog
 import yaml
-from aiohttp import web
 from pydantic import ValidationError
+from starlette.responses import PlainTextResponse, Response
 
 from shoal.api import names
 from shoal.api.config import OperatorConfig
@@ -21,7 +21,10 @@ from shoal.controllers.scaling import serve as serve_decisions
 from shoal.kube.access import Access
 from shoal.kube.client import KubeClient
 from shoal.net import trace
-from shoal.net.guard import guarded, may_know
+from shoal.net.pages import METRICS, TokenGuard, denial_words, metrics_page
+from shoal.net.server import make_server
+from shoal.net.serving import KEEP_ALIVE_SECONDS, serving
+from shoal.net.shell import GET, Shell, ShellRequest
 from shoal.runtime import logs
 from shoal.runtime.operator import OperatorProcess
 from shoal.runtime.scaler import ScalerPlace
@@ -29,33 +32,32 @@ from shoal.runtime.scaler import ScalerPlace
 log = structlog.get_logger()
 
 
-def ops_app(operator: OperatorProcess, access: Access | None = None) -> web.Application:
+def operator_ops(operator: OperatorProcess, access: Access | None = None) -> Shell:
     """/healthz, /readyz, /metrics, /v1/decisions, /v1/adapters; but for the first two they ask `access`."""
+    guard = TokenGuard(access)
+    shell = Shell("the operator", wording=denial_words, guard=guard)
 
-    async def answer(request: web.Request, problems: list[str]) -> web.Response:
-        told = problems if await may_know(access, request) else ["not ok"]
-        return web.Response(status=503 if problems else 200, text="\n".join(told if problems else ["ok"]) + "\n")
+    async def answer(request: ShellRequest, problems: list[str]) -> Response:
+        told = problems if await guard.may_know(request) else ["not ok"]
+        return PlainTextResponse("\n".join(told if problems else ["ok"]) + "\n", 503 if problems else 200)
 
-    async def healthz(request: web.Request) -> web.Response:
+    async def healthz(request: ShellRequest) -> Response:
         return await answer(request, operator.unhealthy())
 
-    async def readyz(request: web.Request) -> web.Response:
+    async def readyz(request: ShellRequest) -> Response:
         return await answer(request, operator.unready())
 
-    async def metrics(_: web.Request) -> web.Response:
-        return web.Response(
-            body=prometheus_client.generate_latest() + prometheus_client.generate_latest(operator.registry),
-            headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST},
-        )
+    async def metrics(_: ShellRequest) -> Response:
+        return await metrics_page(prometheus_client.REGISTRY, operator.registry)
 
-    app = web.Application(middlewares=[guarded(access)])
-    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+    shell.route(GET, "/healthz", healthz)
+    shell.route(GET, "/readyz", readyz)
+    shell.route(GET, METRICS, metrics)
     leads, leader = (lambda: operator.elector.leading), (lambda: operator.elector.holder)
-    app.add_routes(
-        serve_decisions.routes(operator.scaler.history, operator=operator.identity, leads=leads, leader=leader)
-    )
-    app.add_routes(serve_adapters.routes(operator.lora.view, operator=operator.identity, leads=leads, leader=leader))
-    return app
+    identity = operator.identity
+    serve_decisions.add_routes(shell, operator.scaler.history, operator=identity, leads=leads, leader=leader)
+    serve_adapters.add_routes(shell, operator.lora.view, operator=identity, leads=leads, leader=leader)
+    return shell
 
 
 def read_config(path: Path) -> OperatorConfig:
@@ -95,20 +97,22 @@ async def serve(
         if traces is not None:
             operator.trace(traces.tracer)
         access = Access(client) if config.metrics_auth else None
-        runner = web.AppRunner(ops_app(operator, access), access_log=None, shutdown_timeout=1.0)
-        await runner.setup()
+        ops = make_server(
+            operator_ops(operator, access), host=host, port=port, keep_alive=KEEP_ALIVE_SECONDS, stop_seconds=1
+        )
         try:
-            await web.TCPSite(runner, host, port).start()
-            log.info("operator", identity=operator.identity, namespace=namespace, api_server=client.server, port=port)
-            task = asyncio.ensure_future(operator.run())
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, task.cancel)
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-            log.info("stopped")
+            async with serving(ops):
+                log.info(
+                    "operator", identity=operator.identity, namespace=namespace, api_server=client.server, port=port
+                )
+                task = asyncio.ensure_future(operator.run())
+                loop = asyncio.get_running_loop()
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    loop.add_signal_handler(number, task.cancel)
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+                log.info("stopped")
         finally:
-            await runner.cleanup()
             await trace.close(traces)
 
 
